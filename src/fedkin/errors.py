@@ -1,0 +1,72 @@
+"""The exceptions of Fedkin, in one tree.
+
+::
+
+    FedkinError
+    ├── DataError            (ValueError)    rows, columns, targets, files of data
+    │   └── UnknownDeviceError (KeyError)    a device that the federation or model does not have
+    ├── GraphError           (ValueError)    edges, weights, files of graphs
+    ├── ParameterError       (ValueError)    an argument outside its range
+    ├── ModelFileError       (ValueError)    a model directory that cannot be read
+    ├── SolverError          (RuntimeError)  no finite minimiser, or a run that diverges
+    └── MissingDependencyError (ImportError) an optional package is needed
+
+    FedkinWarning            (UserWarning)
+    ├── ConvergenceWarning                   an iteration limit was reached
+    └── DegenerateDeviceWarning              a device without a local estimate of its own
+"""
+
+from __future__ import annotations
+
+
+class FedkinError(Exception):
+    """Base of every exception that Fedkin raises on purpose."""
+
+
+class DataError(FedkinError, ValueError):
+    """Rows, columns, targets or data files that cannot be used."""
+
+
+class UnknownDeviceError(DataError, KeyError):
+    """A device that the federation or the model does not have."""
+
+    def __str__(self) -> str:
+        # KeyError would print the repr of the message.
+        return str(self.args[0]) if self.args else ""
+
+
+class GraphError(FedkinError, ValueError):
+    """Edges, weights or graph files that cannot be used."""
+
+
+class ParameterError(FedkinError, ValueError):
+    """An argument outside its range."""
+
+
+class ModelFileError(FedkinError, ValueError):
+    """A model directory that is missing, truncated or of another kind."""
+
+
+class SolverError(FedkinError, RuntimeError):
+    """The problem has no finite minimiser, or a run diverged."""
+
+
+class MissingDependencyError(FedkinError, ImportError):
+    """An optional package is needed for what was asked."""
+
+
+class FedkinWarning(UserWarning):
+    """Base of Fedkin's warnings."""
+
+
+class ConvergenceWarning(FedkinWarning):
+    """A solver stopped at its iteration limit."""
+
+
+class DegenerateDeviceWarning(FedkinWarning):
+    """A device has no local estimate of its own, and a stated rule was used instead."""
+
+
+def missing_dependency(package: str, purpose: str, extra: str) -> MissingDependencyError:
+    """The error to raise when ``import package`` fails for ``purpose``."""
+    return MissingDependencyError(f"{purpose} needs {package}: pip install 'fedkin[{extra}]'")

@@ -1,0 +1,1 @@
+"""How the problem is solved, on arrays."""
