@@ -1,0 +1,470 @@
+"""The devices' mean losses as functions of the stacked parameters ``theta (V, p)``.
+
+Everything that a solver or a certificate needs of the data is here, vectorised over devices: values, gradients, Hessians and
+the Fenchel-Young gap ``M_u(theta_u) + M_u*(-s_u) + <s_u, theta_u>``, whose sum is a device's share of a duality gap.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.federation import Federation
+from fedkin.losses import LinearLoss, Loss, MeanLoss, RowLoss, weighted_gram
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+#: Eigenvalues below this share of the largest one count as zero.
+RANK_TOLERANCE = 1e-10
+
+
+class DeviceTerms(ABC):
+    """Mean losses of V devices, each a convex function on R^p."""
+
+    n_devices: int
+    n_params: int
+
+    @abstractmethod
+    def values(self, theta: Array) -> Array:
+        """``M_u(theta_u)``, shape ``(V,)``."""
+
+    @abstractmethod
+    def gradients(self, theta: Array) -> Array:
+        """Shape ``(V, p)``."""
+
+    @abstractmethod
+    def hessians(self, theta: Array) -> Array:
+        """Shape ``(V, p, p)``."""
+
+    @abstractmethod
+    def young_gaps(self, theta: Array, s: Array, radius: float) -> Array:
+        """Upper bounds ``(V,)`` on ``M_u(theta_u) + M_u*(-s_u) + <s_u, theta_u>``.
+
+        Where the conjugate is infinite (a singular design), the minimiser is assumed to lie in a ball of that ``radius``.
+        """
+
+    def needs_radius(self) -> bool:
+        """Whether `young_gaps` may have to fall back on the radius."""
+        return True
+
+    @abstractmethod
+    def take(self, devices: Index) -> DeviceTerms:
+        """The terms of some devices, in that order."""
+
+
+class QuadraticTerms(DeviceTerms):
+    """``M_u(theta) = theta' A_u theta / 2 - b_u' theta + c_u``.
+
+    Parameters
+    ----------
+    A : array (V, p, p), or (V,) when every ``A_u`` is a multiple of the identity
+    b : array (V, p)
+    c : array (V,)
+    """
+
+    def __init__(self, A: Array, b: Array, c: Array) -> None:
+        self.A, self.b, self.c = A, b, c
+        self.isotropic = A.ndim == 1
+        self.n_devices, self.n_params = b.shape
+
+    def apply(self, theta: Array) -> Array:
+        """``A_u theta_u``, shape ``(V, p)``."""
+        if self.isotropic:
+            return self.A[:, None] * theta
+        return np.asarray(np.matmul(self.A, theta[:, :, None])[:, :, 0])
+
+    def values(self, theta: Array) -> Array:
+        return np.asarray(((0.5 * self.apply(theta) - self.b) * theta).sum(axis=1) + self.c)
+
+    def gradients(self, theta: Array) -> Array:
+        return self.apply(theta) - self.b
+
+    def hessians(self, theta: Array) -> Array:
+        if self.isotropic:
+            return self.A[:, None, None] * np.eye(self.n_params)
+        return self.A
+
+    def resolvent(self, weight: Array) -> Callable[[Array], Array]:
+        """The map ``v -> (A_u + diag(weight_u))^{-1} v_u`` for positive ``weight (V, p)``."""
+        if self.isotropic:
+            scale = 1.0 / (self.A[:, None] + weight)
+            return lambda v: v * scale
+        shifted = self.A.copy()
+        diagonal = np.arange(self.n_params)
+        shifted[:, diagonal, diagonal] += weight
+        inverse = np.linalg.inv(shifted)
+        return lambda v: np.asarray(np.matmul(inverse, v[:, :, None])[:, :, 0])
+
+    @cached_property
+    def pseudo_inverse(self) -> Array:
+        """``A_u^+``, shape ``(V, p, p)``, or ``(V,)`` when isotropic."""
+        if self.isotropic:
+            return np.divide(1.0, self.A, out=np.zeros_like(self.A), where=self.A > 0)
+        try:
+            inverse = np.linalg.inv(self.A)
+        except np.linalg.LinAlgError:
+            return _pseudo_inverse(self.A)
+        size = np.linalg.norm(self.A, axis=(1, 2)) * np.linalg.norm(inverse, axis=(1, 2))
+        poor = ~(size < 0.1 / RANK_TOLERANCE)  # NaN counts as poor
+        if poor.any():
+            inverse[poor] = _pseudo_inverse(self.A[poor])
+        return np.asarray(inverse)
+
+    @cached_property
+    def singular(self) -> NDArray[np.bool_]:
+        """Devices whose minimiser is not unique, ``(V,)``."""
+        if self.isotropic:
+            return np.asarray(self.A <= 0)
+        rank = np.einsum("vij,vji->v", self.A, self.pseudo_inverse)
+        return np.asarray(rank < self.n_params - 0.5)
+
+    def minimizers(self) -> Array:
+        """Each device's own minimiser (the shortest one where it is not unique), ``(V, p)``."""
+        return self._pseudo_solve(self.b)
+
+    def _pseudo_solve(self, v: Array) -> Array:
+        if self.isotropic:
+            return self.pseudo_inverse[:, None] * v
+        return np.asarray(np.matmul(self.pseudo_inverse, v[:, :, None])[:, :, 0])
+
+    def young_gaps(self, theta: Array, s: Array, radius: float) -> Array:
+        residual = self.gradients(theta) + s
+        step = self._pseudo_solve(residual)
+        gaps = 0.5 * np.einsum("vp,vp->v", residual, step)
+        if self.singular.any():
+            bad = self.singular
+            left = residual[bad] - self.apply(step)[bad]
+            gaps[bad] += _ball_gap(left, theta[bad], radius)
+        return np.asarray(gaps)
+
+    def needs_radius(self) -> bool:
+        return bool(self.singular.any())
+
+    def take(self, devices: Index) -> QuadraticTerms:
+        return QuadraticTerms(self.A[devices], self.b[devices], self.c[devices])
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Devices with the same number of rows: ``X (B, n, q)``, ``y (B, n)``, ``offset (B, n)``."""
+
+    devices: Index
+    X: Array
+    y: Array | None
+    offset: Array | None
+
+
+def row_blocks(federation: Federation, devices: Index) -> tuple[RowBlock, ...]:
+    """Devices grouped by their number of rows, so that linear algebra runs on whole blocks."""
+    sizes = federation.n_samples[devices]
+    blocks = []
+    for size in np.unique(sizes):
+        members = devices[sizes == size]
+        rows = (federation.starts[members][:, None] + np.arange(size)).reshape(-1)
+        contiguous = rows.size == 0 or (rows[-1] - rows[0] + 1 == rows.size and members[0] == members.min())
+        where = slice(int(rows[0]), int(rows[-1]) + 1) if contiguous and rows.size else rows
+        shape = (members.size, int(size))
+
+        def cut(array: Array, where: slice | Index = where, shape: tuple[int, int] = shape) -> Array:
+            return array[where].reshape(*shape, *array.shape[1:])
+
+        blocks.append(
+            RowBlock(
+                members,
+                cut(federation.X),
+                None if federation.y is None else cut(federation.y),
+                None if federation.offset is None else cut(federation.offset),
+            )
+        )
+    return tuple(blocks)
+
+
+class RowTerms(DeviceTerms):
+    """Mean losses that see rows through linear predictors (generalised linear models), with an optional ridge.
+
+    Parameters
+    ----------
+    loss : RowLoss
+    blocks : sequence of RowBlock
+        Together they cover devices ``0 .. V-1``.
+    ridge : array (p,)
+        Adds ``sum_c ridge_c theta_c^2 / 2`` to each device.
+    """
+
+    def __init__(self, loss: RowLoss, blocks: Sequence[RowBlock], ridge: Array) -> None:
+        self.loss, self.blocks, self.ridge = loss, tuple(blocks), ridge
+        self.n_devices = sum(block.devices.size for block in self.blocks)
+        self.n_params = ridge.size
+
+    def _predictors(self, block: RowBlock, theta: Array) -> Array:
+        k = self.loss.n_outputs
+        weights = theta[block.devices].reshape(block.devices.size, k, -1)
+        eta = np.matmul(block.X, np.swapaxes(weights, 1, 2))
+        return eta if block.offset is None else eta + block.offset[:, :, None]
+
+    def _targets(self, block: RowBlock) -> Array:
+        assert block.y is not None
+        return block.y
+
+    def _back(self, block: RowBlock, slope: Array) -> Array:
+        """Mean of ``slope (x) x`` over a device's rows, ``(B, p)``."""
+        mean = np.matmul(np.swapaxes(slope, 1, 2), block.X) / block.X.shape[1]
+        return np.asarray(mean).reshape(block.devices.size, -1)
+
+    def values(self, theta: Array) -> Array:
+        out = 0.5 * (theta**2) @ self.ridge
+        for block in self.blocks:
+            eta = self._predictors(block, theta)
+            out[block.devices] += self.loss.value_at(eta, self._targets(block)).mean(axis=1)
+        return np.asarray(out)
+
+    def gradients(self, theta: Array) -> Array:
+        out = theta * self.ridge
+        for block in self.blocks:
+            slope = self.loss.slope_at(self._predictors(block, theta), self._targets(block))
+            out[block.devices] += self._back(block, slope)
+        return out
+
+    def hessians(self, theta: Array) -> Array:
+        return self._grams(theta, self.loss.curvature_at)
+
+    def majorizer(self, theta: Array) -> Array:
+        """Matrices ``(V, p, p)`` above every Hessian, where the loss has a curvature bound."""
+        bound = self.loss.curvature_bound()
+        eye = np.eye(self.loss.n_outputs)
+        return self._grams(theta, lambda eta, _: np.broadcast_to(bound * eye, (*eta.shape, self.loss.n_outputs)))
+
+    def _grams(self, theta: Array, weights_at: Callable[[Array, Array], Array]) -> Array:
+        out = np.empty((self.n_devices, self.n_params, self.n_params))
+        for block in self.blocks:
+            weights = weights_at(self._predictors(block, theta), self._targets(block))
+            out[block.devices] = weighted_gram(block.X, weights)
+        diagonal = np.arange(self.n_params)
+        out[:, diagonal, diagonal] += self.ridge
+        return out
+
+    def young_gaps(self, theta: Array, s: Array, radius: float) -> Array:
+        # A dual point per row, a = slope, does not balance s exactly. Moving it by -W X u with (X'WX/n + ridge) u = residual does;
+        # the Fenchel-Young sum at the moved point is the gap.
+        out = np.empty(self.n_devices)
+        for block in self.blocks:
+            y, own = self._targets(block), theta[block.devices]
+            eta = self._predictors(block, theta)
+            slope = self.loss.slope_at(eta, y)
+            weights = self.loss.repair_at(eta, y)
+            residual = self._back(block, slope) + own * self.ridge + s[block.devices]
+            gram = weighted_gram(block.X, weights)
+            diagonal = np.arange(self.n_params)
+            gram[:, diagonal, diagonal] += self.ridge
+            u, left = _solve_and_rest(gram, residual)
+            shift = np.matmul(block.X, np.swapaxes(u.reshape(u.shape[0], self.loss.n_outputs, -1), 1, 2))
+            a = slope - np.einsum("bnkl,bnl->bnk", weights, shift)
+            value = self.loss.value_at(eta, y)
+            rows = value + self.loss.conjugate_at(a, y) - (a * eta).sum(axis=-1)
+            moved = rows.mean(axis=1) + 0.5 * (u**2) @ self.ridge + _ball_gap(left, own, radius)
+            # without moving the dual point, the whole residual is charged to the ball
+            out[block.devices] = np.minimum(np.maximum(moved, 0.0), _ball_gap(residual, own, radius))
+        return out
+
+    def needs_radius(self) -> bool:
+        return not bool((self.ridge > 0).all())
+
+    def take(self, devices: Index) -> RowTerms:
+        place = np.full(self.n_devices, -1)
+        place[devices] = np.arange(devices.size)
+        blocks = []
+        for block in self.blocks:
+            chosen = place[block.devices] >= 0
+            blocks.append(
+                RowBlock(
+                    place[block.devices[chosen]],
+                    block.X[chosen],
+                    None if block.y is None else block.y[chosen],
+                    None if block.offset is None else block.offset[chosen],
+                )
+            )
+        return RowTerms(self.loss, [block for block in blocks if block.devices.size], self.ridge)
+
+
+class LossTerms(DeviceTerms):
+    """Mean losses given only as functions (`UserLoss`), one device after the other."""
+
+    def __init__(self, federation: Federation, devices: Index, losses: Sequence[Loss], ridge: Array) -> None:
+        ids = [federation.devices[u] for u in devices]
+        self.rows = [(federation[u].X, federation[u].y, federation[u].offset) for u in ids]
+        self.losses, self.ridge = tuple(losses), ridge
+        self.n_devices, self.n_params = devices.size, ridge.size
+
+    def values(self, theta: Array) -> Array:
+        own = [loss.value(t, *rows) for loss, t, rows in zip(self.losses, theta, self.rows, strict=True)]
+        return np.asarray(own + 0.5 * (theta**2) @ self.ridge)
+
+    def gradients(self, theta: Array) -> Array:
+        own = [loss.gradient(t, *rows) for loss, t, rows in zip(self.losses, theta, self.rows, strict=True)]
+        return np.stack(own) + theta * self.ridge
+
+    def hessians(self, theta: Array) -> Array:
+        own = [loss.hessian(t, *rows) for loss, t, rows in zip(self.losses, theta, self.rows, strict=True)]
+        return np.stack(own) + np.diag(self.ridge)
+
+    def young_gaps(self, theta: Array, s: Array, radius: float) -> Array:
+        residual = self.gradients(theta) + s
+        modulus = np.array([getattr(loss, "strong_convexity", 0.0) for loss in self.losses]) + self.ridge.min()
+        square = np.einsum("vp,vp->v", residual, residual)
+        strong = np.divide(square, 2 * modulus, out=np.full(self.n_devices, np.inf), where=modulus > 0)
+        return np.minimum(strong, _ball_gap(residual, theta, radius))
+
+    def needs_radius(self) -> bool:
+        weakest = min(getattr(loss, "strong_convexity", 0.0) for loss in self.losses)
+        return not weakest + float(self.ridge.min()) > 0
+
+    def take(self, devices: Index) -> LossTerms:
+        part = object.__new__(LossTerms)
+        part.rows = [self.rows[u] for u in devices]
+        part.losses = tuple(self.losses[u] for u in devices)
+        part.ridge, part.n_devices, part.n_params = self.ridge, devices.size, self.n_params
+        return part
+
+
+class MixedTerms(DeviceTerms):
+    """Devices of several kinds: ``parts`` are (devices, terms) that together cover ``0 .. V-1``."""
+
+    def __init__(self, parts: Sequence[tuple[Index, DeviceTerms]]) -> None:
+        self.parts = tuple(parts)
+        self.n_devices = sum(devices.size for devices, _ in self.parts)
+        self.n_params = self.parts[0][1].n_params
+
+    def _gather(self, shape: tuple[int, ...], piece: Callable[[Index, DeviceTerms], Array]) -> Array:
+        out = np.empty((self.n_devices, *shape))
+        for devices, terms in self.parts:
+            out[devices] = piece(devices, terms)
+        return out
+
+    def values(self, theta: Array) -> Array:
+        return self._gather((), lambda u, terms: terms.values(theta[u]))
+
+    def gradients(self, theta: Array) -> Array:
+        return self._gather((self.n_params,), lambda u, terms: terms.gradients(theta[u]))
+
+    def hessians(self, theta: Array) -> Array:
+        return self._gather((self.n_params,) * 2, lambda u, terms: terms.hessians(theta[u]))
+
+    def young_gaps(self, theta: Array, s: Array, radius: float) -> Array:
+        return self._gather((), lambda u, terms: terms.young_gaps(theta[u], s[u], radius))
+
+    def needs_radius(self) -> bool:
+        return any(terms.needs_radius() for _, terms in self.parts)
+
+    def take(self, devices: Index) -> DeviceTerms:
+        place = np.full(self.n_devices, -1)
+        place[devices] = np.arange(devices.size)
+        parts = []
+        for members, terms in self.parts:
+            chosen = np.flatnonzero(place[members] >= 0)
+            if chosen.size:
+                parts.append((place[members[chosen]], terms.take(chosen)))
+        return MixedTerms(parts)
+
+
+def build_terms(federation: Federation, losses: Sequence[Loss], ridge: Array) -> DeviceTerms:
+    """The terms of a federation: one kind per distinct loss, Gram statistics where the loss is quadratic.
+
+    Parameters
+    ----------
+    federation : Federation
+    losses : sequence of Loss, one per device
+    ridge : array (p,)
+    """
+    kinds: list[Loss] = []
+    kind_of = np.empty(len(losses), dtype=np.int64)
+    for u, loss in enumerate(losses):
+        kind = next((k for k, known in enumerate(kinds) if known is loss or _alike(known, loss)), len(kinds))
+        if kind == len(kinds):
+            kinds.append(loss)
+        kind_of[u] = kind
+    parts = []
+    for kind, loss in enumerate(kinds):
+        devices = np.flatnonzero(kind_of == kind)
+        parts.append((devices, _terms_of_kind(federation, devices, loss, ridge)))
+    return parts[0][1] if len(parts) == 1 else MixedTerms(parts)
+
+
+def _alike(one: Loss, other: Loss) -> bool:
+    if type(one) is not type(other):
+        return False
+    return isinstance(one, MeanLoss | LinearLoss) or one == other or not vars(one) and not vars(other)
+
+
+def _terms_of_kind(federation: Federation, devices: Index, loss: Loss, ridge: Array) -> DeviceTerms:
+    if not isinstance(loss, RowLoss | MeanLoss):
+        return LossTerms(federation, devices, [loss] * devices.size, ridge)
+    place = np.full(federation.n_devices, -1)
+    place[devices] = np.arange(devices.size)
+    blocks = [RowBlock(place[b.devices], b.X, b.y, b.offset) for b in row_blocks(federation, devices)]
+    if isinstance(loss, MeanLoss):
+        return _mean_terms(blocks, devices.size, ridge)
+    if isinstance(loss, LinearLoss):
+        return _linear_terms(blocks, devices.size, ridge)
+    assert isinstance(loss, RowLoss)
+    return RowTerms(loss, blocks, ridge)
+
+
+def _mean_terms(blocks: Sequence[RowBlock], n_devices: int, ridge: Array) -> QuadraticTerms:
+    b, c = np.empty((n_devices, ridge.size)), np.empty(n_devices)
+    for block in blocks:
+        b[block.devices] = block.X.mean(axis=1)
+        c[block.devices] = 0.5 * (block.X**2).sum(axis=2).mean(axis=1)
+    if (ridge == ridge[0]).all():
+        return QuadraticTerms(np.full(n_devices, 1.0 + ridge[0]), b, c)
+    return QuadraticTerms(np.broadcast_to(np.diag(1.0 + ridge), (n_devices, ridge.size, ridge.size)).copy(), b, c)
+
+
+def _linear_terms(blocks: Sequence[RowBlock], n_devices: int, ridge: Array) -> QuadraticTerms:
+    p = ridge.size
+    A, b, c = np.empty((n_devices, p, p)), np.empty((n_devices, p)), np.empty(n_devices)
+    for block in blocks:
+        assert block.y is not None
+        y = block.y if block.offset is None else block.y - block.offset
+        n = block.X.shape[1]
+        transposed = np.swapaxes(block.X, 1, 2)
+        A[block.devices] = np.matmul(transposed, block.X) / n
+        b[block.devices] = np.matmul(transposed, y[:, :, None])[:, :, 0] / n
+        c[block.devices] = 0.5 * (y**2).mean(axis=1)
+    diagonal = np.arange(p)
+    A[:, diagonal, diagonal] += ridge
+    return QuadraticTerms(A, b, c)
+
+
+def _ball_gap(left: Array, theta: Array, radius: float) -> Array:
+    """Bound ``<left, theta> + radius * |left|`` on what an unbalanced direction may cost, 0 where nothing is left."""
+    size = np.sqrt(np.einsum("vp,vp->v", left, left))
+    if not np.isfinite(radius):
+        return np.where(size > 0, np.inf, 0.0)
+    return np.asarray(np.einsum("vp,vp->v", left, theta) + radius * size)
+
+
+def _spectrum(matrices: Array) -> tuple[Array, Array]:
+    """Inverted eigenvalues ``(V, p)`` (0 for those that count as zero) and eigenvectors of semi-definite matrices."""
+    values, vectors = np.linalg.eigh(matrices)
+    floor = RANK_TOLERANCE * np.maximum(values[:, -1:], np.finfo(float).tiny)
+    return np.divide(1.0, values, out=np.zeros_like(values), where=values > floor), vectors
+
+
+def _pseudo_inverse(matrices: Array) -> Array:
+    inverse, vectors = _spectrum(matrices)
+    return np.asarray(np.matmul(vectors * inverse[:, None, :], np.swapaxes(vectors, 1, 2)))
+
+
+def _solve_and_rest(matrices: Array, v: Array) -> tuple[Array, Array]:
+    """``A_u^+ v_u`` and the part of ``v_u`` outside the range of ``A_u``, both ``(V, p)``."""
+    inverse, vectors = _spectrum(matrices)
+    weights = np.einsum("vij,vi->vj", vectors, v)
+    solution = np.einsum("vij,vj->vi", vectors, weights * inverse)
+    rest = np.einsum("vij,vj->vi", vectors, np.where(inverse > 0, 0.0, weights))
+    return solution, rest
