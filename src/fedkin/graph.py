@@ -1,0 +1,944 @@
+"""The graph between the devices: edges as pairs of device positions."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse
+
+from fedkin.errors import DataError, GraphError, missing_dependency
+from fedkin.tables import CSV_SUFFIXES, device_ids, infer_column, read_cells, replacing, write_csv
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+_DENSE_EIGENVALUES = 1500  # up to this many devices a dense eigenvalue routine is quicker than an iterative one
+_FACTOR_ENTRIES = 2 * 10**7  # the largest sparse factor that algebraic_connectivity makes
+_PLAIN_INTEGER = re.compile(r"0|-?[1-9][0-9]*")
+
+
+@dataclass(frozen=True, eq=False, repr=False, init=False)
+class Graph:
+    """An undirected graph without self-loops. Immutable.
+
+    Parameters
+    ----------
+    devices : iterable of V hashable ids
+        The nodes, each named once.
+    edges : iterable of E pairs of ids
+        In either orientation, each pair once.
+    weights : array of shape (E,), optional
+        Positive edge weights w_e; 1 by default.
+
+    Attributes
+    ----------
+    devices : tuple of V ids
+    edges : int64 array of shape (E, 2)
+        Positions ``(i, j)`` in `devices` with ``i > j`` (the paper's e+ and e-), sorted lexicographically; read only.
+    weights : float64 array of shape (E,)
+        In the order of `edges`; read only.
+
+    Raises
+    ------
+    GraphError
+        If an edge names an unknown device, is a self-loop or comes twice, or a weight is not positive.
+
+    Examples
+    --------
+    >>> graph = Graph(["a", "b", "c"], [("a", "b"), ("c", "b")])
+    >>> graph
+    Graph(3 devices, 2 edges, 1 component)
+    >>> graph.edges.tolist()
+    [[1, 0], [2, 1]]
+    """
+
+    devices: tuple[Hashable, ...]
+    edges: IntArray
+    weights: FloatArray
+
+    def __init__(
+        self,
+        devices: Iterable[Hashable],
+        edges: Iterable[Any],
+        weights: npt.ArrayLike | None = None,
+    ) -> None:
+        ids, position = _positions(devices)
+        pairs = edges.tolist() if isinstance(edges, np.ndarray) else list(edges)
+        flat: list[int] = []
+        for pair in pairs:
+            if isinstance(pair, (str, bytes)) or not isinstance(pair, Sequence) or len(pair) != 2:
+                raise GraphError(f"an edge is a pair of device ids, got {pair!r}")
+            for end in pair:
+                try:
+                    flat.append(position[end])
+                except KeyError:
+                    raise GraphError(
+                        f"edge {tuple(pair)!r} names device {end!r}, which is not among the {len(ids)} devices "
+                        "of the graph; add the device or remove the edge"
+                    ) from None
+                except TypeError:
+                    raise GraphError(f"edge {tuple(pair)!r}: {end!r} cannot be a device id") from None
+        index = np.array(flat, dtype=np.int64).reshape(-1, 2)
+        self._set(ids, *_checked_edges(ids, index, weights))
+
+    def _set(self, devices: tuple[Hashable, ...], edges: IntArray, weights: FloatArray) -> None:
+        edges.flags.writeable = False
+        weights.flags.writeable = False
+        object.__setattr__(self, "devices", devices)
+        object.__setattr__(self, "edges", edges)
+        object.__setattr__(self, "weights", weights)
+
+    @classmethod
+    def _of(cls, devices: tuple[Hashable, ...], edges: IntArray, weights: FloatArray | None = None) -> Graph:
+        """A graph from parts that are known to be right."""
+        made = object.__new__(cls)
+        made._set(devices, edges, np.ones(len(edges)) if weights is None else weights)
+        return made
+
+    # --- other ways to make one -------------------------------------------------------------------------------
+
+    @classmethod
+    def from_indices(
+        cls, devices: Iterable[Hashable], index: npt.ArrayLike, weights: npt.ArrayLike | None = None
+    ) -> Graph:
+        """A graph from pairs of device positions; the quick way for millions of edges.
+
+        Parameters
+        ----------
+        devices : iterable of V ids
+            The nodes.
+        index : int array of shape (E, 2)
+            Positions in `devices`, in either orientation, each pair once.
+        weights : array of shape (E,), optional
+            Positive edge weights; 1 by default.
+
+        Examples
+        --------
+        >>> Graph.from_indices("abc", [[0, 2], [1, 0]]).edges.tolist()
+        [[1, 0], [2, 0]]
+        """
+        ids, _ = _positions(devices)
+        pairs = np.asarray(index)
+        if pairs.size == 0:
+            pairs = np.empty((0, 2), dtype=np.int64)
+        if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
+            raise GraphError(f"index must be an int array of shape (E, 2), got {pairs.dtype} {pairs.shape}")
+        outside = (pairs < 0) | (pairs >= len(ids))
+        if outside.any():
+            edge, end = np.argwhere(outside)[0]
+            raise GraphError(
+                f"edge number {edge} names position {pairs[edge, end]}, but the {len(ids)} devices of the graph "
+                f"have the positions 0..{len(ids) - 1}"
+            )
+        return cls._of(ids, *_checked_edges(ids, pairs.astype(np.int64), weights))
+
+    @classmethod
+    def complete(cls, devices: Iterable[Hashable]) -> Graph:
+        """All pairs of devices.
+
+        Parameters
+        ----------
+        devices : iterable of V ids
+            The nodes.
+
+        Examples
+        --------
+        >>> Graph.complete(range(4)).n_edges
+        6
+        """
+        ids, _ = _positions(devices)
+        return cls._of(ids, _pairs(np.arange(len(ids) * (len(ids) - 1) // 2, dtype=np.int64)))
+
+    @classmethod
+    def empty(cls, devices: Iterable[Hashable]) -> Graph:
+        """No edges: every device on its own.
+
+        Parameters
+        ----------
+        devices : iterable of V ids
+            The nodes.
+
+        Examples
+        --------
+        >>> Graph.empty(range(4))
+        Graph(4 devices, 0 edges, 4 components)
+        """
+        ids, _ = _positions(devices)
+        return cls._of(ids, np.empty((0, 2), dtype=np.int64))
+
+    @classmethod
+    def clusters(
+        cls, labels: Mapping[Any, Hashable] | Iterable[Hashable], devices: Iterable[Hashable] | None = None
+    ) -> Graph:
+        """Disjoint cliques: an edge between any two devices with the same label.
+
+        Parameters
+        ----------
+        labels : mapping of device id to label, or iterable of V labels
+            Group of each device.
+        devices : iterable of V ids, optional
+            The devices that an iterable of labels is about; 0..V-1 by default.
+
+        Examples
+        --------
+        >>> list(Graph.clusters({"a": 0, "b": 1, "c": 0}).edge_ids())
+        [('c', 'a')]
+        >>> Graph.clusters([0, 0, 1, 1])
+        Graph(4 devices, 2 edges, 2 components)
+        """
+        if isinstance(labels, Mapping):
+            if devices is not None:
+                raise GraphError("give devices only with a sequence of labels: a mapping names them itself")
+            devices, labels = list(labels), list(labels.values())
+        groups = _plain_ids(labels, "labels")
+        ids, _ = _positions(range(len(groups)) if devices is None else devices)
+        if len(ids) != len(groups):
+            raise GraphError(f"{len(groups)} labels for {len(ids)} devices: give one label per device")
+        members: dict[Hashable, list[int]] = {}
+        for position, label in enumerate(groups):
+            members.setdefault(label, []).append(position)
+        cliques = []
+        for group in members.values():
+            size = len(group)
+            cliques.append(np.array(group, dtype=np.int64)[_pairs(np.arange(size * (size - 1) // 2))])
+        return cls._of(ids, *_sorted_edges(np.concatenate(cliques), None))
+
+    @classmethod
+    def from_networkx(cls, g: Any) -> Graph:
+        """A graph from an undirected networkx graph.
+
+        Parameters
+        ----------
+        g : networkx.Graph
+            Its edge attribute ``weight`` is the weight, 1 where it is absent.
+
+        Examples
+        --------
+        >>> import networkx
+        >>> Graph.from_networkx(networkx.path_graph(4))
+        Graph(4 devices, 3 edges, 1 component)
+        """
+        if not (hasattr(g, "nodes") and hasattr(g, "edges") and hasattr(g, "is_directed")):
+            raise GraphError(f"expected a networkx graph, got {type(g).__name__}")
+        if g.is_directed():
+            raise GraphError("the networkx graph is directed, but edges here have no direction: use g.to_undirected()")
+        ends = []
+        weights = []
+        for u, v, weight in g.edges(data="weight", default=1.0):
+            ends.append((u, v))
+            weights.append(weight)
+        return cls(g.nodes, ends, weights)
+
+    def to_networkx(self) -> Any:
+        """The same graph as a `networkx.Graph`, with the edge attribute ``weight``.
+
+        Examples
+        --------
+        >>> Graph(["a", "b"], [("a", "b")]).to_networkx().edges["a", "b"]
+        {'weight': 1.0}
+        """
+        networkx = _networkx("Graph.to_networkx")
+        g = networkx.Graph()
+        g.add_nodes_from(self.devices)
+        weighted = zip(self.edge_ids(), self.weights.tolist(), strict=True)
+        g.add_weighted_edges_from((v, u, weight) for (u, v), weight in weighted)
+        return g
+
+    @classmethod
+    def from_scipy(cls, matrix: Any, devices: Iterable[Hashable] | None = None) -> Graph:
+        """A graph from a symmetric weight matrix.
+
+        Parameters
+        ----------
+        matrix : scipy sparse matrix or array of shape (V, V)
+            Symmetric, with an empty diagonal; entries other than zero are edges and their weights.
+        devices : iterable of V ids, optional
+            0..V-1 by default.
+
+        Examples
+        --------
+        >>> import scipy.sparse
+        >>> Graph.from_scipy(scipy.sparse.coo_array([[0, 2.0], [2.0, 0]])).weights
+        array([2.])
+        """
+        try:
+            square = sparse.csr_array(matrix)
+        except (TypeError, ValueError) as error:
+            raise GraphError(f"expected a matrix of shape (V, V), got {type(matrix).__name__} ({error})") from None
+        if square.ndim != 2 or square.shape[0] != square.shape[1]:
+            raise GraphError(f"a weight matrix must be square, got the shape {square.shape}")
+        if square.dtype.kind not in "biuf":
+            raise GraphError(f"a weight matrix must hold real numbers, got {square.dtype}")
+        ids, _ = _positions(range(square.shape[0]) if devices is None else devices)
+        if len(ids) != square.shape[0]:
+            raise GraphError(f"the matrix has {square.shape[0]} rows, but there are {len(ids)} devices")
+        square = square.astype(np.float64)
+        square.sum_duplicates()
+        square.eliminate_zeros()
+        difference = sparse.coo_array(square - square.T)
+        if difference.data.any():
+            at = int(np.flatnonzero(difference.data)[0])
+            i, j = int(difference.coords[0][at]), int(difference.coords[1][at])
+            raise GraphError(
+                f"the matrix is not symmetric: {square[i, j]} from device {ids[i]!r} to {ids[j]!r}, but "
+                f"{square[j, i]} back; use (A + A.T) / 2 if that is what you mean"
+            )
+        half = sparse.coo_array(sparse.tril(square))
+        return cls._of(ids, *_checked_edges(ids, np.column_stack(half.coords).astype(np.int64), half.data))
+
+    @classmethod
+    def knn(cls, coordinates: npt.ArrayLike, k: int, devices: Iterable[Hashable] | None = None) -> Graph:
+        """Every device joined to its k nearest ones.
+
+        Parameters
+        ----------
+        coordinates : array of shape (V, d) or (V,)
+            Place of each device.
+        k : int
+            Number of neighbours, from 1 to V-1.
+        devices : iterable of V ids, optional
+            0..V-1 by default.
+
+        Notes
+        -----
+        Euclidean distance. An edge is there when either end is among the k nearest of the other, so degrees are at
+        least k. A device is never its own neighbour; devices at the same place are neighbours at distance zero. Ties
+        for the last place are broken by the order of the search, the same in every run.
+
+        Examples
+        --------
+        >>> list(Graph.knn([0.0, 1.0, 5.0], k=1, devices="abc").edge_ids())
+        [('b', 'a'), ('c', 'b')]
+        """
+        from scipy.spatial import cKDTree
+
+        places = np.asarray(coordinates, dtype=np.float64)
+        if places.ndim == 1:
+            places = places[:, None]
+        if places.ndim != 2:
+            raise GraphError(f"coordinates must have the shape (V, d), got {places.shape}")
+        size = len(places)
+        ids, _ = _positions(range(size) if devices is None else devices)
+        if len(ids) != size:
+            raise GraphError(f"{size} coordinates for {len(ids)} devices: give one place per device")
+        if not np.isfinite(places).all():
+            at = int(np.flatnonzero(~np.isfinite(places).all(axis=1))[0])
+            raise GraphError(f"device {ids[at]!r} has the coordinates {places[at].tolist()}, which are not finite")
+        if not 1 <= k < size:
+            raise GraphError(f"k must be from 1 to {size - 1} for {size} devices, got {k!r}")
+        near = np.asarray(cKDTree(places).query(places, k=k + 1)[1])
+        itself = near == np.arange(size)[:, None]
+        # Among many devices at one place the device itself may not be found; then the last one found goes.
+        itself[~itself.any(axis=1), -1] = True
+        ends = np.column_stack([np.repeat(np.arange(size), k), near[~itself]]).astype(np.int64)
+        return cls._of(ids, *_sorted_edges(np.unique(np.sort(ends, axis=1), axis=0), None))
+
+    @classmethod
+    def grid(cls, rows: int, cols: int) -> Graph:
+        """A rectangle of devices ``(r, c)``, each joined to the ones above, below, left and right.
+
+        Parameters
+        ----------
+        rows, cols : int
+            At least 1.
+
+        Examples
+        --------
+        >>> Graph.grid(2, 3)
+        Graph(6 devices, 7 edges, 1 component)
+        """
+        if rows < 1 or cols < 1:
+            raise GraphError(f"a grid needs at least one row and one column, got {rows} x {cols}")
+        at = np.arange(rows * cols, dtype=np.int64).reshape(rows, cols)
+        across = np.column_stack([at[:, :-1].ravel(), at[:, 1:].ravel()])
+        down = np.column_stack([at[:-1].ravel(), at[1:].ravel()])
+        ids = tuple((r, c) for r in range(rows) for c in range(cols))
+        return cls._of(ids, *_sorted_edges(np.concatenate([across, down]), None))
+
+    # --- files ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], devices: Iterable[Hashable] | None = None) -> Graph:
+        """A graph from a CSV edge list or a GraphML file, by the suffix.
+
+        Parameters
+        ----------
+        path : path
+            ``.csv``, ``.tsv``, ``.txt``: a header line, then an edge per row. The columns ``source`` and ``target``,
+            or else the first two, are the ends; a column ``weight`` is the weight. A row without a second end names
+            a device without adding an edge. ``.graphml``: an undirected graph.
+        devices : iterable of ids, optional
+            Devices of the graph, in this order. Ids of the file match by their text where the types differ ("7"
+            is the device 7). By default the devices of the file in order of appearance, as ints when all of them are
+            plain integers and as text otherwise.
+
+        Examples
+        --------
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "graph.csv")
+        ...     _ = path.write_text("source,target\\n1,2\\n2,3\\n4,\\n")
+        ...     Graph.read(path)
+        Graph(4 devices, 2 edges, 2 components)
+        """
+        path = Path(path)
+        reader = _reader_of(path)
+        try:
+            named, ends, weights = reader(path, devices)
+            if devices is None:
+                plain = all(_PLAIN_INTEGER.fullmatch(name) for name in named)
+                known: dict[str, Hashable] = {name: int(name) if plain else name for name in named}
+                return cls(known.values(), [(known[u], known[v]) for u, v in ends], weights)
+            ids, _ = _positions(devices)
+            known = _by_text(ids)
+            for name in named:
+                if name not in known:
+                    raise GraphError(
+                        f"it names device {name!r}, which is not among the {len(ids)} devices ({_listed(ids)})"
+                    )
+            return cls(ids, [(known[u], known[v]) for u, v in ends], weights)
+        except (GraphError, DataError) as error:
+            message = str(error)
+            raise GraphError(message if str(path) in message else f"{path}: {message}") from None
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write a CSV edge list or a GraphML file, by the suffix.
+
+        Parameters
+        ----------
+        path : path
+            ``.csv``, ``.tsv`` or ``.txt``, always with commas, or ``.graphml``. A file of that name is replaced.
+
+        Notes
+        -----
+        Ids are written as text; `read` makes plain integers ints again, and ``read(path, devices=...)`` finds ids of
+        any other kind. In CSV, devices without edges are rows with an empty target; the column ``weight`` is left out
+        when all weights are 1.
+
+        Examples
+        --------
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "graph.csv")
+        ...     Graph([1, 2, 3], [(1, 2)]).write(path)
+        ...     path.read_text()
+        'source,target\\n1,2\\n3,\\n'
+        """
+        path = Path(path)
+        _reader_of(path)  # the same suffixes
+        names = [str(device) for device in self.devices]
+        known = _by_text(self.devices)
+        if len(known) < len(names) or any(not name.strip() or name != name.strip() for name in names):
+            raise GraphError("a file needs ids that differ as text and are neither empty nor padded with blanks")
+        try:
+            if path.suffix.lower() == ".graphml":
+                networkx = _networkx("writing GraphML")
+                g = networkx.relabel_nodes(self.to_networkx(), dict(zip(self.devices, names, strict=True)))
+                with replacing(path) as temporary:
+                    networkx.write_graphml(g, temporary)
+            else:
+                write_csv(path, *self._csv_rows(names))
+        except DataError as error:
+            raise GraphError(str(error)) from None
+
+    def _csv_rows(self, names: list[str]) -> tuple[list[str], list[list[object]]]:
+        ends = [(names[j], names[i]) for i, j in self.edges.tolist()]
+        alone = [names[u] for u in np.flatnonzero(self.degree == 0)]
+        in_order = list(dict.fromkeys([*(name for pair in ends for name in pair), *alone])) == names
+        weighted = not np.all(self.weights == 1)
+        header = ["source", "target", "weight"] if weighted else ["source", "target"]
+        joined: list[list[object]] = [list(pair) for pair in ends]
+        if weighted:
+            joined = [[*pair, weight] for pair, weight in zip(ends, self.weights.tolist(), strict=True)]
+        named: list[list[object]] = [[name, *[""] * (len(header) - 1)] for name in (alone if in_order else names)]
+        return header, joined + named if in_order else named + joined  # naming all devices first keeps their order
+
+    # --- looking at it ----------------------------------------------------------------------------------------
+
+    @cached_property
+    def index(self) -> Mapping[Hashable, int]:
+        """Position of each device in `devices`."""
+        return {device: position for position, device in enumerate(self.devices)}
+
+    @property
+    def n_devices(self) -> int:
+        """Number of devices V."""
+        return len(self.devices)
+
+    @property
+    def n_edges(self) -> int:
+        """Number of edges E."""
+        return len(self.edges)
+
+    @cached_property
+    def degree(self) -> IntArray:
+        """Number of neighbours of each device, int64 array of shape (V,)."""
+        counted = np.bincount(self.edges.ravel(), minlength=self.n_devices).astype(np.int64)
+        counted.flags.writeable = False
+        return counted
+
+    def edge_ids(self) -> Iterator[tuple[Hashable, Hashable]]:
+        """The edges as pairs of ids, in the order of `edges`.
+
+        Examples
+        --------
+        >>> list(Graph(["a", "b"], [("a", "b")]).edge_ids())
+        [('b', 'a')]
+        """
+        return ((self.devices[i], self.devices[j]) for i, j in self.edges.tolist())
+
+    def incidence(self) -> sparse.csr_array:
+        """The signed incidence matrix D, sparse of shape (E, V): +1 at i and -1 at j for the edge (i, j), i > j.
+
+        Examples
+        --------
+        >>> Graph(["a", "b"], [("a", "b")]).incidence().toarray()
+        array([[-1.,  1.]])
+        """
+        return self._incidence
+
+    @cached_property
+    def _incidence(self) -> sparse.csr_array:
+        columns = self.edges[:, ::-1].ravel()  # ascending within a row, as csr likes it
+        signs = np.tile([-1.0, 1.0], self.n_edges)
+        starts = np.arange(0, 2 * self.n_edges + 1, 2)
+        return sparse.csr_array((signs, columns, starts), shape=(self.n_edges, self.n_devices))
+
+    def laplacian(self, weighted: bool = True) -> sparse.csr_array:
+        """The Laplacian D'WD (degrees minus adjacency), sparse of shape (V, V).
+
+        Parameters
+        ----------
+        weighted : bool
+            Whether W holds the edge weights; otherwise it is the identity.
+
+        Examples
+        --------
+        >>> Graph(["a", "b"], [("a", "b")]).laplacian().toarray()
+        array([[ 1., -1.],
+               [-1.,  1.]])
+        """
+        weights = self.weights if weighted else np.ones(self.n_edges)
+        i, j = self.edges.T
+        diagonal = np.arange(self.n_devices)
+        degree = np.bincount(i, weights, self.n_devices) + np.bincount(j, weights, self.n_devices)
+        entries = np.concatenate([-weights, -weights, degree])
+        places = (np.concatenate([i, j, diagonal]), np.concatenate([j, i, diagonal]))
+        return sparse.csr_array((entries, places), shape=(self.n_devices, self.n_devices))
+
+    def components(self) -> IntArray:
+        """Number of the connected component of each device, int64 array of shape (V,), numbered by first appearance.
+
+        Examples
+        --------
+        >>> Graph(["a", "b", "c"], [("a", "c")]).components()
+        array([0, 1, 0])
+        """
+        return self._components
+
+    @cached_property
+    def _components(self) -> IntArray:
+        from scipy.sparse.csgraph import connected_components
+
+        i, j = self.edges.T
+        adjacency = sparse.coo_array((np.ones(self.n_edges), (i, j)), shape=(self.n_devices, self.n_devices))
+        _, labels = connected_components(adjacency, directed=False)
+        _, first, codes = np.unique(labels, return_index=True, return_inverse=True)
+        numbered = np.argsort(np.argsort(first))[codes].astype(np.int64)
+        numbered.flags.writeable = False
+        return numbered
+
+    @property
+    def n_components(self) -> int:
+        """Number of connected components, the paper's K(E)."""
+        return int(self.components().max()) + 1
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Graph):
+            return NotImplemented
+        return (
+            self.devices == other.devices
+            and np.array_equal(self.edges, other.edges)
+            and np.array_equal(self.weights, other.weights)
+        )
+
+    def __repr__(self) -> str:
+        counts = [(self.n_devices, "device"), (self.n_edges, "edge"), (self.n_components, "component")]
+        return f"Graph({', '.join(f'{count} {word}' + ('' if count == 1 else 's') for count, word in counts)})"
+
+    # --- making another one -----------------------------------------------------------------------------------
+
+    def keep(self, mask: npt.ArrayLike) -> Graph:
+        """The graph with some of its edges; their weights and all devices stay.
+
+        Parameters
+        ----------
+        mask : bool array of shape (E,)
+            Which edges to keep.
+
+        Examples
+        --------
+        >>> Graph.complete("abc").keep([True, False, False]).n_edges
+        1
+        """
+        kept = np.asarray(mask)
+        if kept.size == 0 and self.n_edges == 0:
+            return self
+        if kept.dtype != bool or kept.shape != (self.n_edges,):
+            raise GraphError(
+                f"mask must be a bool array of shape ({self.n_edges},), one per edge, got {kept.dtype} {kept.shape}"
+            )
+        return Graph._of(self.devices, self.edges[kept], self.weights[kept])
+
+    def reweighted(self, weights: npt.ArrayLike) -> Graph:
+        """The graph with other edge weights.
+
+        Parameters
+        ----------
+        weights : array of shape (E,)
+            Positive, in the order of `edges`.
+
+        Examples
+        --------
+        >>> Graph.complete("ab").reweighted([0.5]).weights
+        array([0.5])
+        """
+        return Graph._of(self.devices, self.edges, _checked_weights(self.devices, self.edges, weights))
+
+    def aligned(self, devices: Iterable[Hashable]) -> Graph:
+        """The same graph with its devices in another order.
+
+        Parameters
+        ----------
+        devices : iterable of V ids
+            The devices of the graph.
+
+        Examples
+        --------
+        >>> Graph(["a", "b"], [("a", "b")]).aligned(["b", "a"]).devices
+        ('b', 'a')
+        """
+        ids, position = _positions(devices)
+        if ids == self.devices:
+            return self
+        absent = [device for device in ids if device not in self.index]
+        if absent:
+            raise GraphError(
+                f"the graph does not have {_count(absent)} {_listed(absent)}: add them to the graph, "
+                "if need be without edges"
+            )
+        extra = [device for device in self.devices if device not in position]
+        if extra:
+            raise GraphError(f"the graph has {_count(extra)} {_listed(extra)} beyond the {len(ids)} devices asked for")
+        moved = np.array([position[device] for device in self.devices], dtype=np.int64)
+        return Graph._of(ids, *_sorted_edges(moved[self.edges], self.weights))
+
+    def corrupt(self, varrho: float, seed: int) -> Graph:
+        """The graph with the edge status of every pair of devices flipped with probability varrho (section 5).
+
+        Parameters
+        ----------
+        varrho : float in [0, 1]
+            Probability of a flip, independently for each of the V(V-1)/2 pairs.
+        seed : int
+            Seed of `numpy.random.default_rng`.
+
+        Notes
+        -----
+        Edges that stay keep their weights, new ones have weight 1. Time and memory are of order V^2.
+
+        Examples
+        --------
+        >>> Graph.empty("abc").corrupt(1.0, seed=0) == Graph.complete("abc")
+        True
+        """
+        if not 0 <= varrho <= 1:
+            raise GraphError(f"varrho is a probability, from 0 to 1, got {varrho!r}")
+        n_pairs = self.n_devices * (self.n_devices - 1) // 2
+        flipped = np.random.default_rng(seed).random(n_pairs) < varrho
+        weights = np.zeros(n_pairs)
+        weights[_pair_numbers(self.edges)] = self.weights
+        weights[flipped] = weights[flipped] == 0
+        present = np.flatnonzero(weights).astype(np.int64)
+        return Graph._of(self.devices, _pairs(present), weights[present])
+
+    # --- theory -----------------------------------------------------------------------------------------------
+
+    def fidelity(self, truth: Graph) -> float:
+        """The paper's graph fidelity GF = K(E0) / (K(E) + |E minus E0|), at most 1, of this graph for the true one.
+
+        Parameters
+        ----------
+        truth : Graph
+            The cliques of devices with the same parameter, ``Graph.clusters(labels)``, on the same devices.
+
+        Examples
+        --------
+        >>> truth = Graph.clusters([0, 0, 1, 1])
+        >>> truth.fidelity(truth), Graph.complete(range(4)).fidelity(truth)
+        (1.0, 0.4)
+        """
+        truth = truth.aligned(self.devices)
+        wrong = np.setdiff1d(_pair_numbers(self.edges), _pair_numbers(truth.edges), assume_unique=True)
+        return truth.n_components / (self.n_components + len(wrong))
+
+    def algebraic_connectivity(self) -> float:
+        """The smallest nonzero eigenvalue of D'D, the paper's gamma_G^2.
+
+        Returns
+        -------
+        float
+            The smallest over the components of their second eigenvalue (edge weights do not count); infinity for a
+            graph without edges, which has no nonzero eigenvalue.
+
+        Examples
+        --------
+        >>> round(Graph.complete(range(5)).algebraic_connectivity(), 12)
+        5.0
+        """
+        laplacian = self.laplacian(weighted=False)
+        labels = self.components()
+        order = np.argsort(labels, kind="stable")
+        sizes = np.bincount(labels)
+        smallest = math.inf
+        for members in np.split(order, np.cumsum(sizes)[:-1]):
+            if len(members) > 1:
+                block = laplacian if len(sizes) == 1 else laplacian[members][:, members]
+                smallest = min(smallest, _second_eigenvalue(sparse.csr_array(block)))
+        return smallest
+
+
+# --- checks of what came in -----------------------------------------------------------------------------------
+
+
+def _plain_ids(values: Iterable[object], what: str) -> list[Hashable]:
+    if isinstance(values, int):
+        raise GraphError(f"{what} must be an iterable of ids, got {values!r}: use range({values})")
+    try:
+        return device_ids(values)
+    except DataError as error:
+        raise GraphError(f"{what}: {error}") from None
+
+
+def _positions(devices: Iterable[object]) -> tuple[tuple[Hashable, ...], dict[Hashable, int]]:
+    ids = tuple(_plain_ids(devices, "devices"))
+    if not ids:
+        raise GraphError("a graph needs at least one device, got none")
+    position = {device: number for number, device in enumerate(ids)}
+    if len(position) < len(ids):
+        twice = next(device for number, device in enumerate(ids) if position[device] != number)
+        raise GraphError(f"device {twice!r} is given twice: every device must be named once")
+    return ids, position
+
+
+def _checked_edges(
+    ids: tuple[Hashable, ...], index: IntArray, weights: npt.ArrayLike | None
+) -> tuple[IntArray, FloatArray]:
+    """Oriented and sorted edges with their weights, or the error that names the culprit."""
+    loops = index[:, 0] == index[:, 1]
+    if loops.any():
+        device = ids[index[np.flatnonzero(loops)[0], 0]]
+        raise GraphError(f"edge {(device, device)!r} is a self-loop: remove it, a device is always like itself")
+    checked = None if weights is None else _checked_weights(ids, index, weights)
+    edges, ordered = _sorted_edges(index, checked)
+    same = np.flatnonzero((edges[1:] == edges[:-1]).all(axis=1))
+    if len(same):
+        i, j = edges[same[0]]
+        more = f" (and {len(same) - 1} more)" if len(same) > 1 else ""
+        raise GraphError(
+            f"edge {(ids[j], ids[i])!r} is given twice{more}, maybe once in each direction: give every pair once"
+        )
+    return edges, ordered
+
+
+def _checked_weights(ids: tuple[Hashable, ...], index: IntArray, weights: npt.ArrayLike) -> FloatArray:
+    try:
+        values = np.array(weights, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise GraphError("weights must be numbers, one per edge") from None
+    if values.shape != (len(index),):
+        raise GraphError(f"weights have the shape {values.shape}, expected ({len(index)},), one per edge")
+    bad = ~(np.isfinite(values) & (values > 0))
+    if bad.any():
+        at = int(np.flatnonzero(bad)[0])
+        u, v = (ids[end] for end in index[at])
+        raise GraphError(
+            f"edge {(u, v)!r} has the weight {values[at]}, expected a positive number: "
+            "leave out edges that do not count"
+        )
+    return values
+
+
+def _sorted_edges(index: IntArray, weights: FloatArray | None) -> tuple[IntArray, FloatArray]:
+    """Pairs with the larger position first, in lexicographic order."""
+    edges = np.sort(index, axis=1)[:, ::-1]
+    order = np.lexsort((edges[:, 1], edges[:, 0]))
+    return np.ascontiguousarray(edges[order]), np.ones(len(edges)) if weights is None else weights[order]
+
+
+def _pair_numbers(edges: IntArray) -> IntArray:
+    """Number of the pair (i, j), i > j, in the list (1, 0), (2, 0), (2, 1), (3, 0), ..."""
+    i, j = edges[:, 0], edges[:, 1]
+    return i * (i - 1) // 2 + j
+
+
+def _pairs(numbers: IntArray) -> IntArray:
+    """The inverse of `_pair_numbers`."""
+    i = ((1 + np.sqrt(1 + 8 * numbers.astype(np.float64))) / 2).astype(np.int64)
+    i -= i * (i - 1) // 2 > numbers  # where the square root was rounded over the edge
+    i += i * (i + 1) // 2 <= numbers
+    return np.column_stack([i, numbers - i * (i - 1) // 2])
+
+
+def _listed(ids: Sequence[object], most: int = 5) -> str:
+    more = f" and {len(ids) - most} more" if len(ids) > most else ""
+    return ", ".join(repr(device) for device in ids[:most]) + more
+
+
+def _count(ids: Sequence[object]) -> str:
+    return "device" if len(ids) == 1 else f"{len(ids)} devices"
+
+
+# --- files ----------------------------------------------------------------------------------------------------
+
+_Listing = tuple[list[str], list[tuple[str, str]], "list[float] | None"]  # devices, edges, weights
+
+
+def _reader_of(path: Path) -> Callable[[Path, Iterable[Hashable] | None], _Listing]:
+    suffix = path.suffix.lower()
+    if suffix == ".graphml":
+        return _read_graphml
+    if suffix in CSV_SUFFIXES:
+        return _read_edge_list
+    raise GraphError(
+        f"{path}: cannot tell the format from the suffix {path.suffix!r}, "
+        f"expected one of {', '.join((*CSV_SUFFIXES, '.graphml'))}"
+    )
+
+
+def _read_edge_list(path: Path, devices: Iterable[Hashable] | None) -> _Listing:
+    header, columns = read_cells(path)
+    if len(header) < 2:
+        raise GraphError(f"an edge list needs two columns for the ends, got {_listed(header)}")
+    lower = [name.lower() for name in header]
+    standard = "source" in lower and "target" in lower
+    at = (lower.index("source"), lower.index("target")) if standard else (0, 1)
+    sources, targets = ([cell.strip() for cell in columns[k]] for k in at)
+    named = list(dict.fromkeys(name for pair in zip(sources, targets, strict=True) for name in pair if name))
+    if not standard:
+        likely = set(named) if devices is None else set(named) | {str(device) for device in devices}
+        if all(header[k] in likely or _PLAIN_INTEGER.fullmatch(header[k]) for k in at):
+            raise GraphError(
+                f"line 1 looks like the edge ({header[at[0]]}, {header[at[1]]}), "
+                "expected a header such as source,target"
+            )
+    weights = infer_column(columns[lower.index("weight")]) if "weight" in lower else None
+    if weights is not None and weights.dtype.kind != "f":
+        raise GraphError(f"the column weight must be numeric, got {next(w for w in weights if w is not None)!r}")
+    ends = []
+    kept = []
+    for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        if not source:
+            raise GraphError(f"row {row} after the header has no device in the column {header[at[0]]!r}")
+        if target:
+            ends.append((source, target))
+            kept.append(row)
+    return named, ends, None if weights is None else weights[kept].tolist()
+
+
+def _read_graphml(path: Path, devices: Iterable[Hashable] | None) -> _Listing:
+    networkx = _networkx("reading GraphML")
+    from xml.etree.ElementTree import ParseError
+
+    if not path.is_file():
+        raise GraphError(f"there is no file {path}: check the path")
+    try:
+        g = networkx.read_graphml(path)
+    except (ParseError, networkx.NetworkXError, KeyError, ValueError) as error:
+        raise GraphError(f"not a whole GraphML file ({error}); write or copy it again") from None
+    if g.is_directed():
+        raise GraphError('the graph is directed, but edges here have no direction: set edgedefault="undirected"')
+    triples = list(g.edges(data="weight", default=1.0))
+    return [str(node) for node in g], [(str(u), str(v)) for u, v, _ in triples], [weight for _, _, weight in triples]
+
+
+def _by_text(ids: Sequence[Hashable]) -> dict[str, Hashable]:
+    """Ids by their text; a text id wins over another id that is written the same."""
+    known = {str(device): device for device in ids}
+    known.update({device: device for device in ids if isinstance(device, str)})
+    return known
+
+
+def _networkx(purpose: str) -> Any:
+    try:
+        import networkx
+    except ImportError:
+        raise missing_dependency("networkx", purpose, extra="graph") from None
+    return networkx
+
+
+# --- the second eigenvalue of a connected Laplacian -----------------------------------------------------------
+
+
+def _second_eigenvalue(laplacian: sparse.csr_array) -> float:
+    if laplacian.shape[0] <= _DENSE_EIGENVALUES:
+        return float(np.linalg.eigvalsh(laplacian.toarray())[1])
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
+    size = laplacian.shape[0]
+    solve = _grounded_solver(laplacian)
+
+    def pseudo_inverse(vector: FloatArray) -> FloatArray:
+        centred = vector - vector.mean()
+        solved = solve(centred)
+        solved -= solved.mean()
+        return solved
+
+    # 1/lambda_2 is the largest eigenvalue of the pseudo-inverse and stands well apart there.
+    operator = LinearOperator((size, size), matvec=pseudo_inverse, dtype=np.float64)
+    start = np.random.default_rng(0).standard_normal(size)
+    largest = eigsh(operator, k=1, which="LA", v0=start, tol=1e-9, return_eigenvectors=False)
+    return float(1.0 / largest[0])
+
+
+def _grounded_solver(laplacian: sparse.csr_array) -> Callable[[FloatArray], FloatArray]:
+    """Solutions of ``laplacian @ x = b`` for b of mean zero: by a sparse factor if it is small, else by iteration."""
+    from scipy.sparse.csgraph import reverse_cuthill_mckee
+    from scipy.sparse.linalg import LinearOperator, cg, splu
+
+    size = laplacian.shape[0]
+    order = reverse_cuthill_mckee(laplacian, symmetric_mode=True)
+    place = np.argsort(order)
+    entries = laplacian.tocoo()
+    band = np.zeros(size, dtype=np.int64)
+    np.maximum.at(band, place[entries.coords[0]], place[entries.coords[0]] - place[entries.coords[1]])
+    if int(band.sum()) <= _FACTOR_ENTRIES:
+        # With one device held at zero the rest is positive definite; the factor stays within the band.
+        rest = order[1:]
+        factor = splu(sparse.csc_array(laplacian[rest][:, rest]), permc_spec="NATURAL", diag_pivot_thresh=0.0)
+
+        def by_factor(b: FloatArray) -> FloatArray:
+            x = np.zeros(size)
+            x[rest] = factor.solve(b[rest])
+            return x
+
+        return by_factor
+    diagonal = laplacian.diagonal()
+    jacobi = LinearOperator((size, size), matvec=lambda v: v / diagonal, dtype=np.float64)
+
+    def by_iteration(b: FloatArray) -> FloatArray:
+        x, failed = cg(laplacian, b, rtol=1e-10, maxiter=20 * size, M=jacobi)
+        if failed:
+            raise GraphError("the algebraic connectivity of this graph could not be computed: the iteration stalled")
+        return np.asarray(x)
+
+    return by_iteration
