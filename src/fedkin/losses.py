@@ -274,8 +274,8 @@ class LogisticLoss(_ScalarLoss):
         return _expit(eta) - y
 
     def _curvature(self, eta: Array, y: Array) -> Array:
-        mu = _expit(eta)
-        return mu * (1.0 - mu)
+        small = np.exp(-np.abs(eta))
+        return np.asarray(small / (1.0 + small) ** 2)
 
     def _conjugate(self, a: Array, y: Array) -> Array:
         mu = a + y
@@ -304,20 +304,22 @@ class PoissonLoss(_ScalarLoss):
     name = "poisson"
 
     def _value(self, eta: Array, y: Array) -> Array:
-        return np.exp(eta) - y * eta
+        return self._mean(eta) - y * eta
 
     def _slope(self, eta: Array, y: Array) -> Array:
-        return np.exp(eta) - y
+        return self._mean(eta) - y
 
     def _curvature(self, eta: Array, y: Array) -> Array:
-        return np.exp(eta)
+        return self._mean(eta)
 
     def _conjugate(self, a: Array, y: Array) -> Array:
         mu = a + y
         return _xlogx(mu) - mu
 
     def _mean(self, eta: Array) -> Array:
-        return np.exp(eta)
+        # a predictor that is far too large has an infinite loss; line searches step back from it
+        with np.errstate(over="ignore"):
+            return np.exp(eta)
 
     def check_target(self, y: NDArray[Any] | None, device: object) -> None:
         super().check_target(y, device)
@@ -534,7 +536,9 @@ class UserLoss(Loss):
 
 
 def _expit(eta: Array) -> Array:
-    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * eta)))
+    # exp of a negative number only: no overflow, and full relative precision in the lower tail
+    small = np.exp(-np.abs(eta))
+    return np.asarray(np.where(eta >= 0, 1.0, small) / (1.0 + small))
 
 
 def _xlogx(mu: Array) -> Array:

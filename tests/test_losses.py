@@ -1,0 +1,448 @@
+"""Losses against finite differences, their conjugates' definition, and other libraries."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import optimize, special
+
+from fedkin.errors import DataError, ParameterError
+from fedkin.losses import (
+    LOSS_NAMES,
+    HuberLoss,
+    LinearLoss,
+    LogisticLoss,
+    Loss,
+    MeanLoss,
+    MultinomialLoss,
+    PoissonLoss,
+    RowLoss,
+    UserLoss,
+    make_loss,
+    weighted_gram,
+)
+
+
+def expectile(with_hessian: bool) -> UserLoss:
+    def weights(r):
+        return np.where(r > 0, 0.8, 0.2)
+
+    def value(theta, X, y, offset):
+        r = y - X @ theta - (0.0 if offset is None else offset)
+        return float(np.mean(weights(r) * r**2))
+
+    def gradient(theta, X, y, offset):
+        r = y - X @ theta - (0.0 if offset is None else offset)
+        return -2 * X.T @ (weights(r) * r) / len(y)
+
+    def hessian(theta, X, y, offset):
+        r = y - X @ theta - (0.0 if offset is None else offset)
+        return 2 * (X.T * weights(r)) @ X / len(y)
+
+    return UserLoss(value, gradient, hessian if with_hessian else None, name="expectile")
+
+
+LOSSES = {
+    "mean": MeanLoss(),
+    "linear": LinearLoss(),
+    "logistic": LogisticLoss(),
+    "poisson": PoissonLoss(),
+    "huber": HuberLoss(),
+    "narrow huber": HuberLoss(0.3),
+    "two classes": MultinomialLoss(2),
+    "four classes": MultinomialLoss(4),
+    "user": expectile(True),
+    "user without hessian": expectile(False),
+}
+ROW_LOSSES = {name: loss for name, loss in LOSSES.items() if isinstance(loss, RowLoss)}
+every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
+every_row_loss = pytest.mark.parametrize("loss", ROW_LOSSES.values(), ids=ROW_LOSSES.keys())
+
+
+def target(loss: Loss, rng: np.random.Generator, size) -> np.ndarray:
+    if isinstance(loss, LogisticLoss):
+        return rng.integers(0, 2, size).astype(float)
+    if isinstance(loss, PoissonLoss):
+        return rng.poisson(1.5, size).astype(float)
+    if isinstance(loss, MultinomialLoss):
+        return rng.integers(0, loss.n_classes, size).astype(float)
+    return 2.0 * rng.standard_normal(size)
+
+
+def device(loss: Loss, seed: int = 0, n: int = 30, q: int = 3):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, q))
+    theta = 0.7 * rng.standard_normal(loss.n_params(q))
+    return theta, X, target(loss, rng, n), 0.3 * rng.standard_normal(n)
+
+
+def difference_quotient(function, theta: np.ndarray, step: float = 1e-6) -> np.ndarray:
+    columns = []
+    for shift in step * np.eye(theta.size):
+        columns.append((np.asarray(function(theta + shift)) - np.asarray(function(theta - shift))) / (2 * step))
+    return np.stack(columns, axis=-1)
+
+
+# ---------------------------------------------------------------- derivatives
+
+
+@every_loss
+@pytest.mark.parametrize("with_offset", [True, False])
+def test_gradient_is_the_derivative_of_the_value(loss, with_offset):
+    theta, X, y, offset = device(loss)
+    offset = offset if with_offset else None
+    expected = difference_quotient(lambda t: loss.value(t, X, y, offset), theta)
+    np.testing.assert_allclose(loss.gradient(theta, X, y, offset), expected, rtol=1e-6, atol=1e-8)
+
+
+@every_loss
+@pytest.mark.parametrize("with_offset", [True, False])
+def test_hessian_is_the_derivative_of_the_gradient(loss, with_offset):
+    theta, X, y, offset = device(loss, seed=1)
+    offset = offset if with_offset else None
+    hessian = loss.hessian(theta, X, y, offset)
+    expected = difference_quotient(lambda t: loss.gradient(t, X, y, offset), theta)
+    np.testing.assert_allclose(hessian, expected, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(hessian, hessian.T, rtol=1e-13, atol=1e-15)
+
+
+@every_loss
+def test_scores_are_the_gradients_of_single_rows(loss):
+    theta, X, y, offset = device(loss, seed=2, n=7)
+    scores = loss.scores(theta, X, y, offset)
+    rows = [loss.gradient(theta, X[k : k + 1], y[k : k + 1], offset[k : k + 1]) for k in range(7)]
+    np.testing.assert_allclose(scores, rows, atol=1e-13)
+    np.testing.assert_allclose(scores.mean(axis=0), loss.gradient(theta, X, y, offset), atol=1e-13)
+
+
+@every_row_loss
+def test_pointwise_functions_serve_blocks_of_devices(loss):
+    rng = np.random.default_rng(3)
+    k = loss.n_outputs
+    eta = rng.standard_normal((4, 6, k))
+    y = target(loss, rng, (4, 6))
+    a = loss.slope_at(eta, y)
+    assert loss.value_at(eta, y).shape == (4, 6)
+    assert a.shape == (4, 6, k)
+    assert loss.curvature_at(eta, y).shape == (4, 6, k, k)
+    assert loss.repair_at(eta, y).shape == (4, 6, k, k)
+    assert loss.response(eta).shape[:2] == (4, 6)
+    for u in range(4):
+        np.testing.assert_array_equal(loss.value_at(eta, y)[u], loss.value_at(eta[u], y[u]))
+        np.testing.assert_array_equal(a[u], loss.slope_at(eta[u], y[u]))
+        np.testing.assert_array_equal(loss.curvature_at(eta, y)[u], loss.curvature_at(eta[u], y[u]))
+        np.testing.assert_array_equal(loss.conjugate_at(a, y)[u], loss.conjugate_at(a[u], y[u]))
+
+
+def test_weighted_gram_is_the_mean_of_kronecker_products():
+    rng = np.random.default_rng(4)
+    X = rng.standard_normal((2, 5, 3))
+    half = rng.standard_normal((2, 5, 2, 2))
+    weights = half + np.swapaxes(half, -1, -2)
+    gram = weighted_gram(X, weights)
+    for u in range(2):
+        expected = np.mean([np.kron(weights[u, k], np.outer(X[u, k], X[u, k])) for k in range(5)], axis=0)
+        np.testing.assert_allclose(gram[u], expected, atol=1e-12)
+
+
+@every_row_loss
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), size=st.floats(0.01, 30.0))
+def test_curvature_stays_between_zero_and_its_bound(loss, seed, size):
+    rng = np.random.default_rng(seed)
+    eta = size * rng.standard_normal((5, loss.n_outputs))
+    eigenvalues = np.linalg.eigvalsh(loss.curvature_at(eta, target(loss, rng, 5)))
+    assert eigenvalues.min() >= -1e-12
+    assert eigenvalues.max() <= loss.curvature_bound() * (1 + 1e-12)
+
+
+# ---------------------------------------------------------------- conjugates
+
+
+@every_row_loss
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), size=st.floats(0.01, 8.0))
+def test_fenchel_young(loss, seed, size):
+    rng = np.random.default_rng(seed)
+    eta, other = size * rng.standard_normal((2, 4, loss.n_outputs))
+    y = target(loss, rng, 4)
+    a = loss.slope_at(eta, y)
+    value, conjugate = loss.value_at(eta, y), loss.conjugate_at(a, y)
+    scale = 1 + np.abs(value) + np.abs(conjugate)
+    # equality where a is the slope, inequality elsewhere
+    assert (np.abs(value + conjugate - (a * eta).sum(axis=-1)) <= 1e-11 * scale).all()
+    gap = loss.value_at(other, y) + conjugate - (a * other).sum(axis=-1)
+    assert (gap >= -1e-11 * (scale + np.abs(loss.value_at(other, y)))).all()
+
+
+@every_row_loss
+def test_conjugate_is_the_largest_difference(loss):
+    """sup_eta <a, eta> - value(eta), found by a numeric search that does not know the answer."""
+    rng = np.random.default_rng(5)
+    for _ in range(6):
+        y = target(loss, rng, ())
+        inner = loss.slope_at(rng.standard_normal(loss.n_outputs), y)
+        a = 0.7 * inner + 0.3 * loss.slope_at(rng.standard_normal(loss.n_outputs), y)  # the domain is convex
+
+        def negative(eta, a=a, y=y):
+            return float(loss.value_at(eta, y) - a @ eta)
+
+        best = optimize.minimize(
+            negative, np.zeros(loss.n_outputs), method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-13}
+        )
+        assert loss.conjugate_at(a, y) == pytest.approx(-best.fun, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "a", "expected"),
+    [
+        (LogisticLoss(), 0.0, [0.0], 0.0),
+        (LogisticLoss(), 1.0, [-1.0], 0.0),
+        (LogisticLoss(), 0.0, [-0.01], np.inf),
+        (LogisticLoss(), 1.0, [0.01], np.inf),
+        (LogisticLoss(), 0.0, [1.01], np.inf),
+        (PoissonLoss(), 2.0, [-2.0], 0.0),
+        (PoissonLoss(), 2.0, [-2.01], np.inf),
+        (HuberLoss(1.0), 3.0, [1.0], 3.5),
+        (HuberLoss(1.0), 3.0, [-1.001], np.inf),
+        (MultinomialLoss(3), 0.0, [0.0, 0.0], 0.0),
+        (MultinomialLoss(3), 0.0, [0.6, 0.5], np.inf),
+        (MultinomialLoss(3), 2.0, [0.0, 0.01], np.inf),
+        (MultinomialLoss(3), 2.0, [0.5, -1.0], 2 * 0.5 * np.log(0.5)),
+    ],
+)
+def test_conjugate_on_and_beyond_the_edge_of_its_domain(loss, y, a, expected):
+    assert loss.conjugate_at(np.array(a), np.array(y)) == pytest.approx(expected, abs=1e-14)
+
+
+def test_huber_repair_weights_vanish_at_the_corner():
+    loss = HuberLoss(1.0)
+    room = loss.repair_at(np.array([[0.0], [0.5], [1.0], [7.0]]), np.zeros(4))[:, 0, 0]
+    np.testing.assert_allclose(room, [1.0, 0.5, 0.0, 0.0])
+
+
+# ---------------------------------------------------------------- against other libraries
+
+
+def test_values_agree_with_scipy_and_sklearn():
+    from sklearn.metrics import log_loss
+
+    rng = np.random.default_rng(6)
+    eta = rng.standard_normal((50, 1))
+    y = rng.integers(0, 2, 50).astype(float)
+    expected = log_loss(y, special.expit(eta[:, 0]))
+    assert LogisticLoss().value_at(eta, y).mean() == pytest.approx(expected, rel=1e-12)
+
+    r = 3 * rng.standard_normal(50)
+    np.testing.assert_allclose(HuberLoss(0.8).value_at(np.zeros((50, 1)), r), special.huber(0.8, r), rtol=1e-12)
+
+    eta3 = 4 * rng.standard_normal((50, 3))
+    classes = rng.integers(0, 4, 50)
+    full = special.log_softmax(np.column_stack([np.zeros(50), eta3]), axis=1)
+    value = MultinomialLoss(4).value_at(eta3, classes.astype(float))
+    np.testing.assert_allclose(value, -full[np.arange(50), classes], rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(MultinomialLoss(4).response(eta3), np.exp(full), rtol=1e-12)
+
+
+def test_poisson_value_is_half_the_deviance_up_to_a_constant():
+    from sklearn.metrics import mean_poisson_deviance
+
+    rng = np.random.default_rng(7)
+    y = rng.poisson(2.0, 40) + 1.0
+    first, second = rng.standard_normal((2, 40, 1))
+    loss = PoissonLoss()
+    difference = loss.value_at(first, y).mean() - loss.value_at(second, y).mean()
+    deviances = [mean_poisson_deviance(y, np.exp(eta[:, 0])) for eta in (first, second)]
+    assert difference == pytest.approx(0.5 * (deviances[0] - deviances[1]), rel=1e-10)
+
+
+@pytest.mark.parametrize("name", ["linear", "logistic", "poisson"])
+def test_scores_hessian_and_prediction_agree_with_statsmodels(name):
+    import statsmodels.api as sm
+
+    loss = make_loss(name)
+    theta, X, y, offset = device(loss, seed=8)
+    family = {"linear": sm.families.Gaussian(), "logistic": sm.families.Binomial(), "poisson": sm.families.Poisson()}
+    model = sm.GLM(y, X, family=family[name], offset=offset)
+    n = len(y)
+    np.testing.assert_allclose(loss.scores(theta, X, y, offset), -model.score_obs(theta, scale=1.0), atol=1e-12)
+    np.testing.assert_allclose(loss.hessian(theta, X, y, offset), -model.hessian(theta, scale=1.0) / n, atol=1e-12)
+    np.testing.assert_allclose(loss.predict(theta, X, offset), model.predict(theta, offset=offset), atol=1e-12)
+
+
+def test_multinomial_agrees_with_statsmodels():
+    import statsmodels.api as sm
+
+    loss = MultinomialLoss(3)
+    theta, X, y, _ = device(loss, seed=9)
+    model = sm.MNLogit(y, X)
+    params = theta.reshape(2, -1).T  # statsmodels keeps one column for each class
+    assert loss.value(theta, X, y) == pytest.approx(-model.loglike(params) / len(y), rel=1e-12)
+    np.testing.assert_allclose(loss.gradient(theta, X, y), -model.score(params.ravel("F")) / len(y), atol=1e-12)
+    np.testing.assert_allclose(loss.hessian(theta, X, y), -model.hessian(params.ravel("F")) / len(y), atol=1e-12)
+
+
+def test_two_classes_are_logistic():
+    theta, X, y, offset = device(LogisticLoss(), seed=10)
+    logistic, two = LogisticLoss(), MultinomialLoss(2)
+    assert two.value(theta, X, y, offset) == pytest.approx(logistic.value(theta, X, y, offset), rel=1e-13)
+    np.testing.assert_allclose(two.hessian(theta, X, y, offset), logistic.hessian(theta, X, y, offset), atol=1e-14)
+    np.testing.assert_allclose(two.predict(theta, X)[:, 1], logistic.predict(theta, X), atol=1e-14)
+
+
+def test_dispersions():
+    import statsmodels.api as sm
+
+    rng = np.random.default_rng(11)
+    X, y = rng.standard_normal((60, 4)), 3 * rng.standard_normal(60)
+    ols = sm.OLS(y, X).fit()
+    assert LinearLoss().dispersion(ols.params, X, y) == pytest.approx(ols.scale, rel=1e-12)
+    assert LinearLoss().estimates_scale
+    assert LogisticLoss().dispersion(ols.params, X, y) == 1.0
+    assert not LogisticLoss().estimates_scale
+    # the mean loss pools the variances of the coordinates
+    assert MeanLoss().dispersion(X.mean(axis=0), X, None) == pytest.approx(X.var(axis=0, ddof=1).mean(), rel=1e-12)
+    # a corner that is never reached: Huber is least squares
+    assert HuberLoss(1e3).dispersion(ols.params, X, y) == pytest.approx(ols.scale, rel=1e-12)
+
+
+def test_huber_dispersion_times_hessian_is_hubers_covariance():
+    """Statsmodels' "H1" without its small-sample factor K, on a design whose Gram matrix is the identity."""
+    import statsmodels.api as sm
+
+    rng = np.random.default_rng(12)
+    X, y = rng.standard_normal((4000, 3)), rng.standard_t(3, 4000)
+    loss = HuberLoss(1.345)
+    fit = sm.RLM(y, X, M=sm.robust.norms.HuberT(1.345)).fit(scale_est="mad", tol=1e-12, maxiter=500)
+    scaled = HuberLoss(1.345 * fit.scale)  # RLM divides residuals by a scale, we move the corner
+    covariance = scaled.dispersion(fit.params, X, y) * np.linalg.inv(4000 * scaled.hessian(fit.params, X, y))
+    np.testing.assert_allclose(np.diag(covariance), np.diag(fit.cov_params()), rtol=0.05)
+    assert loss.estimates_scale
+
+
+# ---------------------------------------------------------------- extreme predictors
+
+
+def test_logistic_keeps_relative_precision_far_out():
+    loss = LogisticLoss()
+    eta = np.array([[-700.0], [-40.0], [40.0], [700.0]])
+    y = np.zeros(4)
+    np.testing.assert_allclose(loss.response(eta)[:2], special.expit(eta[:2, 0]), rtol=1e-12)
+    expected = special.expit(eta[:, 0]) * special.expit(-eta[:, 0])
+    np.testing.assert_allclose(loss.curvature_at(eta, y)[:, 0, 0], expected, rtol=1e-12)
+    assert np.isfinite(loss.value_at(1e4 * eta, y)).all()
+
+
+@pytest.mark.parametrize("eta", [-1e5, 1e5])
+@every_row_loss
+def test_extreme_predictors_give_no_nan_and_no_warning(loss, eta):
+    predictors = np.full((1, loss.n_outputs), eta)
+    y = np.zeros(1)
+    for out in (loss.value_at, loss.slope_at, loss.curvature_at):
+        assert not np.isnan(out(predictors, y)).any()
+    assert not np.isnan(loss.response(predictors)).any()
+
+
+def test_poisson_overflow_is_an_infinite_loss():
+    loss = PoissonLoss()
+    assert loss.value_at(np.array([[1000.0]]), np.array([3.0]))[0] == np.inf
+    assert loss.value(np.array([1000.0]), np.ones((2, 1)), np.array([3.0, 1.0])) == np.inf
+
+
+# ---------------------------------------------------------------- making and checking
+
+
+def test_make_loss_by_name():
+    y = np.array([0.0, 2.0, 1.0])
+    for name in LOSS_NAMES:
+        assert make_loss(name, y).name == name
+    assert make_loss("multinomial", y) == MultinomialLoss(3)
+    assert make_loss("multinomial", np.zeros(3)) == MultinomialLoss(2)
+    loss = HuberLoss(2.0)
+    assert make_loss(loss) is loss
+
+
+def test_make_loss_refuses_what_it_does_not_know():
+    with pytest.raises(ParameterError, match=r"unknown loss 'hinge'.*linear"):
+        make_loss("hinge")
+    with pytest.raises(DataError, match="multinomial"):
+        make_loss("multinomial")
+    with pytest.raises(DataError, match="multinomial"):
+        make_loss("multinomial", np.array(["a", "b"]))
+
+
+@pytest.mark.parametrize("delta", [0.0, -1.0, float("nan")])
+def test_huber_needs_a_positive_corner(delta):
+    with pytest.raises(ParameterError, match="delta"):
+        HuberLoss(delta)
+
+
+def test_multinomial_needs_two_classes():
+    with pytest.raises(ParameterError, match="2 classes"):
+        MultinomialLoss(1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "message"),
+    [
+        (LogisticLoss(), [0.0, 2.0], "0 and 1"),
+        (LogisticLoss(), [0.0, np.nan], "0 and 1"),
+        (PoissonLoss(), [1.0, -1.0], "at least 0"),
+        (MultinomialLoss(3), [0.0, 3.0], r"0\.\.2"),
+        (MultinomialLoss(3), [0.0, 0.5], r"0\.\.2"),
+        (MultinomialLoss(3), [-1.0], r"0\.\.2"),
+        (LinearLoss(), ["a"], "numeric"),
+        (LinearLoss(), None, "no target"),
+    ],
+)
+def test_bad_targets_are_refused_with_the_device_named(loss, y, message):
+    with pytest.raises(DataError, match=message) as caught:
+        loss.check_target(None if y is None else np.array(y), "Köln")
+    assert "Köln" in str(caught.value)
+
+
+def test_good_targets_pass():
+    MeanLoss().check_target(None, 1)
+    LinearLoss().check_target(np.array([1, 2]), 1)
+    LogisticLoss().check_target(np.array([True, False]), 1)
+    PoissonLoss().check_target(np.array([0, 5]), 1)
+    MultinomialLoss(3).check_target(np.array([0, 1, 2]), 1)
+    expectile(True).check_target(np.array(["anything"]), 1)
+
+
+@every_row_loss
+def test_a_missing_target_is_named(loss):
+    with pytest.raises(DataError, match="needs a target"):
+        loss.value(np.zeros(loss.n_params(2)), np.ones((3, 2)), None)
+
+
+def test_user_loss_defaults_and_overrides():
+    loss = expectile(False)
+    X = np.arange(6.0).reshape(3, 2)
+    np.testing.assert_allclose(loss.predict(np.ones(2), X, np.ones(3)), X.sum(axis=1) + 1)
+    assert loss.n_params(2) == 2
+    own = UserLoss(
+        lambda theta, X, y, offset: 0.5 * float(theta @ theta),
+        lambda theta, X, y, offset: theta,
+        predict_fn=lambda theta, X, offset: np.zeros(len(X)),
+        scores_fn=lambda theta, X, y, offset: np.tile(theta, (len(X), 1)),
+        params=5,
+    )
+    assert own.n_params(2) == 5
+    np.testing.assert_array_equal(own.predict(np.ones(5), X), np.zeros(3))
+    assert own.scores(np.ones(5), X, None).shape == (3, 5)
+    np.testing.assert_allclose(own.hessian(np.ones(5), X, None), np.eye(5), atol=1e-9)
+
+
+@every_row_loss
+def test_losses_are_convex_along_segments(loss):
+    theta, X, y, offset = device(loss, seed=13)
+    other = -theta[::-1]
+    for t, s in itertools.pairwise(np.linspace(0.0, 1.0, 9)):
+        ends = [loss.value(theta + r * (other - theta), X, y, offset) for r in (t, s)]
+        middle = loss.value(theta + 0.5 * (t + s) * (other - theta), X, y, offset)
+        assert middle <= 0.5 * sum(ends) + 1e-12
