@@ -22,6 +22,7 @@ from fedkin.tables import (
     columns_of,
     device_ids,
     read_columns,
+    unwrapped,
 )
 
 FloatArray = npt.NDArray[np.float64]
@@ -293,7 +294,7 @@ class Federation:
         names = _chosen_features(columns, device, target, features, offset)
         for name in names:
             if columns[name].dtype.kind not in "fb":
-                cell = next(cell for cell in columns[name] if cell is not None)
+                cell = next((cell for cell in columns[name] if cell is not None), None)
                 raise DataError(
                     f"feature {name!r} is not numeric (it has {cell!r}): encode it as numbers, for example as 0/1 "
                     "columns"
@@ -345,6 +346,7 @@ class Federation:
         ('north', 'south')
         """
         path = Path(path)
+        features = [features] if isinstance(features, str) else features
         try:
             if path.is_dir():
                 columns, device = _directory_columns(path, device, target, features, offset)
@@ -353,8 +355,6 @@ class Federation:
                 if device is None:
                     raise DataError(f"say which column holds the devices, device=...; it has {_listed(columns)}")
             return cls._from_columns(columns, device, target, features, offset)
-        except UnknownDeviceError:
-            raise
         except DataError as error:
             message = str(error)
             raise DataError(message if str(path) in message else f"{path}: {message}") from None
@@ -787,8 +787,7 @@ def _grouped(device: Any) -> tuple[tuple[Hashable, ...], IntArray]:
     """Device ids in order of first appearance, and the number of the device of each row."""
     if isinstance(device, (str, bytes)) or not isinstance(device, Iterable):
         raise DataError(f"device must hold one id per row, got {device!r}")
-    if hasattr(device, "to_numpy"):
-        device = device.to_numpy()
+    device = unwrapped(device)
     if isinstance(device, np.ndarray):
         if device.ndim != 1:
             raise DataError(f"device has shape {device.shape}, expected one id per row")
@@ -848,6 +847,11 @@ def _chosen_features(
         if text:
             raise DataError(
                 f"not numeric: {_listed(text)}; say which columns to use with features=, or encode them as numbers"
+            )
+        if "" in rest:
+            raise DataError(
+                "a column has no name (row numbers that were written along?): remove it, or say which columns to use "
+                "with features="
             )
         if not rest:
             raise DataError(f"no column is left for the features beside {_listed(taken)}")

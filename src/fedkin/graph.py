@@ -15,15 +15,16 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from fedkin.errors import DataError, GraphError, missing_dependency
+from fedkin.errors import DataError, GraphError, ParameterError, missing_dependency
 from fedkin.tables import CSV_SUFFIXES, device_ids, infer_column, read_cells, replacing, write_csv
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 _DENSE_EIGENVALUES = 1500  # up to this many devices a dense eigenvalue routine is quicker than an iterative one
-_FACTOR_ENTRIES = 2 * 10**7  # the largest sparse factor that algebraic_connectivity makes
-_PLAIN_INTEGER = re.compile(r"0|-?[1-9][0-9]*")
+_FACTOR_ENTRIES = 5 * 10**7  # the largest sparse factor that algebraic_connectivity makes
+_ROUNDING = 1e-12  # how far, against its largest entry, a matrix may be from symmetric
+_WHOLE_NUMBER = re.compile(r"(0|-?[1-9][0-9]*)(?:\.0*)?")  # a table with gaps makes 7.0 of 7
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -75,8 +76,8 @@ class Graph:
         pairs = edges.tolist() if isinstance(edges, np.ndarray) else list(edges)
         flat: list[int] = []
         for pair in pairs:
-            if isinstance(pair, (str, bytes)) or not isinstance(pair, Sequence) or len(pair) != 2:
-                raise GraphError(f"an edge is a pair of device ids, got {pair!r}")
+            if not isinstance(pair, (tuple, list, np.ndarray)) or len(pair) != 2:
+                raise GraphError(f"an edge is a pair of device ids, got {pair!r}; weights have their own argument")
             for end in pair:
                 try:
                     flat.append(position[end])
@@ -260,7 +261,7 @@ class Graph:
         Parameters
         ----------
         matrix : scipy sparse matrix or array of shape (V, V)
-            Symmetric, with an empty diagonal; entries other than zero are edges and their weights.
+            Symmetric up to rounding, with an empty diagonal; entries other than zero are edges and their weights.
         devices : iterable of V ids, optional
             0..V-1 by default.
 
@@ -284,9 +285,14 @@ class Graph:
         square = square.astype(np.float64)
         square.sum_duplicates()
         square.eliminate_zeros()
+        if not np.isfinite(square.data).all():
+            raise GraphError(
+                "the weight matrix has entries that are NaN or infinite: leave out edges that do not count"
+            )
         difference = sparse.coo_array(square - square.T)
-        if difference.data.any():
-            at = int(np.flatnonzero(difference.data)[0])
+        uneven = np.abs(difference.data) > _ROUNDING * np.abs(square.data).max(initial=0.0)
+        if uneven.any():
+            at = int(np.flatnonzero(uneven)[0])
             i, j = int(difference.coords[0][at]), int(difference.coords[1][at])
             raise GraphError(
                 f"the matrix is not symmetric: {square[i, j]} from device {ids[i]!r} to {ids[j]!r}, but "
@@ -334,7 +340,7 @@ class Graph:
             at = int(np.flatnonzero(~np.isfinite(places).all(axis=1))[0])
             raise GraphError(f"device {ids[at]!r} has the coordinates {places[at].tolist()}, which are not finite")
         if not 1 <= k < size:
-            raise GraphError(f"k must be from 1 to {size - 1} for {size} devices, got {k!r}")
+            raise ParameterError(f"k must be from 1 to {size - 1} for {size} devices, got {k!r}")
         near = np.asarray(cKDTree(places).query(places, k=k + 1)[1])
         itself = near == np.arange(size)[:, None]
         # Among many devices at one place the device itself may not be found; then the last one found goes.
@@ -357,7 +363,7 @@ class Graph:
         Graph(6 devices, 7 edges, 1 component)
         """
         if rows < 1 or cols < 1:
-            raise GraphError(f"a grid needs at least one row and one column, got {rows} x {cols}")
+            raise ParameterError(f"a grid needs at least one row and one column, got {rows} x {cols}")
         at = np.arange(rows * cols, dtype=np.int64).reshape(rows, cols)
         across = np.column_stack([at[:, :-1].ravel(), at[:, 1:].ravel()])
         down = np.column_stack([at[:-1].ravel(), at[1:].ravel()])
@@ -392,20 +398,12 @@ class Graph:
         """
         path = Path(path)
         reader = _reader_of(path)
+        ids = None if devices is None else _positions(devices)[0]
         try:
-            named, ends, weights = reader(path, devices)
-            if devices is None:
-                plain = all(_PLAIN_INTEGER.fullmatch(name) for name in named)
-                known: dict[str, Hashable] = {name: int(name) if plain else name for name in named}
-                return cls(known.values(), [(known[u], known[v]) for u, v in ends], weights)
-            ids, _ = _positions(devices)
-            known = _by_text(ids)
-            for name in named:
-                if name not in known:
-                    raise GraphError(
-                        f"it names device {name!r}, which is not among the {len(ids)} devices ({_listed(ids)})"
-                    )
-            return cls(ids, [(known[u], known[v]) for u, v in ends], weights)
+            named, ends, weights = reader(path, ids)
+            known = _named_in_file(named) if ids is None else _named_among(named, ids)
+            nodes = dict.fromkeys(known.values()) if ids is None else ids
+            return cls(nodes, [(known[u], known[v]) for u, v in ends], weights)
         except (GraphError, DataError) as error:
             message = str(error)
             raise GraphError(message if str(path) in message else f"{path}: {message}") from None
@@ -436,9 +434,10 @@ class Graph:
         path = Path(path)
         _reader_of(path)  # the same suffixes
         names = [str(device) for device in self.devices]
-        known = _by_text(self.devices)
-        if len(known) < len(names) or any(not name.strip() or name != name.strip() for name in names):
-            raise GraphError("a file needs ids that differ as text and are neither empty nor padded with blanks")
+        _by_text(self.devices)
+        for device, name in zip(self.devices, names, strict=True):
+            if not name or name != name.strip():
+                raise GraphError(f"device {device!r} is empty or padded with blanks as text, which a file cannot keep")
         try:
             if path.suffix.lower() == ".graphml":
                 networkx = _networkx("writing GraphML")
@@ -662,7 +661,7 @@ class Graph:
         True
         """
         if not 0 <= varrho <= 1:
-            raise GraphError(f"varrho is a probability, from 0 to 1, got {varrho!r}")
+            raise ParameterError(f"varrho is a probability, from 0 to 1, got {varrho!r}")
         n_pairs = self.n_devices * (self.n_devices - 1) // 2
         flipped = np.random.default_rng(seed).random(n_pairs) < varrho
         weights = np.zeros(n_pairs)
@@ -780,9 +779,9 @@ def _checked_weights(ids: tuple[Hashable, ...], index: IntArray, weights: npt.Ar
 
 def _sorted_edges(index: IntArray, weights: FloatArray | None) -> tuple[IntArray, FloatArray]:
     """Pairs with the larger position first, in lexicographic order."""
-    edges = np.sort(index, axis=1)[:, ::-1]
-    order = np.lexsort((edges[:, 1], edges[:, 0]))
-    return np.ascontiguousarray(edges[order]), np.ones(len(edges)) if weights is None else weights[order]
+    i, j = index.max(axis=1), index.min(axis=1)
+    order = np.argsort(i * (i.max(initial=0) + 1) + j)
+    return np.column_stack([i[order], j[order]]), np.ones(len(index)) if weights is None else weights[order]
 
 
 def _pair_numbers(edges: IntArray) -> IntArray:
@@ -813,7 +812,7 @@ def _count(ids: Sequence[object]) -> str:
 _Listing = tuple[list[str], list[tuple[str, str]], "list[float] | None"]  # devices, edges, weights
 
 
-def _reader_of(path: Path) -> Callable[[Path, Iterable[Hashable] | None], _Listing]:
+def _reader_of(path: Path) -> Callable[[Path, tuple[Hashable, ...] | None], _Listing]:
     suffix = path.suffix.lower()
     if suffix == ".graphml":
         return _read_graphml
@@ -825,7 +824,7 @@ def _reader_of(path: Path) -> Callable[[Path, Iterable[Hashable] | None], _Listi
     )
 
 
-def _read_edge_list(path: Path, devices: Iterable[Hashable] | None) -> _Listing:
+def _read_edge_list(path: Path, devices: tuple[Hashable, ...] | None) -> _Listing:
     header, columns = read_cells(path)
     if len(header) < 2:
         raise GraphError(f"an edge list needs two columns for the ends, got {_listed(header)}")
@@ -836,7 +835,7 @@ def _read_edge_list(path: Path, devices: Iterable[Hashable] | None) -> _Listing:
     named = list(dict.fromkeys(name for pair in zip(sources, targets, strict=True) for name in pair if name))
     if not standard:
         likely = set(named) if devices is None else set(named) | {str(device) for device in devices}
-        if all(header[k] in likely or _PLAIN_INTEGER.fullmatch(header[k]) for k in at):
+        if all(header[k] in likely or _WHOLE_NUMBER.fullmatch(header[k]) for k in at):
             raise GraphError(
                 f"line 1 looks like the edge ({header[at[0]]}, {header[at[1]]}), "
                 "expected a header such as source,target"
@@ -855,7 +854,7 @@ def _read_edge_list(path: Path, devices: Iterable[Hashable] | None) -> _Listing:
     return named, ends, None if weights is None else weights[kept].tolist()
 
 
-def _read_graphml(path: Path, devices: Iterable[Hashable] | None) -> _Listing:
+def _read_graphml(path: Path, devices: tuple[Hashable, ...] | None) -> _Listing:
     networkx = _networkx("reading GraphML")
     from xml.etree.ElementTree import ParseError
 
@@ -872,9 +871,34 @@ def _read_graphml(path: Path, devices: Iterable[Hashable] | None) -> _Listing:
 
 
 def _by_text(ids: Sequence[Hashable]) -> dict[str, Hashable]:
-    """Ids by their text; a text id wins over another id that is written the same."""
-    known = {str(device): device for device in ids}
-    known.update({device: device for device in ids if isinstance(device, str)})
+    known: dict[str, Hashable] = {}
+    for device in ids:
+        if str(device) in known:
+            raise GraphError(
+                f"devices {known[str(device)]!r} and {device!r} look the same in a file: rename one of them"
+            )
+        known[str(device)] = device
+    return known
+
+
+def _named_in_file(named: list[str]) -> dict[str, Hashable]:
+    """The devices that the names of a file stand for: ints if all of them are whole numbers, else text."""
+    numbers = {name: match[1] for name in named if (match := _WHOLE_NUMBER.fullmatch(name))}
+    if len(numbers) == len(named):
+        return {name: int(number) for name, number in numbers.items()}
+    return {name: name for name in named}
+
+
+def _named_among(named: list[str], ids: tuple[Hashable, ...]) -> dict[str, Hashable]:
+    """The devices among `ids` that the names of a file stand for."""
+    by_text = _by_text(ids)
+    known: dict[str, Hashable] = {}
+    for name in named:
+        match = _WHOLE_NUMBER.fullmatch(name)
+        text = match[1] if match and name not in by_text else name
+        if text not in by_text:
+            raise GraphError(f"it names device {name!r}, which is not among the {len(ids)} devices ({_listed(ids)})")
+        known[name] = by_text[text]
     return known
 
 
@@ -911,7 +935,11 @@ def _second_eigenvalue(laplacian: sparse.csr_array) -> float:
 
 
 def _grounded_solver(laplacian: sparse.csr_array) -> Callable[[FloatArray], FloatArray]:
-    """Solutions of ``laplacian @ x = b`` for b of mean zero: by a sparse factor if it is small, else by iteration."""
+    """Solutions of ``laplacian @ x = b`` for b of mean zero: by a sparse factor if it is small, else by iteration.
+
+    The band under a Cuthill-McKee order says how large a factor may get: small for paths, grids and maps, where
+    the iteration is slow; large for random graphs, where it takes a few steps.
+    """
     from scipy.sparse.csgraph import reverse_cuthill_mckee
     from scipy.sparse.linalg import LinearOperator, cg, splu
 
@@ -922,9 +950,9 @@ def _grounded_solver(laplacian: sparse.csr_array) -> Callable[[FloatArray], Floa
     band = np.zeros(size, dtype=np.int64)
     np.maximum.at(band, place[entries.coords[0]], place[entries.coords[0]] - place[entries.coords[1]])
     if int(band.sum()) <= _FACTOR_ENTRIES:
-        # With one device held at zero the rest is positive definite; the factor stays within the band.
+        # With one device held at zero the rest is positive definite.
         rest = order[1:]
-        factor = splu(sparse.csc_array(laplacian[rest][:, rest]), permc_spec="NATURAL", diag_pivot_thresh=0.0)
+        factor = splu(sparse.csc_array(laplacian[rest][:, rest]), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0)
 
         def by_factor(b: FloatArray) -> FloatArray:
             x = np.zeros(size)

@@ -92,14 +92,20 @@ def device_ids(values: Iterable[object]) -> list[Hashable]:
     """
     if isinstance(values, range):
         return list(values)
-    if hasattr(values, "to_numpy"):  # a pandas or polars series, a pyarrow array
-        values = values.to_numpy()
+    values = unwrapped(values)
     if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "biufUS":
         values = values.tolist()
     listed = list(values)
     if set(map(type, listed)) <= {int, str, bool}:
         return listed
     return [device_id(value) for value in listed]
+
+
+def unwrapped(values: Any) -> Any:
+    """A pandas or polars series as an array, a pyarrow array as a list; anything else as it is."""
+    if hasattr(values, "to_pylist"):
+        return values.to_pylist()
+    return values.to_numpy() if hasattr(values, "to_numpy") else values
 
 
 def _is_missing(value: object) -> bool:
@@ -202,10 +208,8 @@ def columns_of(frame: object) -> Columns:
 def _column_named(name: str, values: Any) -> npt.NDArray[Any]:
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise DataError(f"column {name!r} is a single {type(values).__name__}, expected one value per row")
-    if hasattr(values, "to_numpy"):
-        values = values.to_numpy()
     try:
-        return as_column(values)
+        return as_column(unwrapped(values))
     except DataError as error:
         raise DataError(f"column {name!r}: {error}") from None
 
