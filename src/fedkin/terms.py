@@ -372,6 +372,57 @@ class MixedTerms(DeviceTerms):
         return MixedTerms(parts)
 
 
+class SummedTerms(DeviceTerms):
+    """Groups of devices that share one parameter: ``M_g(theta) = sum of M_u(theta)`` over the group's devices."""
+
+    def __init__(self, terms: DeviceTerms, labels: Index) -> None:
+        self.terms, self.labels = terms, labels
+        self.n_devices, self.n_params = int(labels.max()) + 1, terms.n_params
+
+    def _sum(self, values: Array) -> Array:
+        out = np.zeros((self.n_devices, *values.shape[1:]))
+        np.add.at(out, self.labels, values)
+        return out
+
+    def values(self, theta: Array) -> Array:
+        return self._sum(self.terms.values(theta[self.labels]))
+
+    def gradients(self, theta: Array) -> Array:
+        return self._sum(self.terms.gradients(theta[self.labels]))
+
+    def hessians(self, theta: Array) -> Array:
+        return self._sum(self.terms.hessians(theta[self.labels]))
+
+    def young_gaps(self, theta: Array, s: Array, radius: float) -> Array:
+        # any split of s over a group's devices bounds its conjugate: each takes what balances it, and its curvature's share of the rest
+        own = theta[self.labels]
+        gradients, hessians = self.terms.gradients(own), self.terms.hessians(own)
+        u, rest = _solve_and_rest(self._sum(hessians), self._sum(gradients) + s)
+        shares = np.einsum("vij,vj->vi", hessians, u[self.labels])
+        gaps = self._sum(self.terms.young_gaps(own, shares - gradients, radius))
+        return np.asarray(gaps + _ball_gap(rest, theta, radius))
+
+    def needs_radius(self) -> bool:
+        return self.terms.needs_radius()
+
+    def take(self, devices: Index) -> DeviceTerms:
+        raise NotImplementedError("groups are not taken apart")
+
+
+def summed_terms(terms: DeviceTerms, labels: Index) -> DeviceTerms:
+    """The terms of groups whose devices share one parameter; ``labels (V,)`` number the groups from 0."""
+    if not isinstance(terms, QuadraticTerms):
+        return SummedTerms(terms, labels)
+    groups = int(labels.max()) + 1
+
+    def summed(values: Array) -> Array:
+        out = np.zeros((groups, *values.shape[1:]))
+        np.add.at(out, labels, values)
+        return out
+
+    return QuadraticTerms(summed(terms.A), summed(terms.b), summed(terms.c))
+
+
 def build_terms(federation: Federation, losses: Sequence[Loss], ridge: Array) -> DeviceTerms:
     """The terms of a federation: one kind per distinct loss, Gram statistics where the loss is quadratic.
 
@@ -398,7 +449,7 @@ def build_terms(federation: Federation, losses: Sequence[Loss], ridge: Array) ->
 def _alike(one: Loss, other: Loss) -> bool:
     if type(one) is not type(other):
         return False
-    return isinstance(one, MeanLoss | LinearLoss) or one == other or not vars(one) and not vars(other)
+    return isinstance(one, MeanLoss | LinearLoss) or one == other or (not vars(one) and not vars(other))
 
 
 def _terms_of_kind(federation: Federation, devices: Index, loss: Loss, ridge: Array) -> DeviceTerms:

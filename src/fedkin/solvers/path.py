@@ -1,0 +1,210 @@
+"""Penalty levels: where everything is fused (`lam_max`), and warm-started paths below it (`lam_path`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import linalg
+
+from fedkin.errors import ParameterError
+from fedkin.graph import Graph
+from fedkin.problem import FusedObjective, Problem, Solution
+from fedkin.solvers.exact import scaled, solve_fused
+from fedkin.terms import QuadraticTerms, summed_terms
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class LamPath:
+    """Solutions along decreasing penalty levels.
+
+    Attributes
+    ----------
+    lams : array (m,)
+        From `lam_max` downwards.
+    solutions : tuple of Solution
+    """
+
+    lams: Array
+    solutions: tuple[Solution, ...]
+
+    def __len__(self) -> int:
+        return len(self.solutions)
+
+    def __iter__(self) -> Iterator[tuple[float, Solution]]:
+        return iter(zip(self.lams.tolist(), self.solutions, strict=True))
+
+
+def lam_max(problem: Problem, tol: float = 1e-3) -> float:
+    """The smallest ``lam`` at which all devices of each connected component are fused.
+
+    Parameters
+    ----------
+    problem : Problem
+        Its own ``lam`` does not matter.
+    tol : float
+        The result is at least the exact value and at most ``1 + tol`` times it.
+
+    Notes
+    -----
+    With gradients g at the fused solution, ``lam_max`` is the smallest level that admits edge duals with ``D' y = -g``: a
+    network flow with least congestion. It equals ``max_Theta -<g, Theta> / R(D Theta)``, which Dinkelbach's iteration approaches from below
+    while repaired flows bound it from above. With ``sparsity`` the value is an upper bound (the sparsity duals are fixed).
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> fed = fedkin.Federation({"a": [[0.0]], "b": [[2.0]]})
+    >>> problem = fedkin.Problem(fed, fedkin.Graph.complete(["a", "b"]), loss="mean")
+    >>> round(fedkin.lam_max(problem), 3)
+    0.5
+    """
+    if not tol > 0:
+        raise ParameterError(f"tol must be positive, got {tol!r}")
+    return _congestion(problem.fused, _fused_gradients(problem.fused), tol) / problem.n_devices
+
+
+def fused_solution(objective: FusedObjective) -> Array:
+    """The solution with every component fused, ``(V, p)``: Global on a connected graph, each device weighted equally."""
+    labels = objective.graph.components()
+    groups = int(labels.max()) + 1
+    sparsity = None
+    if objective.sparsity is not None:
+        sparsity = np.zeros((groups, objective.terms.n_params))
+        np.add.at(sparsity, labels, objective.sparsity)
+    pooled = FusedObjective(
+        summed_terms(objective.terms, labels),
+        Graph.empty(range(groups)),
+        objective.penalty,
+        0.0,
+        sparsity,
+        objective.radius,
+    )
+    return solve_fused(pooled, 1e-10, max_iter=100_000).theta[labels]
+
+
+def _fused_gradients(objective: FusedObjective) -> Array:
+    """Gradients at the fused solution (with sparsity duals added), which sum to zero over each component."""
+    theta = fused_solution(objective)
+    gradient = objective.terms.gradients(theta)
+    labels = objective.graph.components()
+    groups = int(labels.max()) + 1
+    if objective.sparsity is not None:
+        gradient = gradient + objective.sparsity * np.sign(theta)
+        free = np.where(np.abs(theta) > 0, 0.0, objective.sparsity)
+        shares = free / np.maximum(_sum_by(labels, free, groups), np.finfo(float).tiny)[labels]
+        gradient = gradient - shares * _sum_by(labels, gradient, groups)[labels]
+    # remove what rounding left over
+    return np.asarray(gradient - (_sum_by(labels, gradient, groups) / np.bincount(labels)[:, None])[labels])
+
+
+def _congestion(objective: FusedObjective, gradient: Array, tol: float) -> float:
+    """Smallest L such that some y with ``dual_norm(y_e) <= L w_e`` has ``D' y = -gradient``."""
+    graph, penalty = objective.graph, objective.penalty
+    if graph.n_edges == 0 or not np.abs(gradient).max() > 0:
+        return 0.0
+    carrying = np.abs(graph.incidence()).T @ graph.weights
+    dual = penalty.dual_norm(gradient)
+    lower = float(np.max(np.divide(dual, carrying, out=np.zeros_like(dual), where=carrying > 0)))
+    upper = _repaired_congestion(objective, gradient, np.zeros((graph.n_edges, gradient.shape[1])))
+    # ||theta + gradient||^2 / 2: fused at 0 from the same level on, and far cheaper than the problem itself
+    proximity = QuadraticTerms(np.ones(graph.n_devices), -gradient, 0.5 * (gradient**2).sum(axis=1))
+    solution = None
+    for _ in range(30):
+        if upper <= (1.0 + tol) * lower:
+            break
+        at = FusedObjective(proximity, graph, penalty, lower, radius=objective.radius)
+        solution = solve_fused(at, 0.1 * tol, max_iter=5_000, warm_start=solution, quiet=True)
+        upper = min(upper, _repaired_congestion(objective, gradient, solution.alpha))
+        spread = float(graph.weights @ penalty.value(at.differences(solution.theta)))
+        if not spread > 1e-12 * float(np.abs(gradient).sum()):
+            break
+        raised = -float((gradient * solution.theta).sum()) / spread
+        if raised <= lower * (1.0 + 1e-6):
+            break
+        lower = raised
+    return upper
+
+
+def _repaired_congestion(objective: FusedObjective, gradient: Array, flow: Array) -> float:
+    """Congestion of ``flow`` after the least-squares change that makes ``D' flow = -gradient`` exact."""
+    graph = objective.graph
+    incidence = graph.incidence()
+    laplacian = graph.laplacian(weighted=True)
+    missing = np.asarray(incidence.T @ flow) + gradient
+    potential = np.zeros_like(missing)
+    for column in range(missing.shape[1]):
+        if np.abs(missing[:, column]).max() > 0:
+            potential[:, column], _ = linalg.cg(laplacian, missing[:, column], rtol=1e-10, maxiter=10_000)
+    repaired = flow - graph.weights[:, None] * np.asarray(incidence @ potential)
+    return float(np.max(objective.penalty.dual_norm(repaired) / graph.weights))
+
+
+def _sum_by(labels: NDArray[np.int64], values: Array, groups: int) -> Array:
+    sums = np.zeros((groups, values.shape[1]))
+    np.add.at(sums, labels, values)
+    return sums
+
+
+def lam_grid(problem: Problem, n_lams: int = 20, ratio: float = 1e-3) -> Array:
+    """``n_lams`` penalty levels, geometric from `lam_max` down to ``ratio * lam_max``."""
+    if n_lams < 1:
+        raise ParameterError(f"n_lams must be at least 1, got {n_lams}")
+    if not 0 < ratio < 1:
+        raise ParameterError(f"ratio must lie between 0 and 1, got {ratio!r}")
+    top = lam_max(problem, tol=0.01)
+    return top * np.geomspace(1.0, ratio, n_lams)
+
+
+def lam_path(
+    problem: Problem,
+    lams: Sequence[float] | Array | None = None,
+    *,
+    n_lams: int = 20,
+    ratio: float = 1e-3,
+    tol: float = 1e-6,
+    max_iter: int = 20_000,
+) -> LamPath:
+    """Solutions along a decreasing sequence of penalty levels, each warm-started from its neighbour.
+
+    Parameters
+    ----------
+    problem : Problem
+        Its own ``lam`` does not matter.
+    lams : sequence of float, optional
+        The levels; by default ``n_lams`` of them from `lam_max` down to ``ratio * lam_max``.
+    n_lams, ratio
+        See `lams`.
+    tol, max_iter
+        For each solution, as in `solve`.
+
+    Returns
+    -------
+    LamPath
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> fed = fedkin.Federation({"a": [[0.0]], "b": [[2.0]]})
+    >>> problem = fedkin.Problem(fed, fedkin.Graph.complete(["a", "b"]), loss="mean")
+    >>> path = fedkin.lam_path(problem, [0.5, 0.25])
+    >>> [solution.theta.round(2).ravel().tolist() for lam, solution in path]
+    [[1.0, 1.0], [0.5, 1.5]]
+    """
+    grid = lam_grid(problem, n_lams, ratio) if lams is None else np.sort(np.asarray(lams, dtype=np.float64))[::-1]
+    if grid.ndim != 1 or not (np.isfinite(grid) & (grid >= 0)).all():
+        raise ParameterError("lams must be a list of finite numbers of at least 0")
+    solutions: list[Solution] = []
+    # from small to large: duals grow with lam, so a scaled dual is close to the next one
+    for k in reversed(range(grid.size)):
+        objective = problem.fused.with_strength(grid[k] * problem.n_devices)
+        previous = solutions[-1] if solutions else None
+        if previous is not None and grid[k + 1] > 0:
+            previous = replace(previous, alpha=previous.alpha * (grid[k] / grid[k + 1]))
+        solutions.append(solve_fused(objective, tol, max_iter=max_iter, warm_start=previous))
+    public = tuple(scaled(solution, problem.n_devices) for solution in reversed(solutions))
+    return LamPath(grid, public)
