@@ -641,19 +641,20 @@ class Graph:
         moved = np.array([position[device] for device in self.devices], dtype=np.int64)
         return Graph._of(ids, *_sorted_edges(moved[self.edges], self.weights))
 
-    def corrupt(self, varrho: float, seed: int) -> Graph:
+    def corrupt(self, varrho: float, seed: int | np.random.Generator) -> Graph:
         """The graph with the edge status of every pair of devices flipped with probability varrho (section 5).
 
         Parameters
         ----------
         varrho : float in [0, 1]
             Probability of a flip, independently for each of the V(V-1)/2 pairs.
-        seed : int
-            Seed of `numpy.random.default_rng`.
+        seed : int or numpy.random.Generator
+            Seed of `numpy.random.default_rng`, or a generator to draw from.
 
         Notes
         -----
-        Edges that stay keep their weights, new ones have weight 1. Time and memory are of order V^2.
+        Edges that stay keep their weights, new ones have weight 1. Time and memory are of order V^2. A V x V matrix of
+        uniform numbers is drawn, row by row, and the pair of positions a < b is flipped when its entry (a, b) is below varrho.
 
         Examples
         --------
@@ -662,13 +663,13 @@ class Graph:
         """
         if not 0 <= varrho <= 1:
             raise ParameterError(f"varrho is a probability, from 0 to 1, got {varrho!r}")
-        n_pairs = self.n_devices * (self.n_devices - 1) // 2
-        flipped = np.random.default_rng(seed).random(n_pairs) < varrho
-        weights = np.zeros(n_pairs)
-        weights[_pair_numbers(self.edges)] = self.weights
+        shape = (self.n_devices, self.n_devices)
+        flipped = np.triu(np.random.default_rng(seed).random(shape) < varrho, 1)
+        weights = np.zeros(shape)
+        weights[self.edges[:, 1], self.edges[:, 0]] = self.weights
         weights[flipped] = weights[flipped] == 0
-        present = np.flatnonzero(weights).astype(np.int64)
-        return Graph._of(self.devices, _pairs(present), weights[present])
+        pairs = np.argwhere(weights).astype(np.int64)
+        return Graph._of(self.devices, *_sorted_edges(pairs, weights[pairs[:, 0], pairs[:, 1]]))
 
     # --- theory -----------------------------------------------------------------------------------------------
 
