@@ -653,8 +653,8 @@ class Graph:
 
         Notes
         -----
-        Edges that stay keep their weights, new ones have weight 1. Time and memory are of order V^2. A V x V matrix of
-        uniform numbers is drawn, row by row, and the pair of positions a < b is flipped when its entry (a, b) is below varrho.
+        Edges that stay keep their weights, new ones have weight 1. Time and memory are of order V^2. A V x V matrix
+        of uniform numbers is drawn, and the pair of positions a < b is flipped when the entry (a, b) is below varrho.
 
         Examples
         --------
