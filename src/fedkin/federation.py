@@ -669,12 +669,13 @@ def _matrix(X: Any, where: str) -> FloatArray:
         raise DataError(f"{where}X has shape {raw.shape}, expected two dimensions (n, q){cure}")
     if raw.dtype.kind == "c":
         raise DataError(f"{where}X is complex, expected real numbers")
-    if raw.dtype.kind not in "biuf":
-        for row, column in np.ndindex(*raw.shape) if raw.dtype.kind in "OUS" else [(0, 0)]:
-            cell = raw[row, column]
+    if raw.dtype.kind not in "biufOUS":
+        raise DataError(f"{where}X is not numeric: it has the type {raw.dtype}; turn it into numbers")
+    if raw.dtype.kind in "OUS":
+        for (row, column), cell in np.ndenumerate(raw.astype(object)):
             if cell is not None and not isinstance(cell, (int, float, np.number, np.bool_)):
                 raise DataError(
-                    f"{where}X is not numeric: row {row}, column {column} is {cell!r}; encode text as numbers"
+                    f"{where}X is not numeric: row {row}, column {column} is {cell!r}; encode text as numbers, fill gaps"
                 )
     return np.array(raw, dtype=np.float64)
 

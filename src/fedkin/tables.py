@@ -225,12 +225,13 @@ def _columns_by_narwhals(frame: object) -> list[tuple[str, npt.NDArray[Any]]]:
             f"cannot read a table from {type(frame).__name__}: give a pandas, polars or pyarrow table, "
             "or a dict of columns"
         ) from None
+    except DuplicateError as error:
+        raise DataError(
+            f"two columns have the same name, rename one of them ({' '.join(str(error).split())})"
+        ) from None
     if isinstance(table, nw.LazyFrame):
         table = table.collect()
-    try:
-        return [(str(name), _column_of_series(table[name])) for name in table.columns]
-    except DuplicateError as error:
-        raise DataError(f"two columns of the table have the same name, rename one of them: {error}") from None
+    return [(str(name), _column_of_series(table[name])) for name in table.columns]
 
 
 def _column_of_series(series: Any) -> npt.NDArray[Any]:

@@ -1,0 +1,389 @@
+"""Columns from files and frames."""
+
+import datetime
+import sys
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedkin.errors import DataError, MissingDependencyError
+from fedkin.tables import as_column, columns_of, device_id, device_ids, infer_column, read_columns, write_csv
+
+
+def written(tmp_path, content, name="table.csv"):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def same_cells(column, expected):
+    return column.tolist() == expected
+
+
+# --- inference ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cells", "dtype", "expected"),
+    [
+        (["1", "2"], "float64", [1.0, 2.0]),
+        (["1.5", "-2e3", "+.5", "3."], "float64", [1.5, -2000.0, 0.5, 3.0]),
+        ([" 1 ", "2"], "float64", [1.0, 2.0]),
+        (["0", "-0.5", "0.25"], "float64", [0.0, -0.5, 0.25]),
+        (["01", "02"], "O", ["01", "02"]),
+        (["1", "007"], "O", ["1", "007"]),
+        (["1", "two"], "O", ["1", "two"]),
+        (["1_000", "2"], "O", ["1_000", "2"]),
+        (["٣", "2"], "O", ["٣", "2"]),
+        (["1,5", "2"], "O", ["1,5", "2"]),
+        (["0x1F", "2"], "O", ["0x1F", "2"]),
+        (["a", ""], "O", ["a", None]),
+        (["NA", "ZA"], "O", ["NA", "ZA"]),
+        (["NA", "NA"], "O", ["NA", "NA"]),
+        (["True", "False"], "bool", [True, False]),
+        (["true", ""], "O", ["true", None]),
+        (["9007199254740993", "1"], "O", [9007199254740993, 1]),
+        (["-", "1"], "O", ["-", "1"]),
+        ([], "float64", []),
+    ],
+)
+def test_inference(cells, dtype, expected):
+    column = infer_column(cells)
+    assert column.dtype == dtype
+    assert same_cells(column, expected)
+
+
+@pytest.mark.parametrize("missing", ["", "NA", "nan", "NaN"])
+def test_missing_cells_of_a_numeric_column_are_nan(missing):
+    np.testing.assert_array_equal(infer_column(["1", missing, "3"]), [1.0, np.nan, 3.0])
+
+
+def test_a_column_without_any_cell_is_nan():
+    assert np.isnan(infer_column(["", ""])).all()
+
+
+def test_infinity_is_a_number_that_checks_can_find():
+    np.testing.assert_array_equal(infer_column(["1", "-inf"]), [1.0, -np.inf])
+
+
+@given(st.lists(st.floats(allow_nan=False), min_size=1))
+def test_floats_survive_their_text(values):
+    column = infer_column([repr(value) for value in values])
+    assert column.dtype == np.float64
+    np.testing.assert_array_equal(column, values)
+
+
+@given(st.lists(st.integers(0, 10**20), min_size=1))
+def test_integers_survive_their_text(values):
+    assert device_ids(infer_column([str(value) for value in values])) == values
+
+
+# --- CSV ------------------------------------------------------------------------------------------------------
+
+
+def test_csv_with_everything(tmp_path):
+    path = written(tmp_path, 'site,x,note\r\n01,1,"a, ""b"""\r\n\r\n02,,"two\nlines"\r\n')
+    columns = read_columns(path)
+    assert list(columns) == ["site", "x", "note"]
+    assert same_cells(columns["site"], ["01", "02"])
+    np.testing.assert_array_equal(columns["x"], [1.0, np.nan])
+    assert same_cells(columns["note"], ['a, "b"', "two\nlines"])
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_csv_with_and_without_byte_order_mark(tmp_path, mark):
+    columns = read_columns(written(tmp_path, mark + "città,x\nRömer,1\n東京,2\n".encode()))
+    assert list(columns) == ["città", "x"]
+    assert same_cells(columns["città"], ["Römer", "東京"])
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_csv_with_other_separators(tmp_path, mark):
+    columns = read_columns(written(tmp_path, f"a{mark}b\n1{mark}2\n", "table.tsv"))
+    assert {name: column.tolist() for name, column in columns.items()} == {"a": [1.0], "b": [2.0]}
+
+
+def test_csv_agrees_with_pandas(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.standard_normal(50), "k": rng.integers(0, 9, 50), "s": rng.choice(["a", "b"], 50)})
+    frame.loc[3, "x"] = np.nan
+    frame.to_csv(tmp_path / "frame.csv", index=False)
+    columns = read_columns(tmp_path / "frame.csv")
+    for name in frame:
+        np.testing.assert_array_equal(columns[name], frame[name].to_numpy())
+
+
+def test_header_alone_gives_empty_columns(tmp_path):
+    assert [len(column) for column in read_columns(written(tmp_path, "a,b\n")).values()] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty: expected a header"),
+        (b"\xef\xbb\xbf\n\n", "is empty: expected a header"),
+        (b"a,b\n1,2\n3\n", "line 3: 1 cells, but the header has 2"),
+        (b"a,b\n1,2\n\n3,4,5\n", "line 4: 3 cells, but the header has 2"),
+        (b"a,b,a\n1,2,3\n", "line 1: two columns are called 'a'"),
+        (b"a,b\n1,2\n3,\xff\n", "line 3: the byte 0xff is not UTF-8; save the file as UTF-8"),
+        ("a,b\n1,2\n".encode("utf-16"), "line 1: the byte 0xff is not UTF-8"),
+        (b'a,b\n1,"2\n', "check the quotes"),
+    ],
+)
+def test_bad_csv(tmp_path, content, message):
+    path = written(tmp_path, content)
+    with pytest.raises(DataError) as caught:
+        read_columns(path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_missing_file_directory_and_suffix(tmp_path):
+    with pytest.raises(DataError, match="there is no file"):
+        read_columns(tmp_path / "absent.csv")
+    with pytest.raises(DataError, match="there is no file"):
+        read_columns(tmp_path / "absent.parquet")
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(DataError, match="is a directory"):
+        read_columns(tmp_path / "folder.csv")
+    with pytest.raises(DataError, match=r"suffix '\.xlsx', expected one of \.csv"):
+        read_columns(tmp_path / "table.xlsx")
+
+
+# --- Parquet --------------------------------------------------------------------------------------------------
+
+
+def test_parquet(tmp_path):
+    table = pa.table(
+        {
+            "site": ["a", "b", None],
+            "kind": pa.array(["u", "v", "u"]).dictionary_encode(),
+            "id": pa.array([1, 2, 2**60]),
+            "k": pa.array([1, None, 3]),
+            "x": [0.5, None, 2.0],
+            "flag": [True, False, True],
+        }
+    )
+    pq.write_table(table, tmp_path / "table.parquet")
+    columns = read_columns(tmp_path / "table.parquet")
+    assert same_cells(columns["site"], ["a", "b", None])
+    assert same_cells(columns["kind"], ["u", "v", "u"])
+    assert same_cells(columns["id"], [1, 2, 2**60])
+    np.testing.assert_array_equal(columns["k"], [1.0, np.nan, 3.0])
+    np.testing.assert_array_equal(columns["x"], [0.5, np.nan, 2.0])
+    assert columns["flag"].dtype == bool
+
+
+@pytest.mark.parametrize("size", [0, 3, 100])
+def test_truncated_parquet(tmp_path, size):
+    path = tmp_path / "table.parquet"
+    pq.write_table(pa.table({"x": np.arange(1000.0)}), path)
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(DataError, match=r"table\.parquet is not a whole Parquet file"):
+        read_columns(path)
+
+
+def test_parquet_without_pyarrow(tmp_path, monkeypatch):
+    pq.write_table(pa.table({"x": [1.0]}), tmp_path / "table.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingDependencyError, match=r"fedkin\[parquet\]"):
+        read_columns(tmp_path / "table.parquet")
+
+
+# --- frames ---------------------------------------------------------------------------------------------------
+
+CELLS = {
+    "site": ["a", "b", "a"],
+    "id": [1, 2, 2**60],
+    "count": [3, 4, 5],
+    "x": [0.5, float("nan"), 2.0],
+    "flag": [True, False, True],
+}
+
+
+@pytest.mark.parametrize("make", [dict, pd.DataFrame, pl.DataFrame, pl.LazyFrame, pa.table])
+def test_frames_of_every_make_give_the_same_columns(make):
+    columns = columns_of(make(CELLS))
+    assert {name: column.dtype.kind for name, column in columns.items()} == {
+        "site": "O",
+        "id": "O",
+        "count": "f",
+        "x": "f",
+        "flag": "b",
+    }
+    assert same_cells(columns["site"], CELLS["site"])
+    assert same_cells(columns["id"], CELLS["id"])
+    assert {type(cell) for cell in columns["id"].tolist()} == {int}
+    assert {type(cell) for cell in columns["site"].tolist()} == {str}
+    np.testing.assert_array_equal(columns["x"], CELLS["x"])
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        pd.Series([1, None, 3], dtype="Int64"),
+        pd.Series([1, None, 3], dtype="Float64"),
+        pd.Series([1, None, 3], dtype=object),
+        pd.Series([1, None, 3], dtype="float32"),
+        pd.Series([1, None, 3], dtype="category"),
+    ],
+    ids=lambda series: str(series.dtype),
+)
+def test_pandas_columns_with_gaps(series):
+    np.testing.assert_array_equal(columns_of(pd.DataFrame({"x": series}))["x"], [1.0, np.nan, 3.0])
+
+
+@pytest.mark.parametrize("dtype", ["category", "string", object, "str"])
+def test_pandas_text_with_gaps(dtype):
+    column = columns_of(pd.DataFrame({"s": pd.Series(["a", None, "b"], dtype=dtype)}))["s"]
+    assert same_cells(column, ["a", None, "b"])
+
+
+def test_polars_gaps_categories_and_decimals():
+    frame = pl.DataFrame(
+        {
+            "k": [1, None],
+            "c": pl.Series(["u", "v"], dtype=pl.Categorical),
+            "d": pl.Series(["1.5", "2.5"]).cast(pl.Decimal(10, 2)),
+            "t": [datetime.date(2020, 1, 1), None],
+            "u": pl.Series([1, 255], dtype=pl.UInt8),
+        }
+    )
+    columns = columns_of(frame)
+    np.testing.assert_array_equal(columns["k"], [1.0, np.nan])
+    assert same_cells(columns["c"], ["u", "v"])
+    np.testing.assert_array_equal(columns["d"], [1.5, 2.5])
+    assert same_cells(columns["t"], [datetime.date(2020, 1, 1), None])
+    np.testing.assert_array_equal(columns["u"], [1.0, 255.0])
+
+
+def test_the_frame_is_not_shared():
+    frame = pd.DataFrame({"x": [1.0, 2.0]})
+    columns_of(frame)["x"][0] = 9.0
+    assert frame["x"].tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (np.zeros((3, 2)), "cannot read a table from ndarray"),
+        ([1, 2], "cannot read a table from list"),
+        (None, "cannot read a table from NoneType"),
+        ({"a": [1, 2], "b": [1]}, "must have one length"),
+        ({"a": "text"}, "column 'a' is a single str"),
+        ({"a": 3}, "column 'a' is a single int"),
+        ({"a": np.zeros((2, 2))}, "column 'a': a column must be one-dimensional"),
+        ({1: [1.0], "1": [2.0]}, "two columns of the table are called '1'"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "rename one of them"),
+        (pa.table([[1], [2]], names=["a", "a"]), "rename one of them"),
+    ],
+)
+def test_bad_frames(frame, message):
+    with pytest.raises(DataError, match=message):
+        columns_of(frame)
+
+
+def test_dict_of_series():
+    columns = columns_of({"a": pd.Series(["u", "v"]), "b": pl.Series([1, 2]), "c": pa.array(["x", None])})
+    assert [column.tolist() for column in columns.values()] == [["u", "v"], [1.0, 2.0], ["x", None]]
+
+
+# --- ids ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (np.int64(3), 3),
+        (np.float64(3.0), 3),
+        (3.0, 3),
+        (2.5, 2.5),
+        (np.str_("a"), "a"),
+        (np.bool_(True), True),
+        (("a", 1), ("a", 1)),
+        (b"a", b"a"),
+        ("", ""),
+    ],
+)
+def test_ids_are_plain(value, expected):
+    plain = device_id(value)
+    assert plain == expected
+    assert type(plain) is type(expected)
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), np.float32("nan"), pd.NA, pd.NaT, np.datetime64("NaT")])
+def test_missing_ids(value):
+    with pytest.raises(DataError, match="a device id is missing"):
+        device_id(value)
+
+
+@pytest.mark.parametrize("value", [[1], {}, set()])
+def test_ids_that_cannot_be_hashed(value):
+    with pytest.raises(DataError, match="cannot be hashed"):
+        device_id(value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [np.array([2.0, 1.0]), np.array([2, 1]), pd.Series([2, 1]), pl.Series([2, 1]), pa.array([2, 1]), [2, np.int8(1)]],
+)
+def test_ids_of_many_kinds_of_list(values):
+    ids = device_ids(values)
+    assert ids == [2, 1]
+    assert {type(value) for value in ids} == {int}
+
+
+def test_text_ids_of_arrays_are_plain_text():
+    for values in (np.array(["a", "b"]), pd.Series(["a", "b"]), pl.Series(["a", "b"]), pa.array(["a", "b"])):
+        assert [type(value) for value in device_ids(values)] == [str, str]
+
+
+def test_as_column_keeps_tuples_whole():
+    column = as_column([(0, 1), (1, 0)])
+    assert column.shape == (2,)
+    assert column.tolist() == [(0, 1), (1, 0)]
+
+
+# --- writing --------------------------------------------------------------------------------------------------
+
+WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc", "Z"]), min_size=1).map(lambda s: "w" + s)
+
+
+@settings(max_examples=50)
+@given(rows=st.lists(st.tuples(WORDS, st.floats(allow_nan=False), WORDS), min_size=1))
+def test_csv_round_trip(tmp_path_factory, rows):
+    path = tmp_path_factory.mktemp("csv") / "table.csv"
+    write_csv(path, ["a", "x", "b,;"], rows)
+    columns = read_columns(path)
+    assert list(zip(*(column.tolist() for column in columns.values()), strict=True)) == rows
+    assert list(columns) == ["a", "x", "b,;"]
+
+
+def test_writing_that_fails_leaves_the_old_file(tmp_path):
+    path = written(tmp_path, "a\nold\n")
+
+    def rows():
+        yield ["new"]
+        raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        write_csv(path, ["a"], rows())
+    assert path.read_text() == "a\nold\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_written_file_has_ordinary_permissions(tmp_path):
+    write_csv(tmp_path / "table.csv", ["a"], [])
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "table.csv").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_writing_into_no_directory(tmp_path):
+    with pytest.raises(DataError, match="there is no directory"):
+        write_csv(tmp_path / "absent" / "table.csv", ["a"], [])
