@@ -589,10 +589,10 @@ class Federation:
         if len(self.X) == 0:
             raise DataError("the federation has no rows, so there is no mean and no standard deviation")
         constant = self.X.min(axis=0) == self.X.max(axis=0)
-        mean = np.where(constant, self.X[0], self.X.mean(axis=0))
+        mean = np.where(constant, self.X[0], self.X.mean(axis=0))  # a rounded mean would leave a tiny deviation
         centred = self.X - mean
-        scale = np.where(constant, 1.0, np.sqrt(np.mean(centred**2, axis=0)))
-        scale[scale == 0] = 1.0  # underflow of tiny deviations
+        scale = np.sqrt(np.mean(centred**2, axis=0))
+        scale[scale == 0] = 1.0
         return self._with_features(centred / scale, self.feature_names), mean, scale
 
     def _with_features(self, X: FloatArray, names: tuple[str, ...]) -> Federation:
@@ -675,7 +675,8 @@ def _matrix(X: Any, where: str) -> FloatArray:
         for (row, column), cell in np.ndenumerate(raw.astype(object)):
             if cell is not None and not isinstance(cell, (int, float, np.number, np.bool_)):
                 raise DataError(
-                    f"{where}X is not numeric: row {row}, column {column} is {cell!r}; encode text as numbers, fill gaps"
+                    f"{where}X is not numeric: row {row}, column {column} is {cell!r}; "
+                    "encode text as numbers, fill gaps"
                 )
     return np.array(raw, dtype=np.float64)
 

