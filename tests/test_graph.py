@@ -12,12 +12,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedkin.graph
 from fedkin.errors import FedkinError, GraphError, MissingDependencyError, ParameterError
 from fedkin.graph import Graph
+
+# A busy machine must not make a test fail.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 @st.composite
@@ -295,7 +299,6 @@ def test_networkx_round_trip(given_graph):
     assert Graph.from_networkx(graph.to_networkx()) == graph
 
 
-@settings(deadline=None)
 @given(random_graphs())
 def test_what_networkx_says(given_graph):
     graph = Graph(*given_graph)
@@ -396,7 +399,7 @@ TEXT_IDS = st.text(st.characters(categories=["L", "P", "S"]), min_size=1, max_si
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.one_of(
         st.lists(st.integers(-(10**18), 10**18), min_size=1, max_size=8, unique=True),
@@ -613,7 +616,6 @@ def test_algebraic_connectivity_in_closed_form(g, expected):
     assert Graph.from_networkx(g).algebraic_connectivity() == pytest.approx(expected, rel=1e-12)
 
 
-@settings(deadline=None)
 @given(random_graphs())
 def test_algebraic_connectivity_is_the_smallest_nonzero_eigenvalue(given_graph):
     graph = Graph(*given_graph)
@@ -664,7 +666,7 @@ def test_large_sparse_graphs_take_seconds():
     assert graph.n_components < size
     assert graph.incidence().nnz == 2 * graph.n_edges
     graph.aligned(range(size - 1, -1, -1))
-    assert time.perf_counter() - started < 15  # a loop over all pairs would take hours, one per edge minutes
+    assert time.perf_counter() - started < 30  # a loop over all pairs would take hours, one per edge minutes
 
 
 def test_import_stays_light():

@@ -31,6 +31,7 @@ import numpy.typing as npt
 from fedkin.errors import DataError, missing_dependency
 
 Columns = dict[str, npt.NDArray[Any]]
+FloatArray = npt.NDArray[np.float64]
 
 CSV_SUFFIXES = (".csv", ".tsv", ".txt")
 PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -39,6 +40,8 @@ _LARGEST_EXACT_INTEGER = 2**53
 _MISSING = frozenset({"", "NA", "nan", "NaN", "NAN"})
 _NUMBER_CHARACTERS = frozenset("0123456789+-.eE")
 _INFINITIES = frozenset({"inf", "-inf", "+inf", "Inf", "-Inf", "Infinity", "-Infinity"})
+_NUMBER_TEXT = _NUMBER_CHARACTERS | {"\n"}
+_SPECIAL_NUMBER = re.compile(r"^[+-]?(?:0[0-9]+|[0-9]{16,})$", re.MULTILINE)  # a leading zero, or maybe beyond 2**53
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _LEADING_ZERO = re.compile(r"[+-]?0[0-9]+")
 _TRUTH = {"True": True, "False": False, "true": True, "false": False, "TRUE": True, "FALSE": False}
@@ -346,6 +349,9 @@ def infer_column(cells: Sequence[str]) -> npt.NDArray[Any]:
     (array([1. , nan, 2.5]), array(['007', '12'], dtype=object))
     """
     stripped = [cell.strip() for cell in cells]
+    quick = _quick_numbers(stripped)
+    if quick is not None:
+        return quick
     distinct = set(stripped)
     values = distinct - _MISSING
     if distinct and distinct <= _TRUTH.keys():
@@ -359,6 +365,17 @@ def infer_column(cells: Sequence[str]) -> npt.NDArray[Any]:
             return np.fromiter(identifiers, dtype=object, count=len(stripped))
         return np.array([numbers[cell] for cell in stripped], dtype=np.float64)
     return np.fromiter((cell if cell else None for cell in stripped), dtype=object, count=len(stripped))
+
+
+def _quick_numbers(cells: list[str]) -> FloatArray | None:
+    """The column if all its cells are ordinary numbers or empty, looking at the whole text at once; else None."""
+    text = "\n".join(cells)
+    if not _NUMBER_TEXT.issuperset(text) or _SPECIAL_NUMBER.search(text):
+        return None
+    try:
+        return np.array([float(cell) if cell else math.nan for cell in cells], dtype=np.float64)
+    except ValueError:
+        return None
 
 
 def _is_number(cell: str) -> bool:
