@@ -188,18 +188,19 @@ class _Search:
     def _minimize_model(
         self, model: QuadraticTerms, theta: Array, alpha: Array, zeta: Array | None, rho: Array
     ) -> PrimalDual:
-        """Minimise the quadratic model well enough for the outer gap to fall by a factor of ten."""
+        """Minimise the quadratic model to a tenth of the decrease it offers."""
         local = FusedObjective(
             model, self.objective.graph, self.objective.penalty, self.objective.strength, self.objective.sparsity
         )
         scale = max(abs(self.objective.value(theta)), self.floor)
-        wanted = max(0.1 * min(self.best_gap, 1.0), 0.2 * self.tol) * scale
+        enough = 0.2 * self.tol * scale
+        before = local.value(theta)
         done = self.n_iter
         for pair in iterate(local, model, theta, alpha, zeta, rho, _check_schedule):
             self.n_iter = done + pair.n_iter
             radius = 10.0 * max(1.0, float(np.abs(pair.theta).max())) if model.needs_radius() else np.inf
             gap = local.gap(pair.theta, pair.alpha, pair.zeta, pair.balance, radius)
-            if gap <= wanted or self.n_iter >= self.max_iter:
+            if gap <= max(0.1 * (before - local.value(pair.theta)), enough) or self.n_iter >= self.max_iter:
                 return pair
         raise AssertionError("iterate never ends by itself")
 
