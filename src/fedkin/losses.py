@@ -369,9 +369,12 @@ class HuberLoss(_ScalarLoss):
     def dispersion(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
         residual = self.predictors(theta, X, offset)[:, 0] - _given(y)
         psi = np.clip(residual, -self.delta, self.delta)
-        inliers = max(float((np.abs(residual) <= self.delta).mean()), 1.0 / X.shape[0])
-        # Huber's proposal: E psi^2 / (E psi')  against a Hessian that already carries E psi'
-        return float(psi @ psi / (max(X.shape[0] - X.shape[1], 1) * inliers))
+        n, p = X.shape
+        inliers = max(float((np.abs(residual) <= self.delta).mean()), 1.0 / n)
+        # Huber's proposal: E psi^2 / (E psi')  against a Hessian that already carries E psi'; the square is his (1973)
+        # correction for estimating p parameters from n rows
+        correction = (1.0 + p / n * (1.0 - inliers) / inliers) ** 2
+        return float(correction * (psi @ psi) / (max(n - p, 1) * inliers))
 
     @property
     def estimates_scale(self) -> bool:

@@ -51,13 +51,13 @@ def damped_newton(
         ``value(theta (A, p), who (A,))`` gives the values ``(A,)`` of the functions with numbers ``who``; it may be
         infinite, but not NaN.
     derivatives : callable
-        ``derivatives(theta, who)`` gives gradients ``(A, p)`` and positive definite matrices ``(A, p, p)``: Hessians, or
-        anything above them where a Hessian is singular.
+        ``derivatives(theta, who)`` gives gradients ``(A, p)`` and positive definite matrices ``(A, p, p)``: Hessians,
+        or anything above them where a Hessian is singular.
     start : array (B, p)
         With finite values.
     tol : float
-        Half the squared Newton decrement, relative to ``1 + |value|``, at which a function is done. The step that shows it is
-        still taken, so that the error left is of the order of the square.
+        Half the squared Newton decrement, relative to ``1 + |value|``, at which a function is done. The step that shows
+        it is still taken, so that the error left is of the order of the square.
     max_iter : int
         Functions that are not done by then are reported as not converged.
 
@@ -123,19 +123,21 @@ def solve_positive(matrix: Array, right: Array) -> Array:
     that are singular to working precision are shifted by as little as makes them regular.
     """
     scaled, scale = unit_diagonal(matrix)
-    diagonal = np.arange(scaled.shape[-1])
-    shift = 0.0
-    while True:
+    target = right / scale
+    solution = np.zeros_like(right)
+    pending = np.arange(right.shape[0])
+    eye = np.eye(right.shape[1])
+    for shift in (0.0, 1e-13, 1e-10, 1e-7, 1e-4, 1e-1, 10.0):
         try:
-            solution = np.linalg.solve(scaled, (right / scale)[:, :, None])[:, :, 0] / scale
+            found = np.linalg.solve(scaled[pending] + shift * eye, target[pending][:, :, None])[:, :, 0]
         except np.linalg.LinAlgError:
-            solution = np.full_like(right, np.nan)
-        descent = np.einsum("ap,ap->a", right, solution)
-        if (np.isfinite(descent) & (descent >= 0)).all() or shift > 1.0:
-            return np.where(np.isfinite(solution), solution, 0.0)
-        step = 1e-13 if shift == 0.0 else 99.0 * shift
-        shift += step
-        scaled[:, diagonal, diagonal] += step
+            continue
+        good = np.einsum("ap,ap->a", target[pending], found) >= 0  # False for NaN
+        solution[pending[good]] = found[good]
+        pending = pending[~good]
+        if not pending.size:
+            break
+    return solution / scale
 
 
 def unit_diagonal(matrix: Array) -> tuple[Array, Array]:
