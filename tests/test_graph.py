@@ -15,7 +15,7 @@ import scipy.sparse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import fedkin.graph
+from fedkin import graph_checks, spectrum
 from fedkin.errors import FedkinError, GraphError, MissingDependencyError, ParameterError
 from fedkin.graph import Graph
 
@@ -211,8 +211,8 @@ def test_pairs_are_numbered_right_where_square_roots_are_rounded():
         first = i * (i - 1) // 2
         numbers = np.array([first - 1, first, first + 1, first + i - 1], dtype=np.int64)
         expected = [[i - 1, i - 2], [i, 0], [i, 1], [i, i - 1]]
-        assert fedkin.graph._pairs(numbers).tolist() == expected
-        np.testing.assert_array_equal(fedkin.graph._pair_numbers(np.array(expected)), numbers)
+        assert graph_checks.pairs_of_numbers(numbers).tolist() == expected
+        np.testing.assert_array_equal(graph_checks.pair_numbers(np.array(expected)), numbers)
 
 
 @given(st.lists(st.sampled_from(["x", "y", "z", 1]), min_size=1, max_size=12))
@@ -644,8 +644,8 @@ def test_algebraic_connectivity_is_the_smallest_nonzero_eigenvalue(given_graph):
 def test_algebraic_connectivity_of_large_graphs(monkeypatch, g, factor_entries):
     graph = Graph.from_networkx(g)
     exact = graph.algebraic_connectivity()
-    monkeypatch.setattr(fedkin.graph, "_DENSE_EIGENVALUES", 2)
-    monkeypatch.setattr(fedkin.graph, "_FACTOR_ENTRIES", factor_entries)
+    monkeypatch.setattr(spectrum, "_DENSE_EIGENVALUES", 2)
+    monkeypatch.setattr(spectrum, "_FACTOR_ENTRIES", factor_entries)
     assert graph.algebraic_connectivity() == pytest.approx(exact, rel=1e-7)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,16 +14,26 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from fedkin.errors import DataError, GraphError, ParameterError, missing_dependency
-from fedkin.tables import CSV_SUFFIXES, device_ids, infer_column, read_cells, replacing, write_csv
+from fedkin.errors import DataError, GraphError, ParameterError
+from fedkin.graph_checks import (
+    checked_edges,
+    checked_weights,
+    counted,
+    listed,
+    pair_numbers,
+    pairs_of_numbers,
+    plain_ids,
+    positions,
+    sorted_edges,
+)
+from fedkin.graph_files import ids_by_text, named_among, named_in_file, reader_of, require_networkx
+from fedkin.spectrum import second_eigenvalue
+from fedkin.tables import replacing, write_csv
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-_DENSE_EIGENVALUES = 1500  # up to this many devices a dense eigenvalue routine is quicker than an iterative one
-_FACTOR_ENTRIES = 5 * 10**7  # the largest sparse factor that algebraic_connectivity makes
 _ROUNDING = 1e-12  # how far, against its largest entry, a matrix may be from symmetric
-_WHOLE_NUMBER = re.compile(r"(0|-?[1-9][0-9]*)(?:\.0*)?")  # a table with gaps makes 7.0 of 7
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -72,7 +81,7 @@ class Graph:
         edges: Iterable[Any],
         weights: npt.ArrayLike | None = None,
     ) -> None:
-        ids, position = _positions(devices)
+        ids, position = positions(devices)
         pairs = edges.tolist() if isinstance(edges, np.ndarray) else list(edges)
         flat: list[int] = []
         for pair in pairs:
@@ -89,7 +98,7 @@ class Graph:
                 except TypeError:
                     raise GraphError(f"edge {tuple(pair)!r}: {end!r} cannot be a device id") from None
         index = np.array(flat, dtype=np.int64).reshape(-1, 2)
-        self._set(ids, *_checked_edges(ids, index, weights))
+        self._set(ids, *checked_edges(ids, index, weights))
 
     def _set(self, devices: tuple[Hashable, ...], edges: IntArray, weights: FloatArray) -> None:
         edges.flags.writeable = False
@@ -127,7 +136,7 @@ class Graph:
         >>> Graph.from_indices("abc", [[0, 2], [1, 0]]).edges.tolist()
         [[1, 0], [2, 0]]
         """
-        ids, _ = _positions(devices)
+        ids, _ = positions(devices)
         pairs = np.asarray(index)
         if pairs.size == 0:
             pairs = np.empty((0, 2), dtype=np.int64)
@@ -140,7 +149,7 @@ class Graph:
                 f"edge number {edge} names position {pairs[edge, end]}, but the {len(ids)} devices of the graph "
                 f"have the positions 0..{len(ids) - 1}"
             )
-        return cls._of(ids, *_checked_edges(ids, pairs.astype(np.int64), weights))
+        return cls._of(ids, *checked_edges(ids, pairs.astype(np.int64), weights))
 
     @classmethod
     def complete(cls, devices: Iterable[Hashable]) -> Graph:
@@ -156,8 +165,8 @@ class Graph:
         >>> Graph.complete(range(4)).n_edges
         6
         """
-        ids, _ = _positions(devices)
-        return cls._of(ids, _pairs(np.arange(len(ids) * (len(ids) - 1) // 2, dtype=np.int64)))
+        ids, _ = positions(devices)
+        return cls._of(ids, pairs_of_numbers(np.arange(len(ids) * (len(ids) - 1) // 2, dtype=np.int64)))
 
     @classmethod
     def empty(cls, devices: Iterable[Hashable]) -> Graph:
@@ -173,7 +182,7 @@ class Graph:
         >>> Graph.empty(range(4))
         Graph(4 devices, 0 edges, 4 components)
         """
-        ids, _ = _positions(devices)
+        ids, _ = positions(devices)
         return cls._of(ids, np.empty((0, 2), dtype=np.int64))
 
     @classmethod
@@ -200,8 +209,8 @@ class Graph:
             if devices is not None:
                 raise GraphError("give devices only with a sequence of labels: a mapping names them itself")
             devices, labels = list(labels), list(labels.values())
-        groups = _plain_ids(labels, "labels")
-        ids, _ = _positions(range(len(groups)) if devices is None else devices)
+        groups = plain_ids(labels, "labels")
+        ids, _ = positions(range(len(groups)) if devices is None else devices)
         if len(ids) != len(groups):
             raise GraphError(f"{len(groups)} labels for {len(ids)} devices: give one label per device")
         members: dict[Hashable, list[int]] = {}
@@ -210,8 +219,8 @@ class Graph:
         cliques = []
         for group in members.values():
             size = len(group)
-            cliques.append(np.array(group, dtype=np.int64)[_pairs(np.arange(size * (size - 1) // 2))])
-        return cls._of(ids, *_sorted_edges(np.concatenate(cliques), None))
+            cliques.append(np.array(group, dtype=np.int64)[pairs_of_numbers(np.arange(size * (size - 1) // 2))])
+        return cls._of(ids, *sorted_edges(np.concatenate(cliques), None))
 
     @classmethod
     def from_networkx(cls, g: Any) -> Graph:
@@ -247,7 +256,7 @@ class Graph:
         >>> Graph(["a", "b"], [("a", "b")]).to_networkx().edges["a", "b"]
         {'weight': 1.0}
         """
-        networkx = _networkx("Graph.to_networkx")
+        networkx = require_networkx("Graph.to_networkx")
         g = networkx.Graph()
         g.add_nodes_from(self.devices)
         weighted = zip(self.edge_ids(), self.weights.tolist(), strict=True)
@@ -279,7 +288,7 @@ class Graph:
             raise GraphError(f"a weight matrix must be square, got the shape {square.shape}")
         if square.dtype.kind not in "biuf":
             raise GraphError(f"a weight matrix must hold real numbers, got {square.dtype}")
-        ids, _ = _positions(range(square.shape[0]) if devices is None else devices)
+        ids, _ = positions(range(square.shape[0]) if devices is None else devices)
         if len(ids) != square.shape[0]:
             raise GraphError(f"the matrix has {square.shape[0]} rows, but there are {len(ids)} devices")
         square = square.astype(np.float64)
@@ -299,7 +308,7 @@ class Graph:
                 f"{square[j, i]} back; use (A + A.T) / 2 if that is what you mean"
             )
         half = sparse.coo_array(sparse.tril(square))
-        return cls._of(ids, *_checked_edges(ids, np.column_stack(half.coords).astype(np.int64), half.data))
+        return cls._of(ids, *checked_edges(ids, np.column_stack(half.coords).astype(np.int64), half.data))
 
     @classmethod
     def knn(cls, coordinates: npt.ArrayLike, k: int, devices: Iterable[Hashable] | None = None) -> Graph:
@@ -333,7 +342,7 @@ class Graph:
         if places.ndim != 2:
             raise GraphError(f"coordinates must have the shape (V, d), got {places.shape}")
         size = len(places)
-        ids, _ = _positions(range(size) if devices is None else devices)
+        ids, _ = positions(range(size) if devices is None else devices)
         if len(ids) != size:
             raise GraphError(f"{size} coordinates for {len(ids)} devices: give one place per device")
         if not np.isfinite(places).all():
@@ -346,7 +355,7 @@ class Graph:
         # Among many devices at one place the device itself may not be found; then the last one found goes.
         itself[~itself.any(axis=1), -1] = True
         ends = np.column_stack([np.repeat(np.arange(size), k), near[~itself]]).astype(np.int64)
-        return cls._of(ids, *_sorted_edges(np.unique(np.sort(ends, axis=1), axis=0), None))
+        return cls._of(ids, *sorted_edges(np.unique(np.sort(ends, axis=1), axis=0), None))
 
     @classmethod
     def grid(cls, rows: int, cols: int) -> Graph:
@@ -368,7 +377,7 @@ class Graph:
         across = np.column_stack([at[:, :-1].ravel(), at[:, 1:].ravel()])
         down = np.column_stack([at[:-1].ravel(), at[1:].ravel()])
         ids = tuple((r, c) for r in range(rows) for c in range(cols))
-        return cls._of(ids, *_sorted_edges(np.concatenate([across, down]), None))
+        return cls._of(ids, *sorted_edges(np.concatenate([across, down]), None))
 
     # --- files ------------------------------------------------------------------------------------------------
 
@@ -397,11 +406,11 @@ class Graph:
         Graph(4 devices, 2 edges, 2 components)
         """
         path = Path(path)
-        reader = _reader_of(path)
-        ids = None if devices is None else _positions(devices)[0]
+        reader = reader_of(path)
+        ids = None if devices is None else positions(devices)[0]
         try:
             named, ends, weights = reader(path, ids)
-            known = _named_in_file(named) if ids is None else _named_among(named, ids)
+            known = named_in_file(named) if ids is None else named_among(named, ids)
             nodes = dict.fromkeys(known.values()) if ids is None else ids
             return cls(nodes, [(known[u], known[v]) for u, v in ends], weights)
         except (GraphError, DataError) as error:
@@ -432,15 +441,15 @@ class Graph:
         'source,target\\n1,2\\n3,\\n'
         """
         path = Path(path)
-        _reader_of(path)  # the same suffixes
+        reader_of(path)  # the same suffixes
         names = [str(device) for device in self.devices]
-        _by_text(self.devices)
+        ids_by_text(self.devices)
         for device, name in zip(self.devices, names, strict=True):
             if not name or name != name.strip():
                 raise GraphError(f"device {device!r} is empty or padded with blanks as text, which a file cannot keep")
         try:
             if path.suffix.lower() == ".graphml":
-                networkx = _networkx("writing GraphML")
+                networkx = require_networkx("writing GraphML")
                 g = networkx.relabel_nodes(self.to_networkx(), dict(zip(self.devices, names, strict=True)))
                 with replacing(path) as temporary:
                     networkx.write_graphml(g, temporary)
@@ -611,7 +620,7 @@ class Graph:
         >>> Graph.complete("ab").reweighted([0.5]).weights
         array([0.5])
         """
-        return Graph._of(self.devices, self.edges, _checked_weights(self.devices, self.edges, weights))
+        return Graph._of(self.devices, self.edges, checked_weights(self.devices, self.edges, weights))
 
     def aligned(self, devices: Iterable[Hashable]) -> Graph:
         """The same graph with its devices in another order.
@@ -626,20 +635,20 @@ class Graph:
         >>> Graph(["a", "b"], [("a", "b")]).aligned(["b", "a"]).devices
         ('b', 'a')
         """
-        ids, position = _positions(devices)
+        ids, position = positions(devices)
         if ids == self.devices:
             return self
         absent = [device for device in ids if device not in self.index]
         if absent:
             raise GraphError(
-                f"the graph does not have {_count(absent)} {_listed(absent)}: add them to the graph, "
+                f"the graph does not have {counted(absent)} {listed(absent)}: add them to the graph, "
                 "if need be without edges"
             )
         extra = [device for device in self.devices if device not in position]
         if extra:
-            raise GraphError(f"the graph has {_count(extra)} {_listed(extra)} beyond the {len(ids)} devices asked for")
+            raise GraphError(f"the graph has {counted(extra)} {listed(extra)} beyond the {len(ids)} devices asked for")
         moved = np.array([position[device] for device in self.devices], dtype=np.int64)
-        return Graph._of(ids, *_sorted_edges(moved[self.edges], self.weights))
+        return Graph._of(ids, *sorted_edges(moved[self.edges], self.weights))
 
     def corrupt(self, varrho: float, seed: int | np.random.Generator) -> Graph:
         """The graph with the edge status of every pair of devices flipped with probability varrho (section 5).
@@ -669,7 +678,7 @@ class Graph:
         weights[self.edges[:, 1], self.edges[:, 0]] = self.weights
         weights[flipped] = weights[flipped] == 0
         pairs = np.argwhere(weights).astype(np.int64)
-        return Graph._of(self.devices, *_sorted_edges(pairs, weights[pairs[:, 0], pairs[:, 1]]))
+        return Graph._of(self.devices, *sorted_edges(pairs, weights[pairs[:, 0], pairs[:, 1]]))
 
     # --- theory -----------------------------------------------------------------------------------------------
 
@@ -688,7 +697,7 @@ class Graph:
         (1.0, 0.4)
         """
         truth = truth.aligned(self.devices)
-        wrong = np.setdiff1d(_pair_numbers(self.edges), _pair_numbers(truth.edges), assume_unique=True)
+        wrong = np.setdiff1d(pair_numbers(self.edges), pair_numbers(truth.edges), assume_unique=True)
         return truth.n_components / (self.n_components + len(wrong))
 
     def algebraic_connectivity(self) -> float:
@@ -713,259 +722,5 @@ class Graph:
         for members in np.split(order, np.cumsum(sizes)[:-1]):
             if len(members) > 1:
                 block = laplacian if len(sizes) == 1 else laplacian[members][:, members]
-                smallest = min(smallest, _second_eigenvalue(sparse.csr_array(block)))
+                smallest = min(smallest, second_eigenvalue(sparse.csr_array(block)))
         return smallest
-
-
-# --- checks of what came in -----------------------------------------------------------------------------------
-
-
-def _plain_ids(values: Iterable[object], what: str) -> list[Hashable]:
-    if isinstance(values, int):
-        raise GraphError(f"{what} must be an iterable of ids, got {values!r}: use range({values})")
-    try:
-        return device_ids(values)
-    except DataError as error:
-        raise GraphError(f"{what}: {error}") from None
-
-
-def _positions(devices: Iterable[object]) -> tuple[tuple[Hashable, ...], dict[Hashable, int]]:
-    ids = tuple(_plain_ids(devices, "devices"))
-    if not ids:
-        raise GraphError("a graph needs at least one device, got none")
-    position = {device: number for number, device in enumerate(ids)}
-    if len(position) < len(ids):
-        twice = next(device for number, device in enumerate(ids) if position[device] != number)
-        raise GraphError(f"device {twice!r} is given twice: every device must be named once")
-    return ids, position
-
-
-def _checked_edges(
-    ids: tuple[Hashable, ...], index: IntArray, weights: npt.ArrayLike | None
-) -> tuple[IntArray, FloatArray]:
-    """Oriented and sorted edges with their weights, or the error that names the culprit."""
-    loops = index[:, 0] == index[:, 1]
-    if loops.any():
-        device = ids[index[np.flatnonzero(loops)[0], 0]]
-        raise GraphError(f"edge {(device, device)!r} is a self-loop: remove it, a device is always like itself")
-    checked = None if weights is None else _checked_weights(ids, index, weights)
-    edges, ordered = _sorted_edges(index, checked)
-    same = np.flatnonzero((edges[1:] == edges[:-1]).all(axis=1))
-    if len(same):
-        i, j = edges[same[0]]
-        more = f" (and {len(same) - 1} more)" if len(same) > 1 else ""
-        raise GraphError(
-            f"edge {(ids[j], ids[i])!r} is given twice{more}, maybe once in each direction: give every pair once"
-        )
-    return edges, ordered
-
-
-def _checked_weights(ids: tuple[Hashable, ...], index: IntArray, weights: npt.ArrayLike) -> FloatArray:
-    try:
-        values = np.array(weights, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise GraphError("weights must be numbers, one per edge") from None
-    if values.shape != (len(index),):
-        raise GraphError(f"weights have the shape {values.shape}, expected ({len(index)},), one per edge")
-    bad = ~(np.isfinite(values) & (values > 0))
-    if bad.any():
-        at = int(np.flatnonzero(bad)[0])
-        u, v = (ids[end] for end in index[at])
-        raise GraphError(
-            f"edge {(u, v)!r} has the weight {values[at]}, expected a positive number: "
-            "leave out edges that do not count"
-        )
-    return values
-
-
-def _sorted_edges(index: IntArray, weights: FloatArray | None) -> tuple[IntArray, FloatArray]:
-    """Pairs with the larger position first, in lexicographic order."""
-    i, j = index.max(axis=1), index.min(axis=1)
-    order = np.argsort(i * (i.max(initial=0) + 1) + j)
-    return np.column_stack([i[order], j[order]]), np.ones(len(index)) if weights is None else weights[order]
-
-
-def _pair_numbers(edges: IntArray) -> IntArray:
-    """Number of the pair (i, j), i > j, in the list (1, 0), (2, 0), (2, 1), (3, 0), ..."""
-    i, j = edges[:, 0], edges[:, 1]
-    return i * (i - 1) // 2 + j
-
-
-def _pairs(numbers: IntArray) -> IntArray:
-    """The inverse of `_pair_numbers`, exact below 2**50."""
-    i = ((1 + np.sqrt(1 + 8 * numbers.astype(np.float64))) / 2).astype(np.int64)
-    return np.column_stack([i, numbers - i * (i - 1) // 2])
-
-
-def _listed(ids: Sequence[object], most: int = 5) -> str:
-    more = f" and {len(ids) - most} more" if len(ids) > most else ""
-    return ", ".join(repr(device) for device in ids[:most]) + more
-
-
-def _count(ids: Sequence[object]) -> str:
-    return "device" if len(ids) == 1 else f"{len(ids)} devices"
-
-
-# --- files ----------------------------------------------------------------------------------------------------
-
-_Listing = tuple[list[str], list[tuple[str, str]], "list[float] | None"]  # devices, edges, weights
-
-
-def _reader_of(path: Path) -> Callable[[Path, tuple[Hashable, ...] | None], _Listing]:
-    suffix = path.suffix.lower()
-    if suffix == ".graphml":
-        return _read_graphml
-    if suffix in CSV_SUFFIXES:
-        return _read_edge_list
-    raise GraphError(
-        f"{path}: cannot tell the format from the suffix {path.suffix!r}, "
-        f"expected one of {', '.join((*CSV_SUFFIXES, '.graphml'))}"
-    )
-
-
-def _read_edge_list(path: Path, devices: tuple[Hashable, ...] | None) -> _Listing:
-    header, columns = read_cells(path)
-    if len(header) < 2:
-        raise GraphError(f"an edge list needs two columns for the ends, got {_listed(header)}")
-    lower = [name.lower() for name in header]
-    standard = "source" in lower and "target" in lower
-    at = (lower.index("source"), lower.index("target")) if standard else (0, 1)
-    sources, targets = ([cell.strip() for cell in columns[k]] for k in at)
-    named = list(dict.fromkeys(name for pair in zip(sources, targets, strict=True) for name in pair if name))
-    if not standard:
-        likely = set(named) if devices is None else set(named) | {str(device) for device in devices}
-        if all(header[k] in likely or _WHOLE_NUMBER.fullmatch(header[k]) for k in at):
-            raise GraphError(
-                f"line 1 looks like the edge ({header[at[0]]}, {header[at[1]]}), "
-                "expected a header such as source,target"
-            )
-    weights = infer_column(columns[lower.index("weight")]) if "weight" in lower else None
-    if weights is not None and weights.dtype.kind != "f":
-        raise GraphError(f"the column weight must be numeric, got {next(w for w in weights if w is not None)!r}")
-    ends = []
-    kept = []
-    for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
-        if not source:
-            raise GraphError(f"row {row} after the header has no device in the column {header[at[0]]!r}")
-        if target:
-            ends.append((source, target))
-            kept.append(row)
-    return named, ends, None if weights is None else weights[kept].tolist()
-
-
-def _read_graphml(path: Path, devices: tuple[Hashable, ...] | None) -> _Listing:
-    networkx = _networkx("reading GraphML")
-    from xml.etree.ElementTree import ParseError
-
-    if not path.is_file():
-        raise GraphError(f"there is no file {path}: check the path")
-    try:
-        g = networkx.read_graphml(path)
-    except (ParseError, networkx.NetworkXError, KeyError, ValueError) as error:
-        raise GraphError(f"not a whole GraphML file ({error}); write or copy it again") from None
-    if g.is_directed():
-        raise GraphError('the graph is directed, but edges here have no direction: set edgedefault="undirected"')
-    triples = list(g.edges(data="weight", default=1.0))
-    return [str(node) for node in g], [(str(u), str(v)) for u, v, _ in triples], [weight for _, _, weight in triples]
-
-
-def _by_text(ids: Sequence[Hashable]) -> dict[str, Hashable]:
-    known: dict[str, Hashable] = {}
-    for device in ids:
-        if str(device) in known:
-            raise GraphError(
-                f"devices {known[str(device)]!r} and {device!r} look the same in a file: rename one of them"
-            )
-        known[str(device)] = device
-    return known
-
-
-def _named_in_file(named: list[str]) -> dict[str, Hashable]:
-    """The devices that the names of a file stand for: ints if all of them are whole numbers, else text."""
-    numbers = {name: match[1] for name in named if (match := _WHOLE_NUMBER.fullmatch(name))}
-    if len(numbers) == len(named):
-        return {name: int(number) for name, number in numbers.items()}
-    return {name: name for name in named}
-
-
-def _named_among(named: list[str], ids: tuple[Hashable, ...]) -> dict[str, Hashable]:
-    """The devices among `ids` that the names of a file stand for."""
-    by_text = _by_text(ids)
-    known: dict[str, Hashable] = {}
-    for name in named:
-        match = _WHOLE_NUMBER.fullmatch(name)
-        text = match[1] if match and name not in by_text else name
-        if text not in by_text:
-            raise GraphError(f"it names device {name!r}, which is not among the {len(ids)} devices ({_listed(ids)})")
-        known[name] = by_text[text]
-    return known
-
-
-def _networkx(purpose: str) -> Any:
-    try:
-        import networkx
-    except ImportError:
-        raise missing_dependency("networkx", purpose, extra="graph") from None
-    return networkx
-
-
-# --- the second eigenvalue of a connected Laplacian -----------------------------------------------------------
-
-
-def _second_eigenvalue(laplacian: sparse.csr_array) -> float:
-    if laplacian.shape[0] <= _DENSE_EIGENVALUES:
-        return float(np.linalg.eigvalsh(laplacian.toarray())[1])
-    from scipy.sparse.linalg import LinearOperator, eigsh
-
-    size = laplacian.shape[0]
-    solve = _grounded_solver(laplacian)
-
-    def pseudo_inverse(vector: FloatArray) -> FloatArray:
-        centred = vector - vector.mean()
-        solved = solve(centred)
-        solved -= solved.mean()
-        return solved
-
-    # 1/lambda_2 is the largest eigenvalue of the pseudo-inverse and stands well apart there.
-    operator = LinearOperator((size, size), matvec=pseudo_inverse, dtype=np.float64)
-    start = np.random.default_rng(0).standard_normal(size)
-    largest = eigsh(operator, k=1, which="LA", v0=start, tol=1e-9, return_eigenvectors=False)
-    return float(1.0 / largest[0])
-
-
-def _grounded_solver(laplacian: sparse.csr_array) -> Callable[[FloatArray], FloatArray]:
-    """Solutions of ``laplacian @ x = b`` for b of mean zero: by a sparse factor if it is small, else by iteration.
-
-    The band under a Cuthill-McKee order says how large a factor may get: small for paths, grids and maps, where
-    the iteration is slow; large for random graphs, where it takes a few steps.
-    """
-    from scipy.sparse.csgraph import reverse_cuthill_mckee
-    from scipy.sparse.linalg import LinearOperator, cg, splu
-
-    size = laplacian.shape[0]
-    order = reverse_cuthill_mckee(laplacian, symmetric_mode=True)
-    place = np.argsort(order)
-    entries = laplacian.tocoo()
-    band = np.zeros(size, dtype=np.int64)
-    np.maximum.at(band, place[entries.coords[0]], place[entries.coords[0]] - place[entries.coords[1]])
-    if int(band.sum()) <= _FACTOR_ENTRIES:
-        # With one device held at zero the rest is positive definite.
-        rest = order[1:]
-        factor = splu(sparse.csc_array(laplacian[rest][:, rest]), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0)
-
-        def by_factor(b: FloatArray) -> FloatArray:
-            x = np.zeros(size)
-            x[rest] = factor.solve(b[rest])
-            return x
-
-        return by_factor
-    diagonal = laplacian.diagonal()
-    jacobi = LinearOperator((size, size), matvec=lambda v: v / diagonal, dtype=np.float64)
-
-    def by_iteration(b: FloatArray) -> FloatArray:
-        x, failed = cg(laplacian, b, rtol=1e-10, maxiter=20 * size, M=jacobi)
-        if failed:
-            raise GraphError("the algebraic connectivity of this graph could not be computed: the iteration stalled")
-        return np.asarray(x)
-
-    return by_iteration

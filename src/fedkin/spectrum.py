@@ -1,0 +1,75 @@
+"""The second eigenvalue of a connected graph's Laplacian."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse
+
+from fedkin.errors import GraphError
+
+FloatArray = npt.NDArray[np.float64]
+
+_DENSE_EIGENVALUES = 1500  # up to this many devices a dense eigenvalue routine is quicker than an iterative one
+_FACTOR_ENTRIES = 5 * 10**7  # the largest sparse factor that algebraic_connectivity makes
+
+
+def second_eigenvalue(laplacian: sparse.csr_array) -> float:
+    if laplacian.shape[0] <= _DENSE_EIGENVALUES:
+        return float(np.linalg.eigvalsh(laplacian.toarray())[1])
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
+    size = laplacian.shape[0]
+    solve = _grounded_solver(laplacian)
+
+    def pseudo_inverse(vector: FloatArray) -> FloatArray:
+        centred = vector - vector.mean()
+        solved = solve(centred)
+        solved -= solved.mean()
+        return solved
+
+    # 1/lambda_2 is the largest eigenvalue of the pseudo-inverse and stands well apart there.
+    operator = LinearOperator((size, size), matvec=pseudo_inverse, dtype=np.float64)
+    start = np.random.default_rng(0).standard_normal(size)
+    largest = eigsh(operator, k=1, which="LA", v0=start, tol=1e-9, return_eigenvectors=False)
+    return float(1.0 / largest[0])
+
+
+def _grounded_solver(laplacian: sparse.csr_array) -> Callable[[FloatArray], FloatArray]:
+    """Solutions of ``laplacian @ x = b`` for b of mean zero: by a sparse factor if it is small, else by iteration.
+
+    The band under a Cuthill-McKee order says how large a factor may get: small for paths, grids and maps, where
+    the iteration is slow; large for random graphs, where it takes a few steps.
+    """
+    from scipy.sparse.csgraph import reverse_cuthill_mckee
+    from scipy.sparse.linalg import LinearOperator, cg, splu
+
+    size = laplacian.shape[0]
+    order = reverse_cuthill_mckee(laplacian, symmetric_mode=True)
+    place = np.argsort(order)
+    entries = laplacian.tocoo()
+    band = np.zeros(size, dtype=np.int64)
+    np.maximum.at(band, place[entries.coords[0]], place[entries.coords[0]] - place[entries.coords[1]])
+    if int(band.sum()) <= _FACTOR_ENTRIES:
+        # With one device held at zero the rest is positive definite.
+        rest = order[1:]
+        factor = splu(sparse.csc_array(laplacian[rest][:, rest]), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0)
+
+        def by_factor(b: FloatArray) -> FloatArray:
+            x = np.zeros(size)
+            x[rest] = factor.solve(b[rest])
+            return x
+
+        return by_factor
+    diagonal = laplacian.diagonal()
+    jacobi = LinearOperator((size, size), matvec=lambda v: v / diagonal, dtype=np.float64)
+
+    def by_iteration(b: FloatArray) -> FloatArray:
+        x, failed = cg(laplacian, b, rtol=1e-10, maxiter=20 * size, M=jacobi)
+        if failed:
+            raise GraphError("the algebraic connectivity of this graph could not be computed: the iteration stalled")
+        return np.asarray(x)
+
+    return by_iteration
