@@ -1,0 +1,40 @@
+"""``fedkin study NAME``: run a study of the paper, or one's own, and show it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def study(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="estimation, sensitivity, convergence, availability, selection, rate, election, or all; "
+            "leave it out with --config.",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where rows, figures, tables and pages go.")] = Path(
+        "studies"
+    ),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer settings and replications: minutes, not hours.")
+    ] = False,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE.toml", help="A study of your own instead of NAME.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", metavar="N", help="Processes; by default one per core.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="The election data, for the study that reads them.")
+    ] = None,
+) -> None:
+    """Run a study: figure, table, page and the rows behind them.
+
+    Finished cells are kept in DIR: a run that was stopped goes on where it was, a finished one is only drawn again.
+    """
+    from fedkin.studies.launch import launch
+
+    launch(name, out=out, quick=quick, config=config, jobs=jobs, data=data)

@@ -1,0 +1,33 @@
+"""The task of Figures S1 and S3 and of the rate study: the error of several estimators on one generated design."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import process_time
+from typing import Any
+
+import numpy as np
+
+from fedkin.studies.designs import make_design
+from fedkin.studies.estimators import LABELS, Settings, Workbench
+from fedkin.studies.tasks import Replication
+
+
+def estimation(replication: Replication) -> Iterator[dict[str, Any]]:
+    """A row per estimator: error ``||Theta - Theta*||_F^2 / |V|``, lam, edges and parts of its graph, CPU seconds."""
+    options = replication.options
+    design = make_design(replication)
+    bench = Workbench(design, Settings.of(options), replication.seed % 2**31)
+    for name in options.get("estimators", list(LABELS)):
+        started = process_time()
+        estimate = bench.estimate(name)
+        graph = estimate.graph
+        yield {
+            "estimator": name,
+            "error": design.error(estimate.theta),
+            "lam": estimate.lam,
+            "edges": None if graph is None else graph.n_edges,
+            "edges_across": None if graph is None else int((np.diff(design.labels[graph.edges]) != 0).sum()),
+            "components": None if graph is None else graph.n_components,
+            "cpu_seconds": process_time() - started,
+        }

@@ -1,0 +1,144 @@
+"""The estimators of section 5 on a generated design: Local, Global, Oracle, Fed-ADMM with and without selection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.datasets import Design
+from fedkin.errors import ParameterError
+from fedkin.graph import Graph
+from fedkin.local import LocalFit, global_fit, local_fit, oracle_fit
+from fedkin.problem import Problem
+from fedkin.selection import select_edges
+from fedkin.solvers.exact import solve
+from fedkin.solvers.path import lam_max
+from fedkin.tuning import cross_validate_lam
+
+Array = NDArray[np.float64]
+
+#: Estimators by their names in study files, with the names that figures and tables show.
+LABELS: Mapping[str, str] = {
+    "local": "Local",
+    "global": "Global",
+    "oracle": "Oracle",
+    "fedadmm": "Fed-ADMM",
+    "es": "Fed-ADMM-ES",
+    "local-es": "Fed-ADMM-Local-ES",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the penalised estimators are tuned; entries of a study's ``[options]``.
+
+    Attributes
+    ----------
+    loss, penalty : str
+    folds : int
+        Of the cross-validation within devices.
+    n_lams, ratio
+        The candidates: ``n_lams`` values, geometric from (an upper bound of) lam_max down to ``ratio`` times it.
+    path_tol, tol : float
+        Relative duality gaps on the paths of the folds, and of the final fit.
+    level, variance
+        Of the edge test. "bartlett" is the paper's.
+    """
+
+    loss: str = "linear"
+    penalty: str = "l1"
+    folds: int = 5
+    n_lams: int = 12
+    ratio: float = 1e-3
+    path_tol: float = 1e-3
+    tol: float = 1e-4
+    level: float = 0.05
+    variance: Any = "bartlett"
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Settings:
+        """The settings among a study's options."""
+        return cls(**{name: options[name] for name in cls.__dataclass_fields__ if name in options})
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What an estimator found on a design.
+
+    Attributes
+    ----------
+    theta : array (V, p)
+    lam : float or None
+    graph : Graph or None
+        The graph that it was penalised along.
+    """
+
+    theta: Array
+    lam: float | None = None
+    graph: Graph | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Workbench:
+    """One design with what several estimators need of it, computed once."""
+
+    design: Design
+    settings: Settings
+    seed: int
+
+    @cached_property
+    def local(self) -> LocalFit:
+        """The devices' own fits."""
+        return local_fit(self.design.federation, self.settings.loss, self.settings.variance)
+
+    def estimate(self, name: str) -> Estimate:
+        """Run the estimator of that name."""
+        if name not in _ESTIMATORS:
+            raise ParameterError(f"unknown estimator {name!r}; choose from {', '.join(_ESTIMATORS)}")
+        return _ESTIMATORS[name](self)
+
+    def penalised(self, graph: Graph) -> Estimate:
+        """The exact minimiser along a graph, with lam by cross-validation within devices."""
+        settings, federation = self.settings, self.design.federation
+        if graph.n_edges == 0:
+            return Estimate(self.local.theta, 0.0, graph)
+        problem = Problem(federation, graph, loss=settings.loss, penalty=settings.penalty)
+        # a factor of two is enough: the grid only has to begin where everything is fused
+        grid = lam_max(problem, tol=1.0) * np.geomspace(1.0, settings.ratio, settings.n_lams)
+        choice = cross_validate_lam(problem, grid, folds=settings.folds, seed=self.seed, tol=settings.path_tol)
+        solution = solve(problem.with_lam(choice.lam), tol=settings.tol)
+        return Estimate(solution.theta, choice.lam, graph)
+
+    def selected(self, candidates: Graph | None) -> Estimate:
+        """The same along the edges that the test keeps; all pairs are candidates when None."""
+        federation, settings = self.design.federation, self.settings
+        chosen = select_edges(federation, candidates, settings.loss, settings.level, local=self.local)
+        return self.penalised(chosen.graph)
+
+
+def _local(bench: Workbench) -> Estimate:
+    return Estimate(bench.local.theta)
+
+
+def _global(bench: Workbench) -> Estimate:
+    one = global_fit(bench.design.federation, bench.settings.loss)
+    return Estimate(np.broadcast_to(one, bench.design.theta_star.shape))
+
+
+def _oracle(bench: Workbench) -> Estimate:
+    return Estimate(oracle_fit(bench.design.federation, bench.design.labels.tolist(), bench.settings.loss))
+
+
+_ESTIMATORS: Mapping[str, Callable[[Workbench], Estimate]] = {
+    "local": _local,
+    "global": _global,
+    "oracle": _oracle,
+    "fedadmm": lambda bench: bench.penalised(bench.design.graph),
+    "es": lambda bench: bench.selected(bench.design.graph),
+    "local-es": lambda bench: bench.selected(None),
+}

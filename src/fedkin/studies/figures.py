@@ -1,0 +1,231 @@
+"""Figures from rows: panels of lines with error bars, in the arrangement that the study's ``[[figure]]`` asks for.
+
+::
+
+    [[figure]]
+    name = "estimation"             # of the files
+    kind = "lines"                  # "lines", a built-in kind of `fedkin.studies.figures`, or "module:function"
+    x = "n_devices"                 # columns of the rows
+    y = "error"
+    series = "estimator"
+    rows = "varrho"                 # panels below each other, and side by side; both optional
+    columns = "n_samples"
+    x_label, y_label, x_scale, y_scale, caption, where, x_values
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkin.errors import ParameterError, missing_dependency
+from fedkin.studies.estimators import LABELS as ESTIMATOR_LABELS
+from fedkin.studies.summary import Row, Summary, distinct, summarize
+from fedkin.studies.tasks import find_function
+
+FORMATS = ("svg", "pdf", "png")
+
+#: Names of columns and of their values as people read them.
+COLUMN_LABELS: Mapping[str, str] = {
+    "n_samples": "n",
+    "n_devices": "|V|",
+    "varrho": "ϱ",
+    "signal": "signal",
+    "n_clusters": "K₀",
+    "false_edges": "|S|",
+}
+VALUE_LABELS: dict[str, str] = {
+    **ESTIMATOR_LABELS,
+    "fedadmm-full": "Fed-ADMM, all samples",
+    "fedadmm-batch": "Fed-ADMM, batches of 10",
+    "gd": "GD, all samples",
+    "sgd": "SGD, batches of 10",
+}
+
+# Colours differ in lightness as well, and every series has its own marker and dashes, so that a grey print can be read
+# (Okabe and Ito's palette, from dark to light).
+STYLES: Sequence[Mapping[str, Any]] = (
+    {"color": "#000000", "marker": "s", "linestyle": (0, (1, 1))},
+    {"color": "#CC79A7", "marker": "v", "linestyle": (0, (6, 2))},
+    {"color": "#0072B2", "marker": "D", "linestyle": "-"},
+    {"color": "#E69F00", "marker": "^", "linestyle": (0, (4, 1, 1, 1))},
+    {"color": "#D55E00", "marker": "o", "linestyle": "-"},
+    {"color": "#009E73", "marker": "X", "linestyle": (0, (3, 1.5))},
+    {"color": "#56B4E9", "marker": "P", "linestyle": (0, (1, 2))},
+)
+
+
+_REFERENCE: Mapping[str, Any] = {"color": "#555555", "linewidth": 1.0, "linestyle": (0, (2, 2))}
+
+_STYLE: Any = {
+    "savefig.dpi": 200,
+    "svg.hashsalt": "fedkin",
+    "svg.fonttype": "path",
+    "pdf.fonttype": 42,
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+}
+
+#: Kinds of figures, and the functions ``(spec, rows) -> matplotlib Figure`` that draw them.
+_KINDS: Mapping[str, str] = {
+    "lines": "fedkin.studies.figures:line_panels",
+    "state_map": "fedkin.studies.election_figures:state_map",
+    "accuracy": "fedkin.studies.election_figures:accuracy",
+}
+
+
+def label_of(value: Any) -> str:
+    """A value as people read it."""
+    return VALUE_LABELS.get(value, str(value)) if isinstance(value, str) else f"{value:g}"
+
+
+def draw(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Draw one figure and write it as SVG, PDF and PNG.
+
+    Parameters
+    ----------
+    spec : mapping
+        An entry of ``[[figure]]``.
+    rows : sequence of mappings
+        The study's rows.
+    folder : Path
+        Where the files go.
+
+    Returns
+    -------
+    list of Path
+        The files written.
+    """
+    drawer = find_function(_KINDS.get(spec.get("kind", "lines"), spec.get("kind", "")), "figure kind")
+    wanted = spec.get("where", {})
+    chosen = [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
+    if not chosen:
+        raise ParameterError(f"figure {spec.get('name')!r}: no row has {wanted}")
+    try:
+        import matplotlib
+    except ImportError:
+        raise missing_dependency("matplotlib", "drawing figures", "report") from None
+    paths = [folder / f"{spec['name']}.{suffix}" for suffix in FORMATS]
+    with matplotlib.rc_context(_STYLE):
+        figure = drawer(spec, chosen)
+        for path in paths:
+            # without dates, so that the same rows give the same files
+            figure.savefig(path, metadata={".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix))
+    return paths
+
+
+def line_panels(spec: Mapping[str, Any], rows: Sequence[Row]) -> Any:
+    """Mean of ``y`` against ``x``, a line per series, panels by the columns ``rows`` and ``columns``."""
+    from matplotlib.figure import Figure
+
+    down, across = spec.get("rows"), spec.get("columns")
+    down_values = distinct(rows, down) if down else [None]
+    across_values = distinct(rows, across) if across else [None]
+    series = distinct(rows, spec["series"]) if "series" in spec else [None]
+    shape = (len(down_values), len(across_values))
+    figure = Figure(figsize=(max(2.9 * shape[1], 4.8) + 0.4, 2.35 * shape[0] + 1.0), layout="constrained")
+    axes = figure.subplots(*shape, sharex=spec.get("share_x", True), sharey=spec.get("share_y", True), squeeze=False)
+    for i, vertical in enumerate(down_values):
+        for j, horizontal in enumerate(across_values):
+            axis = axes[i, j]
+            panel = [
+                row
+                for row in rows
+                if (down is None or row[down] == vertical) and (across is None or row[across] == horizontal)
+            ]
+            axis.set_xscale(spec.get("x_scale", "linear"))
+            axis.set_yscale(spec.get("y_scale", "linear"))
+            _draw_series(axis, spec, panel, series)
+            titles = [_fixed(down, vertical), _fixed(across, horizontal)]
+            axis.set_title(", ".join(title for title in titles if title), loc="left")
+            _finish_axis(axis, spec, panel)
+    figure.supxlabel(spec.get("x_label", spec["x"]), fontsize=10)
+    figure.supylabel(spec.get("y_label", spec["y"]), fontsize=10)
+    add_legend(figure, axes, spec.get("reference", ()))
+    return figure
+
+
+def _finish_axis(axis: Any, spec: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    if not rows:
+        axis.set_axis_off()
+        return
+    if spec.get("x_ticks") == "values":
+        axis.set_xticks(distinct(rows, spec["x"]))
+        axis.minorticks_off()
+        axis.xaxis.set_major_formatter("{x:g}")
+    if "y_limits" in spec:
+        axis.set_ylim(*spec["y_limits"])
+    for line in spec.get("reference", ()):
+        axis.axhline(line["y"], **_REFERENCE, zorder=1)
+
+
+def _draw_series(axis: Any, spec: Mapping[str, Any], rows: Sequence[Row], series: Sequence[Any]) -> None:
+    name = spec.get("series")
+    keys = [spec["x"]] if name is None else [spec["x"], name]
+    table = summarize(rows, keys, spec["y"])
+    for k, one in enumerate(series):
+        points = {key[0]: summary for key, summary in table.items() if name is None or key[1] == one}
+        if not points:
+            continue
+        x = sorted(points)
+        style = {**STYLES[k % len(STYLES)], "label": None if one is None else label_of(one)}
+        summaries = [points[value] for value in x]
+        if spec.get("markers", True):
+            _points(axis, _dodged(x, k, len(series), spec), summaries, style)
+        else:
+            _curve(axis, x, summaries, style)
+
+
+def _dodged(x: Sequence[float], k: int, n: int, spec: Mapping[str, Any]) -> Any:
+    """Series side by side by a hair, so that those on top of each other can all be seen."""
+    values = np.asarray(x, dtype=np.float64)
+    share = 0.012 * (k - (n - 1) / 2)
+    if spec.get("x_scale") == "log":
+        return values * np.exp(share * np.log(max(values.max() / values.min(), 2.0)))
+    return values + share * (np.ptp(values) or 1.0)
+
+
+def _points(axis: Any, x: Any, summaries: Sequence[Summary], style: Mapping[str, Any]) -> None:
+    mean = np.array([summary.mean for summary in summaries])
+    half = np.nan_to_num([summary.half_width for summary in summaries])
+    marks = {"markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.5}
+    axis.errorbar(x, mean, yerr=half, capsize=2.0, elinewidth=1.0, linewidth=1.4, **marks, **style)
+
+
+def _curve(axis: Any, x: Sequence[float], summaries: Sequence[Summary], style: Mapping[str, Any]) -> None:
+    mean = np.array([summary.mean for summary in summaries])
+    half = np.nan_to_num([summary.half_width for summary in summaries])
+    # a few markers tell the curves apart without hiding them
+    axis.plot(x, mean, linewidth=1.4, markersize=4.5, markevery=max(len(x) // 6, 1), **style)
+    axis.fill_between(x, mean - half, mean + half, color=style["color"], alpha=0.18, linewidth=0)
+
+
+def _fixed(name: str | None, value: Any) -> str:
+    return "" if name is None else f"{COLUMN_LABELS.get(name, name)} = {label_of(value)}"
+
+
+def add_legend(figure: Any, axes: Any, reference: Sequence[Mapping[str, Any]] = ()) -> None:
+    """One legend for all panels, above them, where it cannot cover data."""
+    from matplotlib.lines import Line2D
+
+    found: dict[str, Any] = {}
+    for axis in np.asarray(axes).flat:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    for line in reference:
+        found[line["label"]] = Line2D([], [], **_REFERENCE)
+    if found:
+        figure.legend(
+            list(found.values()), list(found), loc="outside upper center", ncols=min(len(found), 4), handlelength=3.2
+        )

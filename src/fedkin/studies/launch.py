@@ -1,0 +1,85 @@
+"""Behind ``fedkin study``: which studies to run, and what to print when they are done."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from fedkin.errors import ParameterError
+from fedkin.studies.config import BUILT_IN, Study, load_study
+from fedkin.studies.progress import duration
+from fedkin.studies.report import Report, write_report
+from fedkin.studies.runner import StudyRun, run_study
+
+
+def launch(
+    name: str | None,
+    *,
+    out: Path,
+    quick: bool = False,
+    config: Path | None = None,
+    jobs: int | None = None,
+    data: Path | None = None,
+) -> list[Report]:
+    """Run a study (or all of them), write its report and say where it is.
+
+    Parameters
+    ----------
+    name : str or None
+        A built-in study, "all", or None with ``config``.
+    out : Path
+        Each study gets a directory in it.
+    quick, config, jobs, data
+        As on the command line.
+
+    Returns
+    -------
+    list of Report
+    """
+    if (name is None) == (config is None):
+        raise ParameterError(f"name a study ({', '.join(BUILT_IN)}, all) or give --config FILE.toml, one of the two")
+    if name == "all":
+        studies = [load_study(one, quick=quick) for one in BUILT_IN]
+        if data is None:
+            studies = [one for one in studies if one.data is None]
+            _say("election: left out, since it needs --data DIR (docs/studies.md says where the files come from)")
+    else:
+        assert config is not None or name is not None
+        studies = [load_study(config if config is not None else str(name), quick=quick)]
+    for one in studies:
+        check_data(one, data)
+    return [_run(one, out, jobs, data) for one in studies]
+
+
+def check_data(study: Study, data: Path | None) -> str:
+    """The digest of the data that a study reads ("" if none); raises before anything runs when they are missing."""
+    if study.data is None:
+        return ""
+    if study.data != "election":
+        raise ParameterError(f'study {study.name!r}: data = {study.data!r} is not known; "election" is')
+    from fedkin.studies.election_data import SOURCES, fingerprint
+
+    if data is None:
+        files = "\n".join(f"  {file}: from {source}" for file, source in SOURCES.items())
+        raise ParameterError(f"study {study.name!r} needs --data DIR, a directory with\n{files}")
+    return fingerprint(data)
+
+
+def _run(study: Study, out: Path, jobs: int | None, data: Path | None) -> Report:
+    run = run_study(study, out, jobs=jobs, data=data, fingerprint=check_data(study, data))
+    report = write_report(study, run.folder, notes_on(run))
+    for check in report.checks:
+        _say(f"{study.name}: {'holds' if check.holds else 'DOES NOT HOLD'}: {check.claim} ({check.observed})")
+    _say(f"{study.name}: {notes_on(run)}")
+    print(report.page)  # noqa: T201  (the one line on stdout: where to look)
+    return report
+
+
+def notes_on(run: StudyRun) -> str:
+    """What a run did, in a sentence."""
+    text = f"{run.computed} cells computed in {duration(run.seconds)}"
+    return f"{text}, {run.cached} found finished." if run.cached else f"{text}."
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201

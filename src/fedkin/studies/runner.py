@@ -1,0 +1,100 @@
+"""Run a study: the cells that are not on disk yet, on all cores, each stored as soon as it is finished."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from fedkin.errors import ParameterError
+from fedkin.studies.config import Study, put_on_path
+from fedkin.studies.pool import WorkerError, map_in_processes
+from fedkin.studies.progress import Progress, TimeLeft
+from fedkin.studies.store import Store, StudyError, write_rows
+from fedkin.studies.tasks import Job, run_job
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """What a run left behind.
+
+    Attributes
+    ----------
+    study : Study
+    folder : Path
+    rows : list of dict
+        All rows of the study, in the order of its cells.
+    computed, cached : int
+        Cells that were run now, and that were found finished.
+    seconds : float
+        Of this run.
+    """
+
+    study: Study
+    folder: Path
+    rows: list[dict[str, Any]]
+    computed: int
+    cached: int
+    seconds: float
+
+
+def run_study(
+    study: Study, out: Path, *, jobs: int | None = None, data: Path | None = None, fingerprint: str = ""
+) -> StudyRun:
+    """Run what is missing of a study and collect its rows.
+
+    Parameters
+    ----------
+    study : Study
+        What to run.
+    out : Path
+        The study's files go to ``out / study.name``.
+    jobs : int, optional
+        Processes; by default one per core that this process may use.
+    data, fingerprint
+        Directory and digest of the data that the study reads, if any.
+
+    Returns
+    -------
+    StudyRun
+
+    Raises
+    ------
+    StudyError
+        When a cell fails. Finished cells stay: the next run goes on from there, as after Ctrl-C or a kill.
+    """
+    jobs = available_cores() if jobs is None else jobs
+    if jobs < 1:
+        raise ParameterError(f"jobs must be at least 1, got {jobs}")
+    started = perf_counter()
+    put_on_path(study.folder)
+    cells = study.cells(fingerprint)
+    store = Store(out / study.name)
+    with store.lock():
+        missing = [cell for cell in cells if not store.has(cell)]
+        cached = len(cells) - len(missing)
+        left = TimeLeft(missing, jobs)
+        work = [Job(cell, study.folder, data) for cell in missing]
+        with Progress(study.name, len(cells), cached) as progress:
+            try:
+                for job, (rows, seconds) in map_in_processes(run_job, work, jobs):
+                    store.write(job.cell, rows)
+                    progress.advance(left.finished(job.cell, seconds))
+            except WorkerError as error:
+                cell = error.item.cell
+                raise StudyError(
+                    f"study {study.name!r} stopped at {cell.point or 'its only point'}, replications "
+                    f"{cell.replications[0]} to {cell.replications[-1]} (finished cells are kept):\n{error}"
+                ) from error
+        rows = store.read(cells)
+        write_rows(store.folder / "rows.parquet", rows)
+    return StudyRun(study, store.folder, rows, len(missing), cached, perf_counter() - started)
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

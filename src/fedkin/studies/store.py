@@ -1,0 +1,137 @@
+"""Finished cells on disk: one Parquet part file each, there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import fedkin
+from fedkin.errors import FedkinError, missing_dependency
+from fedkin.studies.config import Cell
+
+Row = Mapping[str, Any]
+
+
+class StudyError(FedkinError, RuntimeError):
+    """A study that cannot go on: a failing cell, a directory in use, rows that cannot be read."""
+
+
+class Store:
+    """The directory of one study.
+
+    Parameters
+    ----------
+    folder : Path
+        Created if need be: ``cells/`` holds the part files, ``rows.parquet`` all rows of the last finished run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cells = folder / "cells"
+        self.cells.mkdir(parents=True, exist_ok=True)
+
+    def part(self, cell: Cell) -> Path:
+        """Where the rows of a cell belong."""
+        return self.cells / f"{cell.key}.parquet"
+
+    def has(self, cell: Cell) -> bool:
+        """Whether the cell is finished."""
+        return self.part(cell).is_file()
+
+    def write(self, cell: Cell, rows: Sequence[Row]) -> None:
+        """Store a finished cell, atomically: a kill leaves the whole file or none."""
+        write_rows(self.part(cell), rows)
+
+    def read(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+        """The rows of finished cells, in the order of the cells."""
+        rows: list[dict[str, Any]] = []
+        for cell in cells:
+            rows.extend(read_rows(self.part(cell)))
+        return rows
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep a second run out of this directory; the lock goes away with the process, however it ends."""
+        path = self.folder / ".lock"
+        with path.open("w") as handle:
+            try:
+                import fcntl
+            except ImportError:  # not on Windows: two runs would only do the same work twice
+                yield
+                return
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StudyError(
+                    f"another run is writing to {self.folder}: wait for it, end it, or choose another --out"
+                ) from None
+            for leftover in self.cells.glob("*.writing"):
+                leftover.unlink()
+            yield
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Write rows as a Parquet file that is there whole or not at all."""
+    pyarrow, parquet = _pyarrow()
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+    draft = path.with_name(path.name + ".writing")
+    parquet.write_table(table, draft)
+    with draft.open("rb") as handle:
+        os.fsync(handle.fileno())
+    draft.replace(path)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a Parquet file."""
+    _, parquet = _pyarrow()
+    try:
+        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    except Exception as error:
+        raise StudyError(f"{path} cannot be read ({error}); remove it and run the study again") from error
+    return rows
+
+
+def environment() -> dict[str, str]:
+    """Versions and CPU: the columns that say where a row was computed."""
+    return {
+        "fedkin": fedkin.__version__,
+        "python": platform.python_version(),
+        "numpy": _version("numpy"),
+        "scipy": _version("scipy"),
+        "scikit_learn": _version("scikit-learn"),
+        "numba": _version("numba"),
+        "platform": f"{sys.platform} {platform.machine()}",
+        "cpu": cpu_name(),
+    }
+
+
+def cpu_name() -> str:
+    """The model of the CPU, as well as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise missing_dependency("pyarrow", "running a study", "report") from None
+    return pyarrow, parquet

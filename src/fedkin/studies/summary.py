@@ -1,0 +1,102 @@
+"""Means, standard errors and confidence intervals of rows, by groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A sample of numbers in short.
+
+    Attributes
+    ----------
+    mean, sd : float
+        ``sd`` is NaN for a single number.
+    n : int
+
+    Examples
+    --------
+    >>> summary = Summary.of([1.0, 2.0, 3.0])
+    >>> summary.mean, summary.sd, round(summary.half_width, 2)
+    (2.0, 1.0, 2.48)
+    """
+
+    mean: float
+    sd: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Summary:
+        """The summary of some numbers."""
+        array = np.fromiter(values, dtype=np.float64)
+        if array.size == 0:
+            return cls(math.nan, math.nan, 0)
+        sd = float(array.std(ddof=1)) if array.size > 1 else math.nan
+        return cls(float(array.mean()), sd, int(array.size))
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean."""
+        return self.sd / math.sqrt(self.n) if self.n > 1 else math.nan
+
+    @property
+    def half_width(self) -> float:
+        """Half the width of the 95% confidence interval of the mean (Student's)."""
+        if self.n < 2:
+            return math.nan
+        from scipy.special import stdtrit
+
+        return float(stdtrit(self.n - 1, 0.975)) * self.error
+
+
+def group(rows: Iterable[Row], names: Sequence[str], value: str) -> dict[tuple[Any, ...], list[float]]:
+    """Values by the columns ``names``, groups in the order in which they appear; rows without a value are left out.
+
+    Examples
+    --------
+    >>> group([{"a": 1, "x": 2.0}, {"a": 1, "x": 4.0}, {"a": 2, "x": None}], ["a"], "x")
+    {(1,): [2.0, 4.0]}
+    """
+    groups: dict[tuple[Any, ...], list[float]] = {}
+    for row in rows:
+        if row.get(value) is not None:
+            groups.setdefault(tuple(row.get(name) for name in names), []).append(float(row[value]))
+    return groups
+
+
+def summarize(rows: Iterable[Row], names: Sequence[str], value: str) -> dict[tuple[Any, ...], Summary]:
+    """`Summary` of a column by the columns ``names``."""
+    return {key: Summary.of(values) for key, values in group(rows, names, value).items()}
+
+
+def distinct(rows: Iterable[Row], name: str) -> list[Any]:
+    """Distinct values of a column: numbers sorted, texts in the order in which they appear."""
+    values = list(dict.fromkeys(row[name] for row in rows if row.get(name) is not None))
+    return sorted(values) if values and not isinstance(values[0], str) else values
+
+
+def paired_difference(
+    rows: Iterable[Row], name: str, first: Any, second: Any, value: str, unit: Sequence[str] = ("replication",)
+) -> Summary:
+    """`Summary` of ``value`` under ``first`` minus under ``second``, unit by unit.
+
+    Examples
+    --------
+    >>> rows = [{"replication": r, "m": m, "x": x} for r, m, x in [(0, "a", 3), (0, "b", 1), (1, "a", 5), (1, "b", 1)]]
+    >>> paired_difference(rows, "m", "a", "b", "x").mean
+    3.0
+    """
+    sides: dict[Any, dict[tuple[Any, ...], float]] = {first: {}, second: {}}
+    for row in rows:
+        if row[name] in sides and row.get(value) is not None:
+            sides[row[name]][tuple(row[one] for one in unit)] = float(row[value])
+    shared = [unit for unit in sides[first] if unit in sides[second]]
+    return Summary.of(sides[first][unit] - sides[second][unit] for unit in shared)
