@@ -1,0 +1,134 @@
+"""The wire format: round trips, and 100,000 frames that must be refused."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fedkin.engine.messages import HEADER_BYTES, Expected, Kind, MessageError, OutsideWindow, decode, encode
+
+RUN = b"\x00run\xffid\x01"
+EXPECTED = Expected(RUN, Kind.THETA, 7, 5, first=41, last=42)
+
+
+def frame_of(values: object = (1.0, -2.0, 0.0, 4.5, 1e-300), **changes: object) -> bytes:
+    parts = {"run": RUN, "kind": Kind.THETA, "sender": 7, "round": 41, "values": np.asarray(values, dtype=float)}
+    return encode(**(parts | changes))  # type: ignore[arg-type]
+
+
+@given(
+    hnp.arrays(np.float64, st.integers(0, 40), elements=st.floats(allow_nan=False, allow_infinity=False)),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from(Kind),
+)
+def test_what_is_sent_arrives_to_the_bit(values: np.ndarray, sender: int, round: int, kind: Kind) -> None:
+    frame = encode(RUN, kind, sender, round, values)
+    assert len(frame) == HEADER_BYTES + 8 * values.size
+    got = decode(frame, Expected(RUN, kind, sender, values.size, round, round))
+    assert got.values.tobytes() == values.tobytes()
+    assert (got.kind, got.sender, got.round) == (kind, sender, round)
+
+
+def test_float32_halves_the_payload_and_rounds_to_nearest() -> None:
+    values = np.random.default_rng(0).normal(size=20)
+    frame = encode(RUN, Kind.THETA, 7, 41, values, "float32")
+    assert len(frame) == HEADER_BYTES + 80
+    got = decode(frame, replace(EXPECTED, length=20, wire="float32")).values
+    assert got.dtype == np.float64 and np.array_equal(got, values.astype(np.float32).astype(float))
+    with pytest.raises(MessageError, match="number format"):
+        decode(frame, replace(EXPECTED, length=20))
+
+
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        (b"", "too few"),
+        (frame_of()[:27], "too few"),
+        (frame_of()[:-1], "do not hold"),
+        (frame_of() + b"\x00", "do not hold"),
+        (b"XX" + frame_of()[2:], "starts with"),
+        (frame_of()[:2] + b"\x02" + frame_of()[3:], "version 2"),
+        (frame_of(run=b"12345678"), "run 3132"),
+        (frame_of(kind=Kind.ALPHA), "kind 2"),
+        (frame_of(sender=8), "device number 8"),
+        (frame_of(values=np.zeros(6)), "6 numbers, expected 5"),
+        (frame_of(values=[0, 0, np.nan, 0, 0]), "number 2 is not finite"),
+        (frame_of(values=[0, 0, 0, 0, -np.inf]), "number 4 is not finite"),
+        (frame_of()[:-1] + b"\x7f", "checksum"),
+    ],
+)
+def test_refusals_say_what_differs(frame: bytes, words: str) -> None:
+    with pytest.raises(MessageError, match=words):
+        decode(frame, EXPECTED)
+
+
+@pytest.mark.parametrize("round", [0, 40, 43, 2**32 - 1])
+def test_rounds_outside_the_window_are_known_by_their_class(round: int) -> None:
+    with pytest.raises(OutsideWindow) as refused:
+        decode(frame_of(round=round), EXPECTED)
+    assert refused.value.round == round
+
+
+def test_an_announced_length_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = struct.pack("<2sBB8sIII", b"FK", 1, 1, RUN, 7, 41, 2**32 - 1)
+    frame = head + struct.pack("<I", zlib.crc32(head))
+    monkeypatch.setattr(np, "frombuffer", lambda *a, **k: pytest.fail("numbers were touched"))
+    with pytest.raises(MessageError, match="4294967295 numbers"):
+        decode(frame, EXPECTED)
+    with pytest.raises(MessageError, match="do not hold"):
+        decode(frame, replace(EXPECTED, length=2**32 - 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "inside", "outside"), [("length", [3, 4], [3.1, 4]), ("max", [5, -5], [5.1, 0]), ("sum", [2, -3], [3, -3])]
+)
+def test_dual_and_parameter_balls_are_enforced(kind: str, inside: list[float], outside: list[float]) -> None:
+    ball = Expected(RUN, Kind.ALPHA, 7, 2, 41, 41, bound=5.0, bound_kind=kind)  # type: ignore[arg-type]
+    decode(frame_of(values=inside, kind=Kind.ALPHA), ball)
+    with pytest.raises(MessageError, match="at most 5"):
+        decode(frame_of(values=outside, kind=Kind.ALPHA), ball)
+
+
+def test_a_hundred_thousand_broken_frames_are_refused() -> None:
+    """Flipped bits, cut and lengthened frames, swapped fields, and noise: refused, and by `MessageError` alone."""
+    rng = np.random.default_rng(6)
+    good = np.frombuffer(frame_of(), np.uint8)
+    refused = 0
+    for trial in range(100_000):
+        which = trial % 5
+        if which == 0:  # one to eight flipped bits
+            mutant = good.copy()
+            for bit in rng.integers(0, good.size * 8, rng.integers(1, 9)):
+                mutant[bit // 8] ^= np.uint8(1 << (bit % 8))
+        elif which == 1:  # cut
+            mutant = good[: rng.integers(0, good.size)]
+        elif which == 2:  # longer, or doubled
+            mutant = np.concatenate([good, rng.integers(0, 256, rng.integers(1, 100)).astype(np.uint8)])
+        elif which == 3:  # a run of random bytes
+            mutant = good.copy()
+            start = rng.integers(0, good.size - 1)
+            stop = rng.integers(start + 1, good.size)
+            mutant[start:stop] = rng.integers(0, 256, stop - start)
+        else:  # noise, half of it with a valid beginning
+            mutant = rng.integers(0, 256, rng.integers(0, 200)).astype(np.uint8)
+            if trial % 2 and mutant.size > 24:
+                mutant[:24] = good[:24]
+        frame = mutant.tobytes()
+        if frame == good.tobytes():
+            continue
+        try:
+            message = decode(frame, EXPECTED)
+        except MessageError:
+            refused += 1
+            continue
+        # flipping a bit twice gives the good frame back; anything else accepted is a failure
+        pytest.fail(f"trial {trial}: accepted {frame.hex()} as {message}")
+    assert refused > 99_000
