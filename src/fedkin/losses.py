@@ -120,6 +120,8 @@ class RowLoss(Loss):
     """
 
     n_outputs: int = 1
+    #: True when every curvature is positive definite: then a gradient never leaves the range of its Hessian.
+    strictly_convex: bool = False
 
     # --- pointwise functions ---
     @abstractmethod
@@ -149,6 +151,16 @@ class RowLoss(Loss):
     def curvature_bound(self) -> float:
         """A number at least as large as any curvature, infinite when there is none."""
         return float("inf")
+
+    def cautious_at(self, eta: Array, y: Array) -> Array:
+        """Curvature ``(..., k, k)`` of a quadratic model at eta whose minimiser can be trusted far away from eta.
+
+        By default the curvature bound, and the curvature itself where there is none.
+        """
+        bound = self.curvature_bound()
+        if not np.isfinite(bound):
+            return self.curvature_at(eta, y)
+        return np.broadcast_to(bound * np.eye(self.n_outputs), (*eta.shape, self.n_outputs))
 
     # --- the device's mean loss ---
     def n_params(self, n_features: int) -> int:
@@ -234,6 +246,7 @@ class LinearLoss(_ScalarLoss):
     """``m = (y - eta)^2 / 2``."""
 
     name = "linear"
+    strictly_convex = True
 
     def _value(self, eta: Array, y: Array) -> Array:
         return 0.5 * (y - eta) ** 2
@@ -266,6 +279,7 @@ class LogisticLoss(_ScalarLoss):
     """``m = log(1 + exp(eta)) - y eta`` with ``y`` in {0, 1}."""
 
     name = "logistic"
+    strictly_convex = True
 
     def _value(self, eta: Array, y: Array) -> Array:
         return np.logaddexp(0.0, eta) - y * eta
@@ -287,6 +301,11 @@ class LogisticLoss(_ScalarLoss):
     def curvature_bound(self) -> float:
         return 0.25
 
+    def cautious_at(self, eta: Array, y: Array) -> Array:
+        # the parabola above the loss that touches it at eta (Jaakkola and Jordan 2000): tanh(eta / 2) / (2 eta)
+        half = np.maximum(np.abs(eta), 1e-4) / 2
+        return np.asarray(np.tanh(half) / (4 * half))[..., None]
+
     def check_target(self, y: NDArray[Any] | None, device: object) -> None:
         super().check_target(y, device)
         assert y is not None
@@ -302,6 +321,7 @@ class PoissonLoss(_ScalarLoss):
     """``m = exp(eta) - y eta``: log link, counts ``y >= 0``."""
 
     name = "poisson"
+    strictly_convex = True
 
     def _value(self, eta: Array, y: Array) -> Array:
         return self._mean(eta) - y * eta
@@ -315,6 +335,13 @@ class PoissonLoss(_ScalarLoss):
     def _conjugate(self, a: Array, y: Array) -> Array:
         mu = a + y
         return _xlogx(mu) - mu
+
+    def cautious_at(self, eta: Array, y: Array) -> Array:
+        # the secant of the slope between eta and its zero, log y: the model is least where the row's loss is
+        mean, count = self._mean(eta), np.maximum(y, np.finfo(float).tiny)[..., None]
+        gap = eta - np.log(count)
+        secant = np.divide(mean - y[..., None], gap, out=mean.copy(), where=np.abs(gap) > 1e-4)
+        return np.maximum(secant, mean)[..., None]
 
     def _mean(self, eta: Array) -> Array:
         # a predictor that is far too large has an infinite loss; line searches step back from it
@@ -363,6 +390,11 @@ class HuberLoss(_ScalarLoss):
         room = np.maximum(1.0 - np.abs(y - eta[..., 0]) / self.delta, 0.0)
         return room[..., None, None]
 
+    def cautious_at(self, eta: Array, y: Array) -> Array:
+        # iteratively reweighted least squares: the parabola above the loss that touches it at eta
+        weight = self.delta / np.maximum(np.abs(y - eta[..., 0]), self.delta)
+        return np.asarray(weight)[..., None, None]
+
     def curvature_bound(self) -> float:
         return 1.0
 
@@ -391,6 +423,7 @@ class MultinomialLoss(RowLoss):
     n_classes: int = 3
 
     name = "multinomial"
+    strictly_convex = True
 
     def __post_init__(self) -> None:
         if self.n_classes < 2:

@@ -68,12 +68,15 @@ class FusedObjective:
         """The objective at ``theta (V, p)``."""
         return float(self.terms.values(theta).sum()) + self.penalty_value(theta)
 
-    def gap(self, theta: Array, alpha: Array, zeta: Array | None, balance: Array, radius: float) -> float:
+    def gap(
+        self, theta: Array, alpha: Array, zeta: Array | None, balance: Array, radius: float = np.inf
+    ) -> tuple[float, bool]:
         """Duality gap of ``theta`` and feasible duals: an upper bound on ``value(theta) - min value``.
 
         Parameters
         ----------
         theta : array (V, p)
+            Parameters.
         alpha : array (E, p)
             Edge duals inside their balls.
         zeta : array (V, p) or None
@@ -81,15 +84,25 @@ class FusedObjective:
         balance : array (V, p)
             ``D' alpha + zeta``.
         radius : float
-            For designs without a finite conjugate, see `DeviceTerms.young_gaps`.
+            Radius of a ball that holds a minimiser, for designs without a finite conjugate.
+
+        Returns
+        -------
+        gap : float
+        conditional : bool
+            Whether the radius was needed.
         """
         d = self.differences(theta)
         # summed edge by edge before adding up, so that the small difference of large sums is accurate
         edges = self.edge_radius * self.penalty.value(d) - np.einsum("ep,ep->e", alpha, d)
-        total = float(self.terms.young_gaps(theta, balance, radius).sum()) + float(edges.sum())
+        devices = self.terms.young_gaps(theta, balance)
+        unbounded = ~np.isfinite(devices)
+        if unbounded.any() and np.isfinite(radius):
+            devices[unbounded] = self.terms.young_gaps(theta, balance, radius)[unbounded]
+        total = float(devices.sum()) + float(edges.sum())
         if self.sparsity is not None and zeta is not None:
             total += float((self.sparsity * np.abs(theta) - zeta * theta).sum())
-        return total
+        return total, bool(unbounded.any())
 
     def with_strength(self, strength: float) -> FusedObjective:
         """The same objective with another penalty strength."""

@@ -1,7 +1,7 @@
 """The devices' mean losses as functions of the stacked parameters ``theta (V, p)``.
 
-Everything that a solver or a certificate needs of the data is here, vectorised over devices: values, gradients, Hessians and
-the Fenchel-Young gap ``M_u(theta_u) + M_u*(-s_u) + <s_u, theta_u>``, whose sum is a device's share of a duality gap.
+Everything that a solver or a certificate needs of the data is here, vectorised over devices: values, gradients,
+Hessians and the Fenchel-Young gap ``M_u(theta_u) + M_u*(-s_u) + <s_u, theta_u>``, a device's share of a duality gap.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from fedkin.losses import LinearLoss, Loss, MeanLoss, RowLoss, weighted_gram
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-#: Eigenvalues below this share of the largest one count as zero.
+#: Eigenvalues of a matrix with unit diagonal below this share of the largest one count as zero.
 RANK_TOLERANCE = 1e-10
+#: Share of the cautious Hessian where the Hessian itself may vanish in directions in which the gradient does not.
+LEAST_CAUTION = 1e-6
 
 
 class DeviceTerms(ABC):
@@ -42,16 +44,25 @@ class DeviceTerms(ABC):
     def hessians(self, theta: Array) -> Array:
         """Shape ``(V, p, p)``."""
 
+    def cautious_hessians(self, theta: Array) -> Array:
+        """Matrices ``(V, p, p)`` of quadratic models at ``theta`` that can be trusted farther away than Hessians."""
+        return self.hessians(theta)
+
+    def caution(self) -> tuple[Array, Array]:
+        """Shares ``(V,)`` of the cautious Hessians that Newton's method begins with, and that it should always keep."""
+        return np.zeros(self.n_devices), np.zeros(self.n_devices)
+
+    def lower_bounds(self) -> Array:
+        """Numbers ``(V,)`` that ``M_u`` never falls below, minus infinity where none is known."""
+        return np.full(self.n_devices, -np.inf)
+
     @abstractmethod
-    def young_gaps(self, theta: Array, s: Array, radius: float) -> Array:
-        """Upper bounds ``(V,)`` on ``M_u(theta_u) + M_u*(-s_u) + <s_u, theta_u>``.
+    def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
+        """Upper bounds ``(V,)`` on ``M_u(theta_u) + <s_u, theta_u> - min_v (M_u(v) + <s_u, v>)``.
 
-        Where the conjugate is infinite (a singular design), the minimiser is assumed to lie in a ball of that ``radius``.
+        The minimum is over v in the ball of that ``radius``. Without one, a device is infinite when its minimum is not finite
+        (a residual outside the range of a singular design), or when no bound was found.
         """
-
-    def needs_radius(self) -> bool:
-        """Whether `young_gaps` may have to fall back on the radius."""
-        return True
 
     @abstractmethod
     def take(self, devices: Index) -> DeviceTerms:
@@ -102,49 +113,39 @@ class QuadraticTerms(DeviceTerms):
         return lambda v: np.asarray(np.matmul(inverse, v[:, :, None])[:, :, 0])
 
     @cached_property
-    def pseudo_inverse(self) -> Array:
-        """``A_u^+``, shape ``(V, p, p)``, or ``(V,)`` when isotropic."""
+    def _inverse(self) -> tuple[Array, NDArray[np.bool_]]:
         if self.isotropic:
-            return np.divide(1.0, self.A, out=np.zeros_like(self.A), where=self.A > 0)
-        try:
-            inverse = np.linalg.inv(self.A)
-        except np.linalg.LinAlgError:
-            return _pseudo_inverse(self.A)
-        size = np.linalg.norm(self.A, axis=(1, 2)) * np.linalg.norm(inverse, axis=(1, 2))
-        poor = ~(size < 0.1 / RANK_TOLERANCE)  # NaN counts as poor
-        if poor.any():
-            inverse[poor] = _pseudo_inverse(self.A[poor])
-        return np.asarray(inverse)
+            inverse = np.divide(1.0, self.A, out=np.zeros_like(self.A), where=self.A > 0)
+            return inverse, np.asarray(self.A <= 0)
+        return generalized_inverse(self.A)
 
-    @cached_property
+    @property
     def singular(self) -> NDArray[np.bool_]:
         """Devices whose minimiser is not unique, ``(V,)``."""
-        if self.isotropic:
-            return np.asarray(self.A <= 0)
-        rank = np.einsum("vij,vji->v", self.A, self.pseudo_inverse)
-        return np.asarray(rank < self.n_params - 0.5)
+        return self._inverse[1]
 
     def minimizers(self) -> Array:
-        """Each device's own minimiser (the shortest one where it is not unique), ``(V, p)``."""
-        return self._pseudo_solve(self.b)
+        """Each device's own minimiser (the shortest one in standardised units where it is not unique), ``(V, p)``."""
+        return self._solve(self.b)
 
-    def _pseudo_solve(self, v: Array) -> Array:
+    def _solve(self, v: Array) -> Array:
+        inverse = self._inverse[0]
         if self.isotropic:
-            return self.pseudo_inverse[:, None] * v
-        return np.asarray(np.matmul(self.pseudo_inverse, v[:, :, None])[:, :, 0])
+            return inverse[:, None] * v
+        return np.asarray(np.matmul(inverse, v[:, :, None])[:, :, 0])
 
-    def young_gaps(self, theta: Array, s: Array, radius: float) -> Array:
+    def lower_bounds(self) -> Array:
+        return self.values(self.minimizers())
+
+    def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
         residual = self.gradients(theta) + s
-        step = self._pseudo_solve(residual)
+        step = self._solve(residual)
         gaps = 0.5 * np.einsum("vp,vp->v", residual, step)
-        if self.singular.any():
-            bad = self.singular
+        bad = self.singular
+        if bad.any():
             left = residual[bad] - self.apply(step)[bad]
             gaps[bad] += _ball_gap(left, theta[bad], radius)
         return np.asarray(gaps)
-
-    def needs_radius(self) -> bool:
-        return bool(self.singular.any())
 
     def take(self, devices: Index) -> QuadraticTerms:
         return QuadraticTerms(self.A[devices], self.b[devices], self.c[devices])
@@ -234,11 +235,22 @@ class RowTerms(DeviceTerms):
     def hessians(self, theta: Array) -> Array:
         return self._grams(theta, self.loss.curvature_at)
 
-    def majorizer(self, theta: Array) -> Array:
-        """Matrices ``(V, p, p)`` above every Hessian, where the loss has a curvature bound."""
-        bound = self.loss.curvature_bound()
-        eye = np.eye(self.loss.n_outputs)
-        return self._grams(theta, lambda eta, _: np.broadcast_to(bound * eye, (*eta.shape, self.loss.n_outputs)))
+    def cautious_hessians(self, theta: Array) -> Array:
+        return self._grams(theta, self.loss.cautious_at)
+
+    def caution(self) -> tuple[Array, Array]:
+        bounded = bool(np.isfinite(self.loss.curvature_bound()))
+        start = 0.0 if self.loss.strictly_convex and bounded else 1.0
+        least = 0.0 if self.loss.strictly_convex else LEAST_CAUTION
+        return np.full(self.n_devices, start), np.full(self.n_devices, least)
+
+    def lower_bounds(self) -> Array:
+        out = np.empty(self.n_devices)
+        for block in self.blocks:
+            y = self._targets(block)
+            # a function is never below minus its conjugate at 0
+            out[block.devices] = -self.loss.conjugate_at(np.zeros((*y.shape, self.loss.n_outputs)), y).mean(axis=1)
+        return out
 
     def _grams(self, theta: Array, weights_at: Callable[[Array, Array], Array]) -> Array:
         out = np.empty((self.n_devices, self.n_params, self.n_params))
@@ -249,31 +261,34 @@ class RowTerms(DeviceTerms):
         out[:, diagonal, diagonal] += self.ridge
         return out
 
-    def young_gaps(self, theta: Array, s: Array, radius: float) -> Array:
-        # A dual point per row, a = slope, does not balance s exactly. Moving it by -W X u with (X'WX/n + ridge) u = residual does;
-        # the Fenchel-Young sum at the moved point is the gap.
+    def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
         out = np.empty(self.n_devices)
         for block in self.blocks:
-            y, own = self._targets(block), theta[block.devices]
-            eta = self._predictors(block, theta)
-            slope = self.loss.slope_at(eta, y)
-            weights = self.loss.repair_at(eta, y)
-            residual = self._back(block, slope) + own * self.ridge + s[block.devices]
-            gram = weighted_gram(block.X, weights)
-            diagonal = np.arange(self.n_params)
-            gram[:, diagonal, diagonal] += self.ridge
-            u, left = _solve_and_rest(gram, residual)
-            shift = np.matmul(block.X, np.swapaxes(u.reshape(u.shape[0], self.loss.n_outputs, -1), 1, 2))
-            a = slope - np.einsum("bnkl,bnl->bnk", weights, shift)
-            value = self.loss.value_at(eta, y)
-            rows = value + self.loss.conjugate_at(a, y) - (a * eta).sum(axis=-1)
-            moved = rows.mean(axis=1) + 0.5 * (u**2) @ self.ridge + _ball_gap(left, own, radius)
-            # without moving the dual point, the whole residual is charged to the ball
-            out[block.devices] = np.minimum(np.maximum(moved, 0.0), _ball_gap(residual, own, radius))
+            out[block.devices] = self._block_gaps(block, theta, s[block.devices], radius)
         return out
 
-    def needs_radius(self) -> bool:
-        return not bool((self.ridge > 0).all())
+    def _block_gaps(self, block: RowBlock, theta: Array, s: Array, radius: float) -> Array:
+        # With a dual point a per row and t for the ridge, M*(X'a/n + t) <= mean m*(a) + t' ridge^-1 t / 2. The slopes at theta and
+        # t = ridge theta make that tight but miss -s by the residual. Moving them by -W X u and -ridge u, where
+        # (X'WX/n + ridge) u = residual, balances it; the Fenchel-Young sum at the moved point is the gap.
+        y, own = self._targets(block), theta[block.devices]
+        eta = self._predictors(block, theta)
+        slope = self.loss.slope_at(eta, y)
+        weights = self.loss.repair_at(eta, y)
+        residual = self._back(block, slope) + own * self.ridge + s
+        gram = weighted_gram(block.X, weights)
+        diagonal = np.arange(self.n_params)
+        gram[:, diagonal, diagonal] += self.ridge
+        u, left = _solve_and_rest(gram, residual)
+        shift = np.matmul(block.X, np.swapaxes(u.reshape(u.shape[0], self.loss.n_outputs, -1), 1, 2))
+        a = slope - np.matmul(weights, shift[..., None])[..., 0]
+        rows = self.loss.value_at(eta, y) + self.loss.conjugate_at(a, y) - (a * eta).sum(axis=-1)
+        moved = np.maximum(rows.mean(axis=1), 0.0) + 0.5 * (u**2) @ self.ridge + _ball_gap(left, own, radius)
+        # the slopes may leave the conjugate's domain: then move only the ridge's part, and charge the rest to the ball
+        held = self.ridge > 0
+        resting = 0.5 * (residual[:, held] ** 2) @ (1.0 / self.ridge[held])
+        resting = resting + _ball_gap(np.where(held, 0.0, residual), own, radius)
+        return np.minimum(moved, resting)
 
     def take(self, devices: Index) -> RowTerms:
         place = np.full(self.n_devices, -1)
@@ -313,16 +328,22 @@ class LossTerms(DeviceTerms):
         own = [loss.hessian(t, *rows) for loss, t, rows in zip(self.losses, theta, self.rows, strict=True)]
         return np.stack(own) + np.diag(self.ridge)
 
-    def young_gaps(self, theta: Array, s: Array, radius: float) -> Array:
+    def cautious_hessians(self, theta: Array) -> Array:
+        hessians, gradients = self.hessians(theta), self.gradients(theta)
+        # nothing is known but the derivatives: curb the step to about the length of theta
+        size, steepness = np.linalg.norm(theta, axis=1), np.linalg.norm(gradients, axis=1)
+        curb = np.maximum(np.einsum("vii->v", hessians) / self.n_params, steepness / (1.0 + size))
+        return np.asarray(hessians + curb[:, None, None] * np.eye(self.n_params))
+
+    def caution(self) -> tuple[Array, Array]:
+        return np.ones(self.n_devices), np.full(self.n_devices, LEAST_CAUTION)
+
+    def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
         residual = self.gradients(theta) + s
         modulus = np.array([getattr(loss, "strong_convexity", 0.0) for loss in self.losses]) + self.ridge.min()
         square = np.einsum("vp,vp->v", residual, residual)
         strong = np.divide(square, 2 * modulus, out=np.full(self.n_devices, np.inf), where=modulus > 0)
         return np.minimum(strong, _ball_gap(residual, theta, radius))
-
-    def needs_radius(self) -> bool:
-        weakest = min(getattr(loss, "strong_convexity", 0.0) for loss in self.losses)
-        return not weakest + float(self.ridge.min()) > 0
 
     def take(self, devices: Index) -> LossTerms:
         part = object.__new__(LossTerms)
@@ -355,11 +376,18 @@ class MixedTerms(DeviceTerms):
     def hessians(self, theta: Array) -> Array:
         return self._gather((self.n_params,) * 2, lambda u, terms: terms.hessians(theta[u]))
 
-    def young_gaps(self, theta: Array, s: Array, radius: float) -> Array:
-        return self._gather((), lambda u, terms: terms.young_gaps(theta[u], s[u], radius))
+    def cautious_hessians(self, theta: Array) -> Array:
+        return self._gather((self.n_params,) * 2, lambda u, terms: terms.cautious_hessians(theta[u]))
 
-    def needs_radius(self) -> bool:
-        return any(terms.needs_radius() for _, terms in self.parts)
+    def caution(self) -> tuple[Array, Array]:
+        start = self._gather((), lambda u, terms: terms.caution()[0])
+        return start, self._gather((), lambda u, terms: terms.caution()[1])
+
+    def lower_bounds(self) -> Array:
+        return self._gather((), lambda u, terms: terms.lower_bounds())
+
+    def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
+        return self._gather((), lambda u, terms: terms.young_gaps(theta[u], s[u], radius))
 
     def take(self, devices: Index) -> DeviceTerms:
         place = np.full(self.n_devices, -1)
@@ -393,17 +421,27 @@ class SummedTerms(DeviceTerms):
     def hessians(self, theta: Array) -> Array:
         return self._sum(self.terms.hessians(theta[self.labels]))
 
-    def young_gaps(self, theta: Array, s: Array, radius: float) -> Array:
-        # any split of s over a group's devices bounds its conjugate: each takes what balances it, and its curvature's share of the rest
+    def cautious_hessians(self, theta: Array) -> Array:
+        return self._sum(self.terms.cautious_hessians(theta[self.labels]))
+
+    def caution(self) -> tuple[Array, Array]:
+        start, least = np.zeros(self.n_devices), np.zeros(self.n_devices)
+        for total, own in zip((start, least), self.terms.caution(), strict=True):
+            np.maximum.at(total, self.labels, own)
+        return start, least
+
+    def lower_bounds(self) -> Array:
+        return self._sum(self.terms.lower_bounds())
+
+    def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
+        # any split of s over a group's devices bounds its conjugate: each takes what balances it, and its curvature's
+        # share of the rest
         own = theta[self.labels]
         gradients, hessians = self.terms.gradients(own), self.terms.hessians(own)
         u, rest = _solve_and_rest(self._sum(hessians), self._sum(gradients) + s)
         shares = np.einsum("vij,vj->vi", hessians, u[self.labels])
         gaps = self._sum(self.terms.young_gaps(own, shares - gradients, radius))
         return np.asarray(gaps + _ball_gap(rest, theta, radius))
-
-    def needs_radius(self) -> bool:
-        return self.terms.needs_radius()
 
     def take(self, devices: Index) -> DeviceTerms:
         raise NotImplementedError("groups are not taken apart")
@@ -500,22 +538,35 @@ def _ball_gap(left: Array, theta: Array, radius: float) -> Array:
     return np.asarray(np.einsum("vp,vp->v", left, theta) + radius * size)
 
 
-def _spectrum(matrices: Array) -> tuple[Array, Array]:
-    """Inverted eigenvalues ``(V, p)`` (0 for those that count as zero) and eigenvectors of semi-definite matrices."""
-    values, vectors = np.linalg.eigh(matrices)
-    floor = RANK_TOLERANCE * np.maximum(values[:, -1:], np.finfo(float).tiny)
-    return np.divide(1.0, values, out=np.zeros_like(values), where=values > floor), vectors
+def generalized_inverse(matrices: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Generalised inverses ``G_u (V, p, p)`` of semi-definite matrices, and which of these are singular ``(V,)``.
 
-
-def _pseudo_inverse(matrices: Array) -> Array:
-    inverse, vectors = _spectrum(matrices)
-    return np.asarray(np.matmul(vectors * inverse[:, None, :], np.swapaxes(vectors, 1, 2)))
+    ``A G A = A`` and ``G A G = G`` up to directions that count as zero. They are Moore-Penrose inverses in the units in which
+    ``A`` has unit diagonal, so that the units of the features do not matter.
+    """
+    diagonal = np.einsum("vii->vi", matrices)
+    scale = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
+    scaled = matrices / (scale[:, :, None] * scale[:, None, :])
+    singular = np.zeros(len(matrices), dtype=bool)
+    try:
+        inverse = np.linalg.inv(scaled)
+        size = np.linalg.norm(scaled, axis=(1, 2)) * np.linalg.norm(inverse, axis=(1, 2))
+        poor = ~(size < 0.1 / RANK_TOLERANCE)  # NaN counts as poor
+    except np.linalg.LinAlgError:
+        inverse, poor = np.empty_like(scaled), np.ones(len(matrices), dtype=bool)
+    if poor.any():
+        values, vectors = np.linalg.eigh(scaled[poor])
+        kept = values > RANK_TOLERANCE * np.maximum(values[:, -1:], np.finfo(float).tiny)
+        roots = np.divide(1.0, values, out=np.zeros_like(values), where=kept)
+        inverse[poor] = np.matmul(vectors * roots[:, None, :], np.swapaxes(vectors, 1, 2))
+        singular[poor] = ~kept.all(axis=1)
+    return np.asarray(inverse / (scale[:, :, None] * scale[:, None, :])), singular
 
 
 def _solve_and_rest(matrices: Array, v: Array) -> tuple[Array, Array]:
-    """``A_u^+ v_u`` and the part of ``v_u`` outside the range of ``A_u``, both ``(V, p)``."""
-    inverse, vectors = _spectrum(matrices)
-    weights = np.einsum("vij,vi->vj", vectors, v)
-    solution = np.einsum("vij,vj->vi", vectors, weights * inverse)
-    rest = np.einsum("vij,vj->vi", vectors, np.where(inverse > 0, 0.0, weights))
-    return solution, rest
+    """``A_u^- v_u`` and the part of ``v_u`` outside the range of ``A_u`` (0 where that is everything), both ``(V, p)``."""
+    inverse, singular = generalized_inverse(matrices)
+    solution = np.matmul(inverse, v[:, :, None])[:, :, 0]
+    rest = np.zeros_like(v)
+    rest[singular] = v[singular] - np.matmul(matrices[singular], solution[singular, :, None])[:, :, 0]
+    return np.asarray(solution), rest

@@ -7,22 +7,25 @@ the same core (proximal Newton), each from where the last one ended, with a line
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
 from fedkin.problem import FusedObjective, Problem, Solution, Status
+from fedkin.solvers.expansion import HOPELESS, Expansion, lowered, raised
 from fedkin.solvers.fuse import fuse_exactly
 from fedkin.solvers.pdhg import PrimalDual, initial_rho, iterate
 from fedkin.solvers.radius import MinimizerBall
-from fedkin.terms import DeviceTerms, QuadraticTerms, RowTerms
+from fedkin.terms import DeviceTerms, QuadraticTerms
 
 Array = NDArray[np.float64]
 
 #: The relative gap is never relative to less than this share of the objective at theta = 0.
 SCALE_FLOOR = 1e-6
+#: Share of the decrease promised by the quadratic models that a step must keep.
+SUFFICIENT = 0.1
 
 
 def solve(
@@ -100,57 +103,61 @@ def solve_fused(
     quiet: bool = False,
 ) -> Solution:
     """`solve` on arrays; the objective is |V| times the public one. ``quiet`` leaves out the convergence warning."""
-    search = _Search(objective, tol, max_iter, quiet)
-    terms = objective.terms
     theta, alpha, zeta = _start(objective, warm_start)
+    search = _Search(objective, tol, max_iter, theta, alpha, zeta)
     try:
-        if isinstance(terms, QuadraticTerms):
-            if warm_start is None:
-                theta = _component_start(objective, terms, theta)
-            search.run_quadratic(terms, theta, alpha, zeta)
-        else:
-            search.run_newton(terms, theta, alpha, zeta)
+        search.run(warm=warm_start is not None)
+        search.fuse()
     except KeyboardInterrupt:
         search.status = "interrupted"
-    return search.finish()
+    return search.finish(quiet)
 
 
-@dataclass
 class _Search:
     """The state of one solve: the best certified pair so far and how it was reached."""
 
-    objective: FusedObjective
-    tol: float
-    max_iter: int
-    quiet: bool = False
-    status: Status = "iteration_limit"
-    n_iter: int = 0
-    best: PrimalDual | None = None
-    best_value: float = np.inf
-    best_gap: float = np.inf
-    best_radius: float = np.inf
-    rows: list[tuple[int, float, float]] = field(default_factory=list)
+    def __init__(
+        self, objective: FusedObjective, tol: float, max_iter: int, theta: Array, alpha: Array, zeta: Array | None
+    ) -> None:
+        self.objective, self.tol, self.max_iter = objective, tol, max_iter
+        zero = np.zeros_like(theta)
+        self.floor = SCALE_FLOOR * abs(objective.value(zero)) + np.finfo(float).tiny
+        self.ball = MinimizerBall(objective)
+        self.status: Status = "iteration_limit"
+        self.n_iter = 0
+        self.rows: list[tuple[int, float, float]] = []
+        balance = np.asarray(objective.graph.incidence().T @ alpha) + (0.0 if zeta is None else zeta)
+        start = PrimalDual(theta, alpha, zeta, balance, np.ones(1), 0)
+        # where an interruption before the first check would leave us: nothing is certified yet
+        self.best = _Certified(start, objective.value(theta), np.inf, np.inf)
 
-    def __post_init__(self) -> None:
-        zero = np.zeros((self.objective.terms.n_devices, self.objective.terms.n_params))
-        self.floor = SCALE_FLOOR * abs(self.objective.value(zero)) + np.finfo(float).tiny
-        self.ball = MinimizerBall(self.objective) if self.objective.terms.needs_radius() else None
+    def run(self, warm: bool) -> None:
+        terms, pair = self.objective.terms, self.best.pair
+        if isinstance(terms, QuadraticTerms):
+            theta = pair.theta if warm else _component_start(terms, pair.theta)
+            self._run_quadratic(terms, theta, pair.alpha, pair.zeta)
+        else:
+            self._run_newton(terms, pair, warm)
 
-    def relative(self, gap: float, value: float) -> float:
-        return max(gap, 0.0) / max(abs(value), self.floor)
+    def scale(self, value: float) -> float:
+        return max(abs(value), self.floor)
 
     def certify(self, pair: PrimalDual) -> bool:
         """Take the pair's gap, keep the best, and say whether it is good enough."""
-        value = self.objective.value(pair.theta)
-        radius = np.inf if self.ball is None else self.ball.radius(pair.theta, value)
-        gap = self.objective.gap(pair.theta, pair.alpha, pair.zeta, pair.balance, radius)
-        relative = self.relative(gap, value)
-        self.rows.append((self.n_iter, value, relative))
-        if self.best is None or relative < self.best_gap:
-            self.best, self.best_value, self.best_gap, self.best_radius = pair, value, relative, radius
-        return relative <= self.tol
+        certified = self._certified(pair)
+        self.rows.append((self.n_iter, certified.value, certified.gap))
+        if certified.gap < self.best.gap or not np.isfinite(self.best.gap):
+            self.best = certified
+        return certified.gap <= self.tol
 
-    def run_quadratic(self, terms: QuadraticTerms, theta: Array, alpha: Array, zeta: Array | None) -> None:
+    def _certified(self, pair: PrimalDual) -> _Certified:
+        value = self.objective.value(pair.theta)
+        radius, proven = self.ball.radius(pair.theta, value)
+        gap, conditional = self.objective.gap(pair.theta, pair.alpha, pair.zeta, pair.balance, radius)
+        relative = max(gap, 0.0) / self.scale(value)
+        return _Certified(pair, value, relative, radius if conditional and not proven else None)
+
+    def _run_quadratic(self, terms: QuadraticTerms, theta: Array, alpha: Array, zeta: Array | None) -> None:
         rho = initial_rho(self.objective, terms)
         for pair in iterate(self.objective, terms, theta, alpha, zeta, rho, _check_schedule):
             self.n_iter = pair.n_iter
@@ -160,69 +167,71 @@ class _Search:
             if pair.n_iter >= self.max_iter:
                 return
 
-    def run_newton(self, terms: DeviceTerms, theta: Array, alpha: Array, zeta: Array | None) -> None:
+    def _run_newton(self, terms: DeviceTerms, pair: PrimalDual, warm: bool) -> None:
+        caution, least = terms.caution()
+        caution = least if warm else caution
+        at, penalty = Expansion(terms, pair.theta), self.objective.penalty_value(pair.theta)
         rho: Array | None = None
-        value = self.objective.value(theta)
-        damping = 0.0
-        for _ in range(200):
-            model = _quadratic_model(terms, theta, damping)
+        while self.n_iter < self.max_iter and caution.max() < HOPELESS:
+            model = at.model(caution)
             rho = initial_rho(self.objective, model) if rho is None else rho
-            pair = self._minimize_model(model, theta, alpha, zeta, rho)
-            alpha, zeta, rho = pair.alpha, pair.zeta, pair.rho
-            step, new_value = _line_search(self.objective, model, theta, pair.theta, value)
-            if step == 0.0:
-                if damping > 1e6:
-                    return
-                damping = max(10.0 * damping, 1e-6)
+            pair = self._minimize_model(model, at, pair, rho)
+            rho = pair.rho
+            change, error, quadratic = at.changes(model, pair.theta)
+            new_penalty = self.objective.penalty_value(pair.theta)
+            decrease = penalty - new_penalty - float(change.sum())
+            promised = decrease + float(error.sum()) if np.isfinite(decrease) else np.inf
+            negligible = 0.1 * self.tol * self.scale(float(at.values.sum()) + penalty)
+            if not decrease >= SUFFICIENT * promised - negligible:
+                caution = raised(caution, error, quadratic)
                 continue
-            damping = 0.0 if step == 1.0 else damping
-            theta, value = theta + step * (pair.theta - theta), new_value
-            _raise_if_unbounded(theta, self.objective)
-            certified = PrimalDual(theta, alpha, zeta, pair.balance, rho, self.n_iter)
-            if self.certify(certified):
+            caution = lowered(caution, error, quadratic, least)
+            before, at, penalty = at, Expansion(terms, pair.theta), new_penalty
+            if self.certify(pair):
+                _raise_if_unbounded(self.objective, before.theta, at)
                 self.status = "converged"
                 return
-            if self.n_iter >= self.max_iter:
-                return
 
-    def _minimize_model(
-        self, model: QuadraticTerms, theta: Array, alpha: Array, zeta: Array | None, rho: Array
-    ) -> PrimalDual:
+    def _minimize_model(self, model: QuadraticTerms, at: Expansion, start: PrimalDual, rho: Array) -> PrimalDual:
         """Minimise the quadratic model to a tenth of the decrease it offers."""
-        local = FusedObjective(
-            model, self.objective.graph, self.objective.penalty, self.objective.strength, self.objective.sparsity
-        )
-        scale = max(abs(self.objective.value(theta)), self.floor)
-        enough = 0.2 * self.tol * scale
-        before = local.value(theta)
+        local = replace(self.objective, terms=model)
+        before = local.value(at.theta)
+        enough = 0.2 * self.tol * self.scale(float(at.values.sum()))
         done = self.n_iter
-        for pair in iterate(local, model, theta, alpha, zeta, rho, _check_schedule):
+        for pair in iterate(local, model, at.theta, start.alpha, start.zeta, rho, _check_schedule):
             self.n_iter = done + pair.n_iter
-            radius = 10.0 * max(1.0, float(np.abs(pair.theta).max())) if model.needs_radius() else np.inf
-            gap = local.gap(pair.theta, pair.alpha, pair.zeta, pair.balance, radius)
+            radius = 10.0 * max(1.0, float(np.abs(pair.theta).max()))
+            gap, _ = local.gap(pair.theta, pair.alpha, pair.zeta, pair.balance, radius)
             if gap <= max(0.1 * (before - local.value(pair.theta)), enough) or self.n_iter >= self.max_iter:
                 return pair
         raise AssertionError("iterate never ends by itself")
 
-    def finish(self) -> Solution:
-        if self.best is None:
-            raise KeyboardInterrupt
-        theta, value, gap = self.best.theta, self.best_value, self.best_gap
-        fused = fuse_exactly(self.objective, theta, self.best.alpha)
-        if fused is not None:
-            fused_value = self.objective.value(fused)
-            pair = self.best
-            fused_gap = self.objective.gap(fused, pair.alpha, pair.zeta, pair.balance, self.best_radius)
-            fused_gap = self.relative(fused_gap, fused_value)
-            if fused_gap <= max(gap, self.tol):
-                theta, value, gap = fused, fused_value, fused_gap
-        message = _message(self.status, gap, self.tol, self.n_iter)
-        if self.status == "iteration_limit" and not self.quiet:
+    def fuse(self) -> None:
+        """Replace the best pair by one with exactly fused devices, where that costs nothing."""
+        fused = fuse_exactly(self.objective, self.best.pair)
+        certified = self._certified(replace(self.best.pair, theta=fused))
+        if certified.gap <= max(self.best.gap, self.tol):
+            self.best = certified
+
+    def finish(self, quiet: bool) -> Solution:
+        best = self.best
+        message = _message(self.status, best.gap, self.tol, self.n_iter)
+        if self.status == "iteration_limit" and not quiet:
             warnings.warn(message, ConvergenceWarning, stacklevel=4)
         columns = np.array(self.rows, dtype=np.float64).reshape(-1, 3).T
         trace = dict(zip(("n_iter", "objective", "gap"), columns, strict=True))
-        radius = None if self.ball is None or self.ball.proven else self.best_radius
-        return Solution(theta, value, gap, self.status, self.n_iter, trace, self.best.alpha, message, radius)
+        theta, alpha = best.pair.theta, best.pair.alpha
+        return Solution(theta, best.value, best.gap, self.status, self.n_iter, trace, alpha, message, best.radius)
+
+
+@dataclass(frozen=True)
+class _Certified:
+    """A pair, its objective value and relative gap, and the radius if the gap depends on an unproven one."""
+
+    pair: PrimalDual
+    value: float
+    gap: float
+    radius: float | None
 
 
 def _check_schedule(done: int) -> int:
@@ -233,65 +242,44 @@ def _check_schedule(done: int) -> int:
 def _start(objective: FusedObjective, warm_start: Solution | None) -> tuple[Array, Array, Array | None]:
     terms, graph = objective.terms, objective.graph
     shape, edges = (terms.n_devices, terms.n_params), (graph.n_edges, terms.n_params)
-    zeta = None if objective.sparsity is None else np.zeros(shape)
+    box = objective.sparsity
     if warm_start is None:
-        return np.zeros(shape), np.zeros(edges), zeta
+        return np.zeros(shape), np.zeros(edges), None if box is None else np.zeros(shape)
     if warm_start.theta.shape != shape or warm_start.alpha.shape != edges:
         raise ParameterError(
             f"the warm start has theta {warm_start.theta.shape} and alpha {warm_start.alpha.shape}, "
             f"this problem needs {shape} and {edges}; warm starts must come from the same graph"
         )
-    return warm_start.theta, objective.penalty.project(warm_start.alpha, objective.edge_radius), zeta
+    theta, alpha = warm_start.theta, objective.penalty.project(warm_start.alpha, objective.edge_radius)
+    if box is None:
+        return theta, alpha, None
+    # the sparsity duals are what the edge duals leave to balance
+    rest = terms.gradients(theta) + np.asarray(graph.incidence().T @ alpha)
+    return theta, alpha, np.clip(-rest, -box, box)
 
 
-def _component_start(objective: FusedObjective, terms: QuadraticTerms, theta: Array) -> Array:
+def _component_start(terms: QuadraticTerms, theta: Array) -> Array:
     """Each device's own minimiser where it exists: closer than 0 for weak penalties, as good as any for strong ones."""
     return np.where(terms.singular[:, None], theta, terms.minimizers())
 
 
-def _quadratic_model(terms: DeviceTerms, theta: Array, damping: float) -> QuadraticTerms:
-    A = terms.hessians(theta)
-    diagonal = np.arange(terms.n_params)
-    trace = np.einsum("vii->v", A) / terms.n_params
-    # a Hessian may vanish (saturated classes, Huber outliers): keep the model bounded below
-    lift = 1e-10 * max(float(trace.max()), 1e-300) + damping * np.maximum(trace, 1e-3 * float(trace.max()))
-    A = A.copy()
-    A[:, diagonal, diagonal] += np.broadcast_to(lift, trace.shape)[:, None]
-    if damping == 0.0 and isinstance(terms, RowTerms) and np.isfinite(terms.loss.curvature_bound()):
-        flat = trace <= 1e-3 * float(trace.max())
-        if flat.any():
-            A[flat] = terms.majorizer(theta)[flat]
-    gradient = terms.gradients(theta)
-    b = np.einsum("vij,vj->vi", A, theta) - gradient
-    return QuadraticTerms(A, b, np.zeros(terms.n_devices))
+def _raise_if_unbounded(objective: FusedObjective, before: Array, at: Expansion) -> None:
+    """Raise when the last step ran along a direction in which the losses have become flat.
 
-
-def _line_search(
-    objective: FusedObjective, model: QuadraticTerms, theta: Array, target: Array, value: float
-) -> tuple[float, float]:
-    """Largest step of 1, 1/2, 1/4, ... that decreases the objective enough; 0 when there is none."""
-    direction = target - theta
-    slope = objective.terms.gradients(theta)
-    # the decrease that the convex model promises for a full step
-    promised = float((slope * direction).sum()) + objective.penalty_value(target) - objective.penalty_value(theta)
-    step = 1.0
-    resolution = 1e-14 * abs(value)
-    for _ in range(40):
-        with np.errstate(over="ignore", invalid="ignore"):
-            new = objective.value(theta + step * direction)
-        if np.isfinite(new) and new <= value + 1e-4 * step * min(promised, 0.0) + resolution:
-            return step, new
-        step *= 0.5
-    return 0.0, value
-
-
-def _raise_if_unbounded(theta: Array, objective: FusedObjective) -> None:
-    worst = int(np.abs(theta).max(axis=1).argmax())
-    if not np.isfinite(theta).all() or np.abs(theta).max() > 1e8:
-        device = objective.graph.devices[worst]
+    A likelihood without a maximum (separable classes, counts that are all 0) approaches its supremum exponentially: gaps
+    vanish, but each Newton step is as long as the one before.
+    """
+    step = at.theta - before
+    moving = np.linalg.norm(step, axis=1) > 1e-3 * np.linalg.norm(at.theta, axis=1)
+    if not moving.any():
+        return
+    at_zero = np.einsum("vp,vpq,vq->v", step, at.terms.hessians(np.zeros_like(step)), step)
+    flat = moving & (np.einsum("vp,vpq,vq->v", step, at.hessians, step) < 1e-6 * at_zero)
+    if flat.any():
+        device = objective.graph.devices[int(flat.argmax())]
         raise SolverError(
-            f"the parameters of device {device!r} run away: the objective has no finite minimiser there (separable classes, "
-            "all-zero counts or collinear columns); add ridge=1e-3 or so, or connect the device to others with a larger lam"
+            f"the parameters of device {device!r} run away: the objective has no finite minimiser there (separable "
+            "classes, all-zero counts); add ridge=1e-3 or so, or connect the device to others with a larger lam"
         )
 
 

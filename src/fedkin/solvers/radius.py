@@ -1,78 +1,107 @@
-"""A ball that holds the minimisers, for certificates on singular designs.
+"""A ball that holds a minimiser, for certificates on singular designs.
 
 The dual of a singular quadratic is minus infinity off its range, so a gap needs to know how far out a minimiser can lie.
-For quadratic losses that follows from the value already reached: no minimiser is worse, so the penalty bounds all differences
-inside a component and the summed curvature of the component bounds its level. For other losses the radius is the user's
-(`Problem.radius`), or an assumption that the solution states: ten times the largest parameter found.
+The value already reached tells: no minimiser is worse, and no loss is below its lower bound, so the rest bounds the
+sparsity term, the differences inside a component and, for quadratic losses, the level of the component. Where that proves
+nothing, the radius is the user's word (`Problem.radius`) or an assumption that the solution states: ten times the largest
+parameter found.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.problem import FusedObjective
-from fedkin.terms import QuadraticTerms
+from fedkin.terms import RANK_TOLERANCE, QuadraticTerms
 
 Array = NDArray[np.float64]
 
+#: Without a proof, a minimiser is assumed to be at most this many times as long as the parameters found.
+ASSUMED_FACTOR = 10.0
 
+
+@dataclass(frozen=True, eq=False)
 class MinimizerBall:
-    """Radius of a ball around 0 that holds every ``theta_u`` of some minimiser.
+    """Radius of a ball around 0 that holds every ``theta_u`` of some minimiser of ``objective``."""
 
-    Attributes
-    ----------
-    proven : bool
-        Whether the radius is a theorem (level sets of a quadratic) and not the user's word or an assumption.
-    """
+    objective: FusedObjective
 
-    def __init__(self, objective: FusedObjective) -> None:
-        self._given = objective.radius
-        self._levels = None
-        if self._given is None and isinstance(objective.terms, QuadraticTerms):
-            self._levels = _LevelSets.of(objective, objective.terms)
-        self.proven = self._levels is not None
+    def radius(self, theta: Array, value: float) -> tuple[float, bool]:
+        """The radius, given a point ``theta (V, p)`` and its value, and whether it is proven."""
+        if self.objective.radius is not None:
+            return self.objective.radius, False
+        proven = self._proven(value)
+        if np.isfinite(proven):
+            return proven, True
+        return ASSUMED_FACTOR * max(float(np.sqrt((theta**2).sum(axis=1)).max()), 1.0), False
 
-    def radius(self, theta: Array, value: float) -> float:
-        """The radius, given a point ``theta (V, p)`` and its objective value."""
-        if self._given is not None:
-            return self._given
+    def _proven(self, value: float) -> float:
+        excess = max(value - self._least, 0.0)
+        radius = np.inf
+        sparsity = self.objective.sparsity
+        if sparsity is not None and sparsity.min() > 0 and np.isfinite(excess):
+            radius = excess / float(sparsity.min())
         if self._levels is not None:
-            return self._levels.radius(value)
-        return 10.0 * max(float(np.sqrt((theta**2).sum(axis=1)).max()), 1.0)
+            radius = min(radius, self._levels.radius(excess))
+        return radius
+
+    @cached_property
+    def _least(self) -> float:
+        return float(self.objective.terms.lower_bounds().sum())
+
+    @cached_property
+    def _levels(self) -> _LevelSets | None:
+        terms = self.objective.terms
+        if not isinstance(terms, QuadraticTerms):
+            return None
+        levels = _LevelSets(self.objective, terms)
+        # a component may be moved along directions that no device sees, but not for free when there is sparsity
+        return levels if self.objective.sparsity is None or levels.regular else None
 
 
 class _LevelSets:
-    """Level sets of a quadratic fused objective whose summed curvature is regular on every component."""
+    """Level sets of a quadratic fused objective, component by component."""
 
-    def __init__(self, objective: FusedObjective, terms: QuadraticTerms, smallest: Array) -> None:
-        own = terms.minimizers()
-        self._labels = objective.graph.components()
-        self._smallest = smallest
-        # M_u is at least its own minimum, so the rest of a value bounds every term and the penalty
-        self._least = float(terms.values(own).sum())
-        lightest = float(objective.graph.weights.min()) if objective.graph.n_edges else np.inf
-        self._spread = objective.penalty.euclidean_bound(terms.n_params) / (objective.strength * lightest)
-        self._root = np.sqrt(np.linalg.eigvalsh(terms.A)[:, -1].clip(0))
-        self._length = np.sqrt(np.einsum("vp,vp->v", terms.apply(own), own).clip(0))
+    def __init__(self, objective: FusedObjective, terms: QuadraticTerms) -> None:
+        graph = objective.graph
+        linked = objective.strength > 0 and graph.n_edges > 0
+        labels = graph.components() if linked else np.arange(graph.n_devices)
+        own, hessians = terms.minimizers(), terms.hessians(terms.b)
+        # ||A_u^(1/2) own_u||^2 and a bound on the largest eigenvalue of A_u, summed over each component
+        self._length = np.sqrt(np.bincount(labels, np.einsum("vp,vp->v", terms.apply(own), own).clip(0)))
+        self._top = np.sqrt(np.bincount(labels, np.linalg.norm(hessians, axis=(1, 2))))
+        # the penalty bounds the sum of phi along any path
+        self._spread = 0.0
+        if linked:
+            lightest = objective.strength * float(graph.weights.min())
+            self._spread = objective.penalty.euclidean_bound(terms.n_params) / lightest
+        summed = np.zeros((self._length.size, terms.n_params, terms.n_params))
+        np.add.at(summed, labels, hessians)
+        self._root, self.regular = _smallest_root(summed)
 
-    @classmethod
-    def of(cls, objective: FusedObjective, terms: QuadraticTerms) -> _LevelSets | None:
-        """None where a component's summed curvature is singular: its minimiser may lie anywhere."""
-        if terms.isotropic or objective.strength == 0:
-            return None
-        labels = objective.graph.components()
-        summed = np.zeros((int(labels.max()) + 1, terms.n_params, terms.n_params))
-        np.add.at(summed, labels, terms.A)
-        curvature = np.linalg.eigvalsh(summed)
-        if (curvature[:, 0] <= 1e-10 * curvature[:, -1]).any():
-            return None
-        return cls(objective, terms, curvature[:, 0])
-
-    def radius(self, value: float) -> float:
-        excess = max(value - self._least, 0.0)
+    def radius(self, excess: float) -> float:
         spread = self._spread * excess
-        # |A_u^(1/2) theta_u| <= |A_u^(1/2) own_u| + sqrt(2 excess); theta_u is within `spread` of its component
-        reach = self._length + np.sqrt(2 * excess) + self._root * spread
-        squared = np.bincount(self._labels, weights=reach**2)
-        return float(np.sqrt(squared / self._smallest).max()) + spread
+        # For v in a component: (sum_u |A_u^(1/2) theta_v|^2)^(1/2) is at most the same for own_u, plus that for theta_u - own_u (at most
+        # sqrt(2 excess)), plus that for theta_v - theta_u; and it is at least |theta_v| times the root of the smallest eigenvalue.
+        reach = (self._length + np.sqrt(2 * excess) + self._top * spread) / self._root
+        return float(reach.max()) + (0.0 if self.regular else spread)
+
+
+def _smallest_root(summed: Array) -> tuple[Array, bool]:
+    """Roots ``(C,)`` of the smallest eigenvalues of ``summed (C, p, p)``, and whether none of them counts as zero.
+
+    Where some count as zero, the root is that of a bound on the others.
+    """
+    diagonal = np.einsum("cii->ci", summed)
+    scale = np.sqrt(np.where(diagonal > 0, diagonal, diagonal.max(axis=1, keepdims=True).clip(np.finfo(float).tiny)))
+    values = np.linalg.eigvalsh(summed / (scale[:, :, None] * scale[:, None, :]))
+    zero = values <= RANK_TOLERANCE * values[:, -1:].clip(np.finfo(float).tiny)
+    if not zero.any():
+        return np.sqrt(np.linalg.eigvalsh(summed)[:, 0].clip(np.finfo(float).tiny)), True
+    # in units with unit diagonal a component's level is bounded on the directions that are seen, and may be 0 on the others
+    seen = np.where(zero, np.inf, values).min(axis=1)
+    return np.sqrt(seen) * scale.min(axis=1), False

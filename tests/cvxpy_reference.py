@@ -1,0 +1,80 @@
+"""The objective written down for cvxpy, which shares no code with the package."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import cvxpy as cp
+import numpy as np
+
+from fedkin.losses import HuberLoss, Loss, MultinomialLoss
+from fedkin.problem import Problem
+
+NORMS = {"l1": 1, "l2": 2, "linf": "inf"}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An optimum that somebody else's solver found: ``theta (V, p)`` and the objective on the public scale."""
+
+    theta: np.ndarray
+    objective: float
+
+
+def reference(problem: Problem, tol: float = 1e-10) -> Reference:
+    """Solve ``problem`` by cvxpy and Clarabel."""
+    federation, graph = problem.federation, problem.graph
+    n_devices, p = problem.n_devices, problem.n_params
+    theta = cp.Variable((n_devices, p))
+    rows = [federation[device] for device in federation.devices]
+    total = sum(mean_loss(one, theta[u], rows[u]) for u, one in enumerate(problem.losses))
+    total += 0.5 * cp.sum(cp.multiply(np.broadcast_to(problem.ridge, (n_devices, p)), cp.square(theta)))
+    total += cp.sum(cp.multiply(sparsity_matrix(problem), cp.abs(theta)))
+    total = total / n_devices
+    for (i, j), weight in zip(graph.edges, graph.weights, strict=True):
+        total += problem.lam * weight * cp.norm(theta[i] - theta[j], NORMS[problem.penalty.name])
+    task = cp.Problem(cp.Minimize(total))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "may be inaccurate": the comparison itself will tell
+        task.solve(solver=cp.CLARABEL, tol_gap_abs=tol, tol_gap_rel=tol, tol_feas=tol, max_iter=500)
+    assert task.status in ("optimal", "optimal_inaccurate"), task.status
+    return Reference(theta.value, problem.objective(theta.value))
+
+
+def sparsity_matrix(problem: Problem) -> np.ndarray:
+    sparsity = problem.sparsity
+    if isinstance(sparsity, dict):
+        sparsity = [sparsity.get(device, 0.0) for device in problem.federation.devices]
+    sparsity = np.asarray(sparsity, dtype=float)
+    if sparsity.ndim == 1:
+        sparsity = sparsity[:, None]
+    return np.broadcast_to(sparsity, (problem.n_devices, problem.n_params))
+
+
+def mean_loss(loss: Loss, theta: cp.Expression, rows: object) -> cp.Expression:
+    """A device's mean loss, term by term as in the documentation."""
+    X, y, offset = rows.X, rows.y, rows.offset
+    n = X.shape[0]
+    if loss.name == "mean":
+        return 0.5 * cp.sum_squares(np.ones((n, 1)) @ cp.reshape(theta, (1, -1), order="C") - X) / n
+    offset = np.zeros(n) if offset is None else offset
+    if isinstance(loss, MultinomialLoss):
+        return multinomial(loss, theta, X, y, offset) / n
+    eta = X @ theta + offset
+    if loss.name == "linear":
+        return 0.5 * cp.sum_squares(eta - y) / n
+    if loss.name == "logistic":
+        return cp.sum(cp.logistic(eta) - cp.multiply(y, eta)) / n
+    if loss.name == "poisson":
+        return cp.sum(cp.exp(eta) - cp.multiply(y, eta)) / n
+    if isinstance(loss, HuberLoss):
+        return 0.5 * cp.sum(cp.huber(eta - y, loss.delta)) / n
+    raise NotImplementedError(loss.name)
+
+
+def multinomial(loss: MultinomialLoss, theta: cp.Expression, X: np.ndarray, y: np.ndarray, offset: np.ndarray) -> cp.Expression:
+    rest = X @ cp.reshape(theta, (loss.n_classes - 1, X.shape[1]), order="C").T + offset[:, None]
+    eta = cp.hstack([np.zeros((X.shape[0], 1)), rest])
+    chosen = np.eye(loss.n_classes)[y.astype(int)]
+    return cp.sum(cp.log_sum_exp(eta, axis=1)) - cp.sum(cp.multiply(chosen, eta))
