@@ -1,0 +1,51 @@
+# make demo   sets up .venv with the base dependencies and runs the demonstration
+# make test   adds the development tools (versions of requirements-dev.lock) and runs the tests
+# make lint   ruff, mypy --strict on src, and the direction of imports
+# make clean  removes .venv and what the tools left behind
+# PYTHON is the interpreter to make .venv with: make demo PYTHON=python3.12
+
+PYTHON ?= python3
+VENV ?= .venv
+REPORT ?= demo-report
+JOBS ?= 2
+
+BIN := $(VENV)/bin
+BASE := $(VENV)/.base-installed
+DEV := $(VENV)/.dev-installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: Fedkin needs Python 3.11 or newer, but $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
+		"say which one to use: make demo PYTHON=python3.12" >&2; exit 1; }
+	@echo "setting up $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+
+$(BASE): pyproject.toml | $(BIN)/python
+	@$(PIP) -e .
+	@touch $@
+
+$(DEV): pyproject.toml requirements-dev.lock | $(BIN)/python
+	@echo "installing the development tools into $(VENV) ..."
+	@$(PIP) -c requirements-dev.lock -e '.[dev]'
+	@touch $@ $(BASE)
+
+demo: $(BASE)
+	@$(BIN)/fedkin demo --out $(REPORT)
+
+test: $(DEV)
+	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+
+lint: $(DEV)
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-logo --no-cache
+
+clean:
+	@rm -rf $(VENV) $(REPORT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,7 @@
+"""``python -m fedkin.cli``."""
+
+import sys
+
+from fedkin.cli import main
+
+sys.exit(main())

@@ -1,0 +1,120 @@
+"""What every command shares: two consoles, progress, notes, errors in one line, and a clean end after Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from fedkin.errors import FedkinError, FedkinWarning, SolverError
+
+OK, SOLVER_FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+_SHOWN_PER_KIND = 3  # warnings of one kind that are written out
+
+Report = Callable[[str], None]
+
+
+class Interrupted(BaseException):
+    """Ctrl-C. Not a KeyboardInterrupt, which the solver takes for "return what you have" and a path for "go on"."""
+
+
+def output() -> Console:
+    """The console for results. Nothing in them is taken for markup, since device ids may look like it."""
+    return Console(markup=False, highlight=False, emoji=False)
+
+
+def messages() -> Console:
+    """The console for progress, notes and errors: standard error."""
+    return Console(stderr=True, markup=False, highlight=False, emoji=False)
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """A JSON document on standard output."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n")
+
+
+def note(words: str) -> None:
+    """A remark on standard error."""
+    messages().print(Text.assemble(("note: ", "yellow"), words), soft_wrap=True)
+
+
+@contextmanager
+def working(first: str) -> Iterator[Report]:
+    """A line on standard error that says what is being done and for how long; only on a terminal."""
+    console = messages()
+    if not console.is_terminal:
+        yield lambda words: None
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(first, total=None)
+        yield lambda words: progress.update(task, description=words)
+
+
+def guarded(run: Callable[[], None]) -> int:
+    """Run a command; turn what can go wrong into one line on standard error and an exit code."""
+    try:
+        with _interrupts(), _warnings_as_notes():
+            run()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else OK if end.code is None else WRONG_INPUT
+    except (Interrupted, KeyboardInterrupt):
+        messages().print("interrupted: nothing was written", style="yellow")
+        return INTERRUPTED
+    except FedkinError as error:
+        _print_error(str(error))
+        return SOLVER_FAILED if isinstance(error, SolverError) else WRONG_INPUT
+    except OSError as error:
+        _print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return WRONG_INPUT
+    return OK
+
+
+def _print_error(words: str) -> None:
+    messages().print(Text.assemble(("error: ", "bold red"), (words, "red")), soft_wrap=True)
+
+
+@contextmanager
+def _interrupts() -> Iterator[None]:
+    def interrupt(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough: cleaning up must not be interrupted again
+        raise Interrupted
+
+    try:
+        before = signal.signal(signal.SIGINT, interrupt)
+    except ValueError:  # not in the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _warnings_as_notes() -> Iterator[None]:
+    seen: Counter[str] = Counter()
+
+    def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        seen[category.__name__] += 1
+        if seen[category.__name__] <= _SHOWN_PER_KIND:
+            note(str(message))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", FedkinWarning)
+        warnings.showwarning = show
+        yield
+    for kind, times in seen.items():
+        if times > _SHOWN_PER_KIND:
+            note(f"{times - _SHOWN_PER_KIND} more of the kind {kind}")

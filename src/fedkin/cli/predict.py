@@ -1,0 +1,72 @@
+"""``fedkin predict``."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkin.cli.console import messages, print_json
+from fedkin.cli.tables import count, read_federation
+from fedkin.errors import DataError
+from fedkin.model import FittedModel, load
+from fedkin.tables import write_csv
+
+
+def run(place: Path, data: Path, device: str | None, offset: str | None, out: Path | None, as_json: bool) -> None:
+    """Predict the rows of `data`, in their order."""
+    model = load(place)
+    column = device or model.options.get("device_column")
+    if column is None and not data.is_dir():
+        raise DataError(f"say which column of {data} holds the devices: --device COL")
+    if model.offset_name is not None and offset is None:
+        offset = model.offset_name
+    federation = read_federation(data, device=column, features=model.feature_names, offset=offset)
+    rows = np.argsort(federation.row_order)  # back to the order of the file
+    ids = _known_ids(model, federation.devices)
+    devices = [ids[u] for u in federation.device_index[rows].tolist()]
+    shift = None if federation.offset is None else federation.offset[rows]
+    columns = _columns(model, federation.X[rows], devices, shift)
+    header = ["row", column or "device", *columns]
+    table: list[list[Any]] = [
+        [number, *cells] for number, cells in enumerate(zip(devices, *columns.values(), strict=True))
+    ]
+    if out is not None:
+        write_csv(out, header, table)
+    if as_json:
+        print_json(
+            {
+                "model": str(place),
+                "data": str(data),
+                "written": None if out is None else str(out),
+                "columns": header,
+                "predictions": table,
+            }
+        )
+    elif out is None:
+        csv.writer(sys.stdout, lineterminator="\n").writerows([header, *table])
+    else:
+        messages().print(f"{out}: {count(len(table), 'prediction')} for {count(len(set(devices)), 'device')}")
+
+
+def _known_ids(model: FittedModel, found: tuple[Hashable, ...]) -> list[Hashable]:
+    """Ids as the model has them: a file of whole numbers reads as ints what another file had as text."""
+    by_text = {str(known): known for known in model.devices}
+    return [device if device in model.index else by_text.get(str(device), device) for device in found]
+
+
+def _columns(
+    model: FittedModel, X: np.ndarray[Any, Any], devices: list[Hashable], shift: np.ndarray[Any, Any] | None
+) -> dict[str, list[Any]]:
+    predicted = model.predict(X, devices, shift)
+    if predicted.ndim == 2:  # the means of the features
+        return {name: predicted[:, k].tolist() for k, name in enumerate(model.feature_names)}
+    columns = {"prediction": predicted.tolist()}
+    if model.classes is not None:
+        chances = model.predict_proba(X, devices, shift)
+        columns.update({f"probability:{label}": chances[:, k].tolist() for k, label in enumerate(model.classes)})
+    return columns

@@ -1,0 +1,160 @@
+"""Reading what the user named, and the tables that commands print."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from fedkin.errors import DataError, FedkinError
+from fedkin.federation import Federation
+from fedkin.model import FittedModel
+from fedkin.tables import CSV_SUFFIXES, PARQUET_SUFFIXES, read_columns
+
+MOST_GROUPS = 12  # groups that are listed with their members
+_MOST_NOTES = 8
+_ROOM = 72  # characters for the members of a group
+
+
+def read_federation(
+    path: Path,
+    *,
+    device: str | None,
+    target: str | None = None,
+    features: Sequence[str] | None = None,
+    offset: str | None = None,
+) -> Federation:
+    """`Federation.read`, with a guess at what was meant when a column does not exist."""
+    if not path.exists():
+        raise DataError(f"there is no file or directory {path}{_near(path.name, _siblings(path))}: check the path")
+    try:
+        return Federation.read(path, device=device, target=target, features=features, offset=offset)
+    except DataError as error:
+        columns = _column_names(path)
+        named = (name for name in (device, target, offset, *(features or ())) if name is not None)
+        missing = next((name for name in named if name not in columns), None)
+        guess = "" if missing is None else _near(missing, columns)
+        if not guess:
+            raise
+        raise DataError(f"{error}{guess}") from None
+
+
+def _column_names(path: Path) -> list[str]:
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    for file in files:
+        if file.suffix.lower() in CSV_SUFFIXES + PARQUET_SUFFIXES:
+            try:
+                return list(read_columns(file))
+            except FedkinError:
+                return []
+    return []
+
+
+def _siblings(path: Path) -> list[str]:
+    return [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    by_lower = {word.lower(): word for word in known}
+    alike = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
+    return f" (did you mean {' or '.join(repr(by_lower[word]) for word in alike)}?)" if alike else ""
+
+
+def plain_table(*columns: str, numbers_from: int = 1) -> Table:
+    """A table without much ink; columns from `numbers_from` on are aligned to the right."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate(columns):
+        table.add_column(Text(name), justify="right" if number >= numbers_from else "left", no_wrap=number == 0)
+    return table
+
+
+def add_row(table: Table, *cells: str, style: str = "") -> None:
+    """A row of plain text: ids are never taken for markup."""
+    table.add_row(*(Text(cell, style=style) for cell in cells))
+
+
+def members(group: Sequence[Hashable], room: int = _ROOM) -> str:
+    """The ids of a group, as many as there is room for."""
+    words = [str(device) for device in group]
+    shown: list[str] = []
+    for word in words:
+        if shown and len(", ".join([*shown, word])) > room:
+            return ", ".join(shown) + f" and {len(words) - len(shown)} more"
+        shown.append(word)
+    return ", ".join(shown)
+
+
+def groups_table(model: FittedModel) -> Table:
+    """The largest groups and their members."""
+    groups = sorted(model.groups(), key=len, reverse=True)
+    table = plain_table("group", "devices", "members", numbers_from=9)
+    for number, group in enumerate(groups[:MOST_GROUPS], start=1):
+        add_row(table, str(number), str(len(group)), members(group))
+    rest = groups[MOST_GROUPS:]
+    if rest:
+        add_row(table, "...", str(sum(map(len, rest))), f"in {count(len(rest), 'smaller group')}")
+    return table
+
+
+def fact_lines(facts: Mapping[str, str]) -> Table:
+    """Names and values in two columns."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(Text(name, style="bold"), Text(value))
+    return table
+
+
+def note_lines(notes: Mapping[Hashable, Sequence[str]]) -> list[str]:
+    """Notes on devices; devices with the same note share a line."""
+    by_words: dict[str, list[Hashable]] = {}
+    for device, lines in notes.items():
+        by_words.setdefault("; ".join(lines), []).append(device)
+    shown = [f"{members(devices, 40)}: {words}" for words, devices in list(by_words.items())[:_MOST_NOTES]]
+    left = list(by_words.values())[_MOST_NOTES:]
+    if left:
+        shown.append(f"and notes on {count(sum(map(len, left)), 'more device')}: fedkin inspect shows them with --json")
+    return shown
+
+
+def count(number: int, word: str) -> str:
+    """``1 device``, ``2 devices``."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def graph_words(model: FittedModel) -> str:
+    """What happened to the edges, in words."""
+    if model.selection is None:
+        return count(model.graph.n_edges, "edge")
+    kept, tested = model.selection.get("kept"), model.selection.get("candidates")
+    words = f"{kept} of {tested} edges kept ({model.selection.get('method')})"
+    return words if "level" not in model.selection else f"{words[:-1]}, level {model.selection['level']:g})"
+
+
+def model_document(model: FittedModel) -> dict[str, Any]:
+    """What there is to say about a model, for ``--json``."""
+    return {
+        "loss": model.loss.name,
+        "penalty": model.penalty,
+        "lam": model.lam,
+        "gap": model.gap,
+        "n_iter": model.n_iter,
+        "status": model.status,
+        "target": model.target_name,
+        "offset": model.offset_name,
+        "features": list(model.feature_names),
+        "classes": None if model.classes is None else list(model.classes),
+        "n_devices": model.n_devices,
+        "n_rows": int(model.n_samples.sum()),
+        "n_groups": model.n_clusters,
+        "groups": [list(group) for group in sorted(model.groups(), key=len, reverse=True)],
+        "edges": model.graph.n_edges,
+        "selection": None if model.selection is None else dict(model.selection),
+        "notes": [{"device": device, "notes": list(lines)} for device, lines in model.notes.items()],
+    }

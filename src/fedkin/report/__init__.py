@@ -1,0 +1,1 @@
+"""Pictures and pages about results, made by hand: no plotting library is needed."""
