@@ -118,7 +118,8 @@ def select_edges(
     Returns
     -------
     EdgeSelection
-        Without NaN, whatever the devices: those without an own fit are handled as `LocalFit` says and named in ``notes``.
+        Without NaN, whatever the devices: `LocalFit` says how those without an own fit are handled, ``notes`` names
+        them.
 
     Notes
     -----

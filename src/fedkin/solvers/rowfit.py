@@ -99,23 +99,12 @@ class RowBatch:
 
     def majorants(self, theta: Array, who: Index) -> Array:
         """Matrices ``(A, p, p)`` whose full step decreases the loss even where the Hessian is singular."""
-        eta = self.predictors(theta, who)
-        if isinstance(self.loss, HuberLoss):
-            # iteratively reweighted least squares: slope = weight * residual
-            size = np.abs(self.y[who] - eta[..., 0])
-            weights = self.loss.delta / np.maximum(size, self.loss.delta)
-            return self._gram_with(weights[..., None, None], who)
-        bound = self.loss.curvature_bound()
-        eye = np.eye(self.loss.n_outputs)
-        curvature = self.loss.curvature_at(eta, self.y[who])
-        if np.isfinite(bound):
-            return self._gram_with(np.broadcast_to(bound * eye, curvature.shape), who)
-        return self._gram_with(curvature + curvature.max(axis=(1, 2, 3))[:, None, None, None] * eye, who)
+        return self._gram_with(self.loss.cautious_at(self.predictors(theta, who), self.y[who]), who)
 
     def derivatives(self, theta: Array, who: Index) -> tuple[Array, Array]:
         """Gradients, and Hessians or, where these are singular, majorants."""
         gradients, matrices = self.gradients(theta, who), self.hessians(theta, who)
-        if not isinstance(self.loss, _LIKELIHOODS):
+        if not self.loss.strictly_convex:
             singular = np.linalg.eigvalsh(unit_diagonal(matrices)[0])[:, 0] <= 100 * RANK_TOLERANCE
             if singular.any():
                 matrices[singular] = self.majorants(theta[singular], who[singular])
@@ -178,56 +167,11 @@ def minimise_with_ridge(batch: RowBatch, ridge: Array) -> Array:
         return np.asarray(batch.values(theta, who) + 0.5 * (ridge[who] * theta**2).sum(axis=1))
 
     def derivatives(theta: Array, who: Index) -> tuple[Array, Array]:
-        gradient, matrix = batch.gradients(theta, who) + ridge[who] * theta, batch.hessians(theta, who)
+        gradient, matrix = batch.derivatives(theta, who)
         matrix[:, diagonal, diagonal] += ridge[who]
-        return gradient, matrix
+        return gradient + ridge[who] * theta, matrix
 
-    return damped_newton(value, derivatives, np.zeros((batch.n_devices, batch.n_params)), max_iter=300).theta
-
-
-def has_jeffreys(loss: RowLoss) -> bool:
-    """Whether `minimise_with_jeffreys` knows the loss."""
-    return isinstance(loss, _LIKELIHOODS)
-
-
-def minimise_with_jeffreys(batch: RowBatch) -> tuple[Array, NDArray[np.bool_]]:
-    """Firth's estimates ``theta (B, p)``: the likelihood times ``det(information)^(1/2)``; and which ones were found.
-
-    They are finite for every full-rank design, whatever the responses.
-    """
-    n = batch.n_rows
-
-    def value(theta: Array, who: Index) -> Array:
-        sign, logdet = np.linalg.slogdet(batch.hessians(theta, who))
-        penalty = np.where(sign > 0, -0.5 * logdet / n, np.inf)
-        return np.asarray(batch.values(theta, who) + np.where(np.isfinite(penalty), penalty, np.inf))
-
-    def derivatives(theta: Array, who: Index) -> tuple[Array, Array]:
-        hessian = batch.hessians(theta, who)
-        gradient = batch.gradients(theta, who) - _jeffreys_gradient(batch, theta, who, hessian)
-        return gradient, hessian
-
-    result = damped_newton(value, derivatives, _start(batch), tol=1e-14, max_iter=500)
-    return result.theta, result.converged & np.isfinite(result.theta).all(axis=1)
-
-
-def _jeffreys_gradient(batch: RowBatch, theta: Array, who: Index, hessian: Array) -> Array:
-    """Gradient of ``log det(n H) / (2 n)``, shape ``(A, p)``."""
-    k, q = batch.loss.n_outputs, batch.X.shape[2]
-    eta = batch.predictors(theta, who)
-    X = batch.X[who]
-    inverse = np.linalg.inv(hessian).reshape(-1, k, q, k, q) / batch.n_rows
-    # leverage (A, n, k, k): x' (inverse block) x
-    leverage = np.einsum("anq,akqlr,anr->ankl", X, inverse, X, optimize=True)
-    curvature = batch.loss.curvature_at(eta, batch.y[who])
-    if isinstance(batch.loss, PoissonLoss):
-        pull = curvature[..., 0] * leverage[..., 0]
-    else:
-        mu = batch.loss.response(eta)
-        mu = mu[..., 1:] if isinstance(batch.loss, MultinomialLoss) else mu[..., None]
-        along = np.einsum("ankk->ank", leverage) - 2 * np.einsum("ankl,anl->ank", leverage, mu)
-        pull = np.einsum("ankl,anl->ank", curvature, along)
-    return 0.5 * batch._back(pull, who)
+    return damped_newton(value, derivatives, _start(batch), max_iter=300).theta
 
 
 def _least_squares(batch: RowBatch) -> Array:
@@ -240,18 +184,18 @@ def _least_squares(batch: RowBatch) -> Array:
 
 def _start(batch: RowBatch) -> Array:
     """A start with finite value, close enough for counts of any size."""
-    p = batch.n_params
     if isinstance(batch.loss, HuberLoss):
         return _least_squares(RowBatch(LinearLoss(), batch.X, batch.y, batch.offset, batch.weight))
+    zero = np.zeros((batch.n_devices, batch.n_params))
     if not isinstance(batch.loss, PoissonLoss):
-        return np.zeros((batch.n_devices, p))
-    # the usual first working response of a log link: log(y + 1/2), with that many counts as weight
+        return zero
+    # the usual first working response of a log link: log(y + something), with that many counts as weight
     raised = batch.y + 0.5 * np.maximum(batch.y.mean(axis=1, keepdims=True), 1e-8)
-    raised_weight = raised if batch.weight is None else raised * batch.weight
-    working = RowBatch(LinearLoss(), batch.X, np.log(raised), batch.offset, raised_weight)
-    theta = _least_squares(working)
-    finite = np.isfinite(batch.values(theta, np.arange(batch.n_devices)))
-    return np.where(finite[:, None], theta, 0.0)
+    weight = raised if batch.weight is None else raised * batch.weight
+    theta = _least_squares(RowBatch(LinearLoss(), batch.X, np.log(raised), batch.offset, weight))
+    everyone = np.arange(batch.n_devices)
+    better = batch.values(theta, everyone) < batch.values(zero, everyone)
+    return np.where(better[:, None], theta, zero)
 
 
 def _rows(array: Array | None, who: Index | NDArray[np.bool_]) -> Array | None:
