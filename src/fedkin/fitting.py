@@ -1,7 +1,7 @@
 """One fit from rows to a model, for the scikit-learn face and for the command line alike.
 
-Classes are encoded, an intercept column is added, features are standardised if asked for; edges are selected, ``lam`` is
-chosen, the problem is solved; and what comes out is a `FittedModel` in the units of the user's columns.
+Classes are encoded, an intercept column is added, features are standardised if asked for; edges are selected,
+``lam`` is chosen, the problem is solved; and what comes out is a `FittedModel` in the units of the user's columns.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from numpy.typing import NDArray
 from fedkin.errors import DataError, DegenerateDeviceWarning, ParameterError, SolverError
 from fedkin.federation import Federation
 from fedkin.graph import Graph
-from fedkin.local import global_fit, local_fit, oracle_fit
+from fedkin.local import Variance, global_fit, local_fit, oracle_fit
 from fedkin.losses import Loss, MeanLoss, RowLoss, make_loss
 from fedkin.model import FittedModel, describe_loss
 from fedkin.penalties import make_penalty
 from fedkin.problem import Problem, Solution, check_nonnegative
+from fedkin.selection import Method, select_edges
 from fedkin.solvers.exact import solve
 from fedkin.tuning import cross_validate_lam
 
 Array = NDArray[np.float64]
 Progress = Callable[[str], None]
-Variance = Literal["model", "sandwich", "bartlett"]
 CvRule = Literal["min", "1se"]
+_Rescue = dict[Hashable, str]  # device: why its parameters had to be held back
 
-SELECTION_METHODS = ("bonferroni", "holm", "bh", "by")
 #: Losses whose targets are classes.
 CLASS_LOSSES = ("logistic", "multinomial")
 _MOST_PAIRS = 5_000_000  # beyond this many edges nobody means "all pairs"
+_SEPARATED = "separated classes, a class that is missing, or no counts"
+_COLLINEAR = "collinear features"
 _LOGIT_SIZE = 25.0  # as in `LocalFit`: the mean square that a logit or log rate may plausibly have
 
 
@@ -44,8 +46,8 @@ class FitOptions:
     Parameters
     ----------
     loss : str or Loss
-        "linear", "logistic" (more than two classes make it multinomial), "poisson", "huber", "multinomial", "mean", or an
-        object.
+        "linear", "logistic" (more than two classes make it multinomial), "poisson", "huber", "multinomial", "mean",
+        or an object.
     penalty : "l1" | "l2" | "linf"
         Of the difference of two neighbours: l1 fuses coefficient by coefficient, l2 and linf whole devices.
     lam : float or "cv"
@@ -61,8 +63,8 @@ class FitOptions:
     fit_intercept : bool
         Add a constant column; its coefficient is fused like the others, but neither shrunk nor made sparse.
     standardize : bool
-        Fit on features of pooled mean 0 and standard deviation 1. ``lam``, ``ridge`` and ``sparsity`` then refer to these,
-        coefficients are still reported in the units of the features.
+        Fit on features of pooled mean 0 and standard deviation 1. ``lam``, ``ridge`` and ``sparsity`` then refer to
+        these; coefficients are still reported in the units of the features.
     ridge : float
         The extra ``(1/|V|) sum_u ridge ||theta_u||^2 / 2``.
     sparsity : float
@@ -86,7 +88,7 @@ class FitOptions:
     loss: str | Loss = "linear"
     penalty: str = "l1"
     lam: float | Literal["cv"] = "cv"
-    select: str | None = None
+    select: Method | None = None
     level: float = 0.05
     variance: Variance = "model"
     refit: bool = False
@@ -109,7 +111,7 @@ class FitOptions:
         check_nonnegative("ridge", self.ridge)
         check_nonnegative("sparsity", self.sparsity)
         make_penalty(self.penalty)
-        _check_choice("select", self.select, (None, *SELECTION_METHODS))
+        _check_choice("select", self.select, (None, *get_args(Method)))
         _check_choice("variance", self.variance, get_args(Variance))
         _check_choice("cv_rule", self.cv_rule, get_args(CvRule))
         if not 0 < self.level < 1:
@@ -142,6 +144,7 @@ def fit_federation(
         Over the devices of the federation, in any order. Without it all pairs of devices are edges (candidates for
         edges, if ``options.select`` is on).
     options : FitOptions, optional
+        How to fit.
     progress : callable, optional
         Called with a line of text before each step.
 
@@ -151,12 +154,12 @@ def fit_federation(
 
     Notes
     -----
-    *Groups.* With edge selection the groups are the connected components of the kept edges; without it they are the devices
-    that came out exactly fused along edges.
+    *Groups.* With edge selection the groups are the connected components of the kept edges; without it they are the
+    devices that came out exactly fused along edges.
 
-    *No finite minimiser.* When the likelihood has no maximum (classes separated, one class only or no counts on a
-    connected component of the graph), a ridge of a 25th of one row's worth is added for all devices, a `DegenerateDeviceWarning` is given
-    and the devices concerned have a note in the model.
+    *No minimiser.* Where the likelihood of a whole connected component has no maximum (classes separated, a class
+    missing, no counts), or its features are collinear, a ridge of a 25th of one row's worth is added for all devices.
+    The devices concerned have a note in the model; in the first case a `DegenerateDeviceWarning` is given.
 
     *One device, or no edges.* There is nothing to choose: ``lam`` is 0 unless it is given as a number.
 
@@ -171,17 +174,21 @@ def fit_federation(
     say = progress or _silent
     prepared = _prepare(federation, options)
     used, selection, notes = _used_graph(prepared, graph, options, say)
-    problem, rescued = _problem(prepared, used, options)
+    problem, reasons = _problem(prepared, used, options)
     try:
         solution, lam = _solved(problem, options, say)
     except SolverError:
+        if reasons:
+            raise
         # rows held out by a fold can take away the last overlap of two classes
-        problem, rescued = _with_rescue_ridge(problem, np.arange(problem.n_devices))
+        reasons = dict.fromkeys(federation.devices, "without the rows of one fold, classes are separated")
+        problem = _with_light_ridge(problem, used, list(federation.devices))
         solution, lam = _solved(problem, options, say)
-    if rescued:
-        warnings.warn(_rescue_warning(rescued), DegenerateDeviceWarning, stacklevel=2)
-    for device in rescued:
-        notes[device] = (*notes.get(device, ()), "the likelihood has no maximum here: a ridge of 1/25 row was added")
+    runaways = [device for device, reason in reasons.items() if reason != _COLLINEAR]
+    if runaways:
+        warnings.warn(_rescue_warning(runaways, reasons), DegenerateDeviceWarning, stacklevel=2)
+    for device, reason in reasons.items():
+        notes[device] = (*notes.get(device, ()), f"{reason}; a ridge of 1/25 of a row was added")
     clusters = used.components() if options.select is not None else solution.clusters(used)
     theta = solution.theta
     if options.refit:
@@ -216,7 +223,7 @@ class Comparison:
     per_device : dict {name: array (V,)}
         The same by device, NaN for devices without held-out rows.
     more : dict {metric: dict {name: float}}
-        Metrics where more is better: explained variance, accuracy, AUC averaged over the devices that have both classes.
+        Metrics where more is better: explained variance, accuracy, AUC averaged over the devices with both classes.
     models : dict {name: FittedModel}
     """
 
@@ -251,8 +258,8 @@ def compare(
 
     Notes
     -----
-    Local and Global have the same intercept, standardisation and ridge. Devices without a local estimate of their own get that of `fedkin.local_fit`'s rules
-    (Firth or ridge). Global gives every row the same weight.
+    Local and Global have the same intercept, standardisation and ridge. Devices without a local estimate of their own
+    get one by the rules of `fedkin.local_fit` (Firth or ridge). Global gives every row the same weight.
 
     Examples
     --------
@@ -354,8 +361,8 @@ def _prepare(federation: Federation, options: FitOptions) -> _Prepared:
         encoded = encoded.with_intercept()
     if not isinstance(loss, RowLoss) and loss.n_params(encoded.n_features) != encoded.n_features:
         raise ParameterError(
-            f"the {loss.name} loss has {loss.n_params(encoded.n_features)} parameters for {encoded.n_features} columns; a model has one "
-            "for each column: use Problem and solve for other losses"
+            f"the {loss.name} loss has {loss.n_params(encoded.n_features)} parameters for {encoded.n_features} columns "
+            "(the intercept among them); a model has one for each column: use Problem and solve for other losses"
         )
     return _Prepared(encoded, federation, loss, classes, has_intercept, mean, scale)
 
@@ -370,8 +377,8 @@ def _encoded(federation: Federation, loss: str | Loss) -> tuple[Loss, tuple[Any,
     labels, codes = np.unique(federation.y, return_inverse=True)
     if labels.size < 2:
         raise DataError(
-            f"all {len(codes)} rows have the class {labels[0]!r}; a classifier needs at least two classes in the federation "
-            "(a single device may have one class only)"
+            f"all {len(codes)} rows have the class {plain_classes(labels)[0]!r}; a classifier needs at least two "
+            "classes in the federation (a single device may have one class only)"
         )
     wanted = loss
     if isinstance(loss, str):
@@ -417,16 +424,14 @@ def _used_graph(
     n_pairs = len(devices) * (len(devices) - 1) // 2
     if graph is None and n_pairs > _MOST_PAIRS:
         raise ParameterError(
-            f"{len(devices)} devices have {n_pairs} pairs, too many to take all of them as edges: give a graph, for example "
-            "Graph.knn(coordinates, k)"
+            f"{len(devices)} devices have {n_pairs} pairs, too many to take all of them as edges: give a graph, for "
+            "example Graph.knn(coordinates, k)"
         )
     candidates = Graph.complete(devices) if graph is None else graph.aligned(devices)
     if options.select is None:
         return candidates, None, {}
     if candidates.n_edges == 0:
         return candidates, {"method": options.select, "candidates": 0, "kept": 0}, {}
-    from fedkin.selection import select_edges
-
     say(f"testing {candidates.n_edges} candidate edges")
     chosen = select_edges(
         prepared.federation,
@@ -447,8 +452,8 @@ def _used_graph(
     return chosen.graph, summary, {device: (str(line),) for device, line in chosen.notes.items()}
 
 
-def _problem(prepared: _Prepared, graph: Graph, options: FitOptions) -> tuple[Problem, list[Hashable]]:
-    """The problem, and the devices of components whose likelihood has no maximum."""
+def _problem(prepared: _Prepared, graph: Graph, options: FitOptions) -> tuple[Problem, _Rescue]:
+    """The problem, with a light ridge where it would have no minimiser, and what to say about that."""
     shape = (graph.n_devices, prepared.per_feature(0.0).size)
     problem = Problem(
         prepared.federation,
@@ -458,42 +463,60 @@ def _problem(prepared: _Prepared, graph: Graph, options: FitOptions) -> tuple[Pr
         sparsity=np.broadcast_to(prepared.per_feature(options.sparsity), shape),
         ridge=prepared.per_feature(options.ridge),
     )
-    if options.ridge > 0 and not prepared.fit_intercept:
-        return problem, []
-    # along an edge with a penalty only a common direction is free: a component has a minimiser when its pooled loss has one
+    # edges with a penalty leave only common directions free: a component has a minimiser when its pooled loss has one
     groups = graph if options.lam != 0 else Graph.empty(graph.devices)
-    unbounded = _unbounded(prepared, groups.components(), options)
-    return _with_rescue_ridge(problem, unbounded) if unbounded.size else (problem, [])
+    reasons = _without_minimiser(prepared, groups.components(), options)
+    if not reasons:
+        return problem, {}
+    return _with_light_ridge(problem, groups, list(reasons)), reasons
 
 
-def _unbounded(prepared: _Prepared, labels: NDArray[np.int64], options: FitOptions) -> NDArray[np.int64]:
-    """Devices in groups whose pooled loss is not bounded in its arguments."""
-    loss = prepared.loss
+def _without_minimiser(prepared: _Prepared, labels: NDArray[np.int64], options: FitOptions) -> _Rescue:
+    """Devices in groups whose pooled loss has no unique minimiser, and why."""
+    fed, loss = prepared.federation, prepared.loss
     if not isinstance(loss, RowLoss) or loss.name not in (*CLASS_LOSSES, "poisson"):
-        return np.empty(0, dtype=np.int64)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", DegenerateDeviceWarning)
-        oracle_fit(prepared.federation, labels.tolist(), loss)
-    bad = [w for w in caught if issubclass(w.category, DegenerateDeviceWarning)]
-    return np.arange(labels.size) if bad else np.empty(0, dtype=np.int64)
+        return {}
+    assert fed.y is not None
+    group = labels[fed.device_index]
+    if options.ridge > 0 or options.sparsity > 0:
+        # only the intercept is free: it has nowhere to stop when a class, or every count, is missing
+        bad: dict[Hashable, str] = _without_some_class(group, fed.y, loss) if prepared.fit_intercept else {}
+    else:
+        fit = local_fit(Federation.from_arrays(fed.X, fed.y, group, offset=fed.offset), loss)
+        bad = {
+            label: _SEPARATED if "no maximum" in fit.notes[label] else _COLLINEAR
+            for label in (fit.devices[u] for u in np.flatnonzero(fit.rescued))
+        }
+    return {device: bad[label] for device, label in zip(fed.devices, labels.tolist(), strict=True) if label in bad}
 
 
-def _with_rescue_ridge(problem: Problem, unbounded: NDArray[np.int64]) -> tuple[Problem, list[Hashable]]:
+def _without_some_class(group: NDArray[np.int64], y: NDArray[Any], loss: RowLoss) -> dict[Hashable, str]:
+    if loss.name == "poisson":
+        missing = np.bincount(group, weights=y) == 0
+    else:
+        seen = np.zeros((int(group.max()) + 1, loss.n_outputs + 1), dtype=bool)
+        seen[group, y.astype(np.int64)] = True
+        missing = ~seen.all(axis=1)
+    return dict.fromkeys(np.flatnonzero(missing).tolist(), _SEPARATED)
+
+
+def _with_light_ridge(problem: Problem, groups: Graph, devices: list[Hashable]) -> Problem:
+    """A 25th of one row's worth of ridge for all devices, intercept included, as `LocalFit` has it."""
     fed = problem.federation
-    labels = problem.graph.components()[unbounded]
-    rows = np.bincount(labels, weights=fed.n_samples[unbounded])
+    rows = np.bincount(groups.components(), weights=fed.n_samples)[groups.components()]
+    fewest = min(rows[fed.index[device]] for device in devices)
     scale = (fed.X**2).mean(axis=0)
     scale[scale == 0] = 1.0
-    outputs = problem.n_params // fed.n_features
-    ridge = np.tile(scale, outputs) / (_LOGIT_SIZE * rows[labels].min())
-    return replace(problem, ridge=np.asarray(problem.ridge) + ridge), [fed.devices[u] for u in unbounded]
+    light = np.tile(scale, problem.n_params // fed.n_features) / (_LOGIT_SIZE * fewest)
+    return replace(problem, ridge=np.asarray(problem.ridge) + light)
 
 
-def _rescue_warning(devices: list[Hashable]) -> str:
-    shown = ", ".join(repr(device) for device in devices[:5]) + (" and others" if len(devices) > 5 else "")
+def _rescue_warning(devices: list[Hashable], reasons: _Rescue) -> str:
+    shown = ", ".join(repr(device) for device in devices[:5])
+    more = f" and {len(devices) - 5} more" if len(devices) > 5 else ""
     return (
-        f"the likelihood has no maximum (separated classes, one class only or no counts) for {shown}: a ridge of 1/25 of a row was "
-        "added. Connect such devices to others, or give ridge= yourself"
+        f"nothing holds the parameters of device {shown}{more} back ({reasons[devices[0]]}): a ridge of 1/25 of a row "
+        "was added. Join such devices to others, or give ridge= yourself"
     )
 
 

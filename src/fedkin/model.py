@@ -87,7 +87,8 @@ class FittedModel:
     --------
     >>> import fedkin
     >>> from fedkin.fitting import FitOptions, fit_federation
-    >>> fed = fedkin.Federation({"a": ([[0.0], [1.0], [2.0]], [1.0, 3.0, 5.0]), "b": ([[0.0], [1.0], [3.0]], [0, 2, 6])})
+    >>> X = [[0.0], [1.0], [2.0]]
+    >>> fed = fedkin.Federation({"a": (X, [1.0, 3.0, 5.0]), "b": (X, [0.0, 2.0, 4.0])})
     >>> model = fit_federation(fed, None, FitOptions(lam=0.0))
     >>> model.predict([[10.0]], "a").round(6)
     array([21.])
@@ -186,6 +187,7 @@ class FittedModel:
         Parameters
         ----------
         X : array (n, q), or a table with the features among its columns
+            Rows to predict.
         device : id, or list or array of n ids
             The device of all rows, or of each row. It may be left out when the model has one device only.
         offset : array (n,), optional
@@ -203,7 +205,7 @@ class FittedModel:
         """
         if self.classes is not None:
             chosen = self.predict_proba(X, device, offset).argmax(axis=1)
-            return _label_array(self.classes)[chosen]
+            return np.asarray(_label_array(self.classes)[chosen])
         return self._responses(X, device, offset)
 
     def predict_proba(self, X: object, device: object = None, offset: ArrayLike | None = None) -> Array:
@@ -246,8 +248,8 @@ class FittedModel:
         if offset is None:
             if self.offset_name is not None:
                 raise DataError(
-                    "the model was fitted with an offset: give offset= for the rows to predict (zeros predict rates for one "
-                    "unit of exposure)"
+                    "the model was fitted with an offset: give offset= for the rows to predict (zeros predict rates "
+                    "for one unit of exposure)"
                 )
             return rows, position, None
         shift = np.asarray(offset, dtype=np.float64)
@@ -292,7 +294,7 @@ class FittedModel:
         if device is None:
             if self.n_devices == 1:
                 return np.zeros(n, dtype=np.int64)
-            raise UnknownDeviceError(
+            raise DataError(
                 f"the model has {self.n_devices} devices, so it must be told which one each row belongs to: "
                 f"device= one of {_listed(self.devices)}, or a list with an id per row"
             )
@@ -308,12 +310,13 @@ class FittedModel:
         if device in self.index:
             return self.index[device]
         alike = [known for known in self.devices if str(known) == str(device)]
-        hint = f"; did you mean {alike[0]!r}, a {type(alike[0]).__name__}?" if alike else ""
+        if alike:
+            cure = f"did you mean {alike[0]!r} ({type(alike[0]).__name__} instead of {type(device).__name__})?"
+        else:
+            cure = "fit again with rows of this device, or predict with a device like it"
         raise UnknownDeviceError(
-            f"device {device!r} was not part of the fit and has no model{hint} The {self.n_devices} known devices are "
-            f"{_listed(self.devices)}. Fit again with rows of this device, or predict with a device like it"
-            if not alike
-            else f"device {device!r} was not part of the fit{hint}"
+            f"device {device!r} was not part of the fit, so it has no model; the {self.n_devices} known devices are "
+            f"{_listed(self.devices)}. {cure[0].upper()}{cure[1:]}"
         )
 
     # --- files ------------------------------------------------------------------------------------------------
@@ -396,6 +399,7 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
     Parameters
     ----------
     directory : path
+        Where the model is.
     loss : Loss, optional
         The loss of one's own that the model was fitted with. Code is never stored, so without it such a model predicts
         the linear predictor, and says so with a warning.
@@ -492,8 +496,8 @@ def _restore_loss(described: Mapping[str, Any], given: Loss | None, path: Path) 
             import warnings
 
             warnings.warn(
-                f"{path}: the model was fitted with the loss {name!r}, which is not one of Fedkin's; its code is not stored, so "
-                "predictions are linear predictors. Pass the loss to load(..., loss=...) to have its own",
+                f"{path}: the model was fitted with the loss {name!r}, which is not one of Fedkin's; its code is not "
+                "stored, so predictions are linear predictors. Pass the loss to load(..., loss=...) to have its own",
                 FedkinWarning,
                 stacklevel=3,
             )
@@ -595,8 +599,8 @@ def _id_cells(device: Hashable) -> tuple[str, str]:
         except (TypeError, ValueError):
             pass
     raise ModelFileError(
-        f"device id {device!r} of type {type(device).__name__} cannot be written to a file: use text, numbers, dates or tuples "
-        "of them as ids"
+        f"device id {device!r} of type {type(device).__name__} cannot be written to a file: use text, numbers, dates "
+        "or tuples of text and numbers as ids"
     )
 
 
@@ -702,7 +706,7 @@ def _read_meta(folder: Path, any_version: bool = False) -> dict[str, Any]:
         raise ModelFileError(f'{path} is not the description of a Fedkin model: its "format" is not "{FORMAT}"')
     if meta.get("format_version") != FORMAT_VERSION and not any_version:
         raise ModelFileError(
-            f"{path} has the format version {meta.get('format_version')!r}, but this is Fedkin {__version__}, which reads version "
+            f"{path} has the format version {meta.get('format_version')!r}, but Fedkin {__version__} reads version "
             f"{FORMAT_VERSION}: install the Fedkin that wrote it ({meta.get('fedkin_version')})"
         )
     return meta
