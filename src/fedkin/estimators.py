@@ -324,8 +324,8 @@ random_state, n_jobs, solver
     >>> X, site = rng.normal(size=(400, 1)), np.repeat([1, 2], 200)
     >>> y = np.where(X[:, 0] + rng.logistic(size=400) > 0, "yes", "no")
     >>> model = FedADMMClassifier(lam=0.1).fit(X, y, device=site)
-    >>> model.predict([[3.0], [-3.0]], device=[1, 2])
-    array(['yes', 'no'], dtype=object)
+    >>> model.predict([[3.0], [-3.0]], device=[1, 2]).tolist()
+    ['yes', 'no']
     """
 
     def __init__(

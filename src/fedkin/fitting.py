@@ -166,7 +166,7 @@ def fit_federation(
     Examples
     --------
     >>> from fedkin.datasets import paper_design
-    >>> design = paper_design(n_devices=20, n_samples=60, n_features=3, n_clusters=2, seed=0)
+    >>> design = paper_design(n_devices=20, n_samples=60, n_features=10, n_clusters=2, seed=0)
     >>> fit_federation(design.federation, design.graph, FitOptions(select="bonferroni")).n_clusters
     2
     """
@@ -264,7 +264,7 @@ def compare(
     Examples
     --------
     >>> from fedkin.datasets import paper_design
-    >>> design = paper_design(n_devices=20, n_samples=40, n_features=5, n_clusters=2, seed=0)
+    >>> design = paper_design(n_devices=20, n_samples=60, n_features=10, n_clusters=2, seed=0)
     >>> errors = compare(*design.federation.split(seed=0), design.graph, FitOptions(select="holm")).errors
     >>> errors["Fedkin"] < errors["Local"] < errors["Global"]
     True

@@ -1,0 +1,433 @@
+"""FittedModel: predictions, and the directory that keeps it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import expit
+
+import fedkin
+from fedkin import Federation, Graph
+from fedkin.errors import DataError, FedkinWarning, ModelFileError, ParameterError, UnknownDeviceError
+from fedkin.fitting import FitOptions, fit_federation
+from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, Loss, MultinomialLoss, PoissonLoss, UserLoss
+from fedkin.model import FittedModel, load
+
+
+def made(
+    devices=("a", "b", "c"),
+    loss: Loss | None = None,
+    q: int = 2,
+    k: int = 1,
+    seed: int = 0,
+    **more,
+) -> FittedModel:
+    rng = np.random.default_rng(seed)
+    v = len(devices)
+    names = more.pop("feature_names", tuple(f"x{c}" for c in range(q)))
+    graph = Graph.complete(devices)
+    return FittedModel(
+        devices=tuple(devices),
+        coef=rng.normal(size=(v, k, len(names))),
+        intercept=rng.normal(size=(v, k)),
+        feature_names=names,
+        clusters=np.arange(v) // 2,
+        n_samples=np.arange(v) + 5,
+        loss=loss or LinearLoss(),
+        penalty="l1",
+        lam=0.1,
+        gap=1e-7,
+        n_iter=12,
+        status="converged",
+        graph=graph.reweighted(rng.uniform(0.5, 2.0, graph.n_edges)),
+        **more,
+    )
+
+
+def assert_same(one: FittedModel, other: FittedModel) -> None:
+    assert one.devices == other.devices
+    assert [type(device) for device in one.devices] == [type(device) for device in other.devices]
+    for name in ("coef", "intercept", "clusters", "n_samples"):
+        first, second = getattr(one, name), getattr(other, name)
+        assert first.dtype == second.dtype and first.shape == second.shape
+        assert first.tobytes() == second.tobytes(), name
+    for name in ("feature_names", "penalty", "lam", "n_iter", "status", "fit_intercept", "classes", "target_name"):
+        assert getattr(one, name) == getattr(other, name), name
+    assert one.graph == other.graph
+    assert one.offset_name == other.offset_name
+    assert dict(one.notes) == dict(other.notes)
+    assert one.loss.name == other.loss.name
+
+
+# --- predictions ----------------------------------------------------------------------------------------------
+
+
+def test_predictions_are_those_of_each_rows_device():
+    model = made()
+    X = np.random.default_rng(1).normal(size=(5, 2))
+    ids = ["c", "a", "b", "b", "a"]
+    expected = [X[k] @ model.coef["abc".index(u), 0] + model.intercept["abc".index(u), 0] for k, u in enumerate(ids)]
+    np.testing.assert_allclose(model.predict(X, ids), expected, rtol=1e-14)
+    np.testing.assert_allclose(model.predict(X, np.array(ids)), expected, rtol=1e-14)
+    np.testing.assert_allclose(model.predict(X, pd.Series(ids)), expected, rtol=1e-14)
+    np.testing.assert_allclose(model.predict(X, "b"), X @ model.coef[1, 0] + model.intercept[1, 0], rtol=1e-14)
+
+
+def test_responses_of_the_losses():
+    X, offset = np.random.default_rng(1).normal(size=(4, 2)), np.array([0.0, 1.0, -1.0, 2.0])
+    model = made(loss=PoissonLoss(), offset_name="exposure")
+    eta = X @ model.coef[0, 0] + model.intercept[0, 0] + offset
+    np.testing.assert_allclose(model.predict(X, "a", offset), np.exp(eta), rtol=1e-13)
+    model = made(loss=LogisticLoss(), classes=("no", "yes"))
+    eta = X @ model.coef[0, 0] + model.intercept[0, 0]
+    np.testing.assert_allclose(model.predict_proba(X, "a")[:, 1], expit(eta), rtol=1e-13)
+    assert model.predict(X, "a").tolist() == np.where(eta > 0, "yes", "no").tolist()
+    model = made(loss=MultinomialLoss(3), classes=(1, 2, 4), k=2)
+    eta = np.column_stack([np.zeros(4), X @ model.coef[2].T + model.intercept[2]])
+    odds = np.exp(eta)
+    np.testing.assert_allclose(model.predict_proba(X, "c"), odds / odds.sum(axis=1, keepdims=True), rtol=1e-13)
+    assert model.predict(X, "c").tolist() == np.array([1, 2, 4])[eta.argmax(axis=1)].tolist()
+
+
+def test_tables_are_read_by_feature_name():
+    model = made(feature_names=("age", "dose"))
+    table = {"dose": [1.0, 2.0], "site": ["a", "b"], "age": [40, 50]}
+    expected = model.predict(np.array([[40.0, 1.0], [50.0, 2.0]]), ["a", "b"])
+    for frame in (table, pd.DataFrame(table), pl.DataFrame(table), pl.DataFrame(table).to_arrow()):
+        np.testing.assert_array_equal(model.predict(frame, ["a", "b"]), expected)
+    with pytest.raises(DataError, match="no column 'dose'"):
+        model.predict(pd.DataFrame({"age": [1.0]}), "a")
+    with pytest.raises(DataError, match="'age' is not numeric"):
+        model.predict(pd.DataFrame({"age": ["old"], "dose": [1.0]}), "a")
+
+
+def test_a_single_device_needs_no_name():
+    assert made(devices=("only",)).predict([[0.0, 0.0]]).shape == (1,)
+
+
+def test_several_devices_need_names():
+    with pytest.raises(DataError, match=r"3 devices.*device= one of 'a', 'b', 'c'"):
+        made().predict([[0.0, 0.0]])
+
+
+def test_unknown_devices_are_named_with_a_hint():
+    with pytest.raises(UnknownDeviceError, match=r"device 'z' was not part of the fit.*'a', 'b', 'c'"):
+        made().predict([[0.0, 0.0]], "z")
+    with pytest.raises(UnknownDeviceError, match=r"Did you mean 7 \(int instead of str\)"):
+        made(devices=(7, 8)).predict([[0.0, 0.0]], ["7"])
+    many = made(devices=range(200))
+    with pytest.raises(UnknownDeviceError, match="and 195 more"):
+        many.predict([[0.0, 0.0]], 1000)
+
+
+def test_tuples_are_single_devices_and_lists_are_rows():
+    model = made(devices=((0, 0), (0, 1)))
+    assert model.predict(np.zeros((3, 2)), (0, 1)).tolist() == [model.intercept[1, 0]] * 3
+    assert model.predict(np.zeros((2, 2)), [(0, 1), (0, 0)]).tolist() == model.intercept[[1, 0], 0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("X", "device", "offset", "message"),
+    [
+        ([[1.0]], "a", None, r"shape \(1, 1\), expected \(n, 2\)"),
+        ([1.0, 2.0], "a", None, r"shape \(2,\)"),
+        ([[1.0, math.nan]], "a", None, "row 0, feature 'x1' is nan"),
+        ([[1.0, 2.0]], ["a", "b"], None, "names 2 rows, but X has 1"),
+        ([[1.0, 2.0]], "a", [1.0, 2.0], r"offset has shape \(2,\)"),
+        ([[1.0, 2.0]], "a", [math.inf], "row 0: the offset is inf"),
+    ],
+)
+def test_bad_rows(X, device, offset, message):
+    with pytest.raises(DataError, match=message):
+        made().predict(X, device, offset)
+
+
+def test_a_forgotten_offset_is_an_error():
+    with pytest.raises(DataError, match="fitted with an offset"):
+        made(offset_name="exposure").predict([[0.0, 0.0]], "a")
+
+
+def test_probabilities_need_classes():
+    with pytest.raises(ParameterError, match="no classes"):
+        made().predict_proba([[0.0, 0.0]], "a")
+
+
+def test_coefficients_as_a_table():
+    table = pd.DataFrame(made(feature_names=("age", "cluster")).coefficients())
+    assert table.columns.tolist() == ["device", "cluster", "intercept", "age", "feature:cluster"]
+    assert len(pd.DataFrame(made(loss=MultinomialLoss(3), classes=(0, 1, 2), k=2).coefficients())) == 6
+
+
+def test_groups():
+    assert made(devices="abcde").groups() == (("a", "b"), ("c", "d"), ("e",))
+
+
+# --- files ----------------------------------------------------------------------------------------------------
+
+device_ids = st.one_of(
+    st.integers(),
+    st.text(st.characters(codec="utf-8"), max_size=8),
+    st.booleans(),
+    st.floats(allow_nan=False, allow_infinity=False).filter(lambda x: not x.is_integer()),
+    st.dates(),
+    st.datetimes(),
+    st.tuples(st.integers(), st.text(st.characters(codec="utf-8"), max_size=3)),
+)
+
+
+def distinct_ids(ids: list) -> list:
+    return list(dict.fromkeys(ids))  # True == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    ids=st.lists(device_ids, min_size=1, max_size=6).map(distinct_ids),
+    names=st.lists(st.text(st.characters(codec="utf-8"), max_size=8), min_size=1, max_size=4, unique=True),
+    values=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=5, max_size=5),
+)
+def test_any_model_survives_the_files(tmp_path_factory, ids, names, values):
+    folder = tmp_path_factory.mktemp("models") / "model"
+    model = made(devices=ids, feature_names=tuple(names))
+    coef = np.resize(np.array(values), model.coef.shape)
+    model = replace(model, coef=coef, intercept=coef[:, :, 0], notes={ids[0]: ("one", "two")}, target_name="Wert")
+    model.save(folder)
+    assert_same(load(folder), model)
+
+
+def test_one_and_its_text_stay_apart(tmp_path):
+    model = made(devices=(1, "1", "01", (1,), " 1", ""))
+    model.save(tmp_path / "m")
+    again = load(tmp_path / "m")
+    assert_same(again, model)
+    assert again.predict([[0.0, 0.0]], "1") == model.intercept[1, 0]
+
+
+@pytest.mark.parametrize(
+    ("loss", "more"),
+    [
+        (HuberLoss(0.7), {}),
+        (PoissonLoss(), {"offset_name": "offset"}),
+        (LogisticLoss(), {"classes": ("nein", "ja")}),
+        (LogisticLoss(), {"classes": (False, True)}),
+        (MultinomialLoss(3), {"classes": (-1, 0, 1), "k": 2}),
+    ],
+)
+def test_losses_and_classes_survive(tmp_path, loss, more):
+    model = made(loss=loss, **more)
+    model.save(tmp_path / "m")
+    again = load(tmp_path / "m")
+    assert_same(again, model)
+    X, shift = np.random.default_rng(3).normal(size=(6, 2)), (np.ones(6) if model.offset_name else None)
+    np.testing.assert_array_equal(again.predict(X, "b", shift), model.predict(X, "b", shift))
+    assert getattr(again.loss, "delta", None) == getattr(loss, "delta", None)
+
+
+def test_files_are_open(tmp_path):
+    """What another tool reads."""
+    model = made(devices=("Zürich", "東京", "a,b"), feature_names=("age", "intercept"))
+    model.save(tmp_path / "m")
+    assert sorted(os.listdir(tmp_path)) == ["m"]
+    assert sorted(os.listdir(tmp_path / "m")) == ["coefficients.csv", "edges.csv", "model.json"]
+    meta = json.loads((tmp_path / "m" / "model.json").read_text(encoding="utf-8"))
+    assert (meta["format"], meta["format_version"], meta["lam"]) == ("fedkin-model", 1, 0.1)
+    table = pl.read_csv(tmp_path / "m" / "coefficients.csv")
+    assert table["device"].to_list() == list(model.devices)
+    np.testing.assert_array_equal(table["age"], model.coef[:, 0, 0])
+    np.testing.assert_array_equal(table["intercept"], model.intercept[:, 0])
+    np.testing.assert_array_equal(table["feature:intercept"], model.coef[:, 0, 1])
+    assert Graph.read(tmp_path / "m" / "edges.csv", devices=model.devices) == model.graph
+
+
+def test_saving_twice_replaces_the_model(tmp_path):
+    made(seed=0).save(tmp_path / "m")
+    made(seed=1).save(tmp_path / "m")
+    assert_same(load(tmp_path / "m"), made(seed=1))
+    assert os.listdir(tmp_path) == ["m"]
+
+
+def test_parents_are_made_and_empty_directories_used(tmp_path):
+    made().save(tmp_path / "some" / "where")
+    (tmp_path / "empty").mkdir()
+    made().save(tmp_path / "empty")
+    assert_same(load(tmp_path / "some" / "where"), load(tmp_path / "empty"))
+
+
+def test_a_link_to_a_model_stays_a_link(tmp_path):
+    made(seed=0).save(tmp_path / "real")
+    (tmp_path / "latest").symlink_to(tmp_path / "real")
+    made(seed=1).save(tmp_path / "latest")
+    assert (tmp_path / "latest").is_symlink()
+    assert_same(load(tmp_path / "real"), made(seed=1))
+
+
+def test_other_peoples_directories_are_refused(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
+    with pytest.raises(ModelFileError, match=r"not a Fedkin model \(it holds 'chapter.tex'\)"):
+        made().save(tmp_path / "thesis")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "model.json").write_text('{"format": "keras"}')
+    with pytest.raises(ModelFileError, match="not the description of a Fedkin model"):
+        made().save(tmp_path / "other")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ModelFileError, match="is a file"):
+        made().save(tmp_path / "file")
+    made().save(tmp_path / "m")
+    (tmp_path / "m" / "notes.txt").write_text("mine")
+    with pytest.raises(ModelFileError, match=r"also 'notes.txt'"):
+        made(seed=1).save(tmp_path / "m")
+    assert (tmp_path / "m" / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "thesis" / "chapter.tex").exists()
+
+
+def test_a_failing_save_leaves_the_old_model(tmp_path, monkeypatch):
+    made(seed=0).save(tmp_path / "m")
+    rename = Path.rename
+
+    def failing(self, target):
+        if str(self).endswith(".new"):
+            raise OSError(28, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(ModelFileError, match="No space left"):
+        made(seed=1).save(tmp_path / "m")
+    monkeypatch.undo()
+    assert_same(load(tmp_path / "m"), made(seed=0))
+    assert os.listdir(tmp_path) == ["m"]
+
+
+def test_a_disk_that_fills_up_leaves_the_old_model(tmp_path, monkeypatch):
+    made(seed=0).save(tmp_path / "m")
+    calls = []
+
+    def failing(number):
+        calls.append(number)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(ModelFileError, match="No space left"):
+        made(seed=1).save(tmp_path / "m")
+    assert_same(load(tmp_path / "m"), made(seed=0))
+    assert os.listdir(tmp_path) == ["m"]
+
+
+@pytest.mark.parametrize("name", ["model.json", "coefficients.csv", "edges.csv"])
+def test_every_cut_is_noticed(tmp_path, name):
+    made().save(tmp_path / "m")
+    path = tmp_path / "m" / name
+    whole = path.read_bytes()
+    for kept in range(0, len(whole) - 1, max(1, len(whole) // 60)):
+        path.write_bytes(whole[:kept])
+        with pytest.raises(ModelFileError, match=name):
+            load(tmp_path / "m")
+    path.unlink()
+    with pytest.raises(ModelFileError, match=name):
+        load(tmp_path / "m")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_entries_of_the_wrong_kind_are_noticed(tmp_path_factory, data):
+    """Whatever stands in model.json: a model or ModelFileError, never another exception."""
+    folder = tmp_path_factory.mktemp("models") / "m"
+    made(loss=MultinomialLoss(3), classes=(0, 1, 2), k=2, notes={"a": ("note",)}).save(folder)
+    path = folder / "model.json"
+    meta = json.loads(path.read_text())
+    key = data.draw(st.sampled_from(sorted(meta)))
+    if data.draw(st.booleans()):
+        del meta[key]
+    else:
+        junk = st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda s: st.lists(s, max_size=2))
+        meta[key] = data.draw(junk | st.dictionaries(st.text(max_size=3), junk, max_size=2))
+    path.write_text(json.dumps(meta))
+    try:
+        load(folder)
+    except ModelFileError as error:
+        assert str(path) in str(error) or "coefficients.csv" in str(error)
+
+
+def test_other_versions_and_missing_models(tmp_path):
+    made().save(tmp_path / "m")
+    path = tmp_path / "m" / "model.json"
+    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 99'))
+    with pytest.raises(ModelFileError, match=r"format version 99.*reads version 1"):
+        load(tmp_path / "m")
+    made().save(tmp_path / "m")  # a model of another version is still a model, and may be replaced
+    with pytest.raises(ModelFileError, match="does not exist"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(ModelFileError, match="no model.json"):
+        load(tmp_path)
+    with pytest.raises(ModelFileError, match="is a file"):
+        load(path)
+
+
+def test_an_interrupted_save_can_be_found(tmp_path):
+    made().save(tmp_path / "m")
+    (tmp_path / "m").rename(tmp_path / ".m.0123456789ab.old")
+    with pytest.raises(ModelFileError, match=r"left the older model in .*\.m\.0123456789ab\.old"):
+        load(tmp_path / "m")
+
+
+def test_ids_that_no_file_can_keep(tmp_path):
+    with pytest.raises(ModelFileError, match="of type frozenset cannot be written"):
+        made(devices=(frozenset({1}), "b")).save(tmp_path / "m")
+    assert os.listdir(tmp_path) == []
+    made(devices=(datetime.date(2024, 1, 1), datetime.datetime(2024, 1, 1))).save(tmp_path / "m")
+    assert load(tmp_path / "m").devices == (datetime.date(2024, 1, 1), datetime.datetime(2024, 1, 1))
+
+
+def squared(theta, X, y, offset):
+    return float(0.5 * np.mean((y - X @ theta) ** 2))
+
+
+def squared_gradient(theta, X, y, offset):
+    return -X.T @ (y - X @ theta) / len(y)
+
+
+def test_a_loss_of_ones_own(tmp_path):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 2))
+    fed = Federation({u: (X[20 * u : 20 * u + 20], rng.normal(size=20)) for u in (0, 1)})
+    plain = UserLoss(squared, squared_gradient, name="half squares", strong_convexity=1e-3)
+    model = fit_federation(fed, None, FitOptions(loss=plain, lam=0.0))
+    model.save(tmp_path / "plain")
+    np.testing.assert_array_equal(load(tmp_path / "plain").predict(X, 1), model.predict(X, 1))
+
+    doubled = replace(plain, predict_fn=lambda theta, X, offset: 2 * X @ theta)
+    model = replace(model, loss=doubled)
+    model.save(tmp_path / "doubled")
+    with pytest.warns(FedkinWarning, match=r"'half squares'.*load\(\.\.\., loss=\.\.\.\)"):
+        again = load(tmp_path / "doubled")
+    np.testing.assert_allclose(again.predict(X, 1), 0.5 * model.predict(X, 1))
+    np.testing.assert_array_equal(load(tmp_path / "doubled", loss=doubled).predict(X, 1), model.predict(X, 1))
+    with pytest.raises(ParameterError, match="its name only"):
+        again.loss.value(np.zeros(3), X, X[:, 0])
+
+
+def test_a_known_loss_cannot_be_swapped(tmp_path):
+    made().save(tmp_path / "m")
+    assert load(tmp_path / "m", loss=LinearLoss()).loss.name == "linear"
+    with pytest.raises(ModelFileError, match="leave loss= out"):
+        load(tmp_path / "m", loss=PoissonLoss())
+
+
+def test_infinite_gaps_survive(tmp_path):
+    replace(made(), gap=math.inf).save(tmp_path / "m")
+    assert load(tmp_path / "m").gap == math.inf
+
+
+def test_load_is_a_name_of_the_package():
+    assert fedkin.load is load
