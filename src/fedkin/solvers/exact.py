@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
 from fedkin.problem import FusedObjective, Problem, Solution, Status
+from fedkin.solvers.backend import Backend, Resolved, resolve_backend, start_iteration
 from fedkin.solvers.expansion import HOPELESS, Expansion, lowered, raised
-from fedkin.solvers.fuse import fuse_exactly
-from fedkin.solvers.pdhg import PrimalDual, initial_rho, iterate
+from fedkin.solvers.fuse import fused_parameters
+from fedkin.solvers.pdhg import Iteration, PrimalDual, initial_rho
 from fedkin.solvers.radius import MinimizerBall
 from fedkin.terms import DeviceTerms, QuadraticTerms
 
@@ -26,6 +27,8 @@ Array = NDArray[np.float64]
 SCALE_FLOOR = 1e-6
 #: Share of the decrease promised by the quadratic models that a step must keep.
 SUFFICIENT = 0.1
+#: Fusing devices exactly shrinks a gap by up to this factor; before that, trying it is a waste of time.
+FUSING_HELPS = 3000.0
 
 
 def solve(
@@ -34,6 +37,7 @@ def solve(
     *,
     max_iter: int = 20_000,
     warm_start: Solution | None = None,
+    backend: Backend = "auto",
 ) -> Solution:
     """Minimise the objective of ``problem`` and certify the result.
 
@@ -46,6 +50,8 @@ def solve(
         Limit on primal-dual iterations, all Newton steps together.
     warm_start : Solution, optional
         Of a similar problem (another ``lam``, other rows) on the same graph.
+    backend : "auto", "numpy" or "numba"
+        What carries out the iterations, see `fedkin.solvers.backend`.
 
     Returns
     -------
@@ -74,7 +80,7 @@ def solve(
     """
     if not tol > 0:
         raise ParameterError(f"tol must be positive, got {tol!r}")
-    solution = solve_fused(problem.fused, tol, max_iter=max_iter, warm_start=warm_start)
+    solution = solve_fused(problem.fused, tol, max_iter=max_iter, warm_start=warm_start, backend=backend)
     return scaled(solution, problem.n_devices)
 
 
@@ -101,13 +107,13 @@ def solve_fused(
     max_iter: int = 20_000,
     warm_start: Solution | None = None,
     quiet: bool = False,
+    backend: Backend = "auto",
 ) -> Solution:
     """`solve` on arrays; the objective is |V| times the public one. ``quiet`` leaves out the convergence warning."""
     theta, alpha, zeta = _start(objective, warm_start)
-    search = _Search(objective, tol, max_iter, theta, alpha, zeta)
+    search = _Search(objective, tol, max_iter, theta, alpha, zeta, resolve_backend(backend, objective))
     try:
         search.run(warm=warm_start is not None)
-        search.fuse()
     except KeyboardInterrupt:
         search.status = "interrupted"
     return search.finish(quiet)
@@ -117,27 +123,33 @@ class _Search:
     """The state of one solve: the best certified pair so far and how it was reached."""
 
     def __init__(
-        self, objective: FusedObjective, tol: float, max_iter: int, theta: Array, alpha: Array, zeta: Array | None
+        self,
+        objective: FusedObjective,
+        tol: float,
+        max_iter: int,
+        theta: Array,
+        alpha: Array,
+        zeta: Array | None,
+        backend: Resolved,
     ) -> None:
-        self.objective, self.tol, self.max_iter = objective, tol, max_iter
-        zero = np.zeros_like(theta)
-        self.floor = SCALE_FLOOR * abs(objective.value(zero)) + np.finfo(float).tiny
+        self.objective, self.tol, self.max_iter, self.backend = objective, tol, max_iter, backend
+        at_zero = float(objective.terms.values(np.zeros_like(theta)).sum())
+        self.floor = SCALE_FLOOR * abs(at_zero) + np.finfo(float).tiny
         self.ball = MinimizerBall(objective)
         self.status: Status = "iteration_limit"
         self.n_iter = 0
         self.rows: list[tuple[int, float, float]] = []
-        balance = np.asarray(objective.graph.incidence().T @ alpha) + (0.0 if zeta is None else zeta)
-        start = PrimalDual(theta, alpha, zeta, balance, np.ones(1), 0)
-        # where an interruption before the first check would leave us: nothing is certified yet
-        self.best = _Certified(start, objective.value(theta), np.inf, np.inf)
+        # where an interruption before the first check would leave us: nothing is certified yet, nor balanced
+        start = PrimalDual(theta, alpha, zeta, np.zeros_like(theta), np.ones(1), 0)
+        self.best = _Certified(start, objective.value(theta) if theta.any() else at_zero, np.inf, np.inf)
 
     def run(self, warm: bool) -> None:
         terms, pair = self.objective.terms, self.best.pair
         if isinstance(terms, QuadraticTerms):
-            theta = pair.theta if warm else _component_start(terms, pair.theta)
-            self._run_quadratic(terms, theta, pair.alpha, pair.zeta)
+            self._run_quadratic(terms, pair, warm)
         else:
             self._run_newton(terms, pair, warm)
+            self._fuse()
 
     def scale(self, value: float) -> float:
         return max(abs(value), self.floor)
@@ -157,15 +169,41 @@ class _Search:
         relative = max(gap, 0.0) / self.scale(value)
         return _Certified(pair, value, relative, radius if conditional and not proven else None)
 
-    def _run_quadratic(self, terms: QuadraticTerms, theta: Array, alpha: Array, zeta: Array | None) -> None:
+    def _run_quadratic(self, terms: QuadraticTerms, start: PrimalDual, warm: bool) -> None:
+        # a cold start is each device's own minimiser: closer than 0 for weak penalties, as good as any for strong ones
+        theta, alpha = (start.theta, start.alpha) if warm else (None, None)
         rho = initial_rho(self.objective, terms)
-        for pair in iterate(self.objective, terms, theta, alpha, zeta, rho, _check_schedule):
-            self.n_iter = pair.n_iter
-            if self.certify(pair):
-                self.status = "converged"
-                return
-            if pair.n_iter >= self.max_iter:
-                return
+        iteration = start_iteration(self.backend, self.objective, terms, theta, alpha, start.zeta, rho)
+        try:
+            while self.status != "converged" and self.n_iter < self.max_iter:
+                iteration.advance(min(_check_after(self.n_iter), self.max_iter - self.n_iter))
+                self._certify_iteration(iteration)
+        except KeyboardInterrupt:
+            if iteration.live and iteration.n_iter:
+                self._certify_iteration(iteration)
+            raise
+        finally:
+            iteration.close()
+
+    def _certify_iteration(self, iteration: Iteration) -> None:
+        """Certify the pair that the iteration stands at, and the same with devices fused where that may help."""
+        self.n_iter = iteration.n_iter
+        found = self._certified_iteration(iteration)
+        if found.gap <= FUSING_HELPS * self.tol or self.n_iter >= self.max_iter:
+            fused = self._certified_iteration(iteration, iteration.fused())
+            if fused.gap <= max(found.gap, self.tol):
+                found = fused
+        self.rows.append((self.n_iter, found.value, found.gap))
+        if found.gap < self.best.gap or not np.isfinite(self.best.gap) or iteration.live:
+            self.best = found
+        if found.gap <= self.tol:
+            self.status = "converged"
+
+    def _certified_iteration(self, iteration: Iteration, theta: Array | None = None) -> _Certified:
+        if not iteration.regular:
+            return self._certified(iteration.pair(theta))
+        value, gap = iteration.certificate(theta)
+        return _Certified(iteration.pair(theta), value, max(gap, 0.0) / self.scale(value), None)
 
     def _run_newton(self, terms: DeviceTerms, pair: PrimalDual, warm: bool) -> None:
         caution, least = terms.caution()
@@ -198,18 +236,28 @@ class _Search:
         before = local.value(at.theta)
         enough = 0.2 * self.tol * self.scale(float(at.values.sum()))
         done = self.n_iter
-        for pair in iterate(local, model, at.theta, start.alpha, start.zeta, rho, _check_schedule):
-            self.n_iter = done + pair.n_iter
-            radius = 10.0 * max(1.0, float(np.abs(pair.theta).max()))
-            gap, _ = local.gap(pair.theta, pair.alpha, pair.zeta, pair.balance, radius)
-            if gap <= max(0.1 * (before - local.value(pair.theta)), enough) or self.n_iter >= self.max_iter:
-                return pair
-        raise AssertionError("iterate never ends by itself")
+        iteration = start_iteration(self.backend, local, model, at.theta, start.alpha, start.zeta, rho)
+        try:
+            while True:
+                iteration.advance(_check_after(iteration.n_iter))
+                self.n_iter = done + iteration.n_iter
+                value, gap = _value_and_gap(local, iteration)
+                wanted = max(0.1 * (before - value), enough)
+                if gap <= wanted or self.n_iter >= self.max_iter:
+                    return iteration.pair()
+                if gap <= FUSING_HELPS * wanted:
+                    theta = iteration.fused()
+                    value, gap = _value_and_gap(local, iteration, theta)
+                    if gap <= max(0.1 * (before - value), enough):
+                        return iteration.pair(theta)
+        finally:
+            iteration.close()
 
-    def fuse(self) -> None:
+    def _fuse(self) -> None:
         """Replace the best pair by one with exactly fused devices, where that costs nothing."""
-        fused = fuse_exactly(self.objective, self.best.pair)
-        certified = self._certified(replace(self.best.pair, theta=fused))
+        pair = self.best.pair
+        fused = fused_parameters(self.objective, pair.theta, pair.alpha, pair.zeta)
+        certified = self._certified(replace(pair, theta=fused))
         if certified.gap <= max(self.best.gap, self.tol):
             self.best = certified
 
@@ -234,9 +282,18 @@ class _Certified:
     radius: float | None
 
 
-def _check_schedule(done: int) -> int:
+def _check_after(done: int) -> int:
     """Check often in the beginning, every tenth of the way later."""
-    return 10 if done < 100 else done // 10
+    return max(5, done // 10)
+
+
+def _value_and_gap(objective: FusedObjective, iteration: Iteration, theta: Array | None = None) -> tuple[float, float]:
+    if iteration.regular:
+        return iteration.certificate(theta)
+    pair = iteration.pair(theta)
+    radius = 10.0 * max(1.0, float(np.abs(pair.theta).max()))
+    gap, _ = objective.gap(pair.theta, pair.alpha, pair.zeta, pair.balance, radius)
+    return objective.value(pair.theta), gap
 
 
 def _start(objective: FusedObjective, warm_start: Solution | None) -> tuple[Array, Array, Array | None]:
@@ -256,11 +313,6 @@ def _start(objective: FusedObjective, warm_start: Solution | None) -> tuple[Arra
     # the sparsity duals are what the edge duals leave to balance
     rest = terms.gradients(theta) + np.asarray(graph.incidence().T @ alpha)
     return theta, alpha, np.clip(-rest, -box, box)
-
-
-def _component_start(terms: QuadraticTerms, theta: Array) -> Array:
-    """Each device's own minimiser where it exists: closer than 0 for weak penalties, as good as any for strong ones."""
-    return np.where(terms.singular[:, None], theta, terms.minimizers())
 
 
 def _raise_if_unbounded(objective: FusedObjective, before: Array, at: Expansion) -> None:
@@ -292,4 +344,3 @@ def _message(status: Status, gap: float, tol: float, n_iter: int) -> str:
         f"stopped at the limit of {n_iter} iterations with relative gap {gap:.1e} > {tol:.1e}; raise max_iter, "
         "standardise the features, or add a small ridge"
     )
-

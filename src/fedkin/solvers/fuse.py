@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.graph import Graph
 from fedkin.problem import FusedObjective
-from fedkin.solvers.pdhg import PrimalDual
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -16,34 +14,53 @@ Mask = NDArray[np.bool_]
 INTERIOR = 1e-3
 
 
-def fuse_exactly(objective: FusedObjective, pair: PrimalDual) -> Array:
+def fused_parameters(objective: FusedObjective, theta: Array, alpha: Array, zeta: Array | None) -> Array:
     """Parameters ``(V, p)`` in which fused neighbours are bitwise equal and sparse coordinates 0.
 
     At the optimum an edge whose dual lies strictly inside its ball joins equal parameters. Each connected group of such
-    edges is set to its mean, coordinate by coordinate for a separable penalty; in the same way a coordinate whose sparsity
-    dual lies strictly inside its box is 0 for the whole group. The caller decides by the gap whether to keep it.
+    edges is set to its mean, coordinate by coordinate for a separable penalty; in the same way a coordinate whose
+    sparsity dual lies strictly inside its box is 0 for the whole group. The caller decides by the gap what to keep.
+
+    Parameters
+    ----------
+    objective : FusedObjective
+        Graph, penalty and radii.
+    theta : array (V, p)
+        Parameters that are almost optimal.
+    alpha : array (E, p)
+        Edge duals.
+    zeta : array (V, p) or None
+        Sparsity duals.
     """
-    theta, alpha = pair.theta, pair.alpha
     limit = (1.0 - INTERIOR) * objective.edge_radius
-    sparse = np.zeros(theta.shape, dtype=bool)
-    if objective.sparsity is not None and pair.zeta is not None:
-        sparse = np.abs(pair.zeta) < (1.0 - INTERIOR) * objective.sparsity
+    sparse = None
+    if objective.sparsity is not None and zeta is not None:
+        sparse = np.abs(zeta) < (1.0 - INTERIOR) * objective.sparsity
+    i, j = objective.graph.edges[:, 0], objective.graph.edges[:, 1]
     if not objective.penalty.separable:
-        return _grouped(objective.graph, objective.penalty.dual_norm(alpha) < limit, theta, sparse)
-    inside = np.abs(alpha) < limit[:, None]
-    columns = [
-        _grouped(objective.graph, inside[:, c], theta[:, [c]], sparse[:, [c]]) for c in range(theta.shape[1])
-    ]
-    return np.concatenate(columns, axis=1)
+        inside = objective.penalty.dual_norm(alpha) < limit
+        return _grouped(i[inside], j[inside], theta, sparse)
+    # every coordinate of every device is a node of its own
+    p = theta.shape[1]
+    edge, column = np.nonzero(np.abs(alpha) < limit[:, None])
+    shape = (theta.size, 1)
+    zero = None if sparse is None else sparse.reshape(shape)
+    return _grouped(i[edge] * p + column, j[edge] * p + column, theta.reshape(shape), zero).reshape(theta.shape)
 
 
-def _grouped(graph: Graph, inside: Mask, theta: Array, sparse: Mask) -> Array:
-    """Group means of ``theta``, 0 where any member of the group is sparse."""
-    if not inside.any():
-        return np.where(sparse, 0.0, theta)
-    labels = graph.keep(inside).components()
-    size = np.bincount(labels)
-    sums, zeros = np.zeros((size.size, theta.shape[1])), np.zeros((size.size, theta.shape[1]), dtype=bool)
-    np.add.at(sums, labels, theta)
-    np.logical_or.at(zeros, labels, sparse)
-    return np.asarray(np.where(zeros, 0.0, sums / size[:, None])[labels])
+def _grouped(i: NDArray[np.int64], j: NDArray[np.int64], theta: Array, sparse: Mask | None) -> Array:
+    """Means of ``theta (N, k)`` over groups joined by edges ``(i, j)``, 0 where any member of the group is sparse."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    n = theta.shape[0]
+    joined = coo_array((np.ones(i.size, dtype=np.int8), (i, j)), shape=(n, n))
+    groups, labels = connected_components(joined, directed=False)
+    size = np.bincount(labels, minlength=groups)
+    out = np.empty_like(theta)
+    for column in range(theta.shape[1]):
+        means = np.bincount(labels, weights=theta[:, column], minlength=groups) / size
+        if sparse is not None:
+            means[labels[sparse[:, column]]] = 0.0
+        out[:, column] = means[labels]
+    return out

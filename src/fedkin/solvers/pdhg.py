@@ -12,20 +12,22 @@ a number per coordinate, which makes the iteration indifferent to the units of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
 from fedkin.problem import FusedObjective
+from fedkin.solvers.fuse import fused_parameters
 from fedkin.terms import QuadraticTerms
 
 Array = NDArray[np.float64]
 
 RELAXATION = 1.8
-#: rho is rebalanced after these many iterations, when it is off by more than REBALANCE_AT and by at most REBALANCE_BY.
+#: rho is rebalanced after this many iterations for the first time, when it is off by more than REBALANCE_AT, and by at
+#: most REBALANCE_BY.
 FIRST_REBALANCE = 10
 REBALANCE_AT = 2.0
 REBALANCE_BY = 10.0
@@ -57,7 +59,7 @@ class PrimalDual:
 
 def initial_rho(objective: FusedObjective, quadratic: QuadraticTerms) -> Array:
     """``4 * mean curvature / mean degree``, per coordinate for a separable penalty."""
-    degree = max(float(_weights_of_devices(objective).mean()), 1e-12)
+    degree = max(float(weights_of_devices(objective).mean()), 1e-12)
     if quadratic.isotropic:
         curvature = np.full(quadratic.n_params, quadratic.A.mean())
     else:
@@ -68,16 +70,48 @@ def initial_rho(objective: FusedObjective, quadratic: QuadraticTerms) -> Array:
     return np.asarray(4.0 * np.maximum(curvature, floor) / degree)
 
 
-def iterate(
-    objective: FusedObjective,
-    quadratic: QuadraticTerms,
-    theta: Array,
-    alpha: Array,
-    zeta: Array | None,
-    rho: Array,
-    check_after: Callable[[int], int],
-) -> Iterator[PrimalDual]:
-    """Iterate for ever, handing out a feasible primal-dual pair now and then.
+class Iteration(Protocol):
+    """The state of an iteration: where it stands, and how it goes on.
+
+    Attributes
+    ----------
+    n_iter : int
+        Iterations done.
+    rho : array (p,) or (1,)
+    """
+
+    n_iter: int
+    rho: Array
+
+    @property
+    def regular(self) -> bool:
+        """Whether every device has a minimiser of its own, so that `certificate` needs no radius."""
+
+    @property
+    def live(self) -> bool:
+        """Whether a `pair` shares memory with the state, so that it changes when the iteration goes on."""
+
+    def advance(self, n: int) -> None:
+        """``n`` iterations, the last one without over-relaxation: it leaves a feasible primal-dual pair.
+
+        The relaxed duals may leave their balls, and a gap computed from them would be void.
+        """
+
+    def certificate(self, theta: Array | None = None) -> tuple[float, float]:
+        """Value and duality gap of the pair, or of other parameters with the same duals, on regular designs."""
+
+    def fused(self) -> Array:
+        """Parameters in which fused devices are exactly equal, for `certificate` and `pair`."""
+
+    def pair(self, theta: Array | None = None) -> PrimalDual:
+        """The pair it stands at, or other parameters with the same duals."""
+
+    def close(self) -> None:
+        """End its threads, if it has any."""
+
+
+class NumpyIteration:
+    """The iteration on numpy arrays: the reference.
 
     Parameters
     ----------
@@ -86,58 +120,133 @@ def iterate(
     quadratic : QuadraticTerms
         The smooth part to minimise.
     theta, alpha, zeta, rho
-        Where to start.
-    check_after : callable
-        Number of iterations until the next pair is wanted, given the number done.
+        Where to start; each device's own minimiser (0 where it has many), and no duals, where they are None.
     """
-    incidence = objective.graph.incidence()
-    transposed = sparse.csr_array(incidence.T)
-    radius, project = objective.edge_radius, objective.penalty.project
-    box = objective.sparsity
-    weight = _weights_of_devices(objective)
-    linked = weight > 0
-    # a device without duals is on its own from the start
-    alone = ~linked
-    own = quadratic.minimizers() if alone.any() else None
-    safe_weight = np.where(linked, weight, 1.0)[:, None]
 
-    x, y = theta.copy(), alpha.copy()
-    z = zeta if box is not None else None
-    s = np.asarray(transposed @ y) + (0.0 if z is None else z)
-    resolve = quadratic.resolvent(safe_weight * rho)
-    since, anchor_x, anchor_y, anchor_z = 0, x, y, z
-    rebalance = FIRST_REBALANCE
-    next_check = check_after(0)
-    n_iter = 0
-    while True:
-        n_iter += 1
-        xhat = resolve(quadratic.b + (safe_weight * rho) * x - s)
-        if own is not None:
-            xhat[alone] = own[alone]
+    def __init__(
+        self,
+        objective: FusedObjective,
+        quadratic: QuadraticTerms,
+        theta: Array | None,
+        alpha: Array | None,
+        zeta: Array | None,
+        rho: Array,
+    ) -> None:
+        self._objective, self._quadratic = replace(objective, terms=quadratic), quadratic
+        self._incidence = objective.graph.incidence()
+        self._transposed = sparse.csr_array(self._incidence.T)
+        self._linked = weights_of_devices(objective)
+        self._weight = np.where(self._linked > 0, self._linked, 1.0)[:, None]
+        # a device without duals is on its own from the start
+        alone = self._linked == 0
+        own = quadratic.minimizers() if theta is None or alone.any() else theta
+        self._alone, self._own = alone, own if alone.any() else None
+        shape = quadratic.b.shape
+        self._x = np.where(quadratic.singular[:, None], 0.0, own) if theta is None else theta
+        self._y = np.zeros((objective.graph.n_edges, shape[1])) if alpha is None else alpha
+        self._z = None
+        if objective.sparsity is not None:
+            self._z = np.zeros(shape) if zeta is None else zeta
+        self._s = self._balance()
+        self._rebalancing = Rebalancing()
+        self.n_iter = 0
+        self.rho = rho
+        self._resolve = quadratic.resolvent(self._weight * rho)
+
+    @property
+    def live(self) -> bool:
+        return False
+
+    @property
+    def regular(self) -> bool:
+        return not bool(self._quadratic.singular.any())
+
+    def _balance(self) -> Array:
+        s = np.asarray(self._transposed @ self._y)
+        return s if self._z is None else s + self._z
+
+    def advance(self, n: int) -> None:
+        end = self.n_iter + n
+        while self.n_iter < end:
+            self._step(1.0 if self.n_iter + 1 == end else RELAXATION)
+
+    def _step(self, relax: float) -> None:
+        x, y, z, rho, objective = self._x, self._y, self._z, self.rho, self._objective
+        xhat = self._resolve(self._quadratic.b + (self._weight * rho) * x - self._s)
+        if self._own is not None:
+            xhat[self._alone] = self._own[self._alone]
         ahead = 2.0 * xhat - x
-        yhat = project(y + (0.5 * rho) * np.asarray(incidence @ ahead), radius)
-        zhat = None if z is None else np.clip(z + rho * ahead, -box, box)  # type: ignore[operator]
-        x = x + RELAXATION * (xhat - x)
-        y = y + RELAXATION * (yhat - y)
-        previous, s = s, np.asarray(transposed @ y)
-        if z is not None and zhat is not None:
-            z = z + RELAXATION * (zhat - z)
-            s = s + z
-        if n_iter == next_check:
-            # the relaxed y may leave its ball: the certificate needs yhat, whose balance is interpolated
-            balance = previous + (s - previous) / RELAXATION
-            yield PrimalDual(xhat, yhat, zhat, balance, rho, n_iter)
-            next_check = n_iter + check_after(n_iter)
-        if n_iter - since == rebalance:
-            factor = _imbalance(x - anchor_x, y - anchor_y, None if z is None else z - anchor_z, weight, rho)  # type: ignore[operator]
-            since, anchor_x, anchor_y, anchor_z = n_iter, x, y, z
-            rebalance *= 2
+        yhat = objective.penalty.project(y + (0.5 * rho) * np.asarray(self._incidence @ ahead), objective.edge_radius)
+        self._x, self._y = x + relax * (xhat - x), y + relax * (yhat - y)
+        zhat = None
+        if z is not None and objective.sparsity is not None:
+            zhat = np.clip(z + rho * ahead, -objective.sparsity, objective.sparsity)
+            self._z = z + relax * (zhat - z)
+        self._s = self._balance()
+        self.n_iter += 1
+        if self.n_iter == self._rebalancing.next:
+            dual = 2.0 * ((yhat - y) ** 2).sum(axis=0)
+            if z is not None and zhat is not None:
+                dual += ((zhat - z) ** 2).sum(axis=0)
+            factor = self._rebalancing.factor(dual, self._linked @ (xhat - x) ** 2, rho)
             if factor is not None:
-                rho = rho * factor
-                resolve = quadratic.resolvent(safe_weight * rho)
+                self.rho = rho * factor
+                self._resolve = self._quadratic.resolvent(self._weight * self.rho)
+
+    def certificate(self, theta: Array | None = None) -> tuple[float, float]:
+        x = self._x if theta is None else theta
+        gap, _ = self._objective.gap(x, self._y, self._z, self._s)
+        return self._objective.value(x), gap
+
+    def fused(self) -> Array:
+        return fused_parameters(self._objective, self._x, self._y, self._z)
+
+    def pair(self, theta: Array | None = None) -> PrimalDual:
+        x = self._x if theta is None else theta
+        return PrimalDual(x, self._y, self._z, self._s, self.rho, self.n_iter)
+
+    def close(self) -> None:
+        pass
 
 
-def _weights_of_devices(objective: FusedObjective) -> Array:
+class Rebalancing:
+    """When to look at the balance of primal and dual moves, and what it means for rho.
+
+    Attributes
+    ----------
+    next : int
+        The iteration after which `factor` is wanted.
+    """
+
+    def __init__(self) -> None:
+        self.next = self._interval = FIRST_REBALANCE
+
+    def factor(self, dual: Array, primal: Array, rho: Array) -> Array | None:
+        """Factors for ``rho`` that would make the moves equally long; None when they are good enough.
+
+        Parameters
+        ----------
+        dual : array (p,)
+            ``2 ||dy||^2 + ||dz||^2``.
+        primal : array (p,)
+            ``sum_i weight_i dx_i^2``.
+        rho : array (p,) or (1,)
+            As it is.
+        """
+        self._interval *= 2
+        self.next += self._interval
+        if rho.size == 1:
+            dual, primal = dual.sum(keepdims=True), primal.sum(keepdims=True)
+        known = (dual > 0) & (primal > 0)
+        ratio = np.ones_like(rho)
+        ratio[known] = np.sqrt(dual[known] / primal[known]) / rho[known]
+        ratio = np.where(np.abs(np.log(ratio)) > np.log(REBALANCE_AT), ratio, 1.0)
+        if (ratio == 1.0).all():
+            return None
+        return np.clip(ratio, 1.0 / REBALANCE_BY, REBALANCE_BY)
+
+
+def weights_of_devices(objective: FusedObjective) -> Array:
     """Degree of each device, plus 1 where it has a sparsity dual; ``(V,)``."""
     weight = objective.graph.degree.astype(np.float64)
     if objective.strength == 0:
@@ -145,20 +254,3 @@ def _weights_of_devices(objective: FusedObjective) -> Array:
     if objective.sparsity is not None:
         weight = weight + 1.0
     return weight
-
-
-def _imbalance(dx: Array, dy: Array, dz: Array | None, weight: Array, rho: Array) -> Array | None:
-    """Factors for rho that would make primal and dual moves equally long; None when it is good enough."""
-    dual = 2.0 * (dy**2).sum(axis=0)
-    if dz is not None:
-        dual = dual + (dz**2).sum(axis=0)
-    primal = weight @ (dx**2)
-    if rho.size == 1:
-        dual, primal = dual.sum(keepdims=True), primal.sum(keepdims=True)
-    known = (dual > 0) & (primal > 0)
-    ratio = np.ones_like(rho)
-    ratio[known] = np.sqrt(dual[known] / primal[known]) / rho[known]
-    ratio = np.where(np.abs(np.log(ratio)) > np.log(REBALANCE_AT), ratio, 1.0)
-    if (ratio == 1.0).all():
-        return None
-    return np.clip(ratio, 1.0 / REBALANCE_BY, REBALANCE_BY)

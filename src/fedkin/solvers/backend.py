@@ -1,0 +1,145 @@
+"""What carries out the iterations: numpy, always there, or compiled kernels (numba, the extra ``fedkin[fast]``).
+
+numpy is the reference. The kernels do the same steps several times faster, but loading them takes about half a second
+and compiling them, once per machine, many. So ``"auto"`` takes them when they are loaded already, or when the work
+ahead outweighs what it takes to get them; a first small fit never waits for a compiler.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.errors import ParameterError, missing_dependency
+from fedkin.problem import FusedObjective
+from fedkin.solvers.pdhg import Iteration, NumpyIteration
+from fedkin.terms import DeviceTerms, QuadraticTerms
+
+Array = NDArray[np.float64]
+Backend = Literal["auto", "numpy", "numba"]
+Resolved = Literal["numpy", "numba"]
+
+#: Penalties that have kernels.
+COMPILED_PENALTIES = ("l1", "l2", "linf")
+#: Seconds of numpy work that outweigh loading the kernels from their cache, and compiling them.
+LOADING_PAYS, COMPILING_PAYS = 1.0, 30.0
+#: What a solve usually takes: iterations, and numpy's nanoseconds for an edge's coordinate and for an entry of a Gram.
+USUAL_ITERATIONS, EDGE_COST, GRAM_COST = 60, 10.0, 1.5
+_KERNELS = "fedkin.solvers.kernels"
+
+
+def resolve_backend(backend: Backend, objective: FusedObjective, n_solves: int = 1) -> Resolved:
+    """The backend to use for ``n_solves`` problems like ``objective``.
+
+    Parameters
+    ----------
+    backend : "auto", "numpy" or "numba"
+        What was asked for.
+    objective : FusedObjective
+        Its size and penalty count.
+    n_solves : int
+        Number of problems ahead.
+
+    Raises
+    ------
+    ParameterError
+        For an unknown name, or a penalty of one's own with "numba".
+    MissingDependencyError
+        When "numba" is asked for and not installed.
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> from fedkin.solvers.backend import resolve_backend
+    >>> fed = fedkin.Federation({"a": [[0.0]], "b": [[2.0]]})
+    >>> problem = fedkin.Problem(fed, fedkin.Graph.complete(["a", "b"]), loss="mean")
+    >>> resolve_backend("numpy", problem.fused)
+    'numpy'
+    """
+    if backend not in get_args(Backend):
+        raise ParameterError(f"unknown backend {backend!r}; choose one of {', '.join(get_args(Backend))}")
+    if backend == "numpy":
+        return "numpy"
+    name = objective.penalty.name
+    if backend == "numba":
+        if name not in COMPILED_PENALTIES:
+            raise ParameterError(f"there are no kernels for the penalty {name!r}; use backend='numpy'")
+        if not installed():
+            raise missing_dependency("numba", "backend='numba'", "fast")
+        return "numba"
+    if name not in COMPILED_PENALTIES or not installed():
+        return "numpy"
+    if _KERNELS in sys.modules:
+        return "numba"
+    work = n_solves * expected_seconds(objective)
+    if work < LOADING_PAYS:
+        return "numpy"
+    return "numba" if work > COMPILING_PAYS or cached() else "numpy"
+
+
+def expected_seconds(objective: FusedObjective) -> float:
+    """Rough time of one solve with numpy."""
+    terms, p = objective.terms, objective.terms.n_params
+    entries = terms.n_devices * (p if _isotropic(terms) else p * p)
+    return 1e-9 * USUAL_ITERATIONS * (EDGE_COST * objective.graph.n_edges * p + GRAM_COST * entries)
+
+
+def _isotropic(terms: DeviceTerms) -> bool:
+    return isinstance(terms, QuadraticTerms) and terms.isotropic
+
+
+def installed() -> bool:
+    """Whether numba can be imported."""
+    return find_spec("numba") is not None
+
+
+def cached() -> bool:
+    """Whether compiled kernels lie in one of numba's caches, no older than their source."""
+    source = Path(__file__).with_name("kernels.py")
+    newest = source.stat().st_mtime
+    return any(entry.stat().st_mtime >= newest for entry in _cache_entries(source))
+
+
+def _cache_entries(source: Path) -> Iterable[Path]:
+    pattern = "kernels.run-*.nbi"
+    yield from (source.parent / "__pycache__").glob(pattern)
+    for folder in (os.environ.get("NUMBA_CACHE_DIR"), Path.home() / ".cache" / "numba"):
+        if folder and Path(folder).is_dir():
+            yield from Path(folder).glob(f"*/{pattern}")
+
+
+def compile_kernels() -> None:
+    """Compile the kernels now and leave them in numba's cache; a second call only loads them.
+
+    Raises
+    ------
+    MissingDependencyError
+        When numba is not installed.
+    """
+    if not installed():
+        raise missing_dependency("numba", "compiling the kernels", "fast")
+    from fedkin.solvers import kernels  # noqa: F401
+
+
+def start_iteration(
+    backend: Resolved,
+    objective: FusedObjective,
+    quadratic: QuadraticTerms,
+    theta: Array | None,
+    alpha: Array | None,
+    zeta: Array | None,
+    rho: Array,
+) -> Iteration:
+    """An iteration on that backend; the arguments are those of `fedkin.solvers.pdhg.NumpyIteration`."""
+    if backend == "numpy":
+        return NumpyIteration(objective, quadratic, theta, alpha, zeta, rho)
+    from fedkin.solvers.compiled import CompiledIteration
+
+    return CompiledIteration(objective, quadratic, theta, alpha, zeta, rho)

@@ -1,0 +1,364 @@
+"""The primal-dual iteration of `fedkin.solvers.pdhg` on compiled kernels: the same steps, the same checks.
+
+The state lives in one set of arrays that is updated in place, so that a million devices fit in memory. Large problems
+use threads, each with its range of devices and of edges, and scrambled large graphs are renumbered first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.graph import Graph
+from fedkin.problem import FusedObjective
+from fedkin.solvers import kernels
+from fedkin.solvers.fuse import INTERIOR
+from fedkin.solvers.pdhg import RELAXATION, PrimalDual, Rebalancing, weights_of_devices
+from fedkin.terms import QuadraticTerms
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+#: Nanoseconds of one thread for an edge and coordinate, and for an entry of a Gram matrix.
+EDGE_COST, GRAM_COST = 1.0, 0.3
+#: Threads pay when an iteration takes longer than this many nanoseconds.
+THREADING_PAYS = 1e6
+#: Inverse Gram matrices with up to this many entries are kept for the certificates, others are factorised again.
+ROOM = 20_000_000
+#: Renumbering pays above this many devices when neighbours are farther apart than this share of all numbers.
+SCRAMBLED_DEVICES, SCRAMBLED_SHARE = 50_000, 0.05
+#: A Gram matrix with all pivots above this share of its diagonal is regular beyond doubt.
+SAFE_PIVOT = 1e-6
+
+
+class CompiledIteration:
+    """The iteration on kernels; `fedkin.solvers.pdhg.Iteration` says what its methods do.
+
+    Parameters
+    ----------
+    objective : FusedObjective
+        Graph, penalty and radii; its terms are not looked at.
+    quadratic : QuadraticTerms
+        The smooth part to minimise.
+    theta, alpha, zeta, rho
+        Where to start; each device's own minimiser, and no duals, where they are None.
+    n_threads : int, optional
+        As many as pay, by default.
+    """
+
+    def __init__(
+        self,
+        objective: FusedObjective,
+        quadratic: QuadraticTerms,
+        theta: Array | None,
+        alpha: Array | None,
+        zeta: Array | None,
+        rho: Array,
+        n_threads: int | None = None,
+    ) -> None:
+        self._kind = kernels.KINDS[objective.penalty.name]
+        self._crew = _Crew(_threads_for(objective, quadratic) if n_threads is None else n_threads)
+        self._places = _Places(objective.graph)
+        self._set_problem(objective, quadratic)
+        self._start(quadratic, theta, alpha, zeta)
+        self._rebalancing = Rebalancing()
+        self.n_iter = 0
+        self._set_rho(rho)
+
+    def _set_problem(self, objective: FusedObjective, quadratic: QuadraticTerms) -> None:
+        places, p = self._places, quadratic.n_params
+        self._isotropic = quadratic.isotropic
+        self._b = places.devices_in(quadratic.b)
+        self._c = np.ascontiguousarray(quadratic.c)
+        self._A = np.empty((0, p, p)) if quadratic.isotropic else np.ascontiguousarray(quadratic.A)
+        self._curvature = places.devices_in(quadratic.A) if quadratic.isotropic else np.empty(0)
+        self._own_inverse = np.empty((0, p, p))
+        self._radius = places.edges_in(objective.edge_radius)
+        self._box = np.empty((0, p)) if objective.sparsity is None else places.devices_in(objective.sparsity)
+        self._linked = places.devices_in(weights_of_devices(objective))
+        self._weight = np.where(self._linked > 0, self._linked, 1.0)
+
+    def _start(self, quadratic: QuadraticTerms, theta: Array | None, alpha: Array | None, zeta: Array | None) -> None:
+        (n, p), edges = self._b.shape, self._radius.size
+        self._device_ranges, self._edge_ranges = self._crew.split(n), self._crew.split(edges)
+        self._ahead = np.empty((n, p))
+        own, self.regular = self._own_minimizers(quadratic)
+        self._x = own if theta is None else self._places.devices_in(theta).copy()
+        # a device without duals is on its own from the start, and stays there
+        self._x[self._linked == 0] = own[self._linked == 0]
+        self._y = np.zeros((edges, p)) if alpha is None else self._places.edges_in(alpha).copy()
+        self._z = np.zeros(self._box.shape) if zeta is None else self._places.devices_in(zeta).copy()
+        self._inverse = np.empty((0 if self._isotropic else n, p, p))
+        self._s = np.zeros((self._crew.size, n, p))
+        self._reset_balance()
+
+    def _own_minimizers(self, quadratic: QuadraticTerms) -> tuple[Array, bool]:
+        """Each device's own minimiser (0 where it is in doubt), and whether none is in doubt."""
+        if self._isotropic:
+            positive = self._curvature > 0
+            own = np.divide(self._b, self._curvature[:, None], out=np.zeros_like(self._b), where=positive[:, None])
+            return own, bool(positive.all())
+        own, order = np.zeros_like(self._b), self._places.devices
+
+        def work(_: int, lo: int, hi: int) -> float:
+            return float(kernels.local_minimizers(lo, hi, order, self._A, self._b, own))
+
+        if min(self._crew.run(work, self._device_ranges)) > SAFE_PIVOT:
+            return own, True
+        return self._places.devices_in(np.where(quadratic.singular[:, None], 0.0, quadratic.minimizers())), False
+
+    def _set_rho(self, rho: Array) -> None:
+        self.rho = rho
+        self._rho = np.ascontiguousarray(np.broadcast_to(rho, self._b.shape[1:]))
+        self._half = 0.5 * self._rho
+        if not self._isotropic:
+            self._invert(self._weight, self._inverse)
+
+    def _invert(self, weight: Array, out: Array) -> None:
+        def work(_: int, lo: int, hi: int) -> None:
+            kernels.invert(lo, hi, self._places.devices, self._A, weight, self._rho, out)
+
+        self._crew.run(work, self._device_ranges)
+
+    def _reset_balance(self) -> None:
+        self._s[:] = 0.0
+        if self._z.size:
+            self._s[0] = self._z
+        head, tail = self._places.head, self._places.tail
+        self._crew.run(
+            lambda t, lo, hi: kernels.add_balance(lo, hi, head, tail, self._y, self._s[t]), self._edge_ranges
+        )
+
+    @property
+    def live(self) -> bool:
+        return self._y.size > ROOM and not self._places.moved
+
+    # --- iterations -----------------------------------------------------------------------------------------------
+
+    def advance(self, n: int) -> None:
+        """``n`` iterations, the last one without over-relaxation: it leaves a feasible primal-dual pair."""
+        try:
+            self._advance(n)
+        except KeyboardInterrupt:
+            # half a step may be done: any point is good to start from, once the balance fits the duals again
+            self._reset_balance()
+            self._step(1.0, measure=False)
+            raise
+
+    def _advance(self, n: int) -> None:
+        end = self.n_iter + n
+        while self.n_iter < end:
+            stop = min(self._rebalancing.next, end)
+            self._run(stop - self.n_iter - 1)
+            measure = stop == self._rebalancing.next
+            self._step(1.0 if stop == end else RELAXATION, measure)
+
+    def _run(self, n: int) -> None:
+        if self._crew.size > 1:
+            for _ in range(n):
+                self._step(RELAXATION, measure=False)
+            return
+        places = self._places
+        kernels.run(
+            n,
+            0 if self._isotropic else 1,
+            self._inverse,
+            self._curvature,
+            self._b,
+            self._weight,
+            self._rho,
+            self._x,
+            self._s,
+            self._ahead,
+            RELAXATION,
+            self._z,
+            self._box,
+            places.head,
+            places.tail,
+            self._radius,
+            self._half,
+            self._y,
+            self._kind,
+        )
+        self.n_iter += n
+
+    def _step(self, relax: float, measure: bool) -> None:
+        step = kernels.node_step_isotropic if self._isotropic else kernels.node_step_dense
+        curvature = self._curvature if self._isotropic else self._inverse
+        head, tail, kind = self._places.head, self._places.tail, self._kind
+        b, weight, rho, half, radius = self._b, self._weight, self._rho, self._half, self._radius
+        x, y, z, s, ahead, box = self._x, self._y, self._z, self._s, self._ahead, self._box
+
+        before = z.copy() if measure else z
+        self._crew.run(
+            lambda _, lo, hi: step(lo, hi, curvature, b, weight, rho, x, s, ahead, relax, z, box), self._device_ranges
+        )
+        factor = None
+        if measure:
+            dual = np.zeros((self._crew.size, rho.size))
+            self._crew.run(
+                lambda t, lo, hi: kernels.edge_moves(lo, hi, head, tail, radius, half, ahead, y, kind, dual[t]),
+                self._edge_ranges,
+            )
+            # ahead = x + 2 dx and the new x = x + relax dx
+            dx = (ahead - x) / (2.0 - relax)
+            duals = 2.0 * dual.sum(axis=0) + (((z - before) / relax) ** 2).sum(axis=0)
+            factor = self._rebalancing.factor(duals, self._linked @ dx**2, self.rho)
+        self._crew.run(
+            lambda t, lo, hi: kernels.edge_step(lo, hi, head, tail, radius, half, ahead, y, s[t], relax, kind),
+            self._edge_ranges,
+        )
+        self.n_iter += 1
+        if factor is not None:
+            self._set_rho(self.rho * factor)
+
+    # --- where it stands ------------------------------------------------------------------------------------------
+
+    def certificate(self, theta: Array | None = None) -> tuple[float, float]:
+        """Objective value and duality gap of the pair, or of other parameters with the same duals."""
+        x = self._x if theta is None else theta
+        s, b, c, order = self._s, self._b, self._c, self._places.devices
+        y, radius, kind, head, tail = self._y, self._radius, self._kind, self._places.head, self._places.tail
+        if self._isotropic:
+            devices = self._crew.run(
+                lambda _, lo, hi: kernels.node_gap_isotropic(lo, hi, order, self._curvature, b, c, x, s),
+                self._device_ranges,
+            )
+        else:
+            if not self._own_inverse.size and self._inverse.size <= ROOM:
+                self._own_inverse = np.empty_like(self._inverse)
+                self._invert(np.zeros_like(self._weight), self._own_inverse)
+            devices = self._crew.run(
+                lambda _, lo, hi: kernels.node_gap_dense(lo, hi, order, self._A, self._own_inverse, b, c, x, s),
+                self._device_ranges,
+            )
+        edges = self._crew.run(
+            lambda _, lo, hi: kernels.edge_gap(lo, hi, head, tail, radius, x, y, kind), self._edge_ranges
+        )
+        value, gap = np.sum(devices, axis=0) + np.sum(edges, axis=0)
+        if self._box.size:
+            size = self._box * np.abs(x)
+            value, gap = value + size.sum(), gap + (size - self._z * x).sum()
+        return float(value), float(gap)
+
+    def fused(self) -> Array:
+        """Parameters in which fused devices are exactly equal, for `certificate` and `pair`."""
+        out = self._ahead  # free between two iterations
+        head, tail, share = self._places.head, self._places.tail, 1.0 - INTERIOR
+        columns = self._crew.split(self._x.shape[1]) if self._kind == kernels.L1 else [(0, self._x.shape[1])]
+
+        def work(_: int, lo: int, hi: int) -> None:
+            kernels.fuse(lo, hi, head, tail, self._radius, self._y, share, self._kind, self._z, self._box, self._x, out)
+
+        self._crew.run(work, columns)
+        return out
+
+    def pair(self, theta: Array | None = None) -> PrimalDual:
+        places = self._places
+        x = places.devices_out(self._x if theta is None else theta)
+        y = places.edges_out(self._y)
+        z = places.devices_out(self._z) if self._z.size else None
+        balance = places.devices_out(self._s.sum(axis=0))
+        if not (self.live or places.moved):
+            x, y, z = x.copy(), y.copy(), None if z is None else z.copy()
+        return PrimalDual(x, y, z, balance, self.rho, self.n_iter)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._crew.close()
+
+
+def _threads_for(objective: FusedObjective, quadratic: QuadraticTerms) -> int:
+    return available_cores() if iteration_cost(objective, quadratic) > THREADING_PAYS else 1
+
+
+def iteration_cost(objective: FusedObjective, quadratic: QuadraticTerms) -> float:
+    """Rough time of one iteration on one thread, in nanoseconds."""
+    p = quadratic.n_params
+    entries = quadratic.n_devices * (p if quadratic.isotropic else p * p)
+    return EDGE_COST * objective.graph.n_edges * p + GRAM_COST * entries
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Crew:
+    """Threads that work on parts of a range, the calling thread among them."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._pool = ThreadPoolExecutor(size - 1) if size > 1 else None
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def split(self, n: int) -> list[tuple[int, int]]:
+        """``size`` consecutive ranges that cover ``0 .. n-1``."""
+        ends = np.linspace(0, n, self.size + 1).astype(np.int64).tolist()
+        return list(pairwise(ends))
+
+    def run(self, work: Callable[[int, int, int], Any], ranges: Sequence[tuple[int, int]]) -> list[Any]:
+        """``work(thread, lo, hi)`` on every range; all are done on return, also after an interruption."""
+        if self._pool is None or len(ranges) == 1:
+            return [work(0, *ranges[0])]
+        others = [self._pool.submit(work, t, *ranges[t]) for t in range(1, len(ranges))]
+        try:
+            first = work(0, *ranges[0])
+        finally:
+            done = [other.result() for other in others]
+        return [first, *done]
+
+
+def _bandwidth_order(graph: Graph) -> Index:
+    from scipy.sparse import coo_array, csr_array
+    from scipy.sparse.csgraph import reverse_cuthill_mckee
+
+    i, j = graph.edges[:, 0], graph.edges[:, 1]
+    shape = (graph.n_devices, graph.n_devices)
+    pattern = coo_array((np.ones(2 * i.size, dtype=np.int8), (np.r_[i, j], np.r_[j, i])), shape=shape)
+    return np.asarray(reverse_cuthill_mckee(csr_array(pattern), symmetric_mode=True), dtype=np.int64)
+
+
+class _Places:
+    """The order in which devices and edges are stored: the caller's, or a renumbering that keeps neighbours close."""
+
+    def __init__(self, graph: Graph) -> None:
+        i, j = graph.edges[:, 0], graph.edges[:, 1]
+        self.moved = graph.n_devices >= SCRAMBLED_DEVICES and bool(np.mean(i - j) > SCRAMBLED_SHARE * graph.n_devices)
+        self.devices: Index = np.arange(graph.n_devices)
+        self.edges: Index = np.empty(0, dtype=np.int64)
+        if self.moved:
+            self.devices = _bandwidth_order(graph)
+            rank = np.empty(graph.n_devices, dtype=np.int64)
+            rank[self.devices] = np.arange(graph.n_devices)
+            i, j = rank[i], rank[j]
+            self.edges = np.lexsort((np.minimum(i, j), np.maximum(i, j)))
+            i, j = i[self.edges], j[self.edges]
+        self.head, self.tail = i.astype(np.int32), j.astype(np.int32)
+
+    def devices_in(self, values: Array) -> Array:
+        return values[self.devices] if self.moved else np.ascontiguousarray(values)
+
+    def edges_in(self, values: Array) -> Array:
+        return values[self.edges] if self.moved else np.ascontiguousarray(values)
+
+    def devices_out(self, values: Array) -> Array:
+        return self._scattered(values, self.devices) if self.moved else values
+
+    def edges_out(self, values: Array) -> Array:
+        return self._scattered(values, self.edges) if self.moved else values
+
+    @staticmethod
+    def _scattered(values: Array, places: Index) -> Array:
+        out = np.empty_like(values)
+        out[places] = values
+        return out

@@ -1,0 +1,641 @@
+"""The primal-dual iteration as compiled loops (numba, the extra ``fedkin[fast]``).
+
+Nothing here is called directly: `fedkin.solvers.compiled` drives these kernels, `fedkin.solvers.backend` decides when.
+Importing the module compiles them, or loads them from numba's cache. All release the GIL and work on a range
+``lo .. hi`` of devices or edges, so that plain threads share one iteration and problems run side by side.
+
+Conventions: ``s (T, V, p)`` holds ``D'y`` as one share per thread; a node step reads the shares and sets them back to
+zero (the first one to the sparsity duals), an edge step adds to its thread's share. Edge ``e`` joins ``head[e]`` and
+``tail[e]``; ``(D x)_e = x[head] - x[tail]``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import config, njit, types
+
+L1, L2, LINF = 0, 1, 2
+#: Codes of the penalties.
+KINDS = {"l1": L1, "l2": L2, "linf": LINF}
+
+_INT, _FLOAT = types.int64, types.float64
+
+
+def _readable(dtype: Any, ndim: int) -> Any:
+    return types.Array(dtype, ndim, "C", readonly=True)
+
+
+def _writable(dtype: Any, ndim: int) -> Any:
+    return types.Array(dtype, ndim, "C")
+
+
+_I1 = _readable(types.int32, 1)
+_L1 = _readable(types.int64, 1)
+_R1, _R2, _R3 = (_readable(_FLOAT, k) for k in (1, 2, 3))
+_W1, _W2, _W3 = (_writable(_FLOAT, k) for k in (1, 2, 3))
+_PAIR = types.UniTuple(_FLOAT, 2)  # type: ignore[no-untyped-call]
+
+_NUMERICS = {"contract", "reassoc", "nsz", "arcp"}
+
+
+def _kernel(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compile now, for these types only: nothing is compiled later, during a fit."""
+
+    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+        # blocks of four neighbouring coordinates become vector instructions only with this pass, which numba leaves off
+        before = config.SLP_VECTORIZE  # type: ignore[attr-defined]
+        config.SLP_VECTORIZE = 1  # type: ignore[attr-defined]
+        try:
+            return njit(  # type: ignore[no-any-return]
+                result(*arguments), cache=True, nogil=True, fastmath=_NUMERICS, error_model="numpy"
+            )(function)
+        finally:
+            config.SLP_VECTORIZE = before  # type: ignore[attr-defined]
+
+    return compiled
+
+
+# --- parts of the kernels ------------------------------------------------------------------------------------------
+
+
+@njit(nogil=True)
+def _box_step(lo: int, hi: int, rho: Any, s: Any, ahead: Any, relax: float, z: Any, box: Any) -> None:
+    """Duals of the sparsity term; they open the next sum ``s``."""
+    for i in range(lo, hi):
+        for c in range(rho.shape[0]):
+            old = z[i, c]
+            moved = min(max(old + rho[c] * ahead[i, c], -box[i, c]), box[i, c])
+            z[i, c] = old + relax * (moved - old)
+            s[0, i, c] = z[i, c]
+
+
+@njit(nogil=True)
+def _clip(value: float, bound: float) -> float:
+    return min(max(value, -bound), bound)
+
+
+@njit(nogil=True)
+def _project_linf(v: Any, radius: float) -> None:
+    """Project ``v`` onto the l1 ball, the dual ball of linf, in place (Michelot's active set)."""
+    total = 0.0
+    for c in range(v.shape[0]):
+        total += abs(v[c])
+    if total <= radius:
+        return
+    if radius == 0.0:
+        v[:] = 0.0
+        return
+    count, threshold = v.shape[0], (total - radius) / v.shape[0]
+    while True:
+        above, active = 0.0, 0
+        for c in range(v.shape[0]):
+            if abs(v[c]) > threshold:
+                above += abs(v[c])
+                active += 1
+        if active == count:
+            break
+        count, threshold = active, (above - radius) / active
+    for c in range(v.shape[0]):
+        v[c] = math.copysign(max(abs(v[c]) - threshold, 0.0), v[c])
+
+
+@njit(nogil=True, error_model="numpy")
+def _factorize(matrix: Any, factor: Any) -> float:
+    """Lower Cholesky factor; the smallest pivot relative to its diagonal entry, -1 where there is none."""
+    p = matrix.shape[0]
+    worst = 1.0
+    for k in range(p):
+        for m in range(k, p):
+            total = matrix[m, k]
+            for c in range(k):
+                total -= factor[m, c] * factor[k, c]
+            if m == k:
+                if not total > 0.0:
+                    return -1.0
+                worst = min(worst, total / matrix[k, k])
+                factor[k, k] = math.sqrt(total)
+            else:
+                factor[m, k] = total / factor[k, k]
+    return worst
+
+
+@njit(nogil=True)
+def _root_of(parent: Any, i: int) -> int:
+    while parent[i] != i:
+        parent[i] = parent[parent[i]]
+        i = parent[i]
+    return i
+
+
+@njit(nogil=True)
+def _join(parent: Any, i: int, j: int) -> None:
+    a, b = _root_of(parent, i), _root_of(parent, j)
+    # the smaller number is the root: one pass in order then resolves every device
+    if a < b:
+        parent[b] = a
+    elif b < a:
+        parent[a] = b
+
+
+# --- devices --------------------------------------------------------------------------------------------------------
+
+
+@_kernel(types.void, _INT, _INT, _R3, _R2, _R1, _R1, _W2, _W3, _W2, _FLOAT, _W2, _R2)
+def node_step_dense(
+    lo: int,
+    hi: int,
+    inverse: Any,
+    b: Any,
+    weight: Any,
+    rho: Any,
+    x: Any,
+    s: Any,
+    ahead: Any,
+    relax: float,
+    z: Any,
+    box: Any,
+) -> None:
+    """``xhat = inverse (b + weight rho x - s)``, ``ahead = 2 xhat - x``, ``x += relax (xhat - x)``."""
+    p = x.shape[1]
+    shares = s.shape[0]
+    target = np.empty(p)
+    found = np.empty(p)
+    for i in range(lo, hi):
+        for c in range(p):
+            target[c] = b[i, c] + weight[i] * rho[c] * x[i, c] - s[0, i, c]
+            found[c] = 0.0
+        for t in range(1, shares):
+            for c in range(p):
+                target[c] -= s[t, i, c]
+                s[t, i, c] = 0.0
+        for k in range(p):
+            v = target[k]
+            for c in range(p):
+                found[c] += inverse[i, k, c] * v
+        for c in range(p):
+            old = x[i, c]
+            ahead[i, c] = 2.0 * found[c] - old
+            x[i, c] = old + relax * (found[c] - old)
+            s[0, i, c] = 0.0
+    if box.shape[0] > 0:
+        _box_step(lo, hi, rho, s, ahead, relax, z, box)
+
+
+@_kernel(types.void, _INT, _INT, _R1, _R2, _R1, _R1, _W2, _W3, _W2, _FLOAT, _W2, _R2)
+def node_step_isotropic(
+    lo: int,
+    hi: int,
+    curvature: Any,
+    b: Any,
+    weight: Any,
+    rho: Any,
+    x: Any,
+    s: Any,
+    ahead: Any,
+    relax: float,
+    z: Any,
+    box: Any,
+) -> None:
+    """As `node_step_dense`, where every Gram is ``curvature[i]`` times the identity."""
+    p = x.shape[1]
+    shares = s.shape[0]
+    for i in range(lo, hi):
+        for t in range(1, shares):
+            for c in range(p):
+                s[0, i, c] += s[t, i, c]
+                s[t, i, c] = 0.0
+        for c in range(p):
+            pull = weight[i] * rho[c]
+            old = x[i, c]
+            found = (b[i, c] + pull * old - s[0, i, c]) / (curvature[i] + pull)
+            ahead[i, c] = 2.0 * found - old
+            x[i, c] = old + relax * (found - old)
+            s[0, i, c] = 0.0
+    if box.shape[0] > 0:
+        _box_step(lo, hi, rho, s, ahead, relax, z, box)
+
+
+# --- edges ----------------------------------------------------------------------------------------------------------
+
+
+@_kernel(types.void, _INT, _INT, _I1, _I1, _R1, _R1, _R2, _W2, _W2, _FLOAT, _INT)
+def edge_step(
+    lo: int,
+    hi: int,
+    head: Any,
+    tail: Any,
+    radius: Any,
+    half: Any,
+    ahead: Any,
+    y: Any,
+    s: Any,
+    relax: float,
+    kind: int,
+) -> None:
+    """``yhat = Proj(y + half (D ahead))``, ``y += relax (yhat - y)``, and ``y`` is added to both ends' balances."""
+    p = y.shape[1]
+    if p == 1:
+        for e in range(lo, hi):
+            i, j = np.uint32(head[e]), np.uint32(tail[e])
+            old = y[e, 0]
+            new = old + relax * (_clip(old + half[0] * (ahead[i, 0] - ahead[j, 0]), radius[e]) - old)
+            y[e, 0] = new
+            s[i, 0] += new
+            s[j, 0] -= new
+        return
+    if kind == L1:
+        for e in range(lo, hi):
+            i, j, r = np.uint32(head[e]), np.uint32(tail[e]), radius[e]
+            ye, ai, aj, si, sj = y[e], ahead[i], ahead[j], s[i], s[j]
+            # four coordinates at a time, all loads before all stores: the rows may alias for all the compiler knows
+            c = 0
+            while c + 4 <= p:
+                o0, o1, o2, o3 = ye[c], ye[c + 1], ye[c + 2], ye[c + 3]
+                t0 = o0 + half[c] * (ai[c] - aj[c])
+                t1 = o1 + half[c + 1] * (ai[c + 1] - aj[c + 1])
+                t2 = o2 + half[c + 2] * (ai[c + 2] - aj[c + 2])
+                t3 = o3 + half[c + 3] * (ai[c + 3] - aj[c + 3])
+                n0 = o0 + relax * (_clip(t0, r) - o0)
+                n1 = o1 + relax * (_clip(t1, r) - o1)
+                n2 = o2 + relax * (_clip(t2, r) - o2)
+                n3 = o3 + relax * (_clip(t3, r) - o3)
+                a0, a1, a2, a3 = si[c] + n0, si[c + 1] + n1, si[c + 2] + n2, si[c + 3] + n3
+                b0, b1, b2, b3 = sj[c] - n0, sj[c + 1] - n1, sj[c + 2] - n2, sj[c + 3] - n3
+                ye[c], ye[c + 1], ye[c + 2], ye[c + 3] = n0, n1, n2, n3
+                si[c], si[c + 1], si[c + 2], si[c + 3] = a0, a1, a2, a3
+                sj[c], sj[c + 1], sj[c + 2], sj[c + 3] = b0, b1, b2, b3
+                c += 4
+            while c < p:
+                old = ye[c]
+                new = old + relax * (_clip(old + half[c] * (ai[c] - aj[c]), r) - old)
+                ye[c] = new
+                si[c] += new
+                sj[c] -= new
+                c += 1
+        return
+    moved = np.empty(p)
+    for e in range(lo, hi):
+        i, j, r = np.uint32(head[e]), np.uint32(tail[e]), radius[e]
+        ye, ai, aj, si, sj = y[e], ahead[i], ahead[j], s[i], s[j]
+        if kind == L2:
+            square = 0.0
+            c = 0
+            while c + 4 <= p:
+                t0 = ye[c] + half[c] * (ai[c] - aj[c])
+                t1 = ye[c + 1] + half[c + 1] * (ai[c + 1] - aj[c + 1])
+                t2 = ye[c + 2] + half[c + 2] * (ai[c + 2] - aj[c + 2])
+                t3 = ye[c + 3] + half[c + 3] * (ai[c + 3] - aj[c + 3])
+                moved[c], moved[c + 1], moved[c + 2], moved[c + 3] = t0, t1, t2, t3
+                square += (t0 * t0 + t1 * t1) + (t2 * t2 + t3 * t3)
+                c += 4
+            while c < p:
+                t0 = ye[c] + half[c] * (ai[c] - aj[c])
+                moved[c] = t0
+                square += t0 * t0
+                c += 1
+            shrink = relax if square <= r * r else relax * r / math.sqrt(square)
+        else:
+            for c in range(p):
+                moved[c] = ye[c] + half[c] * (ai[c] - aj[c])
+            _project_linf(moved, r)
+            shrink = relax
+        keep = 1.0 - relax
+        c = 0
+        while c + 4 <= p:
+            n0 = keep * ye[c] + shrink * moved[c]
+            n1 = keep * ye[c + 1] + shrink * moved[c + 1]
+            n2 = keep * ye[c + 2] + shrink * moved[c + 2]
+            n3 = keep * ye[c + 3] + shrink * moved[c + 3]
+            a0, a1, a2, a3 = si[c] + n0, si[c + 1] + n1, si[c + 2] + n2, si[c + 3] + n3
+            b0, b1, b2, b3 = sj[c] - n0, sj[c + 1] - n1, sj[c + 2] - n2, sj[c + 3] - n3
+            ye[c], ye[c + 1], ye[c + 2], ye[c + 3] = n0, n1, n2, n3
+            si[c], si[c + 1], si[c + 2], si[c + 3] = a0, a1, a2, a3
+            sj[c], sj[c + 1], sj[c + 2], sj[c + 3] = b0, b1, b2, b3
+            c += 4
+        while c < p:
+            new = keep * ye[c] + shrink * moved[c]
+            ye[c] = new
+            si[c] += new
+            sj[c] -= new
+            c += 1
+
+
+@_kernel(types.void, _INT, _INT, _I1, _I1, _R1, _R1, _R2, _R2, _INT, _W1)
+def edge_moves(
+    lo: int,
+    hi: int,
+    head: Any,
+    tail: Any,
+    radius: Any,
+    half: Any,
+    ahead: Any,
+    y: Any,
+    kind: int,
+    moves: Any,
+) -> None:
+    """Add ``sum_e (yhat - y)_c^2`` of the coming edge step to ``moves (p,)``; changes nothing else."""
+    p = y.shape[1]
+    moved = np.empty(p)
+    total = np.zeros(p)
+    for e in range(lo, hi):
+        i, j, r = np.uint32(head[e]), np.uint32(tail[e]), radius[e]
+        square = 0.0
+        for c in range(p):
+            moved[c] = y[e, c] + half[c] * (ahead[i, c] - ahead[j, c])
+            square += moved[c] * moved[c]
+        if kind == L2 or p == 1:
+            shrink = 1.0 if square <= r * r else r / math.sqrt(square)
+            for c in range(p):
+                moved[c] *= shrink
+        elif kind == L1:
+            for c in range(p):
+                moved[c] = _clip(moved[c], r)
+        else:
+            _project_linf(moved, r)
+        for c in range(p):
+            total[c] += (moved[c] - y[e, c]) ** 2
+    for c in range(p):
+        moves[c] += total[c]
+
+
+@_kernel(types.void, _INT, _INT, _I1, _I1, _R2, _W2)
+def add_balance(lo: int, hi: int, head: Any, tail: Any, y: Any, s: Any) -> None:
+    """Add ``D' y`` to ``s (V, p)``."""
+    for e in range(lo, hi):
+        i, j = np.uint32(head[e]), np.uint32(tail[e])
+        for c in range(y.shape[1]):
+            s[i, c] += y[e, c]
+            s[j, c] -= y[e, c]
+
+
+# --- a whole stretch of iterations on one thread ----------------------------------------------------------------------
+
+
+@_kernel(
+    types.void, _INT, _INT, _R3, _R1, _R2, _R1, _R1, _W2, _W3, _W2, _FLOAT, _W2, _R2, _I1, _I1, _R1, _R1, _W2, _INT
+)
+def run(
+    n_iter: int,
+    dense: int,
+    inverse: Any,
+    curvature: Any,
+    b: Any,
+    weight: Any,
+    rho: Any,
+    x: Any,
+    s: Any,
+    ahead: Any,
+    relax: float,
+    z: Any,
+    box: Any,
+    head: Any,
+    tail: Any,
+    radius: Any,
+    half: Any,
+    y: Any,
+    kind: int,
+) -> None:
+    """``n_iter`` iterations."""
+    for _ in range(n_iter):
+        if dense:
+            node_step_dense(0, x.shape[0], inverse, b, weight, rho, x, s, ahead, relax, z, box)
+        else:
+            node_step_isotropic(0, x.shape[0], curvature, b, weight, rho, x, s, ahead, relax, z, box)
+        edge_step(0, y.shape[0], head, tail, radius, half, ahead, y, s[0], relax, kind)
+
+
+# --- certificates -----------------------------------------------------------------------------------------------------
+
+
+@_kernel(_PAIR, _INT, _INT, _I1, _I1, _R1, _R2, _R2, _INT)
+def edge_gap(lo: int, hi: int, head: Any, tail: Any, radius: Any, x: Any, y: Any, kind: int) -> tuple[float, float]:
+    """``sum_e r_e phi(d_e)`` and ``sum_e (r_e phi(d_e) - <y_e, d_e>)`` with ``d = D x``."""
+    p = x.shape[1]
+    penalty, slack = 0.0, 0.0
+    for e in range(lo, hi):
+        i, j = np.uint32(head[e]), np.uint32(tail[e])
+        size, inner = 0.0, 0.0
+        if kind == L1:
+            for c in range(p):
+                d = x[i, c] - x[j, c]
+                size += abs(d)
+                inner += y[e, c] * d
+        elif kind == L2:
+            for c in range(p):
+                d = x[i, c] - x[j, c]
+                size += d * d
+                inner += y[e, c] * d
+            size = math.sqrt(size)
+        else:
+            for c in range(p):
+                d = x[i, c] - x[j, c]
+                size = max(size, abs(d))
+                inner += y[e, c] * d
+        penalty += radius[e] * size
+        slack += radius[e] * size - inner
+    return penalty, slack
+
+
+@_kernel(_PAIR, _INT, _INT, _L1, _R3, _R3, _R2, _R1, _R2, _R3)
+def node_gap_dense(
+    lo: int, hi: int, order: Any, A: Any, inverse: Any, b: Any, c0: Any, x: Any, s: Any
+) -> tuple[float, float]:
+    """Sums of ``M_u(x_u)`` and of ``r' A^{-1} r / 2`` with ``r = A x - b + s``.
+
+    ``A`` and ``c0`` are in the caller's order of devices, ``order[i]`` is the caller's number of device i. An empty
+    ``inverse`` means that the Gram matrices are factorised on the way, which saves the memory for their inverses.
+    """
+    p = x.shape[1]
+    value, gap = 0.0, 0.0
+    residual = np.empty(p)
+    factor = np.empty((p, p))
+    stored = inverse.shape[0] > 0
+    for i in range(lo, hi):
+        u = order[i]
+        for k in range(p):
+            applied = 0.0
+            for c in range(p):
+                applied += A[u, k, c] * x[i, c]
+            value += (0.5 * applied - b[i, k]) * x[i, k]
+            residual[k] = applied - b[i, k]
+        value += c0[u]
+        for t in range(s.shape[0]):
+            for k in range(p):
+                residual[k] += s[t, i, k]
+        if stored:
+            for k in range(p):
+                applied = 0.0
+                for c in range(p):
+                    applied += inverse[i, k, c] * residual[c]
+                gap += 0.5 * residual[k] * applied
+        else:
+            _factorize(A[u], factor)
+            for k in range(p):
+                left = residual[k]
+                for c in range(k):
+                    left -= factor[k, c] * residual[c]
+                residual[k] = left / factor[k, k]
+                gap += 0.5 * residual[k] * residual[k]
+    return value, gap
+
+
+@_kernel(_PAIR, _INT, _INT, _L1, _R1, _R2, _R1, _R2, _R3)
+def node_gap_isotropic(
+    lo: int, hi: int, order: Any, curvature: Any, b: Any, c0: Any, x: Any, s: Any
+) -> tuple[float, float]:
+    """As `node_gap_dense`, for multiples of the identity; ``curvature`` is in the order of ``x``."""
+    value, gap = 0.0, 0.0
+    for i in range(lo, hi):
+        square = 0.0
+        for k in range(x.shape[1]):
+            applied = curvature[i] * x[i, k]
+            value += (0.5 * applied - b[i, k]) * x[i, k]
+            residual = applied - b[i, k]
+            for t in range(s.shape[0]):
+                residual += s[t, i, k]
+            square += residual * residual
+        value += c0[order[i]]
+        gap += 0.5 * square / curvature[i]
+    return value, gap
+
+
+# --- Gram matrices ----------------------------------------------------------------------------------------------------
+
+
+@_kernel(_FLOAT, _INT, _INT, _L1, _R3, _R1, _R1, _W3)
+def invert(lo: int, hi: int, order: Any, A: Any, weight: Any, rho: Any, inverse: Any) -> float:
+    """``inverse[i] = (A[order[i]] + weight[i] diag(rho))^{-1}``; returns the worst relative pivot, -1 for a bad one."""
+    p = rho.shape[0]
+    worst = 1.0
+    shifted = np.empty((p, p))
+    factor = np.zeros((p, p))
+    root = np.zeros((p, p))
+    for i in range(lo, hi):
+        u = order[i]
+        for k in range(p):
+            for c in range(p):
+                shifted[k, c] = A[u, k, c]
+            shifted[k, k] += weight[i] * rho[k]
+        pivot = _factorize(shifted, factor)
+        worst = min(worst, pivot)
+        if pivot <= 0.0:
+            return -1.0
+        # root = factor^{-1}, row by row, then inverse = root' root
+        for k in range(p):
+            for c in range(k):
+                root[k, c] = 0.0
+            for m in range(k):
+                f = factor[k, m]
+                for c in range(m + 1):
+                    root[k, c] -= f * root[m, c]
+            scale = 1.0 / factor[k, k]
+            for c in range(k):
+                root[k, c] *= scale
+            root[k, k] = scale
+        for k in range(p):
+            for c in range(p):
+                inverse[i, k, c] = 0.0
+        for m in range(p):
+            for k in range(m + 1):
+                f = root[m, k]
+                for c in range(m + 1):
+                    inverse[i, k, c] += f * root[m, c]
+    return worst
+
+
+@_kernel(_FLOAT, _INT, _INT, _L1, _R3, _R2, _W2)
+def local_minimizers(lo: int, hi: int, order: Any, A: Any, b: Any, out: Any) -> float:
+    """``out[i] = A[order[i]]^{-1} b[i]``; the worst relative pivot, -1 when one is not positive."""
+    p = b.shape[1]
+    worst = 1.0
+    factor = np.zeros((p, p))
+    for i in range(lo, hi):
+        pivot = _factorize(A[order[i]], factor)
+        worst = min(worst, pivot)
+        if pivot <= 0.0:
+            return -1.0
+        for k in range(p):
+            left = b[i, k]
+            for c in range(k):
+                left -= factor[k, c] * out[i, c]
+            out[i, k] = left / factor[k, k]
+        for k in range(p - 1, -1, -1):
+            left = out[i, k]
+            for c in range(k + 1, p):
+                left -= factor[c, k] * out[i, c]
+            out[i, k] = left / factor[k, k]
+    return worst
+
+
+# --- fused groups -----------------------------------------------------------------------------------------------------
+
+
+@_kernel(types.void, _INT, _INT, _I1, _I1, _R1, _R2, _FLOAT, _INT, _R2, _R2, _R2, _W2)
+def fuse(
+    lo: int,
+    hi: int,
+    head: Any,
+    tail: Any,
+    radius: Any,
+    y: Any,
+    share: float,
+    kind: int,
+    z: Any,
+    box: Any,
+    x: Any,
+    out: Any,
+) -> None:
+    """Means of ``x`` over devices joined by edges whose dual is inside ``share`` of its ball.
+
+    For l1 the columns ``lo .. hi`` on their own, for the others all columns together. A group is zero where the
+    sparsity dual of a member is inside its box.
+    """
+    n, sparse = x.shape[0], box.shape[0] > 0
+    parent = np.empty(n, dtype=np.int32)
+    size = np.empty(n)
+    zero = np.empty(n if sparse else 0, dtype=np.bool_)
+    for first in range(lo, hi if kind == L1 else lo + 1):
+        for i in range(n):
+            parent[i] = i
+        for e in range(y.shape[0]):
+            i, j = head[e], tail[e]
+            if parent[i] == parent[j]:
+                continue
+            length = 0.0
+            if kind == L1:
+                length = abs(y[e, first])
+            elif kind == L2:
+                for c in range(y.shape[1]):
+                    length += y[e, c] * y[e, c]
+                length = math.sqrt(length)
+            else:
+                for c in range(y.shape[1]):
+                    length += abs(y[e, c])
+            if length < share * radius[e]:
+                _join(parent, i, j)
+        for i in range(n):
+            parent[i] = parent[parent[i]]
+        for c in range(first, first + 1 if kind == L1 else hi):
+            if sparse:
+                zero[:] = False
+                for i in range(n):
+                    if abs(z[i, c]) < share * box[i, c]:
+                        zero[parent[i]] = True
+            for i in range(n):
+                out[i, c] = 0.0
+                size[i] = 0.0
+            for i in range(n):
+                out[parent[i], c] += x[i, c]
+                size[parent[i]] += 1.0
+            for i in range(n):
+                # a root comes before its members
+                if parent[i] != i:
+                    out[i, c] = out[parent[i], c]
+                elif sparse and zero[i]:
+                    out[i, c] = 0.0
+                else:
+                    out[i, c] /= size[i]
