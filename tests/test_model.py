@@ -55,6 +55,10 @@ def made(
     )
 
 
+def held(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 def assert_same(one: FittedModel, other: FittedModel) -> None:
     assert one.devices == other.devices
     assert [type(device) for device in one.devices] == [type(device) for device in other.devices]
@@ -237,8 +241,8 @@ def test_files_are_open(tmp_path):
     """What another tool reads."""
     model = made(devices=("Zürich", "東京", "a,b"), feature_names=("age", "intercept"))
     model.save(tmp_path / "m")
-    assert sorted(os.listdir(tmp_path)) == ["m"]
-    assert sorted(os.listdir(tmp_path / "m")) == ["coefficients.csv", "edges.csv", "model.json"]
+    assert held(tmp_path) == ["m"]
+    assert held(tmp_path / "m") == ["coefficients.csv", "edges.csv", "model.json"]
     meta = json.loads((tmp_path / "m" / "model.json").read_text(encoding="utf-8"))
     assert (meta["format"], meta["format_version"], meta["lam"]) == ("fedkin-model", 1, 0.1)
     table = pl.read_csv(tmp_path / "m" / "coefficients.csv")
@@ -253,7 +257,7 @@ def test_saving_twice_replaces_the_model(tmp_path):
     made(seed=0).save(tmp_path / "m")
     made(seed=1).save(tmp_path / "m")
     assert_same(load(tmp_path / "m"), made(seed=1))
-    assert os.listdir(tmp_path) == ["m"]
+    assert held(tmp_path) == ["m"]
 
 
 def test_parents_are_made_and_empty_directories_used(tmp_path):
@@ -305,7 +309,7 @@ def test_a_failing_save_leaves_the_old_model(tmp_path, monkeypatch):
         made(seed=1).save(tmp_path / "m")
     monkeypatch.undo()
     assert_same(load(tmp_path / "m"), made(seed=0))
-    assert os.listdir(tmp_path) == ["m"]
+    assert held(tmp_path) == ["m"]
 
 
 def test_a_disk_that_fills_up_leaves_the_old_model(tmp_path, monkeypatch):
@@ -321,7 +325,7 @@ def test_a_disk_that_fills_up_leaves_the_old_model(tmp_path, monkeypatch):
     with pytest.raises(ModelFileError, match="No space left"):
         made(seed=1).save(tmp_path / "m")
     assert_same(load(tmp_path / "m"), made(seed=0))
-    assert os.listdir(tmp_path) == ["m"]
+    assert held(tmp_path) == ["m"]
 
 
 @pytest.mark.parametrize("name", ["model.json", "coefficients.csv", "edges.csv"])
@@ -368,7 +372,7 @@ def test_other_versions_and_missing_models(tmp_path):
     made().save(tmp_path / "m")  # a model of another version is still a model, and may be replaced
     with pytest.raises(ModelFileError, match="does not exist"):
         load(tmp_path / "nowhere")
-    with pytest.raises(ModelFileError, match="no model.json"):
+    with pytest.raises(ModelFileError, match=r"no model\.json"):
         load(tmp_path)
     with pytest.raises(ModelFileError, match="is a file"):
         load(path)
@@ -384,7 +388,7 @@ def test_an_interrupted_save_can_be_found(tmp_path):
 def test_ids_that_no_file_can_keep(tmp_path):
     with pytest.raises(ModelFileError, match="of type frozenset cannot be written"):
         made(devices=(frozenset({1}), "b")).save(tmp_path / "m")
-    assert os.listdir(tmp_path) == []
+    assert held(tmp_path) == []
     made(devices=(datetime.date(2024, 1, 1), datetime.datetime(2024, 1, 1))).save(tmp_path / "m")
     assert load(tmp_path / "m").devices == (datetime.date(2024, 1, 1), datetime.datetime(2024, 1, 1))
 

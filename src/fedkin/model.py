@@ -648,9 +648,13 @@ def _column_name(feature: str) -> str:
 
 
 def _csv_text(rows: Iterable[Sequence[str]]) -> str:
-    stream = io.StringIO(newline="")
-    csv.writer(stream, lineterminator="\n").writerows(rows)
-    return stream.getvalue()
+    return "".join(",".join(map(_csv_cell, row)) + "\n" for row in rows)
+
+
+def _csv_cell(text: str) -> str:
+    # the csv module leaves a carriage return alone when lines end in "\n", and then takes it for the end of a line
+    quoted = any(mark in text for mark in ',"\r\n') or text != text.strip()
+    return '"' + text.replace('"', '""') + '"' if quoted else text
 
 
 def _checksum(text: str) -> str:
