@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedkin.studies.summary import Row, distinct, summarize
+import numpy as np
+
+from fedkin.studies.summary import Row, distinct, group, summarize
 
 
 @dataclass(frozen=True)
@@ -71,10 +74,57 @@ def sensitivity(rows: Sequence[Row]) -> list[Check]:
     return checks
 
 
+def selection(rows: Sequence[Row]) -> list[Check]:
+    """The promise of Theorem 3 where its condition holds, and Bonferroni's everywhere."""
+    names = ["variance", "signal", "n_samples"]
+    exact, ratio = summarize(rows, names, "exact"), group(rows, names, "signal_ratio")
+    strong = [point for point in exact if min(ratio[point]) >= 1]
+    checks = []
+    if strong:
+        worst = min(strong, key=lambda point: exact[point].mean)
+        # one cell among many may fall below by chance: what counts is that the interval reaches the promise
+        broken = [point for point in strong if exact[point].wilson()[1] < 0.95]
+        observed = (
+            f"lowest {exact[worst].mean:.3f} of {len(strong)} cells, at {_at(names, worst)}; "
+            f"{_none_or(len(broken))} below"
+        )
+        claim = "Exact recovery with probability >= 0.95 wherever the signal condition holds (95% intervals)"
+        checks.append(Check(claim, observed, not broken))
+    safe = summarize(rows, names, "no_true_edge_dropped")
+    broken = [point for point in safe if safe[point].wilson()[1] < 0.95]
+    worst = min(safe, key=lambda point: safe[point].mean)
+    observed = (
+        f"lowest {safe[worst].mean:.3f}, at {_at(names, worst)}; {_none_or(len(broken))} of {len(safe)} cells below"
+    )
+    checks.append(
+        Check("No true edge dropped with probability >= 0.95 in every cell (95% intervals)", observed, not broken)
+    )
+    return checks
+
+
+def rate(rows: Sequence[Row]) -> list[Check]:
+    """Slopes of log error in the log of Theorem 2's rate: a bound allows flatter lines, not steeper ones."""
+    names = ["varied", "n_samples", "n_devices", "n_clusters", "false_edges"]
+    error, bound = summarize(rows, names, "error"), summarize(rows, names, "rate")
+    checks = []
+    for varied in distinct(rows, "varied"):
+        points = [point for point in error if point[0] == varied]
+        x = [math.log(bound[point].mean) for point in points]
+        y = [math.log(error[point].mean) for point in points]
+        relative = [error[point].error / error[point].mean for point in points]
+        slope, spread = _slope(x, y, relative)
+        observed = f"slope {slope:.2f} (standard error {spread:.2f})"
+        claim = f"{varied} varied: the error grows at most as the rate p (K + |S|) / (n |V|)"
+        checks.append(Check(claim, observed, slope - 2 * spread <= 1.0))
+    return checks
+
+
+def _none_or(count: int) -> str:
+    return str(count) if count else "none"
+
+
 def _slope(x: Sequence[float], y: Sequence[float], error: Sequence[float]) -> tuple[float, float]:
     """Weighted least-squares slope and its standard error, from independent means with known errors."""
-    import numpy as np
-
     x_, y_, e_ = (np.asarray(one, dtype=np.float64) for one in (x, y, error))
     if x_.size < 2 or not (np.isfinite(e_) & (e_ > 0)).all():
         return 0.0, 0.0

@@ -9,6 +9,7 @@
     seed = 1
     replications = 100
     block = 5                            # replications per cell, the unit that is cached
+    shared = ["level"]                   # grid entries that are compared on the same random numbers; optional
 
     [[grid]]                             # each [[grid]] is a product of lists; several are put one after the other
     n_devices = [20, 40]
@@ -32,7 +33,7 @@ import itertools
 import json
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from importlib.util import find_spec
@@ -45,7 +46,7 @@ from fedkin.errors import ParameterError
 #: The studies that come with Fedkin, in the order in which ``fedkin study all`` runs them.
 BUILT_IN = ("estimation", "sensitivity", "convergence", "availability", "selection", "rate", "election")
 
-_STUDY_KEYS = {"name", "title", "about", "task", "seed", "replications", "block", "checks", "data"}
+_STUDY_KEYS = {"name", "title", "about", "task", "seed", "replications", "block", "checks", "data", "shared"}
 _TABLES = {"study", "grid", "options", "quick", "figure", "table"}
 
 
@@ -64,7 +65,8 @@ class Cell:
         The same for all cells of a study.
     replications : tuple of int
     seeds : tuple of int
-        One per replication; they depend on the study's seed, the grid point and the replication, and on nothing else.
+        One per replication; they depend on the study's seed, the grid point (but for its shared entries) and the
+        replication, and on nothing else.
     key : str
         Digest of everything that the rows depend on.
     """
@@ -107,6 +109,7 @@ class Study:
     block: int = 5
     checks: str | None = None
     data: str | None = None
+    shared: Sequence[str] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     figures: tuple[Mapping[str, Any], ...] = ()
     tables: tuple[Mapping[str, Any], ...] = ()
@@ -135,7 +138,8 @@ class Study:
         for first in range(0, self.replications, self.block):
             numbers = tuple(range(first, min(first + self.block, self.replications)))
             for point in self.points:
-                seeds = tuple(replication_seed(self.seed, point, number) for number in numbers)
+                own = {name: value for name, value in point.items() if name not in self.shared}
+                seeds = tuple(replication_seed(self.seed, own, number) for number in numbers)
                 key = _digest({**stamp, "params": dict(point), "replications": numbers, "seeds": seeds})
                 cells.append(Cell(self.name, self.task, point, self.options, numbers, seeds, key))
         return cells

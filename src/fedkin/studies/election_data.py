@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ RESULTS = "2020_US_County_Level_Presidential_Results.csv"
 EARLIER = "US_County_Level_Presidential_Results_08-16.csv"
 FACTS = "county_facts.csv"
 MAP = "states-albers-500k.topojson"
+OUTLINES = "outlines.json"
 
 #: Where each file comes from, for the message that says it is missing.
 SOURCES: Mapping[str, str] = {
@@ -102,6 +104,25 @@ def load_election(folder: Path, more_than: int = 50) -> Election:
     device = [state for state in states for _ in by_state[state]]
     federation = Federation.from_arrays(X, y, device, feature_names=names)
     return Election(federation, _leans(folder / EARLIER, state_of_number), _shapes(folder / MAP, state_of_number))
+
+
+def write_outlines(data: Path, folder: Path) -> None:
+    """Put the states' outlines beside the rows, so that the map can be drawn again without the data (whole metres)."""
+    check_files(data)
+    _, _, state_of_number = _facts(data / FACTS)
+    shapes = _shapes(data / MAP, state_of_number)
+    whole = {state: [np.rint(ring).astype(int).tolist() for ring in rings] for state, rings in shapes.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / OUTLINES).write_text(json.dumps(whole, separators=(",", ":")), encoding="utf-8")
+
+
+def read_outlines(folder: Path) -> dict[str, Rings]:
+    """The outlines that `write_outlines` put beside the rows."""
+    path = folder / OUTLINES
+    if not path.is_file():
+        raise DataError(f"there is no {path}; run the election study again with --data DIR to draw its map")
+    shapes = json.loads(path.read_text(encoding="utf-8"))
+    return {state: tuple(np.asarray(ring, dtype=np.float64) for ring in rings) for state, rings in shapes.items()}
 
 
 def check_files(folder: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedkin.datasets import Design
 from fedkin.studies.designs import make_design
 from fedkin.studies.estimators import LABELS, Settings, Workbench
 from fedkin.studies.tasks import Replication
@@ -18,6 +19,7 @@ def estimation(replication: Replication) -> Iterator[dict[str, Any]]:
     options = replication.options
     design = make_design(replication)
     bench = Workbench(design, Settings.of(options), replication.seed % 2**31)
+    rate = theorem_rate(design)
     for name in options.get("estimators", list(LABELS)):
         started = process_time()
         estimate = bench.estimate(name)
@@ -25,9 +27,18 @@ def estimation(replication: Replication) -> Iterator[dict[str, Any]]:
         yield {
             "estimator": name,
             "error": design.error(estimate.theta),
+            "rate": rate,
             "lam": estimate.lam,
             "edges": None if graph is None else graph.n_edges,
             "edges_across": None if graph is None else int((np.diff(design.labels[graph.edges]) != 0).sum()),
             "components": None if graph is None else graph.n_components,
             "cpu_seconds": process_time() - started,
         }
+
+
+def theorem_rate(design: Design) -> float:
+    """``p (K(E) + |E minus E0|) / (n |V|)`` of Theorem 2; K(E) is the number of connected parts of the graph."""
+    graph, (n_devices, p) = design.graph, design.theta_star.shape
+    wrong = int((np.diff(design.labels[graph.edges]) != 0).sum())
+    n = int(design.federation.n_samples.min())
+    return float(p * (graph.n_components + wrong) / (n * n_devices))

@@ -43,6 +43,8 @@ VALUE_LABELS: dict[str, str] = {
     "fedadmm-batch": "Fed-ADMM, batches of 10",
     "gd": "GD, all samples",
     "sgd": "SGD, batches of 10",
+    "bartlett": "the paper's (Bartlett)",
+    "model": "noise estimated, F test",
 }
 
 # Colours differ in lightness as well, and every series has its own marker and dashes, so that a grey print can be read
@@ -77,9 +79,10 @@ _STYLE: Any = {
     "legend.frameon": False,
 }
 
-#: Kinds of figures, and the functions ``(spec, rows) -> matplotlib Figure`` that draw them.
+#: Kinds of figures, and the functions ``(spec, rows, folder) -> matplotlib Figure`` that draw them.
 _KINDS: Mapping[str, str] = {
     "lines": "fedkin.studies.figures:line_panels",
+    "scaling": "fedkin.studies.figures:scaling",
     "state_map": "fedkin.studies.election_figures:state_map",
     "accuracy": "fedkin.studies.election_figures:accuracy",
 }
@@ -118,14 +121,14 @@ def draw(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> list[Pat
         raise missing_dependency("matplotlib", "drawing figures", "report") from None
     paths = [folder / f"{spec['name']}.{suffix}" for suffix in FORMATS]
     with matplotlib.rc_context(_STYLE):
-        figure = drawer(spec, chosen)
+        figure = drawer(spec, chosen, folder)
         for path in paths:
             # without dates, so that the same rows give the same files
             figure.savefig(path, metadata={".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix))
     return paths
 
 
-def line_panels(spec: Mapping[str, Any], rows: Sequence[Row]) -> Any:
+def line_panels(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path | None = None) -> Any:
     """Mean of ``y`` against ``x``, a line per series, panels by the columns ``rows`` and ``columns``."""
     from matplotlib.figure import Figure
 
@@ -156,6 +159,32 @@ def line_panels(spec: Mapping[str, Any], rows: Sequence[Row]) -> Any:
     return figure
 
 
+def scaling(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path | None = None) -> Any:
+    """Mean of ``y`` against the mean of ``x`` at every grid point, both logarithmic, with the line ``y = x``."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.6, 4.6), layout="constrained")
+    axis = figure.subplots()
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    x, y = (summarize(rows, spec["points"], spec[name]) for name in ("x", "y"))
+    place = list(spec["points"]).index(spec["series"])
+    for k, one in enumerate(distinct(rows, spec["series"])):
+        keys = sorted((key for key in y if key[place] == one), key=lambda key: x[key].mean)
+        style = {**STYLES[k % len(STYLES)], "label": _series_label(spec, one)}
+        _points(axis, [x[key].mean for key in keys], [y[key] for key in keys], style)
+    ends = np.array([min(one.mean for one in x.values()), max(one.mean for one in x.values())])
+    axis.plot(ends, ends, **_REFERENCE, label="slope 1", zorder=1)
+    axis.set_xlabel(spec.get("x_label", spec["x"]))
+    axis.set_ylabel(spec.get("y_label", spec["y"]))
+    add_legend(figure, [axis])
+    return figure
+
+
+def _series_label(spec: Mapping[str, Any], one: Any) -> str:
+    return f"{spec.get('series_label', '')}{label_of(one)}"
+
+
 def _finish_axis(axis: Any, spec: Mapping[str, Any], rows: Sequence[Row]) -> None:
     if not rows:
         axis.set_axis_off()
@@ -179,10 +208,10 @@ def _draw_series(axis: Any, spec: Mapping[str, Any], rows: Sequence[Row], series
         if not points:
             continue
         x = sorted(points)
-        style = {**STYLES[k % len(STYLES)], "label": None if one is None else label_of(one)}
+        style = {**STYLES[k % len(STYLES)], "label": None if one is None else _series_label(spec, one)}
         summaries = [points[value] for value in x]
         if spec.get("markers", True):
-            _points(axis, _dodged(x, k, len(series), spec), summaries, style)
+            _points(axis, _dodged(x, k, len(series), spec), summaries, style, spec.get("interval", "student"))
         else:
             _curve(axis, x, summaries, style)
 
@@ -196,9 +225,14 @@ def _dodged(x: Sequence[float], k: int, n: int, spec: Mapping[str, Any]) -> Any:
     return values + share * (np.ptp(values) or 1.0)
 
 
-def _points(axis: Any, x: Any, summaries: Sequence[Summary], style: Mapping[str, Any]) -> None:
+def _points(
+    axis: Any, x: Any, summaries: Sequence[Summary], style: Mapping[str, Any], interval: str = "student"
+) -> None:
     mean = np.array([summary.mean for summary in summaries])
-    half = np.nan_to_num([summary.half_width for summary in summaries])
+    half: Any = np.nan_to_num([summary.half_width for summary in summaries])
+    if interval == "wilson":
+        low, high = np.array([summary.wilson() for summary in summaries]).T
+        half = np.clip([mean - low, high - mean], 0.0, None)
     marks = {"markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.5}
     axis.errorbar(x, mean, yerr=half, capsize=2.0, elinewidth=1.0, linewidth=1.4, **marks, **style)
 

@@ -65,8 +65,16 @@ def check_data(study: Study, data: Path | None) -> str:
     return fingerprint(data)
 
 
+def _prepare(study: Study, out: Path, data: Path | None) -> None:
+    if study.data == "election" and data is not None:
+        from fedkin.studies.election_data import write_outlines
+
+        write_outlines(data, out / study.name)
+
+
 def _run(study: Study, out: Path, jobs: int | None, data: Path | None) -> Report:
     run = run_study(study, out, jobs=jobs, data=data, fingerprint=check_data(study, data))
+    _prepare(study, out, data)
     report = write_report(study, run.folder, notes_on(run))
     for check in report.checks:
         _say(f"{study.name}: {'holds' if check.holds else 'DOES NOT HOLD'}: {check.claim} ({check.observed})")

@@ -56,6 +56,20 @@ class Summary:
 
         return float(stdtrit(self.n - 1, 0.975)) * self.error
 
+    def wilson(self) -> tuple[float, float]:
+        """95% interval of a probability, where the numbers are 0 and 1.
+
+        Examples
+        --------
+        >>> low, high = Summary.of([1.0] * 20).wilson()
+        >>> round(low, 2), round(high, 2)
+        (0.84, 1.0)
+        """
+        z = 1.959963984540054
+        centre = (self.mean + z**2 / (2 * self.n)) / (1 + z**2 / self.n)
+        half = z * math.sqrt(self.mean * (1 - self.mean) / self.n + z**2 / (4 * self.n**2)) / (1 + z**2 / self.n)
+        return centre - half, centre + half
+
 
 def group(rows: Iterable[Row], names: Sequence[str], value: str) -> dict[tuple[Any, ...], list[float]]:
     """Values by the columns ``names``, groups in the order in which they appear; rows without a value are left out.

@@ -46,7 +46,7 @@ Task = Callable[[Replication], Iterable[Row]]
 
 _BUILT_IN = {
     "estimation": "fedkin.studies.estimation:estimation",
-    "selection": "fedkin.studies.selection:selection",
+    "selection": "fedkin.studies.edge_selection:edge_selection",
     "convergence": "fedkin.studies.algorithms:convergence",
     "availability": "fedkin.studies.algorithms:availability",
     "election": "fedkin.studies.election:election",
