@@ -1,0 +1,193 @@
+"""The directory of a federation: a signed manifest, and a sub-directory for each device with its rows, key and links.
+
+::
+
+    DIR/
+      manifest.json  manifest.sig  ca.crt
+      ca.key                          the authority's key: keep it, the devices do not need it
+      devices/NAME/
+        manifest.json  manifest.sig  ca.crt
+        rows.npz  device.key  device.crt
+        zenoh.json5                   endpoints and access list of this device
+        device.json                   what its owner decides
+        state.npz  log.jsonl  status.json  result.npz      written while it runs
+
+A sub-directory is all that a device needs; carry it to the device's machine. Everything is readable by its owner only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkin.engine.manifest import AUTHORITY, CENTRE, MANIFEST, ROWS, SIGNATURE, Manifest, Rows
+from fedkin.engine.peer import keys_of, presence_key
+from fedkin.engine.security import (
+    PRIVATE_DIRECTORY,
+    Grant,
+    Pair,
+    issue,
+    link_configuration,
+    sign,
+    write_private,
+)
+from fedkin.errors import DataError
+
+DEVICES, OWNER, LINKS = "devices", "device.json", "zenoh.json5"
+KEY, CERTIFICATE, AUTHORITY_KEY = "device.key", "device.crt", "ca.key"
+STATE, LOG, STATUS, RESULT, LOCK = "state.npz", "log.jsonl", "status.json", "result.npz", "lock"
+
+
+def write_federation(
+    directory: Path,
+    manifest: Manifest,
+    rows: Mapping[int, Rows],
+    authority: Pair,
+    *,
+    keep_key: bool = True,
+    share_result: bool = False,
+) -> None:
+    """Make the directory of a federation.
+
+    Parameters
+    ----------
+    directory : path
+        Must not exist, or be empty.
+    manifest : Manifest
+        What all agree on.
+    rows : mapping {position: Rows}
+        Rows of the devices that are known here. A device that is left out gets its ``rows.npz`` later.
+    authority : Pair
+        Who signs manifest and certificates.
+    keep_key : bool
+        Whether to write the authority's key to the directory (not when it is the user's own).
+    share_result : bool
+        What `device.json` says at first: whether `collect` may have the device's parameters. Its owner may change it.
+    """
+    manifest.check()
+    if directory.exists() and any(directory.iterdir()):
+        raise DataError(f"{directory} exists and is not empty: choose another place, or remove it")
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(PRIVATE_DIRECTORY)
+    text = manifest.to_bytes()
+    signed = {MANIFEST: text, SIGNATURE: sign(authority, text), AUTHORITY: authority.certificate}
+    _write_all(directory, signed)
+    if keep_key:
+        write_private(directory / AUTHORITY_KEY, authority.key)
+    places = {u: member.name for u, member in enumerate(manifest.members)}
+    if manifest.placement == "central":
+        places[manifest.n_devices] = CENTRE
+    (directory / DEVICES).mkdir(mode=PRIVATE_DIRECTORY)
+    for position, name in places.items():
+        place = directory / DEVICES / name
+        place.mkdir(mode=PRIVATE_DIRECTORY)
+        _write_all(place, signed)
+        if manifest.secure:
+            pair = issue(authority, name, [_host(endpoint_of(manifest, position))])
+            write_private(place / KEY, pair.key)
+            write_private(place / CERTIFICATE, pair.certificate)
+        owner = {"device": name, "share_result": share_result}
+        write_private(place / OWNER, _json(owner))
+        write_private(place / LINKS, _json(links_of(manifest, position)))
+        if position in rows:
+            rows[position].save(place / ROWS)
+
+
+def endpoint_of(manifest: Manifest, position: int) -> str:
+    """Where a device, or the central machine, listens."""
+    if position == manifest.n_devices:
+        assert manifest.centre is not None
+        return manifest.centre
+    return manifest.members[position].endpoint
+
+
+def links_of(manifest: Manifest, position: int) -> dict[str, Any]:
+    """The zenoh configuration of one device: it connects to neighbours before it in the manifest, and lets others connect.
+
+    Grants follow `fedkin.engine.peer.keys_of`: a neighbour writes what it sends to this device, reads what is sent to it.
+    """
+    if manifest.placement == "central":
+        from fedkin.engine.central import star_keys
+
+        others = list(range(manifest.n_devices)) if position == manifest.n_devices else [manifest.n_devices]
+        keys = star_keys
+    else:
+        others = [int(v) for v in manifest.neighbours(position)]
+        keys = _peer_keys
+    grants = [Grant(_name(manifest, v), keys(manifest, v, position), keys(manifest, position, v)) for v in others]
+    connect = [endpoint_of(manifest, v) for v in others if (v < position) != (manifest.placement == "central")]
+    return link_configuration([endpoint_of(manifest, position)], connect, grants if manifest.secure else None)
+
+
+def _peer_keys(manifest: Manifest, sender: int, receiver: int) -> list[str]:
+    return [*keys_of(manifest, sender, receiver).values(), presence_key(manifest, sender)]
+
+
+def _name(manifest: Manifest, position: int) -> str:
+    return CENTRE if position == manifest.n_devices else manifest.members[position].name
+
+
+def _host(endpoint: str) -> str:
+    return endpoint.partition("/")[2].rpartition(":")[0].strip("[]")
+
+
+def _json(content: object) -> bytes:
+    return (json.dumps(content, indent=1) + "\n").encode()
+
+
+def _write_all(place: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        write_private(place / name, content)
+
+
+# --- reading it -------------------------------------------------------------------------------------------------------
+
+
+def device_directories(directory: Path) -> list[Path]:
+    """The devices' sub-directories that are on this machine, the central machine's first."""
+    places = sorted(path for path in (directory / DEVICES).iterdir() if (path / OWNER).exists())
+    return sorted(places, key=lambda path: path.name != CENTRE)
+
+
+def read_status(place: Path) -> dict[str, Any]:
+    """What a device last said about itself; empty when it never ran."""
+    try:
+        status = json.loads((place / STATUS).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return status if isinstance(status, dict) else {}
+
+
+def read_result(place: Path) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+    """The averaged parameters ``(p,)`` of a device that has finished, None before."""
+    try:
+        with np.load(place / RESULT, allow_pickle=False) as file:
+            return np.asarray(file["theta"], dtype=np.float64)
+    except (OSError, ValueError, KeyError, EOFError):
+        return None
+
+
+def collect(directory: Path, manifest: Manifest) -> tuple[dict[int, Any], dict[int, str]]:
+    """Results that owners share, by position, and for the other devices why there is none."""
+    found: dict[int, Any] = {}
+    reasons: dict[int, str] = {}
+    for position, member in enumerate(manifest.members):
+        place = directory / DEVICES / member.name
+        try:
+            owner = json.loads((place / OWNER).read_bytes())
+        except (OSError, ValueError):
+            reasons[position] = "its directory is not on this machine"
+            continue
+        if owner.get("share_result") is not True:
+            reasons[position] = f"its owner keeps it (share_result in {place / OWNER})"
+            continue
+        theta = read_result(place)
+        if theta is None:
+            reasons[position] = "it has not finished"
+        else:
+            found[position] = theta
+    return found, reasons

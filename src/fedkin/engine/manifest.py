@@ -1,0 +1,366 @@
+"""What all devices of a federation agree on, in one signed file; and the rows of one device, in another.
+
+The manifest names devices, edges and every number that the rounds need. It holds no rows. Each device has a copy and
+checks the authority's signature before it believes it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.engine.gradients import DeviceRows, GradientKind, Gradients
+from fedkin.engine.inprocess import RunPlan
+from fedkin.engine.messages import RUN_BYTES, Wire
+from fedkin.engine.sampling import device_keys
+from fedkin.engine.security import check_private, verify
+from fedkin.engine.shard import Average, Shard, StepRule
+from fedkin.errors import DataError, FedkinError
+from fedkin.losses import HuberLoss, Loss, MultinomialLoss, make_loss
+from fedkin.penalties import make_penalty
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+Placement = Literal["peer", "central"]
+
+FORMAT = "fedkin-manifest-1"
+MANIFEST, SIGNATURE, AUTHORITY, ROWS = "manifest.json", "manifest.sig", "ca.crt", "rows.npz"
+CENTRE = "centre"  #: name of the central machine S; its sender number is the number of devices
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
+
+
+class ManifestError(FedkinError, ValueError):
+    """A manifest that cannot be read or does not hold together."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A device as the others know it.
+
+    Attributes
+    ----------
+    id : str or int
+        Its id in the data.
+    name : str
+        Its directory, the common name of its certificate, and its part of the keys.
+    endpoint : str
+        ``tls/host:port`` or ``tcp/host:port``.
+    """
+
+    id: str | int
+    name: str
+    endpoint: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A run, as all devices know it. Lists with a number per device are in the order of ``members``.
+
+    Attributes
+    ----------
+    run : str
+        Run id, 16 hexadecimal digits.
+    members : sequence of V Member
+    edges : sequence of E pairs
+        Positions ``(i, j)``, ``i > j``.
+    edge_radius : sequence of E floats
+        ``lam * V * w_e``: bounds of the edge duals.
+    loss : mapping
+        Name and parameters of the loss.
+    penalty : str
+    lam : float
+        On the public scale; for the record, the rounds use ``edge_radius``.
+    n_params : int
+    ridge : sequence of p floats
+    sparsity : sequence of V sequences of p floats, or None
+    radius : float or None
+        Of the parameter ball.
+    rounds, seed : int
+    gradient, snapshot_every, average
+        See `fedkin.fed_admm`.
+    rho : float
+    start, growth, damping : sequences of V floats
+        The step rule.
+    batch : sequence of V ints
+        Rows per round.
+    wire : "float64" | "float32"
+    checkpoint_every : int
+        Rounds between checkpoints.
+    compare_every : int
+        Rounds between comparisons of the edge duals' replicas; 0 for never.
+    placement : "peer" | "central"
+    centre : str or None
+        Endpoint of the central machine.
+    secure : bool
+        False for plain TCP.
+    feature_names : sequence of str
+    classes : sequence of str or float, or None
+        Labels of the target's codes 0, 1, ...
+    """
+
+    run: str
+    members: Sequence[Member]
+    edges: Sequence[Sequence[int]]
+    edge_radius: Sequence[float]
+    loss: Mapping[str, Any]
+    penalty: str
+    lam: float
+    n_params: int
+    ridge: Sequence[float]
+    sparsity: Sequence[Sequence[float]] | None
+    radius: float | None
+    rounds: int
+    seed: int
+    gradient: GradientKind
+    snapshot_every: int
+    average: Average
+    rho: float
+    start: Sequence[float]
+    growth: Sequence[float]
+    damping: Sequence[float]
+    batch: Sequence[int]
+    wire: Wire = "float64"
+    checkpoint_every: int = 10
+    compare_every: int = 50
+    placement: Placement = "peer"
+    centre: str | None = None
+    secure: bool = True
+    feature_names: Sequence[str] = ()
+    classes: Sequence[str | float] | None = None
+
+    @property
+    def run_bytes(self) -> bytes:
+        """The run id as it travels."""
+        return bytes.fromhex(self.run)
+
+    @property
+    def n_devices(self) -> int:
+        return len(self.members)
+
+    @cached_property
+    def edge_array(self) -> Index:
+        """Edges ``(E, 2)``."""
+        return np.asarray(self.edges, dtype=np.int64).reshape(-1, 2)
+
+    def position(self, name: str) -> int:
+        """Position of the device of that name."""
+        for position, member in enumerate(self.members):
+            if member.name == name:
+                return position
+        raise ManifestError(f"the manifest has no device named {name!r}")
+
+    def neighbours(self, position: int) -> Index:
+        """Positions of the neighbours of a device, increasing."""
+        touching = self.edge_array[(self.edge_array == position).any(axis=1)]
+        return np.unique(touching[touching != position])
+
+    # --- as a file ---
+
+    def to_bytes(self) -> bytes:
+        """The text that is signed."""
+        return (json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n").encode()
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Manifest:
+        """The manifest in ``text``, checked to hold together."""
+        try:
+            fields = json.loads(text)
+            if fields.pop("format") != FORMAT:
+                raise ManifestError(f"the manifest is not of the format {FORMAT}: use the fedkin version that made it")
+            members = tuple(Member(**member) for member in fields.pop("members"))
+            manifest = cls(members=members, **fields)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if isinstance(error, ManifestError):
+                raise
+            raise ManifestError(f"the manifest cannot be read: {error!r}") from None
+        manifest.check()
+        return manifest
+
+    def check(self) -> None:
+        """Raise `ManifestError` when something does not fit together."""
+        v, e, p = self.n_devices, len(self.edges), self.n_params
+        if len(bytes.fromhex(self.run)) != RUN_BYTES:
+            raise ManifestError(f"the run id {self.run!r} does not have {2 * RUN_BYTES} hexadecimal digits")
+        lengths = {"edge_radius": e, "ridge": p, "start": v, "growth": v, "damping": v, "batch": v}
+        for name, length in lengths.items():
+            if len(getattr(self, name)) != length:
+                raise ManifestError(f"{name} has {len(getattr(self, name))} entries, expected {length}")
+        if self.sparsity is not None and np.shape(self.sparsity) != (v, p):
+            raise ManifestError(f"sparsity has shape {np.shape(self.sparsity)}, expected {(v, p)}")
+        if len({member.name for member in self.members}) < v or CENTRE in {member.name for member in self.members}:
+            raise ManifestError("two devices have the same name")
+        for member in self.members:
+            if not _PLAIN_NAME.fullmatch(member.name):
+                raise ManifestError(f"{member.name!r} is not a plain name (letters, digits, and . _ -)")
+        for i, j in self.edges:
+            if not 0 <= j < i < v:
+                raise ManifestError(f"edge ({i}, {j}) does not name two of the {v} devices, larger position first")
+        for name in ("rounds", "checkpoint_every", "snapshot_every", "n_params"):
+            if getattr(self, name) < 1:
+                raise ManifestError(f"{name} must be at least 1, got {getattr(self, name)}")
+        numbers = [self.rho, *self.edge_radius, *self.start, *self.growth, *self.damping]
+        if not all(math.isfinite(x) and x >= 0 for x in numbers) or not self.rho > 0:
+            raise ManifestError("rho, the steps and the edge bounds must be finite and at least 0")
+        if self.placement == "central" and self.centre is None:
+            raise ManifestError("placement is central, but the endpoint of the central machine is missing")
+
+    # --- as a computation ---
+
+    def loss_object(self) -> Loss:
+        """The loss that the manifest names."""
+        described = dict(self.loss)
+        name = described.pop("name")
+        if name == "huber":
+            return HuberLoss(**described)
+        return MultinomialLoss(**described) if name == "multinomial" else make_loss(name)
+
+    def plan(self, rows: Mapping[int, Rows]) -> tuple[RunPlan, Index]:
+        """The arithmetic of the devices whose ``rows`` are given, and their positions; edges are all edges."""
+        here = np.array(sorted(rows), dtype=np.int64)
+        parts = [rows[int(u)] for u in here]
+        counts = np.array([part.X.shape[0] for part in parts], dtype=np.int64)
+        loss = self.loss_object()
+        stacked = DeviceRows(
+            np.concatenate([part.X for part in parts]),
+            None if parts[0].y is None else np.concatenate([part.y for part in parts if part.y is not None]),
+            None if parts[0].offset is None else np.concatenate([p.offset for p in parts if p.offset is not None]),
+            np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64),
+            counts,
+            device_keys([self.members[u].id for u in here]),
+            (loss,) * here.size,
+            np.array(self.batch, dtype=np.int64)[here],
+            np.array(self.ridge),
+        )
+        steps = StepRule(np.array(self.start)[here], np.array(self.growth)[here], np.array(self.damping)[here])
+        plan = RunPlan(
+            stacked,
+            self.edge_array,
+            np.array(self.edge_radius),
+            make_penalty(self.penalty),
+            self.rho,
+            steps,
+            self.seed,
+            self.gradient,
+            self.snapshot_every,
+            self.average,
+            None if self.sparsity is None else np.array(self.sparsity)[here],
+            self.radius,
+        )
+        return plan, here
+
+    def shard(self, rows: Mapping[int, Rows], without: Sequence[int] = ()) -> Shard:
+        """The shard that hosts the devices whose ``rows`` are given.
+
+        Parameters
+        ----------
+        rows : mapping {position: Rows}
+            Their rows.
+        without : sequence of int
+            Positions of devices that have left: their edges are dropped.
+        """
+        plan, here = self.plan(rows)
+        touching = np.isin(plan.edges, here).any(axis=1) & ~np.isin(plan.edges, list(without)).any(axis=1)
+        gradients = Gradients(plan.rows, plan.seed, plan.gradient, snapshot_every=plan.snapshot_every)
+        return Shard(
+            here,
+            plan.edges[touching],
+            plan.edge_radius[touching],
+            plan.penalty,
+            plan.rho,
+            plan.steps,
+            gradients,
+            np.zeros((here.size, self.n_params)),
+            sparsity=plan.sparsity,
+            radius=plan.radius,
+            average=plan.average,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of one device: ``X (n, q)``, ``y (n,)``, ``offset (n,)``."""
+
+    X: Array
+    y: Array | None = None
+    offset: Array | None = None
+
+    def save(self, path: Path) -> None:
+        """Write an NPZ file that only the owner may read."""
+        import io
+
+        from fedkin.engine.security import write_private
+
+        parts = {"X": self.X, "y": self.y, "offset": self.offset}
+        buffer = io.BytesIO()
+        np.savez(buffer, **{name: part for name, part in parts.items() if part is not None})  # type: ignore[arg-type]
+        write_private(path, buffer.getvalue())
+
+    @classmethod
+    def load(cls, path: Path) -> Rows:
+        """Read the file that `save` wrote; it must be private, whole and finite."""
+        check_private(path)
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                parts = {name: np.ascontiguousarray(file[name], dtype=np.float64) for name in file.files}
+            rows = cls(**parts)
+        except (OSError, ValueError, TypeError, KeyError, EOFError) as error:
+            raise DataError(f"{path}: cannot be read as rows of a device: {error}") from None
+        for name, part in parts.items():
+            if part.shape[0] != rows.X.shape[0] or not np.isfinite(part).all():
+                raise DataError(f"{path}: {name} is not finite, or does not have the {rows.X.shape[0]} rows of X")
+        return rows
+
+
+def load_manifest(directory: Path) -> Manifest:
+    """The manifest in a directory, after checking the authority's signature.
+
+    Raises
+    ------
+    ManifestError, SecurityError
+        When it is missing, does not hold together, or was not signed by the authority whose certificate is there.
+    """
+    try:
+        text = (directory / MANIFEST).read_bytes()
+        signature = (directory / SIGNATURE).read_bytes()
+        certificate = (directory / AUTHORITY).read_bytes()
+    except OSError as error:
+        raise ManifestError(f"{directory} is not the directory of a federation or device: {error}") from None
+    verify(certificate, text, signature)
+    return Manifest.from_bytes(text)
+
+
+def plain_names(ids: Sequence[Hashable]) -> list[str]:
+    """A name for each id that can stand in file names, certificates and keys.
+
+    Examples
+    --------
+    >>> from fedkin.engine.manifest import plain_names
+    >>> plain_names(["north", 7, "a b/c"])
+    ['north', '7', 'device-2']
+    """
+    names = [str(one) if _PLAIN_NAME.fullmatch(str(one)) else f"device-{k}" for k, one in enumerate(ids)]
+    taken = {name.lower() for name in names}
+    if len(taken) < len(names) or CENTRE in taken:  # also where file systems do not tell cases apart
+        names = [f"device-{k}" for k in range(len(ids))]
+    return names
+
+
+def describe_loss(loss: Loss) -> dict[str, Any]:
+    """Name and parameters of a loss; code never travels, so a loss of one's own is refused."""
+    if isinstance(loss, HuberLoss | MultinomialLoss):
+        return {"name": loss.name, **asdict(loss)}
+    try:
+        if type(make_loss(loss.name)) is type(loss):
+            return {"name": loss.name}
+    except FedkinError:
+        pass
+    raise ManifestError(f"the loss {loss.name!r} is not one of fedkin's own, so devices cannot be told about it")

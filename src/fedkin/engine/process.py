@@ -1,0 +1,221 @@
+"""``python -m fedkin.engine.process DIR/devices/NAME``: what ``fedkin peer run`` becomes, light enough for a small device.
+
+Exit codes: 0 finished, 3 stopped on request, 4 cannot go on now (start again later), 2 wrong directory or input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import io
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from fedkin.engine.directory import LINKS, LOCK, LOG, OWNER, RESULT, STATE, STATUS
+from fedkin.engine.journal import Journal
+from fedkin.engine.manifest import CENTRE, ROWS, Manifest, Rows, load_manifest
+from fedkin.engine.peer import Device, Patience, PeerError, Status, Stopped
+from fedkin.engine.security import check_private, with_absolute_paths, write_private
+from fedkin.errors import DataError, FedkinError
+
+FINISHED, WRONG, STOPPED, LATER = 0, 2, 3, 4
+_STATUS_SECONDS = 0.5
+
+
+def run_device(place: Path, patience: Patience, *, echo: bool = False) -> int:
+    """Run the device whose directory is ``place`` to its end; returns an exit code."""
+    manifest = load_manifest(place)
+    name = str(_read_json(place / OWNER)["device"])
+    with _only_one(place):
+        journal = Journal(name, place / LOG, echo=echo)
+        if name == CENTRE:
+            from fedkin.engine.central import run_centre
+
+            return run_centre(place, manifest, patience, journal)
+        try:
+            return _run(place, manifest, manifest.position(name), patience, journal)
+        except Stopped:
+            journal.write("info", "stopped on request")
+            return STOPPED
+        except FedkinError as error:
+            journal.write("error", "cannot go on", why=str(error))
+            sys.stderr.write(f"{name}: {error}\n")
+            return LATER if isinstance(error, PeerError) else WRONG
+
+
+def _run(place: Path, manifest: Manifest, position: int, patience: Patience, journal: Journal) -> int:
+    from fedkin.engine.zenoh_transport import ZenohTransport
+
+    rows = Rows.load(place / ROWS)
+    clerk = Clerk(place, manifest.rounds)
+    neighbours = {manifest.members[v].name for v in manifest.neighbours(position)}
+    if manifest.placement == "central":
+        neighbours = {CENTRE}
+    transport = ZenohTransport(links(place, manifest), link_watcher(journal, neighbours, manifest.secure))
+    try:
+        if manifest.placement == "central":
+            from fedkin.engine.central import Worker
+
+            Worker(manifest, position, rows, transport, journal, place / STATE, patience, clerk.tick).run()
+            clerk.write(force=True)
+            return FINISHED
+        device = Device(
+            manifest,
+            position,
+            rows,
+            transport,
+            journal,
+            checkpoint=place / STATE,
+            patience=patience,
+            tick=clerk.device_tick,
+        )
+        clerk.status = device.status
+        theta = device.run()
+        write_result(place, theta, device.shard.theta[0])
+        clerk.write(force=True)
+        device.linger()
+        device.status.state = "done"
+        clerk.write(force=True)
+        return FINISHED
+    finally:
+        transport.close()
+
+
+def links(place: Path, manifest: Manifest) -> dict[str, Any]:
+    """The zenoh configuration in a device's directory, with absolute paths."""
+    if manifest.secure:
+        check_private(place / "device.key")
+    configuration = _read_json(place / LINKS)
+    if manifest.secure and "access_control" not in configuration:
+        raise DataError(f"{place / LINKS} has no access list, but the manifest asks for secure links")
+    return with_absolute_paths(configuration, place)
+
+
+def link_watcher(journal: Journal, neighbours: set[str], secure: bool) -> Any:
+    """A function for links that open and close, which names strangers in the log."""
+
+    def on_link(name: str | None, address: str, opened: bool) -> None:
+        if not opened:
+            journal.sparingly("info", "link closed", peer=name)
+        elif secure and name not in neighbours:
+            journal.sparingly("warning", "link from a stranger: all it does is refused", peer=name, address=address)
+        else:
+            journal.sparingly("info", "link opened", peer=name)
+
+    return on_link
+
+
+def write_result(place: Path, theta: np.ndarray[Any, Any], last: np.ndarray[Any, Any]) -> None:
+    """Write the device's averaged and last parameters, for its owner."""
+    buffer = io.BytesIO()
+    np.savez(buffer, theta=theta, last=last)
+    write_private(place / f"{RESULT}.tmp", buffer.getvalue())
+    (place / f"{RESULT}.tmp").replace(place / RESULT)
+
+
+class Clerk:
+    """Keeps ``status.json`` up to date, and passes on the wish to stop."""
+
+    def __init__(self, place: Path, rounds: int) -> None:
+        self.place, self.rounds = place, rounds
+        self.status = Status()
+        self.stop = False
+        self._written = 0.0
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.stop = True
+
+    def device_tick(self, device: Device) -> None:
+        """To be called now and then by a `Device`."""
+        self.tick()
+
+    def tick(self) -> None:
+        """Write the status if it is time to, and raise `Stopped` after SIGTERM or Ctrl-C."""
+        if self.stop:
+            self.status = replace(self.status, state="stopped")
+            self.write(force=True)
+            raise Stopped("stopped on request")
+        self.write()
+
+    def write(self, *, force: bool = False) -> None:
+        """Replace ``status.json``."""
+        now = time.monotonic()
+        if not force and now - self._written < _STATUS_SECONDS:
+            return
+        self._written = now
+        status = self.status
+        content = {
+            "pid": os.getpid(),
+            "time": time.time(),
+            "state": status.state,
+            "round": status.round,
+            "rounds": self.rounds,
+            "change": status.change if np.isfinite(status.change) else None,
+            "up": sorted(status.up),
+            "waiting_for": status.waiting_for,
+            "pulled": status.pulled,
+            "repaired": status.repaired,
+            "started": status.started,
+        }
+        try:
+            write_private(self.place / f"{STATUS}.tmp", json.dumps(content).encode())
+            (self.place / f"{STATUS}.tmp").replace(self.place / STATUS)
+        except OSError:
+            pass  # a full disk: checkpoints report it
+
+
+@contextmanager
+def _only_one(place: Path) -> Iterator[None]:
+    descriptor = os.open(place / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise DataError(f"{place} is in use by another process: one device runs once") from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path} is not a JSON object")
+    return content
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse arguments and run one device."""
+    parser = argparse.ArgumentParser(prog="fedkin peer run", description="Run one device of a federation.")
+    parser.add_argument("place", type=Path, help="the device's directory")
+    parser.add_argument("--echo", action="store_true", help="log to standard error, too")
+    for name, value in vars(Patience()).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=value, metavar="SECONDS")
+    given = vars(parser.parse_args(arguments))
+    place, echo = given.pop("place"), given.pop("echo")
+    try:
+        return run_device(place, Patience(**given), echo=echo)
+    except FedkinError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return WRONG
+
+
+if __name__ == "__main__":
+    sys.exit(main())

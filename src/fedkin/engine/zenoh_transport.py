@@ -1,0 +1,102 @@
+"""The `fedkin.engine.transport.Transport` over zenoh, in peer mode: no router, no server, TLS on every link."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from fedkin.engine.transport import OnFrame, OnPresence, OnPull
+from fedkin.errors import FedkinError, missing_dependency
+
+try:
+    import zenoh
+except ImportError:
+    raise missing_dependency("eclipse-zenoh", "a device process", "peer") from None
+
+#: A pull that is not answered within so many seconds is asked again by the device.
+PULL_SECONDS = 5.0
+#: Nothing that fedkin sends is close to this.
+_LOUDEST = "error"
+
+
+class TransportError(FedkinError, RuntimeError):
+    """The network could not be reached as configured."""
+
+
+class ZenohTransport:
+    """A zenoh session.
+
+    Parameters
+    ----------
+    configuration : mapping
+        From `fedkin.engine.security.link_configuration`, with absolute paths.
+    on_link : callable, optional
+        ``on_link(common_name, address, opened)`` for every link that opens or closes; the name is None without TLS.
+    """
+
+    def __init__(
+        self,
+        configuration: Mapping[str, Any],
+        on_link: Callable[[str | None, str, bool], None] | None = None,
+    ) -> None:
+        # zenoh writes to standard error; RUST_LOG asks for more, e.g. who was refused what (docs/peer.md)
+        zenoh.init_log_from_env_or(os.environ.get("RUST_LOG", _LOUDEST))
+        try:
+            self._session = zenoh.open(zenoh.Config.from_json5(json.dumps(dict(configuration))))
+        except zenoh.ZError as error:
+            listen = configuration.get("listen", {}).get("endpoints")
+            raise TransportError(f"cannot listen on {listen}: {error}; is another process using the port?") from None
+        self._publishers: dict[str, Any] = {}
+        self._kept: list[Any] = []
+        if on_link is not None:
+            self._kept.append(self._watch_links(on_link))
+
+    def _watch_links(self, on_link: Callable[[str | None, str, bool], None]) -> Any:
+        def on_event(event: Any) -> None:
+            on_link(event.link.auth_identifier, event.link.dst, event.kind == zenoh.SampleKind.PUT)
+
+        return self._session.info.declare_link_events_listener(on_event, history=True)
+
+    def publish(self, key: str, frame: bytes) -> None:
+        publisher = self._publishers.get(key)
+        if publisher is None:
+            publisher = self._session.declare_publisher(
+                key, congestion_control=zenoh.CongestionControl.BLOCK, express=True
+            )
+            self._publishers[key] = publisher
+        publisher.put(frame)
+
+    def subscribe(self, key: str, on_frame: OnFrame) -> None:
+        self._kept.append(self._session.declare_subscriber(key, lambda sample: on_frame(sample.payload.to_bytes())))
+
+    def answer(self, key: str, on_pull: OnPull) -> None:
+        def on_query(query: Any) -> None:
+            with query, suppress(ValueError):
+                frame = on_pull(int(query.parameters.get("round", "-1")))
+                if frame is not None:
+                    query.reply(query.key_expr, frame)
+
+        self._kept.append(self._session.declare_queryable(key, on_query))
+
+    def pull(self, key: str, round: int, on_frame: OnFrame) -> None:
+        def on_reply(reply: Any) -> None:
+            if reply.ok is not None:
+                on_frame(reply.ok.payload.to_bytes())
+
+        self._session.get(f"{key}?round={round}", on_reply, timeout=PULL_SECONDS)
+
+    def announce(self, key: str) -> None:
+        self._kept.append(self._session.liveliness().declare_token(key))
+
+    def watch(self, key: str, on_presence: OnPresence) -> None:
+        def on_sample(sample: Any) -> None:
+            on_presence(sample.kind == zenoh.SampleKind.PUT)
+
+        self._kept.append(self._session.liveliness().declare_subscriber(key, on_sample, history=True))
+
+    def close(self) -> None:
+        with suppress(zenoh.ZError):
+            self._session.close()  # type: ignore[no-untyped-call]

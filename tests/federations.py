@@ -1,0 +1,105 @@
+"""Small federations for tests of device processes."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkin.engine.inprocess import LocalShards
+from fedkin.engine.manifest import Manifest, Member, Rows
+from fedkin.engine.sampling import device_keys
+from fedkin.federation import Federation
+from fedkin.graph import Graph
+from fedkin.problem import Problem
+
+
+def small_problem(
+    n_devices: int = 5, p: int = 3, n: int = 12, seed: int = 0, penalty: str = "l1", lam: float = 0.02
+) -> Problem:
+    """Linear regression in two groups, on a ring with some chords."""
+    rng = np.random.default_rng(seed)
+    names = [f"d{u}" for u in range(n_devices)]
+    truth = np.where(np.arange(n_devices)[:, None] < n_devices / 2, 1.0, -1.0) * np.ones(p)
+    data = {}
+    for name, theta in zip(names, truth, strict=True):
+        X = rng.normal(size=(n, p))
+        data[name] = (X, X @ theta + 0.3 * rng.normal(size=n))
+    pairs = {(max(u, (u + step) % n_devices), min(u, (u + step) % n_devices)) for u in range(n_devices) for step in (1, 3)}
+    pairs = {(i, j) for i, j in pairs if i != j}
+    graph = Graph(names, [(names[i], names[j]) for i, j in sorted(pairs)])
+    return Problem(Federation(data), graph, loss="linear", penalty=penalty, lam=lam)
+
+
+def manifest_of(problem: Problem, rounds: int, batch: int | None = 4, ports: int = 0, **changes: Any) -> Manifest:
+    """The manifest of a run with fixed, sensible steps."""
+    v = problem.n_devices
+    degree = problem.graph.degree
+    manifest = Manifest(
+        run=secrets.token_hex(8),
+        members=tuple(Member(name, name, f"tls/127.0.0.1:{ports + u}") for u, name in enumerate(problem.federation.devices)),
+        edges=problem.graph.edges.tolist(),
+        edge_radius=problem.fused.edge_radius.tolist(),
+        loss={"name": "linear"},
+        penalty=problem.penalty.name,
+        lam=problem.lam,
+        n_params=problem.n_params,
+        ridge=[0.0] * problem.n_params,
+        sparsity=None,
+        radius=None,
+        rounds=rounds,
+        seed=3,
+        gradient="plain",
+        snapshot_every=7,
+        average="tail",
+        rho=0.5,
+        start=[4.0] * v,
+        growth=[0.2] * v,
+        damping=(0.5 * degree).tolist(),
+        batch=[problem.federation.n_samples[0] if batch is None else batch] * v,
+    )
+    return replace(manifest, **changes)
+
+
+def rows_of(problem: Problem) -> dict[int, Rows]:
+    """The rows of each device."""
+    fed = problem.federation
+    return {u: Rows(fed[name].X, fed[name].y, fed[name].offset) for u, name in enumerate(fed.devices)}
+
+
+def in_process(problem: Problem, manifest: Manifest) -> LocalShards:
+    """The same run, in one process and one shard."""
+    plan, _ = manifest.plan(rows_of(problem))
+    assert np.array_equal(plan.rows.keys, device_keys(problem.federation.devices))
+    local = LocalShards(plan, np.zeros(problem.n_devices, dtype=np.int64), np.zeros((problem.n_devices, problem.n_params)))
+    local.run(1, manifest.rounds)
+    return local
+
+
+def free_ports(count: int) -> int:
+    """The first of ``count`` consecutive ports that are free now."""
+    import socket
+
+    for _ in range(200):
+        first = int(np.random.default_rng().integers(20_000, 60_000 - count))
+        held = []
+        try:
+            for port in range(first, first + count):
+                one = socket.socket()
+                held.append(one)
+                one.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        finally:
+            for one in held:
+                one.close()
+        return first
+    raise RuntimeError("no free ports")
+
+
+def place(directory: Path, name: str) -> Path:
+    """A device's directory."""
+    return directory / "devices" / name
