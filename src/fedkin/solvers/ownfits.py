@@ -200,7 +200,7 @@ def _describe_rows(fits: OwnFits, where: Index, batch: RowBatch) -> None:
         usable = np.flatnonzero(own & ~flat)
         inverse = inverse_of(fits.hessian[where[usable]])
         k = batch.loss.n_outputs
-        blocks = inverse.reshape(usable.size, k, -1, k, p // k)
+        blocks = inverse.reshape(usable.size, k, p // k, k, p // k)
         X = batch.X[usable]
         leverage = np.einsum("bnq,bkqlr,bnr,bnkl->bn", X, blocks, X, weights[usable], optimize=True)
         # how far the mean of squared scores is from a Wishart matrix depends on how uneven the leverages are

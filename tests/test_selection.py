@@ -1,0 +1,489 @@
+"""Edge selection: the statistic, its reference distributions, the corrections, and devices without a fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import special, stats
+
+from fedkin import selection
+from fedkin.datasets import paper_design
+from fedkin.errors import GraphError, ParameterError
+from fedkin.federation import Federation
+from fedkin.graph import Graph
+from fedkin.local import local_fit
+from fedkin.selection import select_edges, wald_tests
+
+METHODS = ("bonferroni", "holm", "bh", "by")
+
+
+def pairs(n_pairs: int) -> np.ndarray:
+    return np.column_stack([np.arange(1, 2 * n_pairs, 2), np.arange(0, 2 * n_pairs, 2)])
+
+
+def null_pairs(n_pairs, sizes, p, seed, noise=(1.0, 1.0), uneven=False) -> Federation:
+    """Pairs of devices with the same parameter; ``uneven`` noise grows with the first feature."""
+    rng = np.random.default_rng(seed)
+    counts = np.tile(sizes, n_pairs)
+    device = np.repeat(np.arange(2 * n_pairs), counts)
+    X = rng.standard_normal((device.size, p))
+    theta = np.repeat(0.3 * rng.standard_normal((n_pairs, p)), 2, axis=0)
+    sd = np.tile(noise, n_pairs)[device] * (np.abs(X[:, 0]) if uneven else 1.0)
+    y = np.einsum("kp,kp->k", X, theta[device]) + sd * rng.standard_normal(device.size)
+    return Federation.from_arrays(X, y, device)
+
+
+# ---------------------------------------------------------------- the statistic and its reference
+
+
+@pytest.mark.parametrize("variance", ["bartlett", "model", "sandwich"])
+def test_statistic_is_the_wald_distance(variance):
+    design = paper_design(n_devices=8, n_samples=40, n_features=5, seed=1)
+    fit = local_fit(design.federation, variance=variance)
+    chosen = select_edges(design.federation, design.graph, variance=variance)
+    for e, (i, j) in enumerate(design.graph.edges):
+        d = fit.theta[i] - fit.theta[j]
+        expected = d @ np.linalg.inv(fit.covariance[i] + fit.covariance[j]) @ d
+        assert chosen.statistic[e] == pytest.approx(expected, rel=1e-9)
+
+
+def test_bartlett_is_the_papers_rule():
+    design = paper_design(n_devices=20, n_samples=60, n_features=6, varrho=0.3, seed=2)
+    chosen = select_edges(design.federation, design.graph, variance="bartlett", level=0.1)
+    critical = stats.chi2.isf(0.1 / design.graph.n_edges, 6)
+    assert chosen.critical == pytest.approx(critical, rel=1e-10)
+    np.testing.assert_array_equal(chosen.kept, chosen.statistic <= critical)
+    np.testing.assert_allclose(chosen.p_value, stats.chi2.sf(chosen.statistic, 6), rtol=1e-10)
+    assert np.isinf(chosen.reference_dof).all()
+    assert chosen.graph == design.graph.keep(chosen.kept)
+    assert chosen.threshold == 0.1 / design.graph.n_edges
+
+
+def test_two_samples_of_equal_spread_are_students_t_test():
+    rng = np.random.default_rng(3)
+    a = rng.standard_normal(12)
+    b = a[::-1] + 0.7
+    fed = Federation({"a": a[:, None], "b": b[:, None]})
+    chosen = select_edges(fed, loss="mean")
+    student = stats.ttest_ind(a, b)
+    assert chosen.statistic[0] == pytest.approx(student.statistic**2, rel=1e-10)
+    assert chosen.p_value[0] == pytest.approx(student.pvalue, rel=1e-9)
+    assert chosen.reference_dof[0] == pytest.approx(22)
+    assert chosen.critical is None
+
+
+def test_unequal_spreads_are_close_to_welch_when_spreads_really_differ():
+    rng = np.random.default_rng(4)
+    data = {u: (10.0 ** (u % 4)) * rng.standard_normal((15, 1)) for u in range(40)}
+    chosen = select_edges(Federation(data), loss="mean")
+    i, j = chosen.candidates.edges.T
+    welch = [stats.ttest_ind(data[a], data[b], equal_var=False).pvalue[0] for a, b in zip(i, j, strict=True)]
+    np.testing.assert_allclose(chosen.p_value, welch, rtol=0.15, atol=1e-6)
+
+
+def test_against_a_known_mean_it_is_hotellings_test():
+    """A device with so many rows that its mean is known: one-sample Hotelling, whose distribution is exact."""
+    rng = np.random.default_rng(5)
+    few = rng.standard_normal((15, 3)) @ np.diag([1.0, 2.0, 0.5])
+    many = np.tile(np.vstack([np.eye(3), -np.eye(3)]), (200_000, 1))
+    chosen = select_edges(Federation({"few": few, "many": many}), loss="mean", variance="sandwich")
+    mean = few.mean(axis=0)
+    t2 = 15 * mean @ np.linalg.inv(np.cov(few.T)) @ mean
+    assert chosen.p_value[0] == pytest.approx(stats.f.sf((15 - 3) / (3 * 14) * t2, 3, 12), rel=1e-3)
+    assert chosen.reference_dof[0] == pytest.approx(12, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "noise"), [((50, 50), (1.0, 1.0)), ((50, 50), (1.0, 3.0)), ((30, 100), (1.0, 1.0))], ids=str
+)
+def test_size_of_the_test_with_estimated_noise(sizes, noise):
+    """n=50, p=20, no difference: rejections at the nominal rate, in the middle and far out; chi-square has far more."""
+    local = local_fit(null_pairs(2000, sizes, 20, seed=6, noise=noise))
+    statistic, p_value, _ = wald_tests(local, pairs(2000))
+    assert 0.04 < (p_value < 0.05).mean() < 0.065
+    assert (p_value < 1e-3).mean() < 3e-3
+    careless = special.chdtrc(20, statistic)
+    assert (careless < 0.05).mean() > 0.085
+    assert (careless < 1e-3).mean() > 4 * 1e-3
+
+
+def test_size_with_very_few_degrees_of_freedom():
+    local = local_fit(null_pairs(1500, (22, 100), 20, seed=7))
+    _, p_value, _ = wald_tests(local, pairs(1500))
+    assert (p_value < 0.05).mean() < 0.065
+    assert (p_value < 1e-3).mean() < 2e-3
+
+
+def test_sandwich_holds_its_size_when_noise_is_uneven_and_the_model_does_not():
+    fed = null_pairs(2000, (100, 60), 4, seed=8, uneven=True)
+    robust = wald_tests(local_fit(fed, variance="sandwich"), pairs(2000))[1]
+    model = wald_tests(local_fit(fed, variance="model"), pairs(2000))[1]
+    assert 0.015 < (robust < 0.05).mean() < 0.065
+    assert (robust < 1e-3).mean() < 3e-3
+    assert (model < 0.05).mean() > 0.1
+
+
+@pytest.mark.parametrize("kind", ["logistic", "poisson"])
+def test_size_of_likelihoods(kind):
+    rng = np.random.default_rng(9)
+    n_pairs, n = 2000, 100
+    device = np.repeat(np.arange(2 * n_pairs), n)
+    X = rng.standard_normal((device.size, 4))
+    theta = np.repeat(0.4 * rng.standard_normal((n_pairs, 4)), 2, axis=0)
+    eta = np.einsum("kp,kp->k", X, theta[device])
+    y = rng.random(eta.size) < special.expit(eta) if kind == "logistic" else rng.poisson(np.exp(eta))
+    fed = Federation.from_arrays(X, y.astype(float), device)
+    _, p_value, dof = wald_tests(local_fit(fed, kind), pairs(n_pairs))
+    assert np.isinf(dof).all()
+    assert 0.03 < (p_value < 0.05).mean() < 0.065
+    assert (p_value < 1e-3).mean() < 3e-3
+
+
+def test_far_tails_are_accurate():
+    """With p = 2 both tails have closed forms: exp(-x / 2), and (1 + 2 x / nu)^(-nu / 2)."""
+    x = np.array([1.0, 50.0, 400.0, 1300.0])
+    np.testing.assert_allclose(selection._chi_square_tail(2, x), np.exp(-x / 2), rtol=1e-10)
+    dof = np.array([3.0, 30.0, 300.0, 60.0])
+    np.testing.assert_allclose(selection._f_tail(2, dof, x), (1 + 2 * x / dof) ** (-dof / 2), rtol=1e-10)
+    assert selection._chi_square_tail(20, np.array([1e6]))[0] == 0.0
+
+
+# ---------------------------------------------------------------- corrections
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 100_000), m=st.integers(1, 60), level=st.sampled_from([0.01, 0.05, 0.3]))
+def test_corrections_agree_with_scipy_and_the_definition(seed, m, level):
+    rng = np.random.default_rng(seed)
+    p_value = rng.random(m) ** rng.choice([1, 2, 5])
+    for method in ("bh", "by"):
+        dropped = p_value < selection._threshold(p_value, level, method)
+        np.testing.assert_array_equal(dropped, stats.false_discovery_control(p_value, method=method) <= level)
+    holm = np.zeros(m, dtype=bool)
+    for k, e in enumerate(np.argsort(p_value)):
+        if p_value[e] > level / (m - k):
+            break
+        holm[e] = True
+    np.testing.assert_array_equal(p_value < selection._threshold(p_value, level, "holm"), holm)
+
+
+def test_corrections_agree_with_statsmodels():
+    from statsmodels.stats.multitest import multipletests
+
+    p_value = np.random.default_rng(0).random(40) ** 4
+    names = {"bonferroni": "bonferroni", "holm": "holm", "bh": "fdr_bh", "by": "fdr_by"}
+    for method, name in names.items():
+        dropped = p_value < selection._threshold(p_value, 0.05, method)
+        assert dropped.any()
+        np.testing.assert_array_equal(dropped, multipletests(p_value, 0.05, name)[0])
+
+
+def test_ties_and_extremes():
+    for method in METHODS:
+        assert (np.zeros(5) < selection._threshold(np.zeros(5), 0.05, method)).all()
+        assert not (np.ones(5) < selection._threshold(np.ones(5), 0.05, method)).any()
+        assert selection._threshold(np.empty(0), 0.05, method) == 0.05
+
+
+def test_methods_drop_more_in_the_expected_order():
+    design = paper_design(n_devices=30, n_samples=50, n_features=10, varrho=0.3, signal=0.4, seed=10)
+    kept = {m: select_edges(design.federation, design.graph, method=m).kept for m in METHODS}
+    assert (kept["holm"] <= kept["bonferroni"]).all()
+    assert (kept["bh"] <= kept["holm"]).all()
+    assert (kept["bh"] <= kept["by"]).all()
+    assert kept["bh"].sum() < kept["bonferroni"].sum()
+
+
+def test_false_discovery_share():
+    """Among the edges that BH drops, the share of true ones stays below the level on average."""
+    shares, hits = [], []
+    for seed in range(15):
+        design = paper_design(n_devices=24, n_samples=60, n_features=6, n_clusters=4, varrho=0.2, signal=0.5, seed=seed)
+        chosen = select_edges(design.federation, None, method="bh", level=0.2)
+        i, j = chosen.candidates.edges.T
+        true = design.labels[i] == design.labels[j]
+        dropped = ~chosen.kept
+        shares.append((dropped & true).sum() / max(dropped.sum(), 1))
+        hits.append((dropped & ~true).sum() / (~true).sum())
+    assert np.mean(shares) < 0.2
+    assert np.mean(hits) > 0.5
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_each_method_controls_is_said(method):
+    design = paper_design(n_devices=6, n_samples=30, n_features=3, seed=11)
+    chosen = select_edges(design.federation, design.graph, method=method)
+    family = method in ("bonferroni", "holm")
+    assert ("probability of dropping any" in chosen.error_controlled) == family
+    assert ("expected share" in chosen.error_controlled) != family
+    assert (chosen.method, chosen.level, chosen.variance) == (method, 0.05, "model")
+
+
+# ---------------------------------------------------------------- recovering the truth
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_section_5_design_is_recovered(seed):
+    design = paper_design(n_devices=20, n_samples=100, n_features=20, varrho=0.1, seed=seed)
+    given_graph = select_edges(design.federation, design.graph)
+    i, j = design.graph.edges.T
+    np.testing.assert_array_equal(given_graph.kept, design.labels[i] == design.labels[j])
+    all_pairs = select_edges(design.federation)
+    assert all_pairs.candidates.n_edges == 190
+    assert all_pairs.graph == design.truth
+    assert all_pairs.graph.fidelity(design.truth) == 1.0
+
+
+def test_noise_of_another_size():
+    """Noise variance 4: the model's variance keeps the true edges, Bartlett's (which takes it for 1) drops them.
+
+    Noise variance 1/16: Bartlett's keeps false edges that the model's sees.
+    """
+    loud = paper_design(n_devices=20, n_samples=100, n_features=20, noise=2.0, seed=0)
+    i, j = loud.graph.edges.T
+    true = loud.labels[i] == loud.labels[j]
+    model = select_edges(loud.federation, loud.graph)
+    paper = select_edges(loud.federation, loud.graph, variance="bartlett")
+    assert model.kept[true].all()
+    assert paper.kept[true].mean() < 0.3
+
+    quiet = paper_design(n_devices=20, n_samples=60, n_features=5, noise=0.25, signal=0.12, varrho=0.3, seed=1)
+    i, j = quiet.graph.edges.T
+    false = quiet.labels[i] != quiet.labels[j]
+    dropped = {v: ~select_edges(quiet.federation, quiet.graph, variance=v).kept for v in ("model", "bartlett")}
+    assert dropped["model"][false].sum() > 2 * dropped["bartlett"][false].sum()
+    assert not dropped["model"][~false].any()
+
+
+def test_logistic_groups_are_recovered():
+    design = paper_design(
+        n_devices=12, n_samples=400, n_features=4, n_clusters=3, loss="logistic", signal=1.5, varrho=0.3, seed=3
+    )
+    chosen = select_edges(design.federation, design.graph, "logistic")
+    i, j = design.graph.edges.T
+    np.testing.assert_array_equal(chosen.kept, design.labels[i] == design.labels[j])
+
+
+# ---------------------------------------------------------------- devices without a fit of their own
+
+
+def awkward(kind: str) -> Federation:
+    rng = np.random.default_rng(12)
+    X = np.column_stack([np.ones(60), rng.standard_normal((60, 3))])
+    eta = X @ [0.3, 1.0, -1.0, 0.5]
+    draw = {
+        "linear": lambda: eta + rng.standard_normal(60),
+        "huber": lambda: eta + rng.standard_normal(60),
+        "logistic": lambda: (rng.random(60) < special.expit(eta)).astype(float),
+        "poisson": lambda: rng.poisson(np.exp(eta)).astype(float),
+        "multinomial": lambda: rng.integers(0, 3, 60).astype(float),
+    }[kind]
+    y = draw()
+    flat = X.copy()
+    flat[:, 3] = flat[:, 2]
+    return Federation(
+        {
+            "kin": (X, y),
+            "kin too": (X, draw()),
+            "few rows": (X[:3], y[:3]),
+            "one row": (X[:1], y[:1]),
+            "p rows": (X[:4], y[:4]),
+            "one value": (X, np.zeros(60)),
+            "apart": (X, (X[:, 1] > 0).astype(float)),
+            "flat": (flat, y),
+        }
+    )
+
+
+@pytest.mark.parametrize("variance", ["model", "sandwich", "bartlett"])
+@pytest.mark.parametrize("kind", ["linear", "huber", "logistic", "poisson", "multinomial"])
+def test_no_edge_is_nan(kind, variance):
+    fed = awkward(kind)
+    chosen = select_edges(fed, loss=kind, variance=variance)
+    for array in (chosen.statistic, chosen.p_value):
+        assert np.isfinite(array).all()
+    assert ((chosen.p_value >= 0) & (chosen.p_value <= 1)).all()
+    assert not np.isnan(chosen.reference_dof).any()
+    assert (chosen.reference_dof > 0).all()
+    assert {"few rows", "one row", "flat"} <= set(chosen.notes)
+
+
+@pytest.mark.parametrize("kind", ["linear", "logistic", "poisson"])
+def test_devices_that_know_little_keep_their_kin(kind):
+    fed = awkward(kind)
+    kept = set(select_edges(fed, loss=kind).graph.edge_ids())
+    for device in ("few rows", "one row", "p rows"):
+        assert (device, "kin") in kept
+        assert (device, "kin too") in kept
+
+
+def test_a_one_class_device_is_told_from_a_balanced_one_only_by_evidence():
+    rng = np.random.default_rng(13)
+    X = np.ones((300, 1))
+    coin = (rng.random(300) < 0.5).astype(float)
+    rare = (rng.random(300) < 0.02).astype(float)
+    fed = Federation({"coin": (X, coin), "rare": (X, rare), "never": (X, np.zeros(300)), "brief": (X[:2], np.zeros(2))})
+    chosen = select_edges(fed, loss="logistic")
+    kept = set(chosen.graph.edge_ids())
+    assert ("never", "rare") in kept
+    assert ("never", "coin") not in kept
+    assert {("brief", "coin"), ("brief", "rare"), ("brief", "never")} <= kept
+    assert "no minimum" in chosen.notes["never"]
+
+
+def test_exact_fits():
+    """Without noise, equal devices are equal up to rounding and different ones differ beyond doubt."""
+    rng = np.random.default_rng(14)
+    data = {}
+    for u in range(4):
+        X = rng.standard_normal((20, 3))
+        data[u] = (X, X @ [1.0, 2.0, 3.0 + 1e-3 * (u == 3)])
+    chosen = select_edges(Federation(data))
+    assert set(chosen.graph.edge_ids()) == {(1, 0), (2, 0), (2, 1)}
+
+
+def test_constant_samples_under_the_mean_loss():
+    fed = Federation({"a": np.full((4, 2), 0.1), "b": np.full((5, 2), 0.1), "c": np.full((3, 2), 0.2)})
+    chosen = select_edges(fed, loss="mean")
+    assert list(chosen.graph.edge_ids()) == [("b", "a")]
+
+
+def test_single_rows_under_the_mean_loss_are_all_kept():
+    fed = Federation({u: [[float(u), 0.0]] for u in range(6)})
+    chosen = select_edges(fed, Graph.complete(range(6)), loss="mean")
+    assert chosen.kept.all()
+
+
+# ---------------------------------------------------------------- mechanics
+
+
+def test_order_of_devices_does_not_matter():
+    design = paper_design(n_devices=10, n_samples=30, n_features=4, varrho=0.3, seed=15)
+    order = np.random.default_rng(0).permutation(10).tolist()
+    first = select_edges(design.federation, design.graph)
+    second = select_edges(design.federation.subset(order), design.graph)
+    values = [
+        {frozenset(ends): value for ends, value in zip(s.candidates.edge_ids(), s.p_value, strict=True)}
+        for s in (first, second)
+    ]
+    assert values[0].keys() == values[1].keys()
+    for ends, value in values[0].items():
+        assert values[1][ends] == pytest.approx(value, rel=1e-8)
+    assert second.candidates.devices == tuple(order)
+
+
+@pytest.mark.parametrize("variance", ["model", "sandwich", "bartlett"])
+def test_chunks_leave_no_trace(monkeypatch, variance):
+    fed = awkward("linear")
+    whole = select_edges(fed, variance=variance)
+    monkeypatch.setattr(selection, "_CHUNK_ENTRIES", 50)
+    np.testing.assert_allclose(select_edges(fed, variance=variance).p_value, whole.p_value, rtol=1e-9)
+
+
+def test_linear_maps_of_the_features_change_nothing():
+    design = paper_design(n_devices=6, n_samples=40, n_features=4, varrho=0.5, seed=16)
+    mix = np.random.default_rng(1).standard_normal((4, 4)) @ np.diag([1e-4, 1.0, 1e3, 1.0])
+    fed = design.federation
+    mapped = Federation.from_arrays(fed.X @ mix, fed.y, fed.device_index)
+    for variance in ("model", "sandwich", "bartlett"):
+        one = select_edges(fed, design.graph, variance=variance)
+        two = select_edges(mapped, design.graph, variance=variance)
+        np.testing.assert_allclose(two.p_value, one.p_value, rtol=1e-5)
+
+
+def test_many_pairs_fit_in_memory():
+    import tracemalloc
+
+    rng = np.random.default_rng(17)
+    fed = Federation.from_arrays(
+        rng.standard_normal((3600, 4)), rng.standard_normal(3600), np.repeat(np.arange(300), 12)
+    )
+    local = local_fit(fed)
+    edges = Graph.complete(range(300)).edges
+    tracemalloc.start()
+    wald_tests(local, np.tile(edges, (4, 1)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 120e6  # all matrices at once would take more than 5 * 180,000 * 16 * 8 bytes = 115 MB a stack
+
+
+def test_weights_of_kept_edges_stay():
+    design = paper_design(n_devices=8, n_samples=50, n_features=3, varrho=0.2, seed=18)
+    weighted = design.graph.reweighted(np.linspace(1, 2, design.graph.n_edges))
+    chosen = select_edges(design.federation, weighted)
+    np.testing.assert_array_equal(chosen.graph.weights, weighted.weights[chosen.kept])
+
+
+def test_no_candidates():
+    design = paper_design(n_devices=5, n_samples=10, n_features=2, seed=19)
+    for method in METHODS:
+        chosen = select_edges(design.federation, Graph.empty(range(5)), method=method)
+        assert chosen.graph.n_edges == 0
+        assert chosen.p_value.shape == (0,)
+    alone = select_edges(Federation({"only": ([[1.0], [2.0]], [1.0, 2.5])}))
+    assert alone.graph.n_edges == 0
+
+
+def test_a_given_local_fit_is_used():
+    design = paper_design(n_devices=8, n_samples=40, n_features=3, seed=20)
+    local = local_fit(design.federation, variance="sandwich")
+    chosen = select_edges(design.federation, design.graph, local=local)
+    assert chosen.variance == "sandwich"
+    expected = select_edges(design.federation, design.graph, variance="sandwich")
+    np.testing.assert_array_equal(chosen.p_value, expected.p_value)
+    with pytest.raises(ParameterError, match=r"'model'.*'sandwich'"):
+        select_edges(design.federation, design.graph, local=local, variance="model")
+    with pytest.raises(ParameterError, match="other devices"):
+        select_edges(design.federation.subset([0, 1]), local=local)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"level": 0.0}, "level"),
+        ({"level": 1.5}, "level"),
+        ({"level": float("nan")}, "level"),
+        ({"method": "sidak"}, "bonferroni, holm, bh, by"),
+        ({"variance": "hc3"}, "model, sandwich, bartlett"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    design = paper_design(n_devices=5, n_samples=10, n_features=2, seed=21)
+    with pytest.raises(ParameterError, match=message):
+        select_edges(design.federation, design.graph, **arguments)
+
+
+def test_a_graph_of_other_devices():
+    design = paper_design(n_devices=5, n_samples=10, n_features=2, seed=22)
+    with pytest.raises(GraphError):
+        select_edges(design.federation, Graph.complete(range(6)))
+
+
+# ---------------------------------------------------------------- steadied noise variances
+
+
+def test_steadied_variances_pool_when_devices_agree_and_do_not_when_they_differ():
+    rng = np.random.default_rng(23)
+
+    def federation(sds):
+        device = np.repeat(np.arange(len(sds)), 8)
+        return Federation.from_arrays(
+            rng.standard_normal((device.size, 2)), sds[device] * rng.standard_normal(device.size), device
+        )
+
+    alike = local_fit(federation(np.ones(400)))
+    guess = selection._moderation(alike) * alike.dispersion
+    assert guess.std() < 0.2 * alike.dispersion.std()
+    assert guess.mean() == pytest.approx(1.0, rel=0.1)
+
+    unlike = local_fit(federation(10.0 ** rng.uniform(-2, 2, 400)))
+    factor = selection._moderation(unlike)
+    assert np.median(np.abs(np.log(factor))) < 0.2
+    assert selection._moderation(local_fit(federation(np.ones(1)))).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("value", [1e-6, 0.01, 1.0, 50.0])
+def test_inverse_trigamma(value):
+    assert special.polygamma(1, selection._inverse_trigamma(value)) == pytest.approx(value, rel=1e-7)

@@ -1,0 +1,357 @@
+"""The paper's quantities against dense linear algebra, brute force, and the theorems themselves."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedkin.datasets import paper_design
+from fedkin.errors import GraphError, ParameterError
+from fedkin.federation import Federation
+from fedkin.graph import Graph
+from fedkin.losses import make_loss
+from fedkin.selection import select_edges
+from fedkin.theory import (
+    compatibility_lower_bound,
+    gamma_squared,
+    graph_fidelity,
+    kappa,
+    minimum_signal_check,
+    objective_lam,
+    rho,
+    theorem1_bound,
+    theorem1_lambda,
+    theorem2_bound,
+    theorem2_rate,
+)
+
+GRAPHS = {
+    "path": Graph(range(6), [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]),
+    "star": Graph(range(6), [(0, k) for k in range(1, 6)]),
+    "complete": Graph.complete(range(6)),
+    "two parts": Graph(range(6), [(0, 1), (1, 2), (0, 2), (4, 5)]),
+}
+every_graph = pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS.keys())
+
+
+def data(seed: int, n_devices: int = 6, n: int = 15, p: int = 2, kind: str = "linear"):
+    rng = np.random.default_rng(seed)
+    theta = rng.standard_normal((n_devices, p))
+    rows = {}
+    for u in range(n_devices):
+        X = rng.standard_normal((n + u, p))
+        eta = X @ theta[u]
+        y = eta + rng.standard_normal(n + u)
+        if kind == "logistic":
+            y = (rng.random(n + u) < 1 / (1 + np.exp(-eta))).astype(float)
+        rows[u] = (X, y)
+    return Federation(rows), theta
+
+
+def gradients(fed: Federation, theta: np.ndarray, kind: str) -> np.ndarray:
+    loss = make_loss(kind)
+    return np.array([loss.gradient(theta[u], fed[u].X, fed[u].y) for u in range(len(fed))])
+
+
+# ---------------------------------------------------------------- rho, lambda, kappa
+
+
+@every_graph
+@pytest.mark.parametrize("kind", ["linear", "logistic"])
+def test_rho_is_the_projection_onto_the_kernel(graph, kind):
+    fed, theta = data(0, kind=kind)
+    D = graph.incidence().toarray()
+    projection = np.eye(6) - np.linalg.pinv(D) @ D
+    expected = np.linalg.norm(projection @ gradients(fed, theta, kind)) / math.sqrt(6)
+    assert rho(fed, graph, theta, kind) == pytest.approx(expected, rel=1e-10)
+
+
+@every_graph
+@pytest.mark.parametrize(("penalty", "dual"), [("l1", np.inf), ("l2", 2), ("linf", 1)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_lambda_is_the_dual_norm_of_the_pseudo_inverse(graph, penalty, dual, weighted):
+    fed, theta = data(1)
+    if weighted:
+        graph = graph.reweighted(np.linspace(0.5, 3, graph.n_edges))
+    D = graph.weights[:, None] * graph.incidence().toarray()
+    rows = np.linalg.pinv(D).T @ gradients(fed, theta, "linear")
+    expected = np.linalg.norm(rows, dual, axis=1).max() / math.sqrt(6)
+    assert theorem1_lambda(fed, graph, theta, penalty=penalty) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_graph_in_another_order_and_a_graph_without_edges():
+    fed, theta = data(2)
+    graph = GRAPHS["path"]
+    turned = graph.aligned(range(5, -1, -1))
+    assert theorem1_lambda(fed, turned, theta) == pytest.approx(theorem1_lambda(fed, graph, theta), rel=1e-10)
+    assert rho(fed, turned, theta) == pytest.approx(rho(fed, graph, theta), rel=1e-12)
+    empty = Graph.empty(range(6))
+    assert theorem1_lambda(fed, empty, theta) == 0.0
+    everything = np.linalg.norm(gradients(fed, theta, "linear")) / math.sqrt(6)
+    assert rho(fed, empty, theta) == pytest.approx(everything, rel=1e-12)
+
+
+def test_lambda_on_a_large_sparse_graph():
+    rng = np.random.default_rng(3)
+    graph = Graph.grid(60, 50)
+    fed = Federation({u: rng.standard_normal((1, 1)) for u in graph.devices})
+    assert 0 < theorem1_lambda(fed, graph, np.zeros((3000, 1)), "mean") < 1
+
+
+def test_kappa_bounds_all_eigenvalues():
+    fed, theta = data(4)
+    values = np.concatenate([np.linalg.eigvalsh(fed[u].X.T @ fed[u].X / len(fed[u].X)) for u in range(6)])
+    assert kappa(fed, theta) == pytest.approx(max(values.max(), 1 / values.min()), rel=1e-10)
+    assert kappa(Federation({"a": ([[1.0, 1.0]], [0.0])}), [[0.0, 0.0]]) == math.inf
+    assert kappa(Federation({"a": [[1.0, 1.0]]}), [[0.0, 0.0]], "mean") == 1.0
+
+
+def test_parameters_of_the_wrong_shape():
+    fed, theta = data(5)
+    for function in (rho, theorem1_lambda, minimum_signal_check):
+        with pytest.raises(ParameterError, match=r"\(6, 1\), expected \(6, 2\)"):
+            function(fed, GRAPHS["path"], theta[:, :1])
+    with pytest.raises(GraphError):
+        rho(fed, Graph.complete(range(5)), theta)
+
+
+# ---------------------------------------------------------------- the graph's numbers
+
+
+@every_graph
+def test_gamma_squared_is_the_smallest_nonzero_eigenvalue(graph):
+    D = graph.incidence().toarray()
+    values = np.linalg.eigvalsh(D.T @ D)
+    assert gamma_squared(graph) == pytest.approx(values[values > 1e-9].min(), rel=1e-9)
+
+
+def test_fidelity_of_the_papers_examples():
+    labels = np.repeat(range(4), 5)
+    truth = Graph.clusters(labels.tolist())
+    assert graph_fidelity(truth, truth) == 1.0
+    assert graph_fidelity(Graph.empty(range(20)), truth) == 4 / 20
+    # GF_min of the paper, attained by the complete graph
+    smallest = 2 * 4 / (20**2 * (1 - 1 / 4) + 2)
+    assert graph_fidelity(Graph.complete(range(20)), truth) == pytest.approx(smallest, rel=1e-12)
+
+
+def compatibility(graph: Graph, edges: list[int], weighted: bool = False) -> float:
+    """kappa_T for p = 1 by brute force: the largest sum |D theta| over unit vectors, over all signs."""
+    D = graph.incidence().toarray()[edges]
+    if weighted:
+        D = graph.weights[edges][:, None] * D
+    largest = max(np.linalg.norm(np.array(s) @ D) for s in itertools.product((-1, 1), repeat=len(edges)))
+    return math.sqrt(len(edges)) / largest
+
+
+@every_graph
+@pytest.mark.parametrize("weighted", [False, True])
+def test_compatibility_bound_holds(graph, weighted):
+    rng = np.random.default_rng(6)
+    if weighted:
+        graph = graph.reweighted(rng.uniform(0.2, 4, graph.n_edges))
+    for size in range(1, min(graph.n_edges, 8) + 1):
+        edges = rng.choice(graph.n_edges, size, replace=False).tolist()
+        assert compatibility_lower_bound(graph, size) <= compatibility(graph, edges, weighted) + 1e-12
+
+
+def test_compatibility_bound_for_l1_needs_the_number_of_parameters():
+    """With equal coordinates R grows like p and the Frobenius norm like sqrt(p): the bound for p = 1 is broken."""
+    graph, p = GRAPHS["path"], 16
+    D = graph.incidence().toarray()
+    signs = max(itertools.product((-1, 1), repeat=5), key=lambda s: np.linalg.norm(np.array(s) @ D))
+    theta = np.tile((np.array(signs) @ D)[:, None], p)
+    ratio = math.sqrt(5) * np.linalg.norm(theta) / np.abs(D @ theta).sum()
+    assert ratio < compatibility_lower_bound(graph, 5, "l1", n_params=1)
+    assert ratio >= compatibility_lower_bound(graph, 5, "l1", n_params=p)
+    assert compatibility_lower_bound(graph, 5, "l2", n_params=p) == compatibility_lower_bound(graph, 5)
+    euclidean = math.sqrt(5) * np.linalg.norm(theta) / np.linalg.norm(D @ theta, axis=1).sum()
+    assert euclidean >= compatibility_lower_bound(graph, 5, "l2", n_params=p)
+
+
+def test_compatibility_of_no_edges_and_of_too_many():
+    graph = GRAPHS["path"]
+    assert compatibility_lower_bound(graph, 0) == 1.0
+    with pytest.raises(ParameterError, match="5 edges"):
+        compatibility_lower_bound(graph, 6)
+
+
+# ---------------------------------------------------------------- Theorem 1
+
+
+def fused_estimate(fed: Federation, graph: Graph, lam: float, penalty: str) -> np.ndarray:
+    import cvxpy as cp
+
+    order = {"l1": 1, "l2": 2, "linf": "inf"}[penalty]
+    theta = cp.Variable((len(fed), fed.n_features))
+    D = graph.incidence()
+    fit = sum(cp.sum_squares(fed[u].X @ theta[u] - fed[u].y) / (2 * fed[u].n_samples) for u in range(len(fed)))
+    difference = D @ theta
+    spread = cp.sum(cp.norm(difference, order, axis=1)) if graph.n_edges else 0
+    cp.Problem(cp.Minimize(fit / len(fed) + lam * spread)).solve(solver="CLARABEL")
+    return theta.value
+
+
+@pytest.mark.parametrize("penalty", ["l1", "l2", "linf"])
+@pytest.mark.parametrize("seed", range(3))
+def test_theorem_1_holds_at_its_lambda(penalty, seed):
+    design = paper_design(n_devices=8, n_samples=20, n_features=2, n_clusters=2, varrho=0.25, seed=seed)
+    fed, graph = design.federation, design.graph
+    i, j = graph.edges.T
+    wrong = int((design.labels[i] != design.labels[j]).sum())
+    lam = theorem1_lambda(fed, graph, design.theta_star, penalty=penalty)
+    bound = theorem1_bound(
+        rho(fed, graph, design.theta_star),
+        lam,
+        wrong,
+        kappa(fed, design.theta_star),
+        compatibility_lower_bound(graph, wrong, penalty, 2),
+    )
+    estimate = fused_estimate(fed, graph, objective_lam(lam, 8), penalty)
+    assert design.error(estimate) <= bound
+    # larger levels are covered too, when the bound is told
+    higher = theorem1_bound(
+        rho(fed, graph, design.theta_star),
+        3 * lam,
+        wrong,
+        kappa(fed, design.theta_star),
+        compatibility_lower_bound(graph, wrong, penalty, 2),
+    )
+    assert design.error(fused_estimate(fed, graph, objective_lam(3 * lam, 8), penalty)) <= higher
+
+
+def test_without_false_edges_only_rho_is_left():
+    design = paper_design(n_devices=10, n_samples=30, n_features=3, n_clusters=2, varrho=0.0, seed=4)
+    fed, graph = design.federation, design.graph
+    lam = theorem1_lambda(fed, graph, design.theta_star)
+    bound = theorem1_bound(rho(fed, graph, design.theta_star), lam, 0, kappa(fed, design.theta_star), 1.0)
+    assert bound == pytest.approx(2 * kappa(fed, design.theta_star) ** 2 * rho(fed, graph, design.theta_star) ** 2)
+    error = design.error(fused_estimate(fed, graph, objective_lam(lam, 10), "l1"))
+    assert error <= bound
+    # the level is enough to fuse the groups: the error is that of the oracle, far below that of the devices alone
+    assert error < 0.5 * design.error(fused_estimate(fed, graph, 0.0, "l1"))
+
+
+def test_lambda_as_printed_is_on_another_scale():
+    """Two groups far apart on a complete graph: each false edge pulls with full force.
+
+    At ``objective_lam`` the theorem holds; with its number taken literally as ``lam`` the same bound is broken.
+    """
+    import cvxpy as cp
+
+    V = 60
+    rng = np.random.default_rng(7)
+    truth = np.where(np.arange(V) < V // 2, 0.0, 500.0)
+    fed = Federation({u: [[truth[u] + rng.standard_normal()]] for u in range(V)})
+    graph = Graph.complete(range(V))
+    wrong = (V // 2) ** 2
+    lam = theorem1_lambda(fed, graph, truth[:, None], "mean")
+    bound = theorem1_bound(
+        rho(fed, graph, truth[:, None], "mean"), lam, wrong, 1.0, compatibility_lower_bound(graph, wrong)
+    )
+    D = graph.incidence()
+    errors = []
+    for level in (objective_lam(lam, V), lam):
+        theta = cp.Variable(V)
+        objective = cp.sum_squares(theta - fed.X[:, 0]) / (2 * V) + level * cp.norm1(D @ theta)
+        cp.Problem(cp.Minimize(objective)).solve(solver="CLARABEL")
+        errors.append(((theta.value - truth) ** 2).mean())
+    assert errors[0] <= bound
+    assert errors[1] > bound
+
+
+def test_the_two_forms_of_the_bound():
+    arguments = {"rho": 0.3, "lam": 0.2, "n_false_edges": 5, "kappa": 2.0, "kappa_0": 0.25}
+    assert theorem1_bound(**arguments) == pytest.approx(8 * (0.09 + 20 * 0.04 / 0.0625))
+    assert theorem1_bound(**arguments, form="printed") == pytest.approx(8 * (0.09 + 20 * 0.04 / 0.25))
+    with pytest.raises(ParameterError, match="proved"):
+        theorem1_bound(**arguments, form="other")
+
+
+# ---------------------------------------------------------------- Theorem 2
+
+
+def test_rate_and_bound_of_theorem_2():
+    assert theorem2_rate(50, 100, 20, 5, 3, sigma=2.0) == pytest.approx(4 * 20 * 8 / 5000)
+    given = {"gamma_squared": 2.0, "kappa": 1.5, "kappa_0": 0.5, "xi": 0.1, "sigma": 2.0, "c_rho": 3.0, "c_lambda": 5.0}
+    unit = 4 * 20 / 5000
+    expected = 2 * 2.25 * (3 * unit * 5 * math.log(10) + 4 * 5 / (0.5 * 2) * unit * 7 * math.log(300 / 0.1))
+    assert theorem2_bound(50, 100, 20, 5, 300, 7, **given) == pytest.approx(expected, rel=1e-12)
+    no_edges = theorem2_bound(50, 100, 20, 100, 0, 0, gamma_squared=math.inf, kappa=1.0, kappa_0=1.0)
+    assert no_edges == pytest.approx(2 * 20 / 50 * math.log(20))
+    with pytest.raises(ParameterError, match="xi"):
+        theorem2_bound(50, 100, 20, 5, 300, 7, gamma_squared=1.0, kappa=1.0, kappa_0=1.0, xi=0.0)
+
+
+def test_rho_follows_the_rate_of_theorem_2():
+    """E rho^2 = sigma^2 p K / (n |V|) for a standard normal design: the parametric rate when all edges are right."""
+    squares = []
+    for seed in range(60):
+        design = paper_design(n_devices=20, n_samples=25, n_features=4, varrho=0.0, seed=seed)
+        squares.append(rho(design.federation, design.graph, design.theta_star) ** 2)
+    assert np.mean(squares) == pytest.approx(theorem2_rate(25, 20, 4, 5, 0), rel=0.15)
+
+
+# ---------------------------------------------------------------- Theorem 3
+
+
+def test_signal_is_the_noncentrality_of_the_wald_statistic():
+    design = paper_design(n_devices=6, n_samples=40, n_features=3, n_clusters=2, varrho=0.4, seed=8)
+    check = minimum_signal_check(design.federation, design.graph, design.theta_star)
+    i, j = check.edges.T
+    assert (design.labels[i] != design.labels[j]).all()
+    for e, (a, b) in enumerate(check.edges):
+        gram = [design.federation[u].X.T @ design.federation[u].X for u in (a, b)]
+        d = design.theta_star[a] - design.theta_star[b]
+        expected = d @ np.linalg.inv(np.linalg.inv(gram[0]) + np.linalg.inv(gram[1])) @ d
+        assert check.signal[e] == pytest.approx(expected, rel=1e-9)
+    assert check.required == pytest.approx(4 * stats.chi2.isf(0.05 / design.graph.n_edges, 3), rel=1e-10)
+    np.testing.assert_allclose(check.ratio, check.signal / check.required)
+    assert check.holds == (check.ratio >= 1).all()
+    louder = minimum_signal_check(design.federation, design.graph, design.theta_star, dispersion=4.0)
+    np.testing.assert_allclose(louder.signal, check.signal / 4)
+
+
+def test_mean_of_the_statistic_is_signal_plus_parameters():
+    rng = np.random.default_rng(9)
+    X = rng.standard_normal((2, 60, 3))
+    theta = np.array([[0.0, 0.0, 0.0], [0.3, -0.2, 0.1]])
+    mean = np.einsum("unp,up->un", X, theta)
+    statistics = []
+    for _ in range(400):
+        y = mean + rng.standard_normal(mean.shape)
+        fed = Federation({u: (X[u], y[u]) for u in range(2)})
+        statistics.append(select_edges(fed, variance="bartlett").statistic[0])
+    signal = minimum_signal_check(fed, Graph.complete(range(2)), theta).signal[0]
+    assert np.mean(statistics) == pytest.approx(signal + 3, rel=0.08)
+
+
+def test_theorem_3_when_its_condition_holds():
+    recovered, held = [], []
+    for seed in range(40):
+        design = paper_design(n_devices=10, n_samples=80, n_features=3, n_clusters=2, varrho=0.2, signal=2.0, seed=seed)
+        held.append(minimum_signal_check(design.federation, design.graph, design.theta_star).holds)
+        i, j = design.graph.edges.T
+        kept = select_edges(design.federation, design.graph, variance="bartlett").kept
+        recovered.append(np.array_equal(kept, design.labels[i] == design.labels[j]))
+    held, recovered = np.array(held), np.array(recovered)
+    assert held.sum() >= 20
+    assert recovered[held].mean() >= 0.9  # the theorem: at least 0.95 in the limit
+    assert held.sum() < 40 or recovered.all()
+
+
+def test_no_false_edges_and_singular_designs():
+    fed = Federation({"a": ([[1.0, 1.0]], [0.0]), "b": ([[1.0, 0.0]], [0.0])})
+    graph = Graph.complete(["a", "b"])
+    check = minimum_signal_check(fed, graph, np.zeros((2, 2)))
+    assert check.holds
+    assert check.signal.shape == (0,)
+    # device b says nothing about the second coordinate, so a difference there gives no signal
+    check = minimum_signal_check(fed, graph, [[0.0, 0.0], [0.0, 5.0]])
+    assert check.signal[0] == pytest.approx(0.0, abs=1e-9)
+    with pytest.raises(ParameterError, match="level"):
+        minimum_signal_check(fed, graph, np.zeros((2, 2)), level=2.0)
