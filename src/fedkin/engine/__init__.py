@@ -1,0 +1,1 @@
+"""Where a problem is solved: shards of devices, and what carries their messages."""
