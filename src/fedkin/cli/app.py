@@ -136,7 +136,7 @@ def fit(
             graph=graph,
             loss=loss.value,
             penalty=penalty.value,
-            select=None if select is SelectName.none else select.value,
+            select=select.value,
             level=level,
             variance=variance.value,
             lam=lam,

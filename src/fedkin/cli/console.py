@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import warnings
@@ -44,7 +45,7 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 def note(words: str) -> None:
     """A remark on standard error."""
-    messages().print(Text.assemble(("note: ", "yellow"), words), soft_wrap=True)
+    messages().print(Text.assemble(("note: ", "yellow"), as_options(words)), soft_wrap=True)
 
 
 @contextmanager
@@ -70,7 +71,7 @@ def guarded(run: Callable[[], None]) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else OK if end.code is None else WRONG_INPUT
     except (Interrupted, KeyboardInterrupt):
-        messages().print("interrupted: nothing was written", style="yellow")
+        messages().print("interrupted: nothing was left half-written", style="yellow")
         return INTERRUPTED
     except FedkinError as error:
         _print_error(str(error))
@@ -82,7 +83,18 @@ def guarded(run: Callable[[], None]) -> int:
 
 
 def _print_error(words: str) -> None:
-    messages().print(Text.assemble(("error: ", "bold red"), (words, "red")), soft_wrap=True)
+    messages().print(Text.assemble(("error: ", "bold red"), (as_options(words), "red")), soft_wrap=True)
+
+
+def as_options(words: str) -> str:
+    """A message of the library, with the names of its arguments as those of the command line.
+
+    Examples
+    --------
+    >>> as_options("say which columns to use with features=, or encode them")
+    'say which columns to use with --features, or encode them'
+    """
+    return re.sub(r"\b(device|features|graph|lam|level|offset|ridge|target)=(?:\.\.\.)?(?=[\s,;:.)]|$)", r"--\1", words)
 
 
 @contextmanager
@@ -114,7 +126,9 @@ def _warnings_as_notes() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("always", FedkinWarning)
         warnings.showwarning = show
-        yield
-    for kind, times in seen.items():
-        if times > _SHOWN_PER_KIND:
-            note(f"{times - _SHOWN_PER_KIND} more of the kind {kind}")
+        try:
+            yield
+        finally:  # a command ends with SystemExit
+            for kind, times in seen.items():
+                if times > _SHOWN_PER_KIND:
+                    note(f"{times - _SHOWN_PER_KIND} more of the kind {kind}")

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from fedkin import __version__
 from fedkin.cli.console import Report, output, print_json, working
-from fedkin.cli.tables import add_row, count, fact_lines, graph_words, plain_table
+from fedkin.cli.tables import add_row, count, graph_words, plain_table, print_facts
 from fedkin.datasets import Design, paper_design
 from fedkin.errors import ParameterError
 from fedkin.federation import Federation
 from fedkin.fitting import FitOptions, fit_federation
 from fedkin.local import global_fit, local_fit, oracle_fit
 from fedkin.model import FittedModel
-from fedkin.report.page import DemoResult, demo_page
+from fedkin.report.page import DemoResult, demo_page, demo_picture
 from fedkin.tables import replacing, write_csv
 
 ROWS, FEATURES, GROUPS = 60, 20, 5
@@ -57,6 +57,8 @@ def run(out: Path, n_devices: int, varrho: float, seed: int, as_json: bool) -> N
         result = _result(outcome)
         with replacing(out / "report.html") as temporary:
             temporary.write_text(demo_page(result), encoding="utf-8")
+        with replacing(out / "picture.svg") as temporary:
+            temporary.write_text(demo_picture(result), encoding="utf-8")
         _write_data(design, out)
     if as_json:
         print_json(
@@ -182,6 +184,8 @@ def _print(outcome: Outcome, result: DemoResult, out: Path) -> None:
         "lam": f"{outcome.model.lam:.4g} (cross-validation)",
         "gap": f"{outcome.model.gap:.1e} ({outcome.model.status.replace('_', ' ')})",
         "report": str((out / "report.html").resolve()),
-        "try": f"fedkin fit {out / 'data.csv'} --device site --target y --graph {out / 'graph.csv'}",
     }
-    console.print(fact_lines(facts))
+    print_facts(facts)
+    console.print("\nThe same sites from their files, as you would fit your own:")
+    command = f"fedkin fit {out / 'data.csv'} --device site --target y --graph {out / 'graph.csv'}"
+    console.print(command, style="bold", soft_wrap=True)

@@ -14,19 +14,21 @@ from fedkin.cli.tables import (
     MOST_GROUPS,
     add_row,
     count,
-    fact_lines,
     graph_words,
     groups_table,
     model_document,
     note_lines,
     plain_table,
+    print_facts,
     read_federation,
 )
 from fedkin.errors import DataError, ModelFileError, ParameterError
 from fedkin.federation import Federation
-from fedkin.fitting import Comparison, FitOptions, Variance, compare, fit_federation
+from fedkin.fitting import CLASS_LOSSES, Comparison, FitOptions, compare, fit_federation
 from fedkin.graph import Graph
+from fedkin.local import Variance
 from fedkin.model import MODEL_FILE, FittedModel
+from fedkin.selection import Method
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class FitCommand:
     graph: Path | None
     loss: str
     penalty: str
-    select: str | None
+    select: Method | Literal["none"]
     level: float
     variance: Variance
     lam: str
@@ -77,7 +79,7 @@ def run(command: FitCommand) -> None:
             loss=loss,
             penalty=command.penalty,
             lam=lam,
-            select=command.select,
+            select=None if command.select == "none" else command.select,
             level=command.level,
             variance=command.variance,
             refit=command.refit,
@@ -125,10 +127,18 @@ def _target(command: FitCommand) -> str | None:
 
 def _loss(name: str, federation: Federation) -> str:
     y = federation.y
-    if name != "auto" or y is None:
+    if y is None:
         return name
     if y.dtype.kind != "f":
-        return "logistic"  # more than two classes make it multinomial
+        return "logistic" if name == "auto" else name  # more than two classes make it multinomial
+    if name in CLASS_LOSSES and np.any(y != np.floor(y)):
+        number = y[y != np.floor(y)][0]
+        raise DataError(
+            f"the target {federation.target_name!r} has numbers such as {number:g}, but the {name} loss needs classes: "
+            "use --loss linear, or a column of labels"
+        )
+    if name != "auto":
+        return name
     if set(np.unique(y).tolist()) == {0.0, 1.0}:
         note(f"the target {federation.target_name!r} is 0 or 1 everywhere; to model it as a class, add --loss logistic")
     return "linear"
@@ -149,10 +159,11 @@ def _print_tables(
     facts = {
         "data": f"{command.data}: {count(federation.n_devices, 'device')}, {count(len(federation.X), 'row')}, "
         f"{count(federation.n_features, 'feature')}",
-        "model": f"{model.loss.name} loss, {model.penalty} penalty, target {model.target_name}",
+        "model": f"{model.loss.name} loss, {model.penalty} penalty"
+        + ("" if model.target_name is None else f", target {model.target_name}"),
         "graph": f"{given}: {graph_words(model)}",
     }
-    console.print(fact_lines(facts))
+    print_facts(facts)
     if comparison is not None:
         _print_comparison(command, comparison)
     if 1 < model.n_clusters <= MOST_GROUPS:
@@ -166,7 +177,7 @@ def _print_tables(
         "saved": f"{command.out}, fitted on all {len(federation.X)} rows"
         + ("" if comparison is None else " (the comparison held some out)"),
     }
-    console.print(fact_lines(facts))
+    print_facts(facts)
     for words in note_lines(model.notes):
         note(words)
 

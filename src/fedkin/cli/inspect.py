@@ -10,12 +10,12 @@ from fedkin.cli.console import output, print_json
 from fedkin.cli.tables import (
     add_row,
     count,
-    fact_lines,
     graph_words,
     groups_table,
     model_document,
     note_lines,
     plain_table,
+    print_facts,
 )
 from fedkin.model import FittedModel, load
 
@@ -31,19 +31,18 @@ def run(place: Path, as_json: bool) -> None:
         print_json({**document, "options": dict(model.options)})
         return
     console = output()
-    console.print(
-        fact_lines(
-            {
-                "model": f"{place}, written by Fedkin {model.fedkin_version}",
-                "loss": f"{model.loss.name}, target {model.target_name}"
-                + ("" if model.offset_name is None else f", offset {model.offset_name}")
-                + ("" if model.classes is None else f", classes {', '.join(map(str, model.classes))}"),
-                "devices": f"{model.n_devices}, fitted on {count(int(model.n_samples.sum()), 'row')}",
-                "penalty": f"{model.penalty}, lam {model.lam:.4g}",
-                "gap": f"{model.gap:.1e} ({model.status.replace('_', ' ')} after {count(model.n_iter, 'iteration')})",
-                "graph": f"{graph_words(model)}; {count(model.graph.n_components, 'connected component')}",
-            }
-        )
+    print_facts(
+        {
+            "model": f"{place}, written by Fedkin {model.fedkin_version}",
+            "loss": model.loss.name
+            + ("" if model.target_name is None else f", target {model.target_name}")
+            + ("" if model.offset_name is None else f", offset {model.offset_name}")
+            + ("" if model.classes is None else f", classes {', '.join(map(str, model.classes))}"),
+            "devices": f"{model.n_devices}, fitted on {count(int(model.n_samples.sum()), 'row')}",
+            "penalty": f"{model.penalty}, lam {model.lam:.4g}",
+            "gap": f"{model.gap:.1e} ({model.status.replace('_', ' ')} after {count(model.n_iter, 'iteration')})",
+            "graph": f"{graph_words(model)}; {count(model.graph.n_components, 'connected component')}",
+        }
     )
     console.print(f"\n{count(model.n_clusters, 'group')}", style="bold")
     console.print(groups_table(model))

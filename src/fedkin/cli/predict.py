@@ -12,7 +12,6 @@ import numpy as np
 
 from fedkin.cli.console import messages, print_json
 from fedkin.cli.tables import count, read_federation
-from fedkin.errors import DataError
 from fedkin.model import FittedModel, load
 from fedkin.tables import write_csv
 
@@ -21,8 +20,6 @@ def run(place: Path, data: Path, device: str | None, offset: str | None, out: Pa
     """Predict the rows of `data`, in their order."""
     model = load(place)
     column = device or model.options.get("device_column")
-    if column is None and not data.is_dir():
-        raise DataError(f"say which column of {data} holds the devices: --device COL")
     if model.offset_name is not None and offset is None:
         offset = model.offset_name
     federation = read_federation(data, device=column, features=model.feature_names, offset=offset)

@@ -11,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from fedkin.cli.console import output
 from fedkin.errors import DataError, FedkinError
 from fedkin.federation import Federation
 from fedkin.model import FittedModel
@@ -31,7 +32,9 @@ def read_federation(
 ) -> Federation:
     """`Federation.read`, with a guess at what was meant when a column does not exist."""
     if not path.exists():
-        raise DataError(f"there is no file or directory {path}{_near(path.name, _siblings(path))}: check the path")
+        raise DataError(f"there is no file or directory {path}{_near(path.name, _siblings(path), 0.8)}: check the path")
+    if device is None and not path.is_dir():
+        raise DataError(f"say which column of {path} holds the devices: --device COL{_has(_column_names(path))}")
     try:
         return Federation.read(path, device=device, target=target, features=features, offset=offset)
     except DataError as error:
@@ -55,13 +58,17 @@ def _column_names(path: Path) -> list[str]:
     return []
 
 
+def _has(columns: Sequence[str]) -> str:
+    return f"; it has {', '.join(columns[:20])}{', ...' if len(columns) > 20 else ''}" if columns else ""
+
+
 def _siblings(path: Path) -> list[str]:
     return [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
 
 
-def _near(name: str, known: Iterable[str]) -> str:
+def _near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     by_lower = {word.lower(): word for word in known}
-    alike = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
+    alike = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=cutoff)
     return f" (did you mean {' or '.join(repr(by_lower[word]) for word in alike)}?)" if alike else ""
 
 
@@ -101,14 +108,11 @@ def groups_table(model: FittedModel) -> Table:
     return table
 
 
-def fact_lines(facts: Mapping[str, str]) -> Table:
-    """Names and values in two columns."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+def print_facts(facts: Mapping[str, str]) -> None:
+    """Names and values, a line each. Lines are never broken: paths stay whole."""
+    width = max(map(len, facts))
     for name, value in facts.items():
-        table.add_row(Text(name, style="bold"), Text(value))
-    return table
+        output().print(Text.assemble((f"{name:<{width}}  ", "bold"), value), soft_wrap=True)
 
 
 def note_lines(notes: Mapping[Hashable, Sequence[str]]) -> list[str]:

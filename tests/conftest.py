@@ -1,0 +1,37 @@
+"""What all tests share."""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import os
+
+# Before numpy is imported: tests run side by side, and a pool of threads in each of them would slow all down.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# A busy machine is no reason to fail: slow examples are caught by the time-out of the test.
+settings.register_profile("fedkin", deadline=None)
+settings.load_profile("fedkin")
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the source tree."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The directory of public data sets; the test is skipped where it does not exist."""
+    place = REPOSITORY.parent / "shared" / "data"
+    if not place.is_dir():
+        pytest.skip("the public data sets are not there (expected in ../shared/data)")
+    return place

@@ -1,0 +1,430 @@
+"""The command line, used as a person would: right, wrong, and interrupted."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedkin
+import fedkin.cli.demo
+import fedkin.cli.fit
+from fedkin.cli import main
+from fedkin.errors import ConvergenceWarning, SolverError
+from fedkin.fitting import FitOptions, compare
+
+HEADER = ["clinic", "age", "dose", "outcome"]
+NORTH = ["Zürich", "Bern", "[red]Basel[/]"]
+SOUTH = ["Lugano", "東京", "Como"]
+FIT = ["--device", "clinic", "--target", "outcome", "--lam", "0.01"]
+
+
+def write(path: Path, header: list[str], rows: list[list[object]]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream).writerows([header, *rows])
+    return path
+
+
+def clinic_rows(n: int = 24, seed: int = 0) -> list[list[object]]:
+    """Two kinds of clinics, rows in random order."""
+    rng = np.random.default_rng(seed)
+    rows: list[list[object]] = []
+    for clinic in NORTH + SOUTH:
+        slope = np.array([2.0, -1.0]) if clinic in NORTH else np.array([-2.0, 1.0])
+        for x in rng.normal(size=(n, 2)):
+            rows.append([clinic, *x.tolist(), float(x @ slope + 0.3 * rng.normal())])
+    return [rows[k] for k in rng.permutation(len(rows))]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory with ``sites.csv``."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "sites.csv", HEADER, clinic_rows())
+    return tmp_path
+
+
+def failing(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
+    """Run a command that has to fail with one line on standard error, and return the line."""
+    assert main(list(arguments)) == code
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "Traceback" not in shown.err
+    lines = [line for line in shown.err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+# --- what goes well -------------------------------------------------------------------------------------------
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fedkin {fedkin.__version__}\n"
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(command in shown for command in ("fit", "predict", "inspect", "demo"))
+    for command in ("fit", "predict", "inspect", "demo"):
+        assert main([command, "--help"]) == 0
+        assert "--json" in capsys.readouterr().out
+
+
+def test_fit_shows_errors_groups_and_place(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "sites.csv", *FIT, "--out", "model"]) == 0
+    shown = capsys.readouterr()
+    for words in ("Local", "Global", "Fedkin", "2 groups", "[red]Basel[/]", "東京", "lam", "gap", "model, fitted on"):
+        assert words in shown.out
+    model = fedkin.load(place / "model")
+    assert {frozenset(group) for group in model.groups()} == {frozenset(NORTH), frozenset(SOUTH)}
+    assert model.n_samples.tolist() == [24] * 6  # all rows, not the training part
+
+
+def test_fit_as_json_agrees_with_the_library(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "sites.csv", *FIT, "--test-size", "0.5", "--seed", "3", "--json", "--out", "model"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    federation = fedkin.Federation.read("sites.csv", device="clinic", target="outcome")
+    options = FitOptions(lam=0.01, select="bonferroni", standardize=True, seed=3)
+    expected = compare(*federation.split(0.5, 3), None, options)
+    assert document["comparison"]["errors"] == pytest.approx(expected.errors)
+    assert document["comparison"]["metric"] == expected.metric
+    model = fedkin.load(document["model"])
+    assert (document["lam"], document["gap"], document["n_groups"]) == (model.lam, model.gap, 2)
+    assert sorted(map(len, document["groups"])) == [3, 3]
+    assert document["selection"]["candidates"] == 15
+
+
+def test_fit_without_comparison(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "sites.csv", *FIT, "--test-size", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["comparison"] is None
+    assert (place / "fedkin-model" / "model.json").exists()
+
+
+def test_lam_by_cross_validation(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "sites.csv", *FIT[:4], "--test-size", "0", "--one-se", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["lam"] > 0
+
+
+def test_a_graph_limits_who_can_be_kin(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(place / "graph.csv", ["source", "target"], [["Zürich", "Bern"], ["Bern", "Lugano"]])
+    fit = ["fit", "sites.csv", *FIT, "--graph", "graph.csv", "--json", "--test-size", "0"]
+    assert main(fit) == 0
+    groups = json.loads(capsys.readouterr().out)["groups"]
+    assert sorted(groups[0]) == ["Bern", "Zürich"]
+    assert len(groups) == 5
+    assert main([*fit, "--select", "none"]) == 0
+    assert json.loads(capsys.readouterr().out)["edges"] == 2
+
+
+def test_one_file_per_device(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "sites").mkdir()
+    for clinic in NORTH[:2] + SOUTH[:2]:
+        rows = [row[1:] for row in clinic_rows() if row[0] == clinic]
+        write(place / "sites" / f"{clinic}.csv", HEADER[1:], rows)
+    assert main(["fit", "sites", "--target", "outcome", "--lam", "0.01", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["n_groups"] == 2
+    assert main(["predict", "fedkin-model", "sites", "--json"]) == 0
+    predictions = json.loads(capsys.readouterr().out)["predictions"]
+    assert len(predictions) == 4 * 24
+    assert {row[1] for row in predictions} == {*NORTH[:2], *SOUTH[:2]}
+
+
+def test_predictions_are_in_the_order_of_the_file(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "sites.csv", *FIT, "--test-size", "0"]) == 0
+    rows = clinic_rows(n=3, seed=9)
+    write(place / "new.csv", HEADER[:3], [row[:3] for row in rows])
+    capsys.readouterr()
+    assert main(["predict", "fedkin-model", "new.csv"]) == 0
+    shown = capsys.readouterr().out
+    assert main(["predict", "fedkin-model", "new.csv", "--out", "predictions.csv"]) == 0
+    assert (place / "predictions.csv").read_text(encoding="utf-8") == shown
+    table = list(csv.DictReader(shown.splitlines()))
+    assert [line["clinic"] for line in table] == [row[0] for row in rows]
+    model = fedkin.load("fedkin-model")
+    for line, row in zip(table, rows, strict=True):
+        coef = model.coef[model.index[row[0]], 0]
+        expected = coef @ np.array(row[1:3], dtype=float) + model.intercept[model.index[row[0]], 0]
+        assert float(line["prediction"]) == pytest.approx(float(expected))
+
+
+def test_labels_make_a_classifier(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(1)
+    ages = rng.normal(size=120).tolist()
+    rows = [[k % 3, x, "ill" if x + rng.logistic() > 0 else "well"] for k, x in enumerate(ages)]
+    write(place / "labels.csv", ["site", "x", "state"], rows)
+    fit = ["fit", "labels.csv", "--device", "site", "--target", "state", "--lam", "0.1"]
+    assert main([*fit, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["loss"], document["classes"]) == ("logistic", ["ill", "well"])
+    assert "accuracy" in document["comparison"]["more"]
+    assert main(["predict", "fedkin-model", "labels.csv"]) == 0
+    table = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    for line in table:
+        assert line["prediction"] == ("ill" if float(line["probability:ill"]) > 0.5 else "well")
+
+
+def test_zero_one_targets_get_a_hint(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [[k % 2, k % 7, (k * 5) % 3 % 2] for k in range(40)]
+    write(place / "binary.csv", ["site", "x", "state"], rows)
+    assert main(["fit", "binary.csv", "--device", "site", "--target", "state", "--lam", "0.1"]) == 0
+    assert "--loss logistic" in capsys.readouterr().err
+
+
+def test_degenerate_devices_are_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(2)
+    ages = rng.normal(size=120).tolist()
+    rows = [[f"s{k % 3}", x, "yes" if k % 3 == 2 or x + rng.logistic() > 0 else "no"] for k, x in enumerate(ages)]
+    write(place / "one_class.csv", ["site", "x", "state"], rows)
+    fit = ["fit", "one_class.csv", "--device", "site", "--target", "state", "--lam", "0.1", "--test-size", "0"]
+    assert main(fit) == 0
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert any("s2" in line for line in notes)
+    assert main(["inspect", "fedkin-model"]) == 0
+    assert "s2" in capsys.readouterr().out.partition("Notes")[2]
+
+
+def test_counts_with_an_offset(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(3)
+    exposure, dose = rng.uniform(1, 20, size=90), rng.normal(size=90)
+    deaths = rng.poisson(exposure * np.exp(0.3 * dose))
+    rows = [[k % 3, dose[k], np.log(exposure[k]), deaths[k]] for k in range(90)]
+    write(place / "counts.csv", ["county", "uvb", "log_expected", "deaths"], rows)
+    fit = ["fit", "counts.csv", "--device", "county", "--target", "deaths", "--loss", "poisson", "--lam", "0.01"]
+    assert main([*fit, "--offset", "log_expected", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["offset"] == "log_expected"
+    assert main(["predict", "fedkin-model", "counts.csv", "--json"]) == 0  # finds the offset by itself
+    predicted = [row[2] for row in json.loads(capsys.readouterr().out)["predictions"]]
+    model = fedkin.load("fedkin-model")
+    county = np.arange(90) % 3
+    assert model.devices == (0, 1, 2)
+    rate = np.exp(model.intercept[county, 0] + model.coef[county, 0, 0] * dose)
+    np.testing.assert_allclose(predicted, exposure * rate)
+
+
+def test_means_need_no_target(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["fit", "sites.csv", "--device", "clinic", "--loss", "mean", "--features", "age, dose", "--lam", "0.1"]
+    assert main([*arguments, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["target"], document["features"]) == (None, ["age", "dose"])
+
+
+def test_inspect(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "sites.csv", *FIT, "--test-size", "0"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", "fedkin-model"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("2 groups", "6 of 15 edges kept", "(intercept)", "age", "[red]Basel[/]", "outcome"):
+        assert words in shown
+    assert main(["inspect", "fedkin-model", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["options"]["device_column"] == "clinic"
+    assert document["n_rows"] == 144
+
+
+def test_many_groups_and_features_are_summarised(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(4)
+    rows = [[k // 20, *rng.normal(size=12).tolist(), 10.0 * (k // 20) + rng.normal()] for k in range(300)]
+    write(place / "wide.csv", ["site", *(f"x{k}" for k in range(12)), "y"], rows)
+    fit = ["fit", "wide.csv", "--device", "site", "--target", "y", "--lam", "0", "--select", "none", "--test-size", "0"]
+    assert main(fit) == 0
+    assert "groups  15 among 15 devices" in capsys.readouterr().out
+    assert main(["inspect", "fedkin-model"]) == 0
+    shown = capsys.readouterr().out
+    assert "in 3 smaller groups" in shown
+    assert "10 largest of 12" in shown
+    assert "least" in shown
+
+
+# --- what goes wrong ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["--target COL"]),
+        (["--target", "outcome"], ["--device COL", "clinic, age, dose, outcome"]),
+        (["--device", "Clinc", "--target", "outcome"], ["'Clinc'", "did you mean 'clinic'?"]),
+        (["--device", "clinic", "--target", "outcom"], ["'outcom'", "did you mean 'outcome'?"]),
+        ([*FIT, "--features", "age,doses"], ["'doses'", "did you mean 'dose'?"]),
+        ([*FIT, "--features", "zzz"], ["'zzz'", "the table has"]),
+        ([*FIT, "--lam", "much"], ["--lam must be cv or a number", "'much'"]),
+        ([*FIT, "--lam", "-1"], ["lam", "-1"]),
+        ([*FIT, "--level", "2"], ["level", "2"]),
+        ([*FIT, "--test-size", "1"], ["--test-size", "got 1"]),
+        ([*FIT, "--ridge", "-1"], ["ridge", "-1"]),
+        ([*FIT, "--loss", "mean"], ["no target"]),
+        ([*FIT, "--loss", "logistic"], ["outcome", "needs classes", "--loss linear"]),
+        ([*FIT, "--loss", "poisson"], ["poisson", "counts"]),
+        ([*FIT, "--graph", "nowhere.csv"], ["nowhere.csv"]),
+        ([*FIT, "--out", "sites.csv"], ["sites.csv", "--out"]),
+        ([*FIT, "--out", "."], ["not a Fedkin model", "--out"]),
+    ],
+)
+def test_wrong_arguments(
+    place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
+) -> None:
+    line = failing(capsys, "fit", "sites.csv", *arguments)
+    assert all(word in line for word in words), line
+    assert sorted(path.name for path in place.iterdir()) == ["sites.csv"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("clinic,age,outcome\nA,1,2\nA,,3\n", ["row 1", "'age'", "nan"]),
+        ("clinic,age,outcome\nA,1,2\n,2,3\n", ["row 1", "clinic"]),
+        ("clinic,age,name,outcome\nA,1,Ann,2\n", ["'name'", "--features"]),
+        ("clinic,age,outcome\nA,1\n", ["line 2"]),
+        ("", ["empty"]),
+    ],
+)
+def test_wrong_tables(place: Path, capsys: pytest.CaptureFixture[str], content: str, words: list[str]) -> None:
+    (place / "wrong.csv").write_text(content, encoding="utf-8")
+    line = failing(capsys, "fit", "wrong.csv", *FIT)
+    assert all(word in line for word in ["wrong.csv", *words]), line
+    assert "features=" not in line  # Python's words are not the command line's
+
+
+def test_missing_file_suggests_its_neighbour(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean 'sites.csv'?" in failing(capsys, "fit", "site.csv", *FIT)
+
+
+def test_graph_with_a_stranger(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(place / "graph.csv", ["source", "target"], [["Zürich", "Genf"]])
+    assert "'Genf'" in failing(capsys, "fit", "sites.csv", *FIT, "--graph", "graph.csv")
+
+
+def test_wrong_predictions(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "sites.csv", *FIT, "--test-size", "0"]) == 0
+    capsys.readouterr()
+    write(place / "stranger.csv", HEADER[:3], [["Genf", 1.0, 2.0]])
+    assert "'Genf'" in failing(capsys, "predict", "fedkin-model", "stranger.csv")
+    write(place / "narrow.csv", ["clinic", "age"], [["Bern", 1.0]])
+    assert "'dose'" in failing(capsys, "predict", "fedkin-model", "narrow.csv")
+    assert "clinics" in failing(capsys, "predict", "fedkin-model", "sites.csv", "--device", "clinics")
+    assert "nowhere" in failing(capsys, "predict", "nowhere", "sites.csv")
+    assert "no directory" in failing(capsys, "predict", "fedkin-model", "sites.csv", "--out", "no/where.csv")
+    (place / "fedkin-model" / "coefficients.csv").write_text("device\n", encoding="utf-8")
+    assert "coefficients.csv" in failing(capsys, "inspect", "fedkin-model")
+
+
+def test_unknown_option_and_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "model", "--josn"]) == 2
+    assert "--json" in capsys.readouterr().err
+    assert main(["fti"]) == 2
+    assert main(["fit", "x.csv", "--loss", "ols"]) == 2
+    assert "huber" in capsys.readouterr().err
+
+
+def test_solver_failures_have_their_own_exit_code(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise SolverError("device 'Bern' runs away: add ridge=1e-3")
+
+    monkeypatch.setattr(fedkin.cli.fit, "compare", fail)
+    assert "'Bern' runs away" in failing(capsys, "fit", "sites.csv", *FIT, code=1)
+
+
+def test_warnings_become_notes(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit_federation = fedkin.cli.fit.fit_federation
+
+    def warn(*arguments: object) -> object:
+        for k in range(5):
+            warnings.warn(f"stopped early, {k}", ConvergenceWarning, stacklevel=2)
+        return fit_federation(*arguments)
+
+    monkeypatch.setattr(fedkin.cli.fit, "fit_federation", warn)
+    assert main(["fit", "sites.csv", *FIT, "--test-size", "0"]) == 0
+    shown = capsys.readouterr().err
+    assert shown.count("note: stopped early") == 3
+    assert "2 more" in shown
+    assert "ConvergenceWarning: " not in shown
+
+
+def test_ctrl_c_ends_a_solver_that_would_go_on(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def solver(*_: object) -> None:
+        for _ in range(3):
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(5)
+            except KeyboardInterrupt:
+                continue  # as a path of many solutions does
+        pytest.fail("Ctrl-C was swallowed")
+
+    monkeypatch.setattr(fedkin.cli.fit, "fit_federation", solver)
+    handler = signal.getsignal(signal.SIGINT)
+    assert main(["fit", "sites.csv", *FIT, "--test-size", "0"]) == 130
+    assert signal.getsignal(signal.SIGINT) is handler
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "interrupted" in shown.err
+    assert "Traceback" not in shown.err
+    assert sorted(path.name for path in place.iterdir()) == ["sites.csv"]
+
+
+def test_ctrl_c_in_a_process_of_its_own(place: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [[k % 60, *rng.normal(size=12).tolist(), rng.integers(2)] for k in range(6000)]
+    write(place / "long.csv", ["site", *(f"x{k}" for k in range(12)), "y"], rows)
+    command = "import sys; from fedkin.cli import main; print('up', flush=True); sys.exit(main(sys.argv[1:]))"
+    fit = ["fit", "long.csv", "--device", "site", "--target", "y", "--loss", "logistic", "--select", "none"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", command, *fit], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    time.sleep(2.0)  # into the work; whenever it comes, the end must be the same
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert out == ""
+    assert not (place / "fedkin-model").exists()
+
+
+# --- the demonstration ----------------------------------------------------------------------------------------
+
+
+def test_demo(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedkin.cli.demo, "ROWS", 40)
+    monkeypatch.setattr(fedkin.cli.demo, "FEATURES", 4)
+    assert main(["demo", "--devices", "20", "--out", "report", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    error = document["estimation_error"]
+    assert list(error) == ["Local", "Global", "Fed-ADMM", "Fed-ADMM-ES", "Oracle"]
+    assert error["Oracle"] <= error["Fed-ADMM-ES"] * 1.05 < error["Local"] < error["Global"]
+    page = (place / "report" / "report.html").read_text(encoding="utf-8")
+    assert document["summary"].replace("'", "&#x27;") in page
+    assert page.count("<svg") == 1
+    assert "<script" not in page
+    assert page.count("http") == 1  # the name space of SVG, which nobody fetches
+    fit = ["fit", "report/data.csv", "--device", "site", "--target", "y", "--graph", "report/graph.csv"]
+    assert main([*fit, "--lam", "0.01", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["n_devices"] == 20
+
+
+def test_demo_in_words(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedkin.cli.demo, "ROWS", 30)
+    monkeypatch.setattr(fedkin.cli.demo, "FEATURES", 3)
+    assert main(["demo", "--devices", "10", "--varrho", "0.1"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("Local", "Global", "Fed-ADMM-ES", "Oracle", "kept its own 30 rows", "report.html", "fedkin fit"):
+        assert words in shown
+    assert (place / "demo-report" / "picture.svg").read_text(encoding="utf-8").startswith("<svg")
+
+
+def test_demo_with_too_few_sites(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--devices" in failing(capsys, "demo", "--devices", "2")

@@ -1,0 +1,175 @@
+"""The package as a whole: light to import, names where the documentation says, examples that run."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import os
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import fedkin
+from fedkin.cli import main
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+HEAVY = {
+    *("sklearn", "pandas", "polars", "pyarrow", "scipy.stats", "matplotlib", "narwhals", "networkx", "numba"),
+    *("typer", "rich"),
+}
+PUBLIC = {
+    *("Federation", "Graph", "Problem", "Solution", "solve", "lam_max", "lam_path", "local_fit", "global_fit"),
+    *("oracle_fit", "select_edges", "FedADMMRegressor", "FedADMMClassifier", "load"),
+}
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(fedkin.__path__, "fedkin.")
+    if not module.name.endswith("__main__")
+)
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
+
+
+def run_python(code: str, cwd: Path | None = None) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def loaded_by(statement: str) -> set[str]:
+    return set(run_python(f"import sys; {statement}; print(*sys.modules)").split())
+
+
+# --- imports --------------------------------------------------------------------------------------------------
+
+
+def test_import_is_light() -> None:
+    loaded = loaded_by("import fedkin")
+    assert not loaded & HEAVY
+    assert "numpy" not in loaded
+
+
+def test_what_a_device_needs_is_light() -> None:
+    loaded = loaded_by("from fedkin import Federation, Graph, Problem, solve, local_fit, load")
+    assert not loaded & HEAVY
+
+
+def test_command_line_starts_light() -> None:
+    loaded = loaded_by("from fedkin.cli import main; main(['--version'])")
+    assert not loaded & (HEAVY | {"numpy", "scipy"}) - {"typer", "rich"}
+
+
+def test_public_names() -> None:
+    assert PUBLIC <= set(fedkin.__all__) == set(dir(fedkin))
+    for name in fedkin.__all__:
+        assert getattr(fedkin, name) is not None
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = fedkin.no_such_name
+
+
+def test_names_know_their_home() -> None:
+    for name in set(fedkin.__all__) - {"__version__"}:
+        assert getattr(fedkin, name).__doc__, name
+        assert getattr(fedkin, name).__module__.startswith("fedkin."), name
+
+
+def test_versions_agree() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == fedkin.__version__
+    assert (Path(fedkin.__file__).parent / "py.typed").exists()
+
+
+def test_development_tools_are_locked() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    text = (REPOSITORY / "requirements-dev.lock").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.+!]*", line) for line in lines)
+    locked = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    names = {re.match(r"[A-Za-z0-9._-]+", item)[0].lower() for group in groups for item in group} - {"fedkin"}
+    assert names <= locked
+
+
+# --- documentation --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_doctests(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        pytest.skip(f"{error.name} is not installed")
+    assert module.__doc__, f"{name} does not say what it is for"
+    assert doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE).failed == 0
+
+
+def python_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
+def test_python_of_the_pages_runs(page: Path, tmp_path: Path) -> None:
+    blocks = python_blocks(page)
+    if page.name == "getting-started.md":
+        assert blocks
+    for block in blocks:
+        run_python(block, tmp_path)
+
+
+def test_readme_says_what_comes_out(tmp_path: Path) -> None:
+    (block,) = python_blocks(PAGES[0])
+    promised = re.search(r"print\(model.clusters_\)\s*# (.*)", block)[1]
+    assert run_python(block, tmp_path).splitlines()[0] == promised
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_of_the_pages_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        if "://" not in link:
+            assert (page.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_of_the_pages_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for line in re.findall(r"^ {4}fedkin (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+        command, *rest = shlex.split(re.sub(r"[\[\]]", " ", line))
+        assert main([command, "--help"]) == 0, line
+        known = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))
+        assert {word for word in rest if word.startswith("--")} <= known, line
+
+
+def test_every_option_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (REPOSITORY / "docs" / "command-line.md").read_text(encoding="utf-8")
+    for command in ("fit", "predict", "inspect", "demo"):
+        assert main([command, "--help"]) == 0
+        options = set(re.findall(r"--[a-z][a-z-]*[a-z]", capsys.readouterr().out)) - {"--help"}
+        section = text.partition(f"## fedkin {command}")[2].partition("\n## ")[0]
+        missing = {option for option in options if option not in section}
+        assert not missing, f"fedkin {command}: {missing}"
+
+
+# --- examples -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda script: script.stem)
+def test_examples_run(script: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
