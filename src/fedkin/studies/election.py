@@ -24,7 +24,7 @@ from fedkin.selection import select_edges
 from fedkin.solvers.exact import solve
 from fedkin.solvers.path import lam_path
 from fedkin.studies.election_data import Election, load_election
-from fedkin.studies.tasks import Replication
+from fedkin.studies.tasks import Replication, settle_backend
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -96,6 +96,7 @@ def election(replication: Replication) -> Iterator[dict[str, Any]]:
     """A row per method on one split: accuracy, balanced accuracy, log-loss, and what was chosen."""
     if replication.data is None:
         raise ParameterError("the election study needs the directory of its data (--data DIR)")
+    backend = settle_backend()
     protocol = Protocol.of({**replication.options, **replication.params})
     loaded = _loaded(replication.data, protocol.more_than)
     split = Split(loaded, protocol, replication.seed % 2**31)
@@ -115,6 +116,7 @@ def election(replication: Replication) -> Iterator[dict[str, Any]]:
             "group": None if found.graph is None else found.graph.components().tolist(),
             "common_share": found.common_share,
             "cpu_seconds": process_time() - started,
+            "backend": backend,
         }
 
 

@@ -11,11 +11,12 @@ import numpy as np
 from fedkin.datasets import Design
 from fedkin.studies.designs import make_design
 from fedkin.studies.estimators import LABELS, Settings, Workbench
-from fedkin.studies.tasks import Replication
+from fedkin.studies.tasks import Replication, settle_backend
 
 
 def estimation(replication: Replication) -> Iterator[dict[str, Any]]:
     """A row per estimator: error ``||Theta - Theta*||_F^2 / |V|``, lam, edges and parts of its graph, CPU seconds."""
+    backend = settle_backend()
     options = replication.options
     design = make_design(replication)
     bench = Workbench(design, Settings.of(options), replication.seed % 2**31)
@@ -33,6 +34,7 @@ def estimation(replication: Replication) -> Iterator[dict[str, Any]]:
             "edges_across": None if graph is None else int((np.diff(design.labels[graph.edges]) != 0).sum()),
             "components": None if graph is None else graph.n_components,
             "cpu_seconds": process_time() - started,
+            "backend": backend,
         }
 
 

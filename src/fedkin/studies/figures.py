@@ -10,7 +10,8 @@
     series = "estimator"
     rows = "varrho"                 # panels below each other, and side by side; both optional
     columns = "n_samples"
-    x_label, y_label, x_scale, y_scale, caption, where, x_values
+    series_values = [...]           # which values of it, in that order; optional
+    x_label, y_label, x_scale, y_scale, caption, where, ...
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def line_panels(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path | Non
     down, across = spec.get("rows"), spec.get("columns")
     down_values = distinct(rows, down) if down else [None]
     across_values = distinct(rows, across) if across else [None]
-    series = distinct(rows, spec["series"]) if "series" in spec else [None]
+    series = spec.get("series_values") or (distinct(rows, spec["series"]) if "series" in spec else [None])
     shape = (len(down_values), len(across_values))
     figure = Figure(figsize=(max(2.9 * shape[1], 4.8) + 0.4, 2.35 * shape[0] + 1.0), layout="constrained")
     axes = figure.subplots(*shape, sharex=spec.get("share_x", True), sharey=spec.get("share_y", True), squeeze=False)

@@ -82,6 +82,20 @@ def run_job(job: Job) -> tuple[list[Row], float]:
     return rows, perf_counter() - started
 
 
+def settle_backend() -> str:
+    """Load the compiled kernels where they can be had, so that every solve of this process uses the same backend.
+
+    Left alone, the solver would begin with numpy and change when loading pays, and the last digits of a row would
+    depend on what its process had done before.
+    """
+    from fedkin.solvers.backend import installed
+
+    if not installed():
+        return "numpy"
+    import_module("fedkin.solvers.kernels")
+    return "numba"
+
+
 def find_function(name: str, what: str) -> Callable[..., Any]:
     """The function called "module:function"."""
     module, colon, function = name.partition(":")
