@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedkin import __version__
+from fedkin.studies.command import study
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -201,3 +202,6 @@ def demo(
     from fedkin.cli.demo import run
 
     run(out, devices, varrho, seed, as_json)
+
+
+app.command()(study)

@@ -12,7 +12,7 @@ def study(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]",
+            metavar="NAME",
             help="estimation, sensitivity, convergence, availability, selection, rate, election, or all; "
             "leave it out with --config.",
         ),
