@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -167,6 +169,13 @@ def _write_data(design: Design, out: Path) -> None:
     write_csv(out / "graph.csv", ["source", "target"], edges)
 
 
+def _program() -> str:
+    """How this program is called from here."""
+    if shutil.which("fedkin"):
+        return "fedkin"
+    return sys.argv[0] if Path(sys.argv[0]).name == "fedkin" else f"{sys.executable} -m fedkin.cli"
+
+
 def _print(outcome: Outcome, result: DemoResult, out: Path) -> None:
     console = output()
     table = plain_table("method", "", "held-out", "estimation", "x oracle", numbers_from=2)
@@ -187,5 +196,5 @@ def _print(outcome: Outcome, result: DemoResult, out: Path) -> None:
     }
     print_facts(facts)
     console.print("\nThe same sites from their files, as you would fit your own:")
-    command = f"fedkin fit {out / 'data.csv'} --device site --target y --graph {out / 'graph.csv'}"
+    command = f"{_program()} fit {out / 'data.csv'} --device site --target y --graph {out / 'graph.csv'}"
     console.print(command, style="bold", soft_wrap=True)
