@@ -104,27 +104,36 @@ class CompiledIteration:
             positive = self._curvature > 0
             own = np.divide(self._b, self._curvature[:, None], out=np.zeros_like(self._b), where=positive[:, None])
             return own, bool(positive.all())
-        own, order = np.zeros_like(self._b), self._places.devices
+        if self._A.size <= ROOM:
+            self._own_inverse = np.empty_like(self._A)
+            worst = self._invert(np.zeros(self._b.shape[0]), np.ones(self._b.shape[1]), self._own_inverse)
+            own = np.matmul(self._own_inverse, self._b[:, :, None])[:, :, 0]
+        else:
+            own, order = np.zeros_like(self._b), self._places.devices
 
-        def work(_: int, lo: int, hi: int) -> float:
-            return float(kernels.local_minimizers(lo, hi, order, self._A, self._b, own))
+            def work(_: int, lo: int, hi: int) -> float:
+                return float(kernels.local_minimizers(lo, hi, order, self._A, self._b, own))
 
-        if min(self._crew.run(work, self._device_ranges)) > SAFE_PIVOT:
+            worst = float(min(self._crew.run(work, self._device_ranges)))
+        if worst > SAFE_PIVOT:
             return own, True
         return self._places.devices_in(np.where(quadratic.singular[:, None], 0.0, quadratic.minimizers())), False
 
     def _set_rho(self, rho: Array) -> None:
         self.rho = rho
+        self._factor: Array | None = None
         self._rho = np.ascontiguousarray(np.broadcast_to(rho, self._b.shape[1:]))
         self._half = 0.5 * self._rho
         if not self._isotropic:
-            self._invert(self._weight, self._inverse)
+            self._invert(self._weight, self._rho, self._inverse)
 
-    def _invert(self, weight: Array, out: Array) -> None:
-        def work(_: int, lo: int, hi: int) -> None:
-            kernels.invert(lo, hi, self._places.devices, self._A, weight, self._rho, out)
+    def _invert(self, weight: Array, rho: Array, out: Array) -> float:
+        """``out[i] = (A_i + weight_i diag(rho))^{-1}``, and the worst relative pivot."""
 
-        self._crew.run(work, self._device_ranges)
+        def work(_: int, lo: int, hi: int) -> float:
+            return float(kernels.invert(lo, hi, self._places.devices, self._A, weight, rho, out))
+
+        return float(min(self._crew.run(work, self._device_ranges)))
 
     def _reset_balance(self) -> None:
         self._s[:] = 0.0
@@ -154,6 +163,8 @@ class CompiledIteration:
     def _advance(self, n: int) -> None:
         end = self.n_iter + n
         while self.n_iter < end:
+            if self._factor is not None:
+                self._set_rho(self.rho * self._factor)
             stop = min(self._rebalancing.next, end)
             self._run(stop - self.n_iter - 1)
             measure = stop == self._rebalancing.next
@@ -199,7 +210,6 @@ class CompiledIteration:
         self._crew.run(
             lambda _, lo, hi: step(lo, hi, curvature, b, weight, rho, x, s, ahead, relax, z, box), self._device_ranges
         )
-        factor = None
         if measure:
             dual = np.zeros((self._crew.size, rho.size))
             self._crew.run(
@@ -209,14 +219,12 @@ class CompiledIteration:
             # ahead = x + 2 dx and the new x = x + relax dx
             dx = (ahead - x) / (2.0 - relax)
             duals = 2.0 * dual.sum(axis=0) + (((z - before) / relax) ** 2).sum(axis=0)
-            factor = self._rebalancing.factor(duals, self._linked @ dx**2, self.rho)
+            self._factor = self._rebalancing.factor(duals, self._linked @ dx**2, self.rho)
         self._crew.run(
             lambda t, lo, hi: kernels.edge_step(lo, hi, head, tail, radius, half, ahead, y, s[t], relax, kind),
             self._edge_ranges,
         )
         self.n_iter += 1
-        if factor is not None:
-            self._set_rho(self.rho * factor)
 
     # --- where it stands ------------------------------------------------------------------------------------------
 
@@ -231,9 +239,6 @@ class CompiledIteration:
                 self._device_ranges,
             )
         else:
-            if not self._own_inverse.size and self._inverse.size <= ROOM:
-                self._own_inverse = np.empty_like(self._inverse)
-                self._invert(np.zeros_like(self._weight), self._own_inverse)
             devices = self._crew.run(
                 lambda _, lo, hi: kernels.node_gap_dense(lo, hi, order, self._A, self._own_inverse, b, c, x, s),
                 self._device_ranges,

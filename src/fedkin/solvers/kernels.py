@@ -73,7 +73,7 @@ def _box_step(lo: int, hi: int, rho: Any, s: Any, ahead: Any, relax: float, z: A
             s[0, i, c] = z[i, c]
 
 
-@njit(nogil=True)
+@njit(inline="always")
 def _clip(value: float, bound: float) -> float:
     return min(max(value, -bound), bound)
 
@@ -103,7 +103,7 @@ def _project_linf(v: Any, radius: float) -> None:
         v[c] = math.copysign(max(abs(v[c]) - threshold, 0.0), v[c])
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", fastmath=_NUMERICS)
 def _factorize(matrix: Any, factor: Any) -> float:
     """Lower Cholesky factor; the smallest pivot relative to its diagonal entry, -1 where there is none."""
     p = matrix.shape[0]
@@ -124,21 +124,19 @@ def _factorize(matrix: Any, factor: Any) -> float:
 
 
 @njit(nogil=True)
-def _root_of(parent: Any, i: int) -> int:
-    while parent[i] != i:
-        parent[i] = parent[parent[i]]
-        i = parent[i]
-    return i
-
-
-@njit(nogil=True)
-def _join(parent: Any, i: int, j: int) -> None:
-    a, b = _root_of(parent, i), _root_of(parent, j)
-    # the smaller number is the root: one pass in order then resolves every device
-    if a < b:
-        parent[b] = a
-    elif b < a:
-        parent[a] = b
+def _join(parent: Any, i: int, j: int, c: int) -> None:
+    """Put devices ``i`` and ``j`` into one group of column ``c``, by the smaller number of the two roots."""
+    while parent[i, c] != i:
+        parent[i, c] = parent[parent[i, c], c]
+        i = parent[i, c]
+    while parent[j, c] != j:
+        parent[j, c] = parent[parent[j, c], c]
+        j = parent[j, c]
+    # one pass in ascending order then finds every root
+    if i < j:
+        parent[j, c] = i
+    else:
+        parent[i, c] = j
 
 
 # --- devices --------------------------------------------------------------------------------------------------------
@@ -172,10 +170,17 @@ def node_step_dense(
             for c in range(p):
                 target[c] -= s[t, i, c]
                 s[t, i, c] = 0.0
-        for k in range(p):
-            v = target[k]
+        k = 0
+        while k + 4 <= p:
+            v0, v1, v2, v3 = target[k], target[k + 1], target[k + 2], target[k + 3]
             for c in range(p):
-                found[c] += inverse[i, k, c] * v
+                first = inverse[i, k, c] * v0 + inverse[i, k + 1, c] * v1
+                found[c] += first + (inverse[i, k + 2, c] * v2 + inverse[i, k + 3, c] * v3)
+            k += 4
+        while k < p:
+            for c in range(p):
+                found[c] += inverse[i, k, c] * target[k]
+            k += 1
         for c in range(p):
             old = x[i, c]
             ahead[i, c] = 2.0 * found[c] - old
@@ -246,82 +251,92 @@ def edge_step(
             y[e, 0] = new
             s[i, 0] += new
             s[j, 0] -= new
-        return
-    if kind == L1:
+    elif kind == L1:
         for e in range(lo, hi):
             i, j, r = np.uint32(head[e]), np.uint32(tail[e]), radius[e]
-            ye, ai, aj, si, sj = y[e], ahead[i], ahead[j], s[i], s[j]
-            # four coordinates at a time, all loads before all stores: the rows may alias for all the compiler knows
+            # four coordinates at a time, all loads before all stores: for all the compiler knows, the rows may overlap
             c = 0
             while c + 4 <= p:
-                o0, o1, o2, o3 = ye[c], ye[c + 1], ye[c + 2], ye[c + 3]
-                t0 = o0 + half[c] * (ai[c] - aj[c])
-                t1 = o1 + half[c + 1] * (ai[c + 1] - aj[c + 1])
-                t2 = o2 + half[c + 2] * (ai[c + 2] - aj[c + 2])
-                t3 = o3 + half[c + 3] * (ai[c + 3] - aj[c + 3])
+                o0, o1, o2, o3 = y[e, c], y[e, c + 1], y[e, c + 2], y[e, c + 3]
+                t0 = o0 + half[c] * (ahead[i, c] - ahead[j, c])
+                t1 = o1 + half[c + 1] * (ahead[i, c + 1] - ahead[j, c + 1])
+                t2 = o2 + half[c + 2] * (ahead[i, c + 2] - ahead[j, c + 2])
+                t3 = o3 + half[c + 3] * (ahead[i, c + 3] - ahead[j, c + 3])
                 n0 = o0 + relax * (_clip(t0, r) - o0)
                 n1 = o1 + relax * (_clip(t1, r) - o1)
                 n2 = o2 + relax * (_clip(t2, r) - o2)
                 n3 = o3 + relax * (_clip(t3, r) - o3)
-                a0, a1, a2, a3 = si[c] + n0, si[c + 1] + n1, si[c + 2] + n2, si[c + 3] + n3
-                b0, b1, b2, b3 = sj[c] - n0, sj[c + 1] - n1, sj[c + 2] - n2, sj[c + 3] - n3
-                ye[c], ye[c + 1], ye[c + 2], ye[c + 3] = n0, n1, n2, n3
-                si[c], si[c + 1], si[c + 2], si[c + 3] = a0, a1, a2, a3
-                sj[c], sj[c + 1], sj[c + 2], sj[c + 3] = b0, b1, b2, b3
+                a0, a1, a2, a3 = s[i, c] + n0, s[i, c + 1] + n1, s[i, c + 2] + n2, s[i, c + 3] + n3
+                b0, b1, b2, b3 = s[j, c] - n0, s[j, c + 1] - n1, s[j, c + 2] - n2, s[j, c + 3] - n3
+                y[e, c], y[e, c + 1], y[e, c + 2], y[e, c + 3] = n0, n1, n2, n3
+                s[i, c], s[i, c + 1], s[i, c + 2], s[i, c + 3] = a0, a1, a2, a3
+                s[j, c], s[j, c + 1], s[j, c + 2], s[j, c + 3] = b0, b1, b2, b3
                 c += 4
-            while c < p:
-                old = ye[c]
-                new = old + relax * (_clip(old + half[c] * (ai[c] - aj[c]), r) - old)
-                ye[c] = new
-                si[c] += new
-                sj[c] -= new
-                c += 1
-        return
-    moved = np.empty(p)
-    for e in range(lo, hi):
-        i, j, r = np.uint32(head[e]), np.uint32(tail[e]), radius[e]
-        ye, ai, aj, si, sj = y[e], ahead[i], ahead[j], s[i], s[j]
-        if kind == L2:
+            if c + 2 <= p:
+                o0, o1 = y[e, c], y[e, c + 1]
+                t0 = o0 + half[c] * (ahead[i, c] - ahead[j, c])
+                t1 = o1 + half[c + 1] * (ahead[i, c + 1] - ahead[j, c + 1])
+                n0 = o0 + relax * (_clip(t0, r) - o0)
+                n1 = o1 + relax * (_clip(t1, r) - o1)
+                a0, a1 = s[i, c] + n0, s[i, c + 1] + n1
+                b0, b1 = s[j, c] - n0, s[j, c + 1] - n1
+                y[e, c], y[e, c + 1] = n0, n1
+                s[i, c], s[i, c + 1] = a0, a1
+                s[j, c], s[j, c + 1] = b0, b1
+                c += 2
+            if c < p:
+                old = y[e, c]
+                new = old + relax * (_clip(old + half[c] * (ahead[i, c] - ahead[j, c]), r) - old)
+                y[e, c] = new
+                s[i, c] += new
+                s[j, c] -= new
+    elif kind == L2:
+        for e in range(lo, hi):
+            i, j, r = np.uint32(head[e]), np.uint32(tail[e]), radius[e]
             square = 0.0
+            for c in range(p):
+                t0 = y[e, c] + half[c] * (ahead[i, c] - ahead[j, c])
+                square += t0 * t0
+            shrink = relax if square <= r * r else relax * r / math.sqrt(square)
+            keep = 1.0 - relax + shrink
             c = 0
             while c + 4 <= p:
-                t0 = ye[c] + half[c] * (ai[c] - aj[c])
-                t1 = ye[c + 1] + half[c + 1] * (ai[c + 1] - aj[c + 1])
-                t2 = ye[c + 2] + half[c + 2] * (ai[c + 2] - aj[c + 2])
-                t3 = ye[c + 3] + half[c + 3] * (ai[c + 3] - aj[c + 3])
-                moved[c], moved[c + 1], moved[c + 2], moved[c + 3] = t0, t1, t2, t3
-                square += (t0 * t0 + t1 * t1) + (t2 * t2 + t3 * t3)
+                n0 = keep * y[e, c] + shrink * half[c] * (ahead[i, c] - ahead[j, c])
+                n1 = keep * y[e, c + 1] + shrink * half[c + 1] * (ahead[i, c + 1] - ahead[j, c + 1])
+                n2 = keep * y[e, c + 2] + shrink * half[c + 2] * (ahead[i, c + 2] - ahead[j, c + 2])
+                n3 = keep * y[e, c + 3] + shrink * half[c + 3] * (ahead[i, c + 3] - ahead[j, c + 3])
+                a0, a1, a2, a3 = s[i, c] + n0, s[i, c + 1] + n1, s[i, c + 2] + n2, s[i, c + 3] + n3
+                b0, b1, b2, b3 = s[j, c] - n0, s[j, c + 1] - n1, s[j, c + 2] - n2, s[j, c + 3] - n3
+                y[e, c], y[e, c + 1], y[e, c + 2], y[e, c + 3] = n0, n1, n2, n3
+                s[i, c], s[i, c + 1], s[i, c + 2], s[i, c + 3] = a0, a1, a2, a3
+                s[j, c], s[j, c + 1], s[j, c + 2], s[j, c + 3] = b0, b1, b2, b3
                 c += 4
-            while c < p:
-                t0 = ye[c] + half[c] * (ai[c] - aj[c])
-                moved[c] = t0
-                square += t0 * t0
-                c += 1
-            shrink = relax if square <= r * r else relax * r / math.sqrt(square)
-        else:
+            if c + 2 <= p:
+                n0 = keep * y[e, c] + shrink * half[c] * (ahead[i, c] - ahead[j, c])
+                n1 = keep * y[e, c + 1] + shrink * half[c + 1] * (ahead[i, c + 1] - ahead[j, c + 1])
+                a0, a1 = s[i, c] + n0, s[i, c + 1] + n1
+                b0, b1 = s[j, c] - n0, s[j, c + 1] - n1
+                y[e, c], y[e, c + 1] = n0, n1
+                s[i, c], s[i, c + 1] = a0, a1
+                s[j, c], s[j, c + 1] = b0, b1
+                c += 2
+            if c < p:
+                new = keep * y[e, c] + shrink * half[c] * (ahead[i, c] - ahead[j, c])
+                y[e, c] = new
+                s[i, c] += new
+                s[j, c] -= new
+    else:
+        moved = np.empty(p)
+        for e in range(lo, hi):
+            i, j = np.uint32(head[e]), np.uint32(tail[e])
             for c in range(p):
-                moved[c] = ye[c] + half[c] * (ai[c] - aj[c])
-            _project_linf(moved, r)
-            shrink = relax
-        keep = 1.0 - relax
-        c = 0
-        while c + 4 <= p:
-            n0 = keep * ye[c] + shrink * moved[c]
-            n1 = keep * ye[c + 1] + shrink * moved[c + 1]
-            n2 = keep * ye[c + 2] + shrink * moved[c + 2]
-            n3 = keep * ye[c + 3] + shrink * moved[c + 3]
-            a0, a1, a2, a3 = si[c] + n0, si[c + 1] + n1, si[c + 2] + n2, si[c + 3] + n3
-            b0, b1, b2, b3 = sj[c] - n0, sj[c + 1] - n1, sj[c + 2] - n2, sj[c + 3] - n3
-            ye[c], ye[c + 1], ye[c + 2], ye[c + 3] = n0, n1, n2, n3
-            si[c], si[c + 1], si[c + 2], si[c + 3] = a0, a1, a2, a3
-            sj[c], sj[c + 1], sj[c + 2], sj[c + 3] = b0, b1, b2, b3
-            c += 4
-        while c < p:
-            new = keep * ye[c] + shrink * moved[c]
-            ye[c] = new
-            si[c] += new
-            sj[c] -= new
-            c += 1
+                moved[c] = y[e, c] + half[c] * (ahead[i, c] - ahead[j, c])
+            _project_linf(moved, radius[e])
+            for c in range(p):
+                new = y[e, c] + relax * (moved[c] - y[e, c])
+                y[e, c] = new
+                s[i, c] += new
+                s[j, c] -= new
 
 
 @_kernel(types.void, _INT, _INT, _I1, _I1, _R1, _R1, _R2, _R2, _INT, _W1)
@@ -511,39 +526,32 @@ def invert(lo: int, hi: int, order: Any, A: Any, weight: Any, rho: Any, inverse:
     """``inverse[i] = (A[order[i]] + weight[i] diag(rho))^{-1}``; returns the worst relative pivot, -1 for a bad one."""
     p = rho.shape[0]
     worst = 1.0
-    shifted = np.empty((p, p))
-    factor = np.zeros((p, p))
-    root = np.zeros((p, p))
+    row = np.empty(p)
+    diagonal = np.empty(p)
     for i in range(lo, hi):
         u = order[i]
         for k in range(p):
             for c in range(p):
-                shifted[k, c] = A[u, k, c]
-            shifted[k, k] += weight[i] * rho[k]
-        pivot = _factorize(shifted, factor)
-        worst = min(worst, pivot)
-        if pivot <= 0.0:
-            return -1.0
-        # root = factor^{-1}, row by row, then inverse = root' root
+                inverse[i, k, c] = A[u, k, c]
+            inverse[i, k, k] += weight[i] * rho[k]
+            diagonal[k] = inverse[i, k, k]
+        # Gauss-Jordan in place; positive definite matrices need no pivoting
         for k in range(p):
-            for c in range(k):
-                root[k, c] = 0.0
-            for m in range(k):
-                f = factor[k, m]
-                for c in range(m + 1):
-                    root[k, c] -= f * root[m, c]
-            scale = 1.0 / factor[k, k]
-            for c in range(k):
-                root[k, c] *= scale
-            root[k, k] = scale
-        for k in range(p):
+            pivot = inverse[i, k, k]
+            if not pivot > 0.0:
+                return -1.0
+            worst = min(worst, pivot / diagonal[k])
+            scale = 1.0 / pivot
+            inverse[i, k, k] = 1.0
             for c in range(p):
-                inverse[i, k, c] = 0.0
-        for m in range(p):
-            for k in range(m + 1):
-                f = root[m, k]
-                for c in range(m + 1):
-                    inverse[i, k, c] += f * root[m, c]
+                row[c] = scale * inverse[i, k, c]
+                inverse[i, k, c] = row[c]
+            for m in range(p):
+                if m != k:
+                    f = inverse[i, m, k]
+                    inverse[i, m, k] = 0.0
+                    for c in range(p):
+                        inverse[i, m, c] -= f * row[c]
     return worst
 
 
@@ -594,48 +602,42 @@ def fuse(
     For l1 the columns ``lo .. hi`` on their own, for the others all columns together. A group is zero where the
     sparsity dual of a member is inside its box.
     """
-    n, sparse = x.shape[0], box.shape[0] > 0
-    parent = np.empty(n, dtype=np.int32)
-    size = np.empty(n)
-    zero = np.empty(n if sparse else 0, dtype=np.bool_)
-    for first in range(lo, hi if kind == L1 else lo + 1):
-        for i in range(n):
-            parent[i] = i
-        for e in range(y.shape[0]):
-            i, j = head[e], tail[e]
-            if parent[i] == parent[j]:
-                continue
+    n, p, sparse = x.shape[0], x.shape[1], box.shape[0] > 0
+    groupings = hi - lo if kind == L1 else 1
+    parent = np.empty((n, groupings), dtype=np.int32)
+    for i in range(n):
+        parent[i, :] = i
+    for e in range(y.shape[0]):
+        i, j, limit = head[e], tail[e], share * radius[e]
+        if kind == L1:
+            for c in range(groupings):
+                if parent[i, c] != parent[j, c] and abs(y[e, lo + c]) < limit:
+                    _join(parent, i, j, c)
+        elif parent[i, 0] != parent[j, 0]:
             length = 0.0
-            if kind == L1:
-                length = abs(y[e, first])
-            elif kind == L2:
-                for c in range(y.shape[1]):
-                    length += y[e, c] * y[e, c]
-                length = math.sqrt(length)
-            else:
-                for c in range(y.shape[1]):
-                    length += abs(y[e, c])
-            if length < share * radius[e]:
-                _join(parent, i, j)
-        for i in range(n):
-            parent[i] = parent[parent[i]]
-        for c in range(first, first + 1 if kind == L1 else hi):
-            if sparse:
-                zero[:] = False
-                for i in range(n):
-                    if abs(z[i, c]) < share * box[i, c]:
-                        zero[parent[i]] = True
-            for i in range(n):
+            for c in range(p):
+                length += y[e, c] * y[e, c] if kind == L2 else abs(y[e, c])
+            if (math.sqrt(length) if kind == L2 else length) < limit:
+                _join(parent, i, j, 0)
+    size = np.zeros((n, groupings))
+    zero = np.zeros((n if sparse else 0, hi - lo), dtype=np.bool_)
+    out[:, lo:hi] = 0.0
+    for i in range(n):
+        for c in range(groupings):
+            parent[i, c] = parent[parent[i, c], c]
+            size[parent[i, c], c] += 1.0
+        for c in range(lo, hi):
+            root = parent[i, c - lo if kind == L1 else 0]
+            out[root, c] += x[i, c]
+            if sparse and abs(z[i, c]) < share * box[i, c]:
+                zero[root, c - lo] = True
+    for i in range(n):
+        for c in range(lo, hi):
+            k = c - lo if kind == L1 else 0
+            # a root comes before its members
+            if parent[i, k] != i:
+                out[i, c] = out[parent[i, k], c]
+            elif sparse and zero[i, c - lo]:
                 out[i, c] = 0.0
-                size[i] = 0.0
-            for i in range(n):
-                out[parent[i], c] += x[i, c]
-                size[parent[i]] += 1.0
-            for i in range(n):
-                # a root comes before its members
-                if parent[i] != i:
-                    out[i, c] = out[parent[i], c]
-                elif sparse and zero[i]:
-                    out[i, c] = 0.0
-                else:
-                    out[i, c] /= size[i]
+            else:
+                out[i, c] /= size[i, k]

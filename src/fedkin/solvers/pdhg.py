@@ -150,8 +150,12 @@ class NumpyIteration:
         self._s = self._balance()
         self._rebalancing = Rebalancing()
         self.n_iter = 0
+        self._set_rho(rho)
+
+    def _set_rho(self, rho: Array) -> None:
         self.rho = rho
-        self._resolve = quadratic.resolvent(self._weight * rho)
+        self._factor: Array | None = None
+        self._resolve = self._quadratic.resolvent(self._weight * rho)
 
     @property
     def live(self) -> bool:
@@ -171,6 +175,8 @@ class NumpyIteration:
             self._step(1.0 if self.n_iter + 1 == end else RELAXATION)
 
     def _step(self, relax: float) -> None:
+        if self._factor is not None:
+            self._set_rho(self.rho * self._factor)
         x, y, z, rho, objective = self._x, self._y, self._z, self.rho, self._objective
         xhat = self._resolve(self._quadratic.b + (self._weight * rho) * x - self._s)
         if self._own is not None:
@@ -188,10 +194,7 @@ class NumpyIteration:
             dual = 2.0 * ((yhat - y) ** 2).sum(axis=0)
             if z is not None and zhat is not None:
                 dual += ((zhat - z) ** 2).sum(axis=0)
-            factor = self._rebalancing.factor(dual, self._linked @ (xhat - x) ** 2, rho)
-            if factor is not None:
-                self.rho = rho * factor
-                self._resolve = self._quadratic.resolvent(self._weight * self.rho)
+            self._factor = self._rebalancing.factor(dual, self._linked @ (xhat - x) ** 2, rho)
 
     def certificate(self, theta: Array | None = None) -> tuple[float, float]:
         x = self._x if theta is None else theta
@@ -237,13 +240,13 @@ class Rebalancing:
         self.next += self._interval
         if rho.size == 1:
             dual, primal = dual.sum(keepdims=True), primal.sum(keepdims=True)
-        known = (dual > 0) & (primal > 0)
-        ratio = np.ones_like(rho)
-        ratio[known] = np.sqrt(dual[known] / primal[known]) / rho[known]
-        ratio = np.where(np.abs(np.log(ratio)) > np.log(REBALANCE_AT), ratio, 1.0)
-        if (ratio == 1.0).all():
+        tiny = np.finfo(float).tiny
+        known = (dual > tiny) & (primal > tiny)
+        ratio = np.sqrt(np.where(known, dual, 1.0) / np.where(known, primal, 1.0)) / np.where(known, rho, 1.0)
+        off = (ratio > REBALANCE_AT) | (ratio < 1.0 / REBALANCE_AT)
+        if not off.any():
             return None
-        return np.clip(ratio, 1.0 / REBALANCE_BY, REBALANCE_BY)
+        return np.where(off, np.clip(ratio, 1.0 / REBALANCE_BY, REBALANCE_BY), 1.0)
 
 
 def weights_of_devices(objective: FusedObjective) -> Array:
