@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedkin.studies.summary import Row, distinct, group, summarize
+from fedkin.studies.summary import Row, distinct, group, paired_difference, summarize
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,59 @@ def rate(rows: Sequence[Row]) -> list[Check]:
         observed = f"slope {slope:.2f} (standard error {spread:.2f})"
         claim = f"{varied} varied: the error grows at most as the rate p (K + |S|) / (n |V|)"
         checks.append(Check(claim, observed, slope - 2 * spread <= 1.0))
+    return checks
+
+
+def convergence(rows: Sequence[Row]) -> list[Check]:
+    """Fed-ADMM ahead of gradient descent from the hundredth round on."""
+    names = ["n_samples", "n_devices", "round"]
+    table = summarize(rows, [*names, "method"], "distance")
+    checks = []
+    for fed, other, what in (("fedadmm-full", "gd", "all samples"), ("fedadmm-batch", "sgd", "batches")):
+        points = [key[:-1] for key in table if key[-1] == fed and key[2] >= 100 and (*key[:-1], other) in table]
+        if not points:
+            continue
+        ratio = {point: table[(*point, fed)].mean / table[(*point, other)].mean for point in points}
+        worst = max(ratio, key=ratio.__getitem__)
+        last = max(points, key=lambda point: point[2])[2]
+        at_end = max(value for point, value in ratio.items() if point[2] == last)
+        observed = f"largest ratio of squared distances {ratio[worst]:.3g} at {_at(names, worst)}; at round {last} at most {at_end:.2g}"
+        claim = f"Fed-ADMM closer to the minimiser than gradient descent ({what}) at every round from 100 on"
+        checks.append(Check(claim, observed, ratio[worst] < 1))
+    return checks
+
+
+def availability(rows: Sequence[Row]) -> list[Check]:
+    """Estimated probabilities are as good as known ones, S-less is the same as S, and the price of absence."""
+    noisy, texts = [], []
+    for p in distinct(rows, "availability"):
+        chosen = [row for row in rows if row["availability"] == p]
+        table = summarize(chosen, ["variant"], "distance")
+        known, estimated = table[("known-central",)], table[("estimated-central",)]
+        paired = paired_difference(chosen, "variant", "estimated-central", "known-central", "distance")
+        noise = math.hypot(known.error, estimated.error)
+        noisy.append(not abs(paired.mean) > 2 * noise)
+        texts.append((abs(paired.mean) / known.mean, f"p = {p}: {paired.mean / known.mean:+.1%} of {known.mean:.1e}"))
+    observed = f"{sum(noisy)} of {len(noisy)} availabilities; the largest difference is at {max(texts)[1]}"
+    checks = [Check("Estimated p_i as good as known p_i, within 2 standard errors", observed, all(noisy))]
+    apart = 0.0
+    for weighting in distinct(rows, "weighting"):
+        chosen = [row for row in rows if row["weighting"] == weighting]
+        unit = ("availability", "replication")
+        sides = [
+            {tuple(row[name] for name in unit): row["distance"] for row in chosen if row["placement"] == placement}
+            for placement in ("central", "replicas")
+        ]
+        apart = max([apart, *(abs(sides[0][key] - sides[1][key]) for key in sides[0] if key in sides[1])])
+    checks.append(Check("S-less equals S", f"largest difference of squared distances {apart:g}", apart == 0))
+    table = summarize([row for row in rows if row["variant"] == "known-central"], ["availability"], "distance")
+    full = table.get((1.0,))
+    if full is not None:
+        price = {p: table[(p,)].mean / full.mean * p for (p,) in table}
+        extreme = max(price, key=lambda p: abs(math.log(price[p])))
+        observed = f"the farthest is {price[extreme] / extreme:.2f} at p = {extreme}, where 1/p is {1 / extreme:.2f}"
+        claim = "The squared distance grows as 1/p, within a factor of 2 (Corollary 1)"
+        checks.append(Check(claim, observed, all(0.5 <= value <= 2 for value in price.values())))
     return checks
 
 

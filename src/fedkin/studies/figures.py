@@ -44,6 +44,10 @@ VALUE_LABELS: dict[str, str] = {
     "fedadmm-batch": "Fed-ADMM, batches of 10",
     "gd": "GD, all samples",
     "sgd": "SGD, batches of 10",
+    "known-central": "p known, central S",
+    "estimated-central": "p estimated, central S",
+    "known-replicas": "p known, S-less",
+    "estimated-replicas": "p estimated, S-less",
     "bartlett": "the paper's (Bartlett)",
     "model": "noise estimated, F test",
 }
@@ -197,7 +201,9 @@ def _finish_axis(axis: Any, spec: Mapping[str, Any], rows: Sequence[Row]) -> Non
     if "y_limits" in spec:
         axis.set_ylim(*spec["y_limits"])
     for line in spec.get("reference", ()):
-        axis.axhline(line["y"], **_REFERENCE, zorder=1)
+        # a level given as it is, or the mean of a column
+        level = line["y"] if "y" in line else np.mean([row[line["column"]] for row in rows])
+        axis.axhline(level, **_REFERENCE, zorder=1)
 
 
 def _draw_series(axis: Any, spec: Mapping[str, Any], rows: Sequence[Row], series: Sequence[Any]) -> None:

@@ -7,6 +7,7 @@
     value = "error"                 # the column that is averaged
     columns = "estimator"           # a column of the table per value
     rows = ["varrho", "n_samples"]  # a line of the table per combination
+    at = {column = "round", values = [10, 100]}   # keep only these values of a column, or those next below; optional
 """
 
 from __future__ import annotations
@@ -65,10 +66,16 @@ def make_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
     if "kind" in spec:
         table: Table = find_function(spec["kind"], "table kind")(spec, rows)
         return table
-    wanted = spec.get("where", {})
-    rows = [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
+    fixed = spec.get("where", {})
+    rows = [row for row in rows if all(row.get(name) == value for name, value in fixed.items())]
     names, across, value = list(spec["rows"]), spec["columns"], spec["value"]
     columns = distinct(rows, across)
+    if "at" in spec:
+        # of a long column (rounds), only the values at or next below some marks
+        name, marks = spec["at"]["column"], spec["at"]["values"]
+        known = distinct(rows, name)
+        wanted = {max((value for value in known if value <= mark), default=known[0]) for mark in marks}
+        rows = [row for row in rows if row[name] in wanted]
     table_of = summarize(rows, [*names, across], value)
     points = sorted({key[:-1] for key in table_of}, key=lambda key: [(isinstance(one, str), one) for one in key])
     head = [COLUMN_LABELS.get(name, name) for name in names] + [label_of(column) for column in columns]
