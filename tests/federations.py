@@ -28,7 +28,9 @@ def small_problem(
     for name, theta in zip(names, truth, strict=True):
         X = rng.normal(size=(n, p))
         data[name] = (X, X @ theta + 0.3 * rng.normal(size=n))
-    pairs = {(max(u, (u + step) % n_devices), min(u, (u + step) % n_devices)) for u in range(n_devices) for step in (1, 3)}
+    pairs = {
+        (max(u, (u + step) % n_devices), min(u, (u + step) % n_devices)) for u in range(n_devices) for step in (1, 3)
+    }
     pairs = {(i, j) for i, j in pairs if i != j}
     graph = Graph(names, [(names[i], names[j]) for i, j in sorted(pairs)])
     return Problem(Federation(data), graph, loss="linear", penalty=penalty, lam=lam)
@@ -40,7 +42,9 @@ def manifest_of(problem: Problem, rounds: int, batch: int | None = 4, ports: int
     degree = problem.graph.degree
     manifest = Manifest(
         run=secrets.token_hex(8),
-        members=tuple(Member(name, name, f"tls/127.0.0.1:{ports + u}") for u, name in enumerate(problem.federation.devices)),
+        members=tuple(
+            Member(name, name, f"tls/127.0.0.1:{ports + u}") for u, name in enumerate(problem.federation.devices)
+        ),
         edges=problem.graph.edges.tolist(),
         edge_radius=problem.fused.edge_radius.tolist(),
         loss={"name": "linear"},
@@ -74,7 +78,9 @@ def in_process(problem: Problem, manifest: Manifest) -> LocalShards:
     """The same run, in one process and one shard."""
     plan, _ = manifest.plan(rows_of(problem))
     assert np.array_equal(plan.rows.keys, device_keys(problem.federation.devices))
-    local = LocalShards(plan, np.zeros(problem.n_devices, dtype=np.int64), np.zeros((problem.n_devices, problem.n_params)))
+    local = LocalShards(
+        plan, np.zeros(problem.n_devices, dtype=np.int64), np.zeros((problem.n_devices, problem.n_params))
+    )
     local.run(1, manifest.rounds)
     return local
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from federations import in_process, manifest_of, rows_of, small_problem
 
+from federations import in_process, manifest_of, rows_of, small_problem
 from fedkin.engine.journal import Journal
 from fedkin.engine.manifest import Manifest
 from fedkin.engine.peer import Device, Patience
@@ -59,9 +57,21 @@ def network(request: pytest.FixtureRequest) -> Any:
     made.close()
 
 
-@pytest.mark.parametrize("changes", [{}, {"gradient": "saga", "average": "last"}, {"gradient": "svrg"}, {"average": "paper"},
-                                     {"compare_every": 0}, {"penalty": "l2"}, {"penalty": "linf"}])
-def test_devices_over_a_good_network_have_the_bits_of_one_process(network: MemoryNetwork, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"gradient": "saga", "average": "last"},
+        {"gradient": "svrg"},
+        {"average": "paper"},
+        {"compare_every": 0},
+        {"penalty": "l2"},
+        {"penalty": "linf"},
+    ],
+)
+def test_devices_over_a_good_network_have_the_bits_of_one_process(
+    network: MemoryNetwork, changes: dict[str, Any]
+) -> None:
     problem = small_problem(5)
     manifest = manifest_of(problem, 60, **({"compare_every": 20} | changes))
     same_bits(run_devices(problem, manifest, network), problem, manifest)

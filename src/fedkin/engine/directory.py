@@ -106,9 +106,9 @@ def endpoint_of(manifest: Manifest, position: int) -> str:
 
 
 def links_of(manifest: Manifest, position: int) -> dict[str, Any]:
-    """The zenoh configuration of one device: it connects to neighbours before it in the manifest, and lets others connect.
+    """The zenoh configuration of one device: it connects to neighbours before it in the manifest, the others to it.
 
-    Grants follow `fedkin.engine.peer.keys_of`: a neighbour writes what it sends to this device, reads what is sent to it.
+    Grants follow `fedkin.engine.peer.keys_of`: a neighbour writes what it sends here, and reads what is sent to it.
     """
     if manifest.placement == "central":
         from fedkin.engine.central import star_keys

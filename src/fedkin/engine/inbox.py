@@ -38,13 +38,13 @@ class Inbox:
         self._changed = threading.Condition()
         self._wakes = 0
 
-    def expect(self, expected: Expected) -> Callable[[bytes], None]:
-        """Open a slot, and get the function that frames for it go to."""
+    def expect(self, expected: Expected) -> Callable[[bytes], bool]:
+        """Open a slot, and get the function that frames for it go to; it says whether a frame brought something new."""
         slot = (expected.kind, expected.sender)
         self._expected[slot] = expected
 
-        def on_frame(frame: bytes) -> None:
-            self._receive(slot, frame)
+        def on_frame(frame: bytes) -> bool:
+            return self._receive(slot, frame)
 
         return on_frame
 
@@ -65,30 +65,32 @@ class Inbox:
             for key in stale:
                 del self._held[key]
 
-    def _receive(self, slot: Slot, frame: bytes) -> None:
+    def _receive(self, slot: Slot, frame: bytes) -> bool:
         kind, sender = slot
         peer = self.names[sender]
         with self._changed:
             expected = self._expected.get(slot)
             if expected is None:
-                return
+                return False
             try:
                 message = decode(frame, expected)
             except OutsideWindow as refusal:
                 # duplicates and late answers are a network's daily life; replays look the same, and neither is used
                 event = "old round ignored" if refusal.round < expected.first else "round too far ahead ignored"
                 self.journal.sparingly("info", event, peer=peer, kind=kind.name)
-                return
+                return False
             except MessageError as refusal:
                 self.journal.sparingly("warning", "message refused", peer=peer, kind=kind.name, why=str(refusal))
-                return
+                return False
             key = (kind, sender, message.round)
             known = self._held.get(key)
             if known is None:
                 self._held[key] = message.values
                 self._changed.notify_all()
-            elif known.tobytes() != message.values.tobytes():
+                return True
+            if known.tobytes() != message.values.tobytes():
                 self.journal.sparingly("warning", "same round twice with other numbers: the first counts", peer=peer)
+            return False
 
     def wake(self) -> None:
         """Make a waiting thread look around."""

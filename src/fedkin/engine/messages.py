@@ -13,8 +13,8 @@
     24      4      CRC-32 of everything else
     28      ...    the numbers, little endian
 
-A receiver knows what it expects (`Expected`), and `decode` compares the whole header with it before any memory is taken for
-the numbers. A message that differs in anything is refused with `MessageError`.
+A receiver knows what it expects (`Expected`), and `decode` compares the whole header with it before any memory is taken
+for the numbers. A message that differs in anything is refused with `MessageError`.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ class Expected:
         Rounds that are of use now, both included.
     wire : "float64" | "float32"
     bound : float or None
-        Largest Euclidean length of the numbers (the parameter ball), or largest absolute value where ``bound_kind`` is "max".
+        Largest size of the numbers, in the norm that ``bound_kind`` names.
     bound_kind : "length" | "max" | "sum"
-        Which norm ``bound`` is about; a dual ball has the dual norm of the penalty.
+        Euclidean for the parameter ball; for an edge dual, the dual norm of the penalty.
     """
 
     run: bytes
@@ -119,10 +119,13 @@ def encode(run: bytes, kind: Kind, sender: int, round: int, values: Array, wire:
     run : bytes
         8 bytes.
     kind : Kind
+        What the numbers are.
     sender, round : int
         From 0 to 2**32 - 1.
     values : array (length,)
+        The numbers.
     wire : "float64" | "float32"
+        Their format on the way.
 
     Examples
     --------
@@ -146,7 +149,7 @@ def decode(frame: bytes, expected: Expected) -> Message:
     Raises
     ------
     MessageError
-        Naming the first thing that differs. Nothing has been allocated for the numbers unless header and checksum agree.
+        Naming the first thing that differs. Header and checksum are compared before numbers are allocated.
     """
     if len(frame) < HEADER_BYTES:
         raise MessageError(f"{len(frame)} bytes are too few for a header of {HEADER_BYTES}")
@@ -182,7 +185,7 @@ def decode(frame: bytes, expected: Expected) -> Message:
 
 
 class OutsideWindow(MessageError):
-    """A well-formed message of a round that is over, or too far ahead: a replay, a duplicate, or a neighbour catching up."""
+    """A message of a round that is over or too far ahead: a replay, a duplicate, or a neighbour that catches up."""
 
     def __init__(self, text: str, round: int) -> None:
         super().__init__(text)

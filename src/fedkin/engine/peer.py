@@ -1,12 +1,12 @@
 """One device in the field: a shard of one, a transport, and a checkpoint.
 
 A round is: node step, tell the neighbours theta, wait for theirs, edge step. There is no global barrier: a device waits
-for its own neighbours only, and a neighbour is never more than one round ahead. Nothing is ever skipped. A theta that does
-not arrive is pulled until it does.
+for its own neighbours only, and a neighbour is never more than one round ahead. Nothing is ever skipped. A theta that
+does not arrive is pulled until it does.
 
-What makes crashes harmless: theta of round t is a function of the state after round t-1. A device that starts again from
-its checkpoint computes the same numbers again; the neighbours ignore what they know already and hand out their own last
-thetas, of which everybody keeps as many as lie between two checkpoints, and two more.
+What makes crashes harmless: theta of round t is a function of the state after round t-1. A device that starts again
+from its checkpoint computes the same numbers again; the neighbours ignore what they know already and hand out their own
+last thetas, of which everybody keeps as many as lie between two checkpoints, and two more.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ Array = NDArray[np.float64]
 
 #: Differences between the replicas of an edge dual up to this share of its bound are rounding of different processors.
 SAME_DUAL = 1e-9
+_DONE_SECONDS = 0.4
 _BOUND_KIND = {"l1": "max", "l2": "length", "linf": "sum"}  # dual norms of the penalties
 
 
@@ -213,9 +214,8 @@ class Device:
 
     def _pull(self, kind: Kind, sender: int, t: int) -> None:
         def on_frame(frame: bytes) -> None:
-            # who answers a pull is ahead of this device, so the next message is best pulled at once, too
-            self._hint = True
-            self._slots[kind, sender](frame)
+            # nothing had been pushed: the sender is ahead of this device, so pull the next message at once, too
+            self._hint = self._slots[kind, sender](frame) or self._hint
 
         self.status.pulled += 1
         self.transport.pull(keys_of(self.manifest, sender, self.position)[kind], t, on_frame)
@@ -301,7 +301,7 @@ class Device:
         radius = {
             tuple(edge): float(r) for edge, r in zip(self.shard.edges.tolist(), self.shard.edge_radius, strict=True)
         }
-        self._slots: dict[tuple[Kind, int], Callable[[bytes], None]] = {}
+        self._slots: dict[tuple[Kind, int], Callable[[bytes], bool]] = {}
         for v in self.neighbours:
             for kind, key in keys_of(manifest, v, here).items():
                 t = manifest.rounds if kind is Kind.DONE else self.done + 1
@@ -375,25 +375,23 @@ class Device:
     def linger(self) -> None:
         """Stay until all neighbours have finished, since they may need the last thetas."""
         done = keys_of(self.manifest, self.position, self.position)[Kind.DONE]
-        if not self.neighbours:
-            return
-        self.transport.publish(done, self._frame(Kind.DONE, self.done, np.zeros(0)))
+        frame = self._frame(Kind.DONE, self.done, np.zeros(0))
         deadline = time.monotonic() + self.patience.linger
-        try:
-            while time.monotonic() < deadline:
-                waiting = self.inbox.missing(Kind.DONE, self.neighbours, self.done)
-                if not waiting:
-                    break
-                self.status.waiting_for = [self.names[v] for v in waiting]
-                for v in waiting:
-                    self._pull(Kind.DONE, v, self.done)
-                self.inbox.wait(Kind.DONE, self.neighbours, self.done, 0.5)
-                if self.tick is not None:
-                    self.tick(self)
-            else:
-                self.journal.write("warning", "left before all neighbours had finished", peers=self.status.waiting_for)
-        finally:
-            self.status.waiting_for = []
+        waiting = list(self.neighbours)
+        while waiting and time.monotonic() < deadline:
+            self.transport.publish(done, frame)
+            for v in waiting:
+                self._pull(Kind.DONE, v, self.done)
+            waiting = self.inbox.wait(Kind.DONE, self.neighbours, self.done, _DONE_SECONDS)
+            self.status.waiting_for = [self.names[v] for v in waiting]
+            if self.tick is not None:
+                self.tick(self)
+        if waiting:
+            self.journal.write("warning", "left before all neighbours had finished", peers=self.status.waiting_for)
+        elif self.neighbours:
+            # somebody may have missed that this device has finished, and asks again
+            self.transport.publish(done, frame)
+            time.sleep(2.5 * _DONE_SECONDS)
 
     # --- checkpoints ---
 

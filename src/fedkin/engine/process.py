@@ -1,4 +1,4 @@
-"""``python -m fedkin.engine.process DIR/devices/NAME``: what ``fedkin peer run`` becomes, light enough for a small device.
+"""``python -m fedkin.engine.process DIR/devices/NAME``: what ``fedkin peer run`` becomes, light enough for a device.
 
 Exit codes: 0 finished, 3 stopped on request, 4 cannot go on now (start again later), 2 wrong directory or input.
 """

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-OnFrame = Callable[[bytes], None]
+OnFrame = Callable[[bytes], object]
 OnPull = Callable[[int], bytes | None]
 OnPresence = Callable[[bool], None]
 

@@ -1,0 +1,1 @@
+"""Central placement (work in progress)."""

@@ -1,0 +1,218 @@
+"""All devices of a federation directory on this machine: started, watched, started again when they die, stopped."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedkin.engine.directory import LOCK, device_directories, read_result, read_status
+from fedkin.engine.process import FINISHED, STOPPED, WRONG
+
+#: A device that dies so often is given up.
+MAX_RESTARTS = 10
+#: Seconds before the first restart; doubled each time, up to a minute.
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
+_STOP_SECONDS = 20.0
+
+
+@dataclass
+class Child:
+    """A device under supervision."""
+
+    place: Path
+    process: subprocess.Popen[bytes] | None = None
+    restarts: int = 0
+    due: float = 0.0
+    state: str = "waiting"
+
+    @property
+    def name(self) -> str:
+        return self.place.name
+
+
+@dataclass
+class Supervisor:
+    """Runs the devices of a directory as child processes.
+
+    Parameters
+    ----------
+    directory : path
+        Of the federation.
+    options : sequence of str
+        Passed on to each device, see ``fedkin peer run --help``.
+    max_restarts : int
+        How often a device that dies is started again.
+    """
+
+    directory: Path
+    options: Sequence[str] = ()
+    max_restarts: int = MAX_RESTARTS
+    children: list[Child] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Start every device that is here."""
+        self.children = [Child(place) for place in device_directories(self.directory)]
+        for child in self.children:
+            self._start(child)
+
+    def _start(self, child: Child) -> None:
+        with (child.place / "stderr.txt").open("ab") as errors:
+            child.process = subprocess.Popen(
+                [sys.executable, "-m", "fedkin.engine.process", str(child.place), *self.options],
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                # Ctrl-C is for the supervisor, which then stops its devices
+                start_new_session=True,
+                # the arithmetic of one device is small: threads would only get into each other's way
+                env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ},
+            )
+        child.state = "running"
+
+    def poll(self) -> bool:
+        """Look after the devices; False when all have ended, well or not."""
+        now = time.monotonic()
+        for child in self.children:
+            if child.state == "waiting" and now >= child.due:
+                self._start(child)
+            if child.state != "running" or child.process is None:
+                continue
+            code = child.process.poll()
+            if code is None:
+                continue
+            if code == FINISHED:
+                child.state = "finished"
+            elif code in (WRONG, STOPPED) or child.restarts >= self.max_restarts:
+                child.state = "stopped" if code == STOPPED else "failed"
+            else:
+                child.due = now + min(FIRST_PAUSE * 2**child.restarts, LONGEST_PAUSE)
+                child.restarts += 1
+                child.state = "waiting"
+        return any(child.state in ("running", "waiting") for child in self.children)
+
+    def stop(self) -> None:
+        """Ask all devices to stop, and end those that do not."""
+        running = [
+            child.process for child in self.children if child.process is not None and child.process.poll() is None
+        ]
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_SECONDS
+        for process in running:
+            try:
+                process.wait(max(deadline - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@dataclass(frozen=True)
+class Line:
+    """What is known about a device on this machine."""
+
+    name: str
+    state: str
+    round: int
+    rounds: int
+    change: float | None
+    up: int
+    waiting_for: Sequence[str]
+    pulled: int
+    repaired: int
+    restarts: int
+    pid: int | None
+
+
+def overview(directory: Path, children: Sequence[Child] = ()) -> list[Line]:
+    """A line for each device whose directory is here."""
+    restarts = {child.name: child for child in children}
+    lines = []
+    for place in device_directories(directory):
+        status, alive = read_status(place), is_running(place)
+        child = restarts.get(place.name)
+        state = str(status.get("state", "never started"))
+        if not alive and state not in ("done", "finished", "stopped", "never started"):
+            state = "finished" if read_result(place) is not None else "dead"
+        if child is not None and child.state in ("failed", "waiting"):
+            state = child.state if child.state == "failed" else "starting again"
+        lines.append(
+            Line(
+                place.name,
+                state,
+                int(status.get("round", 0)),
+                int(status.get("rounds", 0)),
+                status.get("change"),
+                len(status.get("up", ())),
+                status.get("waiting_for", ()),
+                int(status.get("pulled", 0)),
+                int(status.get("repaired", 0)),
+                0 if child is None else child.restarts,
+                status.get("pid") if alive else None,
+            )
+        )
+    return lines
+
+
+def is_running(place: Path) -> bool:
+    """Whether a process holds the device's lock."""
+    try:
+        descriptor = os.open(place / LOCK, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def stop_all(directory: Path) -> list[str]:
+    """Ask every device that runs here to stop, and return their names; a supervisor does not start them again."""
+    stopped = []
+    for place in device_directories(directory):
+        pid = read_status(place).get("pid")
+        # the lock says that it runs, so the number is not that of another process by now
+        if is_running(place) and isinstance(pid, int):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+                stopped.append(place.name)
+    return stopped
+
+
+def prometheus(lines: Sequence[Line]) -> str:
+    """The overview in the text format of Prometheus.
+
+    Examples
+    --------
+    >>> from fedkin.engine.supervisor import Line, prometheus
+    >>> line = Line("north", "running", 12, 100, 0.5, 2, (), 3, 0, 1, 4711)
+    >>> print(prometheus([line]).splitlines()[2])
+    fedkin_round{device="north"} 12
+    """
+    measures = (
+        ("round", "gauge", "Round that the device is in.", lambda line: line.round),
+        ("rounds", "gauge", "Rounds of the run.", lambda line: line.rounds),
+        ("change", "gauge", "Largest change of a parameter in the last round.", lambda line: line.change),
+        ("neighbours_up", "gauge", "Neighbours that are there.", lambda line: line.up),
+        ("waiting_for", "gauge", "Neighbours that it has waited for long.", lambda line: len(line.waiting_for)),
+        ("running", "gauge", "1 when the process runs.", lambda line: int(line.pid is not None)),
+        ("pulled_total", "counter", "Messages asked for again.", lambda line: line.pulled),
+        ("repaired_total", "counter", "Edge duals that had to be repaired.", lambda line: line.repaired),
+        ("restarts_total", "counter", "Times that the supervisor started it again.", lambda line: line.restarts),
+    )
+    out = []
+    for name, kind, words, value_of in measures:
+        out += [f"# HELP fedkin_{name} {words}", f"# TYPE fedkin_{name} {kind}"]
+        values = [(line.name, value_of(line)) for line in lines]
+        out += [f'fedkin_{name}{{device="{device}"}} {value}' for device, value in values if value is not None]
+    return "\n".join(out) + "\n"

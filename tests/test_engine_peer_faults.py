@@ -1,0 +1,119 @@
+"""Devices that are killed, stopped, cut off or out of disk: when all are back, the bits are those of a quiet run."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from federations import in_process, place, small_problem
+from fedkin.problem import Problem
+from fleet import Fleet, _capped
+
+pytest.importorskip("zenoh")
+pytestmark = pytest.mark.timeout(240)
+FAULTY = (str(Path(__file__).with_name("faulty_process.py")),)
+
+
+def assert_same_bits(fleet: Fleet, problem: Problem) -> None:
+    assert fleet.theta().tobytes() == in_process(problem, fleet.manifest).gather("average").tobytes(), fleet.report()
+
+
+@pytest.mark.parametrize(("victims", "gradient"), [(1, "plain"), (3, "saga")])
+def test_killed_devices_start_again_and_nothing_is_lost(tmp_path: Path, victims: int, gradient: str) -> None:
+    problem = small_problem(5)
+    rng = np.random.default_rng(victims)
+    with Fleet.make(tmp_path / "fed", problem, 700, gradient=gradient, average="tail") as fleet:
+        fleet.start()
+        fleet.wait_for_round("d0", 20)
+        for _ in range(2):
+            time.sleep(float(rng.uniform(0.1, 0.6)))
+            chosen = [f"d{u}" for u in rng.choice(5, victims, replace=False)]
+            for name in chosen:
+                fleet.kill(name)
+            time.sleep(float(rng.uniform(0.0, 0.5)))
+            fleet.start(*chosen)
+        fleet.join()
+        assert any(
+            entry["event"] == "started" and entry["round"] > 0 for name in fleet.names for entry in fleet.log(name)
+        )
+        assert_same_bits(fleet, problem)
+
+
+def test_a_device_that_sleeps_longer_than_the_lease(tmp_path: Path) -> None:
+    problem = small_problem(4)
+    with Fleet.make(tmp_path / "fed", problem, 500) as fleet:
+        fleet.set_lease(1.0)
+        fleet.start()
+        fleet.wait_for_round("d0", 10)
+        fleet.signal("d2", signal.SIGSTOP)
+        time.sleep(4.0)
+        asleep = fleet.round("d2")
+        fleet.signal("d2", signal.SIGCONT)
+        fleet.join()
+        assert asleep < 500
+        assert any(entry["event"] == "neighbour down" and entry["peer"] == "d2" for entry in fleet.log("d1"))
+        assert any(entry["event"] == "waiting" and "d2" in entry["peers"] for entry in fleet.log("d1"))
+        assert_same_bits(fleet, problem)
+
+
+def test_a_network_that_loses_doubles_and_reorders_a_tenth(tmp_path: Path) -> None:
+    problem = small_problem(4)
+    with Fleet.make(tmp_path / "fed", problem, 60) as fleet:
+        fleet.start(program=FAULTY)
+        fleet.join()
+        assert any(entry["event"] == "old round ignored" for entry in fleet.log("d0"))
+        assert_same_bits(fleet, problem)
+
+
+def test_a_full_disk_holds_the_device_until_there_is_room(tmp_path: Path) -> None:
+    def tight() -> None:
+        _capped()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
+
+    problem = small_problem(3)
+    with Fleet.make(tmp_path / "fed", problem, 60) as fleet:
+        fleet.start("d0", "d1")
+        fleet.start("d2", preexec=tight)
+        deadline = time.monotonic() + 30
+        while not any(entry["event"] == "checkpoint failed, holding" for entry in fleet.log("d2")):
+            assert time.monotonic() < deadline, fleet.report()
+            time.sleep(0.1)
+        assert not list(place(fleet.directory, "d2").glob("*.tmp"))
+        infinite = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        resource.prlimit(fleet.children["d2"].pid, resource.RLIMIT_FSIZE, infinite)
+        fleet.join()
+        assert_same_bits(fleet, problem)
+
+
+def test_sigterm_ends_a_device_and_the_same_command_continues(tmp_path: Path) -> None:
+    problem = small_problem(3)
+    with Fleet.make(tmp_path / "fed", problem, 400, checkpoint_every=1) as fleet:
+        fleet.start()
+        fleet.wait_for_round("d0", 5)
+        fleet.signal("d1", signal.SIGTERM)
+        assert fleet.children["d1"].wait(20) == 3
+        fleet.start("d1")
+        fleet.join()
+        assert_same_bits(fleet, problem)
+
+
+def test_a_device_runs_once(tmp_path: Path) -> None:
+    with Fleet.make(tmp_path / "fed", small_problem(3), 10) as fleet:
+        fleet.start("d0")
+        deadline = time.monotonic() + 20
+        while not fleet.log("d0"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        first = fleet.children.pop("d0")
+        try:
+            fleet.start("d0")
+            assert fleet.children["d0"].wait(30) == 2
+            assert "in use by another process" in fleet.report()
+        finally:
+            first.kill()
+            first.wait(10)

@@ -1,0 +1,185 @@
+"""Who is not allowed gets nothing and changes nothing, and the log names him."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from federations import in_process, place, small_problem
+from fedkin.engine.directory import AUTHORITY_KEY
+from fedkin.engine.manifest import AUTHORITY, MANIFEST, ManifestError, Rows, load_manifest
+from fedkin.engine.messages import Kind, encode
+from fedkin.engine.security import (
+    Pair,
+    SecurityError,
+    issue,
+    link_configuration,
+    make_authority,
+    with_absolute_paths,
+    write_private,
+)
+from fleet import Fleet
+
+zenoh = pytest.importorskip("zenoh")
+pytestmark = pytest.mark.timeout(180)
+
+
+def authority_of(fleet: Fleet) -> Pair:
+    return Pair((fleet.directory / AUTHORITY).read_bytes(), (fleet.directory / AUTHORITY_KEY).read_bytes())
+
+
+@contextmanager
+def session(folder: Path, authority: Pair, trusted: bytes, name: str, target: str) -> Iterator[Any]:
+    """A zenoh session of somebody with the certificate ``name``, who connects to ``target`` without rules of his own."""
+    folder.mkdir()
+    pair = issue(authority, name, ["127.0.0.1"])
+    for file, content in (("ca.crt", trusted), ("device.crt", pair.certificate), ("device.key", pair.key)):
+        write_private(folder / file, content)
+    configuration = link_configuration([], [target], [])
+    del configuration["access_control"]
+    configuration["connect"]["timeout_ms"] = 2000
+    opened = zenoh.open(zenoh.Config.from_json5(json.dumps(with_absolute_paths(configuration, folder))))
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def listen(opened: Any) -> list[tuple[str, bytes]]:
+    heard: list[tuple[str, bytes]] = []
+    opened.declare_subscriber("**", lambda sample: heard.append((str(sample.key_expr), sample.payload.to_bytes())))
+    return heard
+
+
+def pulled(opened: Any, key: str) -> list[bytes]:
+    return [reply.ok.payload.to_bytes() for reply in opened.get(f"{key}?round=1", timeout=1) if reply.ok is not None]
+
+
+def events(fleet: Fleet, name: str, event: str) -> list[dict[str, Any]]:
+    return [entry for entry in fleet.log(name) if entry["event"] == event]
+
+
+def wait_for_event(fleet: Fleet, name: str, event: str, **fields: object) -> None:
+    deadline = time.monotonic() + 15
+    while not any(fields.items() <= entry.items() for entry in events(fleet, name, event)):
+        assert time.monotonic() < deadline, fleet.report()
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    """d0, d1 and d2 of six run and wait for the others, whose certificates the tests may borrow."""
+    monkeypatch.setenv("RUST_LOG", "error,zenoh::net::routing::interceptor::access_control=trace")
+    problem = small_problem(6)
+    with Fleet.make(tmp_path / "fed", problem, 40) as fleet:
+        fleet.start("d0", "d1", "d2")
+        for name in ("d0", "d1", "d2"):
+            wait_for_event(fleet, name, "waiting")
+        yield fleet
+
+
+def test_strangers_with_and_without_the_right_authority(waiting: Fleet, tmp_path: Path) -> None:
+    fleet = waiting
+    manifest, authority = fleet.manifest, authority_of(fleet)
+    run = manifest.run
+    forged = encode(manifest.run_bytes, Kind.THETA, 1, 1, np.full(3, 9.0))
+    foreign = make_authority("test")
+    with session(tmp_path / "foreign", foreign, authority.certificate, "d1", manifest.members[0].endpoint) as opened:
+        heard = listen(opened)
+        time.sleep(1.0)
+        assert opened.info.peers_zid() == []  # not even a link
+        opened.put(f"{run}/theta/d1", forged)
+        assert pulled(opened, f"{run}/theta/d0") == []
+        assert [one for one in heard if one[1] != forged] == []
+    # d4 is a device of this federation, but no neighbour of d0 (ring with chords of three)
+    assert 4 not in manifest.neighbours(0).tolist()
+    with session(tmp_path / "other", authority, authority.certificate, "d4", manifest.members[0].endpoint) as opened:
+        heard = listen(opened)
+        time.sleep(1.0)
+        assert len(opened.info.peers_zid()) == 1
+        opened.put(f"{run}/theta/d1", forged)
+        opened.put(f"{run}/theta/d0", forged)
+        for name in ("d0", "d1", "d4"):
+            assert pulled(opened, f"{run}/theta/{name}") == []
+        assert [one for one in heard if one[1] != forged] == []
+        wait_for_event(fleet, "d0", "link from a stranger: all it does is refused", peer="d4")
+
+
+def test_a_neighbour_may_write_its_own_key_only_and_nonsense_is_refused(waiting: Fleet, tmp_path: Path) -> None:
+    fleet = waiting
+    manifest, authority, run = fleet.manifest, authority_of(fleet), fleet.manifest.run
+    true = encode(manifest.run_bytes, Kind.THETA, 3, 1, np.zeros(3))
+    with session(tmp_path / "d3", authority, authority.certificate, "d3", manifest.members[0].endpoint) as opened:
+        time.sleep(0.5)
+        # another's key: zenoh drops it, d0 goes on waiting for d5 although "its" theta was sent
+        for name in ("d5", "d1", "d0"):
+            opened.put(f"{run}/theta/{name}", encode(manifest.run_bytes, Kind.THETA, 5, 1, np.zeros(3)))
+            opened.put(f"{run}/live/{name}", b"")
+        # what d0 publishes for its neighbours may be read by d3, what others publish may not
+        assert pulled(opened, f"{run}/theta/d0") != []
+        assert pulled(opened, f"{run}/theta/d1") == []
+        assert pulled(opened, f"{run}/alpha/d0/d1") == []
+        # its own key, but nonsense
+        for frame in (
+            b"",
+            true[:-3],
+            true + b"x",
+            b"\xff" * 200,
+            b"\x00" * 100_000,
+            encode(b"another!", Kind.THETA, 3, 1, np.zeros(3)),
+            encode(manifest.run_bytes, Kind.THETA, 2, 1, np.zeros(3)),
+            encode(manifest.run_bytes, Kind.THETA, 3, 1, np.zeros(30)),
+            encode(manifest.run_bytes, Kind.THETA, 3, 1, np.array([0.0, np.nan, 0.0])),
+            encode(manifest.run_bytes, Kind.THETA, 3, 1, np.array([0.0, np.inf, 0.0])),
+            *(np.random.default_rng(k).bytes(52) for k in range(2000)),
+        ):
+            opened.put(f"{run}/theta/d3", frame)
+        for round in (0, 7, 2**32 - 1):  # replays, and the far future
+            opened.put(f"{run}/theta/d3", encode(manifest.run_bytes, Kind.THETA, 3, round, np.zeros(3)))
+        wait_for_event(fleet, "d0", "message refused", peer="d3")
+        wait_for_event(fleet, "d0", "old round ignored", peer="d3")
+        wait_for_event(fleet, "d0", "round too far ahead ignored", peer="d3")
+        refused = (fleet.directory / "d0.stderr").read_text().splitlines()
+        words = f"unauthorized to Put (ingress) on {run}/theta/d5"
+        assert any("CertCommonName(d3)" in line and words in line for line in refused)
+        why = {entry["why"].split()[0] for entry in events(fleet, "d0", "message refused")}
+        assert len(why) >= 5
+        still = events(fleet, "d0", "waiting")[-1]
+        assert set(still["peers"]) == {"d3", "d5"}
+    assert all(child.poll() is None for child in fleet.children.values())
+    # after all that, the run ends with the right bits
+    fleet.start("d3", "d4", "d5")
+    fleet.join()
+    problem = small_problem(6)
+    assert fleet.theta().tobytes() == in_process(problem, fleet.manifest).gather("average").tobytes()
+
+
+def test_files_are_private_and_changes_are_noticed(tmp_path: Path) -> None:
+    fleet = Fleet.make(tmp_path / "fed", small_problem(3), 5)
+    for path in fleet.directory.rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+    own = place(fleet.directory, "d1")
+    assert not any("key" in path.name for path in own.iterdir() if path.name not in ("device.key",))
+    rows = own / "rows.npz"
+    assert Rows.load(rows).X.shape == (12, 3)
+    rows.chmod(0o640)
+    with pytest.raises(SecurityError, match="others may read"):
+        Rows.load(rows)
+    text = (own / MANIFEST).read_bytes()
+    (own / MANIFEST).write_bytes(text.replace(b'"rounds": 5', b'"rounds": 6'))
+    with pytest.raises(SecurityError, match="changed after signing"):
+        load_manifest(own)
+    (own / MANIFEST).write_bytes(text)
+    assert load_manifest(own) == load_manifest(fleet.directory)
+    (own / AUTHORITY).write_bytes(make_authority("test").certificate)
+    with pytest.raises(SecurityError):
+        load_manifest(own)
+    with pytest.raises(ManifestError, match="not the directory"):
+        load_manifest(tmp_path)

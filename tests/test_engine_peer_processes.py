@@ -1,0 +1,32 @@
+"""Real processes, real sockets, certificates on both sides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from federations import free_ports, small_problem
+from fleet import Fleet
+
+from fedkin.engine.directory import write_federation
+from fedkin.engine.security import make_authority
+from fedkin.solvers.deploy import device_parts, make_manifest
+from fedkin.solvers.fedadmm import fed_admm
+from fedkin.solvers.fedplan import Settings
+
+pytest.importorskip("zenoh")
+pytestmark = pytest.mark.timeout(180)
+
+
+def test_five_devices_over_tls_have_the_bits_of_fed_admm(tmp_path: Path) -> None:
+    problem = small_problem(5)
+    settings = Settings(batch_size=4, seed=11)
+    first = free_ports(5)
+    manifest = make_manifest(problem, 50, settings, [f"tls/127.0.0.1:{first + u}" for u in range(5)])
+    write_federation(tmp_path / "fed", manifest, device_parts(problem), make_authority("test"))
+    with Fleet(tmp_path / "fed", manifest) as fleet:
+        fleet.start()
+        fleet.join()
+        expected = fed_admm(problem, 50, batch_size=4, seed=11, backend="numpy")
+        assert fleet.theta().tobytes() == expected.theta.tobytes()
