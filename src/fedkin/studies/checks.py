@@ -145,7 +145,7 @@ def convergence(rows: Sequence[Row]) -> list[Check]:
         worst = max(ratio, key=ratio.__getitem__)
         last = max(points, key=lambda point: point[2])[2]
         at_end = max(value for point, value in ratio.items() if point[2] == last)
-        observed = f"largest ratio of squared distances {ratio[worst]:.3g} at {_at(names, worst)}; at round {last} at most {at_end:.2g}"
+        observed = f"largest ratio {ratio[worst]:.3g} at {_at(names, worst)}; at round {last} at most {at_end:.2g}"
         claim = f"Fed-ADMM closer to the minimiser than gradient descent ({what}) at every round from 100 on"
         checks.append(Check(claim, observed, ratio[worst] < 1))
     return checks

@@ -142,7 +142,8 @@ def line_panels(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path | Non
     across_values = distinct(rows, across) if across else [None]
     series = spec.get("series_values") or (distinct(rows, spec["series"]) if "series" in spec else [None])
     shape = (len(down_values), len(across_values))
-    figure = Figure(figsize=(max(2.9 * shape[1], 4.8) + 0.4, 2.35 * shape[0] + 1.0), layout="constrained")
+    size = (max(2.9 * shape[1], 4.8) + 0.4, max(2.35 * shape[0] + 1.0, 4.3))
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(*shape, sharex=spec.get("share_x", True), sharey=spec.get("share_y", True), squeeze=False)
     for i, vertical in enumerate(down_values):
         for j, horizontal in enumerate(across_values):
@@ -267,6 +268,8 @@ def add_legend(figure: Any, axes: Any, reference: Sequence[Mapping[str, Any]] = 
     for line in reference:
         found[line["label"]] = Line2D([], [], **_REFERENCE)
     if found:
-        figure.legend(
-            list(found.values()), list(found), loc="outside upper center", ncols=min(len(found), 4), handlelength=3.2
-        )
+        room = figure.get_figwidth() / (0.075 * max(map(len, found)) + 0.75)  # inches of text and of its sign
+        columns = max(1, min(len(found), int(room)))
+        rows = -(-len(found) // columns)
+        columns = -(-len(found) // rows)  # evenly filled
+        figure.legend(list(found.values()), list(found), loc="outside upper center", ncols=columns, handlelength=3.2)
