@@ -31,6 +31,8 @@ EDGE_COST, GRAM_COST = 1.0, 0.3
 THREADING_PAYS = 1e6
 #: Inverse Gram matrices with up to this many entries are kept for the certificates, others are factorised again.
 ROOM = 20_000_000
+#: Pairs with more edge duals than this are not copied: they change when the iteration goes on.
+COPIED = 1_000_000
 #: Renumbering pays above this many devices when neighbours are farther apart than this share of all numbers.
 SCRAMBLED_DEVICES, SCRAMBLED_SHARE = 50_000, 0.05
 #: A Gram matrix with all pivots above this share of its diagonal is regular beyond doubt.
@@ -88,22 +90,29 @@ class CompiledIteration:
         (n, p), edges = self._b.shape, self._radius.size
         self._device_ranges, self._edge_ranges = self._crew.split(n), self._crew.split(edges)
         self._ahead = np.empty((n, p))
-        own, self.regular = self._own_minimizers(quadratic)
-        self._x = own if theta is None else self._places.devices_in(theta).copy()
-        # a device without duals is on its own from the start, and stays there
-        self._x[self._linked == 0] = own[self._linked == 0]
+        own = self._own_minimizers()
+        self.regular = own is not None
+        if own is None:
+            own = self._places.devices_in(quadratic.minimizers())
+        if theta is None:
+            self._x = own
+            if not self.regular:
+                unsure = self._places.devices_in(quadratic.singular) & (self._linked > 0)
+                self._x[unsure] = 0.0
+        else:
+            self._x = self._places.devices_in(theta).copy()
+            # a device without duals is on its own from the start, and stays there
+            self._x[self._linked == 0] = own[self._linked == 0]
         self._y = np.zeros((edges, p)) if alpha is None else self._places.edges_in(alpha).copy()
         self._z = np.zeros(self._box.shape) if zeta is None else self._places.devices_in(zeta).copy()
         self._inverse = np.empty((0 if self._isotropic else n, p, p))
         self._s = np.zeros((self._crew.size, n, p))
         self._reset_balance()
 
-    def _own_minimizers(self, quadratic: QuadraticTerms) -> tuple[Array, bool]:
-        """Each device's own minimiser (0 where it is in doubt), and whether none is in doubt."""
+    def _own_minimizers(self) -> Array | None:
+        """Each device's own minimiser, or None when there is doubt whether one is unique."""
         if self._isotropic:
-            positive = self._curvature > 0
-            own = np.divide(self._b, self._curvature[:, None], out=np.zeros_like(self._b), where=positive[:, None])
-            return own, bool(positive.all())
+            return self._b / self._curvature[:, None] if (self._curvature > 0).all() else None
         if self._A.size <= ROOM:
             self._own_inverse = np.empty_like(self._A)
             worst = self._invert(np.zeros(self._b.shape[0]), np.ones(self._b.shape[1]), self._own_inverse)
@@ -115,9 +124,7 @@ class CompiledIteration:
                 return float(kernels.local_minimizers(lo, hi, order, self._A, self._b, own))
 
             worst = float(min(self._crew.run(work, self._device_ranges)))
-        if worst > SAFE_PIVOT:
-            return own, True
-        return self._places.devices_in(np.where(quadratic.singular[:, None], 0.0, quadratic.minimizers())), False
+        return own if worst > SAFE_PIVOT else None
 
     def _set_rho(self, rho: Array) -> None:
         self.rho = rho
@@ -146,7 +153,7 @@ class CompiledIteration:
 
     @property
     def live(self) -> bool:
-        return self._y.size > ROOM and not self._places.moved
+        return self._y.size > COPIED and not self._places.moved
 
     # --- iterations -----------------------------------------------------------------------------------------------
 
@@ -330,7 +337,8 @@ def _bandwidth_order(graph: Graph) -> Index:
     i, j = graph.edges[:, 0], graph.edges[:, 1]
     shape = (graph.n_devices, graph.n_devices)
     pattern = coo_array((np.ones(2 * i.size, dtype=np.int8), (np.r_[i, j], np.r_[j, i])), shape=shape)
-    return np.asarray(reverse_cuthill_mckee(csr_array(pattern), symmetric_mode=True), dtype=np.int64)
+    order = reverse_cuthill_mckee(csr_array(pattern), symmetric_mode=True)
+    return np.ascontiguousarray(order, dtype=np.int64)
 
 
 class _Places:
@@ -350,7 +358,7 @@ class _Places:
             i, j = i[self.edges], j[self.edges]
         self.head, self.tail = i.astype(np.int32), j.astype(np.int32)
 
-    def devices_in(self, values: Array) -> Array:
+    def devices_in(self, values: NDArray[Any]) -> NDArray[Any]:
         return values[self.devices] if self.moved else np.ascontiguousarray(values)
 
     def edges_in(self, values: Array) -> Array:

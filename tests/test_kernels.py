@@ -1,0 +1,316 @@
+"""The compiled backend against numpy, and the rules by which it is chosen."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import fedkin
+from fedkin.datasets import paper_design
+from fedkin.errors import MissingDependencyError, ParameterError
+from fedkin.graph import Graph
+from fedkin.penalties import L1, make_penalty
+from fedkin.problem import FusedObjective, Problem
+from fedkin.solvers import backend as choice
+from fedkin.solvers.exact import solve_fused
+from fedkin.solvers.fuse import fused_parameters
+from fedkin.solvers.pdhg import NumpyIteration, initial_rho
+from fedkin.terms import QuadraticTerms
+
+pytest.importorskip("numba")
+
+from fedkin.solvers import compiled, kernels
+from fedkin.solvers.compiled import CompiledIteration
+
+
+def random_graph(n: int, n_edges: int, seed: int = 0, weighted: bool = True) -> Graph:
+    rng = np.random.default_rng(seed)
+    pairs = np.argwhere(np.tri(n, k=-1, dtype=bool))
+    chosen = np.sort(rng.choice(len(pairs), n_edges, replace=False))
+    return Graph.from_indices(range(n), pairs[chosen], rng.uniform(0.5, 2.0, n_edges) if weighted else None)
+
+
+def gram_objective(
+    penalty: str,
+    p: int = 5,
+    n: int = 40,
+    n_edges: int = 120,
+    strength: float = 0.05,
+    rows: int = 20,
+    seed: int = 0,
+    sparse: bool = False,
+) -> FusedObjective:
+    """Least squares; devices n-2 and n-1 have no edges."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, rows, p))
+    y = X @ rng.normal(size=p) + rng.normal(size=(n, rows))
+    terms = QuadraticTerms(
+        np.swapaxes(X, 1, 2) @ X / rows, np.einsum("vnp,vn->vp", X, y) / rows, 0.5 * (y**2).mean(axis=1)
+    )
+    linked = random_graph(n - 2, n_edges, seed)
+    graph = Graph.from_indices(range(n), linked.edges, linked.weights)
+    box = rng.uniform(0, 0.3, size=(n, p)) if sparse else None
+    return FusedObjective(terms, graph, make_penalty(penalty), strength, box)
+
+
+def mean_objective(penalty: str, p: int, strength: float = 0.3, n: int = 60, seed: int = 0) -> FusedObjective:
+    rng = np.random.default_rng(seed)
+    b = rng.normal(size=(n, p))
+    terms = QuadraticTerms(rng.uniform(0.5, 2.0, n), b, 0.5 * (b**2).sum(axis=1))
+    return FusedObjective(terms, random_graph(n, 150, seed), make_penalty(penalty), strength)
+
+
+OBJECTIVES = {
+    "linear l1": gram_objective("l1"),
+    "linear l2": gram_objective("l2"),
+    "linear linf": gram_objective("linf"),
+    "linear l1, p=1": gram_objective("l1", p=1),
+    "linear l2, p=11": gram_objective("l2", p=11, rows=40),
+    "linear l1, p=7": gram_objective("l1", p=7, rows=40),
+    "sparse l1": gram_objective("l1", sparse=True),
+    "sparse l2": gram_objective("l2", sparse=True),
+    "sparse linf": gram_objective("linf", sparse=True),
+    "no penalty": gram_objective("l1", strength=0.0),
+    "singular designs": gram_objective("l1", p=6, rows=4),
+    "singular designs, l2": gram_objective("l2", p=6, rows=4),
+    "mean, p=1": mean_objective("l1", 1),
+    "mean l2, p=3": mean_objective("l2", 3),
+    "mean l1, p=6": mean_objective("l1", 6),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_backends_agree(name: str) -> None:
+    objective = OBJECTIVES[name]
+    one = solve_fused(objective, 1e-7, backend="numpy")
+    other = solve_fused(objective, 1e-7, backend="numba")
+    assert one.status == other.status == "converged"
+    assert one.n_iter == other.n_iter
+    np.testing.assert_allclose(other.theta, one.theta, atol=1e-10, rtol=0)
+    np.testing.assert_allclose(other.alpha, one.alpha, atol=1e-10, rtol=0)
+    np.testing.assert_allclose(other.objective, one.objective, rtol=1e-12)
+    # fused devices are bitwise equal in both
+    edges = objective.graph.edges
+    fused = [(solution.theta[edges[:, 0]] == solution.theta[edges[:, 1]]) for solution in (one, other)]
+    np.testing.assert_array_equal(*fused)
+
+
+@pytest.mark.parametrize("penalty", ["l1", "l2"])
+def test_backends_agree_on_newton_steps(penalty: str) -> None:
+    design = paper_design(20, 40, 3, 2, loss="logistic", seed=1)
+    problem = Problem(design.federation, design.graph, loss="logistic", penalty=penalty, lam=1e-3)
+    one, other = (fedkin.solve(problem, 1e-8, backend=name) for name in ("numpy", "numba"))
+    np.testing.assert_allclose(other.theta, one.theta, atol=1e-10, rtol=0)
+
+
+def test_warm_start_agrees() -> None:
+    objective = OBJECTIVES["linear l1"]
+    start = solve_fused(objective.with_strength(0.03), 1e-7, backend="numpy")
+    one, other = (solve_fused(objective, 1e-7, warm_start=start, backend=name) for name in ("numpy", "numba"))
+    np.testing.assert_allclose(other.theta, one.theta, atol=1e-10, rtol=0)
+
+
+def started(objective: FusedObjective, **options: int) -> CompiledIteration:
+    quadratic = objective.terms
+    assert isinstance(quadratic, QuadraticTerms)
+    rho = initial_rho(objective, quadratic)
+    zeta = None if objective.sparsity is None else np.zeros_like(quadratic.b)
+    return CompiledIteration(objective, quadratic, None, None, zeta, rho, **options)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("n_threads", [1, 2, 3])
+def test_iterations_follow_numpy(name: str, n_threads: int) -> None:
+    objective = OBJECTIVES[name]
+    ours = started(objective, n_threads=n_threads)
+    assert isinstance(objective.terms, QuadraticTerms)
+    theirs = NumpyIteration(objective, objective.terms, None, None, ours.pair().zeta, ours.rho)
+    for _ in range(3):  # past two changes of rho
+        ours.advance(12)
+        theirs.advance(12)
+    mine, reference = ours.pair(), theirs.pair()
+    assert ours.regular == theirs.regular
+    np.testing.assert_allclose(ours.rho, theirs.rho, rtol=1e-9)
+    np.testing.assert_allclose(mine.theta, reference.theta, atol=1e-12)
+    np.testing.assert_allclose(mine.alpha, reference.alpha, atol=1e-12)
+    np.testing.assert_allclose(mine.balance, reference.balance, atol=1e-12)
+    np.testing.assert_allclose(ours.fused(), theirs.fused(), atol=1e-12)
+    if ours.regular:
+        np.testing.assert_allclose(ours.certificate(), theirs.certificate(), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(
+            ours.certificate(ours.fused()), theirs.certificate(theirs.fused()), rtol=1e-9, atol=1e-12
+        )
+    ours.close()
+
+
+def test_certificate_without_stored_inverses(monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = OBJECTIVES["linear l2"]
+    stored = started(objective)
+    monkeypatch.setattr(compiled, "ROOM", 0)
+    factorised = started(objective)
+    for iteration in (stored, factorised):
+        iteration.advance(10)
+    assert not factorised._own_inverse.size
+    np.testing.assert_allclose(factorised.certificate(), stored.certificate(), rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["linear l1", "linear l2", "sparse l1", "mean l2, p=3", "singular designs"])
+def test_renumbering_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = OBJECTIVES[name]
+    expected = solve_fused(objective, 1e-8, backend="numba")
+    monkeypatch.setattr(compiled, "SCRAMBLED_DEVICES", 10)
+    assert started(objective)._places.moved
+    moved = solve_fused(objective, 1e-8, backend="numba")
+    np.testing.assert_allclose(moved.theta, expected.theta, atol=1e-10)
+    np.testing.assert_allclose(moved.alpha, expected.alpha, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["linear l1", "linear l2"])
+def test_pairs_that_are_not_copied(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = OBJECTIVES[name]
+    expected = solve_fused(objective, 1e-8, backend="numba")
+    monkeypatch.setattr(compiled, "COPIED", 0)
+    assert started(objective).live
+    solution = solve_fused(objective, 1e-8, backend="numba")
+    np.testing.assert_array_equal(solution.theta, expected.theta)
+    np.testing.assert_array_equal(solution.alpha, expected.alpha)
+
+
+@pytest.mark.parametrize("copied", [0, 10**6])
+def test_interruption_leaves_a_certified_pair(copied: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = OBJECTIVES["linear l2"]
+    monkeypatch.setattr(compiled, "COPIED", copied)
+    calls = []
+    original = CompiledIteration._step
+
+    def step(self: CompiledIteration, relax: float, measure: bool) -> None:
+        calls.append(1)
+        original(self, relax, measure)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(CompiledIteration, "_step", step)
+    solution = solve_fused(objective, 1e-12, backend="numba")
+    assert solution.status == "interrupted"
+    assert np.isfinite(solution.gap)
+    assert (objective.penalty.dual_norm(solution.alpha) <= objective.edge_radius * (1 + 1e-12)).all()
+    best = solve_fused(objective, 1e-10, backend="numpy")
+    assert solution.objective - best.objective <= solution.gap * abs(solution.objective) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("p", [1, 3, 20])
+def test_inverse(p: int) -> None:
+    rng = np.random.default_rng(p)
+    X = rng.normal(size=(7, 2 * p + 2, p))
+    A, weight, rho = np.swapaxes(X, 1, 2) @ X, rng.uniform(0, 3, 7), rng.uniform(0.1, 1, p)
+    order, out = rng.permutation(7), np.empty((7, p, p))
+    worst = kernels.invert(0, 7, order, A, weight, rho, out)
+    expected = np.linalg.inv(A[order] + weight[:, None, None] * np.diag(rho))
+    np.testing.assert_allclose(out, expected, rtol=1e-9, atol=1e-12)
+    assert 0 < worst <= 1
+    b, own = rng.normal(size=(7, p)), np.empty((7, p))
+    assert 0 < kernels.local_minimizers(0, 7, order, A, b, own) <= 1
+    np.testing.assert_allclose(own, np.linalg.solve(A[order], b[:, :, None])[:, :, 0], rtol=1e-8)
+
+
+def test_singular_matrices_are_noticed() -> None:
+    A = np.array([[[1.0, 1.0], [1.0, 1.0]]])
+    out, b = np.empty((1, 2, 2)), np.ones((1, 2))
+    order = np.zeros(1, dtype=np.int64)
+    assert kernels.invert(0, 1, order, A, np.zeros(1), np.ones(2), out) <= 1e-12
+    assert kernels.local_minimizers(0, 1, order, A, b, b.copy()) <= 1e-12
+
+
+@pytest.mark.parametrize("name", ["linear l1", "linear l2", "linear linf", "sparse l1", "sparse l2"])
+@pytest.mark.parametrize("seed", range(3))
+def test_fusion(name: str, seed: int) -> None:
+    """Random duals near the border of their balls: every pattern of groups."""
+    objective = OBJECTIVES[name]
+    rng = np.random.default_rng(seed)
+    shape = (objective.graph.n_edges, objective.terms.n_params)
+    alpha = objective.penalty.project(rng.normal(size=shape), objective.edge_radius)
+    alpha[rng.random(shape[0]) < 0.2] *= 0.9
+    theta = rng.normal(size=(objective.terms.n_devices, shape[1]))
+    zeta = None
+    if objective.sparsity is not None:
+        zeta = np.clip(rng.normal(size=theta.shape), -objective.sparsity, objective.sparsity)
+    iteration = started(objective)
+    iteration._x, iteration._y = theta, alpha
+    iteration._z = iteration._z if zeta is None else zeta
+    expected = fused_parameters(objective, theta, alpha, zeta)
+    np.testing.assert_allclose(iteration.fused(), expected, atol=1e-14)
+
+
+# --- which backend -------------------------------------------------------------------------------------------------
+
+
+def test_unknown_backend() -> None:
+    with pytest.raises(ParameterError, match="unknown backend 'cuda'; choose one of auto, numpy, numba"):
+        solve_fused(OBJECTIVES["mean, p=1"], 1e-4, backend="cuda")  # type: ignore[arg-type]
+
+
+def test_numba_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "installed", lambda: False)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'fedkin\[fast\]'"):
+        solve_fused(OBJECTIVES["mean, p=1"], 1e-4, backend="numba")
+    with pytest.raises(MissingDependencyError):
+        choice.compile_kernels()
+    assert choice.resolve_backend("auto", OBJECTIVES["mean, p=1"], 10**9) == "numpy"
+
+
+def test_penalty_of_ones_own() -> None:
+    class Own(L1):
+        name = "own"
+
+    objective = replace(OBJECTIVES["mean, p=1"], penalty=Own())
+    assert choice.resolve_backend("auto", objective, 10**9) == "numpy"
+    with pytest.raises(ParameterError, match="no kernels for the penalty 'own'"):
+        choice.resolve_backend("numba", objective)
+
+
+@pytest.mark.parametrize(
+    ("loaded", "cached", "seconds", "expected"),
+    [
+        (True, True, 1e-9, "numba"),
+        (False, True, 0.5, "numpy"),
+        (False, True, 2.0, "numba"),
+        (False, False, 2.0, "numpy"),
+        (False, False, 100.0, "numba"),
+    ],
+)
+def test_auto(loaded: bool, cached: bool, seconds: float, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = OBJECTIVES["linear l1"]
+    if not loaded:
+        monkeypatch.delitem(sys.modules, "fedkin.solvers.kernels")
+    monkeypatch.setattr(choice, "cached", lambda: cached)
+    monkeypatch.setattr(choice, "expected_seconds", lambda _: seconds / 4)
+    assert choice.resolve_backend("auto", objective, 4) == expected
+
+
+def test_expected_work_grows_with_size() -> None:
+    small, large = gram_objective("l1"), gram_objective("l1", n=80, n_edges=240)
+    assert choice.expected_seconds(large) == pytest.approx(2 * choice.expected_seconds(small))
+
+
+def test_cache_is_found(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    # this process has compiled the kernels, so they are in one of the caches
+    assert choice.cached()
+
+
+FRESH = """
+import sys
+import fedkin
+from fedkin.datasets import paper_design
+assert "numba" not in sys.modules
+design = paper_design(n_devices=20, n_samples=30, n_features=3, n_clusters=2)
+fedkin.solve(fedkin.Problem(design.federation, design.graph, lam=1e-4))
+assert "numba" not in sys.modules, "a small fit loaded the compiler"
+"""
+
+
+def test_first_small_fit_does_not_load_numba() -> None:
+    subprocess.run([sys.executable, "-c", FRESH], check=True, timeout=60)
