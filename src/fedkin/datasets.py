@@ -68,6 +68,7 @@ def paper_design(
     noise : float
         Standard deviation of the linear model's noise.
     seed : int
+        Of all draws: parameters, flips, features and noise, in this order.
 
     Examples
     --------

@@ -25,7 +25,7 @@ LossLike = str | Loss | Mapping[Hashable, str | Loss]
 
 @dataclass(frozen=True, eq=False)
 class FusedObjective:
-    """``sum_u M_u(theta_u) + sum_e r_e phi(theta_i - theta_j) + sum_uc k_uc |theta_uc|``: |V| times the public objective.
+    """``sum_u M_u(theta_u) + sum_e r_e phi(theta_i - theta_j) + sum_uc k_uc |theta_uc|``: |V| times the public one.
 
     Attributes
     ----------
@@ -189,9 +189,7 @@ class Problem:
     def fused(self) -> FusedObjective:
         """The objective on arrays that solvers work with."""
         assert isinstance(self.penalty, Penalty)
-        return FusedObjective(
-            self.terms, self.graph, self.penalty, self.strength, self._sparsity_matrix(), self.radius
-        )
+        return FusedObjective(self.terms, self.graph, self.penalty, self.strength, self._sparsity_matrix(), self.radius)
 
     def objective(self, theta: Array) -> float:
         """``F(theta)`` for ``theta (V, p)``."""
@@ -299,7 +297,8 @@ def _losses_by_device(loss: Mapping[Hashable, str | Loss], federation: Federatio
             raise UnknownDeviceError(f"loss names device {device!r}, which the federation does not have")
     missing = [device for device in federation.devices if device not in loss]
     if missing:
-        raise DataError(f"no loss is given for device {missing[0]!r} (and {len(missing) - 1} others); name every device")
+        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+        raise DataError(f"no loss is given for device {missing[0]!r}{others}; name every device")
     made: dict[str, Loss] = {}
     losses = []
     for device in federation.devices:

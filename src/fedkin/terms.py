@@ -60,8 +60,8 @@ class DeviceTerms(ABC):
     def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
         """Upper bounds ``(V,)`` on ``M_u(theta_u) + <s_u, theta_u> - min_v (M_u(v) + <s_u, v>)``.
 
-        The minimum is over v in the ball of that ``radius``. Without one, a device is infinite when its minimum is not finite
-        (a residual outside the range of a singular design), or when no bound was found.
+        The minimum is over v in the ball of that ``radius``. Without one, a device is infinite when its minimum is not
+        finite (a residual outside the range of a singular design), or when no bound was found.
         """
 
     @abstractmethod
@@ -168,8 +168,8 @@ def row_blocks(federation: Federation, devices: Index) -> tuple[RowBlock, ...]:
     for size in np.unique(sizes):
         members = devices[sizes == size]
         rows = (federation.starts[members][:, None] + np.arange(size)).reshape(-1)
-        contiguous = rows.size == 0 or (rows[-1] - rows[0] + 1 == rows.size and members[0] == members.min())
-        where = slice(int(rows[0]), int(rows[-1]) + 1) if contiguous and rows.size else rows
+        contiguous = rows.size > 0 and bool((np.diff(rows) == 1).all())
+        where = slice(int(rows[0]), int(rows[-1]) + 1) if contiguous else rows
         shape = (members.size, int(size))
 
         def cut(array: Array, where: slice | Index = where, shape: tuple[int, int] = shape) -> Array:
@@ -207,7 +207,7 @@ class RowTerms(DeviceTerms):
         k = self.loss.n_outputs
         weights = theta[block.devices].reshape(block.devices.size, k, -1)
         eta = np.matmul(block.X, np.swapaxes(weights, 1, 2))
-        return eta if block.offset is None else eta + block.offset[:, :, None]
+        return np.asarray(eta if block.offset is None else eta + block.offset[:, :, None])
 
     def _targets(self, block: RowBlock) -> Array:
         assert block.y is not None
@@ -268,9 +268,9 @@ class RowTerms(DeviceTerms):
         return out
 
     def _block_gaps(self, block: RowBlock, theta: Array, s: Array, radius: float) -> Array:
-        # With a dual point a per row and t for the ridge, M*(X'a/n + t) <= mean m*(a) + t' ridge^-1 t / 2. The slopes at theta and
-        # t = ridge theta make that tight but miss -s by the residual. Moving them by -W X u and -ridge u, where
-        # (X'WX/n + ridge) u = residual, balances it; the Fenchel-Young sum at the moved point is the gap.
+        # With a dual point a per row and t for the ridge, M*(X'a/n + t) <= mean m*(a) + t' ridge^-1 t / 2. The slopes
+        # at theta and t = ridge theta make that tight but miss -s by the residual. Moving them by -W X u and -ridge u,
+        # where (X'WX/n + ridge) u = residual, balances it; the Fenchel-Young sum at the moved point is the gap.
         y, own = self._targets(block), theta[block.devices]
         eta = self._predictors(block, theta)
         slope = self.loss.slope_at(eta, y)
@@ -288,7 +288,7 @@ class RowTerms(DeviceTerms):
         held = self.ridge > 0
         resting = 0.5 * (residual[:, held] ** 2) @ (1.0 / self.ridge[held])
         resting = resting + _ball_gap(np.where(held, 0.0, residual), own, radius)
-        return np.minimum(moved, resting)
+        return np.asarray(np.minimum(moved, resting))
 
     def take(self, devices: Index) -> RowTerms:
         place = np.full(self.n_devices, -1)
@@ -343,7 +343,7 @@ class LossTerms(DeviceTerms):
         modulus = np.array([getattr(loss, "strong_convexity", 0.0) for loss in self.losses]) + self.ridge.min()
         square = np.einsum("vp,vp->v", residual, residual)
         strong = np.divide(square, 2 * modulus, out=np.full(self.n_devices, np.inf), where=modulus > 0)
-        return np.minimum(strong, _ball_gap(residual, theta, radius))
+        return np.asarray(np.minimum(strong, _ball_gap(residual, theta, radius)))
 
     def take(self, devices: Index) -> LossTerms:
         part = object.__new__(LossTerms)
@@ -467,8 +467,11 @@ def build_terms(federation: Federation, losses: Sequence[Loss], ridge: Array) ->
     Parameters
     ----------
     federation : Federation
-    losses : sequence of Loss, one per device
+        Rows of V devices.
+    losses : sequence of Loss
+        One per device.
     ridge : array (p,)
+        Adds ``sum_c ridge_c theta_c^2 / 2`` to each device.
     """
     kinds: list[Loss] = []
     kind_of = np.empty(len(losses), dtype=np.int64)
@@ -541,8 +544,8 @@ def _ball_gap(left: Array, theta: Array, radius: float) -> Array:
 def generalized_inverse(matrices: Array) -> tuple[Array, NDArray[np.bool_]]:
     """Generalised inverses ``G_u (V, p, p)`` of semi-definite matrices, and which of these are singular ``(V,)``.
 
-    ``A G A = A`` and ``G A G = G`` up to directions that count as zero. They are Moore-Penrose inverses in the units in which
-    ``A`` has unit diagonal, so that the units of the features do not matter.
+    ``A G A = A`` and ``G A G = G`` up to directions that count as zero. They are Moore-Penrose inverses in the units in
+    which ``A`` has unit diagonal, so that the units of the features do not matter.
     """
     diagonal = np.einsum("vii->vi", matrices)
     scale = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
@@ -564,7 +567,7 @@ def generalized_inverse(matrices: Array) -> tuple[Array, NDArray[np.bool_]]:
 
 
 def _solve_and_rest(matrices: Array, v: Array) -> tuple[Array, Array]:
-    """``A_u^- v_u`` and the part of ``v_u`` outside the range of ``A_u`` (0 where that is everything), both ``(V, p)``."""
+    """``A_u^- v_u`` and the part of ``v_u`` outside the range of ``A_u``, both ``(V, p)``."""
     inverse, singular = generalized_inverse(matrices)
     solution = np.matmul(inverse, v[:, :, None])[:, :, 0]
     rest = np.zeros_like(v)

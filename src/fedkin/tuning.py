@@ -63,6 +63,7 @@ def cross_validate_lam(
     lams : sequence of float, optional
         Candidates; by default a grid of ``n_lams`` from `lam_max` down to ``ratio * lam_max``.
     folds : int
+        Number of folds, at least 2.
     rule : "min" or "1se"
         The best candidate, or the largest one within one standard error of it (more fusion for the same evidence).
     n_lams, ratio
@@ -129,6 +130,6 @@ def _check_rows(problem: Problem, folds: int) -> None:
     if n < 2:
         device = problem.federation.devices[fewest]
         raise DataError(
-            f"device {device!r} has {n} row; cross-validation within devices needs at least 2. Give lam as a number, or leave "
-            "the device out"
+            f"device {device!r} has {n} row; cross-validation within devices needs at least 2. Give lam as a number, "
+            "or leave the device out"
         )

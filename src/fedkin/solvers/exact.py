@@ -16,7 +16,7 @@ from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
 from fedkin.problem import FusedObjective, Problem, Solution, Status
 from fedkin.solvers.backend import Backend, Resolved, resolve_backend, start_iteration
 from fedkin.solvers.expansion import HOPELESS, Expansion, lowered, raised
-from fedkin.solvers.fuse import fused_parameters
+from fedkin.solvers.fuse import fused_components, fused_parameters
 from fedkin.solvers.pdhg import Iteration, PrimalDual, initial_rho
 from fedkin.solvers.radius import MinimizerBall
 from fedkin.terms import DeviceTerms, QuadraticTerms
@@ -44,6 +44,7 @@ def solve(
     Parameters
     ----------
     problem : Problem
+        What to minimise.
     tol : float
         Relative duality gap to reach.
     max_iter : int
@@ -56,8 +57,8 @@ def solve(
     Returns
     -------
     Solution
-        ``solution.gap`` is an upper bound on the relative suboptimality. Ctrl-C ends the iteration with what was found so far
-        and the status "interrupted".
+        ``solution.gap`` is an upper bound on the relative suboptimality. Ctrl-C ends the iteration with what was found
+        so far and the status "interrupted".
 
     Raises
     ------
@@ -66,8 +67,9 @@ def solve(
 
     Notes
     -----
-    The gap is relative to ``max(|F(theta)|, 1e-6 |F(0)|)``. With singular designs (fewer rows than parameters on a device) the dual
-    is finite only on a ball; ``solution.radius`` then says for which ball the certificate holds (see `fedkin.solvers.radius`).
+    The gap is relative to ``max(|F(theta)|, 1e-6 |F(0)|)``. With singular designs (fewer rows than parameters on a
+    device) it needs a ball that holds a minimiser. For quadratic losses, and with sparsity everywhere, that is proven;
+    otherwise ``solution.radius`` says for which ball the certificate holds (see `fedkin.solvers.radius`).
 
     Examples
     --------
@@ -80,6 +82,8 @@ def solve(
     """
     if not tol > 0:
         raise ParameterError(f"tol must be positive, got {tol!r}")
+    if max_iter < 1:
+        raise ParameterError(f"max_iter must be at least 1, got {max_iter!r}")
     solution = solve_fused(problem.fused, tol, max_iter=max_iter, warm_start=warm_start, backend=backend)
     return scaled(solution, problem.n_devices)
 
@@ -141,7 +145,7 @@ class _Search:
         self.rows: list[tuple[int, float, float]] = []
         # where an interruption before the first check would leave us: nothing is certified yet, nor balanced
         start = PrimalDual(theta, alpha, zeta, np.zeros_like(theta), np.ones(1), 0)
-        self.best = _Certified(start, objective.value(theta) if theta.any() else at_zero, np.inf, np.inf)
+        self.best = _Certified(start, objective.value(theta) if theta.any() else at_zero, np.inf, None)
 
     def run(self, warm: bool) -> None:
         terms, pair = self.objective.terms, self.best.pair
@@ -150,6 +154,7 @@ class _Search:
         else:
             self._run_newton(terms, pair, warm)
             self._fuse()
+        self._fuse_components()
 
     def scale(self, value: float) -> float:
         return max(abs(value), self.floor)
@@ -226,7 +231,7 @@ class _Search:
             caution = lowered(caution, error, quadratic, least)
             before, at, penalty = at, Expansion(terms, pair.theta), new_penalty
             if self.certify(pair):
-                _raise_if_unbounded(self.objective, before.theta, at)
+                _raise_if_unbounded(self.objective, before, at)
                 self.status = "converged"
                 return
 
@@ -260,6 +265,18 @@ class _Search:
         certified = self._certified(replace(pair, theta=fused))
         if certified.gap <= max(self.best.gap, self.tol):
             self.best = certified
+
+    def _fuse_components(self) -> None:
+        """Fuse whole components where that lowers the objective: duals alone do not tell when all of them are fused."""
+        if self.status != "converged" or self.objective.strength == 0:
+            return
+        pair = self.best.pair
+        slack = FUSING_HELPS * self.tol * self.scale(self.best.value)
+        theta = fused_components(self.objective, pair.theta, slack)
+        if theta is not pair.theta:
+            certified = self._certified(replace(pair, theta=theta))
+            if certified.gap <= max(self.best.gap, self.tol):
+                self.best = certified
 
     def finish(self, quiet: bool) -> Solution:
         best = self.best
@@ -315,20 +332,26 @@ def _start(objective: FusedObjective, warm_start: Solution | None) -> tuple[Arra
     return theta, alpha, np.clip(-rest, -box, box)
 
 
-def _raise_if_unbounded(objective: FusedObjective, before: Array, at: Expansion) -> None:
-    """Raise when the last step ran along a direction in which the losses have become flat.
+def _raise_if_unbounded(objective: FusedObjective, before: Expansion, at: Expansion) -> None:
+    """Raise when the last step ran along a direction in which a likelihood keeps losing curvature.
 
-    A likelihood without a maximum (separable classes, counts that are all 0) approaches its supremum exponentially: gaps
-    vanish, but each Newton step is as long as the one before.
+    A likelihood without a maximum (separable classes, counts that are all 0) approaches its supremum exponentially:
+    gaps vanish, but Newton's steps do not get shorter, and each of them leaves a fraction of the curvature.
     """
-    step = at.theta - before
+    step = at.theta - before.theta
     moving = np.linalg.norm(step, axis=1) > 1e-3 * np.linalg.norm(at.theta, axis=1)
+    # other losses may be flat where they please
+    moving &= at.terms.caution()[1] == 0
     if not moving.any():
         return
-    at_zero = np.einsum("vp,vpq,vq->v", step, at.terms.hessians(np.zeros_like(step)), step)
-    flat = moving & (np.einsum("vp,vpq,vq->v", step, at.hessians, step) < 1e-6 * at_zero)
-    if flat.any():
-        device = objective.graph.devices[int(flat.argmax())]
+
+    def along(hessians: Array) -> Array:
+        return np.asarray(np.einsum("vp,vpq,vq->v", step, hessians, step))
+
+    now, at_zero = along(at.hessians), along(at.terms.hessians(np.zeros_like(step)))
+    lost = moving & (now < 1e-6 * at_zero) & (now < 0.6 * along(before.hessians))
+    if lost.any():
+        device = objective.graph.devices[int(lost.argmax())]
         raise SolverError(
             f"the parameters of device {device!r} run away: the objective has no finite minimiser there (separable "
             "classes, all-zero counts); add ridge=1e-3 or so, or connect the device to others with a larger lam"
@@ -339,7 +362,7 @@ def _message(status: Status, gap: float, tol: float, n_iter: int) -> str:
     if status == "converged":
         return f"converged: relative gap {gap:.1e} after {n_iter} iterations"
     if status == "interrupted":
-        return f"interrupted after {n_iter} iterations at relative gap {gap:.1e}; pass this solution as warm_start to go on"
+        return f"interrupted after {n_iter} iterations with relative gap {gap:.1e}; go on with it as warm_start"
     return (
         f"stopped at the limit of {n_iter} iterations with relative gap {gap:.1e} > {tol:.1e}; raise max_iter, "
         "standardise the features, or add a small ridge"

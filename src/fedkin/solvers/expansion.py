@@ -58,7 +58,7 @@ class Expansion:
         return QuadraticTerms(A, b, np.zeros(self.terms.n_devices))
 
     def changes(self, model: QuadraticTerms, target: Array) -> tuple[Array, Array, Array]:
-        """How ``M_u`` changes from ``theta`` to ``target``, by how much the model missed that, and the model's quadratic part."""
+        """Changes of ``M_u`` from ``theta`` to ``target``, what the model missed of them, and its quadratic part."""
         step = target - self.theta
         quadratic = 0.5 * np.einsum("vp,vp->v", step, model.apply(step))
         with np.errstate(over="ignore", invalid="ignore"):

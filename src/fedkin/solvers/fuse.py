@@ -6,8 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.problem import FusedObjective
+from fedkin.terms import DeviceTerms, generalized_inverse, summed_terms
 
 Array = NDArray[np.float64]
+Index = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 #: A dual that stays inside its ball by this share belongs to a difference (or a coordinate) that is 0 at the optimum.
@@ -48,7 +50,47 @@ def fused_parameters(objective: FusedObjective, theta: Array, alpha: Array, zeta
     return _grouped(i[edge] * p + column, j[edge] * p + column, theta.reshape(shape), zero).reshape(theta.shape)
 
 
-def _grouped(i: NDArray[np.int64], j: NDArray[np.int64], theta: Array, sparse: Mask | None) -> Array:
+def fused_components(objective: FusedObjective, theta: Array, slack: float) -> Array:
+    """Parameters in which every connected component is fused that is better off so.
+
+    Parameters
+    ----------
+    objective : FusedObjective
+        All of it.
+    theta : array (V, p)
+        Parameters that are almost optimal.
+    slack : float
+        Components whose mean is worse by more than this are not tried.
+    """
+    labels = objective.graph.components()
+    size = np.bincount(labels)
+    means = np.stack([np.bincount(labels, column) / size for column in theta.T], axis=1)
+    if not (_changes(objective, labels, theta, means[labels]) <= slack)[size > 1].any():
+        return theta
+    level = (_better(summed_terms(objective.terms, labels), means) if objective.sparsity is None else means)[labels]
+    better = (_changes(objective, labels, theta, level) <= 0) & (size > 1)
+    return np.where(better[labels, None], level, theta)
+
+
+def _better(pooled: DeviceTerms, level: Array) -> Array:
+    """What one Newton step makes of the level of each component."""
+    inverse, _ = generalized_inverse(pooled.hessians(level))
+    return np.asarray(level - np.matmul(inverse, pooled.gradients(level)[:, :, None])[:, :, 0])
+
+
+def _changes(objective: FusedObjective, labels: Index, theta: Array, level: Array) -> Array:
+    """Change of the objective of each component when its parameters go from ``theta`` to a common ``level``."""
+    terms = objective.terms
+    change = terms.values(level) - terms.values(theta)
+    if objective.sparsity is not None:
+        change += (objective.sparsity * (np.abs(level) - np.abs(theta))).sum(axis=1)
+    saved = objective.edge_radius * objective.penalty.value(objective.differences(theta))
+    total = np.bincount(labels, change)
+    # an edge counts for the component of either of its ends
+    return np.asarray(total - np.bincount(labels[objective.graph.edges[:, 0]], saved, total.size), dtype=np.float64)
+
+
+def _grouped(i: Index, j: Index, theta: Array, sparse: Mask | None) -> Array:
     """Means of ``theta (N, k)`` over groups joined by edges ``(i, j)``, 0 where any member of the group is sparse."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components

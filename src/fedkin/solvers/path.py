@@ -7,15 +7,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import linalg
 
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.problem import FusedObjective, Problem, Solution
+from fedkin.solvers.congestion import least_congestion
 from fedkin.solvers.exact import scaled, solve_fused
-from fedkin.terms import QuadraticTerms, summed_terms
+from fedkin.terms import summed_terms
 
 Array = NDArray[np.float64]
+
+#: Relative gap of the fused solution, whose gradients decide `lam_max`.
+FUSED_GAP = 1e-10
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,13 +50,14 @@ def lam_max(problem: Problem, tol: float = 1e-3) -> float:
     problem : Problem
         Its own ``lam`` does not matter.
     tol : float
-        The result is at least the exact value and at most ``1 + tol`` times it.
+        The result is at least the exact value and at most ``1 + tol`` times it. Trees, the l1 penalty and a single
+        parameter have exact methods.
 
     Notes
     -----
-    With gradients g at the fused solution, ``lam_max`` is the smallest level that admits edge duals with ``D' y = -g``: a
-    network flow with least congestion. It equals ``max_Theta -<g, Theta> / R(D Theta)``, which Dinkelbach's iteration approaches from below
-    while repaired flows bound it from above. With ``sparsity`` the value is an upper bound (the sparsity duals are fixed).
+    With gradients g at the fused solution, ``lam_max`` is the smallest level that admits edge duals with
+    ``D' y = -g``: a network flow with least congestion, see `fedkin.solvers.congestion`. With ``sparsity`` it is an
+    upper bound (the sparsity duals are fixed).
 
     Examples
     --------
@@ -65,29 +69,26 @@ def lam_max(problem: Problem, tol: float = 1e-3) -> float:
     """
     if not tol > 0:
         raise ParameterError(f"tol must be positive, got {tol!r}")
-    return _congestion(problem.fused, _fused_gradients(problem.fused), tol) / problem.n_devices
+    objective = problem.fused
+    return least_congestion(objective.graph, objective.penalty, fused_gradients(objective), tol) / problem.n_devices
 
 
 def fused_solution(objective: FusedObjective) -> Array:
-    """The solution with every component fused, ``(V, p)``: Global on a connected graph, each device weighted equally."""
+    """The solution with every component fused, ``(V, p)``: Global on a connected graph, each device weighted alike."""
     labels = objective.graph.components()
-    groups = int(labels.max()) + 1
+    first = np.unique(labels, return_index=True)[1]
     sparsity = None
     if objective.sparsity is not None:
-        sparsity = np.zeros((groups, objective.terms.n_params))
-        np.add.at(sparsity, labels, objective.sparsity)
-    pooled = FusedObjective(
-        summed_terms(objective.terms, labels),
-        Graph.empty(range(groups)),
-        objective.penalty,
-        0.0,
-        sparsity,
-        objective.radius,
+        sparsity = _sum_by(labels, objective.sparsity, first.size)
+    # each component under the name of its first device
+    graph = Graph.empty([objective.graph.devices[u] for u in first])
+    pooled = replace(
+        objective, terms=summed_terms(objective.terms, labels), graph=graph, strength=0.0, sparsity=sparsity
     )
-    return solve_fused(pooled, 1e-10, max_iter=100_000).theta[labels]
+    return solve_fused(pooled, FUSED_GAP, quiet=True).theta[labels]
 
 
-def _fused_gradients(objective: FusedObjective) -> Array:
+def fused_gradients(objective: FusedObjective) -> Array:
     """Gradients at the fused solution (with sparsity duals added), which sum to zero over each component."""
     theta = fused_solution(objective)
     gradient = objective.terms.gradients(theta)
@@ -100,48 +101,6 @@ def _fused_gradients(objective: FusedObjective) -> Array:
         gradient = gradient - shares * _sum_by(labels, gradient, groups)[labels]
     # remove what rounding left over
     return np.asarray(gradient - (_sum_by(labels, gradient, groups) / np.bincount(labels)[:, None])[labels])
-
-
-def _congestion(objective: FusedObjective, gradient: Array, tol: float) -> float:
-    """Smallest L such that some y with ``dual_norm(y_e) <= L w_e`` has ``D' y = -gradient``."""
-    graph, penalty = objective.graph, objective.penalty
-    if graph.n_edges == 0 or not np.abs(gradient).max() > 0:
-        return 0.0
-    carrying = np.abs(graph.incidence()).T @ graph.weights
-    dual = penalty.dual_norm(gradient)
-    lower = float(np.max(np.divide(dual, carrying, out=np.zeros_like(dual), where=carrying > 0)))
-    upper = _repaired_congestion(objective, gradient, np.zeros((graph.n_edges, gradient.shape[1])))
-    # ||theta + gradient||^2 / 2: fused at 0 from the same level on, and far cheaper than the problem itself
-    proximity = QuadraticTerms(np.ones(graph.n_devices), -gradient, 0.5 * (gradient**2).sum(axis=1))
-    solution = None
-    for _ in range(30):
-        if upper <= (1.0 + tol) * lower:
-            break
-        at = FusedObjective(proximity, graph, penalty, lower, radius=objective.radius)
-        solution = solve_fused(at, 0.1 * tol, max_iter=5_000, warm_start=solution, quiet=True)
-        upper = min(upper, _repaired_congestion(objective, gradient, solution.alpha))
-        spread = float(graph.weights @ penalty.value(at.differences(solution.theta)))
-        if not spread > 1e-12 * float(np.abs(gradient).sum()):
-            break
-        raised = -float((gradient * solution.theta).sum()) / spread
-        if raised <= lower * (1.0 + 1e-6):
-            break
-        lower = raised
-    return upper
-
-
-def _repaired_congestion(objective: FusedObjective, gradient: Array, flow: Array) -> float:
-    """Congestion of ``flow`` after the least-squares change that makes ``D' flow = -gradient`` exact."""
-    graph = objective.graph
-    incidence = graph.incidence()
-    laplacian = graph.laplacian(weighted=True)
-    missing = np.asarray(incidence.T @ flow) + gradient
-    potential = np.zeros_like(missing)
-    for column in range(missing.shape[1]):
-        if np.abs(missing[:, column]).max() > 0:
-            potential[:, column], _ = linalg.cg(laplacian, missing[:, column], rtol=1e-10, maxiter=10_000)
-    repaired = flow - graph.weights[:, None] * np.asarray(incidence @ potential)
-    return float(np.max(objective.penalty.dual_norm(repaired) / graph.weights))
 
 
 def _sum_by(labels: NDArray[np.int64], values: Array, groups: int) -> Array:

@@ -1,10 +1,10 @@
 """A ball that holds a minimiser, for certificates on singular designs.
 
-The dual of a singular quadratic is minus infinity off its range, so a gap needs to know how far out a minimiser can lie.
-The value already reached tells: no minimiser is worse, and no loss is below its lower bound, so the rest bounds the
-sparsity term, the differences inside a component and, for quadratic losses, the level of the component. Where that proves
-nothing, the radius is the user's word (`Problem.radius`) or an assumption that the solution states: ten times the largest
-parameter found.
+The dual of a singular quadratic is minus infinity off its range, so a gap needs to know how far out a minimiser can
+lie. The value already reached tells: no minimiser is worse, and no loss is below its lower bound, so the rest bounds
+the sparsity term, the differences inside a component and, for quadratic losses, the level of the component. Where that
+proves nothing, the radius is the user's word (`Problem.radius`) or an assumption that the solution states: ten times
+the largest parameter found.
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ class _LevelSets:
 
     def radius(self, excess: float) -> float:
         spread = self._spread * excess
-        # For v in a component: (sum_u |A_u^(1/2) theta_v|^2)^(1/2) is at most the same for own_u, plus that for theta_u - own_u (at most
-        # sqrt(2 excess)), plus that for theta_v - theta_u; and it is at least |theta_v| times the root of the smallest eigenvalue.
+        # For v in a component, (sum_u |A_u^(1/2) theta_v|^2)^(1/2) is at most the same for own_u, plus that for
+        # theta_u - own_u (at most sqrt(2 excess)), plus that for theta_v - theta_u; and it is at least |theta_v| times
+        # the root of the smallest eigenvalue of sum_u A_u.
         reach = (self._length + np.sqrt(2 * excess) + self._top * spread) / self._root
         return float(reach.max()) + (0.0 if self.regular else spread)
 
@@ -102,6 +103,6 @@ def _smallest_root(summed: Array) -> tuple[Array, bool]:
     zero = values <= RANK_TOLERANCE * values[:, -1:].clip(np.finfo(float).tiny)
     if not zero.any():
         return np.sqrt(np.linalg.eigvalsh(summed)[:, 0].clip(np.finfo(float).tiny)), True
-    # in units with unit diagonal a component's level is bounded on the directions that are seen, and may be 0 on the others
+    # in units with unit diagonal a component's level is bounded on the directions that are seen, and may be 0 on others
     seen = np.where(zero, np.inf, values).min(axis=1)
     return np.sqrt(seen) * scale.min(axis=1), False
