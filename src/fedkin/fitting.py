@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.errors import DataError, DegenerateDeviceWarning, ParameterError, SolverError
+from fedkin.errors import ConvergenceWarning, DataError, DegenerateDeviceWarning, ParameterError, SolverError
 from fedkin.federation import Federation
 from fedkin.graph import Graph
 from fedkin.local import Variance, global_fit, local_fit, oracle_fit
@@ -259,7 +259,7 @@ def compare(
     Notes
     -----
     Local and Global have the same intercept, standardisation and ridge. Devices without a local estimate of their own
-    get one by the rules of `fedkin.local_fit` (Firth or ridge). Global gives every row the same weight.
+    get one by the rule of `fedkin.local_fit`. Global gives every row the same weight.
 
     Examples
     --------
@@ -484,7 +484,7 @@ def _without_minimiser(prepared: _Prepared, labels: NDArray[np.int64], options: 
     else:
         fit = local_fit(Federation.from_arrays(fed.X, fed.y, group, offset=fed.offset), loss)
         bad = {
-            label: _SEPARATED if "no maximum" in fit.notes[label] else _COLLINEAR
+            label: _COLLINEAR if "design of rank" in fit.notes[label] else _SEPARATED
             for label in (fit.devices[u] for u in np.flatnonzero(fit.rescued))
         }
     return {device: bad[label] for device, label in zip(fed.devices, labels.tolist(), strict=True) if label in bad}
@@ -501,7 +501,7 @@ def _without_some_class(group: NDArray[np.int64], y: NDArray[Any], loss: RowLoss
 
 
 def _with_light_ridge(problem: Problem, groups: Graph, devices: list[Hashable]) -> Problem:
-    """A 25th of one row's worth of ridge for all devices, intercept included, as `LocalFit` has it."""
+    """A 25th of one row's worth of ridge for all devices, intercept included; the rule of `LocalFit`."""
     fed = problem.federation
     rows = np.bincount(groups.components(), weights=fed.n_samples)[groups.components()]
     fewest = min(rows[fed.index[device]] for device in devices)
@@ -537,13 +537,16 @@ def _chosen_lam(problem: Problem, options: FitOptions, say: Progress) -> float:
     if share < 1:
         # devices without edges do not depend on lam; with V' of V devices left, V' lam' = V lam
         part = _restricted(problem, joined)
-    choice = cross_validate_lam(
-        part,
-        folds=options.cv_folds,
-        rule=options.cv_rule,
-        seed=options.seed,
-        n_jobs=options.n_jobs,
-    )
+    with warnings.catch_warnings():
+        # candidates that are hard to solve are far from the best, whose solution gets a certificate of its own
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        choice = cross_validate_lam(
+            part,
+            folds=options.cv_folds,
+            rule=options.cv_rule,
+            seed=options.seed,
+            n_jobs=options.n_jobs,
+        )
     return choice.lam * share
 
 

@@ -1,0 +1,492 @@
+"""One fit from rows to a model: what happens to classes, intercepts, units, graphs and lam on the way."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+from sklearn.linear_model import HuberRegressor, LinearRegression, LogisticRegression, PoissonRegressor, Ridge
+from sklearn.metrics import log_loss, mean_absolute_error, mean_poisson_deviance, mean_squared_error, roc_auc_score
+
+import fedkin
+from fedkin import Federation, Graph, Problem, solve
+from fedkin.datasets import paper_design
+from fedkin.errors import DataError, DegenerateDeviceWarning, GraphError, ParameterError
+from fedkin.fitting import FitOptions, auc, compare, fit_federation
+from fedkin.losses import HuberLoss, UserLoss
+
+
+def rows(n=60, q=3, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, q)) * np.array([1.0, 10.0, 0.1, 5.0, 2.0])[:q] + np.array([0.0, 3.0, 1.0, -2.0, 4.0])[:q]
+    return rng, X, X @ np.array([1.0, -0.2, 3.0, 0.1, 0.5])[:q] + 2.0
+
+
+def two_devices(loss="linear", n=80, seed=0):
+    """Devices u and v with related models; the target fits the loss."""
+    rng, X, eta = rows(2 * n, seed=seed)
+    device = np.repeat(["u", "v"], n)
+    eta = 0.3 * (eta - eta.mean()) + 0.5 * (device == "v")
+    if loss == "logistic":
+        y = rng.random(2 * n) < 1 / (1 + np.exp(-eta))
+    elif loss == "poisson":
+        y = rng.poisson(np.exp(eta))
+    elif loss == "multinomial":
+        y = np.array(["low", "mid", "top"])[np.clip(np.round(eta + rng.logistic(size=2 * n)), -1, 1).astype(int) + 1]
+    else:
+        y = eta + rng.normal(size=2 * n)
+    return Federation.from_arrays(X, y, device)
+
+
+ALONE = FitOptions(lam=0.0, tol=1e-10)
+
+
+# --- units ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("standardize", [False, True])
+@pytest.mark.parametrize("fit_intercept", [False, True])
+def test_without_penalty_it_is_least_squares(standardize, fit_intercept):
+    fed = two_devices()
+    model = fit_federation(fed, None, replace(ALONE, standardize=standardize, fit_intercept=fit_intercept))
+    for u, device in enumerate(fed.devices):
+        own = LinearRegression(fit_intercept=fit_intercept).fit(fed[device].X, fed[device].y)
+        np.testing.assert_allclose(model.coef[u, 0], own.coef_, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(model.intercept[u, 0], own.intercept_, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(
+            model.predict(fed[device].X, device), own.predict(fed[device].X), rtol=1e-5, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("standardize", [False, True])
+def test_without_penalty_it_is_each_devices_logistic_regression(standardize):
+    fed = two_devices("logistic")
+    model = fit_federation(fed, None, replace(ALONE, loss="logistic", standardize=standardize))
+    assert model.classes == (False, True)
+    for u, device in enumerate(fed.devices):
+        own = LogisticRegression(C=np.inf, tol=1e-10, max_iter=5000).fit(fed[device].X, fed[device].y)
+        np.testing.assert_allclose(model.coef[u], own.coef_, rtol=2e-3, atol=1e-4)
+        np.testing.assert_allclose(
+            model.predict_proba(fed[device].X, device), own.predict_proba(fed[device].X), atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("standardize", [False, True])
+def test_more_than_two_classes_make_it_multinomial(standardize):
+    fed = two_devices("multinomial")
+    model = fit_federation(fed, None, replace(ALONE, loss="logistic", standardize=standardize))
+    assert (model.loss.name, model.classes, model.coef.shape) == ("multinomial", ("low", "mid", "top"), (2, 2, 3))
+    own = LogisticRegression(C=np.inf, tol=1e-10, max_iter=5000).fit(fed["v"].X, fed["v"].y.astype(str))
+    np.testing.assert_allclose(model.predict_proba(fed["v"].X, "v"), own.predict_proba(fed["v"].X), atol=1e-4)
+
+
+@pytest.mark.parametrize("standardize", [False, True])
+def test_counts_with_an_offset(standardize):
+    base = two_devices("poisson")
+    shift = np.random.default_rng(5).normal(size=len(base.X))
+    y = np.random.default_rng(6).poisson(np.exp(0.3 * base.X[:, 0] + shift))
+    fed = Federation.from_arrays(base.X, y, [base.devices[u] for u in base.device_index], offset=shift)
+    model = fit_federation(fed, None, replace(ALONE, loss="poisson", standardize=standardize))
+    for u, device in enumerate(fed.devices):
+        part = fed[device]
+        own = sm.GLM(part.y, sm.add_constant(part.X), family=sm.families.Poisson(), offset=part.offset).fit(tol=1e-12)
+        np.testing.assert_allclose(np.append(model.intercept[u], model.coef[u]), own.params, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(model.predict(part.X, device, part.offset), own.fittedvalues, rtol=1e-3)
+
+
+def test_the_mean_loss_has_no_intercept():
+    fed = Federation({"a": [[1.0, 10.0], [3.0, 20.0]], "b": [[5.0, 0.0]]})
+    for standardize in (False, True):
+        model = fit_federation(fed, None, FitOptions(loss="mean", lam=0.0, standardize=standardize))
+        np.testing.assert_allclose(model.coef[:, 0], [[2.0, 15.0], [5.0, 0.0]], atol=1e-9)
+        np.testing.assert_allclose(model.predict(np.zeros((1, 2)), "a"), [[2.0, 15.0]], atol=1e-9)
+
+
+def test_ridge_spares_the_intercept():
+    _, X, y = rows()
+    model = fit_federation(Federation({"a": (X, y)}), None, replace(ALONE, ridge=0.3))
+    own = Ridge(alpha=0.3 * len(y)).fit(X, y)
+    np.testing.assert_allclose(model.coef[0, 0], own.coef_, rtol=1e-5)
+    np.testing.assert_allclose(model.intercept[0, 0], own.intercept_, rtol=1e-5)
+
+
+def test_sparsity_spares_the_intercept():
+    _, X, y = rows()
+    model = fit_federation(Federation({"a": (X, y + 100.0)}), None, FitOptions(lam=0.0, sparsity=1e4))
+    assert not model.coef.any()
+    np.testing.assert_allclose(model.intercept, [[y.mean() + 100.0]], rtol=1e-5)
+
+
+def test_huber_and_poisson_agree_with_scikit_learn():
+    fed = two_devices("poisson")
+    own = PoissonRegressor(alpha=0.0, tol=1e-10, max_iter=5000).fit(fed["u"].X, fed["u"].y)
+    model = fit_federation(fed, None, replace(ALONE, loss="poisson"))
+    np.testing.assert_allclose(model.predict(fed["u"].X, "u"), own.predict(fed["u"].X), rtol=1e-3)
+    fed = two_devices()
+    own = HuberRegressor(epsilon=1.345, alpha=0.0, tol=1e-10, max_iter=5000).fit(fed["u"].X, fed["u"].y)
+    model = fit_federation(fed, None, replace(ALONE, loss=HuberLoss(1.345 * own.scale_)))  # theirs estimates a scale
+    np.testing.assert_allclose(model.coef[0, 0], own.coef_, rtol=1e-3, atol=1e-4)
+
+
+def test_lam_refers_to_standardised_features():
+    fed = two_devices()
+    model = fit_federation(fed, None, FitOptions(lam=0.02, standardize=True))
+    shifted = Federation.from_arrays(100 * fed.X + 7, fed.y, [fed.devices[u] for u in fed.device_index])
+    other = fit_federation(shifted, None, FitOptions(lam=0.02, standardize=True))
+    np.testing.assert_allclose(other.coef, model.coef / 100, rtol=1e-4, atol=1e-6)
+
+
+def test_it_is_the_problem_that_was_announced():
+    """The pieces by hand: intercept column, complete graph, lam on the public scale."""
+    fed = two_devices()
+    model = fit_federation(fed, None, FitOptions(lam=0.05, penalty="l2", tol=1e-9))
+    problem = Problem(fed.with_intercept(), Graph.complete(fed.devices), "linear", "l2", lam=0.05)
+    theta = solve(problem, 1e-9).theta
+    np.testing.assert_allclose(np.hstack([model.intercept, model.coef[:, 0]]), theta, rtol=1e-6, atol=1e-8)
+    assert model.gap <= 1e-9 and model.lam == 0.05 and model.status == "converged"
+
+
+# --- graph, groups, lam ---------------------------------------------------------------------------------------
+
+
+def test_groups_without_selection_are_fused_devices():
+    fed = Federation({"a": [[0.0]], "b": [[0.1]], "c": [[5.0]], "d": [[5.1]]})
+    model = fit_federation(fed, Graph.clusters([0, 0, 1, 1], fed.devices), FitOptions(loss="mean", lam=1.0))
+    assert model.groups() == (("a", "b"), ("c", "d"))
+    assert fit_federation(fed, None, FitOptions(loss="mean", lam=0.0)).n_clusters == 4
+
+
+def test_groups_with_selection_are_components_of_kept_edges_and_refit_is_the_oracle():
+    design = paper_design(n_devices=20, n_samples=80, n_features=6, n_clusters=2, signal=2.0, seed=1)
+    model = fit_federation(design.federation, design.graph, FitOptions(select="holm", refit=True))
+    assert model.clusters.tolist() == design.labels.tolist()
+    assert model.graph.n_edges == model.selection["kept"] < model.selection["candidates"] == design.graph.n_edges
+    pooled = fedkin.oracle_fit(design.federation.with_intercept(), design.labels.tolist())
+    np.testing.assert_allclose(np.hstack([model.intercept, model.coef[:, 0]]), pooled, rtol=1e-8, atol=1e-10)
+
+
+def test_all_pairs_are_candidates_without_a_graph():
+    design = paper_design(n_devices=12, n_samples=80, n_features=6, n_clusters=2, signal=2.0, seed=1)
+    model = fit_federation(design.federation, None, FitOptions(select="bonferroni"))
+    assert model.selection["candidates"] == 66
+    assert model.graph.fidelity(design.truth) == 1.0
+
+
+def test_a_graph_in_another_order_is_the_same_graph():
+    design = paper_design(n_devices=8, n_samples=30, n_features=3, n_clusters=2, seed=3)
+    turned = design.graph.aligned(reversed(design.federation.devices))
+    one, other = (fit_federation(design.federation, g, FitOptions(lam=0.01)) for g in (design.graph, turned))
+    np.testing.assert_array_equal(one.coef, other.coef)
+    assert one.graph == other.graph
+
+
+def test_a_graph_of_other_devices_is_an_error():
+    with pytest.raises(GraphError, match="'v'"):
+        fit_federation(two_devices(), Graph.complete(["u", "w"]), FitOptions(lam=0.1))
+
+
+def test_devices_without_edges_do_not_change_the_choice_of_lam():
+    design = paper_design(n_devices=8, n_samples=40, n_features=3, n_clusters=2, seed=3)
+    fed = design.federation
+    alone = fit_federation(fed, design.graph, FitOptions())
+    extra = {u: (fed[u].X, fed[u].y) for u in fed.devices} | {"hermit": (fed[0].X[:1], fed[0].y[:1])}
+    edges = list(design.graph.edge_ids())
+    joined = fit_federation(Federation(extra), Graph(extra, edges), FitOptions())
+    np.testing.assert_allclose(joined.lam * 9, alone.lam * 8, rtol=1e-12)
+    np.testing.assert_allclose(joined.coef[:8], alone.coef, rtol=1e-3, atol=1e-4)
+
+
+def test_nothing_to_choose_with_one_device_or_without_edges():
+    fed = two_devices()
+    assert fit_federation(fed, Graph.empty(fed.devices)).lam == 0.0
+    assert fit_federation(fed.subset(["u"])).lam == 0.0
+    assert fit_federation(fed, Graph.empty(fed.devices), FitOptions(select="by")).selection["kept"] == 0
+
+
+def test_too_many_pairs_are_refused():
+    fed = Federation({u: [[0.0]] for u in range(4000)})
+    with pytest.raises(ParameterError, match=r"7998000 pairs.*give a graph"):
+        fit_federation(fed, None, FitOptions(loss="mean", lam=0.1))
+
+
+def test_progress_is_told_in_order():
+    lines: list[str] = []
+    design = paper_design(n_devices=6, n_samples=30, n_features=2, n_clusters=2, seed=3)
+    fit_federation(design.federation, design.graph, FitOptions(select="bh", refit=True), lines.append)
+    assert [line.split()[0] for line in lines] == ["testing", "kept", "choosing", "solving", "refitting"]
+
+
+def test_a_fit_can_be_repeated_and_the_folds_follow_the_seed():
+    design = paper_design(n_devices=6, n_samples=30, n_features=2, n_clusters=2, seed=3)
+    one, two = (fit_federation(design.federation, design.graph) for _ in range(2))
+    assert one.coef.tobytes() == two.coef.tobytes()
+    lams = {fit_federation(design.federation, design.graph, FitOptions(seed=s)).lam for s in range(6)}
+    assert len(lams) > 1
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"lam": "best"},
+        {"lam": -1.0},
+        {"lam": math.nan},
+        {"penalty": "l3"},
+        {"select": "fdr"},
+        {"level": 0.0},
+        {"variance": "robust"},
+        {"cv_rule": "2se"},
+        {"cv_folds": 1},
+        {"ridge": -0.1},
+        {"sparsity": math.inf},
+        {"tol": 0.0},
+    ],
+)
+def test_options_out_of_range(bad):
+    with pytest.raises(ParameterError, match=next(iter(bad))):
+        FitOptions(**bad)
+
+
+# --- inputs that go wrong -------------------------------------------------------------------------------------
+
+
+def test_fewer_rows_than_features_on_some_devices():
+    rng = np.random.default_rng(0)
+    truth = np.array([1.0, -1.0, 2.0, 0.0, 0.5, 1.5])
+    data = {}
+    for u, n in enumerate([3, 1, 60, 80, 5]):
+        X = rng.normal(size=(n, 6))
+        data[u] = (X, X @ truth + 0.1 * rng.normal(size=n))
+    fed = Federation(data)
+    model = fit_federation(fed, None, FitOptions(lam=0.1))
+    assert np.abs(model.coef[:, 0] - truth).max() < 0.2  # the short devices learn from the long ones
+    for options in (
+        FitOptions(lam=0.1, select="bonferroni"),
+        FitOptions(lam=0.0),
+        FitOptions(lam=0.1, select="bh", refit=True),
+    ):
+        assert np.isfinite(fit_federation(fed, None, options).coef).all()
+
+
+def test_least_squares_without_a_unique_answer_still_fits():
+    _, X, y = rows(n=4, q=5)
+    model = fit_federation(Federation({"a": (X, y)}))
+    np.testing.assert_allclose(model.predict(X), y, atol=1e-4)
+
+
+def test_cross_validation_with_a_device_of_one_row_says_what_to_do():
+    fed = Federation({"long": (np.arange(9.0)[:, None], np.arange(9.0)), "short": ([[1.0]], [1.0])})
+    with pytest.raises(DataError, match=r"'short' has 1 row.*lam as a number"):
+        fit_federation(fed)
+
+
+def test_a_device_with_one_class_learns_from_its_neighbours():
+    fed = two_devices("logistic", n=150)
+    only = {"u": fed["u"], "one-sided": (fed["v"].X[fed["v"].y], fed["v"].y[fed["v"].y])}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = fit_federation(Federation(only), None, FitOptions(loss="logistic", lam=1.0))
+    assert model.groups() == (("u", "one-sided"),)
+    cross_validated = fit_federation(Federation(only), None, FitOptions(loss="logistic", standardize=True))
+    assert np.abs(cross_validated.coef).max() < 50
+
+
+def test_a_device_with_one_class_and_no_neighbours_is_held_back():
+    fed = two_devices("logistic", n=150)
+    only = Federation({"u": fed["u"], "one-sided": (fed["v"].X[fed["v"].y], fed["v"].y[fed["v"].y])})
+    with pytest.warns(DegenerateDeviceWarning, match="'one-sided'"):
+        model = fit_federation(only, Graph.empty(only.devices), FitOptions(loss="logistic", standardize=True))
+    assert list(model.notes) == ["one-sided"]
+    assert model.predict_proba(only["one-sided"].X, "one-sided")[:, 1].min() > 0.5
+    clean = fit_federation(fed.subset(["u"]), None, FitOptions(loss="logistic", standardize=True))
+    chances = [made.predict_proba(fed["u"].X, "u") for made in (model, clean)]
+    np.testing.assert_allclose(*chances, atol=0.01)  # the others hardly notice
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-3])
+@pytest.mark.parametrize("loss", ["logistic", "poisson", "multinomial"])
+def test_likelihoods_without_a_maximum_end_in_finite_fits(loss, ridge):
+    X = np.arange(12.0)[:, None]
+    targets = {"logistic": X[:, 0] > 5, "poisson": np.zeros(12), "multinomial": np.repeat([0, 1, 2], 4)}
+    y = targets[loss]
+    fed = Federation({"a": (X, y)})
+    options = FitOptions(loss=loss, ridge=ridge)
+    if ridge and loss != "poisson":
+        model = fit_federation(fed, None, options)  # the ridge is enough
+    else:
+        with pytest.warns(DegenerateDeviceWarning, match="'a'"):
+            model = fit_federation(fed, None, options)
+    assert np.isfinite(model.coef).all() and model.gap < 1e-5
+    if loss != "poisson":
+        assert (model.predict(X) == y).mean() > 0.8
+
+
+def test_one_class_everywhere_is_an_error():
+    fed = Federation({"a": ([[0.0], [1.0]], ["yes", "yes"]), "b": ([[0.0]], ["yes"])})
+    with pytest.raises(DataError, match=r"all 3 rows have the class 'yes'"):
+        fit_federation(fed, None, FitOptions(loss="logistic"))
+
+
+@pytest.mark.parametrize("loss", ["linear", "logistic", "poisson", "huber"])
+@pytest.mark.parametrize("standardize", [False, True])
+def test_constant_and_repeated_columns(loss, standardize):
+    fed = two_devices(loss)
+    wide = np.column_stack([fed.X, np.full(len(fed.X), 3.0), fed.X[:, 0]])
+    doubled = Federation.from_arrays(wide, fed.y, [fed.devices[u] for u in fed.device_index])
+    options = FitOptions(loss=loss, lam=0.01, standardize=standardize)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model, plain = fit_federation(doubled, None, options), fit_federation(fed, None, options)
+    assert np.isfinite(model.coef).all()
+    # another column with the same information changes the penalty, but not what can be said
+    np.testing.assert_allclose(model.predict(wide[:5], "u"), plain.predict(fed.X[:5], "u"), rtol=0.1, atol=0.1)
+
+
+def test_a_column_constant_on_one_device_only():
+    fed = two_devices()
+    X = fed.X.copy()
+    X[:80, 1] = 4.0
+    model = fit_federation(Federation.from_arrays(X, fed.y, np.repeat(["u", "v"], 80)), None, FitOptions(lam=0.01))
+    assert np.isfinite(model.coef).all()
+
+
+def test_duplicate_rows_change_nothing_when_all_are_doubled():
+    fed = two_devices()
+    ids = [fed.devices[u] for u in fed.device_index]
+    twice = Federation.from_arrays(np.vstack([fed.X, fed.X]), np.append(fed.y, fed.y), ids + ids)
+    one, two = (fit_federation(f, None, FitOptions(lam=0.02, tol=1e-9)) for f in (fed, twice))
+    np.testing.assert_allclose(one.coef, two.coef, rtol=1e-5, atol=1e-7)
+
+
+def test_unicode_ids_two_devices(tmp_path):
+    fed = two_devices()
+    named = Federation({"Köln": fed["u"], "大阪 🏯": fed["v"]})
+    model = fit_federation(named, Graph(named.devices, [("大阪 🏯", "Köln")]))
+    model.save(tmp_path / "modèle")
+    again = fedkin.load(tmp_path / "modèle")
+    np.testing.assert_array_equal(again.predict(fed["v"].X, "大阪 🏯"), model.predict(fed["v"].X, "大阪 🏯"))
+
+
+def test_devices_without_rows_are_named():
+    fed = two_devices()
+    with pytest.raises(DataError, match="device 'v' has no rows"):
+        fit_federation(fed.take(fed.device_index == 0, allow_empty=True))
+
+
+def test_losses_with_parameters_of_another_length_are_refused():
+    loss = UserLoss(lambda *a: 0.0, lambda t, *a: 0 * t, params=7)
+    with pytest.raises(ParameterError, match="7 parameters for 4 columns"):
+        fit_federation(two_devices(), None, FitOptions(loss=loss, lam=0.1))
+
+
+# --- comparison -----------------------------------------------------------------------------------------------
+
+
+def test_comparison_with_local_and_global_by_hand():
+    train, test = two_devices().split(0.3, seed=1)
+    found = compare(train, test, None, FitOptions(lam=0.02))
+    pooled = LinearRegression().fit(train.X, train.y)
+    own = np.concatenate([LinearRegression().fit(train[u].X, train[u].y).predict(test[u].X) for u in "uv"])
+    assert found.metric == "mean squared error" and not found.higher_is_better
+    assert found.errors["Global"] == pytest.approx(mean_squared_error(test.y, pooled.predict(test.X)), rel=1e-8)
+    assert found.errors["Local"] == pytest.approx(mean_squared_error(test.y, own), rel=1e-8)
+    fedkins = found.models["Fedkin"].predict(test.X, [test.devices[u] for u in test.device_index])
+    assert found.errors["Fedkin"] == pytest.approx(mean_squared_error(test.y, fedkins))
+    assert found.per_device["Local"][1] == pytest.approx(mean_squared_error(test["v"].y, own[-len(test["v"].y) :]))
+    assert found.more["explained variance"]["Local"] == pytest.approx(1 - found.errors["Local"] / np.var(test.y))
+
+
+@pytest.mark.parametrize("loss", ["huber", "poisson", "logistic", "multinomial"])
+@pytest.mark.parametrize("ridge", [0.0, 0.01])
+def test_metrics_agree_with_scikit_learn(loss, ridge):
+    train, test = two_devices(loss).split(0.3, seed=1)
+    found = compare(train, test, None, FitOptions(loss=loss, lam=0.02, ridge=ridge))
+    for name, model in found.models.items():
+        ids = [test.devices[u] for u in test.device_index]
+        if loss in ("huber", "poisson"):
+            metric = mean_absolute_error if loss == "huber" else mean_poisson_deviance
+            assert found.errors[name] == pytest.approx(metric(test.y, model.predict(test.X, ids)))
+            continue
+        chances = model.predict_proba(test.X, ids)
+        assert found.errors[name] == pytest.approx(log_loss(test.y.astype(str), chances))
+        assert found.more["accuracy"][name] == pytest.approx(np.mean(model.predict(test.X, ids) == test.y))
+        if loss == "logistic":
+            areas = [roc_auc_score(test[u].y, model.predict_proba(test[u].X, u)[:, 1]) for u in "uv"]
+            assert found.more["AUC per device"][name] == pytest.approx(np.mean(areas))
+
+
+def test_ridge_helps_local_and_global_too():
+    rng, X, y = rows(n=60, q=5)
+    fed = Federation.from_arrays(X, y + rng.normal(size=60), np.repeat(["u", "v"], 30))
+    train, test = fed.split(0.5, seed=0)
+    models = compare(train, test, None, FitOptions(lam=0.1, ridge=0.5)).models
+    own = Ridge(alpha=0.5 * len(train["u"].y)).fit(train["u"].X, train["u"].y)
+    np.testing.assert_allclose(models["Local"].coef[0, 0], own.coef_, rtol=1e-3, atol=1e-5)
+    pooled = Ridge(alpha=0.5 * len(train.y)).fit(train.X, train.y)
+    np.testing.assert_allclose(models["Global"].coef[1, 0], pooled.coef_, rtol=1e-3, atol=1e-5)
+
+
+def test_comparison_with_devices_that_cannot_be_fitted_alone():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(90, 4))
+    fed = Federation.from_arrays(X, X.sum(axis=1) + rng.normal(size=90), np.repeat(["a", "b", "c"], [80, 3, 7]))
+    train, test = fed.split(0.3, seed=0)
+    found = compare(train, test, None, FitOptions(lam=0.05))
+    assert all(np.isfinite(value) for value in found.errors.values())
+    single = fed.subset(["a", "b"]).take(np.arange(81))
+    found = compare(single, single.split(0.1)[1], None, FitOptions(lam=0.05))
+    assert math.isnan(found.per_device["Local"][1])
+
+
+def test_comparisons_that_cannot_be_made():
+    train, _ = two_devices("logistic").split(0.3, seed=1)
+    with pytest.raises(DataError, match="'w' of the test"):
+        compare(train, Federation({"w": train["u"]}), None, FitOptions(loss="logistic", lam=0.1))
+    with pytest.raises(DataError, match="no held-out rows"):
+        compare(train, train.take([], allow_empty=True), None, FitOptions(loss="logistic", lam=0.1))
+    other = Federation({"u": ([[0.0, 0.0, 0.0]], ["maybe"])})
+    with pytest.raises(DataError, match="class 'maybe'"):
+        compare(train, other, None, FitOptions(loss="logistic", lam=0.1))
+
+
+def test_own_losses_are_compared_by_their_own_value():
+    def value(theta, X, y, offset):
+        return float(np.mean((y - X @ theta) ** 2))
+
+    def gradient(theta, X, y, offset):
+        return -2 * X.T @ (y - X @ theta) / len(y)
+
+    train, test = two_devices().split(0.3, seed=1)
+    mine = UserLoss(value, gradient, name="squares", strong_convexity=1e-4)
+    found = compare(train, test, None, FitOptions(loss=mine, lam=0.0))
+    known = compare(train, test, None, FitOptions(lam=0.0))
+    assert found.metric == "loss"
+    assert found.errors["Local"] == pytest.approx(known.errors["Local"], rel=1e-3)
+
+
+def test_auc_is_scikit_learns():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        truth, score = rng.integers(0, 2, 30), rng.integers(0, 6, 30).astype(float)
+        assert auc(truth, score) == pytest.approx(roc_auc_score(truth, score))
+    assert math.isnan(auc(np.ones(3), np.arange(3.0)))
+
+
+# --- the paper's design ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("varrho", [0.1, 0.2])
+def test_section_5(varrho):
+    """V = 100, n = 100, p = 20, five clusters: edge selection finds the oracle, Fed-ADMM lies between it and Local."""
+    design = paper_design(varrho=varrho, seed=1)
+    fed, no_intercept = design.federation, FitOptions(fit_intercept=False, tol=1e-4)
+    plain = fit_federation(fed, design.graph, no_intercept)
+    selected = fit_federation(fed, design.graph, replace(no_intercept, select="bonferroni"))
+    oracle = design.error(fedkin.oracle_fit(fed, design.labels.tolist()))
+    local = design.error(fedkin.local_fit(fed).theta)
+    assert 0.8 * 20 / (100 * 20) < oracle < 1.25 * 20 / (100 * 20)
+    assert design.error(selected.coef[:, 0]) <= 1.05 * oracle
+    assert 1.5 * oracle < design.error(plain.coef[:, 0]) < 0.8 * local
