@@ -73,7 +73,9 @@ def mean_loss(loss: Loss, theta: cp.Expression, rows: object) -> cp.Expression:
     raise NotImplementedError(loss.name)
 
 
-def multinomial(loss: MultinomialLoss, theta: cp.Expression, X: np.ndarray, y: np.ndarray, offset: np.ndarray) -> cp.Expression:
+def multinomial(
+    loss: MultinomialLoss, theta: cp.Expression, X: np.ndarray, y: np.ndarray, offset: np.ndarray
+) -> cp.Expression:
     rest = X @ cp.reshape(theta, (loss.n_classes - 1, X.shape[1]), order="C").T + offset[:, None]
     eta = cp.hstack([np.zeros((X.shape[0], 1)), rest])
     chosen = np.eye(loss.n_classes)[y.astype(int)]

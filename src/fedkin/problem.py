@@ -180,10 +180,12 @@ class Problem:
     @cached_property
     def terms(self) -> DeviceTerms:
         """The devices' mean losses on arrays; computed once."""
-        ridge = np.broadcast_to(np.asarray(self.ridge, dtype=np.float64), (self.n_params,))
+        ridge = np.asarray(self.ridge, dtype=np.float64)
+        if ridge.shape not in ((), (self.n_params,)):
+            raise ParameterError(f"ridge has shape {ridge.shape}, expected a number or ({self.n_params},)")
         if not (np.isfinite(ridge) & (ridge >= 0)).all():
             raise ParameterError(f"ridge must be finite and at least 0, got {self.ridge!r}")
-        return build_terms(self.federation, self.losses, ridge)
+        return build_terms(self.federation, self.losses, np.broadcast_to(ridge, (self.n_params,)))
 
     @cached_property
     def fused(self) -> FusedObjective:

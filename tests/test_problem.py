@@ -1,0 +1,206 @@
+"""The objective, its scale, and what may be asked of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import fedkin
+from fedkin import Federation, Graph, Problem
+from fedkin.errors import DataError, GraphError, ParameterError, UnknownDeviceError
+from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, MultinomialLoss
+from fedkin.problem import check_labels
+from fedkin.terms import MixedTerms
+
+
+@pytest.fixture
+def fed() -> Federation:
+    rng = np.random.default_rng(0)
+    return Federation(
+        {name: (rng.normal(size=(n, 2)), rng.normal(size=n)) for name, n in (("a", 3), ("b", 5), ("c", 4))}
+    )
+
+
+@pytest.fixture
+def chain() -> Graph:
+    return Graph(["a", "b", "c"], [("a", "b"), ("b", "c")], weights=[2.0, 0.5])
+
+
+def by_hand(fed: Federation, theta: np.ndarray, lam: float, power: float) -> float:
+    """Equation (ob) for the chain, written as one reads it."""
+    total = 0.0
+    for u, device in enumerate(fed.devices):
+        X, y = fed[device].X, fed[device].y
+        total += 0.5 * np.mean((y - X @ theta[u]) ** 2)
+    penalty = 2.0 * np.linalg.norm(theta[0] - theta[1], power) + 0.5 * np.linalg.norm(theta[1] - theta[2], power)
+    return total / 3 + lam * penalty
+
+
+@pytest.mark.parametrize(("penalty", "power"), [("l1", 1), ("l2", 2), ("linf", np.inf)])
+def test_the_objective_is_the_papers(fed: Federation, chain: Graph, penalty: str, power: float) -> None:
+    theta = np.random.default_rng(1).normal(size=(3, 2))
+    problem = Problem(fed, chain, penalty=penalty, lam=0.7)
+    assert problem.objective(theta) == pytest.approx(by_hand(fed, theta, 0.7, power), rel=1e-13)
+    # solvers see |V| times that
+    assert problem.fused.value(theta) == pytest.approx(3 * problem.objective(theta), rel=1e-13)
+    assert problem.strength == pytest.approx(2.1)
+    np.testing.assert_allclose(problem.fused.edge_radius, 2.1 * np.array([2.0, 0.5]))
+
+
+def test_the_factor_of_the_paper_is_in_one_place() -> None:
+    """Two devices with one observation each: lam = 0.1 gives 0.2 and 1.8, not the 0.1 and 1.9 of |V| F."""
+    fed = Federation({"a": [[0.0]], "b": [[2.0]]})
+    solution = fedkin.solve(Problem(fed, Graph.complete(["a", "b"]), loss="mean", lam=0.1), tol=1e-12)
+    np.testing.assert_allclose(solution.theta.ravel(), [0.2, 1.8], atol=1e-6)
+
+
+def test_sparsity_and_ridge_are_per_device_and_averaged(fed: Federation, chain: Graph) -> None:
+    theta = np.random.default_rng(1).normal(size=(3, 2))
+    plain = Problem(fed, chain, lam=0.1).objective(theta)
+    weights = np.array([0.5, 0.0, 2.0])
+    expected = plain + (weights * np.abs(theta).sum(axis=1)).mean()
+    for sparsity in (weights, weights.tolist(), {"c": 2.0, "a": 0.5}, np.repeat(weights[:, None], 2, axis=1)):
+        assert Problem(fed, chain, lam=0.1, sparsity=sparsity).objective(theta) == pytest.approx(expected, rel=1e-13)
+    assert Problem(fed, chain, lam=0.1, sparsity=0.0).fused.sparsity is None
+    both = Problem(fed, chain, lam=0.1, ridge=[0.3, 0.0]).objective(theta)
+    assert both == pytest.approx(plain + 0.15 * (theta[:, 0] ** 2).mean(), rel=1e-13)
+
+
+def test_the_order_of_the_graphs_devices_does_not_matter(fed: Federation, chain: Graph) -> None:
+    theta = np.random.default_rng(1).normal(size=(3, 2))
+    turned = Graph(["c", "a", "b"], [("b", "c"), ("a", "b")], weights=[0.5, 2.0])
+    problem = Problem(fed, turned, lam=0.7)
+    assert problem.graph.devices == fed.devices
+    assert problem.objective(theta) == Problem(fed, chain, lam=0.7).objective(theta)
+
+
+def test_a_graph_over_other_devices_is_refused(fed: Federation) -> None:
+    with pytest.raises(GraphError, match="'c'"):
+        Problem(fed, Graph.complete(["a", "b"]))
+    with pytest.raises(GraphError, match="'d'"):
+        Problem(fed, Graph.complete(["a", "b", "c", "d"]))
+
+
+@pytest.mark.parametrize("lam", [-1.0, np.nan, np.inf, "0.1", None])
+def test_lam_must_be_a_number_of_at_least_0(fed: Federation, chain: Graph, lam: object) -> None:
+    with pytest.raises(ParameterError, match="lam must be a finite number of at least 0, got"):
+        Problem(fed, chain, lam=lam)
+
+
+def test_parameters_out_of_range_are_named(fed: Federation, chain: Graph) -> None:
+    with pytest.raises(ParameterError, match="penalty 'l3'"):
+        Problem(fed, chain, penalty="l3")
+    with pytest.raises(ParameterError, match="unknown loss 'cubic'"):
+        _ = Problem(fed, chain, loss="cubic").fused
+    with pytest.raises(ParameterError, match="radius"):
+        Problem(fed, chain, radius=0.0)
+    with pytest.raises(ParameterError, match="ridge"):
+        _ = Problem(fed, chain, ridge=-1.0).fused
+    with pytest.raises(ParameterError, match=r"ridge has shape \(3,\), expected a number or \(2,\)"):
+        _ = Problem(fed, chain, ridge=[1.0, 2.0, 3.0]).fused
+    with pytest.raises(ParameterError, match="sparsity"):
+        _ = Problem(fed, chain, sparsity=-0.1).fused
+    with pytest.raises(ParameterError, match="sparsity"):
+        _ = Problem(fed, chain, sparsity={"a": np.nan}).fused
+    with pytest.raises(ParameterError, match=r"sparsity has shape \(4, 1\)"):
+        _ = Problem(fed, chain, sparsity=np.ones(4)).fused
+    with pytest.raises(UnknownDeviceError, match="'z'"):
+        _ = Problem(fed, chain, sparsity={"z": 1.0}).fused
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+def test_losses_by_device(fed: Federation, chain: Graph) -> None:
+    binary = Federation({d: (fed[d].X, (fed[d].y > 0).astype(float)) for d in fed.devices})
+    problem = Problem(binary, chain, loss={"a": "linear", "b": LogisticLoss(), "c": "linear"})
+    assert [loss.name for loss in problem.losses] == ["linear", "logistic", "linear"]
+    assert isinstance(problem.terms, MixedTerms)
+    theta = np.random.default_rng(1).normal(size=(3, 2))
+    eta = binary["b"].X @ theta[1]
+    assert problem.terms.values(theta)[1] == pytest.approx(np.mean(np.logaddexp(0, eta) - binary["b"].y * eta))
+
+
+def test_losses_by_device_must_be_complete_known_and_of_one_length(fed: Federation, chain: Graph) -> None:
+    with pytest.raises(DataError, match=r"no loss is given for device 'b' and 1 others; name every device"):
+        _ = Problem(fed, chain, loss={"a": "linear"}).losses
+    with pytest.raises(DataError, match=r"no loss is given for device 'c'; name every device"):
+        _ = Problem(fed, chain, loss={"a": "linear", "b": "linear"}).losses
+    with pytest.raises(UnknownDeviceError, match="'z'"):
+        _ = Problem(fed, chain, loss={"a": "linear", "b": "linear", "c": "linear", "z": "mean"}).losses
+    classes = Federation({d: (fed[d].X, np.zeros(len(fed[d].y))) for d in fed.devices})
+    with pytest.raises(DataError, match="different length"):
+        _ = Problem(classes, chain, loss={"a": "linear", "b": MultinomialLoss(3), "c": "linear"}).losses
+
+
+def test_a_target_that_does_not_fit_names_its_device(fed: Federation, chain: Graph) -> None:
+    bad = Federation({d: (fed[d].X, np.full(len(fed[d].y), 3.0 if d == "b" else 1.0)) for d in fed.devices})
+    with pytest.raises(DataError, match="device 'b'"):
+        _ = Problem(bad, chain, loss="logistic").losses
+    with pytest.raises(DataError, match="no target"):
+        _ = Problem(Federation({d: fed[d].X for d in fed.devices}), chain).losses
+
+
+def test_the_number_of_parameters_follows_from_the_loss(fed: Federation, chain: Graph) -> None:
+    classes = Federation({d: (fed[d].X, np.arange(len(fed[d].y)) % 4.0) for d in fed.devices})
+    assert Problem(classes, chain, loss="multinomial").n_params == 6
+    assert Problem(fed, chain, loss=HuberLoss(2.0)).n_params == 2
+
+
+def test_another_lam_shares_what_was_computed_from_the_rows(fed: Federation, chain: Graph) -> None:
+    problem = Problem(fed, chain, lam=0.1, sparsity=0.2)
+    other = problem.with_lam(0.4)
+    assert other.terms is problem.terms
+    assert other.lam == 0.4
+    assert problem.lam == 0.1
+    assert other.fused.strength == pytest.approx(1.2)
+
+
+def test_values_are_frozen(fed: Federation, chain: Graph) -> None:
+    problem = Problem(fed, chain, lam=0.1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        problem.lam = 0.2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        fedkin.solve(problem).theta = np.zeros(1)
+
+
+# --- gaps, clusters, labels -------------------------------------------------------------------------------------------
+
+
+def test_the_gap_of_feasible_duals_bounds_what_is_missing(fed: Federation, chain: Graph) -> None:
+    problem = Problem(fed, chain, lam=0.05, penalty="l2", ridge=0.1)
+    objective, best = problem.fused, fedkin.solve(problem, tol=1e-12)
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        theta = best.theta + 10.0 ** rng.uniform(-5, 0) * rng.normal(size=(3, 2))
+        alpha = objective.penalty.project(rng.normal(size=(2, 2)), objective.edge_radius)
+        balance = objective.graph.incidence().T @ alpha
+        gap, conditional = objective.gap(theta, alpha, None, balance)
+        assert not conditional
+        assert gap >= objective.value(theta) - 3 * best.objective - 1e-12
+
+
+def test_clusters_join_equal_neighbours_only() -> None:
+    graph = Graph(range(5), [(0, 1), (1, 2), (3, 4)])
+    theta = np.array([[1.0, 2.0], [1.0, 2.0], [1.0, 2.5], [1.0, 2.0], [1.0, 2.0]])
+    solution = fedkin.Solution(theta, 0.0, 0.0, "converged", 1, {}, np.zeros((3, 2)))
+    assert solution.clusters(graph).tolist() == [0, 0, 1, 2, 2]
+
+
+def test_labels_in_device_order() -> None:
+    assert check_labels({"b": 1, "a": 0, "z": 5}, ["a", "b"]) == [0, 1]
+    assert check_labels([3, 4], ["a", "b"]) == [3, 4]
+    with pytest.raises(UnknownDeviceError, match="'b'"):
+        check_labels({"a": 0}, ["a", "b"])
+    with pytest.raises(DataError, match="1 labels for 2 devices"):
+        check_labels([0], ["a", "b"])
+
+
+def test_a_mean_needs_no_target_and_a_linear_loss_uses_the_offset() -> None:
+    X, y = np.arange(6.0).reshape(3, 2), np.array([1.0, 2.0, 4.0])
+    graph = Graph.empty(["a"])
+    assert Problem(Federation({"a": X}), graph, loss="mean").objective(np.zeros((1, 2))) == pytest.approx(55 / 6)
+    shifted = Problem(Federation({"a": (X, y, y)}), graph, loss=LinearLoss()).objective(np.zeros((1, 2)))
+    assert shifted == 0.0

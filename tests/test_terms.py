@@ -1,0 +1,382 @@
+"""The devices' mean losses on arrays, and the Fenchel-Young gaps that certificates are made of."""
+
+from __future__ import annotations
+
+import cvxpy as cp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cvxpy_reference import mean_loss
+from fedkin.federation import Federation
+from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, Loss, MeanLoss, MultinomialLoss, PoissonLoss, UserLoss
+from fedkin.terms import (
+    LossTerms,
+    MixedTerms,
+    QuadraticTerms,
+    RowTerms,
+    build_terms,
+    generalized_inverse,
+    row_blocks,
+    summed_terms,
+)
+
+LOSSES: dict[str, Loss] = {
+    "mean": MeanLoss(),
+    "linear": LinearLoss(),
+    "logistic": LogisticLoss(),
+    "poisson": PoissonLoss(),
+    "huber": HuberLoss(0.7),
+    "multinomial": MultinomialLoss(3),
+}
+ROW_LOSSES = ("logistic", "poisson", "huber", "multinomial")
+
+
+def federation(loss: str, sizes: tuple[int, ...], q: int = 2, seed: int = 0, offset: bool = False) -> Federation:
+    """Random devices with a target that fits the loss."""
+    rng = np.random.default_rng(seed)
+    data = {}
+    for u, n in enumerate(sizes):
+        X = rng.normal(size=(n, q))
+        eta = X @ rng.normal(size=q)
+        y = {
+            "mean": eta,
+            "linear": eta + rng.normal(size=n),
+            "logistic": (rng.random(n) < 0.5).astype(float),
+            "poisson": rng.poisson(np.exp(np.clip(eta, -2, 2))).astype(float),
+            "huber": eta + rng.standard_t(2, size=n),
+            "multinomial": rng.integers(0, 3, size=n).astype(float),
+        }[loss]
+        data[u] = (X, y, rng.normal(size=n)) if offset and loss != "mean" else (X, y)
+    return Federation(data)
+
+
+def terms_of(loss: str, fed: Federation, ridge: float | np.ndarray = 0.0):
+    one = LOSSES[loss]
+    p = one.n_params(fed.n_features)
+    return build_terms(fed, (one,) * fed.n_devices, np.broadcast_to(ridge, (p,)).astype(float))
+
+
+def user_loss(hessian: bool) -> UserLoss:
+    """sum of log cosh of the residuals: smooth, convex, not in the library."""
+
+    def value(theta, X, y, offset):
+        return float(np.mean(np.logaddexp(y - X @ theta, X @ theta - y)))
+
+    def gradient(theta, X, y, offset):
+        return X.T @ np.tanh(X @ theta - y) / len(y)
+
+    def second(theta, X, y, offset):
+        return (X.T * (1 - np.tanh(X @ theta - y) ** 2)) @ X / len(y)
+
+    return UserLoss(value, gradient, second if hessian else None)
+
+
+# --- values and derivatives -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [False, True])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_values_and_derivatives_are_those_of_each_device_alone(loss: str, offset: bool) -> None:
+    fed = federation(loss, (4, 7, 4, 1, 7), offset=offset)
+    ridge = 0.3
+    terms = terms_of(loss, fed, ridge)
+    theta = np.random.default_rng(1).normal(size=(5, terms.n_params))
+    one = LOSSES[loss]
+    values, gradients, hessians = terms.values(theta), terms.gradients(theta), terms.hessians(theta)
+    assert hessians.shape == (5, terms.n_params, terms.n_params)
+    for u, device in enumerate(fed.devices):
+        rows = fed[device].X, fed[device].y, fed[device].offset
+        square = 0.5 * ridge * theta[u] @ theta[u]
+        np.testing.assert_allclose(values[u], one.value(theta[u], *rows) + square, rtol=1e-12)
+        np.testing.assert_allclose(
+            gradients[u], one.gradient(theta[u], *rows) + ridge * theta[u], rtol=1e-10, atol=1e-12
+        )
+        expected = one.hessian(theta[u], *rows) + ridge * np.eye(terms.n_params)
+        np.testing.assert_allclose(hessians[u], expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("hessian", [False, True])
+def test_user_losses_have_the_same_interface(hessian: bool) -> None:
+    fed = federation("linear", (6, 9, 5))
+    terms = build_terms(fed, (user_loss(hessian),) * 3, np.array([0.1, 0.0]))
+    assert isinstance(terms, LossTerms)
+    theta = np.random.default_rng(0).normal(size=(3, 2))
+    step = 1e-6
+    for c in range(2):
+        shift = np.zeros(2)
+        shift[c] = step
+        slope = (terms.values(theta + shift) - terms.values(theta - shift)) / (2 * step)
+        np.testing.assert_allclose(terms.gradients(theta)[:, c], slope, atol=1e-8)
+        bend = (terms.gradients(theta + shift) - terms.gradients(theta - shift)) / (2 * step)
+        np.testing.assert_allclose(terms.hessians(theta)[:, :, c], bend, atol=1e-6)
+
+
+def test_an_isotropic_quadratic_equals_the_same_one_written_out() -> None:
+    rng = np.random.default_rng(0)
+    a, b, c = rng.uniform(0.5, 2, size=4), rng.normal(size=(4, 3)), rng.normal(size=4)
+    short, long = QuadraticTerms(a, b, c), QuadraticTerms(a[:, None, None] * np.eye(3), b, c)
+    assert short.isotropic
+    assert not long.isotropic
+    theta, s, weight = rng.normal(size=(4, 3)), rng.normal(size=(4, 3)), rng.uniform(1, 2, size=(4, 3))
+    for name in ("values", "gradients", "hessians"):
+        np.testing.assert_allclose(getattr(short, name)(theta), getattr(long, name)(theta), rtol=1e-12)
+    np.testing.assert_allclose(short.young_gaps(theta, s), long.young_gaps(theta, s), rtol=1e-10)
+    np.testing.assert_allclose(short.resolvent(weight)(s), long.resolvent(weight)(s), rtol=1e-12)
+    np.testing.assert_allclose(short.minimizers(), long.minimizers(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("loss", ["mean", "linear"])
+def test_quadratic_losses_keep_no_rows(loss: str) -> None:
+    small, large = (terms_of(loss, federation(loss, (n,) * 3)) for n in (5, 5000))
+    for terms in (small, large):
+        assert isinstance(terms, QuadraticTerms)
+    arrays = {name: value for name, value in vars(large).items() if isinstance(value, np.ndarray)}
+    assert {name: value.shape for name, value in arrays.items()} == {
+        name: value.shape for name, value in vars(small).items() if isinstance(value, np.ndarray)
+    }
+    assert all(value.base is None or value.base.size < 5000 for value in arrays.values()), "a view keeps the rows alive"
+
+
+def test_blocks_follow_the_order_of_the_devices_asked_for() -> None:
+    fed = federation("linear", (3, 2, 3, 2, 3))
+    for devices in ([0, 1, 2, 3, 4], [4, 0, 2], [0, 4, 2], [1, 3], [3, 1], [2, 4, 0, 1]):
+        seen = []
+        for block in row_blocks(fed, np.array(devices)):
+            for place, u in enumerate(block.devices):
+                np.testing.assert_array_equal(block.X[place], fed[fed.devices[u]].X)
+                np.testing.assert_array_equal(block.y[place], fed[fed.devices[u]].y)
+                seen.append(int(u))
+        assert sorted(seen) == sorted(devices)
+
+
+# --- several losses, groups -------------------------------------------------------------------------------------------
+
+
+def mixed() -> tuple[Federation, MixedTerms]:
+    fed = federation("logistic", (6, 8, 6, 5, 8))
+    losses = (LogisticLoss(), LinearLoss(), user_loss(True), LinearLoss(), LogisticLoss())
+    terms = build_terms(fed, losses, np.array([0.2, 0.1]))
+    assert isinstance(terms, MixedTerms)
+    assert len(terms.parts) == 3, "equal losses share their terms"
+    return fed, terms
+
+
+def test_mixed_terms_put_every_device_in_its_place() -> None:
+    fed, terms = mixed()
+    theta = np.random.default_rng(0).normal(size=(5, 2))
+    alone = [
+        build_terms(fed.subset([device]), (loss,), np.array([0.2, 0.1]))
+        for device, loss in zip(
+            fed.devices, (LogisticLoss(), LinearLoss(), user_loss(True), LinearLoss(), LogisticLoss()), strict=True
+        )
+    ]
+    s = 0.01 * theta[::-1]
+    for name in ("values", "gradients", "hessians", "cautious_hessians"):
+        expected = np.concatenate([getattr(one, name)(theta[[u]]) for u, one in enumerate(alone)])
+        np.testing.assert_allclose(getattr(terms, name)(theta), expected, rtol=1e-12)
+    expected = np.concatenate([one.young_gaps(theta[[u]], s[[u]], 9.0) for u, one in enumerate(alone)])
+    np.testing.assert_allclose(terms.young_gaps(theta, s, 9.0), expected, rtol=1e-9)
+    np.testing.assert_array_equal(terms.caution()[1] > 0, [False, False, True, False, False])
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 2, 0], [3], [1, 0]])
+def test_take_gives_some_devices_in_that_order(order: list[int]) -> None:
+    fed, several = mixed()
+    theta = np.random.default_rng(0).normal(size=(5, 2))
+    chosen = np.array(order)
+    for terms in (several, terms_of("logistic", fed), terms_of("linear", fed)):
+        part = terms.take(chosen)
+        assert part.n_devices == len(order)
+        np.testing.assert_allclose(part.values(theta[chosen]), terms.values(theta)[chosen], rtol=1e-14)
+        np.testing.assert_allclose(part.gradients(theta[chosen]), terms.gradients(theta)[chosen], rtol=1e-14)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_groups_that_share_a_parameter_add_up(loss: str) -> None:
+    fed = federation(loss, (6, 9, 6, 5))
+    terms, labels = terms_of(loss, fed, 0.1), np.array([0, 1, 0, 0])
+    groups = summed_terms(terms, labels)
+    theta = np.random.default_rng(0).normal(size=(2, terms.n_params))
+    own = theta[labels]
+    for name in ("values", "gradients", "hessians"):
+        each = getattr(terms, name)(own)
+        expected = np.stack([each[labels == g].sum(axis=0) for g in range(2)])
+        np.testing.assert_allclose(getattr(groups, name)(theta), expected, rtol=1e-12)
+    assert (groups.lower_bounds() <= groups.values(theta)).all()
+
+
+# --- Fenchel-Young gaps ----------------------------------------------------------------------------------------------
+
+
+def true_gaps(
+    loss: str, fed: Federation, theta: np.ndarray, s: np.ndarray, ridge: np.ndarray, radius: float
+) -> np.ndarray:
+    """``M_u(theta_u) + <s_u, theta_u>`` minus its minimum over the ball, by cvxpy."""
+    gaps = []
+    terms = terms_of(loss, fed, ridge)
+    values = terms.values(theta) + (s * theta).sum(axis=1)
+    for u, device in enumerate(fed.devices):
+        v = cp.Variable(theta.shape[1])
+        total = mean_loss(LOSSES[loss], v, fed[device]) + s[u] @ v + 0.5 * cp.sum(cp.multiply(ridge, cp.square(v)))
+        task = cp.Problem(cp.Minimize(total), [cp.norm(v, 2) <= radius] if np.isfinite(radius) else [])
+        task.solve(solver=cp.CLARABEL)
+        least = task.value if task.status.startswith("optimal") else -np.inf
+        gaps.append(values[u] - least)
+    return np.array(gaps)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.2])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("size", [1e-3, 0.3])
+def test_young_gaps_are_upper_bounds_and_tight_nearby(loss: str, ridge: float, size: float) -> None:
+    fed = federation(loss, (25, 20, 25), seed=3)
+    terms = terms_of(loss, fed, ridge)
+    rng = np.random.default_rng(0)
+    theta = 0.3 * rng.normal(size=(3, terms.n_params))
+    s = -terms.gradients(theta) + size * 0.1 * rng.normal(size=theta.shape)
+    gaps = terms.young_gaps(theta, s)
+    exact = true_gaps(loss, fed, theta, s, np.full(terms.n_params, ridge), np.inf)
+    assert (gaps >= exact - 1e-8).all()
+    if size < 0.1:
+        np.testing.assert_allclose(terms.young_gaps(theta, -terms.gradients(theta)), 0.0, atol=1e-14)
+        # Huber's corners leave less room to repair a dual point
+        assert (gaps <= (10 if loss == "huber" else 1.1) * exact + 1e-7).all()
+
+
+@pytest.mark.parametrize("loss", ["linear", *ROW_LOSSES])
+def test_far_from_balance_only_a_ball_or_a_ridge_gives_a_bound(loss: str) -> None:
+    fed = federation(loss, (3, 12), q=4, seed=1)
+    p = LOSSES[loss].n_params(4)
+    rng = np.random.default_rng(0)
+    theta = 0.1 * rng.normal(size=(2, p))
+    s = 3.0 * rng.normal(size=theta.shape)
+    bare, held = terms_of(loss, fed), terms_of(loss, fed, 0.5)
+    assert np.isinf(bare.young_gaps(theta, s)[0]), "fewer rows than parameters: nothing balances s"
+    radius = 4.0
+    inside = bare.young_gaps(theta, s, radius)
+    assert np.isfinite(inside).all()
+    assert (inside >= true_gaps(loss, fed, theta, s, np.zeros(p), radius) - 1e-7).all()
+    ridged = held.young_gaps(theta, s)
+    assert np.isfinite(ridged).all()
+    assert (ridged >= true_gaps(loss, fed, theta, s, np.full(p, 0.5), np.inf) - 1e-7).all()
+
+
+def test_a_ridge_on_some_coordinates_leaves_the_others_to_the_ball() -> None:
+    fed = federation("logistic", (3,), q=4)
+    ridge = np.array([0.5, 0.5, 0.0, 0.0])
+    terms = terms_of("logistic", fed, ridge)
+    theta, s = np.zeros((1, 4)), np.array([[2.0, -2.0, 1.0, 3.0]])
+    assert np.isinf(terms.young_gaps(theta, s)).all()
+    bound = terms.young_gaps(theta, s, 5.0)
+    assert np.isfinite(bound).all()
+    assert (bound >= true_gaps("logistic", fed, theta, s, ridge, 5.0) - 1e-7).all()
+
+
+def test_singular_gaps_hold_even_when_small_eigenvalues_are_dropped() -> None:
+    # the last column is almost, but not exactly, the sum of the others
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(30, 2))
+    X = np.column_stack([X, X.sum(axis=1) + 1e-7 * rng.normal(size=30)])
+    fed = Federation({0: (X, rng.normal(size=30))})
+    terms = terms_of("linear", fed)
+    assert terms.singular.all()
+    theta, s, radius = rng.normal(size=(1, 3)), rng.normal(size=(1, 3)), 50.0
+    exact = true_gaps("linear", fed, theta, s, np.zeros(3), radius)
+    assert (terms.young_gaps(theta, s, radius) >= exact * (1 - 1e-8)).all()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_gaps_of_groups_are_upper_bounds(loss: str) -> None:
+    fed = federation(loss, (20, 15, 20), seed=2)
+    terms = terms_of(loss, fed)
+    groups = summed_terms(terms, np.array([0, 0, 0]))
+    rng = np.random.default_rng(0)
+    theta = 0.2 * rng.normal(size=(1, terms.n_params))
+    s = -groups.gradients(theta) + 0.02 * rng.normal(size=theta.shape)
+    v = cp.Variable(terms.n_params)
+    total = sum(mean_loss(LOSSES[loss], v, fed[device]) for device in fed.devices) + s[0] @ v
+    least = cp.Problem(cp.Minimize(total)).solve(solver=cp.CLARABEL)
+    exact = groups.values(theta)[0] + float(s[0] @ theta[0]) - least
+    gap = groups.young_gaps(theta, s)[0]
+    assert exact - 1e-8 <= gap <= 20 * exact
+
+
+def test_strong_convexity_certifies_a_user_loss() -> None:
+    fed = federation("linear", (8, 8))
+    base = user_loss(True)
+    strong = UserLoss(
+        lambda t, X, y, o: base.value_fn(t, X, y, o) + t @ t,
+        lambda t, X, y, o: base.gradient_fn(t, X, y, o) + 2 * t,
+        strong_convexity=2.0,
+    )
+    theta, s = np.ones((2, 2)), np.full((2, 2), 0.3)
+    assert np.isinf(build_terms(fed, (base,) * 2, np.zeros(2)).young_gaps(theta, s)).all()
+    terms = build_terms(fed, (strong,) * 2, np.zeros(2))
+    # two moduli add up
+    ridged = build_terms(fed, (strong,) * 2, np.ones(2))
+    residual = terms.gradients(theta) + s
+    np.testing.assert_allclose(terms.young_gaps(theta, s), (residual**2).sum(axis=1) / 4)
+    residual = ridged.gradients(theta) + s
+    np.testing.assert_allclose(ridged.young_gaps(theta, s), (residual**2).sum(axis=1) / 6)
+
+
+# --- bounds and models ----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), scale=st.floats(0.1, 30.0), loss=st.sampled_from(list(LOSSES)))
+def test_lower_bounds_are_never_undercut(seed: int, scale: float, loss: str) -> None:
+    terms = terms_of(loss, federation(loss, (3, 9), seed=seed), 0.1)
+    theta = scale * np.random.default_rng(seed).normal(size=(2, terms.n_params))
+    lower, values = terms.lower_bounds(), terms.values(theta)
+    assert np.isfinite(lower).all()
+    assert (lower <= values + 1e-12 * (1 + np.abs(values))).all()
+
+
+def test_nothing_is_known_about_a_user_loss() -> None:
+    terms = build_terms(federation("linear", (8,)), (user_loss(True),), np.zeros(2))
+    assert terms.lower_bounds() == -np.inf
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    scale=st.floats(0.01, 100.0),
+    loss=st.sampled_from(["linear", "logistic", "huber", "multinomial"]),
+)
+def test_cautious_models_lie_above_losses_with_bounded_curvature(seed: int, scale: float, loss: str) -> None:
+    terms = terms_of(loss, federation(loss, (6, 9), seed=seed))
+    rng = np.random.default_rng(seed)
+    theta, step = rng.normal(size=(2, terms.n_params)), scale * rng.normal(size=(2, terms.n_params))
+    A = terms.cautious_hessians(theta)
+    model = terms.values(theta) + (terms.gradients(theta) * step).sum(axis=1)
+    model += 0.5 * np.einsum("vp,vpq,vq->v", step, A, step)
+    assert (terms.values(theta + step) <= model * (1 + 1e-9) + 1e-9).all()
+
+
+def test_the_cautious_poisson_model_finds_large_counts_at_once() -> None:
+    fed = Federation({0: (np.ones((4, 1)), np.array([0.9e6, 1e6, 1.1e6, 1e6]))})
+    terms = terms_of("poisson", fed)
+    assert isinstance(terms, RowTerms)
+    zero = np.zeros((1, 1))
+    step = -terms.gradients(zero)[0, 0] / terms.cautious_hessians(zero)[0, 0, 0]
+    assert step == pytest.approx(np.log(1e6), abs=0.05)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), p=st.integers(1, 5), rank=st.integers(0, 5), spread=st.integers(-6, 6))
+def test_generalized_inverses_do_not_depend_on_units(seed: int, p: int, rank: int, spread: int) -> None:
+    rng = np.random.default_rng(seed)
+    root = rng.normal(size=(p, min(rank, p)))
+    A = root @ root.T
+    units = 10.0 ** (spread * rng.uniform(-1, 1, size=p))
+    scaled = units[:, None] * A * units
+    G, singular = generalized_inverse(np.stack([A, scaled]))
+    np.testing.assert_array_equal(singular, rank < p)
+    for matrix, inverse in zip((A, scaled), G, strict=True):
+        size = np.sqrt(np.diag(matrix).clip(1e-300))
+        np.testing.assert_allclose(
+            matrix @ inverse @ matrix / np.outer(size, size), matrix / np.outer(size, size), atol=1e-5
+        )
