@@ -82,10 +82,13 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
     draft = path.with_name(path.name + ".writing")
-    parquet.write_table(table, draft)
-    with draft.open("rb") as handle:
-        os.fsync(handle.fileno())
-    draft.replace(path)
+    try:
+        parquet.write_table(table, draft)
+        with draft.open("rb") as handle:
+            os.fsync(handle.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)  # Ctrl-C, or a full disk
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
