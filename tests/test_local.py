@@ -147,6 +147,34 @@ def test_huber_with_a_corner_that_leaves_no_inliers():
     assert (np.linalg.eigvalsh(fit.covariance[0]) > 0).all()
 
 
+@pytest.mark.parametrize("delta", [1.345, 0.3, 0.05])
+def test_huber_finds_its_minimum_among_many_outliers(delta):
+    """Heavy tails and a narrow corner: Hessians are singular along the way, and often at the end."""
+    rng = np.random.default_rng(16)
+    X = rng.standard_normal((150, 40, 10))
+    y = 3 * rng.standard_t(1.5, (150, 40))
+    fed = Federation.from_arrays(X.reshape(-1, 10), y.ravel(), np.repeat(np.arange(150), 40))
+    fit = local_fit(fed, HuberLoss(delta))
+    slopes = [HuberLoss(delta).gradient(fit.theta[u], X[u], y[u]) for u in range(150)]
+    assert np.abs(slopes).max() < 2e-3 * delta
+    assert np.median(np.abs(slopes)) < 1e-12 * delta
+    assert not fit.rescued.any()
+
+
+def test_huber_device_that_interpolates_is_as_noisy_as_least_squares():
+    rng = np.random.default_rng(17)
+    data = {}
+    for u in range(40):
+        n = 3 if u == 0 else 60
+        X = rng.standard_normal((n, 5))
+        data[u] = (X, X.sum(axis=1) + rng.standard_t(3, n))
+    fed = Federation(data)
+    fit = local_fit(fed, "huber")
+    squares = sum(((fed[u].y - fed[u].X @ fit.theta[u]) ** 2).sum() for u in range(1, 40))
+    assert fit.dispersion[0] == pytest.approx(squares / (39 * 55), rel=1e-9)
+    assert fit.dispersion[0] > 1.3 * np.median(fit.dispersion[1:])
+
+
 def test_mean_loss():
     rng = np.random.default_rng(3)
     data = {u: rng.standard_normal((n, 2)) * 2 for u, n in (("a", 10), ("b", 25), ("c", 25))}
@@ -283,6 +311,17 @@ def test_ordinary_devices_do_not_notice_the_others():
     np.testing.assert_allclose(
         local_fit(fed).covariance[:2], local_fit(fed.subset(ordinary)).covariance, rtol=1e-12, atol=0
     )
+
+
+def test_degrees_of_freedom_count_the_rank():
+    fed = degenerate("linear")
+    fit = local_fit(fed)
+    assert fit.residual_dof[fed.index["repeated column"]] == 30 - 3
+    assert fit.residual_dof[fed.index["zero column"]] == 30 - 3
+    assert fit.residual_dof[fed.index["same row"]] == 9 - 1
+    X, y = fed["repeated column"].X[:, :3], fed["repeated column"].y
+    smaller = local_fit(Federation({"a": (X, y)}))
+    assert fit.dispersion[fed.index["repeated column"]] == pytest.approx(smaller.dispersion[0], rel=1e-4)
 
 
 def test_unidentified_directions_are_wide_and_identified_ones_are_not():

@@ -310,18 +310,46 @@ def test_dispersions():
     assert HuberLoss(1e3).dispersion(ols.params, X, y) == pytest.approx(ols.scale, rel=1e-12)
 
 
-def test_huber_dispersion_times_hessian_is_hubers_covariance():
-    """Statsmodels' "H1" without its small-sample factor K, on a design whose Gram matrix is the identity."""
+@pytest.mark.parametrize("n", [25, 400])
+def test_huber_dispersion_gives_hubers_covariance(n):
+    """Statsmodels' "H1", which puts the share of rows within the corner times the Gram matrix for the Hessian."""
     import statsmodels.api as sm
 
     rng = np.random.default_rng(12)
-    X, y = rng.standard_normal((4000, 3)), rng.standard_t(3, 4000)
-    loss = HuberLoss(1.345)
+    X, y = rng.standard_normal((n, 3)), rng.standard_t(3, n)
     fit = sm.RLM(y, X, M=sm.robust.norms.HuberT(1.345)).fit(scale_est="mad", tol=1e-12, maxiter=500)
-    scaled = HuberLoss(1.345 * fit.scale)  # RLM divides residuals by a scale, we move the corner
-    covariance = scaled.dispersion(fit.params, X, y) * np.linalg.inv(4000 * scaled.hessian(fit.params, X, y))
-    np.testing.assert_allclose(np.diag(covariance), np.diag(fit.cov_params()), rtol=0.05)
+    loss = HuberLoss(1.345 * fit.scale)  # RLM divides residuals by a scale, we move the corner
+    share = (np.abs(y - X @ fit.params) <= loss.delta).mean()
+    covariance = loss.dispersion(fit.params, X, y) * np.linalg.inv(share * X.T @ X)
+    np.testing.assert_allclose(covariance, fit.bcov_scaled, rtol=1e-9)
     assert loss.estimates_scale
+
+
+@every_row_loss
+def test_cautious_model_lies_above_the_loss_or_has_its_minimum(loss):
+    rng = np.random.default_rng(15)
+    eta, other = 3 * rng.standard_normal((2, 200, loss.n_outputs))
+    y = target(loss, rng, 200)
+    weight, slope = loss.cautious_at(eta, y), loss.slope_at(eta, y)
+    assert weight.shape == (200, loss.n_outputs, loss.n_outputs)
+    assert (np.linalg.eigvalsh(weight) > 0).all()
+    if isinstance(loss, PoissonLoss):
+        # no parabola lies above exp: where the loss is steep, the model's minimum is that of the row
+        steep = (eta[:, 0] < np.log(np.maximum(y, 1e-300))) & (y > 0)
+        minimum = eta[:, 0] - slope[:, 0] / weight[:, 0, 0]
+        np.testing.assert_allclose(minimum[steep], np.log(y[steep]), rtol=1e-9, atol=1e-9)
+        return
+    move = other - eta
+    model = loss.value_at(eta, y) + (slope * move).sum(axis=1) + 0.5 * np.einsum("nk,nkl,nl->n", move, weight, move)
+    assert (loss.value_at(other, y) <= model + 1e-10).all()
+
+
+@every_row_loss
+def test_strictly_convex_losses_have_positive_curvature(loss):
+    rng = np.random.default_rng(16)
+    eta = 4 * rng.standard_normal((300, loss.n_outputs))
+    smallest = np.linalg.eigvalsh(loss.curvature_at(eta, target(loss, rng, 300))).min()
+    assert (smallest > 0) == loss.strictly_convex
 
 
 # ---------------------------------------------------------------- extreme predictors

@@ -56,8 +56,9 @@ def damped_newton(
     start : array (B, p)
         With finite values.
     tol : float
-        Half the squared Newton decrement, relative to ``1 + |value|``, at which a function is done. The step that shows
-        it is still taken, so that the error left is of the order of the square.
+        Half the squared Newton decrement at which a function is done, relative to the largest of the value, the value
+        at the start and the first decrement. The step that shows it is still taken, so that the error left is of the
+        order of the square.
     max_iter : int
         Functions that are not done by then are reported as not converged.
 
@@ -75,32 +76,33 @@ def damped_newton(
     who = np.arange(theta.shape[0])
     converged = np.zeros(who.size, dtype=bool)
     current = value(theta, who)
-    best = np.full(who.size, np.inf)
+    size, best = np.abs(current), np.full(who.size, np.inf)
     n_iter = 0
     while who.size and n_iter < max_iter:
         n_iter += 1
         gradient, matrix = derivatives(theta[who], who)
         step = -solve_positive(matrix, gradient)
         decrement = -0.5 * np.einsum("ap,ap->a", gradient, step)
-        size = 1.0 + np.abs(current[who])
+        if n_iter == 1:
+            size = np.maximum(size, decrement)
+        scale = np.maximum(size[who], np.abs(current[who]))
         # below the first bound the last step suffices; below the second, rounding no longer lets the decrement shrink
-        done = (decrement <= tol * size) | ((decrement <= 1e-9 * size) & (decrement > 0.5 * best[who]))
+        done = (decrement <= tol * scale) | ((decrement <= 1e-9 * scale) & (decrement > 0.5 * best[who]))
         best[who] = decrement
-        moved = _search(value, theta[who], step, decrement, current[who], who)
-        theta[who], current[who], stuck = moved
+        theta[who], current[who], stuck = _search(value, theta[who], step, decrement, current[who], scale, who)
         converged[who[done]] = True
         who = who[~(done | stuck)]
     return NewtonResult(theta, converged, n_iter)
 
 
 def _search(
-    value: ValueFunction, theta: Array, step: Array, decrement: Array, current: Array, who: Index
+    value: ValueFunction, theta: Array, step: Array, decrement: Array, current: Array, scale: Array, who: Index
 ) -> tuple[Array, Array, NDArray[np.bool_]]:
     """Halve each step until its value has decreased enough; functions that never do stay where they are."""
     length = np.ones(who.size)
     reached, values = theta.copy(), current.copy()
     pending = np.arange(who.size)
-    slack = 8 * np.finfo(float).eps * (1.0 + np.abs(current))
+    slack = 8 * np.finfo(float).eps * scale
     for _ in range(_HALVINGS):
         trial = theta[pending] + length[pending, None] * step[pending]
         at_trial = value(trial, who[pending])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, MultinomialLoss, PoissonLoss, RowLoss, weighted_gram
-from fedkin.solvers.newton import damped_newton, solve_positive, unit_diagonal
+from fedkin.solvers.newton import NewtonResult, damped_newton, solve_positive, unit_diagonal
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -97,17 +97,20 @@ class RowBatch:
         curvature = self.loss.curvature_at(self.predictors(theta, who), self.y[who])
         return self._gram_with(curvature, who)
 
-    def majorants(self, theta: Array, who: Index) -> Array:
-        """Matrices ``(A, p, p)`` whose full step decreases the loss even where the Hessian is singular."""
-        return self._gram_with(self.loss.cautious_at(self.predictors(theta, who), self.y[who]), who)
+    def derivatives(self, theta: Array, who: Index, caution: float = 1.0) -> tuple[Array, Array]:
+        """Gradients ``(A, p)`` and Hessians ``(A, p, p)``.
 
-    def derivatives(self, theta: Array, who: Index) -> tuple[Array, Array]:
-        """Gradients, and Hessians or, where these are singular, majorants."""
-        gradients, matrices = self.gradients(theta, who), self.hessians(theta, who)
+        Singular Hessians get ``caution`` times the matrix of the loss's cautious model on top. With 1 the full step
+        decreases the loss; smaller values reach further, and a line search makes up for what goes too far.
+        """
+        eta = self.predictors(theta, who)
+        gradients = self._back(self.loss.slope_at(eta, self.y[who]), who)
+        matrices = self._gram_with(self.loss.curvature_at(eta, self.y[who]), who)
         if not self.loss.strictly_convex:
             singular = np.linalg.eigvalsh(unit_diagonal(matrices)[0])[:, 0] <= 100 * RANK_TOLERANCE
             if singular.any():
-                matrices[singular] = self.majorants(theta[singular], who[singular])
+                cautious = self.loss.cautious_at(eta[singular], self.y[who[singular]])
+                matrices[singular] += caution * self._gram_with(cautious, who[singular])
         return gradients, matrices
 
     def information(self, theta: Array) -> Array:
@@ -146,7 +149,7 @@ def minimise(batch: RowBatch) -> tuple[Array, NDArray[np.bool_]]:
     """
     if isinstance(batch.loss, LinearLoss):
         return _least_squares(batch), np.ones(batch.n_devices, dtype=bool)
-    result = damped_newton(batch.values, batch.derivatives, _start(batch), max_iter=150)
+    result = _newton(batch, np.zeros((batch.n_devices, batch.n_params)))
     exists = np.isfinite(result.theta).all(axis=1)
     if isinstance(batch.loss, _LIKELIHOODS):
         unit = np.ones(batch.n_devices)
@@ -161,17 +164,25 @@ def minimise(batch: RowBatch) -> tuple[Array, NDArray[np.bool_]]:
 
 def minimise_with_ridge(batch: RowBatch, ridge: Array) -> Array:
     """Minimisers ``(B, p)`` of the mean loss plus ``sum_c ridge_c theta_c^2 / 2``, ``ridge (B, p)`` positive."""
+    return _newton(batch, ridge).theta
+
+
+def _newton(batch: RowBatch, ridge: Array) -> NewtonResult:
     diagonal = np.arange(batch.n_params)
 
     def value(theta: Array, who: Index) -> Array:
         return np.asarray(batch.values(theta, who) + 0.5 * (ridge[who] * theta**2).sum(axis=1))
 
-    def derivatives(theta: Array, who: Index) -> tuple[Array, Array]:
-        gradient, matrix = batch.derivatives(theta, who)
+    def derivatives(theta: Array, who: Index, caution: float) -> tuple[Array, Array]:
+        gradient, matrix = batch.derivatives(theta, who, caution)
         matrix[:, diagonal, diagonal] += ridge[who]
         return gradient + ridge[who] * theta, matrix
 
-    return damped_newton(value, derivatives, _start(batch), max_iter=300).theta
+    result = damped_newton(value, partial(derivatives, caution=0.01), _start(batch), max_iter=150)
+    if result.converged.all() or batch.loss.strictly_convex:
+        return result
+    # rarely, far-reaching steps run in circles; careful ones do not
+    return damped_newton(value, partial(derivatives, caution=1.0), result.theta, max_iter=300)
 
 
 def _least_squares(batch: RowBatch) -> Array:
