@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedkin import __version__
+from fedkin.cli.peer import peer
 from fedkin.studies.command import study
 
 app = typer.Typer(
@@ -205,3 +206,4 @@ def demo(
 
 
 app.command()(study)
+app.add_typer(peer, name="peer")

@@ -31,7 +31,7 @@ Array = NDArray[np.float64]
 
 #: Differences between the replicas of an edge dual up to this share of its bound are rounding of different processors.
 SAME_DUAL = 1e-9
-_DONE_SECONDS = 0.4
+_DONE_SECONDS, _TICK_SECONDS, _LONGEST_SILENCE = 0.4, 0.5, 600.0
 _BOUND_KIND = {"l1": "max", "l2": "length", "linf": "sum"}  # dual norms of the penalties
 
 
@@ -52,7 +52,7 @@ class Patience:
     first_pull, last_pull : float
         A theta that has not come is pulled after ``first_pull``, then again and again, up to ``last_pull`` apart.
     complain : float
-        Time between two log lines about the same wait.
+        Time to the first log line about a wait; to the next ones it doubles, up to ten minutes.
     give_up : float
         A wait as long as this ends the process.
     linger : float
@@ -112,7 +112,7 @@ class Device:
     left : set of int
         Positions of neighbours that have left for good.
     tick : callable, optional
-        Called now and then, at least every ``patience.complain`` seconds; it may raise `Stopped`.
+        Called after every round and twice a second while waiting; it may raise `Stopped`.
     """
 
     def __init__(
@@ -177,8 +177,9 @@ class Device:
                 f"round {t}: the parameters of device {self.names[self.position]!r} diverged; use smaller steps"
             )
         self.status.change = float(np.abs(theta - before).max(initial=0.0))
-        self._send(Kind.THETA, t, theta)
+        # first open the window: a quick neighbour answers with its next theta before `_send` returns
         self.inbox.advance(Kind.THETA, t, t + 1)
+        self._send(Kind.THETA, t, theta)
         self._await(Kind.THETA, self.neighbours, t)
         if self.neighbours:
             thetas = np.stack([self.inbox.values(Kind.THETA, v, t) for v in self.neighbours])
@@ -194,8 +195,8 @@ class Device:
 
     def _await(self, kind: Kind, senders: list[int], t: int) -> None:
         began = time.monotonic()
-        pause = self.patience.first_pull
-        next_pull, next_complaint = began + pause, began + self.patience.complain
+        pause, silence = self.patience.first_pull, self.patience.complain
+        next_pull, next_tick, next_complaint = began + pause, began + _TICK_SECONDS, began + silence
         missing = self.inbox.missing(kind, senders, t)
         while missing:
             now = time.monotonic()
@@ -206,10 +207,14 @@ class Device:
                 next_pull, pause = now + pause, min(2.0 * pause, self.patience.last_pull)
             if now >= next_complaint:
                 self._complain(kind, missing, t, now - began)
-                next_complaint = now + self.patience.complain
+                next_complaint, silence = now + silence, min(2.0 * silence, _LONGEST_SILENCE)
+            if now >= next_tick:
+                next_tick = now + _TICK_SECONDS
+                if self.tick is not None:
+                    self.tick(self)
                 # a neighbour may have left for good meanwhile
                 senders = [sender for sender in senders if sender not in self.left]
-            missing = self.inbox.wait(kind, senders, t, max(min(next_pull, next_complaint) - now, 0.001))
+            missing = self.inbox.wait(kind, senders, t, max(min(next_pull, next_tick) - now, 0.001))
         self.status.waiting_for = []
 
     def _pull(self, kind: Kind, sender: int, t: int) -> None:
@@ -231,8 +236,6 @@ class Device:
             raise PeerError(
                 f"no {kind.name} of round {t} from {', '.join(names)} for {seconds:.0f} s: start them, then this device"
             )
-        if self.tick is not None:
-            self.tick(self)
 
     # --- edge duals ---
 

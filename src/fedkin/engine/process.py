@@ -25,12 +25,13 @@ import numpy as np
 from fedkin.engine.directory import LINKS, LOCK, LOG, OWNER, RESULT, STATE, STATUS
 from fedkin.engine.journal import Journal
 from fedkin.engine.manifest import CENTRE, ROWS, Manifest, Rows, load_manifest
+from fedkin.engine.notices import read_notices
 from fedkin.engine.peer import Device, Patience, PeerError, Status, Stopped
-from fedkin.engine.security import check_private, with_absolute_paths, write_private
+from fedkin.engine.security import SecurityError, check_private, with_absolute_paths, write_private
 from fedkin.errors import DataError, FedkinError
 
 FINISHED, WRONG, STOPPED, LATER = 0, 2, 3, 4
-_STATUS_SECONDS = 0.5
+_STATUS_SECONDS, _NOTICE_SECONDS = 0.5, 1.0
 
 
 def run_device(place: Path, patience: Patience, *, echo: bool = False) -> int:
@@ -131,7 +132,7 @@ class Clerk:
         self.place, self.rounds = place, rounds
         self.status = Status()
         self.stop = False
-        self._written = 0.0
+        self._written = self._noticed = 0.0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
@@ -139,8 +140,15 @@ class Clerk:
         self.stop = True
 
     def device_tick(self, device: Device) -> None:
-        """To be called now and then by a `Device`."""
+        """To be called now and then by a `Device`: also looks for notices of neighbours that have left for good."""
         self.tick()
+        now = time.monotonic()
+        if now - self._noticed > _NOTICE_SECONDS:
+            self._noticed = now
+            try:
+                device.drop(read_notices(self.place, device.manifest))
+            except SecurityError as error:
+                device.journal.sparingly("warning", "notice refused", why=str(error))
 
     def tick(self) -> None:
         """Write the status if it is time to, and raise `Stopped` after SIGTERM or Ctrl-C."""

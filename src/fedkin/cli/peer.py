@@ -1,0 +1,176 @@
+"""The commands ``fedkin peer ...`` and their options. What they do is in `fedkin.cli.peer_commands`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+peer = typer.Typer(
+    no_args_is_help=True,
+    help="Run devices as processes that talk only to their neighbours, on one machine or on many.",
+)
+
+
+class Placement(StrEnum):
+    """Where edge state lives."""
+
+    peer = "peer"
+    central = "central"
+
+
+class Gradient(StrEnum):
+    """Kinds of gradients."""
+
+    plain = "plain"
+    saga = "saga"
+    svrg = "svrg"
+
+
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a federation.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of tables.")]
+
+
+@peer.command()
+def init(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to make.")],
+    data: Annotated[Path, typer.Option(metavar="DATA", help="Table of rows, or a directory with a file per device.")],
+    graph: Annotated[Path, typer.Option(metavar="FILE", help="Edges between devices, CSV or GraphML.")],
+    lam: Annotated[float, typer.Option(metavar="X", help="Penalty level.")],
+    device: Annotated[str | None, typer.Option(metavar="COL", help="Column of the devices.")] = None,
+    target: Annotated[str | None, typer.Option(metavar="COL", help="Column to predict.")] = None,
+    features: Annotated[str | None, typer.Option(metavar="A,B,...", help="Columns to predict from.")] = None,
+    offset: Annotated[str | None, typer.Option(metavar="COL", help="Column added to the linear predictor.")] = None,
+    intercept: Annotated[bool, typer.Option("--intercept/--no-intercept", help="Add a column of ones.")] = True,
+    loss: Annotated[str, typer.Option(help="mean, linear, logistic, poisson, huber or multinomial.")] = "linear",
+    penalty: Annotated[str, typer.Option(help="l1, l2 or linf.")] = "l1",
+    rounds: Annotated[int, typer.Option(metavar="T", help="Rounds to do.")] = 1000,
+    batch_size: Annotated[int | None, typer.Option(metavar="B", help="Rows per round; by default all.")] = None,
+    gradient: Annotated[
+        Gradient, typer.Option(help="Mini-batch gradients, plain or variance-reduced.")
+    ] = Gradient.plain,
+    ridge: Annotated[float, typer.Option(help="Small quadratic penalty.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the batches.")] = 0,
+    endpoints: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.csv", help="Columns device, host, port; by default all on this machine."),
+    ] = None,
+    port: Annotated[int, typer.Option(help="First port, when all are on this machine.")] = 7447,
+    placement: Annotated[
+        Placement, typer.Option(help="peer: devices talk to each other; central: to one machine, and may come and go.")
+    ] = Placement.peer,
+    centre: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Of the central machine.")] = None,
+    ca_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Your own certificate authority, PEM.")] = None,
+    ca_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, PEM.")] = None,
+    plain_tcp: Annotated[
+        bool, typer.Option("--plain-tcp", help="No encryption and no access lists: for closed test networks only.")
+    ] = False,
+    float32: Annotated[bool, typer.Option("--float32", help="Send rounded parameters, half the bytes.")] = False,
+    checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 10,
+    compare_every: Annotated[int, typer.Option(help="Rounds between comparisons of edge duals; 0 for never.")] = 50,
+    share_results: Annotated[
+        bool, typer.Option("--share-results", help="Let collect have the parameters; owners may change it.")
+    ] = False,
+) -> None:
+    """Make the directory of a federation: signed manifest, and rows, key and certificate for each device."""
+    from fedkin.cli.peer_commands import InitCommand, init
+
+    init(
+        InitCommand(
+            directory=directory,
+            data=data,
+            graph=graph,
+            lam=lam,
+            device=device,
+            target=target,
+            features=None if features is None else tuple(name.strip() for name in features.split(",") if name.strip()),
+            offset=offset,
+            intercept=intercept,
+            loss=loss,
+            penalty=penalty,
+            rounds=rounds,
+            batch_size=batch_size,
+            gradient=gradient.value,
+            ridge=ridge,
+            seed=seed,
+            endpoints=endpoints,
+            port=port,
+            placement=placement.value,
+            centre=centre,
+            ca_cert=ca_cert,
+            ca_key=ca_key,
+            secure=not plain_tcp,
+            float32=float32,
+            checkpoint_every=checkpoint_every,
+            compare_every=compare_every,
+            share_results=share_results,
+        )
+    )
+
+
+@peer.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(
+    context: typer.Context,
+    place: Annotated[Path, typer.Argument(metavar="DIR/devices/U", help="The directory of one device.")],
+) -> None:
+    """Run one device until its last round; the same command continues after a crash. Options: see docs/peer.md."""
+    from fedkin.cli.peer_commands import run_one
+
+    run_one(place, context.args)
+
+
+@peer.command()
+def up(
+    directory: Directory,
+    restarts: Annotated[int, typer.Option(help="How often a device that dies is started again.")] = 10,
+    give_up: Annotated[float, typer.Option(metavar="SECONDS", help="Longest wait for a neighbour.")] = 3600.0,
+    as_json: Json = False,
+) -> None:
+    """Run all devices of a directory on this machine, watch them, and start again what dies. Ctrl-C stops them."""
+    from fedkin.cli.peer_commands import up
+
+    up(directory, restarts, give_up, as_json)
+
+
+@peer.command()
+def status(
+    directory: Directory,
+    metrics: Annotated[bool, typer.Option("--metrics", help="Print the text format of Prometheus.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show how far the devices on this machine are."""
+    from fedkin.cli.peer_commands import status
+
+    status(directory, metrics, as_json)
+
+
+@peer.command()
+def stop(directory: Directory) -> None:
+    """Ask all devices on this machine to stop; up or run continues later."""
+    from fedkin.cli.peer_commands import stop
+
+    stop(directory)
+
+
+@peer.command()
+def leave(
+    directory: Directory,
+    device: Annotated[str, typer.Argument(metavar="NAME", help="Name of a device that will never come back.")],
+) -> None:
+    """Declare, signed by the authority, that a device has left for good: its neighbours drop their edges to it."""
+    from fedkin.cli.peer_commands import leave
+
+    leave(directory, device)
+
+
+@peer.command()
+def collect(
+    directory: Directory,
+    out: Annotated[Path, typer.Option(metavar="FILE.csv", help="Where the coefficients go.")],
+) -> None:
+    """Gather the parameters of devices whose owners share them: a row per device."""
+    from fedkin.cli.peer_commands import collect
+
+    collect(directory, out)

@@ -1,0 +1,261 @@
+"""What ``fedkin peer ...`` does."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from rich.live import Live
+from rich.table import Table
+
+from fedkin.cli.console import Interrupted, messages, note, output, print_json
+from fedkin.cli.tables import add_row, plain_table, read_federation
+from fedkin.engine.directory import DEVICES, write_federation
+from fedkin.engine.directory import collect as collect_results
+from fedkin.engine.manifest import Manifest, load_manifest
+from fedkin.engine.notices import write_notice
+from fedkin.engine.security import Pair, make_authority
+from fedkin.engine.supervisor import Line, Supervisor, overview, prometheus, stop_all
+from fedkin.errors import DataError, ParameterError, SolverError
+from fedkin.federation import Federation
+from fedkin.graph import Graph
+from fedkin.problem import Problem
+from fedkin.solvers.deploy import device_parts, make_manifest
+from fedkin.solvers.fedplan import Settings
+from fedkin.tables import read_columns, write_csv
+
+_CLASSIFIERS = ("logistic", "multinomial")
+_LOOK_SECONDS = 0.3
+
+
+@dataclass(frozen=True)
+class InitCommand:
+    """What the user asked for."""
+
+    directory: Path
+    data: Path
+    graph: Path
+    lam: float
+    device: str | None
+    target: str | None
+    features: tuple[str, ...] | None
+    offset: str | None
+    intercept: bool
+    loss: str
+    penalty: str
+    rounds: int
+    batch_size: int | None
+    gradient: Literal["plain", "saga", "svrg"]
+    ridge: float
+    seed: int
+    endpoints: Path | None
+    port: int
+    placement: Literal["peer", "central"]
+    centre: str | None
+    ca_cert: Path | None
+    ca_key: Path | None
+    secure: bool
+    float32: bool
+    checkpoint_every: int
+    compare_every: int
+    share_results: bool
+
+
+def init(command: InitCommand) -> None:
+    """Read everything, plan the run, write the directory."""
+    federation = read_federation(
+        command.data, device=command.device, target=command.target, features=command.features, offset=command.offset
+    )
+    federation, classes = _encoded(federation, command.loss)
+    if command.intercept and command.loss != "mean":
+        federation = federation.with_intercept()
+    graph = Graph.read(command.graph, federation.devices)
+    problem = Problem(federation, graph, command.loss, command.penalty, command.lam, ridge=command.ridge)
+    endpoints, centre = _endpoints(command, federation)
+    settings = Settings(batch_size=command.batch_size, gradient=command.gradient, seed=command.seed)
+    manifest = make_manifest(
+        problem,
+        command.rounds,
+        settings,
+        endpoints,
+        absent=command.placement == "central",
+        wire="float32" if command.float32 else "float64",
+        checkpoint_every=command.checkpoint_every,
+        compare_every=0 if command.placement == "central" else command.compare_every,
+        placement=command.placement,
+        centre=centre,
+        secure=command.secure,
+        classes=classes,
+    )
+    own = _own_authority(command)
+    write_federation(
+        command.directory,
+        manifest,
+        device_parts(problem),
+        own or make_authority(f"fedkin {manifest.run}"),
+        keep_key=own is None,
+        share_result=command.share_results,
+    )
+    console = output()
+    console.print(f"{command.directory}: {manifest.n_devices} devices, {len(manifest.edges)} edges, run {manifest.run}")
+    if not command.secure:
+        note("plain TCP: anybody on the network can read and write; use it on closed test networks only")
+    console.print(f"all on this machine: fedkin peer up {command.directory}")
+    console.print(f"one per machine: carry {command.directory / DEVICES}/NAME there, then fedkin peer run NAME")
+
+
+def _encoded(federation: Federation, loss: str) -> tuple[Federation, list[Any] | None]:
+    if loss not in _CLASSIFIERS or federation.y is None:
+        return federation, None
+    classes, codes = np.unique(
+        federation.y.astype(str) if federation.y.dtype == object else federation.y, return_inverse=True
+    )
+    if loss == "logistic" and len(classes) != 2:
+        raise DataError(f"the logistic loss needs 2 classes, the target has {len(classes)}; use --loss multinomial")
+    rows = np.repeat(np.arange(federation.n_devices), federation.n_samples)
+    ids = [federation.devices[u] for u in rows]
+    made = Federation.from_arrays(
+        federation.X, codes.astype(float), ids, offset=federation.offset, feature_names=federation.feature_names
+    )
+    return made, [one.item() for one in classes]
+
+
+def _endpoints(command: InitCommand, federation: Federation) -> tuple[list[str], str | None]:
+    scheme = "tls" if command.secure else "tcp"
+    central = command.placement == "central"
+    if command.endpoints is None:
+        last = command.port + federation.n_devices
+        if not 1 <= command.port <= last <= 65535:
+            raise ParameterError(f"--port {command.port} leaves no room for {federation.n_devices} ports below 65536")
+        places = [f"{scheme}/127.0.0.1:{command.port + u}" for u in range(federation.n_devices)]
+        centre = command.centre or f"127.0.0.1:{last}"
+        return places, f"{scheme}/{centre}" if central else None
+    columns = read_columns(command.endpoints)
+    for name in ("device", "host", "port"):
+        if name not in columns:
+            raise DataError(f"{command.endpoints} has no column {name!r}; it needs device, host and port")
+    rows = zip(*(columns[name].tolist() for name in ("device", "host", "port")), strict=True)
+    known = {str(device): f"{scheme}/{host}:{int(port)}" for device, host, port in rows}
+    missing = [device for device in federation.devices if str(device) not in known]
+    if missing:
+        raise DataError(f"{command.endpoints} has no line for device {missing[0]!r}")
+    if central and command.centre is None:
+        raise ParameterError("--placement central with --endpoints needs --centre HOST:PORT")
+    places = [known[str(device)] for device in federation.devices]
+    return places, f"{scheme}/{command.centre}" if central else None
+
+
+def _own_authority(command: InitCommand) -> Pair | None:
+    if (command.ca_cert is None) != (command.ca_key is None):
+        raise ParameterError("--ca-cert and --ca-key go together")
+    if command.ca_cert is None or command.ca_key is None:
+        return None
+    return Pair(command.ca_cert.read_bytes(), command.ca_key.read_bytes())
+
+
+def run_one(place: Path, arguments: Sequence[str]) -> None:
+    """Become the device process: what the command line has loaded is not needed any more."""
+    os.execv(sys.executable, [sys.executable, "-m", "fedkin.engine.process", str(place), "--echo", *arguments])
+
+
+def up(directory: Path, restarts: int, give_up: float, as_json: bool) -> None:
+    """Supervise all devices until they end."""
+    manifest = load_manifest(directory)
+    supervisor = Supervisor(directory, ("--give-up", str(give_up)), restarts)
+    console = messages()
+    try:
+        supervisor.start()
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            while supervisor.poll():
+                if console.is_terminal:
+                    live.update(_table(overview(directory, supervisor.children), manifest), refresh=True)
+                time.sleep(_LOOK_SECONDS)
+    except (Interrupted, KeyboardInterrupt):
+        note("stopping the devices; fedkin peer up continues later")
+        raise
+    finally:
+        supervisor.stop()
+    lines = overview(directory, supervisor.children)
+    if as_json:
+        print_json({"run": manifest.run, "devices": [asdict(line) for line in lines]})
+    else:
+        output().print(_table(lines, manifest))
+    failed = [child.name for child in supervisor.children if child.state == "failed"]
+    if failed:
+        raise SolverError(
+            f"{', '.join(failed)} failed: see log.jsonl and stderr.txt in {directory / DEVICES}/{failed[0]}"
+        )
+
+
+def status(directory: Path, metrics: bool, as_json: bool) -> None:
+    """Print what the devices last said."""
+    manifest = load_manifest(directory)
+    lines = overview(directory)
+    if metrics:
+        sys.stdout.write(prometheus(lines))
+    elif as_json:
+        print_json({"run": manifest.run, "devices": [asdict(line) for line in lines]})
+    else:
+        output().print(_table(lines, manifest))
+
+
+def stop(directory: Path) -> None:
+    """Ask devices to stop."""
+    load_manifest(directory)
+    stopped = stop_all(directory)
+    output().print(f"asked to stop: {', '.join(stopped)}" if stopped else "no device is running here")
+
+
+def leave(directory: Path, device: str) -> None:
+    """Write the signed notice that a device has left."""
+    places = write_notice(directory, device)
+    output().print(
+        f"{device} has left: noted for {', '.join(place.name for place in places) or 'no device on this machine'}"
+    )
+    output().print(f"carry {directory / 'left' / device} to the directory 'left' of neighbours on other machines")
+
+
+def collect(directory: Path, out: Path) -> None:
+    """Write the coefficients that owners share."""
+    manifest = load_manifest(directory)
+    found, reasons = collect_results(directory, manifest)
+    for position, why in reasons.items():
+        note(f"{manifest.members[position].name}: {why}")
+    if not found:
+        raise DataError("no device shares a result")
+    rows = [[manifest.members[position].id, *theta.tolist()] for position, theta in found.items()]
+    write_csv(out, ["device", *coefficient_names(manifest)], rows)
+    output().print(f"{out}: {len(found)} of {manifest.n_devices} devices")
+
+
+def coefficient_names(manifest: Manifest) -> list[str]:
+    """A name for each parameter."""
+    names = list(manifest.feature_names)
+    blocks = manifest.n_params // max(len(names), 1)
+    if blocks <= 1 or manifest.classes is None:
+        return names
+    return [f"{label}:{name}" for label in list(manifest.classes)[1 : blocks + 1] for name in names]
+
+
+def _table(lines: Sequence[Line], manifest: Manifest) -> Table:
+    table = plain_table("device", "state", "round", "change", "up", "pulled", "restarts", "waits for", numbers_from=2)
+    for line in lines:
+        add_row(
+            table,
+            line.name,
+            line.state,
+            f"{line.round}/{line.rounds or manifest.rounds}",
+            "" if line.change is None else f"{line.change:.1e}",
+            str(line.up),
+            str(line.pulled),
+            str(line.restarts),
+            ", ".join(line.waiting_for),
+            style="red" if line.state in ("failed", "dead") else "green" if line.state in ("done", "finished") else "",
+        )
+    return table

@@ -1,0 +1,68 @@
+"""Devices that have left for good, by signed notices.
+
+The rule: whoever holds the authority's key declares that a device will never come back (``fedkin peer leave``). Each of
+its neighbours that finds the notice in its directory ``left`` drops the edge to it, dual included, in the round in which
+it is; the objective then is the one without that device, with the same ``lam * |V|``. An edge's dual concerns its two
+ends only, so neighbours of a leaver need not agree on the round. Nothing else ever removes an edge.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fedkin.engine.directory import AUTHORITY_KEY, device_directories
+from fedkin.engine.manifest import AUTHORITY, Manifest, load_manifest
+from fedkin.engine.security import PRIVATE_DIRECTORY, Pair, SecurityError, sign, verify, write_private
+from fedkin.errors import DataError
+
+LEFT = "left"
+
+
+def _content(manifest: Manifest, name: str) -> bytes:
+    return f"fedkin-left-1 run {manifest.run} device {name}".encode()
+
+
+def write_notice(directory: Path, name: str) -> list[Path]:
+    """Sign that device ``name`` has left, and put the notice where the neighbours on this machine find it.
+
+    Returns
+    -------
+    list of path
+        Directories of the neighbours that are here.
+    """
+    manifest = load_manifest(directory)
+    position = manifest.position(name)
+    try:
+        key = (directory / AUTHORITY_KEY).read_bytes()
+    except OSError:
+        raise DataError(
+            f"{directory / AUTHORITY_KEY} is missing: only the authority can declare that a device left"
+        ) from None
+    signature = sign(Pair((directory / AUTHORITY).read_bytes(), key), _content(manifest, name))
+    neighbours = {manifest.members[v].name for v in manifest.neighbours(position)}
+    places = [place for place in device_directories(directory) if place.name in neighbours]
+    for place in [directory, *places]:
+        (place / LEFT).mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
+        write_private(place / LEFT / name, json.dumps({"signature": signature.hex()}).encode())
+    return places
+
+
+def read_notices(place: Path, manifest: Manifest) -> frozenset[int]:
+    """Positions of devices that have left, by the valid notices in a device's directory.
+
+    Raises
+    ------
+    SecurityError
+        When a notice was not signed by the authority.
+    """
+    folder = place / LEFT
+    gone = set()
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        try:
+            signature = bytes.fromhex(json.loads(path.read_bytes())["signature"])
+        except (ValueError, KeyError, TypeError):
+            raise SecurityError(f"{path} is not a notice") from None
+        verify((place / AUTHORITY).read_bytes(), _content(manifest, path.name), signature)
+        gone.add(manifest.position(path.name))
+    return frozenset(gone)

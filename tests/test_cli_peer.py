@@ -1,0 +1,194 @@
+"""``fedkin peer``: from a table to coefficients, with the commands a user types."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from federations import free_ports, small_problem
+from fedkin.cli import main
+from fedkin.engine.directory import read_result
+from fedkin.engine.manifest import load_manifest
+from fedkin.engine.notices import read_notices, write_notice
+from fedkin.engine.security import SecurityError
+from fedkin.engine.supervisor import is_running
+from fedkin.federation import Federation
+from fedkin.graph import Graph
+from fedkin.problem import Problem
+from fedkin.solvers.exact import solve
+from fedkin.solvers.fedadmm import fed_admm
+
+pytest.importorskip("zenoh")
+pytestmark = pytest.mark.timeout(180)
+
+
+def write_tables(problem: Problem, folder: Path) -> None:
+    fed = problem.federation
+    with (folder / "rows.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["site", *fed.feature_names, "y"])
+        for name in fed.devices:
+            for x, y in zip(fed[name].X.tolist(), fed[name].y.tolist(), strict=True):
+                writer.writerow([name, *map(repr, x), repr(y)])
+    problem.graph.write(folder / "edges.csv")
+
+
+def init(folder: Path, rounds: int, *options: str, devices: int = 3) -> Problem:
+    problem = small_problem(devices)
+    write_tables(problem, folder)
+    command = [
+        "peer",
+        "init",
+        str(folder / "fed"),
+        "--data",
+        str(folder / "rows.csv"),
+        "--device",
+        "site",
+        "--target",
+        "y",
+    ]
+    command += ["--graph", str(folder / "edges.csv"), "--lam", "0.02", "--rounds", str(rounds), "--batch-size", "4"]
+    command += ["--seed", "5", "--no-intercept", "--port", str(free_ports(devices + 1)), *options]
+    assert main(command) == 0
+    return problem
+
+
+def started(*arguments: str) -> subprocess.Popen[bytes]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-m", "fedkin.cli", "peer", *arguments], env=environment)
+
+
+def ended(process: subprocess.Popen[bytes], directory: Path) -> None:
+    """Whatever happens in a test, nothing of it stays behind."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(30)
+    finally:
+        process.kill()
+        process.wait()
+        main(["peer", "stop", str(directory)])
+
+
+def status_of(directory: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    capsys.readouterr()
+    assert main(["peer", "status", str(directory), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["devices"]
+
+
+def test_init_up_status_collect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = init(tmp_path, 40, "--share-results")
+    directory = tmp_path / "fed"
+    process = started("up", str(directory), "--give-up", "30")
+    try:
+        assert process.wait(100) == 0
+    finally:
+        ended(process, directory)
+    assert {line["state"] for line in status_of(directory, capsys)} == {"done"}
+    assert main(["peer", "status", str(directory), "--metrics"]) == 0
+    assert 'fedkin_round{device="d1"} 40' in capsys.readouterr().out
+    owner = directory / "devices" / "d2" / "device.json"
+    owner.write_text(owner.read_text().replace("true", "false"))
+    assert main(["peer", "collect", str(directory), "--out", str(tmp_path / "coef.csv")]) == 0
+    assert "d2: its owner keeps it" in capsys.readouterr().err
+    with (tmp_path / "coef.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["device"] for row in rows] == ["d0", "d1"]
+    theta = np.array([[float(row[name]) for name in problem.federation.feature_names] for row in rows])
+    expected = fed_admm(problem, 40, batch_size=4, seed=5, backend="numpy").theta
+    assert theta.tobytes() == expected[:2].tobytes()
+
+
+def test_up_starts_again_what_dies_and_stop_ends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    init(tmp_path, 1_000_000)
+    directory = tmp_path / "fed"
+    place = directory / "devices" / "d1"
+    process = started("up", str(directory))
+    try:
+        deadline = time.monotonic() + 60
+        victim = None
+        while victim is None or victim["round"] < 30:
+            victim = next(line for line in status_of(directory, capsys) if line["name"] == "d1")
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        os.kill(victim["pid"], signal.SIGKILL)
+        again = None
+        while again is None or again["pid"] in (None, victim["pid"]) or again["round"] <= victim["round"]:
+            again = next(line for line in status_of(directory, capsys) if line["name"] == "d1")
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert main(["peer", "stop", str(directory)]) == 0
+        assert "d0, d1, d2" in capsys.readouterr().out
+        assert process.wait(30) == 0
+        assert not is_running(place)
+    finally:
+        ended(process, directory)
+
+
+def test_a_device_that_never_comes_back_leaves_by_a_signed_notice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--compare-every", "7", "--batch-size", "12", "--share-results")
+    problem = init(tmp_path, 400, *options, devices=4)
+    directory = tmp_path / "fed"
+    quick = ["--complain", "0.5", "--give-up", "60", "--linger", "20"]
+    running = [started("run", str(directory / "devices" / f"d{u}"), *quick) for u in range(3)]
+    try:
+        deadline = time.monotonic() + 60
+        while status_of(directory, capsys)[0]["waiting_for"] != ["d3"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert main(["peer", "leave", str(directory), "d3"]) == 0
+        assert [process.wait(60) for process in running] == [0, 0, 0]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    # what is left is the problem without d3, at the same lam * |V|
+    names = ["d0", "d1", "d2"]
+    kept = Federation({name: (problem.federation[name].X, problem.federation[name].y) for name in names})
+    edges = [pair for pair in problem.graph.edge_ids() if "d3" not in pair]
+    rest = Problem(kept, Graph(names, edges), lam=problem.lam * 4 / 3)
+    theta = np.stack([read_result(directory / "devices" / name) for name in names])
+    assert np.abs(theta - solve(rest, 1e-10).theta).max() < 1e-5
+
+
+def test_a_forged_notice_is_refused(tmp_path: Path) -> None:
+    init(tmp_path, 5)
+    place = tmp_path / "fed" / "devices" / "d0"
+    write_notice(tmp_path / "fed", "d1")
+    assert read_notices(place, load_manifest(place)) == {1}
+    (place / "left" / "d2").write_bytes((place / "left" / "d1").read_bytes())
+    with pytest.raises(SecurityError):
+        read_notices(place, load_manifest(place))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--loss", "nonsense"], "unknown loss"),
+        (["--rounds", "0"], "rounds must be"),
+        (["--batch-size", "999"], "batch_size is 999"),
+        (["--ca-cert", "x.pem"], "go together"),
+        (["--port", "65534"], "leaves no room"),
+    ],
+)
+def test_bad_input_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    write_tables(small_problem(3), tmp_path)
+    command = ["peer", "init", str(tmp_path / "fed"), "--data", str(tmp_path / "rows.csv"), "--device", "site"]
+    command += ["--target", "y", "--graph", str(tmp_path / "edges.csv"), "--lam", "0.1", *options]
+    assert main(command) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "fed").exists()
