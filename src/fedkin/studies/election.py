@@ -225,7 +225,7 @@ class Split:
         def fit(rows: Federation, ridge: float) -> Array:
             own = rows_of(rows)
             problem = Problem(own, Graph.empty(own.devices), loss="logistic", ridge=self._ridge_vector(ridge))
-            return np.broadcast_to(solve(problem, tol=1e-6).theta, (devices, rows.n_features))
+            return np.broadcast_to(solve(problem, tol=1e-9).theta, (devices, rows.n_features))
 
         ridges = list(self.protocol.ridges)
         best = self.best(ridges, lambda rows, candidates: [fit(rows, ridge) for ridge in candidates])

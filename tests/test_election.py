@@ -1,0 +1,360 @@
+"""The election study: its files, its protocol (no look at test rows), its scores, its map."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedkin
+from fedkin.errors import DataError
+from fedkin.graph import Graph
+from fedkin.problem import Solution
+from fedkin.studies import election_report
+from fedkin.studies.election import LABELS, Protocol, Split, common_share, election, historical_graph, scores
+from fedkin.studies.election_data import (
+    EARLIER,
+    FACTS,
+    MAP,
+    RESULTS,
+    Election,
+    fingerprint,
+    load_election,
+    read_outlines,
+    write_outlines,
+)
+from fedkin.studies.tasks import Replication
+from fedkin.studies.topojson import read_shapes
+
+# Two unit squares side by side: the edge between them is one arc, which the right square walks backwards.
+SQUARES = {
+    "type": "Topology",
+    "transform": {"scale": [0.5, 0.5], "translate": [10.0, 20.0]},
+    "arcs": [
+        [[2, 0], [0, 2]],  # the shared edge, upwards
+        [[2, 2], [-2, 0], [0, -2], [2, 0]],  # the rest of the left square
+        [[2, 0], [2, 0], [0, 2], [-2, 0]],  # the rest of the right square
+    ],
+    "objects": {
+        "state": {
+            "type": "GeometryCollection",
+            "geometries": [
+                {"type": "Polygon", "id": "46", "arcs": [[0, 1]]},
+                {"type": "MultiPolygon", "id": "06", "arcs": [[[2, -1]]]},
+            ],
+        }
+    },
+}
+
+
+def test_topojson_arcs_are_added_up_scaled_and_turned_round(tmp_path: Path):
+    path = tmp_path / "map.topojson"
+    path.write_text(json.dumps(SQUARES))
+    shapes = read_shapes(path)
+    (left,), (right,) = shapes["46"], shapes["06"]
+    assert left.tolist() == [[11, 20], [11, 21], [10, 21], [10, 20], [11, 20]]
+    assert right.tolist() == [[11, 20], [12, 20], [12, 21], [11, 21], [11, 20]]
+
+
+def test_topojson_that_is_none(tmp_path: Path):
+    path = tmp_path / "map.topojson"
+    path.write_text("{}")
+    with pytest.raises(DataError, match=r"map\.topojson is not a TopoJSON file"):
+        read_shapes(path)
+    path.write_text(json.dumps({**SQUARES, "objects": {"a": {}, "b": {}}}))
+    with pytest.raises(DataError, match="has the objects a, b; name the one to read"):
+        read_shapes(path)
+
+
+# --- a miniature of the files ---------------------------------------------------------------------------------
+
+
+def _write(path: Path, rows: list[dict[str, object]]) -> None:
+    with path.open("w", newline="") as handle:
+        writer = csv.DictWriter(handle, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """South Dakota with a renamed county, California, Alaska: 20 counties each, labels follow the first column."""
+    rng = np.random.default_rng(3)
+    facts: list[dict[str, object]] = [
+        {"fips": 0, "area_name": "United States", "state_abbreviation": "", "A1": 5, "B2": 1}
+    ]
+    votes: list[dict[str, object]] = []
+    earlier: list[dict[str, object]] = []
+    for number, state in ((46, "SD"), (6, "CA"), (2, "AK")):
+        facts.append({"fips": number * 1000, "area_name": state, "state_abbreviation": "", "A1": 5, "B2": 1})
+        for k in range(20):
+            fips = number * 1000 + (113 if number == 46 and k == 0 else 2 * k + 1)
+            a, b = rng.normal(size=2)
+            facts.append({"fips": fips, "area_name": f"{state} {k}", "state_abbreviation": state, "A1": a, "B2": b})
+            now = 46102 if fips == 46113 else fips
+            democratic = 100 + 50 * (a + 0.5 * rng.normal())
+            votes.append({"county_fips": f"{now:05d}", "votes_gop": 100, "votes_dem": democratic})
+            if number != 2:
+                won = {"dem_2008": 60, "gop_2008": 50, "dem_2012": 60, "gop_2012": 50}
+                lost = {"dem_2008": 50, "gop_2008": 60, "dem_2012": 50, "gop_2012": 60}
+                earlier.append({"fips_code": f"{fips:05d}", **(won if state == "CA" else lost)})
+    _write(tmp_path / FACTS, facts)
+    _write(tmp_path / RESULTS, votes)
+    _write(tmp_path / EARLIER, earlier)
+    (tmp_path / MAP).write_text(json.dumps(SQUARES))
+    return tmp_path
+
+
+def test_loading_recodes_joins_and_leaves_out(folder: Path):
+    found = load_election(folder, more_than=19)
+    assert found.federation.devices == ("CA", "SD")
+    assert found.federation.n_samples.tolist() == [20, 20]  # with the renamed county
+    assert found.federation.feature_names == ("A1", "B2")
+    assert found.lean == {"CA": "blue", "SD": "red", "AK": "red"}
+    assert set(found.shapes) == {"SD", "CA"}
+    with pytest.raises(DataError, match=r"no state .* more than 20 counties"):
+        load_election(folder, more_than=20)
+
+
+def test_missing_files_are_named_with_their_source(folder: Path):
+    with pytest.raises(DataError, match="there is no directory"):
+        load_election(folder / "nowhere")
+    (folder / FACTS).unlink()
+    (folder / MAP).unlink()
+    with pytest.raises(DataError) as caught:
+        load_election(folder)
+    message = str(caught.value)
+    assert "lacks 2 of the 4 files" in message and "kaggle.com" in message and "cartography/2020" in message
+    assert RESULTS not in message
+
+
+def test_columns_and_numbers_are_checked(folder: Path):
+    text = (folder / RESULTS).read_text()
+    (folder / RESULTS).write_text(text.replace("votes_dem", "votes_democrats"))
+    with pytest.raises(DataError, match="has no column 'votes_dem'; take the file from github"):
+        load_election(folder)
+    (folder / RESULTS).write_text(text.replace("100,", "n/a,", 1))
+    with pytest.raises(DataError, match="line 2: column 'votes_gop' holds 'n/a'"):
+        load_election(folder)
+
+
+def test_the_fingerprint_sees_every_file(folder: Path):
+    before = fingerprint(folder)
+    assert before == fingerprint(folder)
+    (folder / EARLIER).write_text((folder / EARLIER).read_text() + "\n")
+    assert fingerprint(folder) != before
+
+
+def test_outlines_are_kept_beside_the_rows(folder: Path, tmp_path: Path):
+    write_outlines(folder, tmp_path / "study")
+    back = read_outlines(tmp_path / "study")
+    assert back["SD"][0].tolist() == [[11, 20], [11, 21], [10, 21], [10, 20], [11, 20]]
+    with pytest.raises(DataError, match="run the election study again with --data"):
+        read_outlines(tmp_path / "empty")
+
+
+# --- the protocol ---------------------------------------------------------------------------------------------
+
+
+def _made_up(n_states: int = 5, n_rows: int = 60, seed: int = 1) -> Election:
+    rng = np.random.default_rng(seed)
+    data = {}
+    for k in range(n_states):
+        X = rng.normal(size=(n_rows, 3)) * [1.0, 5.0, 0.2] + [0.0, 3.0, 0.0]
+        y = (X[:, 0] - 0.3 * X[:, 1] + 0.5 * k * X[:, 2] + rng.logistic(size=n_rows) > 0).astype(float)
+        data[f"S{k}"] = (X, y)
+    lean = {f"S{k}": "red" if k < 3 else "blue" for k in range(n_states)}
+    return Election(fedkin.Federation(data), lean, {})
+
+
+PROTOCOL = Protocol(lams=(1e-3, 1e-2), ridges=(1e-2, 1e-1), folds=3, tol=1e-6, path_tol=1e-5)
+
+
+def test_nothing_is_learnt_from_test_rows():
+    """Test rows replaced by nonsense change the scores, but no parameter, no choice and no graph."""
+    made = _made_up()
+    split = Split(made, PROTOCOL, seed=4)
+    train, test = split.raw
+    assert train.n_samples.tolist() == [40] * 5 and test.n_samples.tolist() == [20] * 5
+    spoilt = made.federation.X.copy()
+    target = made.federation.y.copy()
+    rows = test.row_order
+    spoilt[rows] = 1e3 * np.random.default_rng(0).normal(size=(len(rows), 3))
+    target[rows] = 1 - target[rows]
+    devices = [made.federation.devices[u] for u in made.federation.device_index]
+    other = Split(replace(made, federation=fedkin.Federation.from_arrays(spoilt, target, devices)), PROTOCOL, seed=4)
+    np.testing.assert_array_equal(other.raw[0].X, train.X)
+    np.testing.assert_array_equal(other.train.X, split.train.X)
+    from fedkin.studies.election import _METHODS
+
+    for name in ("local", "global", "fed-loc", "fed-his"):
+        here, there = _METHODS[name](split), _METHODS[name](other)
+        assert (here.ridge, here.lam) == (there.ridge, there.lam)
+        assert here.graph == there.graph
+        assert here.common_share == there.common_share
+
+
+def test_standards_come_from_training_rows():
+    made = _made_up()
+    pooled = Split(made, PROTOCOL, seed=4)
+    np.testing.assert_allclose(pooled.train.X[:, 1:].mean(axis=0), 0, atol=1e-12)
+    np.testing.assert_allclose(pooled.train.X[:, 1:].std(axis=0), 1)
+    assert (pooled.train.X[:, 0] == 1).all()
+    by_state = Split(made, replace(PROTOCOL, standardize="state", intercept=False), seed=4)
+    for state in by_state.train.devices:
+        np.testing.assert_allclose(by_state.train[state].X.mean(axis=0), 0, atol=1e-12)
+    raw = Split(made, replace(PROTOCOL, standardize="none", intercept=False), seed=4)
+    np.testing.assert_array_equal(raw.train.X, raw.raw[0].X)
+
+
+@pytest.mark.parametrize("name", ["local", "global"])
+def test_ridge_fits_against_scikit_learn(name: str):
+    from sklearn.linear_model import LogisticRegression
+
+    from fedkin.studies.election import _METHODS
+
+    split = Split(_made_up(), replace(PROTOCOL, intercept=False), seed=4)
+    found = _METHODS[name](split)
+    groups = [[state] for state in split.train.devices] if name == "local" else [list(split.train.devices)]
+    expected = np.empty(len(split.test.X))
+    for states in groups:
+        rows = np.isin([split.train.devices[u] for u in split.train.device_index], states)
+        of_test = np.isin([split.test.devices[u] for u in split.test.device_index], states)
+        C = 1 / (found.ridge * rows.sum())
+        model = LogisticRegression(C=C, fit_intercept=False, tol=1e-10, max_iter=1000)
+        model.fit(split.train.X[rows], split.train.y[rows])
+        expected[of_test] = model.predict_proba(split.test.X[of_test])[:, 1]
+    np.testing.assert_allclose(found.probability, expected, atol=1e-4)
+
+
+def test_scores_against_scikit_learn():
+    from sklearn.metrics import accuracy_score, balanced_accuracy_score, log_loss
+
+    rng = np.random.default_rng(0)
+    y, probability = (rng.random(200) < 0.2).astype(float), rng.random(200)
+    found = scores(y, probability)
+    assert found["accuracy"] == accuracy_score(y, probability > 0.5)
+    assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(y, probability > 0.5))
+    assert found["log_loss"] == pytest.approx(log_loss(y, probability))
+    assert np.isfinite(scores(np.zeros(3), np.array([0.0, 1.0, 0.5]))["log_loss"])
+
+
+def test_historical_graph_joins_states_of_a_lean():
+    made = _made_up()
+    graph = historical_graph(made, made.federation.devices)
+    assert graph.n_components == 2 and graph.n_edges == 3 + 1
+
+
+def test_common_share_counts_coefficients_of_the_largest_fused_group():
+    theta = np.array([[1.0, 0.0], [1.0, 0.1], [1.0, 0.2], [2.0, 0.3]])
+    solution = Solution(theta, 0.0, 0.0, "converged", 1, {}, np.zeros((6, 2)))
+    np.testing.assert_allclose(common_share(solution, Graph.complete(range(4))), [0.5, 0.5, 0.5, 0.0])
+
+
+def test_the_task_gives_a_row_per_method(folder: Path):
+    options = {"more_than": 19, "lams": [1e-3, 1e-2], "ridges": [1e-2, 1e-1], "folds": 3}
+    rows = list(election(Replication({"standardize": "pooled", "intercept": True}, options, 0, 11, folder)))
+    assert [row["method"] for row in rows] == list(LABELS)
+    by_name = {row["method"]: row for row in rows}
+    # the labels follow the first column: every model beats both floors
+    floor = max(by_name[name]["accuracy"] for name in ("always-republican", "state-majority"))
+    assert all(by_name[name]["accuracy"] > floor for name in ("local", "global", "fed-loc", "fed-his"))
+    assert by_name["fed-loc"]["states"] == ["CA", "SD"] and len(by_name["fed-loc"]["group"]) == 2
+    assert by_name["fed-his"]["kept_edges"] == 0  # one blue and one red state
+
+
+# --- what is said about it ------------------------------------------------------------------------------------
+
+
+def _rows(fed: float, groups: list[list[int]]) -> list[dict[str, object]]:
+    rng = np.random.default_rng(0)
+    out = []
+    accuracy = {"always-republican": 0.858, "state-majority": 0.861, "local": 0.934, "global": 0.936, "boosting": 0.948}
+    accuracy.update({"fed-loc": fed, "fed-his": fed, "local-steps": 0.9, "global-steps": 0.9})
+    for replication, group in enumerate(groups):
+        noise = 0.002 * rng.normal()
+        for name, value in accuracy.items():
+            graph = name.startswith("fed")
+            out.append(
+                {
+                    "standardize": "pooled",
+                    "replication": replication,
+                    "method": name,
+                    "accuracy": value + noise + 0.0005 * rng.normal(),
+                    "balanced_accuracy": 0.8,
+                    "log_loss": 0.2,
+                    "kept_edges": 2 if graph else None,
+                    "lam": 1e-4 if graph else None,
+                    "ridge": 1e-3,
+                    "states": ["A", "B", "C"],
+                    "group": group if graph else None,
+                    "common_share": [1.0, 0.5, 0.75] if graph else None,
+                }
+            )
+    return out
+
+
+def test_groups_are_what_most_splits_say():
+    found = election_report.groups(_rows(0.94, [[0, 0, 1], [0, 0, 1], [0, 1, 1], [0, 0, 1]]))
+    assert found.labels.tolist() == [0, 0, 1]
+    assert found.together[0, 1] == 0.75 and found.together[0, 2] == 0.0 and found.together[1, 2] == 0.25
+    # A: B is with it in 3 of 4 splits, C apart in all: (3/4 + 1) / 2
+    np.testing.assert_allclose(found.stability, [0.875, 0.75, 0.875])
+
+
+def test_claims_hold_and_fail():
+    good = {check.claim: check.holds for check in election_report.checks(_rows(0.944, [[0, 0, 1]] * 10))}
+    bad = {check.claim: check.holds for check in election_report.checks(_rows(0.935, [[0, 0, 0]] * 10))}
+    at_least = "Fed-ADMM, D_loc: accuracy at or above 0.94"
+    above = "Fed-ADMM, D_loc above Global, ridge validated by more than two standard errors of the paired mean"
+    assert good[at_least] and good[above] and not bad[at_least] and not bad[above]
+    two = "Two main groups of states, as on the published map"
+    assert good[two] and not bad[two]
+    assert not good['Published accuracies lie above the floor "always Republican"']
+
+
+def test_tables_show_floors_ceiling_and_published_numbers():
+    rows = _rows(0.944, [[0, 0, 1]] * 10)
+    text = election_report.accuracy_table({"name": "accuracy"}, rows).markdown()
+    for name in LABELS.values():
+        assert name in text
+    assert "0.793 (0.019)" in text
+    differences = election_report.difference_table({"name": "differences"}, rows)
+    assert len(differences.text) == 4 and differences.exact[0][3] == pytest.approx(0.010, abs=0.001)
+    states = election_report.state_table({"name": "states"}, rows)
+    assert [line[1] for line in states.text] == ["A", "A", "alone"]
+
+
+@pytest.mark.realdata
+def test_the_real_files(real_data: Path):
+    folder = real_data / "election"
+    found = load_election(folder)
+    federation = found.federation
+    assert (federation.n_devices, len(federation.X), federation.n_features) == (30, 2710, 51)
+    assert federation["SD"].n_samples == 66  # 65 without the recoding
+    assert len(found.shapes) == 51
+    assert round(float(federation.y.mean()), 3) == 0.143
+    assert federation["OK"].y.sum() == federation["WV"].y.sum() == 0
+    with (folder / "state_lean.csv").open(newline="") as handle:
+        expected = {row["state"]: row["lean_2000_2012"] for row in csv.DictReader(handle)}
+    assert found.lean == expected
+
+
+@pytest.mark.realdata
+def test_states_of_the_map_have_their_size(real_data: Path):
+    shapes = load_election(real_data / "election").shapes
+
+    def area(state: str) -> float:  # shoelace, in thousands of square kilometres
+        rings = shapes[state]
+        return sum(float(np.dot(ring[:-1, 0], ring[1:, 1]) - np.dot(ring[1:, 0], ring[:-1, 1])) for ring in rings) / (
+            2 * 1e9
+        )
+
+    # land and inland water of states that have no coast; an equal-area projection
+    assert abs(area("KS")) == pytest.approx(213.1, rel=0.01)
+    assert abs(area("CO")) == pytest.approx(269.6, rel=0.01)
+    assert abs(area("TN")) == pytest.approx(109.2, rel=0.01)
