@@ -40,6 +40,7 @@ from fedkin.errors import DataError
 DEVICES, OWNER, LINKS = "devices", "device.json", "zenoh.json5"
 KEY, CERTIFICATE, AUTHORITY_KEY = "device.key", "device.crt", "ca.key"
 STATE, LOG, STATUS, RESULT, LOCK = "state.npz", "log.jsonl", "status.json", "result.npz", "lock"
+PRESENCE = "presence.npz"  # of the central machine: who was there in which round
 
 
 def write_federation(
@@ -120,7 +121,11 @@ def links_of(manifest: Manifest, position: int) -> dict[str, Any]:
         keys = _peer_keys
     grants = [Grant(_name(manifest, v), keys(manifest, v, position), keys(manifest, position, v)) for v in others]
     connect = [endpoint_of(manifest, v) for v in others if (v < position) != (manifest.placement == "central")]
-    return link_configuration([endpoint_of(manifest, position)], connect, grants if manifest.secure else None)
+    # behind a firewall: devices of a star only connect
+    listen = (
+        [] if manifest.placement == "central" and position < manifest.n_devices else [endpoint_of(manifest, position)]
+    )
+    return link_configuration(listen, connect, grants if manifest.secure else None)
 
 
 def _peer_keys(manifest: Manifest, sender: int, receiver: int) -> list[str]:

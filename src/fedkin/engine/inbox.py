@@ -109,6 +109,23 @@ class Inbox:
             self._changed.wait_for(lambda: self._wakes != wakes or not self.missing(kind, senders, round), seconds)
             return self.missing(kind, senders, round)
 
+    def newest(self, kind: Kind, sender: int, seconds: float) -> tuple[int, Array] | None:
+        """Wait for any message of a kind, take the one of the highest round, and forget the others."""
+
+        def rounds() -> list[int]:
+            return [key[2] for key in self._held if key[:2] == (kind, sender)]
+
+        with self._changed:
+            wakes = self._wakes
+            self._changed.wait_for(lambda: self._wakes != wakes or rounds(), seconds)
+            come = rounds()
+            if not come:
+                return None
+            values = self._held[kind, sender, max(come)]
+            for t in come:
+                del self._held[kind, sender, t]
+            return max(come), values
+
     def values(self, kind: Kind, sender: int, round: int) -> Array:
         """The numbers of a message that has come."""
         return self._held[kind, sender, round]

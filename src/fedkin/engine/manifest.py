@@ -210,6 +210,10 @@ class Manifest:
         numbers = [self.rho, *self.edge_radius, *self.start, *self.growth, *self.damping]
         if not all(math.isfinite(x) and x >= 0 for x in numbers) or not self.rho > 0:
             raise ManifestError("rho, the steps and the edge bounds must be finite and at least 0")
+        if self.placement == "central" and self.gradient != "plain":
+            raise ManifestError(
+                f"devices of a central placement keep no state, so gradient must be plain: {self.gradient}"
+            )
         if self.placement == "central" and self.centre is None:
             raise ManifestError("placement is central, but the endpoint of the central machine is missing")
 

@@ -57,6 +57,8 @@ class Patience:
         A wait as long as this ends the process.
     linger : float
         How long a device that has finished stays to serve neighbours that have not.
+    gather, deadline : float
+        How long a central machine waits for devices before its first round, and for answers in a round.
     """
 
     first_pull: float = 0.25
@@ -64,6 +66,8 @@ class Patience:
     complain: float = 5.0
     give_up: float = 3600.0
     linger: float = 600.0
+    gather: float = 60.0
+    deadline: float = 5.0
 
 
 @dataclass

@@ -22,12 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from fedkin.engine.directory import LINKS, LOCK, LOG, OWNER, RESULT, STATE, STATUS
+from fedkin.engine.directory import LINKS, LOCK, LOG, OWNER, PRESENCE, RESULT, STATE, STATUS
 from fedkin.engine.journal import Journal
 from fedkin.engine.manifest import CENTRE, ROWS, Manifest, Rows, load_manifest
 from fedkin.engine.notices import read_notices
 from fedkin.engine.peer import Device, Patience, PeerError, Status, Stopped
 from fedkin.engine.security import SecurityError, check_private, with_absolute_paths, write_private
+from fedkin.engine.transport import Transport
 from fedkin.errors import DataError, FedkinError
 
 FINISHED, WRONG, STOPPED, LATER = 0, 2, 3, 4
@@ -40,12 +41,9 @@ def run_device(place: Path, patience: Patience, *, echo: bool = False) -> int:
     name = str(_read_json(place / OWNER)["device"])
     with _only_one(place):
         journal = Journal(name, place / LOG, echo=echo)
-        if name == CENTRE:
-            from fedkin.engine.central import run_centre
-
-            return run_centre(place, manifest, patience, journal)
         try:
-            return _run(place, manifest, manifest.position(name), patience, journal)
+            position = manifest.n_devices if name == CENTRE else manifest.position(name)
+            return _run(place, manifest, position, patience, journal)
         except Stopped:
             journal.write("info", "stopped on request")
             return STOPPED
@@ -58,39 +56,84 @@ def run_device(place: Path, patience: Patience, *, echo: bool = False) -> int:
 def _run(place: Path, manifest: Manifest, position: int, patience: Patience, journal: Journal) -> int:
     from fedkin.engine.zenoh_transport import ZenohTransport
 
-    rows = Rows.load(place / ROWS)
     clerk = Clerk(place, manifest.rounds)
-    neighbours = {manifest.members[v].name for v in manifest.neighbours(position)}
+    others = {manifest.members[v].name for v in manifest.neighbours(position)}
     if manifest.placement == "central":
-        neighbours = {CENTRE}
-    transport = ZenohTransport(links(place, manifest), link_watcher(journal, neighbours, manifest.secure))
+        others = {member.name for member in manifest.members} if position == manifest.n_devices else {CENTRE}
+    transport = ZenohTransport(links(place, manifest), link_watcher(journal, others, manifest.secure))
     try:
-        if manifest.placement == "central":
-            from fedkin.engine.central import Worker
-
-            Worker(manifest, position, rows, transport, journal, place / STATE, patience, clerk.tick).run()
-            clerk.write(force=True)
-            return FINISHED
-        device = Device(
-            manifest,
-            position,
-            rows,
-            transport,
-            journal,
-            checkpoint=place / STATE,
-            patience=patience,
-            tick=clerk.device_tick,
-        )
-        clerk.status = device.status
-        theta = device.run()
-        write_result(place, theta, device.shard.theta[0])
-        clerk.write(force=True)
-        device.linger()
-        device.status.state = "done"
+        if position == manifest.n_devices:
+            _run_centre(place, manifest, transport, journal, patience, clerk)
+        elif manifest.placement == "central":
+            _run_worker(place, manifest, position, transport, journal, patience, clerk)
+        else:
+            _run_peer(place, manifest, position, transport, journal, patience, clerk)
+        clerk.status.state = "done"
         clerk.write(force=True)
         return FINISHED
     finally:
         transport.close()
+
+
+def _run_peer(
+    place: Path,
+    manifest: Manifest,
+    position: int,
+    transport: Transport,
+    journal: Journal,
+    patience: Patience,
+    clerk: Clerk,
+) -> None:
+    rows = Rows.load(place / ROWS)
+    device = Device(
+        manifest,
+        position,
+        rows,
+        transport,
+        journal,
+        checkpoint=place / STATE,
+        patience=patience,
+        left=read_notices(place, manifest),
+        tick=clerk.device_tick,
+    )
+    clerk.status = device.status
+    theta = device.run()
+    write_result(place, theta, device.shard.theta[0])
+    clerk.write(force=True)
+    device.linger()
+
+
+def _run_worker(
+    place: Path,
+    manifest: Manifest,
+    position: int,
+    transport: Transport,
+    journal: Journal,
+    patience: Patience,
+    clerk: Clerk,
+) -> None:
+    from fedkin.engine.central import Worker
+
+    rows = Rows.load(place / ROWS)
+    worker = Worker(manifest, position, rows, transport, journal, patience=patience, tick=clerk.tick)
+    clerk.status = worker.status
+    theta = worker.run()
+    write_result(place, theta, worker.shard.theta[0])
+
+
+def _run_centre(
+    place: Path, manifest: Manifest, transport: Transport, journal: Journal, patience: Patience, clerk: Clerk
+) -> None:
+    from fedkin.engine.central import Centre
+
+    centre = Centre(manifest, transport, journal, checkpoint=place / STATE, patience=patience, tick=clerk.tick)
+    clerk.status = centre.status
+    centre.run()
+    with (place / PRESENCE).open("wb") as file:
+        devices = np.array([member.name for member in manifest.members])
+        np.savez_compressed(file, available=np.array(centre.presence), devices=devices)
+    clerk.write(force=True)
+    centre.linger()
 
 
 def links(place: Path, manifest: Manifest) -> dict[str, Any]:

@@ -1,0 +1,84 @@
+"""Algorithm 2 with a central machine as a process of its own: the bits of `fed_admm` with the same devices absent."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from federations import free_ports, place, small_problem
+from fedkin.availability import Availability
+from fedkin.engine.directory import write_federation
+from fedkin.engine.security import make_authority
+from fedkin.problem import Problem
+from fedkin.solvers.deploy import device_parts, make_manifest
+from fedkin.solvers.exact import solve
+from fedkin.solvers.fedadmm import fed_admm
+from fedkin.solvers.fedplan import Settings
+from fleet import Fleet
+
+pytest.importorskip("zenoh")
+pytestmark = pytest.mark.timeout(180)
+OPTIONS = ("--gather", "30", "--deadline", "2")
+
+
+def star(folder: Path, problem: Problem, rounds: int) -> Fleet:
+    v = problem.n_devices
+    first = free_ports(v + 1)
+    manifest = make_manifest(
+        problem,
+        rounds,
+        Settings(batch_size=4, seed=11),
+        [f"tls/127.0.0.1:{first + u}" for u in range(v)],
+        absent=True,
+        placement="central",
+        centre=f"tls/127.0.0.1:{first + v}",
+        compare_every=0,
+    )
+    write_federation(folder, manifest, device_parts(problem), make_authority("test"))
+    return Fleet(folder, manifest)
+
+
+def presence(fleet: Fleet) -> np.ndarray:
+    with np.load(place(fleet.directory, "centre") / "presence.npz") as file:
+        return file["available"]
+
+
+def expected(problem: Problem, here: np.ndarray) -> np.ndarray:
+    availability = Availability.recorded(here.astype(int), weighting="estimated")
+    return fed_admm(problem, here.shape[0], batch_size=4, seed=11, availability=availability, backend="numpy").theta
+
+
+def test_a_quiet_star_has_the_bits_of_fed_admm(tmp_path: Path) -> None:
+    problem = small_problem(4)
+    with star(tmp_path / "fed", problem, 60) as fleet:
+        fleet.start(options=OPTIONS)
+        fleet.join()
+        assert presence(fleet).all()
+        assert fleet.theta().tobytes() == expected(problem, presence(fleet)).tobytes()
+
+
+def test_devices_that_come_and_go_and_a_central_machine_that_dies(tmp_path: Path) -> None:
+    problem = small_problem(4)
+    with star(tmp_path / "fed", problem, 1500) as fleet:
+        fleet.start(options=OPTIONS)
+        fleet.wait_for_round("centre", 30)
+        fleet.kill("d1")
+        time.sleep(0.5)
+        fleet.kill("centre")
+        time.sleep(0.3)
+        fleet.start("centre", options=(*OPTIONS, "--gather", "3"))
+        time.sleep(1.0)
+        fleet.start("d1", options=OPTIONS)
+        fleet.kill("d3")
+        fleet.start("d3", options=OPTIONS)
+        fleet.join()
+        here = presence(fleet)
+        assert here.shape == (1500, 4)
+        assert 0 < (~here[:, 1]).sum() < 1500
+        # S wrote down who was there; Algorithm 2 in one process, with the same devices absent, gives the same bits
+        assert fleet.theta().tobytes() == expected(problem, here).tobytes()
+        exact = solve(problem, 1e-8).theta
+        assert np.abs(fleet.theta() - exact).max() < 0.1
