@@ -143,6 +143,7 @@ class _Search:
         self.status: Status = "iteration_limit"
         self.n_iter = 0
         self.rows: list[tuple[int, float, float]] = []
+        self.lower = -np.inf
         # where an interruption before the first check would leave us: nothing is certified yet, nor balanced
         start = PrimalDual(theta, alpha, zeta, np.zeros_like(theta), np.ones(1), 0)
         self.best = _Certified(start, objective.value(theta) if theta.any() else at_zero, np.inf, None)
@@ -159,13 +160,15 @@ class _Search:
     def scale(self, value: float) -> float:
         return max(abs(value), self.floor)
 
-    def certify(self, pair: PrimalDual) -> bool:
-        """Take the pair's gap, keep the best, and say whether it is good enough."""
-        certified = self._certified(pair)
-        self.rows.append((self.n_iter, certified.value, certified.gap))
-        if certified.gap < self.best.gap or not np.isfinite(self.best.gap):
-            self.best = certified
-        return certified.gap <= self.tol
+    def take(self, found: _Certified, only: bool = False) -> None:
+        """Note what was found; keep it if it is good enough, better than the best so far, or the ``only`` one."""
+        self.rows.append((self.n_iter, found.value, found.gap))
+        if found.radius is None:
+            self.lower = max(self.lower, found.value - found.gap * self.scale(found.value))
+        if found.gap <= self.tol:
+            self.status = "converged"
+        if only or self.status == "converged" or found.value < self.best.value or not np.isfinite(self.best.gap):
+            self.best = found
 
     def _certified(self, pair: PrimalDual) -> _Certified:
         value = self.objective.value(pair.theta)
@@ -198,11 +201,7 @@ class _Search:
             fused = self._certified_iteration(iteration, iteration.fused())
             if fused.gap <= max(found.gap, self.tol):
                 found = fused
-        self.rows.append((self.n_iter, found.value, found.gap))
-        if found.gap < self.best.gap or not np.isfinite(self.best.gap) or iteration.live:
-            self.best = found
-        if found.gap <= self.tol:
-            self.status = "converged"
+        self.take(found, only=iteration.live)
 
     def _certified_iteration(self, iteration: Iteration, theta: Array | None = None) -> _Certified:
         if not iteration.regular:
@@ -214,12 +213,13 @@ class _Search:
         caution, least = terms.caution()
         caution = least if warm else caution
         at, penalty = Expansion(terms, pair.theta), self.objective.penalty_value(pair.theta)
-        rho: Array | None = None
+        tuned: Array | float = 1.0
         while self.n_iter < self.max_iter and caution.max() < HOPELESS:
             model = at.model(caution)
-            rho = initial_rho(self.objective, model) if rho is None else rho
-            pair = self._minimize_model(model, at, pair, rho)
-            rho = pair.rho
+            # what tuning found out carries over to the next model, whose curvature may be another
+            rho = initial_rho(self.objective, model)
+            pair = self._minimize_model(model, at, pair, tuned * rho)
+            tuned = pair.rho / rho
             change, error, quadratic = at.changes(model, pair.theta)
             new_penalty = self.objective.penalty_value(pair.theta)
             decrease = penalty - new_penalty - float(change.sum())
@@ -230,9 +230,9 @@ class _Search:
                 continue
             caution = lowered(caution, error, quadratic, least)
             before, at, penalty = at, Expansion(terms, pair.theta), new_penalty
-            if self.certify(pair):
+            self.take(self._certified(pair))
+            if self.status == "converged":
                 _raise_if_unbounded(self.objective, before, at)
-                self.status = "converged"
                 return
 
     def _minimize_model(self, model: QuadraticTerms, at: Expansion, start: PrimalDual, rho: Array) -> PrimalDual:
@@ -280,6 +280,10 @@ class _Search:
 
     def finish(self, quiet: bool) -> Solution:
         best = self.best
+        # duals of another pair may say more about the best parameters than their own
+        other = (best.value - self.lower) / self.scale(best.value)
+        if other < best.gap:
+            best = replace(best, gap=max(other, 0.0), radius=None)
         message = _message(self.status, best.gap, self.tol, self.n_iter)
         if self.status == "iteration_limit" and not quiet:
             warnings.warn(message, ConvergenceWarning, stacklevel=4)

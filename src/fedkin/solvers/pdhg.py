@@ -241,8 +241,10 @@ class Rebalancing:
         if rho.size == 1:
             dual, primal = dual.sum(keepdims=True), primal.sum(keepdims=True)
         tiny = np.finfo(float).tiny
-        known = (dual > tiny) & (primal > tiny)
-        ratio = np.sqrt(np.where(known, dual, 1.0) / np.where(known, primal, 1.0)) / np.where(known, rho, 1.0)
+        # duals that all lie on their balls do not move: then a smaller rho lets the primal moves be longer
+        known = (dual > tiny) | (primal > tiny)
+        ratio = np.sqrt(np.where(known, dual, 1.0) / np.maximum(np.where(known, primal, 1.0), tiny))
+        ratio = np.where(known, ratio / rho, 1.0)
         off = (ratio > REBALANCE_AT) | (ratio < 1.0 / REBALANCE_AT)
         if not off.any():
             return None
