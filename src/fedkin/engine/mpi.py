@@ -1,0 +1,178 @@
+"""The same run as shards on a cluster: ``mpiexec -n K python -m fedkin.engine.mpi DIR``.
+
+DIR is the directory of a federation (`fedkin peer init`) that all ranks can read: these are trusted machines, there are
+no certificates here. The graph is cut into K pieces with few edges between them; each rank reads the rows of its own
+devices, and only thetas of devices at the cut travel. The result has the bits of every other way to run it.
+
+MPI ends the whole job when one rank dies, so the state is written now and then, and the same command continues from the
+last round that all ranks have on disk. The number of ranks must not change in between.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.engine.checkpoint import load_checkpoint, save_checkpoint
+from fedkin.engine.directory import DEVICES
+from fedkin.engine.manifest import ROWS, Manifest, Rows, load_manifest
+from fedkin.engine.partition import small_cut
+from fedkin.engine.security import PRIVATE_DIRECTORY, write_private
+from fedkin.engine.shard import Shard
+from fedkin.errors import FedkinError, SolverError, missing_dependency
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+_GRADIENT_STATE = ("table", "anchor_gradient", "anchor_theta", "stale", "looked")
+
+
+class Rank:
+    """One shard of a run, and the ranks that it exchanges thetas with.
+
+    Parameters
+    ----------
+    manifest : Manifest
+    hosts : int array (V,)
+        The rank of each device.
+    rows : mapping {position: Rows}
+        Rows of the devices of this rank.
+    communicator : mpi4py communicator
+    """
+
+    def __init__(self, manifest: Manifest, hosts: Index, rows: dict[int, Rows], communicator: Any) -> None:
+        self.manifest, self.communicator = manifest, communicator
+        self.rank = int(communicator.rank)
+        self.shard: Shard = manifest.shard(rows)
+        self.done = 0
+        edges = manifest.edge_array
+        here, there = hosts[edges] == self.rank, hosts[edges]
+        self.send: dict[int, Index] = {}
+        self.receive: dict[int, Index] = {}
+        for side in (0, 1):
+            crossing = here[:, side] & ~here[:, 1 - side]
+            for other in np.unique(there[crossing, 1 - side]).tolist():
+                along = crossing & (there[:, 1 - side] == other)
+                self.send[other] = np.union1d(self.send.get(other, []), edges[along, side]).astype(np.int64)
+                self.receive[other] = np.union1d(self.receive.get(other, []), edges[along, 1 - side]).astype(np.int64)
+        p = manifest.n_params
+        self._in = {other: np.empty((positions.size, p)) for other, positions in self.receive.items()}
+        self._own = {other: np.searchsorted(self.shard.devices, positions) for other, positions in self.send.items()}
+
+    def run(self, last: int) -> None:
+        """Do the rounds up to ``last``."""
+        from mpi4py import MPI
+
+        for t in range(self.done + 1, last + 1):
+            with np.errstate(over="ignore", invalid="ignore"):
+                self.shard.node_step(t)
+            if self.manifest.wire == "float32":
+                self.shard.take(self.shard.devices, self.shard.theta.astype(np.float32).astype(np.float64))
+            coming = [self.communicator.Irecv(buffer, source=other) for other, buffer in self._in.items()]
+            going = {other: np.ascontiguousarray(self.shard.theta[own]) for other, own in self._own.items()}
+            coming += [self.communicator.Isend(buffer, dest=other) for other, buffer in going.items()]
+            MPI.Request.Waitall(coming)
+            for other, buffer in self._in.items():
+                self.shard.take(self.receive[other], buffer)
+            self.shard.edge_step()
+            self.done = t
+        if not np.isfinite(self.shard.theta).all():
+            raise SolverError(f"the parameters diverged before round {last}: use smaller steps")
+
+    def gather(self) -> Array | None:
+        """The averaged parameters ``(V, p)`` on rank 0, None elsewhere."""
+        parts = self.communicator.gather((self.shard.devices, self.shard.average), root=0)
+        if self.rank:
+            return None
+        out = np.empty((self.manifest.n_devices, self.manifest.n_params))
+        for devices, average in parts:
+            out[devices] = average
+        return out
+
+    # --- checkpoints: a file per rank and round, of which the last two are kept ---
+
+    def _path(self, folder: Path, t: int) -> Path:
+        return folder / f"rank-{self.rank}-of-{self.communicator.size}-round-{t}.npz"
+
+    def _rounds(self, folder: Path) -> set[int]:
+        start = f"rank-{self.rank}-of-{self.communicator.size}-round-"
+        return {int(path.stem.removeprefix(start)) for path in folder.glob(f"{start}*.npz")}
+
+    def save(self, folder: Path) -> None:
+        """Write the state of this rank, and keep the one before: another rank may die before it has written its own."""
+        arrays: dict[str, NDArray[np.generic]] = {f"shard_{k}": part for k, part in self.shard.state().items()}
+        arrays |= {f"gradients_{name}": getattr(self.shard.gradients, name) for name in _GRADIENT_STATE}
+        save_checkpoint(self._path(folder, self.done), self.manifest.run, arrays, {"round": self.done})
+        self.communicator.Barrier()
+        for t in sorted(self._rounds(folder))[:-2]:
+            self._path(folder, t).unlink()
+
+    def resume(self, folder: Path) -> None:
+        """Go back to the last round that all ranks have written, if there is one."""
+        common = set.intersection(*self.communicator.allgather(self._rounds(folder)))
+        if not common:
+            return
+        arrays, _ = load_checkpoint(self._path(folder, max(common)), self.manifest.run)
+        state = {name.removeprefix("shard_"): part for name, part in arrays.items() if name.startswith("shard_")}
+        self.shard.restore(state, np.zeros((self.shard.foreign.size, self.manifest.n_params)))
+        for name in _GRADIENT_STATE:
+            getattr(self.shard.gradients, name)[...] = arrays[f"gradients_{name}"]
+        self.done = max(common)
+
+
+def run_rank(directory: Path, communicator: Any, every: int) -> Array | None:
+    """Run one rank to the end; rank 0 gets the averaged parameters ``(V, p)``."""
+    manifest = load_manifest(directory)
+    hosts = small_cut(manifest.n_devices, manifest.edge_array, min(communicator.size, manifest.n_devices))
+    if communicator.size > manifest.n_devices:
+        raise SolverError(
+            f"{communicator.size} ranks for {manifest.n_devices} devices: use at most one rank per device"
+        )
+    own = np.flatnonzero(hosts == communicator.rank).tolist()
+    rows = {u: Rows.load(directory / DEVICES / manifest.members[u].name / ROWS) for u in own}
+    rank = Rank(manifest, hosts, rows, communicator)
+    folder = directory / "mpi"
+    folder.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
+    rank.resume(folder)
+    while rank.done < manifest.rounds:
+        rank.run(min(rank.done + every - rank.done % every, manifest.rounds))
+        rank.save(folder)
+    return rank.gather()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse arguments and run this rank."""
+    parser = argparse.ArgumentParser(prog="python -m fedkin.engine.mpi", description=__doc__.splitlines()[0])
+    parser.add_argument("directory", type=Path, help="the directory of a federation")
+    parser.add_argument("--out", type=Path, help="NPZ file for theta (V, p); by default DIR/mpi/theta.npz")
+    parser.add_argument("--checkpoint-every", type=int, default=500, metavar="ROUNDS")
+    given = parser.parse_args(arguments)
+    try:
+        from mpi4py import MPI
+    except ImportError:
+        raise missing_dependency("mpi4py", "shards on a cluster", "mpi") from None
+    communicator = MPI.COMM_WORLD
+    try:
+        theta = run_rank(given.directory, communicator, given.checkpoint_every)
+    except (FedkinError, OSError) as error:
+        sys.stderr.write(f"rank {communicator.rank}: {error}\n")
+        sys.stderr.flush()
+        communicator.Abort(2)  # the others wait for this rank
+        return 2
+    if theta is not None:
+        import io
+
+        buffer = io.BytesIO()
+        np.savez(buffer, theta=theta)
+        write_private(given.out or given.directory / "mpi" / "theta.npz", buffer.getvalue())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
