@@ -23,7 +23,7 @@ from fedkin.problem import Problem
 from fedkin.selection import select_edges
 from fedkin.solvers.exact import solve
 from fedkin.solvers.path import lam_max
-from fedkin.tuning import cross_validate_lam
+from fedkin.studies.validation import validated_lam
 
 Array = NDArray[np.float64]
 
@@ -60,9 +60,9 @@ class Settings:
     loss: str = "linear"
     penalty: str = "l1"
     folds: int = 5
-    n_lams: int = 12
+    n_lams: int = 15
     ratio: float = 1e-3
-    path_tol: float = 1e-3
+    path_tol: float = 1e-4
     tol: float = 1e-4
     level: float = 0.05
     variance: Any = "bartlett"
@@ -117,9 +117,8 @@ class Workbench:
         problem = Problem(federation, graph, loss=settings.loss, penalty=settings.penalty)
         # a factor of two is enough: the grid only has to begin where everything is fused
         grid = lam_max(problem, tol=1.0) * np.geomspace(1.0, settings.ratio, settings.n_lams)
-        choice = cross_validate_lam(problem, grid, folds=settings.folds, seed=self.seed, tol=settings.path_tol)
-        solution = solve(problem.with_lam(choice.lam), tol=settings.tol)
-        return Estimate(solution.theta, choice.lam, graph)
+        lam = validated_lam(problem, grid, folds=settings.folds, seed=self.seed, tol=settings.path_tol)
+        return Estimate(solve(problem.with_lam(lam), tol=settings.tol).theta, lam, graph)
 
     def selected(self, candidates: Graph | None) -> Estimate:
         """The same along the edges that the test keeps; all pairs are candidates when None."""
