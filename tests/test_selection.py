@@ -132,6 +132,7 @@ def test_size_when_the_two_ends_know_different_directions():
         dispersion=noise,
         residual_dof=np.full(2 * m, float(f)),
         matrix_estimated=np.zeros(2 * m, dtype=bool),
+        prior_precision=np.zeros((2 * m, p)),
         rescued=np.zeros(2 * m, dtype=bool),
         notes={},
         variance="model",
@@ -344,6 +345,27 @@ def test_devices_that_know_little_keep_their_kin(kind):
     for device in ("few rows", "one row", "p rows"):
         assert (device, "kin") in kept
         assert (device, "kin too") in kept
+
+
+@pytest.mark.parametrize("effect", [0.5, 10.0])
+def test_redundant_columns_cost_neither_size_nor_power(effect):
+    """An intercept with a full set of indicators, of which every device misses some: no device has full rank."""
+    rng = np.random.default_rng(25)
+    n_pairs, n = 1500, 50
+    device = np.repeat(np.arange(2 * n_pairs), n)
+    chances = np.exp(3 * rng.standard_normal((2 * n_pairs, 6)))
+    edges = np.cumsum(chances / chances.sum(axis=1, keepdims=True), axis=1)
+    category = np.minimum((rng.random((device.size, 1)) > edges[device]).sum(axis=1), 5)
+    X = np.column_stack([np.ones(device.size), np.eye(6)[category], rng.standard_normal((device.size, 2))])
+    theta = np.repeat(effect * rng.standard_normal((n_pairs, 9)), 2, axis=0)
+    y = np.einsum("kp,kp->k", X, theta[device]) + rng.standard_normal(device.size)
+    local = local_fit(Federation.from_arrays(X, y, device))
+    assert local.rescued.all()
+    null = wald_tests(local, pairs(n_pairs))[1]
+    assert 0.01 < (null < 0.05).mean() < 0.055
+    assert (null < 1e-3).mean() < 2e-3
+    strangers = wald_tests(local, np.column_stack([np.arange(2, 2 * n_pairs), np.arange(2 * n_pairs - 2)]))[1]
+    assert (strangers < 1e-3).mean() > (0.5 if effect < 1 else 0.99)
 
 
 def test_a_one_class_device_is_told_from_a_balanced_one_only_by_evidence():

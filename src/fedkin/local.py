@@ -49,6 +49,9 @@ class LocalFit:
         Degrees of freedom behind the covariance, infinite where nothing about it is estimated apart from theta.
     matrix_estimated : bool array (V,)
         True where the covariance is estimated as a whole matrix (sandwich), False where at most its scale is.
+    prior_precision : array (V, p)
+        Inverse of the variance that each coordinate had before the rows were seen, for devices without an estimate of
+        their own; 0 for all others.
     rescued : bool array (V,)
         Devices without an estimate of their own.
     notes : dict {device: str}
@@ -102,6 +105,7 @@ class LocalFit:
     dispersion: Array
     residual_dof: Array
     matrix_estimated: Bools
+    prior_precision: Array
     rescued: Bools
     notes: Mapping[Hashable, str]
     variance: Variance
@@ -137,7 +141,7 @@ def local_fit(federation: Federation, loss: LossLike = "linear", variance: Varia
     losses = resolve_losses(loss, federation)
     n_devices, p = federation.n_devices, losses[0].n_params(federation.n_features)
     theta, hessian, covariance = np.empty((n_devices, p)), np.empty((n_devices, p, p)), np.empty((n_devices, p, p))
-    dispersion, dof = np.empty(n_devices), np.empty(n_devices)
+    dispersion, dof, prior_precision = np.empty(n_devices), np.empty(n_devices), np.empty((n_devices, p))
     matrix_estimated, rescued = np.empty(n_devices, dtype=bool), np.empty(n_devices, dtype=bool)
     notes: dict[int, str] = {}
     for members, one in by_loss(losses, np.arange(n_devices)):
@@ -145,6 +149,8 @@ def local_fit(federation: Federation, loss: LossLike = "linear", variance: Varia
         covariance[members], dof[members], matrix_estimated[members] = _covariances(fits, variance)
         theta[members], hessian[members] = fits.theta, fits.hessian
         dispersion[members], rescued[members] = fits.dispersion, fits.rescued
+        noise = 1.0 if variance == "bartlett" else fits.dispersion[:, None]
+        prior_precision[members] = fits.n[:, None] * fits.ridge / noise
         notes.update({int(members[k]): "; ".join(lines) for k, lines in fits.notes.items()})
     return LocalFit(
         devices=federation.devices,
@@ -155,6 +161,7 @@ def local_fit(federation: Federation, loss: LossLike = "linear", variance: Varia
         dispersion=dispersion,
         residual_dof=dof,
         matrix_estimated=matrix_estimated,
+        prior_precision=prior_precision,
         rescued=rescued,
         notes={federation.devices[u]: notes[u] for u in sorted(notes)},
         variance=variance,

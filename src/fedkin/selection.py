@@ -139,6 +139,11 @@ def select_edges(
     ("sandwich"), it is Hotelling's ``(nu - p + 1) W^2 / (nu p)`` against F(p, nu - p + 1) (Krishnamoorthy and Yu),
     with f_u from the leverages of the rows (Bell and McCaffrey); this errs on the side of keeping edges.
 
+    Ends without an estimate of their own show fewer than p directions, and the statistic is small in the others. The
+    reference then counts, instead of p, the part of ``tr(P_i + P_j)`` that comes from the rows rather than from the
+    ridge's prior, plus 1 for each such end to cover its shrinkage. Columns that are redundant on a device (an
+    intercept next to a full set of indicators, categories that it does not have) therefore cost hardly any power.
+
     Examples
     --------
     >>> import fedkin
@@ -216,13 +221,12 @@ def _test_chunk(local: LocalFit, factor: Array, edges: Index) -> tuple[Array, Ar
     first, second = local.covariance[i], local.covariance[j]
     total, scale = unit_diagonal(first + second)
     d = (local.theta[i] - local.theta[j]) / scale
-    f_i, f_j = local.residual_dof[i], local.residual_dof[j]
-    if np.isinf(f_i).all() and np.isinf(f_j).all():
-        solved = np.linalg.solve(total, d[:, :, None])[:, :, 0]
-        statistic = np.maximum(np.einsum("ep,ep->e", d, solved), 0.0)
-        return statistic, _chi_square_tail(p, statistic), np.full(len(edges), np.inf)
     solved = np.linalg.solve(total, d[:, :, None])[:, :, 0]
     statistic = np.maximum(np.einsum("ep,ep->e", d, solved), 0.0)
+    k = _directions(local, i, j)
+    f_i, f_j = local.residual_dof[i], local.residual_dof[j]
+    if np.isinf(f_i).all() and np.isinf(f_j).all():
+        return statistic, _chi_square_tail(k, statistic), np.full(len(edges), np.inf)
     first = factor[i][:, None, None] * first
     total, scale = unit_diagonal(first + factor[j][:, None, None] * second)
     share = np.linalg.solve(total, first / (scale[:, :, None] * scale[:, None, :]))
@@ -241,8 +245,31 @@ def _test_chunk(local: LocalFit, factor: Array, edges: Index) -> tuple[Array, Ar
     # written so that infinite degrees of freedom leave the statistic alone
     ratio = np.where(whole, 1 - (p - 1) / enough, 1 / (1 + inflation)) * statistic
     plain = dof >= _CHI_SQUARE_DOF
-    p_value = np.where(plain, _chi_square_tail(p, ratio), _f_tail(p, np.where(plain, 1.0, dof), ratio / p))
+    p_value = np.where(plain, _chi_square_tail(k, ratio), _f_tail(k, np.where(plain, 1.0, dof), ratio / k))
     return statistic, p_value, np.where(plain, np.inf, dof)
+
+
+def _directions(local: LocalFit, i: Index, j: Index) -> Array:
+    """Numerator degrees of freedom ``(E,)``: p, or fewer when an end without an estimate of its own does not show all.
+
+    There the covariance is ``Omega = V + Omega N Omega``, with V the part that comes from noise in the rows and N the
+    prior precision, and the statistic has the mean ``sum_u tr{(Omega_i + Omega_j)^{-1} V_u}`` plus the square of the
+    shrinkage, which the prior keeps below 1 for each such end.
+    """
+    p = local.theta.shape[1]
+    k = np.full(i.size, float(p))
+    poor = np.flatnonzero(local.rescued[i] | local.rescued[j])
+    if poor.size:
+        ends = i[poor], j[poor]
+        covariance = [local.covariance[end] for end in ends]
+        total, scale = unit_diagonal(covariance[0] + covariance[1])
+        unknown = np.zeros(poor.size)
+        for end, own in zip(ends, covariance, strict=True):
+            own = own / scale[:, None, :]
+            share = np.linalg.solve(total, np.swapaxes(own, 1, 2))
+            unknown += np.einsum("ep,epq,eqp->e", local.prior_precision[end], own, share) - local.rescued[end]
+        k[poor] = np.clip(p - unknown, 1.0, p)
+    return k
 
 
 def _moderation(local: LocalFit) -> Array:
@@ -318,7 +345,7 @@ def _threshold(p_value: Array, level: float, method: Method) -> float:
 # scipy.special rather than scipy.stats: accurate far out in the tail, and quick to import
 
 
-def _chi_square_tail(p: int, x: Array) -> Array:
+def _chi_square_tail(p: Array | int, x: Array) -> Array:
     from scipy.special import chdtrc
 
     return np.asarray(chdtrc(p, x))
@@ -330,7 +357,7 @@ def _chi_square_quantile(p: int, tail: float) -> float:
     return float(chdtri(p, tail))
 
 
-def _f_tail(p: int, dof: Array, x: Array) -> Array:
+def _f_tail(p: Array | int, dof: Array, x: Array) -> Array:
     from scipy.special import betainc
 
     return np.asarray(betainc(dof / 2, p / 2, dof / (dof + p * x)))
