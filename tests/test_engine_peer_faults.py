@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dropping_proxy import Proxy
 from federations import in_process, place, small_problem
 from fedkin.problem import Problem
 from fleet import Fleet, _capped
@@ -59,6 +60,41 @@ def test_a_device_that_sleeps_longer_than_the_lease(tmp_path: Path) -> None:
         assert any(entry["event"] == "neighbour down" and entry["peer"] == "d2" for entry in fleet.log("d1"))
         assert any(entry["event"] == "waiting" and "d2" in entry["peers"] for entry in fleet.log("d1"))
         assert_same_bits(fleet, problem)
+
+
+def test_a_network_in_two_halves_that_heals(tmp_path: Path) -> None:
+    problem = small_problem(5)
+    proxies: dict[str, Proxy] = {}
+    with Fleet.make(tmp_path / "fed", problem, 500) as fleet:
+        fleet.set_lease(1.0)
+        ports = {f"d{u}": int(member.endpoint.rpartition(":")[2]) for u, member in enumerate(fleet.manifest.members)}
+        try:
+            # d3 and d4 reach the other half through proxies only
+            for name in ("d3", "d4"):
+                path = place(fleet.directory, name) / "zenoh.json5"
+                text = path.read_text()
+                for other in ("d0", "d1", "d2"):
+                    proxies[name + other] = Proxy(ports[other])
+                    text = text.replace(f"127.0.0.1:{ports[other]}", f"127.0.0.1:{proxies[name + other].port}")
+                path.write_text(text)
+            fleet.start()
+            fleet.wait_for_round("d0", 10)
+            for proxy in proxies.values():
+                proxy.cut = True
+            time.sleep(4.0)
+            stuck = fleet.round("d0")
+            time.sleep(1.0)
+            assert stuck < 500
+            assert fleet.round("d0") <= stuck + 1
+            for proxy in proxies.values():
+                proxy.cut = False
+            fleet.join()
+            assert sum(proxy.swallowed for proxy in proxies.values()) > 0
+            assert any(entry["event"] == "neighbour down" for entry in fleet.log("d0"))
+            assert_same_bits(fleet, problem)
+        finally:
+            for proxy in proxies.values():
+                proxy.close()
 
 
 def test_a_network_that_loses_doubles_and_reorders_a_tenth(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def authority_of(fleet: Fleet) -> Pair:
 
 @contextmanager
 def session(folder: Path, authority: Pair, trusted: bytes, name: str, target: str) -> Iterator[Any]:
-    """A zenoh session of somebody with the certificate ``name``, who connects to ``target`` without rules of his own."""
+    """A zenoh session of somebody with the certificate ``name``, connected to ``target``, without rules of his own."""
     folder.mkdir()
     pair = issue(authority, name, ["127.0.0.1"])
     for file, content in (("ca.crt", trusted), ("device.crt", pair.certificate), ("device.key", pair.key)):

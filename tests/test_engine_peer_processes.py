@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from federations import free_ports, small_problem
-from fleet import Fleet
-
 from fedkin.engine.directory import write_federation
 from fedkin.engine.security import make_authority
 from fedkin.solvers.deploy import device_parts, make_manifest
 from fedkin.solvers.fedadmm import fed_admm
 from fedkin.solvers.fedplan import Settings
+from fleet import Fleet
 
 pytest.importorskip("zenoh")
 pytestmark = pytest.mark.timeout(180)
@@ -30,3 +31,20 @@ def test_five_devices_over_tls_have_the_bits_of_fed_admm(tmp_path: Path) -> None
         fleet.join()
         expected = fed_admm(problem, 50, batch_size=4, seed=11, backend="numpy")
         assert fleet.theta().tobytes() == expected.theta.tobytes()
+
+
+@pytest.mark.skipif("FEDKIN_LONG" not in os.environ, reason="takes minutes: set FEDKIN_LONG=1")
+def test_twenty_devices_with_five_killed_have_the_bits_of_fed_admm(tmp_path: Path) -> None:
+    problem = small_problem(20, p=20, n=30)
+    first = free_ports(20)
+    manifest = make_manifest(problem, 300, Settings(batch_size=10), [f"tls/127.0.0.1:{first + u}" for u in range(20)])
+    write_federation(tmp_path / "fed", manifest, device_parts(problem), make_authority("test"))
+    with Fleet(tmp_path / "fed", manifest) as fleet:
+        fleet.start()
+        fleet.wait_for_round("d0", 30, 120)
+        victims = [f"d{u}" for u in np.random.default_rng(0).choice(20, 5, replace=False)]
+        for name in victims:
+            fleet.kill(name)
+        fleet.start(*victims)
+        fleet.join(300)
+        assert fleet.theta().tobytes() == fed_admm(problem, 300, batch_size=10, backend="numpy").theta.tobytes()
