@@ -21,6 +21,7 @@ from fedkin.terms import (
     row_blocks,
     summed_terms,
 )
+from random_problems import federation, log_cosh
 
 LOSSES: dict[str, Loss] = {
     "mean": MeanLoss(),
@@ -33,44 +34,10 @@ LOSSES: dict[str, Loss] = {
 ROW_LOSSES = ("logistic", "poisson", "huber", "multinomial")
 
 
-def federation(loss: str, sizes: tuple[int, ...], q: int = 2, seed: int = 0, offset: bool = False) -> Federation:
-    """Random devices with a target that fits the loss."""
-    rng = np.random.default_rng(seed)
-    data = {}
-    for u, n in enumerate(sizes):
-        X = rng.normal(size=(n, q))
-        eta = X @ rng.normal(size=q)
-        y = {
-            "mean": eta,
-            "linear": eta + rng.normal(size=n),
-            "logistic": (rng.random(n) < 0.5).astype(float),
-            "poisson": rng.poisson(np.exp(np.clip(eta, -2, 2))).astype(float),
-            "huber": eta + rng.standard_t(2, size=n),
-            "multinomial": rng.integers(0, 3, size=n).astype(float),
-        }[loss]
-        data[u] = (X, y, rng.normal(size=n)) if offset and loss != "mean" else (X, y)
-    return Federation(data)
-
-
 def terms_of(loss: str, fed: Federation, ridge: float | np.ndarray = 0.0):
     one = LOSSES[loss]
     p = one.n_params(fed.n_features)
     return build_terms(fed, (one,) * fed.n_devices, np.broadcast_to(ridge, (p,)).astype(float))
-
-
-def user_loss(hessian: bool) -> UserLoss:
-    """sum of log cosh of the residuals: smooth, convex, not in the library."""
-
-    def value(theta, X, y, offset):
-        return float(np.mean(np.logaddexp(y - X @ theta, X @ theta - y)))
-
-    def gradient(theta, X, y, offset):
-        return X.T @ np.tanh(X @ theta - y) / len(y)
-
-    def second(theta, X, y, offset):
-        return (X.T * (1 - np.tanh(X @ theta - y) ** 2)) @ X / len(y)
-
-    return UserLoss(value, gradient, second if hessian else None)
 
 
 # --- values and derivatives -------------------------------------------------------------------------------------------
@@ -100,7 +67,7 @@ def test_values_and_derivatives_are_those_of_each_device_alone(loss: str, offset
 @pytest.mark.parametrize("hessian", [False, True])
 def test_user_losses_have_the_same_interface(hessian: bool) -> None:
     fed = federation("linear", (6, 9, 5))
-    terms = build_terms(fed, (user_loss(hessian),) * 3, np.array([0.1, 0.0]))
+    terms = build_terms(fed, (log_cosh(hessian),) * 3, np.array([0.1, 0.0]))
     assert isinstance(terms, LossTerms)
     theta = np.random.default_rng(0).normal(size=(3, 2))
     step = 1e-6
@@ -156,7 +123,7 @@ def test_blocks_follow_the_order_of_the_devices_asked_for() -> None:
 
 def mixed() -> tuple[Federation, MixedTerms]:
     fed = federation("logistic", (6, 8, 6, 5, 8))
-    losses = (LogisticLoss(), LinearLoss(), user_loss(True), LinearLoss(), LogisticLoss())
+    losses = (LogisticLoss(), LinearLoss(), log_cosh(True), LinearLoss(), LogisticLoss())
     terms = build_terms(fed, losses, np.array([0.2, 0.1]))
     assert isinstance(terms, MixedTerms)
     assert len(terms.parts) == 3, "equal losses share their terms"
@@ -169,7 +136,7 @@ def test_mixed_terms_put_every_device_in_its_place() -> None:
     alone = [
         build_terms(fed.subset([device]), (loss,), np.array([0.2, 0.1]))
         for device, loss in zip(
-            fed.devices, (LogisticLoss(), LinearLoss(), user_loss(True), LinearLoss(), LogisticLoss()), strict=True
+            fed.devices, (LogisticLoss(), LinearLoss(), log_cosh(True), LinearLoss(), LogisticLoss()), strict=True
         )
     ]
     s = 0.01 * theta[::-1]
@@ -303,9 +270,9 @@ def test_gaps_of_groups_are_upper_bounds(loss: str) -> None:
     assert exact - 1e-8 <= gap <= 20 * exact
 
 
-def test_strong_convexity_certifies_a_user_loss() -> None:
+def test_strong_convexity_certifies_a_log_cosh() -> None:
     fed = federation("linear", (8, 8))
-    base = user_loss(True)
+    base = log_cosh(True)
     strong = UserLoss(
         lambda t, X, y, o: base.value_fn(t, X, y, o) + t @ t,
         lambda t, X, y, o: base.gradient_fn(t, X, y, o) + 2 * t,
@@ -335,8 +302,8 @@ def test_lower_bounds_are_never_undercut(seed: int, scale: float, loss: str) -> 
     assert (lower <= values + 1e-12 * (1 + np.abs(values))).all()
 
 
-def test_nothing_is_known_about_a_user_loss() -> None:
-    terms = build_terms(federation("linear", (8,)), (user_loss(True),), np.zeros(2))
+def test_nothing_is_known_about_a_log_cosh() -> None:
+    terms = build_terms(federation("linear", (8,)), (log_cosh(True),), np.zeros(2))
     assert terms.lower_bounds() == -np.inf
 
 
