@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import fedkin
+import fedkin.errors
 from fedkin.cli import main
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -106,8 +107,8 @@ def test_doctests(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     try:
         module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        pytest.skip(f"{error.name} is not installed")
+    except (ModuleNotFoundError, fedkin.errors.MissingDependencyError) as error:
+        pytest.skip(str(error))
     assert module.__doc__, f"{name} does not say what it is for"
     assert doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE).failed == 0
 

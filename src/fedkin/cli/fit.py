@@ -15,6 +15,7 @@ from fedkin.cli.tables import (
     add_row,
     count,
     graph_words,
+    group_words,
     groups_table,
     model_document,
     note_lines,
@@ -171,7 +172,7 @@ def _print_tables(
         console.print(groups_table(model))
     how = "cross-validation" + (", one standard error" if command.one_se else "") if command.lam == "cv" else "given"
     facts = {
-        "groups": f"{model.n_clusters} among {count(model.n_devices, 'device')}",
+        "groups": group_words(model),
         "lam": f"{model.lam:.4g} ({how})",
         "gap": f"{model.gap:.1e} ({model.status.replace('_', ' ')})",
         "saved": f"{command.out}, fitted on all {len(federation.X)} rows"

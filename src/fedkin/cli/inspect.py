@@ -11,8 +11,10 @@ from fedkin.cli.tables import (
     add_row,
     count,
     graph_words,
+    group_words,
     groups_table,
     model_document,
+    n_distinct,
     note_lines,
     plain_table,
     print_facts,
@@ -41,6 +43,7 @@ def run(place: Path, as_json: bool) -> None:
             "devices": f"{model.n_devices}, fitted on {count(int(model.n_samples.sum()), 'row')}",
             "penalty": f"{model.penalty}, lam {model.lam:.4g}",
             "gap": f"{model.gap:.1e} ({model.status.replace('_', ' ')} after {count(model.n_iter, 'iteration')})",
+            "groups": group_words(model),
             "graph": f"{graph_words(model)}; {count(model.graph.n_components, 'connected component')}",
         }
     )
@@ -61,7 +64,7 @@ def _print_coefficients(model: FittedModel) -> None:
     title = "Coefficients" if size.size <= _MOST_FEATURES else f"The {len(chosen)} largest of {size.size} coefficients"
     classes = [None] if model.coef.shape[1] == 1 or model.classes is None else list(model.classes[1:])
     labels = sorted(range(model.n_clusters), key=lambda k: -int((model.clusters == k).sum()))
-    by_group = len(labels) <= _MOST_COLUMNS
+    by_group = len(labels) <= _MOST_COLUMNS and (len(labels) > 1 or n_distinct(model) == 1)
     heads = [f"group {k + 1}" for k in range(len(labels))] if by_group else ["mean", "least", "most"]
     table = plain_table("feature", *heads)
     rows = [("(intercept)", model.intercept)] if model.fit_intercept else []

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
@@ -132,6 +133,19 @@ def count(number: int, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
+def n_distinct(model: FittedModel) -> int:
+    """How many different models the devices hold; more than groups where a group is joined, but not fused."""
+    stacked = np.concatenate([model.intercept[:, :, None], model.coef], axis=2).reshape(model.n_devices, -1)
+    return len(np.unique(stacked, axis=0))
+
+
+def group_words(model: FittedModel) -> str:
+    """The number of groups, and of models where a group holds more than one."""
+    words = f"{model.n_clusters} among {count(model.n_devices, 'device')}"
+    distinct = n_distinct(model)
+    return words if distinct == model.n_clusters else f"{words}, holding {count(distinct, 'different model')}"
+
+
 def graph_words(model: FittedModel) -> str:
     """What happened to the edges, in words."""
     if model.selection is None:
@@ -157,6 +171,7 @@ def model_document(model: FittedModel) -> dict[str, Any]:
         "n_devices": model.n_devices,
         "n_rows": int(model.n_samples.sum()),
         "n_groups": model.n_clusters,
+        "n_distinct_models": n_distinct(model),
         "groups": [list(group) for group in sorted(model.groups(), key=len, reverse=True)],
         "edges": model.graph.n_edges,
         "selection": None if model.selection is None else dict(model.selection),
