@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +33,11 @@ class Inbox:
     def __init__(self, names: dict[int, str], journal: Journal) -> None:
         self.names, self.journal = names, journal
         self._expected: dict[Slot, Expected] = {}
+        self._windows: dict[Kind, tuple[int, int]] = {}
         self._held: dict[tuple[Kind, int, int], Array] = {}
         self._changed = threading.Condition()
         self._wakes = 0
+        self._wanted: set[tuple[Kind, int, int]] = set()
 
     def expect(self, expected: Expected) -> Callable[[bytes], bool]:
         """Open a slot, and get the function that frames for it go to; it says whether a frame brought something new."""
@@ -58,9 +59,7 @@ class Inbox:
     def advance(self, kind: Kind, first: int, last: int) -> None:
         """From now on only rounds ``first .. last`` of ``kind`` are of use."""
         with self._changed:
-            for slot, expected in self._expected.items():
-                if slot[0] == kind:
-                    self._expected[slot] = replace(expected, first=first, last=last)
+            self._windows[kind] = first, last
             stale = [key for key in self._held if key[0] == kind and not first <= key[2] <= last]
             for key in stale:
                 del self._held[key]
@@ -72,11 +71,12 @@ class Inbox:
             expected = self._expected.get(slot)
             if expected is None:
                 return False
+            window = self._windows.get(kind, (expected.first, expected.last))
             try:
-                message = decode(frame, expected)
+                message = decode(frame, expected, window)
             except OutsideWindow as refusal:
                 # duplicates and late answers are a network's daily life; replays look the same, and neither is used
-                event = "old round ignored" if refusal.round < expected.first else "round too far ahead ignored"
+                event = "old round ignored" if refusal.round < window[0] else "round too far ahead ignored"
                 self.journal.sparingly("info", event, peer=peer, kind=kind.name)
                 return False
             except MessageError as refusal:
@@ -86,7 +86,9 @@ class Inbox:
             known = self._held.get(key)
             if known is None:
                 self._held[key] = message.values
-                self._changed.notify_all()
+                self._wanted.discard(key)
+                if not self._wanted:  # waking a thread for every one of many messages costs more than the messages
+                    self._changed.notify_all()
                 return True
             if known.tobytes() != message.values.tobytes():
                 self.journal.sparingly("warning", "same round twice with other numbers: the first counts", peer=peer)
@@ -106,7 +108,9 @@ class Inbox:
         """Wait until all have come, somebody calls `wake`, or the time is over; returns who is missing."""
         with self._changed:
             wakes = self._wakes
-            self._changed.wait_for(lambda: self._wakes != wakes or not self.missing(kind, senders, round), seconds)
+            self._wanted = {(kind, sender, round) for sender in self.missing(kind, senders, round)}
+            self._changed.wait_for(lambda: self._wakes != wakes or not self._wanted, seconds)
+            self._wanted = set()
             return self.missing(kind, senders, round)
 
     def newest(self, kind: Kind, sender: int, seconds: float) -> tuple[int, Array] | None:

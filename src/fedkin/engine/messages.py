@@ -143,8 +143,17 @@ def encode(run: bytes, kind: Kind, sender: int, round: int, values: Array, wire:
     return head + _CRC.pack(zlib.crc32(numbers, zlib.crc32(head))) + numbers
 
 
-def decode(frame: bytes, expected: Expected) -> Message:
+def decode(frame: bytes, expected: Expected, window: tuple[int, int] | None = None) -> Message:
     """The message in ``frame``, if it is the expected one.
+
+    Parameters
+    ----------
+    frame : bytes
+        What came.
+    expected : Expected
+        What may come.
+    window : pair of int, optional
+        First and last round of use now, instead of those in ``expected``.
 
     Raises
     ------
@@ -173,8 +182,9 @@ def decode(frame: bytes, expected: Expected) -> Message:
         raise MessageError(f"{length} numbers, expected {expected.length}")
     if len(frame) != HEADER_BYTES + length * _FORMATS[code].itemsize:
         raise MessageError(f"{len(frame)} bytes do not hold a header and {length} numbers")
-    if not expected.first <= round <= expected.last:
-        raise OutsideWindow(f"round {round} is outside {expected.first}..{expected.last}", round)
+    first, last = window or (expected.first, expected.last)
+    if not first <= round <= last:
+        raise OutsideWindow(f"round {round} is outside {first}..{last}", round)
     (checksum,) = _CRC.unpack_from(frame, _HEAD.size)
     view = memoryview(frame)
     if zlib.crc32(view[HEADER_BYTES:], zlib.crc32(view[: _HEAD.size])) != checksum:

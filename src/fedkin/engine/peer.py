@@ -352,7 +352,7 @@ class Device:
             held = self.past[kind]
             values = held.get(t)
             if values is None:
-                if held and t < min(held):
+                if t < min(list(held), default=0):
                     self.journal.sparingly("warning", "asked for a round that is no longer kept", peer=self.names[v])
                 return None
             if kind is Kind.ALPHA:
@@ -374,8 +374,11 @@ class Device:
         return encode(self.manifest.run_bytes, kind, self.position, t, values, wire)
 
     def _remember(self, kind: Kind, t: int, values: Array) -> None:
-        # a new dictionary: other threads may be reading the old one
-        self.past[kind] = {r: old for r, old in self.past[kind].items() if r > t - self.keep} | {t: values}
+        # threads of the transport read this dictionary: single operations only
+        held = self.past[kind]
+        held[t] = values
+        for old in [r for r in held if r <= t - self.keep]:
+            del held[old]
 
     # --- the end ---
 

@@ -1,0 +1,222 @@
+"""Device processes against a bare zenoh exchange of the same thetas, side by side in one run.
+
+    python benchmarks/peer_rounds.py 10 50                 # rounds per second, memory, start-up
+    python benchmarks/peer_rounds.py 4 --p 10000           # bytes on the wire over the theta payload
+
+Both sides: one process per device on this machine, TLS with certificates on both sides and access lists, every device
+with four neighbours (a ring with chords of three), thetas of p numbers, lock step per edge. The bare side only sends and
+waits: no gradient, no edge step, no checks, no checkpoint, no log. Bytes are those that the kernel counts on the TCP
+sockets of the devices (`ss -ti`: TLS and zenoh framing included; with_headers adds 52 bytes of TCP/IP per segment).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import zenoh
+
+from fedkin.engine.directory import read_status, write_federation
+from fedkin.engine.manifest import Manifest, load_manifest
+from fedkin.engine.messages import Kind
+from fedkin.engine.peer import keys_of
+from fedkin.engine.security import make_authority, with_absolute_paths
+from fedkin.federation import Federation
+from fedkin.graph import Graph
+from fedkin.problem import Problem
+from fedkin.solvers.deploy import device_parts, make_manifest
+from fedkin.solvers.fedplan import Settings
+
+PORT = 21_000
+
+
+def problem_of(devices: int, p: int, n: int = 30) -> Problem:
+    rng = np.random.default_rng(0)
+    names = [f"d{u}" for u in range(devices)]
+    # the Gram matrices of linear regression would not fit for p = 10,000; what travels is the same for the mean loss
+    loss = "linear" if p <= 1000 else "mean"
+    data = {name: rng.normal(size=(n, p)) for name in names}
+    if loss == "linear":
+        data = {name: (X, X[:, 0] + rng.normal(size=n)) for name, X in data.items()}
+    pairs = {tuple(sorted((u, (u + step) % devices))) for u in range(devices) for step in (1, 3)}
+    graph = Graph(names, [(names[i], names[j]) for i, j in sorted(pairs) if i != j])
+    return Problem(Federation(data), graph, loss, lam=0.01, ridge=0.1)
+
+
+def bare(place: Path) -> None:
+    """One device that only sends and waits."""
+    manifest = load_manifest(place)
+    here = manifest.position(place.name)
+    neighbours = [int(v) for v in manifest.neighbours(here)]
+    session = zenoh.open(
+        zenoh.Config.from_json5(json.dumps(with_absolute_paths(json.loads((place / "zenoh.json5").read_text()), place)))
+    )
+    changed, come = threading.Condition(), dict.fromkeys(neighbours, 0)
+
+    def receiver(v: int):  # type: ignore[no-untyped-def]
+        def on_sample(sample: zenoh.Sample) -> None:
+            t = int.from_bytes(sample.payload.to_bytes()[:8], "little")
+            with changed:
+                come[v] = max(come[v], t)
+                changed.notify()
+
+        return on_sample
+
+    kept = [session.declare_subscriber(keys_of(manifest, v, here)[Kind.THETA], receiver(v)) for v in neighbours]
+    publisher = session.declare_publisher(
+        keys_of(manifest, here, here)[Kind.THETA], congestion_control=zenoh.CongestionControl.BLOCK, express=True
+    )
+    (place / "ready").touch()
+    while not (place.parent / "go").exists():
+        time.sleep(0.05)
+    payload = np.zeros(manifest.n_params).tobytes()
+    for t in range(1, manifest.rounds + 1):
+        publisher.put(t.to_bytes(8, "little") + payload)
+        with changed:
+            if not changed.wait_for(lambda: min(come.values()) >= t, 60):  # noqa: B023
+                raise TimeoutError(f"{place.name}: round {t}, {come}")
+        if t == 1:
+            (place / "first").touch()
+    (place / "last").touch()
+    time.sleep(2)
+    del kept
+    session.close()
+
+
+def pss(pid: int) -> float:
+    """Resident memory of a process in MiB, shared pages counted in part."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE)[1]) / 1024  # type: ignore[index]
+
+
+def wire(ports: range) -> tuple[int, int]:
+    """Bytes and segments sent on the TCP sockets of these ports."""
+    out = subprocess.run(["ss", "-tniHO"], capture_output=True, text=True, check=True).stdout
+    sent = segments = 0
+    for line in out.splitlines():
+        fields = line.split()
+        local, remote = (int(field.rpartition(":")[2]) for field in fields[3:5])
+        if local in ports or remote in ports:
+            found = re.search(r"bytes_sent:(\d+)", line)
+            sent += int(found[1]) if found else 0
+            found = re.search(r"segs_out:(\d+)", line)
+            segments += int(found[1]) if found else 0
+    return sent, segments
+
+
+class Run:
+    """Child processes that are ended whatever happens."""
+
+    def __init__(self, folder: Path, manifest: Manifest, program: list[str]) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self.places = [folder / "devices" / member.name for member in manifest.members]
+        self.children = [
+            subprocess.Popen([sys.executable, *program, str(place)], env=environment, start_new_session=True)
+            for place in self.places
+        ]
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self.children:
+            if child.poll() is None:
+                child.send_signal(signal.SIGKILL)
+            child.wait()
+
+    def wait(self, names: str, seconds: float = 600) -> None:
+        """Until every device has that file."""
+        deadline = time.monotonic() + seconds
+        while not all((place / names).exists() for place in self.places):
+            assert time.monotonic() < deadline, f"no {names} after {seconds} s"
+            assert all(child.poll() in (None, 0) for child in self.children), "a device died"
+            time.sleep(0.02)
+
+    def rounds(self) -> list[int]:
+        return [int(read_status(place).get("round", 0)) for place in self.places]
+
+
+def measure(devices: int, p: int, rounds: int) -> dict[str, object]:
+    problem = problem_of(devices, p)
+    settings = Settings(batch_size=10)
+    endpoints = [f"tls/127.0.0.1:{PORT + u}" for u in range(devices)]
+    manifest = make_manifest(problem, rounds, settings, endpoints)
+    ports = range(PORT, PORT + devices)
+    degree = np.bincount(manifest.edge_array.ravel(), minlength=devices)
+    row: dict[str, object] = {"devices": devices, "edges": len(manifest.edges), "p": p, "rounds": rounds}
+    with tempfile.TemporaryDirectory(prefix="fedkin-bench-") as temporary:
+        folder = Path(temporary) / "fed"
+        write_federation(folder, manifest, device_parts(problem), make_authority("benchmark"))
+        with Run(folder, manifest, [__file__, "--bare"]) as run:
+            run.wait("ready")
+            time.sleep(2.0)  # links
+            (folder / "devices" / "go").touch()
+            run.wait("first")
+            began = time.monotonic()
+            run.wait("last")
+            row["bare_ms_per_round"] = 1000 * (time.monotonic() - began) / (rounds - 1)
+            row["bare_pss_mib"] = max(pss(child.pid) for child in run.children)
+        began = time.monotonic()
+        with Run(folder, manifest, ["-m", "fedkin.engine.process"]) as run:
+            while min(run.rounds()) < 1:
+                time.sleep(0.05)
+                assert time.monotonic() < began + 300
+            row["start_up_s"] = time.monotonic() - began
+            first, (sent, segments), start = run.rounds(), wire(ports), time.monotonic()
+            while max(run.rounds()) < rounds - 2 and time.monotonic() < start + 120:
+                memory = [pss(child.pid) for child in run.children]
+                time.sleep(0.5)
+                last, (sent_now, segments_now), now = run.rounds(), wire(ports), time.monotonic()
+            done = np.array(last) - np.array(first)
+            payload = float((done * degree).sum()) * 8 * p
+            row["ms_per_round"] = 1000 * (now - start) / max(float(done.mean()), 1)
+            row["ratio_to_bare"] = row["ms_per_round"] / row["bare_ms_per_round"]  # type: ignore[operator]
+            row["pss_mib_mean"], row["pss_mib_max"] = float(np.mean(memory)), max(memory)
+            row["bytes_over_payload"] = (sent_now - sent) / payload
+            row["bytes_with_headers"] = (sent_now - sent + 52 * (segments_now - segments)) / payload
+    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
+    versions = {"python": platform.python_version(), "numpy": np.__version__, "cpu": cpu.partition(": ")[2]}
+    return row | versions | {"cores": os.cpu_count(), "load": os.getloadavg()[0], "seed": 0}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("devices", nargs="*", default=["10"])
+    parser.add_argument("--p", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--out", type=Path, help="CSV file to append to")
+    parser.add_argument("--bare", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.bare is not None:
+        bare(given.bare)
+        return
+    for devices in map(int, given.devices):
+        row = measure(devices, given.p, given.rounds)
+        print(
+            "  ".join(
+                f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in row.items()
+            )
+        )
+        if given.out is not None:
+            fresh = not given.out.exists()
+            with given.out.open("a", newline="") as file:
+                writer = csv.DictWriter(file, list(row))
+                if fresh:
+                    writer.writeheader()
+                writer.writerow(row)
+
+
+if __name__ == "__main__":
+    main()
