@@ -36,6 +36,7 @@ CLASS_LOSSES = ("logistic", "multinomial")
 _MOST_PAIRS = 5_000_000  # beyond this many edges nobody means "all pairs"
 _SEPARATED = "separated classes, a class that is missing, or no counts"
 _COLLINEAR = "collinear features"
+_LEAST_SQUARES = ("linear", "huber")
 _LOGIT_SIZE = 25.0  # as in `LocalFit`: the mean square that a logit or log rate may plausibly have
 
 
@@ -468,15 +469,19 @@ def _problem(prepared: _Prepared, graph: Graph, options: FitOptions) -> tuple[Pr
     reasons = _without_minimiser(prepared, groups.components(), options)
     if not reasons:
         return problem, {}
-    return _with_light_ridge(problem, groups, list(reasons)), reasons
+    # least squares along a collinear direction is only as steep as one device's ridge makes it
+    alone = Graph.empty(graph.devices) if prepared.loss.name in _LEAST_SQUARES else groups
+    return _with_light_ridge(problem, alone, list(reasons)), reasons
 
 
 def _without_minimiser(prepared: _Prepared, labels: NDArray[np.int64], options: FitOptions) -> _Rescue:
     """Devices in groups whose pooled loss has no unique minimiser, and why."""
     fed, loss = prepared.federation, prepared.loss
-    if not isinstance(loss, RowLoss) or loss.name not in (*CLASS_LOSSES, "poisson"):
+    if not isinstance(loss, RowLoss) or loss.name not in (*CLASS_LOSSES, "poisson", *_LEAST_SQUARES):
         return {}
     assert fed.y is not None
+    if loss.name in _LEAST_SQUARES:
+        return {} if options.ridge > 0 or options.sparsity > 0 else _with_collinear_features(fed, labels)
     group = labels[fed.device_index]
     if options.ridge > 0 or options.sparsity > 0:
         # only the intercept is free: it has nowhere to stop when a class, or every count, is missing
@@ -488,6 +493,26 @@ def _without_minimiser(prepared: _Prepared, labels: NDArray[np.int64], options: 
             for label in (fit.devices[u] for u in np.flatnonzero(fit.rescued))
         }
     return {device: bad[label] for device, label in zip(fed.devices, labels.tolist(), strict=True) if label in bad}
+
+
+def _with_collinear_features(federation: Federation, labels: NDArray[np.int64]) -> _Rescue:
+    """Devices in groups of several whose pooled features are collinear; a device alone has its shortest solution."""
+    several = np.flatnonzero(np.bincount(labels) > 1)
+    bad = {
+        int(label)
+        for label in several
+        if np.linalg.matrix_rank(_pooled_gram(federation, labels == label), hermitian=True) < federation.n_features
+    }
+    return {
+        device: _COLLINEAR for device, label in zip(federation.devices, labels.tolist(), strict=True) if label in bad
+    }
+
+
+def _pooled_gram(federation: Federation, members: NDArray[np.bool_]) -> Array:
+    rows = federation.X[members[federation.device_index]]
+    size = np.sqrt((rows**2).mean(axis=0))
+    rows = rows / np.where(size > 0, size, 1.0)
+    return np.asarray(rows.T @ rows)
 
 
 def _without_some_class(group: NDArray[np.int64], y: NDArray[Any], loss: RowLoss) -> dict[Hashable, str]:
