@@ -22,15 +22,13 @@ def prox_l2(d, scale):
 
 
 def prox_linf(d, scale):
-    # the l1 ball by bisection on the threshold: slow, simple, different from the library's sorting
     size = np.abs(d)
     if size.sum() <= scale:
         return np.zeros_like(d)
-    low, high = 0.0, size.max()
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if np.maximum(size - middle, 0).sum() > scale else (low, middle)
-    return np.clip(d, -high, high)
+    # what the l1 ball leaves over: the threshold is the largest of (sum of the k largest - scale) / k
+    largest = sorted(size, reverse=True)
+    threshold = max((sum(largest[: k + 1]) - scale) / (k + 1) for k in range(len(d)))
+    return np.clip(d, -threshold, threshold)
 
 
 def prox_l1_exact(d, scale):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.engine.inprocess import LocalShards
-from fedkin.errors import ParameterError
+from fedkin.engine.sampling import FLOYD_LIMIT
+from fedkin.errors import ParameterError, missing_dependency
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -17,7 +19,7 @@ Backend = Literal["auto", "numpy", "numba"]
 Advance = Callable[[int, int, Mask | None, Array | None], None]
 
 #: From this many multiplications on, waiting for the compiler pays.
-COMPILE_WORK = 2e10
+COMPILE_WORK = 5e9
 
 
 def choose_backend(local: LocalShards, backend: Backend, work: float) -> tuple[Backend, Advance]:
@@ -34,4 +36,35 @@ def choose_backend(local: LocalShards, backend: Backend, work: float) -> tuple[B
     """
     if backend not in ("auto", "numpy", "numba"):
         raise ParameterError(f"backend must be 'auto', 'numpy' or 'numba', got {backend!r}")
-    return "numpy", local.run
+    if backend == "numpy" or (backend == "auto" and (work < COMPILE_WORK or find_spec("numba") is None)):
+        return "numpy", local.run
+    reason = unsupported(local)
+    if reason is not None:
+        if backend == "auto":
+            return "numpy", local.run
+        raise ParameterError(f"backend='numba' cannot do this run: {reason}; use backend='numpy'")
+    try:
+        from fedkin.engine.compiled import CompiledRounds
+    except ImportError:
+        raise missing_dependency("numba", "backend='numba'", "fast") from None
+    return "numba", CompiledRounds(local)
+
+
+def unsupported(local: LocalShards) -> str | None:
+    """Why the compiled rounds cannot do this run, or None when they can."""
+    plan = local.plan
+    loss = plan.rows.losses[0]
+    if len(local.shards) > 1:
+        return f"it runs one shard, not {len(local.shards)}"
+    if local.streams:
+        return "it cannot draw from streams"
+    if any(other is not loss for other in plan.rows.losses):
+        return "it needs the same loss on every device"
+    names = ("mean", "linear", "logistic", "poisson", "huber")
+    if loss.name not in names or type(loss).__module__ != "fedkin.losses":
+        return f"it has no {loss.name} loss, only {', '.join(names)}"
+    if ((plan.rows.batch > FLOYD_LIMIT) & (plan.rows.batch < plan.rows.counts)).any():
+        return f"it cannot draw batches of more than {FLOYD_LIMIT} rows"
+    if plan.penalty.name not in ("l1", "l2", "linf") or type(plan.penalty).__module__ != "fedkin.penalties":
+        return f"it has no {plan.penalty.name} penalty"
+    return None

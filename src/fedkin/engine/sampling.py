@@ -28,7 +28,7 @@ _S27, _S30, _S31, _S32, _S11 = (np.uint64(bits) for bits in (27, 30, 31, 32, 11)
 BATCHES, PRESENCE = 1, 2
 
 #: Floyd's algorithm compares every draw with the earlier ones; beyond this batch size sorting is cheaper.
-_FLOYD_LIMIT = 64
+FLOYD_LIMIT = 64
 
 
 def mix(words: Words) -> Words:
@@ -71,11 +71,15 @@ def round_states(keys: Words, seed: int, rounds: NDArray[np.integer], purpose: i
     purpose : int
         `BATCHES` or `PRESENCE`.
     """
+    counter = (rounds.astype(np.uint64) * GOLDEN)[:, None]
+    return mix(device_roots(keys, seed, purpose)[None, :] + counter)
+
+
+def device_roots(keys: Words, seed: int, purpose: int = BATCHES) -> Words:
+    """The part ``(B,)`` of `round_states` that does not depend on the round."""
     check_seed(seed)
     root = mix(np.array([seed], dtype=np.uint64) * GOLDEN + np.uint64(purpose))
-    per_device = mix(keys ^ root)
-    counter = (rounds.astype(np.uint64) * GOLDEN)[:, None]
-    return mix(per_device[None, :] + counter)
+    return mix(keys ^ root)
 
 
 def uniforms(states: Words) -> Array:
@@ -116,7 +120,7 @@ def draw_batches(states: Words, counts: Index, size: int) -> Index:
     shape = (*states.shape, size)
     if (counts == size).all():
         return np.broadcast_to(np.arange(size), shape).copy()
-    if size > _FLOYD_LIMIT:
+    if size > FLOYD_LIMIT:
         return _draw_by_sorting(states, counts, size)
     chosen = np.empty(shape, dtype=np.int64)
     steps = np.arange(1, size + 1, dtype=np.uint64) * GOLDEN

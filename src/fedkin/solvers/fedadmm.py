@@ -89,7 +89,8 @@ def fed_admm(
     batch_size : int, sequence of V ints or None
         Rows that a device draws in each round, without replacement; None for all its rows.
     rho : float or "auto"
-        Penalty of the augmented Lagrangian. By default ``4 * mean curvature / mean degree``.
+        Penalty of the augmented Lagrangian. By default ``mean curvature / mean degree``, times 4 where noise does not
+        force the steps to shrink.
     step : "auto", float or "literal"
         "auto": proximal steps chosen by each device from its own curvature. A number kappa: proximal steps
         ``eta_i(t) = e / (1 + rho |N_i| e)`` with ``e(t) = kappa / t``. "literal": ``eta(t) = kappa / t`` as printed

@@ -22,12 +22,13 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 BatchSize = int | Sequence[int] | None
 
-#: kappa = 1 / (GROWTH * weakest curvature); below 1 / (2 weakest) the rate 1/T would be lost.
-GROWTH = 1.0
+#: kappa = 1 / (GROWTH * weakest curvature). With GROWTH of 2 or more the rate 1/T would be lost.
+GROWTH = 1.5
 #: Variance-reduced steps are this many times shorter than the smoothness of a batch would allow.
 REDUCED_CAUTION = 2.0
-#: rho is this many times the mean curvature, divided by the mean degree.
-RHO_FACTOR = 4.0
+#: rho is so many times the mean curvature, divided by the mean degree: where steps stay long, and where noise makes
+#: them short.
+STILL_RHO, NOISY_RHO = 4.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,9 @@ def plan_run(
     """
     reduced = settings.gradient != "plain" and not absent
     degree = problem.graph.degree.astype(np.float64) if problem.strength > 0 else np.zeros(problem.n_devices)
-    rho = automatic_rho(curvature, degree) if settings.rho == "auto" else float(settings.rho)
     still = reduced or not noisy
+    factor = STILL_RHO if still else NOISY_RHO
+    rho = factor * curvature_per_edge(curvature, degree) if settings.rho == "auto" else float(settings.rho)
     average: Average = settings.average or ("last" if still else "tail")
     assert isinstance(problem.penalty, Penalty)
     objective = problem.fused
@@ -110,10 +112,10 @@ def plan_run(
     )
 
 
-def automatic_rho(curvature: Curvature, degree: Array) -> float:
-    """``4 * mean curvature / mean degree``: what the exact solver starts with."""
+def curvature_per_edge(curvature: Curvature, degree: Array) -> float:
+    """Mean curvature divided by the mean degree of the devices that have neighbours: the scale of rho."""
     linked = degree[degree > 0]
-    return RHO_FACTOR * float(curvature.mean.mean()) / (float(linked.mean()) if linked.size else 1.0)
+    return float(curvature.mean.mean()) / (float(linked.mean()) if linked.size else 1.0)
 
 
 def _steps(
