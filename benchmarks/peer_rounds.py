@@ -4,8 +4,8 @@
     python benchmarks/peer_rounds.py 4 --p 10000           # bytes on the wire over the theta payload
 
 Both sides: one process per device on this machine, TLS with certificates on both sides and access lists, every device
-with four neighbours (a ring with chords of three), thetas of p numbers, lock step per edge. The bare side only sends and
-waits: no gradient, no edge step, no checks, no checkpoint, no log. Bytes are those that the kernel counts on the TCP
+with four neighbours (a ring with chords of three), thetas of p numbers, lock step per edge. The bare side only sends
+and waits: no gradient, no edge step, no checks, no checkpoint, no log. Bytes are those that the kernel counts on the TCP
 sockets of the devices (`ss -ti`: TLS and zenoh framing included; with_headers adds 52 bytes of TCP/IP per segment).
 """
 

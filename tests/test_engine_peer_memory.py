@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from federations import in_process, manifest_of, rows_of, small_problem
@@ -84,3 +86,85 @@ def test_loss_duplication_and_reordering_do_not_change_a_bit(network: MemoryNetw
     devices = run_devices(problem, manifest, network)
     assert network.lost > 50
     same_bits(devices, problem, manifest)
+
+
+class Crash(Exception):
+    """Stands for SIGKILL: nothing is written on the way out."""
+
+
+@pytest.mark.parametrize(("every", "gradient"), [(1, "plain"), (3, "saga"), (10, "svrg"), (50, "plain")])
+def test_a_device_that_dies_in_any_round_catches_up(
+    network: MemoryNetwork, tmp_path: Path, every: int, gradient: str
+) -> None:
+    problem = small_problem(4)
+    manifest = manifest_of(problem, 40, checkpoint_every=every, compare_every=8, gradient=gradient)
+    rows, rng = rows_of(problem), np.random.default_rng(every)
+    crashes = {u: sorted(rng.choice(np.arange(1, 40), 4, replace=False).tolist(), reverse=True) for u in (1, 2)}
+    finished: dict[int, Device] = {}
+    failures: list[BaseException] = []
+
+    def live(u: int) -> None:
+        def tick(device: Device) -> None:
+            if crashes.get(u) and device.done >= crashes[u][-1]:
+                crashes[u].pop()
+                raise Crash
+
+        try:
+            while u not in finished:
+                transport = network.join()
+                state = tmp_path / f"{u}.npz"
+                try:
+                    device = Device(
+                        manifest, u, rows[u], transport, Journal(str(u)), checkpoint=state, patience=QUICK, tick=tick
+                    )
+                    device.run()
+                    device.linger()
+                    finished[u] = device
+                except Crash:
+                    transport.close()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=live, args=(u,)) for u in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures, failures
+    assert len(finished) == 4
+    assert crashes == {1: [], 2: []}
+    same_bits(finished, problem, manifest)
+
+
+def test_a_replica_that_went_wrong_is_repaired_by_the_other_end(network: MemoryNetwork) -> None:
+    problem = small_problem(4)
+    manifest = manifest_of(problem, 60, compare_every=10, average="last", growth=[0.0] * 4, batch=None)
+
+    def tick(device: Device) -> None:
+        if device.position == 3 and device.done == 33:
+            device.shard.alpha[-1] *= 0.5  # as after a lost message that nobody noticed
+
+    devices = run_devices(problem, manifest, network, tick=tick)
+    assert [device.status.repaired for _, device in sorted(devices.items())] == [0, 0, 0, 1]
+    for u, device in devices.items():
+        for edge, (i, j) in enumerate(device.shard.edges.tolist()):
+            other = devices[j if u == i else i]
+            there = other.shard.edges.tolist().index([i, j])
+            assert device.shard.alpha[edge].tobytes() == other.shard.alpha[there].tobytes()
+
+
+def test_float32_on_the_wire_changes_the_result_by_rounding_only(network: MemoryNetwork) -> None:
+    problem = small_problem(4)
+    changes = {"average": "last", "growth": [0.0] * 4, "batch": None, "compare_every": 5}
+    narrow = manifest_of(problem, 200, wire="float32", **changes)
+    devices = run_devices(problem, narrow, network)
+    assert not any(device.status.repaired for device in devices.values())
+    wide = in_process(problem, manifest_of(problem, 200, **changes)).gather("theta")
+    difference = max(np.abs(device.shard.theta[0] - wide[u]).max() for u, device in devices.items())
+    assert 0 < difference < 1e-5
+
+
+def test_a_device_alone_needs_nobody(network: MemoryNetwork) -> None:
+    problem = small_problem(1)
+    manifest = manifest_of(problem, 20)
+    same_bits(run_devices(problem, manifest, network), problem, manifest)
