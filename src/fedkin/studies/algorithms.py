@@ -6,16 +6,22 @@ from collections.abc import Callable, Iterator, Mapping
 from time import process_time
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedkin.availability import Availability
 from fedkin.datasets import Design
 from fedkin.errors import ParameterError
 from fedkin.problem import Problem, Solution
 from fedkin.solvers.exact import solve
 from fedkin.solvers.fedadmm import fed_admm
+from fedkin.solvers.gradient import subgradient_descent
 from fedkin.solvers.progress import Callback, Progress
 from fedkin.studies.designs import make_design
 from fedkin.studies.estimators import Settings, Workbench
 from fedkin.studies.tasks import Replication, settle_backend
+
+Array = NDArray[np.float64]
 
 #: Combinations of how p_i is known and who takes the steps of absent devices.
 VARIANTS: Mapping[str, tuple[Any, Any]] = {
@@ -37,7 +43,8 @@ def convergence(replication: Replication) -> Iterator[dict[str, Any]]:
             raise ParameterError(f"unknown method {name!r}; choose from {', '.join(_METHODS)}")
         curve = _Curve(design, exact)
         started = process_time()
-        _METHODS[name](problem, rounds, batch, replication.seed % 2**31, curve.note)
+        solution = _METHODS[name](problem, rounds, batch, replication.seed % 2**31, curve.note)
+        curve.add(rounds, solution.theta)
         seconds = process_time() - started
         for row in curve.rows:
             yield {"method": name, "lam": problem.lam, **row, "cpu_seconds": seconds, "backend": backend}
@@ -79,10 +86,15 @@ class _Curve:
         self.rows: list[dict[str, float]] = []
 
     def note(self, progress: Progress) -> None:
-        theta, exact = progress.theta, self._exact.theta
+        self.add(progress.n_iter, progress.theta)
+
+    def add(self, n_iter: int, theta: Array) -> None:
+        exact = self._exact.theta
+        if self.rows and self.rows[-1]["round"] == n_iter:
+            return
         self.rows.append(
             {
-                "round": progress.n_iter,
+                "round": n_iter,
                 "error": self._design.error(theta),
                 "distance": float(((theta - exact) ** 2).sum() / theta.shape[0]),
                 "error_of_minimiser": self._design.error(exact),
@@ -100,17 +112,15 @@ def _setting(replication: Replication) -> tuple[Design, Problem, Solution]:
     return design, problem, solve(problem, 1e-10)
 
 
-def _fed_admm(problem: Problem, rounds: int, batch: int | None, seed: int, note: Callback) -> None:
-    fed_admm(problem, rounds, batch, seed=seed, callbacks=[note])
+def _fed_admm(problem: Problem, rounds: int, batch: int | None, seed: int, note: Callback) -> Solution:
+    return fed_admm(problem, rounds, batch, seed=seed, callbacks=[note])
 
 
-def _subgradient(problem: Problem, rounds: int, batch: int | None, seed: int, note: Callback) -> None:
-    from fedkin.solvers.gradient import subgradient_descent
-
-    subgradient_descent(problem, rounds, batch, seed=seed, callbacks=[note])
+def _subgradient(problem: Problem, rounds: int, batch: int | None, seed: int, note: Callback) -> Solution:
+    return subgradient_descent(problem, rounds, batch, seed=seed, callbacks=[note])
 
 
-_METHODS: Mapping[str, Callable[[Problem, int, int, int, Callback], None]] = {
+_METHODS: Mapping[str, Callable[[Problem, int, int, int, Callback], Solution]] = {
     "fedadmm-full": lambda problem, rounds, batch, seed, note: _fed_admm(problem, rounds, None, seed, note),
     "fedadmm-batch": _fed_admm,
     "gd": lambda problem, rounds, batch, seed, note: _subgradient(problem, rounds, None, seed, note),

@@ -236,21 +236,30 @@ def _dodged(x: Sequence[float], k: int, n: int, spec: Mapping[str, Any]) -> Any:
 def _points(
     axis: Any, x: Any, summaries: Sequence[Summary], style: Mapping[str, Any], interval: str = "student"
 ) -> None:
-    mean = np.array([summary.mean for summary in summaries])
-    half: Any = np.nan_to_num([summary.half_width for summary in summaries])
-    if interval == "wilson":
-        low, high = np.array([summary.wilson() for summary in summaries]).T
-        half = np.clip([mean - low, high - mean], 0.0, None)
+    mean, low, high = _intervals(axis, summaries, interval)
     marks = {"markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.5}
-    axis.errorbar(x, mean, yerr=half, capsize=2.0, elinewidth=1.0, linewidth=1.4, **marks, **style)
+    bars = np.clip([mean - low, high - mean], 0.0, None)
+    axis.errorbar(x, mean, yerr=bars, capsize=2.0, elinewidth=1.0, linewidth=1.4, **marks, **style)
 
 
 def _curve(axis: Any, x: Sequence[float], summaries: Sequence[Summary], style: Mapping[str, Any]) -> None:
-    mean = np.array([summary.mean for summary in summaries])
-    half = np.nan_to_num([summary.half_width for summary in summaries])
+    mean, low, high = _intervals(axis, summaries, "student")
     # a few markers tell the curves apart without hiding them
     axis.plot(x, mean, linewidth=1.4, markersize=4.5, markevery=max(len(x) // 6, 1), **style)
-    axis.fill_between(x, mean - half, mean + half, color=style["color"], alpha=0.18, linewidth=0)
+    axis.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
+
+
+def _intervals(axis: Any, summaries: Sequence[Summary], interval: str) -> tuple[Any, Any, Any]:
+    """Means with the ends of their 95% intervals; on a logarithmic axis intervals of log mean, which stay positive."""
+    mean = np.array([summary.mean for summary in summaries])
+    if interval == "wilson":
+        low, high = np.array([summary.wilson() for summary in summaries]).T
+        return mean, low, high
+    half = np.nan_to_num([summary.half_width for summary in summaries])
+    if axis.get_yscale() != "log":
+        return mean, mean - half, mean + half
+    factor = np.exp(half / mean)
+    return mean, mean / factor, mean * factor
 
 
 def _fixed(name: str | None, value: Any) -> str:

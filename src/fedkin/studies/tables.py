@@ -94,7 +94,7 @@ def make_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
 
 
 def mean_and_error(summary: Summary | None) -> str:
-    """``0.124 (0.003)``: three digits of the mean, and its standard error to the same place.
+    """``0.124 (0.003)``: three digits of the mean, and its standard error to the same place (powers of ten if tiny).
 
     Examples
     --------
@@ -104,6 +104,8 @@ def mean_and_error(summary: Summary | None) -> str:
     if summary is None:
         return ""
     size = abs(summary.mean)
+    if 0 < size < 1e-3:
+        return f"{summary.mean:.2e} ({summary.error:.0e})" if summary.n > 1 else f"{summary.mean:.2e}"
     digits = 3 if size >= 0.1 or size == 0 else 4 if size >= 0.01 else 5
     error = f" ({summary.error:.{digits}f})" if summary.n > 1 else ""
     return f"{summary.mean:.{digits}f}{error}"
