@@ -10,6 +10,7 @@ import pytest
 
 from federations import free_ports, place, small_problem
 from fedkin.availability import Availability
+from fedkin.engine.central import Answerer, Hub
 from fedkin.engine.directory import write_federation
 from fedkin.engine.security import make_authority
 from fedkin.problem import Problem
@@ -49,6 +50,28 @@ def presence(fleet: Fleet) -> np.ndarray:
 def expected(problem: Problem, here: np.ndarray) -> np.ndarray:
     availability = Availability.recorded(here.astype(int), weighting="estimated")
     return fed_admm(problem, here.shape[0], batch_size=4, seed=11, availability=availability, backend="numpy").theta
+
+
+@pytest.mark.parametrize("penalty", ["l1", "l2"])
+def test_questions_and_answers_have_the_bits_of_fed_admm(penalty: str) -> None:
+    problem = small_problem(6, penalty=penalty)
+    here = np.random.default_rng(1).random((80, 6)) < 0.7
+    endpoints = [f"tls/127.0.0.1:{u + 1}" for u in range(6)]
+    manifest = make_manifest(
+        problem,
+        80,
+        Settings(batch_size=4, seed=11),
+        endpoints,
+        absent=True,
+        placement="central",
+        centre="tls/127.0.0.1:9",
+    )
+    hub = Hub(manifest)
+    devices = [Answerer(manifest, u, rows) for u, rows in device_parts(problem).items()]
+    for t in range(1, 81):
+        questions = hub.questions()
+        hub.finish({u: devices[u].answer(t, questions[u]) for u in np.flatnonzero(here[t - 1]).tolist()})
+    assert hub.shard.average.tobytes() == expected(problem, here).tobytes()
 
 
 def test_a_quiet_star_has_the_bits_of_fed_admm(tmp_path: Path) -> None:

@@ -4,14 +4,15 @@ In each round S sends every device its theta, the pull of its edges and its prob
 a device that is there answers with its theta after the node step (p numbers). S waits for devices that are up, at most
 until the deadline of the round; who has not answered counts as absent, gets the penalty's part of its step, and is seen
 less often: gradients are divided by the share ``p_i(t) = (1 + rounds seen before t) / t``. A device keeps no state, so
-it may die and come back at any time. What S remembers is in its checkpoint; when it starts again, it goes on from there.
+it may die and come back at any time. What S remembers is in its checkpoint, and S goes on from there.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +46,88 @@ def _key(manifest: Manifest, part: str, name: str) -> str:
     return f"{manifest.run}/{part}/{name}"
 
 
+class Hub:
+    """What S knows and does in a round, without any network.
+
+    Parameters
+    ----------
+    manifest : Manifest
+
+    Attributes
+    ----------
+    presence : list of bool arrays (V,)
+        Who was there in each round so far.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        nothing = {u: Rows(np.zeros((1, manifest.n_params))) for u in range(manifest.n_devices)}
+        self.shard: Shard = manifest.shard(nothing)
+        self.shard.gradients = None
+        self.seen = np.zeros(manifest.n_devices, dtype=np.int64)
+        self.presence: list[Mask] = []
+
+    @property
+    def done(self) -> int:
+        """Rounds that are over."""
+        return len(self.presence)
+
+    def questions(self) -> Array:
+        """What the devices are told in the next round, ``(V, 2p + 1)``: theta, pull, probability of being there."""
+        return np.concatenate([self.shard.theta, self.shard.pull(), self._chance()[:, None]], axis=1)
+
+    def _chance(self) -> Array:
+        return np.asarray((1.0 + self.seen) / (self.done + 1))
+
+    def finish(self, answers: Mapping[int, Array]) -> None:
+        """End the round, given the thetas ``(p,)`` of the devices that answered."""
+        here = np.zeros(self.manifest.n_devices, dtype=np.bool_)
+        present = np.array(sorted(answers), dtype=np.int64)
+        here[present] = True
+        self.shard.node_step(self.done + 1, here, self._chance())
+        if present.size:
+            self.shard.take(present, np.stack([answers[int(u)] for u in present]))
+        self.shard.edge_step()
+        self.seen += here
+        self.presence.append(here)
+
+    def state(self) -> dict[str, NDArray[np.generic]]:
+        """Everything that changes."""
+        return {**self.shard.state(), "seen": self.seen, "presence": np.array(self.presence, dtype=np.bool_)}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go back to a `state`."""
+        self.seen = state["seen"].copy()
+        self.presence = list(state["presence"])
+        self.shard.restore(state, np.zeros((0, self.manifest.n_params)))
+
+
+class Answerer:
+    """What a device of a central placement does in a round, without any network.
+
+    Parameters
+    ----------
+    manifest : Manifest
+    position : int
+    rows : Rows
+    """
+
+    def __init__(self, manifest: Manifest, position: int, rows: Rows) -> None:
+        others = [v for v in range(manifest.n_devices) if v != position]
+        self.p = manifest.n_params
+        self.shard = manifest.shard({position: rows}, without=others)
+
+    def answer(self, t: int, question: Array) -> Array:
+        """Theta ``(p,)`` after the node step of round t, given a line of `Hub.questions`."""
+        theta, pull, chance = question[: self.p], question[self.p : 2 * self.p], question[2 * self.p :]
+        # 2 s - s is s, to the bit: this device has no edges of its own, S has told it the sum
+        state = self.shard.state() | {"theta": theta[None], "balance": pull[None], "balance_before": pull[None]}
+        self.shard.restore(state, np.zeros((0, self.p)))
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.shard.node_step(t, np.ones(1, dtype=np.bool_), np.clip(chance, 1e-9, 1.0))
+        return np.array(self.shard.theta[0])
+
+
 class Centre:
     """The central machine S.
 
@@ -58,11 +141,6 @@ class Centre:
     patience : Patience
     tick : callable, optional
         Called several times a second; it may raise `fedkin.engine.peer.Stopped`.
-
-    Attributes
-    ----------
-    presence : list of bool arrays (V,)
-        Who was there in each round so far.
     """
 
     def __init__(
@@ -78,15 +156,11 @@ class Centre:
         self.manifest, self.transport, self.journal, self.checkpoint = manifest, transport, journal, checkpoint
         self.patience, self.tick = patience or Patience(), tick or (lambda: None)
         self.status = Status()
-        v = manifest.n_devices
-        self.position = v
-        self.shard = _central_shard(manifest)
+        self.position = manifest.n_devices
+        self.hub = Hub(manifest)
         self.names = {u: member.name for u, member in enumerate(manifest.members)}
         self.inbox = Inbox(self.names, journal)
-        self.seen = np.zeros(v, dtype=np.int64)
-        self.presence: list[Mask] = []
         self.up: set[int] = set()
-        self.done = 0
         self._down: dict[int, bytes] = {}
         self._results: dict[int, bytes] = {}
         self._restore()
@@ -103,7 +177,12 @@ class Centre:
         self._save()
         self.status.state = "finished"
         self.journal.write("info", "finished", round=self.done)
-        return self.shard.average
+        return self.hub.shard.average
+
+    @property
+    def done(self) -> int:
+        """Rounds that are over."""
+        return self.hub.done
 
     def _gather(self) -> None:
         """Wait for the devices before the first round, so that a slow start is not taken for absence."""
@@ -117,28 +196,18 @@ class Centre:
 
     def _round(self, t: int) -> None:
         self.status.round = t
-        chance = (1.0 + self.seen) / t
-        before = self.shard.theta.copy()
+        before = self.hub.shard.theta.copy()
         self.inbox.advance(Kind.THETA, t, t)
-        pull = self.shard.pull()
-        for u, name in self.names.items():
-            values = np.concatenate([before[u], pull[u], chance[u : u + 1]])
-            self._down[u] = encode(self.manifest.run_bytes, Kind.DOWN, self.position, t, values)
+        for u, question in enumerate(self.hub.questions()):
+            self._down[u] = encode(self.manifest.run_bytes, Kind.DOWN, self.position, t, question)
             if u in self.up:
-                self.transport.publish(_key(self.manifest, "down", name), self._down[u])
-        here = self._collect(t)
-        self.shard.node_step(t, here, chance)
-        present = np.flatnonzero(here)
-        self.shard.take(present, np.stack([self.inbox.values(Kind.THETA, int(u), t) for u in present]))
-        self.shard.edge_step()
-        self.seen += here
-        self.presence.append(here)
-        self.done = t
-        self.status.change = float(np.abs(self.shard.theta - before).max(initial=0.0))
+                self.transport.publish(_key(self.manifest, "down", self.names[u]), self._down[u])
+        self.hub.finish({u: self.inbox.values(Kind.THETA, u, t) for u in self._collect(t)})
+        self.status.change = float(np.abs(self.hub.shard.theta - before).max(initial=0.0))
         if t % self.manifest.checkpoint_every == 0:
             self._save()
 
-    def _collect(self, t: int) -> Mask:
+    def _collect(self, t: int) -> list[int]:
         """Who has answered: everybody who is up, or whoever has by the deadline; at least one."""
         everybody = list(self.names)
         began = time.monotonic()
@@ -171,14 +240,12 @@ class Centre:
             self.tick()
         for u in awaited:
             self.journal.sparingly("warning", "up, but no answer before the deadline", peer=self.names[u])
-        here = np.ones(len(everybody), dtype=np.bool_)
-        here[missing] = False
-        return here
+        return [u for u in everybody if u not in missing]
 
     def linger(self) -> None:
         """Hand out the results, until all devices have them or the time is over."""
         for u in self.names:
-            frame = encode(self.manifest.run_bytes, Kind.RESULT, self.position, self.done, self.shard.average[u])
+            frame = encode(self.manifest.run_bytes, Kind.RESULT, self.position, self.done, self.hub.shard.average[u])
             self._results[u] = frame
         deadline = time.monotonic() + self.patience.linger
         everybody = list(self.names)
@@ -224,8 +291,7 @@ class Centre:
     def _save(self) -> None:
         if self.checkpoint is None:
             return
-        arrays: dict[str, NDArray[np.generic]] = dict(self.shard.state())
-        arrays |= {"seen": self.seen, "presence": np.array(self.presence, dtype=np.bool_)}
+        arrays = self.hub.state()
         began = time.monotonic()
         while True:
             try:
@@ -241,11 +307,8 @@ class Centre:
     def _restore(self) -> None:
         if self.checkpoint is None or not self.checkpoint.exists():
             return
-        arrays, header = load_checkpoint(self.checkpoint, self.manifest.run)
-        self.seen = arrays.pop("seen").copy()
-        self.presence = list(arrays.pop("presence"))
-        self.shard.restore(arrays, np.zeros((0, self.manifest.n_params)))
-        self.done = int(header["round"])
+        arrays, _ = load_checkpoint(self.checkpoint, self.manifest.run)
+        self.hub.restore(arrays)
 
 
 def _whatever_round(frames: dict[int, bytes], u: int) -> Callable[[int], bytes | None]:
@@ -253,14 +316,6 @@ def _whatever_round(frames: dict[int, bytes], u: int) -> Callable[[int], bytes |
         return frames.get(u)
 
     return on_pull
-
-
-def _central_shard(manifest: Manifest) -> Shard:
-    """All devices and edges, no rows."""
-    nothing = {u: Rows(np.zeros((1, manifest.n_params))) for u in range(manifest.n_devices)}
-    shard = manifest.shard(nothing)
-    shard.gradients = None
-    return shard
 
 
 class Worker:
@@ -293,7 +348,7 @@ class Worker:
         self.status = Status()
         self.name = manifest.members[position].name
         centre, p, rounds = manifest.n_devices, manifest.n_params, manifest.rounds
-        self.shard = manifest.shard({position: rows}, without=[v for v in range(centre) if v != position])
+        self.answerer = Answerer(manifest, position, rows)
         self.inbox = Inbox({centre: CENTRE}, journal)
         self._answer: tuple[int, bytes] = (0, b"")
         run = manifest.run_bytes
@@ -334,16 +389,8 @@ class Worker:
     def _step(self, t: int, values: Array) -> None:
         """Answer S. A round may come again: S repeats itself, or has gone back to its checkpoint."""
         self.status.round = t
-        p = self.manifest.n_params
-        theta, pull, chance = values[:p], values[p : 2 * p], values[2 * p :]
-        here = np.ones(1, dtype=np.bool_)
-        # 2 s - s is s, to the bit: this device has no edges of its own, S has told it the sum
-        state = self.shard.state() | {"theta": theta[None], "balance": pull[None], "balance_before": pull[None]}
-        self.shard.restore(state, np.zeros((0, p)))
-        with np.errstate(over="ignore", invalid="ignore"):
-            self.shard.node_step(t, here, np.clip(chance, 1e-9, 1.0))
-        moved = self.shard.theta[0].copy()
-        self.status.change = float(np.abs(moved - theta).max(initial=0.0))
+        moved = self.answerer.answer(t, values)
+        self.status.change = float(np.abs(moved - values[: moved.size]).max(initial=0.0))
         self._answer = t, encode(self.manifest.run_bytes, Kind.THETA, self.position, t, moved, self.manifest.wire)
         self.transport.publish(_key(self.manifest, "theta", self.name), self._answer[1])
 

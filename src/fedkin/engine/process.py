@@ -118,7 +118,7 @@ def _run_worker(
     worker = Worker(manifest, position, rows, transport, journal, patience=patience, tick=clerk.tick)
     clerk.status = worker.status
     theta = worker.run()
-    write_result(place, theta, worker.shard.theta[0])
+    write_result(place, theta, theta)
 
 
 def _run_centre(
@@ -131,7 +131,7 @@ def _run_centre(
     centre.run()
     with (place / PRESENCE).open("wb") as file:
         devices = np.array([member.name for member in manifest.members])
-        np.savez_compressed(file, available=np.array(centre.presence), devices=devices)
+        np.savez_compressed(file, available=np.array(centre.hub.presence), devices=devices)
     clerk.write(force=True)
     centre.linger()
 
