@@ -12,7 +12,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 BASE := $(VENV)/.base-installed
 DEV := $(VENV)/.dev-installed
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet --no-compile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint clean
