@@ -476,6 +476,23 @@ def test_durations():
     assert [duration(seconds) for seconds in (0, 59.4, 61, 3600)] == ["0 s", "59 s", "1 min 1 s", "1 h 0 min"]
 
 
+def test_the_example_of_the_documentation(repository: Path, tmp_path: Path):
+    text = (repository / "docs" / "studies.md").read_text(encoding="utf-8")
+    for language, name in (("python", "chains.py"), ("toml", "chains.toml")):
+        block = text.partition(f"```{language}\n# {name}\n")[2].partition("```")[0]
+        assert block
+        (tmp_path / name).write_text(block)
+    study = load_study(tmp_path / "chains.toml", quick=True)
+    run = run_study(study, tmp_path / "out", jobs=1)
+    assert len(run.rows) == 4 * 3 * 5
+    report = write_report(study, run.folder)
+    assert report.page.exists() and len(report.tables[0].text) == 4
+    # two groups of devices that differ by much: the chain knows, one model for all does not
+    far = [row for row in run.rows if row["jump"] == 2.0]
+    error = {name: np.mean([row["error"] for row in far if row["estimator"] == name]) for name in ("global", "fedadmm")}
+    assert error["fedadmm"] < 0.2 * error["global"]
+
+
 # --- what a cell computes -------------------------------------------------------------------------------------
 
 
@@ -633,6 +650,37 @@ def test_edge_selection_rows_against_scipy():
     weak = Replication({"n_samples": 20, "signal": 0.01}, options, 0, 8)
     (row,) = edge_selection(weak)
     assert row["exact"] == 0.0 and row["false_kept"] > 0 and row["signal_ratio"] < 1
+
+
+TINY = {"design": {"n_devices": 8, "n_samples": 30, "n_features": 2, "n_clusters": 2, "varrho": 0.1}, "n_lams": 5}
+
+
+def test_availability_rows_are_paired():
+    from fedkin.studies.algorithms import VARIANTS, availability
+
+    options = {**TINY, "rounds": 200}
+    rows = {row["variant"]: row for row in availability(Replication({"availability": 0.5}, options, 0, 6))}
+    assert set(rows) == set(VARIANTS)
+    for weighting in ("known", "estimated"):
+        assert rows[f"{weighting}-central"]["distance"] == rows[f"{weighting}-replicas"]["distance"]
+    assert rows["known-central"]["distance"] != rows["estimated-central"]["distance"]
+    always = {row["variant"]: row for row in availability(Replication({"availability": 1.0}, options, 0, 6))}
+    assert always["known-central"]["distance"] == always["estimated-central"]["distance"]
+    assert always["known-central"]["distance"] < rows["known-central"]["distance"]
+
+
+def test_convergence_rows_end_at_the_minimiser():
+    from fedkin.studies.algorithms import convergence
+
+    rows = list(convergence(Replication({}, {**TINY, "rounds": 300}, 0, 6)))
+    curves = {
+        name: [row for row in rows if row["method"] == name] for name in ("fedadmm-full", "fedadmm-batch", "gd", "sgd")
+    }
+    assert all(curve[-1]["round"] == 300 for curve in curves.values())
+    assert all(len({row["round"] for row in curve}) == len(curve) for curve in curves.values())
+    end = curves["fedadmm-full"][-1]
+    assert end["distance"] < 1e-8 and end["error"] == pytest.approx(end["error_of_minimiser"], abs=1e-3)
+    assert curves["sgd"][-1]["distance"] < curves["sgd"][0]["distance"]
 
 
 # --- claims ---------------------------------------------------------------------------------------------------

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
-from fedkin.errors import ParameterError
+from fedkin.errors import ParameterError, missing_dependency
 from fedkin.studies.config import BUILT_IN, Study, load_study
 from fedkin.studies.progress import duration
 from fedkin.studies.report import Report, write_report
@@ -46,6 +47,8 @@ def launch(
     else:
         assert config is not None or name is not None
         studies = [load_study(config if config is not None else str(name), quick=quick)]
+    if find_spec("matplotlib") is None:
+        raise missing_dependency("matplotlib", "drawing figures", "report")
     for one in studies:
         check_data(one, data)
     return [_run(one, out, jobs, data) for one in studies]

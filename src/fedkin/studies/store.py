@@ -32,6 +32,7 @@ class Store:
     """
 
     def __init__(self, folder: Path) -> None:
+        _pyarrow()  # say now that it is missing, not after the first cell
         self.folder = folder
         self.cells = folder / "cells"
         self.cells.mkdir(parents=True, exist_ok=True)
