@@ -17,6 +17,8 @@ _WHERE = {
     "Problem": "fedkin.problem",
     "Solution": "fedkin.problem",
     "solve": "fedkin.solvers.exact",
+    "fed_admm": "fedkin.solvers.fedadmm",
+    "Availability": "fedkin.availability",
     "lam_max": "fedkin.solvers.path",
     "lam_path": "fedkin.solvers.path",
     "local_fit": "fedkin.local",
@@ -33,6 +35,7 @@ _WHERE = {
 __all__ = ["__version__", *_WHERE]
 
 if TYPE_CHECKING:
+    from fedkin.availability import Availability as Availability
     from fedkin.errors import FedkinError as FedkinError
     from fedkin.estimators import FedADMMClassifier as FedADMMClassifier
     from fedkin.estimators import FedADMMRegressor as FedADMMRegressor
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from fedkin.problem import Solution as Solution
     from fedkin.selection import select_edges as select_edges
     from fedkin.solvers.exact import solve as solve
+    from fedkin.solvers.fedadmm import fed_admm as fed_admm
     from fedkin.solvers.path import lam_max as lam_max
     from fedkin.solvers.path import lam_path as lam_path
     from fedkin.tuning import cross_validate_lam as cross_validate_lam

@@ -343,7 +343,7 @@ def _per_device(p: PerDevice, devices: Sequence[Hashable]) -> Array:
     if bad.any():
         device = devices[int(np.argmax(bad))]
         raise ParameterError(
-            f"the availability p of device {device!r} is {values[bad][0]!r}, expected a number above 0 and at most 1; "
+            f"the availability p of device {device!r} is {float(values[bad][0])!r}, expected a number above 0 and at most 1; "
             "a device that is never there cannot be weighted: leave it out"
         )
     return values
