@@ -1,0 +1,55 @@
+"""Algorithm 2 under Flower's simulation engine: the bits of `fed_admm`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from federations import small_problem
+from fedkin.availability import Availability
+from fedkin.engine.directory import write_federation
+from fedkin.engine.security import make_authority
+from fedkin.solvers.deploy import device_parts, make_manifest
+from fedkin.solvers.fedadmm import fed_admm
+from fedkin.solvers.fedplan import Settings
+
+pytest.importorskip("flwr")
+pytest.importorskip("ray")
+pytestmark = pytest.mark.timeout(240)
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from flwr.simulation import run_simulation
+from fedkin.engine.flower import client_app, server_app
+place = Path(sys.argv[1])
+run_simulation(server_app(place), client_app(place), 3,
+               backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 1}})
+"""
+
+
+def test_a_simulation_has_the_bits_of_fed_admm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
+    monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")
+    problem = small_problem(3)
+    endpoints = [f"tls/127.0.0.1:{u + 1}" for u in range(3)]
+    manifest = make_manifest(
+        problem, 10, Settings(batch_size=4), endpoints, absent=True, placement="central", centre="tls/127.0.0.1:9"
+    )
+    write_federation(tmp_path / "fed", manifest, device_parts(problem), make_authority("test"))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "fed")], timeout=200, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    with np.load(tmp_path / "fed" / "flower.npz") as file:
+        theta, here = file["theta"], file["available"]
+    assert here.all()
+    availability = Availability.recorded(here.astype(int), weighting="estimated")
+    expected = fed_admm(problem, 10, batch_size=4, availability=availability, backend="numpy").theta
+    assert theta.tobytes() == expected.tobytes()
