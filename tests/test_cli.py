@@ -191,6 +191,16 @@ def test_degenerate_devices_are_named(place: Path, capsys: pytest.CaptureFixture
     assert "s2" in capsys.readouterr().out.partition("Notes")[2]
 
 
+def test_notes_that_differ_in_numbers_share_a_line() -> None:
+    from fedkin.cli.tables import note_lines
+
+    notes = {"a": ("3 rows for 5 features",), "b": ("one class only",), "c": ("4 rows for 5 features",)}
+    assert note_lines(notes) == ["a, c: 3 rows for 5 features (the numbers are those of a)", "b: one class only"]
+    many = {f"d{k}": (f"reason {chr(97 + k)}",) for k in range(12)}
+    assert len(note_lines(many)) == 9
+    assert "4 more devices" in note_lines(many)[-1]
+
+
 def test_counts_with_an_offset(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(3)
     exposure, dose = rng.uniform(1, 20, size=90), rng.normal(size=90)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,12 +118,16 @@ def print_facts(facts: Mapping[str, str]) -> None:
 
 
 def note_lines(notes: Mapping[Hashable, Sequence[str]]) -> list[str]:
-    """Notes on devices; devices with the same note share a line."""
-    by_words: dict[str, list[Hashable]] = {}
+    """Notes on devices; devices whose notes are the same but for numbers share a line."""
+    alike: dict[str, list[Hashable]] = {}
     for device, lines in notes.items():
-        by_words.setdefault("; ".join(lines), []).append(device)
-    shown = [f"{members(devices, 40)}: {words}" for words, devices in list(by_words.items())[:_MOST_NOTES]]
-    left = list(by_words.values())[_MOST_NOTES:]
+        alike.setdefault(re.sub(r"[0-9.e+-]*[0-9]", "#", "; ".join(lines)), []).append(device)
+    shown = []
+    for devices in list(alike.values())[:_MOST_NOTES]:
+        differ = any(notes[device] != notes[devices[0]] for device in devices)
+        whose = f" (the numbers are those of {devices[0]})" if differ else ""
+        shown.append(f"{members(devices, 40)}: {'; '.join(notes[devices[0]])}{whose}")
+    left = list(alike.values())[_MOST_NOTES:]
     if left:
         shown.append(f"and notes on {count(sum(map(len, left)), 'more device')}: fedkin inspect shows them with --json")
     return shown
