@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedkin.errors import DataError, ParameterError
 from fedkin.problem import Problem, resolve_losses
-from fedkin.solvers.path import lam_grid, lam_path
+from fedkin.solvers.path import checked_grid, lam_grid, lam_path
 from fedkin.terms import build_terms
 
 Array = NDArray[np.float64]
@@ -93,7 +93,7 @@ def cross_validate_lam(
     if folds < 2:
         raise ParameterError(f"folds must be at least 2, got {folds}")
     _check_rows(problem, folds)
-    grid = lam_grid(problem, n_lams, ratio) if lams is None else np.sort(np.asarray(lams, dtype=np.float64))[::-1]
+    grid = lam_grid(problem, n_lams, ratio) if lams is None else checked_grid(lams)
     fold_of = problem.federation.folds(folds, seed)
     # losses see all rows, so that a class missing from a fold does not change the parameters
     whole = replace(problem, loss=dict(zip(problem.federation.devices, problem.losses, strict=True)))

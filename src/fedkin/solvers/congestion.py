@@ -13,7 +13,7 @@ from scipy import sparse
 from fedkin.graph import Graph
 from fedkin.penalties import Penalty
 from fedkin.problem import FusedObjective
-from fedkin.solvers.exact import solve_fused
+from fedkin.solvers.exact import solve_fused, uninterrupted
 from fedkin.terms import QuadraticTerms
 
 Array = NDArray[np.float64]
@@ -146,7 +146,8 @@ def _by_first_order(graph: Graph, penalty: Penalty, gradient: Array, lower: floa
     for _ in range(30):
         at = FusedObjective(proximity, graph, penalty, lower)
         # what a level misses by a share of tol shows in the value only as its square
-        solution = solve_fused(at, 0.1 * min(tol, 0.1) ** 2, max_iter=5_000, warm_start=solution, quiet=True)
+        gap = 0.1 * min(tol, 0.1) ** 2
+        solution = uninterrupted(solve_fused(at, gap, max_iter=5_000, warm_start=solution, quiet=True))
         upper = min(upper, _congestion(graph, penalty, _repaired(graph, solution.alpha, gradient)))
         spread = float(graph.weights @ penalty.value(at.differences(solution.theta)))
         if upper <= (1.0 + tol) * lower or not spread > 1e-12 * float(np.abs(gradient).sum()):

@@ -123,6 +123,13 @@ def solve_fused(
     return search.finish(quiet)
 
 
+def uninterrupted(solution: Solution) -> Solution:
+    """The solution, or KeyboardInterrupt again where it is one of many and the user wants none of them any more."""
+    if solution.status == "interrupted":
+        raise KeyboardInterrupt
+    return solution
+
+
 class _Search:
     """The state of one solve: the best certified pair so far and how it was reached."""
 
@@ -198,9 +205,7 @@ class _Search:
         self.n_iter = iteration.n_iter
         found = self._certified_iteration(iteration)
         if found.gap <= FUSING_HELPS * self.tol or self.n_iter >= self.max_iter:
-            fused = self._certified_iteration(iteration, iteration.fused())
-            if fused.gap <= max(found.gap, self.tol):
-                found = fused
+            found = self._better(found, self._certified_iteration(iteration, iteration.fused()))
         self.take(found, only=iteration.live)
 
     def _certified_iteration(self, iteration: Iteration, theta: Array | None = None) -> _Certified:
@@ -262,9 +267,7 @@ class _Search:
         """Replace the best pair by one with exactly fused devices, where that costs nothing."""
         pair = self.best.pair
         fused = fused_parameters(self.objective, pair.theta, pair.alpha, pair.zeta)
-        certified = self._certified(replace(pair, theta=fused))
-        if certified.gap <= max(self.best.gap, self.tol):
-            self.best = certified
+        self.best = self._better(self.best, self._certified(replace(pair, theta=fused)))
 
     def _fuse_components(self) -> None:
         """Fuse whole components where that lowers the objective: duals alone do not tell when all of them are fused."""
@@ -274,9 +277,16 @@ class _Search:
         slack = FUSING_HELPS * self.tol * self.scale(self.best.value)
         theta = fused_components(self.objective, pair.theta, slack)
         if theta is not pair.theta:
-            certified = self._certified(replace(pair, theta=theta))
-            if certified.gap <= max(self.best.gap, self.tol):
-                self.best = certified
+            self.best = self._better(self.best, self._certified(replace(pair, theta=theta)))
+
+    def _better(self, found: _Certified, fused: _Certified) -> _Certified:
+        """What was found, or the same with devices fused exactly where that costs no more than the tolerance."""
+        # the lower bound that was found holds for both
+        lower = found.value - found.gap * self.scale(found.value)
+        gap = max(fused.value - lower, 0.0) / self.scale(fused.value)
+        if gap < fused.gap:
+            fused = replace(fused, gap=gap, radius=found.radius)
+        return fused if fused.gap <= max(found.gap, self.tol) else found
 
     def finish(self, quiet: bool) -> Solution:
         best = self.best

@@ -12,7 +12,7 @@ from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.problem import FusedObjective, Problem, Solution
 from fedkin.solvers.congestion import least_congestion
-from fedkin.solvers.exact import scaled, solve_fused
+from fedkin.solvers.exact import scaled, solve_fused, uninterrupted
 from fedkin.terms import summed_terms
 
 Array = NDArray[np.float64]
@@ -85,7 +85,7 @@ def fused_solution(objective: FusedObjective) -> Array:
     pooled = replace(
         objective, terms=summed_terms(objective.terms, labels), graph=graph, strength=0.0, sparsity=sparsity
     )
-    return solve_fused(pooled, FUSED_GAP, quiet=True).theta[labels]
+    return uninterrupted(solve_fused(pooled, FUSED_GAP, quiet=True)).theta[labels]
 
 
 def fused_gradients(objective: FusedObjective) -> Array:
@@ -110,13 +110,21 @@ def _sum_by(labels: NDArray[np.int64], values: Array, groups: int) -> Array:
 
 
 def lam_grid(problem: Problem, n_lams: int = 20, ratio: float = 1e-3) -> Array:
-    """``n_lams`` penalty levels, geometric from `lam_max` down to ``ratio * lam_max``."""
+    """``n_lams`` penalty levels, geometric from `lam_max` down to ``ratio * lam_max``; just 0 where that is 0."""
     if n_lams < 1:
         raise ParameterError(f"n_lams must be at least 1, got {n_lams}")
     if not 0 < ratio < 1:
         raise ParameterError(f"ratio must lie between 0 and 1, got {ratio!r}")
     top = lam_max(problem, tol=0.01)
-    return top * np.geomspace(1.0, ratio, n_lams)
+    return top * np.geomspace(1.0, ratio, n_lams) if top > 0 else np.zeros(1)
+
+
+def checked_grid(lams: Sequence[float] | Array) -> Array:
+    """Penalty levels in decreasing order."""
+    grid = np.asarray(lams, dtype=np.float64)
+    if grid.ndim != 1 or grid.size == 0 or not (np.isfinite(grid) & (grid >= 0)).all():
+        raise ParameterError(f"lams must be a list of finite numbers of at least 0, got {lams!r}")
+    return np.sort(grid)[::-1]
 
 
 def lam_path(
@@ -144,6 +152,7 @@ def lam_path(
     Returns
     -------
     LamPath
+        Ctrl-C ends the whole path.
 
     Examples
     --------
@@ -154,9 +163,7 @@ def lam_path(
     >>> [solution.theta.round(2).ravel().tolist() for lam, solution in path]
     [[1.0, 1.0], [0.5, 1.5]]
     """
-    grid = lam_grid(problem, n_lams, ratio) if lams is None else np.sort(np.asarray(lams, dtype=np.float64))[::-1]
-    if grid.ndim != 1 or not (np.isfinite(grid) & (grid >= 0)).all():
-        raise ParameterError("lams must be a list of finite numbers of at least 0")
+    grid = lam_grid(problem, n_lams, ratio) if lams is None else checked_grid(lams)
     solutions: list[Solution] = []
     # from small to large: duals grow with lam, so a scaled dual is close to the next one
     for k in reversed(range(grid.size)):
@@ -164,6 +171,6 @@ def lam_path(
         previous = solutions[-1] if solutions else None
         if previous is not None and grid[k + 1] > 0:
             previous = replace(previous, alpha=previous.alpha * (grid[k] / grid[k + 1]))
-        solutions.append(solve_fused(objective, tol, max_iter=max_iter, warm_start=previous))
+        solutions.append(uninterrupted(solve_fused(objective, tol, max_iter=max_iter, warm_start=previous)))
     public = tuple(scaled(solution, problem.n_devices) for solution in reversed(solutions))
     return LamPath(grid, public)
