@@ -1,0 +1,104 @@
+"""The simulation design of section 5."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedkin import Graph, Problem, solve
+from fedkin.datasets import paper_design
+from fedkin.errors import ParameterError
+
+
+def test_the_design_of_the_benchmarks() -> None:
+    design = paper_design(seed=0)
+    assert design.graph.n_edges == 1284
+    assert design.truth.n_edges == 5 * 190
+    assert design.federation.n_devices == 100
+    assert (design.federation.n_samples == 100).all()
+    assert design.theta_star.shape == (100, 20)
+    assert design.federation.devices == design.graph.devices == design.truth.devices
+
+
+def test_the_draws_are_in_their_order() -> None:
+    """Parameters, flips, features, noise from one generator, so that others can repeat it."""
+    rng = np.random.default_rng(7)
+    centres = rng.normal(scale=4**-0.25, size=(3, 4))
+    labels = np.repeat([0, 1, 2], 4)
+    flips = np.triu(rng.random((12, 12)) < 0.2, 1)
+    present = (labels[:, None] == labels) & np.triu(np.ones((12, 12), dtype=bool), 1)
+    X = rng.normal(size=(12, 9, 4))
+    y = np.einsum("vnp,vp->vn", X, centres[labels]) + rng.normal(size=(12, 9))
+    design = paper_design(12, 9, 4, 3, varrho=0.2, seed=7)
+    np.testing.assert_array_equal(design.labels, labels)
+    np.testing.assert_allclose(design.theta_star, centres[labels])
+    expected = {(int(b), int(a)) for a, b in np.argwhere(present ^ flips)}
+    assert set(map(tuple, design.graph.edges.tolist())) == expected
+    np.testing.assert_allclose(design.federation.X, X.reshape(-1, 4))
+    np.testing.assert_allclose(design.federation.y, y.ravel())
+
+
+def test_the_moments_are_those_of_the_paper() -> None:
+    design = paper_design(200, 40, 16, 200, varrho=0.3, seed=3)
+    fed = design.federation
+    assert fed.X.var() == pytest.approx(1.0, rel=0.03)
+    # a covariance of p^(-1/2) I
+    assert design.theta_star.var() == pytest.approx(16**-0.5, rel=0.1)
+    residual = fed.y - np.einsum("np,np->n", fed.X, design.theta_star[fed.device_index])
+    assert residual.var() == pytest.approx(1.0, rel=0.05)
+    # 200 clusters of one device: every edge is a flip
+    assert design.graph.n_edges / (200 * 199 / 2) == pytest.approx(0.3, abs=0.01)
+
+
+def test_signal_noise_and_corruption() -> None:
+    plain, loud = paper_design(6, 9, 3, 2), paper_design(6, 9, 3, 2, signal=10.0, noise=0.0)
+    np.testing.assert_allclose(loud.theta_star, 10 * plain.theta_star)
+    fitted = np.einsum("np,np->n", loud.federation.X, loud.theta_star[loud.federation.device_index])
+    np.testing.assert_allclose(loud.federation.y, fitted)
+    clean = paper_design(6, 9, 3, 2, varrho=0.0)
+    assert clean.graph == clean.truth == Graph.clusters([0, 0, 0, 1, 1, 1])
+    assert paper_design(6, 9, 3, 2, varrho=1.0).graph.n_edges == 9
+
+
+def test_clusters_are_contiguous_and_as_equal_as_possible() -> None:
+    design = paper_design(10, 5, 2, 4)
+    assert (np.diff(design.labels) >= 0).all()
+    assert set(np.bincount(design.labels)) == {2, 3}
+
+
+def test_logistic_responses() -> None:
+    design = paper_design(50, 200, 3, 2, loss="logistic", signal=2.0, seed=1)
+    fed = design.federation
+    assert set(np.unique(fed.y)) == {0.0, 1.0}
+    eta = np.einsum("np,np->n", fed.X, design.theta_star[fed.device_index])
+    for low, high in ((-2.0, -1.5), (-0.2, 0.2), (1.5, 2.0)):
+        chosen = (eta > low) & (eta < high)
+        expected = (1 / (1 + np.exp(-eta[chosen]))).mean()
+        assert fed.y[chosen].mean() == pytest.approx(expected, abs=0.06)
+
+
+def test_seeds() -> None:
+    one, same, other = (paper_design(6, 9, 3, 2, seed=seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one.federation.X, same.federation.X)
+    assert one.graph == same.graph
+    assert not np.array_equal(one.federation.X, other.federation.X)
+
+
+def test_the_error_of_local_and_oracle_fits() -> None:
+    """p / (n - p - 1) without neighbours, about p / (n |V| / K0) with the true ones."""
+    design = paper_design(40, 60, 10, 2, seed=2)
+    assert design.error(design.theta_star) == 0.0
+    assert design.error(design.theta_star + 1.0) == pytest.approx(10.0)
+    local = solve(Problem(design.federation, design.graph)).theta
+    assert design.error(local) == pytest.approx(10 / (60 - 10 - 1), rel=0.25)
+    oracle = solve(Problem(design.federation, design.truth, penalty="l2", lam=1.0)).theta
+    assert design.error(oracle) == pytest.approx(10 / (60 * 20), rel=0.6)
+
+
+def test_senseless_arguments() -> None:
+    with pytest.raises(ParameterError, match="n_clusters must lie between 1 and n_devices=5, got 6"):
+        paper_design(5, 9, 2, 6)
+    with pytest.raises(ParameterError, match="loss must be 'linear' or 'logistic', got 'huber'"):
+        paper_design(5, 9, 2, 2, loss="huber")
+    with pytest.raises(ParameterError, match="varrho"):
+        paper_design(5, 9, 2, 2, varrho=1.5)
