@@ -66,14 +66,14 @@ def test_variance_reduction_at_the_same_number_of_rows():
     problem = a_problem(V=20, n=60, p=6)
     exact = solve(problem, 1e-13)
     size = (exact.theta**2).sum() / 20
-    plain = fed_admm(problem, 4000, 5, reference=exact)
-    saga = fed_admm(problem, 4000, 5, gradient="saga", reference=exact)
-    svrg = fed_admm(problem, 1550, 5, gradient="svrg", reference=exact)
-    assert plain.trace["rows"][-1] == saga.trace["rows"][-1] == 4000 * 5 * 20 >= svrg.trace["rows"][-1]
+    plain = fed_admm(problem, 2000, 5, reference=exact)
+    saga = fed_admm(problem, 2000, 5, gradient="saga", reference=exact)
+    svrg = fed_admm(problem, 780, 5, gradient="svrg", reference=exact)
+    assert plain.trace["rows"][-1] == saga.trace["rows"][-1] == 2000 * 5 * 20 >= svrg.trace["rows"][-1]
     assert plain.trace["distance"][-1] > 1e-4 * size
     for reduced in (saga, svrg):
-        # not squared, where plain batches are compared by squares
-        assert np.sqrt(reduced.trace["distance"][-1] / size) < 1e-10
+        # also when squares are not taken, as far as the reference is that good
+        assert np.sqrt(reduced.trace["distance"][-1] / size) < 1e-9
 
 
 @pytest.mark.parametrize("weighting", ["known", "estimated"])

@@ -398,7 +398,7 @@ def _read_csv(path: Path) -> tuple[Mask, list[str]]:
 
 def _read_npz(path: Path) -> tuple[Mask, list[str] | None]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             if "available" not in file:
                 raise DataError(f"{path}: has no array 'available'; it holds {', '.join(file.files) or 'nothing'}")
             values = _zero_one(file["available"], str(path))

@@ -86,7 +86,8 @@ def load_checkpoint(path: str | os.PathLike[str], run: str) -> tuple[dict[str, N
         When another run wrote it.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # opened here: numpy would leave a damaged file open
+        with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             header = json.loads(str(file[_HEADER]))
             arrays = {name: file[name] for name in file.files if name != _HEADER}
     except FileNotFoundError:

@@ -94,7 +94,7 @@ class LocalShards:
     def _shard(self, members: Index, edges: Index, theta: Array, alpha: Array | None) -> Shard:
         plan = self.plan
         alone = members.size == plan.n_devices
-        rows = plan.rows if alone else _rows_of(plan.rows, members)
+        rows = plan.rows if alone else rows_of(plan.rows, members)
         steps = StepRule(plan.steps.start[members], plan.steps.growth[members], plan.steps.damping[members])
         streams = {k: self.streams[int(u)] for k, u in enumerate(members) if int(u) in self.streams}
         gradients = Gradients(
@@ -206,7 +206,8 @@ def _gradients(shard: Shard) -> Gradients:
     return shard.gradients
 
 
-def _rows_of(rows: DeviceRows, members: Index) -> DeviceRows:
+def rows_of(rows: DeviceRows, members: Index) -> DeviceRows:
+    """The part of ``rows`` that belongs to some devices; the arrays of rows are shared."""
     losses = [rows.losses[u] for u in members]
     return DeviceRows(
         rows.X,

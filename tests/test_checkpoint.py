@@ -1,0 +1,206 @@
+"""Checkpoints: a resumed run is the uninterrupted one, and a file is whole or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedkin.availability import Availability
+from fedkin.datasets import paper_design
+from fedkin.engine.checkpoint import fingerprint, load_checkpoint, save_checkpoint
+from fedkin.errors import ModelFileError, ParameterError
+from fedkin.problem import Problem
+from fedkin.solvers.fedadmm import fed_admm
+
+
+def a_problem(lam=0.002, **more):
+    design = paper_design(n_devices=8, n_samples=12, n_features=3, n_clusters=2, seed=1)
+    return Problem(design.federation, design.graph, lam=lam, **more)
+
+
+def same(one, two):
+    assert np.array_equal(one.theta, two.theta) and np.array_equal(one.alpha, two.alpha)
+    assert one.gap == two.gap and one.objective == two.objective and one.n_iter == two.n_iter
+    assert one.trace.keys() == two.trace.keys()
+    for name, column in one.trace.items():
+        assert np.array_equal(column, two.trace[name]), name
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    first=st.integers(1, 40),
+    every=st.one_of(st.none(), st.integers(1, 15)),
+    gradient=st.sampled_from(["plain", "saga", "svrg"]),
+    average=st.sampled_from(["tail", "paper", "last"]),
+    availability=st.sampled_from([None, Availability.bernoulli(0.5, weighting="estimated")]),
+    backend=st.sampled_from(["numpy", "numba"]),
+    shards=st.integers(1, 4),
+    extras=st.booleans(),
+)
+def test_a_resumed_run_is_the_uninterrupted_one(
+    tmp_path_factory, first, every, gradient, average, availability, backend, shards, extras
+):
+    if backend == "numba":
+        pytest.importorskip("numba")
+        shards = 1
+    path = tmp_path_factory.mktemp("run") / "run.npz"
+    problem = a_problem(sparsity=0.01 if extras else 0.0, ridge=0.01)
+    run = dict(batch_size=3, gradient=gradient, average=average, availability=availability, backend=backend)
+    reference = np.zeros((8, 3)) if extras else None
+    whole = fed_admm(problem, 45, **run, reference=reference)
+    fed_admm(problem, first, **run, reference=reference, checkpoint=path, checkpoint_every=every)
+    # also with another number of shards
+    rest = fed_admm(problem, 45, **run, reference=reference, checkpoint=path, resume=True, shards=shards)
+    same(whole, rest)
+    same(whole, fed_admm(problem, 45, **run, reference=reference, checkpoint=path, resume=True))
+
+
+def test_streams_are_wound_forward(tmp_path):
+    problem = a_problem()
+
+    def samples():
+        rng = np.random.default_rng(7)
+        while True:
+            x = rng.normal(size=3)
+            yield x, x.sum()
+
+    run = dict(batch_size=3, checkpoint=tmp_path / "run.npz")
+    whole = fed_admm(problem, 30, 3, streams={2: samples()})
+    fed_admm(problem, 11, **run, streams={2: samples()})
+    same(whole, fed_admm(problem, 30, **run, streams={2: samples()}, resume=True))
+
+
+def test_ctrl_c_leaves_a_resumable_file(tmp_path):
+    problem = a_problem()
+    path = tmp_path / "run.npz"
+
+    def press(now):
+        if now.n_iter >= 20:
+            signal.raise_signal(signal.SIGINT)
+
+    stopped = fed_admm(problem, 200, 3, callbacks=[press], checkpoint=path, checkpoint_every=1000)
+    assert stopped.status == "interrupted" and stopped.n_iter < 200 and path.exists()
+    same(fed_admm(problem, 200, 3), fed_admm(problem, 200, 3, checkpoint=path, resume=True))
+
+
+def test_restarts_are_remembered(tmp_path, monkeypatch):
+    from fedkin.engine.curvature import Curvature
+
+    honest = Curvature.of_batches
+    monkeypatch.setattr(Curvature, "of_batches", lambda self, rows: honest(self, rows) / 40)
+    problem, path = a_problem(), tmp_path / "run.npz"
+    whole = fed_admm(problem, 300, rho=0.001)
+    assert "restarts" in whole.message
+    fed_admm(problem, 250, rho=0.001, checkpoint=path)
+    same(whole, fed_admm(problem, 300, rho=0.001, checkpoint=path, resume=True))
+
+
+def test_another_run_is_refused(tmp_path):
+    path = tmp_path / "run.npz"
+    fed_admm(a_problem(), 10, 3, checkpoint=path)
+    for problem, run in [
+        (a_problem(lam=0.003), {}),
+        (a_problem(ridge=0.1), {}),
+        (a_problem(penalty="l2"), {}),
+        (a_problem(loss="huber"), {}),
+        (a_problem(), {"batch_size": 4}),
+        (a_problem(), {"seed": 1}),
+        (a_problem(), {"gradient": "saga"}),
+        (a_problem(), {"availability": Availability.bernoulli(0.5)}),
+        (a_problem(), {"rho": 0.3}),
+    ]:
+        with pytest.raises(
+            ParameterError, match="was written by a run with other data, another graph or other settings"
+        ):
+            fed_admm(problem, **{"rounds": 20, "batch_size": 3, **run}, checkpoint=path, resume=True)
+
+
+def test_files_that_cannot_be_used(tmp_path):
+    problem, path = a_problem(), tmp_path / "run.npz"
+    with pytest.raises(ModelFileError, match="there is no checkpoint to resume from"):
+        fed_admm(problem, 20, 3, checkpoint=path, resume=True)
+    fed_admm(problem, 10, 3, checkpoint=path)
+    content = path.read_bytes()
+    for damaged in (content[: len(content) // 2], b"", b"not a zip file", content[:-30]):
+        path.write_bytes(damaged)
+        with pytest.raises(ModelFileError, match="cannot be read as a checkpoint"):
+            fed_admm(problem, 20, 3, checkpoint=path, resume=True)
+    np.savez(path, header=np.array('{"format": "something else"}'))
+    with pytest.raises(ModelFileError, match="not a checkpoint of this version"):
+        fed_admm(problem, 20, 3, checkpoint=path, resume=True)
+    np.savez(path, header=np.array([{"pickle": 1}], dtype=object))
+    with pytest.raises(ModelFileError, match="cannot be read"):
+        fed_admm(problem, 20, 3, checkpoint=path, resume=True)
+
+
+def test_a_failed_write_leaves_the_file_before_it(tmp_path, monkeypatch):
+    path = tmp_path / "run.npz"
+    save_checkpoint(path, "run", {"x": np.arange(3)}, {"done": 1})
+    for name in ("fsync", "fdopen"):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, name, lambda *args: (_ for _ in ()).throw(OSError("disk full")))
+            with pytest.raises(OSError, match="disk full"):
+                save_checkpoint(path, "run", {"x": np.arange(9)}, {"done": 2})
+        arrays, header = load_checkpoint(path, "run")
+        assert arrays["x"].tolist() == [0, 1, 2] and header["done"] == 1
+        assert [file.name for file in tmp_path.iterdir()] == ["run.npz"]
+
+
+KILLED = """
+import sys
+from test_checkpoint import a_problem
+from fedkin.solvers.fedadmm import fed_admm
+fed_admm(a_problem(), 10_000_000, 3, checkpoint=sys.argv[1], checkpoint_every=5)
+"""
+
+
+def test_kill_9_at_any_time_leaves_a_whole_file(tmp_path):
+    path = tmp_path / "run.npz"
+    tests = Path(__file__).parent
+    for patience in (0.0, 0.05):
+        child = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], cwd=tests)
+        try:
+            deadline = time.monotonic() + 60
+            while not path.exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(patience)
+        finally:
+            child.kill()
+            child.wait(timeout=30)
+        done = load_and_resume(path)
+        assert done > 0
+        path.unlink()
+
+
+def load_and_resume(path):
+    with np.load(path, allow_pickle=False) as file:
+        done = json.loads(str(file["header"]))["done"]
+    same(fed_admm(a_problem(), done + 7, 3), fed_admm(a_problem(), done + 7, 3, checkpoint=path, resume=True))
+    return done
+
+
+def test_fingerprints():
+    one = np.arange(6.0)
+    known = fingerprint([one, 1, "a"])
+    assert known == fingerprint([one.copy(), 1, "a"])
+    changed = one.copy()
+    changed[3] = np.nextafter(3.0, 4.0)
+    for other in (
+        [changed, 1, "a"],
+        [one.astype(np.float32), 1, "a"],
+        [one, 1.0, "a"],
+        [one, "a", 1],
+        [one.reshape(2, 3), 1, "a"],
+        [one, 1],
+    ):
+        assert fingerprint(other) != known
