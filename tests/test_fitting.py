@@ -277,10 +277,15 @@ def test_least_squares_without_a_unique_answer_still_fits():
     np.testing.assert_allclose(model.predict(X), y, atol=1e-4)
 
 
-def test_cross_validation_with_a_device_of_one_row_says_what_to_do():
+def test_a_device_of_one_row_is_fitted_with_the_others():
     fed = Federation({"long": (np.arange(9.0)[:, None], np.arange(9.0)), "short": ([[1.0]], [1.0])})
-    with pytest.raises(DataError, match=r"'short' has 1 row.*lam as a number"):
-        fit_federation(fed)
+    assert np.isfinite(fit_federation(fed).coef).all()
+
+
+def test_a_continuous_target_is_no_set_of_classes():
+    _, X, y = rows(n=40, q=2)
+    with pytest.raises(DataError, match=r"40 different numbers such as .* use a regression loss"):
+        fit_federation(Federation({"a": (X, y)}), None, FitOptions(loss="logistic"))
 
 
 def test_a_device_with_one_class_learns_from_its_neighbours():

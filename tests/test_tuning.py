@@ -93,10 +93,23 @@ def test_devices_with_fewer_rows_than_folds() -> None:
     assert np.isfinite(choice.scores).all()
 
 
-def test_a_device_with_one_row_is_named() -> None:
-    fed = Federation({"big": (np.eye(2), [1.0, 2.0]), "tiny": ([[1.0, 1.0]], [0.5])})
-    with pytest.raises(DataError, match=r"device 'tiny' has 1 row; .* Give lam as a number"):
-        cross_validate_lam(Problem(fed, Graph.complete(fed.devices)), folds=2)
+def test_a_device_with_one_row_always_trains() -> None:
+    """Its row is never held out: scores are those of the other devices, but its row pulls on them."""
+    rng = np.random.default_rng(0)
+    big = {u: (rng.normal(size=(12, 2)), rng.normal(size=12)) for u in "ab"}
+
+    def scores(target: float) -> np.ndarray:
+        fed = Federation({**big, "tiny": ([[1.0, 1.0]], [target])})
+        return cross_validate_lam(Problem(fed, Graph.complete(fed.devices)), [0.5, 0.01], folds=3).scores
+
+    assert np.isfinite(scores(0.5)).all()
+    assert not np.allclose(scores(0.5), scores(50.0))
+
+
+def test_devices_with_one_row_each_leave_nothing_to_hold_out() -> None:
+    fed = Federation({"a": ([[1.0]], [1.0]), "b": ([[1.0]], [0.5])})
+    with pytest.raises(DataError, match=r"every device has a single row.*give lam as a number"):
+        cross_validate_lam(Problem(fed, Graph.complete(fed.devices)))
 
 
 @pytest.mark.parametrize(("loss", "classes"), [("logistic", 2), ("multinomial", 3)])

@@ -34,6 +34,7 @@ _Rescue = dict[Hashable, str]  # device: why its parameters had to be held back
 #: Losses whose targets are classes.
 CLASS_LOSSES = ("logistic", "multinomial")
 _MOST_PAIRS = 5_000_000  # beyond this many edges nobody means "all pairs"
+_MOST_NUMERIC_CLASSES = 20  # beyond this many different fractions nobody means classes
 _SEPARATED = "separated classes, a class that is missing, or no counts"
 _COLLINEAR = "collinear features"
 _LEAST_SQUARES = ("linear", "huber")
@@ -380,6 +381,11 @@ def _encoded(federation: Federation, loss: str | Loss) -> tuple[Loss, tuple[Any,
         raise DataError(
             f"all {len(codes)} rows have the class {plain_classes(labels)[0]!r}; a classifier needs at least two "
             "classes in the federation (a single device may have one class only)"
+        )
+    if labels.dtype.kind == "f" and labels.size > _MOST_NUMERIC_CLASSES and (labels != np.floor(labels)).any():
+        raise DataError(
+            f"the target has {labels.size} different numbers such as {labels[0]:g} and {labels[1]:g}, which are not "
+            "classes; use a regression loss (linear, huber), or encode the classes"
         )
     wanted = loss
     if isinstance(loss, str):

@@ -33,6 +33,7 @@ class DeviceData:
 
     Examples
     --------
+    >>> from fedkin.federation import Federation
     >>> fed = Federation({"a": ([[1.0], [2.0]], [0.5, 1.5])})
     >>> fed["a"].n_samples
     2

@@ -92,9 +92,11 @@ def cross_validate_lam(
         raise ParameterError(f"rule must be 'min' or '1se', got {rule!r}")
     if folds < 2:
         raise ParameterError(f"folds must be at least 2, got {folds}")
-    _check_rows(problem, folds)
+    _check_rows(problem)
     grid = lam_grid(problem, n_lams, ratio) if lams is None else checked_grid(lams)
     fold_of = problem.federation.folds(folds, seed)
+    # a device with one row has none to hold out: it always trains
+    fold_of[(problem.federation.n_samples < 2)[problem.federation.device_index]] = -1
     # losses see all rows, so that a class missing from a fold does not change the parameters
     whole = replace(problem, loss=dict(zip(problem.federation.devices, problem.losses, strict=True)))
     scores = np.stack(_run([(whole, fold_of != fold, grid, tol) for fold in range(folds)], n_jobs))
@@ -124,12 +126,8 @@ def _fold_scores(problem: Problem, train: NDArray[np.bool_], grid: Array, tol: f
     return np.array([terms.values(solution.theta[seen]).mean() for solution in fitted.solutions])
 
 
-def _check_rows(problem: Problem, folds: int) -> None:
-    fewest = int(problem.federation.n_samples.argmin())
-    n = int(problem.federation.n_samples[fewest])
-    if n < 2:
-        device = problem.federation.devices[fewest]
+def _check_rows(problem: Problem) -> None:
+    if problem.federation.n_samples.max() < 2:
         raise DataError(
-            f"device {device!r} has {n} row; cross-validation within devices needs at least 2. Give lam as a number, "
-            "or leave the device out"
+            "every device has a single row, so cross-validation within devices has none to hold out; give lam as a number"
         )
