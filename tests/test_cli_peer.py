@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from federations import free_ports, small_problem
+from federations import free_ports, in_process, small_problem
 from fedkin.cli import main
 from fedkin.engine.directory import read_result
 from fedkin.engine.manifest import load_manifest
@@ -25,6 +26,7 @@ from fedkin.engine.supervisor import is_running
 from fedkin.federation import Federation
 from fedkin.graph import Graph
 from fedkin.problem import Problem
+from fedkin.selection import select_edges
 from fedkin.solvers.exact import solve
 from fedkin.solvers.fedadmm import fed_admm
 
@@ -107,6 +109,24 @@ def test_init_up_status_collect(tmp_path: Path, capsys: pytest.CaptureFixture[st
     theta = np.array([[float(row[name]) for name in problem.federation.feature_names] for row in rows])
     expected = fed_admm(problem, 40, batch_size=4, seed=5, backend="numpy").theta
     assert theta.tobytes() == expected[:2].tobytes()
+
+
+def test_edges_are_selected_by_the_devices_first(tmp_path: Path) -> None:
+    problem = init(tmp_path, 40, "--select-level", "0.05", devices=4)
+    directory = tmp_path / "fed"
+    process = started("up", str(directory), "--give-up", "30")
+    try:
+        assert process.wait(120) == 0
+    finally:
+        ended(process, directory)
+    manifest = load_manifest(directory)
+    kept = select_edges(problem.federation, problem.graph, level=0.05).kept
+    assert 0 < kept.sum() < kept.size
+    edges = [edge for edge, stays in zip(manifest.edges, kept, strict=True) if stays]
+    radius = [one for one, stays in zip(manifest.edge_radius, kept, strict=True) if stays]
+    expected = in_process(problem, replace(manifest, edges=edges, edge_radius=radius)).gather("average")
+    theta = np.stack([read_result(directory / "devices" / f"d{u}") for u in range(4)])
+    assert theta.tobytes() == expected.tobytes()
 
 
 def test_up_starts_again_what_dies_and_stop_ends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

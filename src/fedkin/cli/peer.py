@@ -70,6 +70,11 @@ def init(
     float32: Annotated[bool, typer.Option("--float32", help="Send rounded parameters, half the bytes.")] = False,
     checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 50,
     compare_every: Annotated[int, typer.Option(help="Rounds between comparisons of edge duals; 0 for never.")] = 50,
+    select_level: Annotated[
+        float | None,
+        typer.Option(metavar="LEVEL", help="Let the devices test their edges first, and drop those that are rejected."),
+    ] = None,
+    variance: Annotated[str, typer.Option(help="Of the edge tests: model, sandwich or bartlett.")] = "model",
     share_results: Annotated[
         bool, typer.Option("--share-results", help="Let collect have the parameters; owners may change it.")
     ] = False,
@@ -105,6 +110,8 @@ def init(
             float32=float32,
             checkpoint_every=checkpoint_every,
             compare_every=compare_every,
+            select_level=select_level,
+            variance=variance,
             share_results=share_results,
         )
     )
@@ -119,6 +126,17 @@ def run(
     from fedkin.cli.peer_commands import run_one
 
     run_one(place, context.args)
+
+
+@peer.command()
+def select(
+    place: Annotated[Path, typer.Argument(metavar="DIR/devices/U", help="The directory of one device.")],
+    give_up: Annotated[float, typer.Option(metavar="SECONDS", help="Longest wait for a neighbour.")] = 3600.0,
+) -> None:
+    """Test the edges of one device together with its neighbours, before the rounds; up does it by itself."""
+    from fedkin.cli.peer_commands import select_one
+
+    select_one(place, give_up)
 
 
 @peer.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from rich.table import Table
 
 from fedkin.cli.console import Interrupted, messages, note, output, print_json
 from fedkin.cli.tables import add_row, plain_table, read_federation
-from fedkin.engine.directory import DEVICES, write_federation
+from fedkin.engine.directory import DEVICES, SELECTION, device_directories, write_federation
 from fedkin.engine.directory import collect as collect_results
 from fedkin.engine.manifest import Manifest, load_manifest
 from fedkin.engine.notices import write_notice
@@ -25,6 +26,7 @@ from fedkin.engine.supervisor import Line, Supervisor, overview, prometheus, sto
 from fedkin.errors import DataError, ParameterError, SolverError
 from fedkin.federation import Federation
 from fedkin.graph import Graph
+from fedkin.local import check_variance
 from fedkin.problem import Problem
 from fedkin.solvers.deploy import device_parts, make_manifest
 from fedkin.solvers.fedplan import Settings
@@ -64,6 +66,8 @@ class InitCommand:
     float32: bool
     checkpoint_every: int
     compare_every: int
+    select_level: float | None
+    variance: str
     share_results: bool
 
 
@@ -92,6 +96,7 @@ def init(command: InitCommand) -> None:
         centre=centre,
         secure=command.secure,
         classes=classes,
+        select=_selection(command),
     )
     own = _own_authority(command)
     write_federation(
@@ -108,6 +113,17 @@ def init(command: InitCommand) -> None:
         note("plain TCP: anybody on the network can read and write; use it on closed test networks only")
     console.print(f"all on this machine: fedkin peer up {command.directory}")
     console.print(f"one per machine: carry {command.directory / DEVICES}/NAME there, then fedkin peer run NAME")
+
+
+def _selection(command: InitCommand) -> dict[str, Any] | None:
+    if command.select_level is None:
+        return None
+    if not 0 < command.select_level < 1:
+        raise ParameterError(f"--select-level must be between 0 and 1, got {command.select_level:g}")
+    if command.placement == "central":
+        raise ParameterError("--select-level is for devices that talk to each other, not for --placement central")
+    check_variance(command.variance)
+    return {"level": command.select_level, "variance": command.variance}
 
 
 def _encoded(federation: Federation, loss: str) -> tuple[Federation, list[Any] | None]:
@@ -164,11 +180,39 @@ def run_one(place: Path, arguments: Sequence[str]) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "fedkin.engine.process", str(place), "--echo", *arguments])
 
 
+def select_one(place: Path, give_up: float) -> None:
+    """Run the edge selection of one device."""
+    from fedkin.cli.peer_select import main
+
+    raise SystemExit(main([str(place), "--give-up", str(give_up)]))
+
+
+def _select_all(directory: Path, give_up: float) -> None:
+    """Run the edge selection of all devices on this machine that have not done it."""
+    places = [place for place in device_directories(directory) if not (place / SELECTION).exists()]
+    command = [sys.executable, "-m", "fedkin.cli.peer_select", "--give-up", str(give_up)]
+    running = [subprocess.Popen([*command, str(place)], start_new_session=True) for place in places]
+    try:
+        codes = [process.wait() for process in running]
+    finally:
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    failed = [place.name for place, code in zip(places, codes, strict=True) if code]
+    if failed:
+        raise SolverError(
+            f"edge selection failed on {', '.join(failed)}: see log.jsonl in {directory / DEVICES}/{failed[0]}"
+        )
+
+
 def up(directory: Path, restarts: int, give_up: float, as_json: bool) -> None:
     """Supervise all devices until they end."""
     manifest = load_manifest(directory)
     supervisor = Supervisor(directory, ("--give-up", str(give_up)), restarts)
     console = messages()
+    if manifest.select is not None:
+        _select_all(directory, give_up)
     try:
         supervisor.start()
         with Live(console=console, auto_refresh=False, transient=True) as live:

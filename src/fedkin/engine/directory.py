@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from fedkin.engine.exchange import selection_keys
 from fedkin.engine.manifest import AUTHORITY, CENTRE, MANIFEST, ROWS, SIGNATURE, Manifest, Rows
 from fedkin.engine.peer import keys_of, presence_key
 from fedkin.engine.security import (
@@ -40,6 +41,7 @@ from fedkin.errors import DataError
 DEVICES, OWNER, LINKS = "devices", "device.json", "zenoh.json5"
 KEY, CERTIFICATE, AUTHORITY_KEY = "device.key", "device.crt", "ca.key"
 STATE, LOG, STATUS, RESULT, LOCK = "state.npz", "log.jsonl", "status.json", "result.npz", "lock"
+SELECTION = "selection.json"  # p-values of the device's edges, and which of them it dropped
 PRESENCE = "presence.npz"  # of the central machine: who was there in which round
 
 
@@ -129,7 +131,8 @@ def links_of(manifest: Manifest, position: int) -> dict[str, Any]:
 
 
 def _peer_keys(manifest: Manifest, sender: int, receiver: int) -> list[str]:
-    return [*keys_of(manifest, sender, receiver).values(), presence_key(manifest, sender)]
+    keys = [*keys_of(manifest, sender, receiver).values(), presence_key(manifest, sender)]
+    return keys if manifest.select is None else [*keys, *selection_keys(manifest, sender, receiver).values()]
 
 
 def _name(manifest: Manifest, position: int) -> str:
@@ -165,6 +168,21 @@ def read_status(place: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return status if isinstance(status, dict) else {}
+
+
+def read_selection(place: Path, manifest: Manifest) -> frozenset[int]:
+    """Positions of neighbours whose edge was dropped by edge selection."""
+    if manifest.select is None:
+        return frozenset()
+    try:
+        chosen = json.loads((place / SELECTION).read_bytes())
+        if chosen["run"] != manifest.run:
+            raise DataError(f"{place / SELECTION} belongs to another run")
+        return frozenset(manifest.position(name) for name in chosen["dropped"])
+    except FileNotFoundError:
+        raise DataError(f"edges are not selected yet: fedkin peer select {place}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{place / SELECTION} cannot be read: {error}") from None
 
 
 def read_result(place: Path) -> np.ndarray[Any, np.dtype[np.float64]] | None:

@@ -105,6 +105,8 @@ class Manifest:
     feature_names : sequence of str
     classes : sequence of str or float, or None
         Labels of the target's codes 0, 1, ...
+    select : mapping or None
+        ``level`` and ``variance`` of the edge selection that comes before the rounds.
     """
 
     run: str
@@ -136,6 +138,7 @@ class Manifest:
     secure: bool = True
     feature_names: Sequence[str] = ()
     classes: Sequence[str | float] | None = None
+    select: Mapping[str, Any] | None = None
 
     @property
     def run_bytes(self) -> bytes:

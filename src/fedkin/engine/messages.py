@@ -52,6 +52,7 @@ class Kind(IntEnum):
     DOWN = 4  #: from the central machine: theta, pull, probability
     RESULT = 5  #: averaged parameters, for an owner who collects
     SUMMARY = 6  #: a device's local fit, for edge selection
+    VERDICT = 7  #: the p-value of an edge, from the end that decides
 
 
 class MessageError(FedkinError, ValueError):

@@ -293,9 +293,7 @@ class Device:
         self.neighbours = [v for v in self.neighbours if v not in gone]
         for v in sorted(gone):
             self.inbox.forget(v)
-            self.journal.write(
-                "warning", "neighbour left for good: its edge is dropped", peer=self.names[v], round=self.done
-            )
+            self.journal.write("warning", "edge dropped", peer=self.names[v], round=self.done)
 
     def _foreign_theta(self) -> Array:
         return self.shard._all_theta[1:].copy()

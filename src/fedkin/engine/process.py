@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkin.engine.directory import LINKS, LOCK, LOG, OWNER, PRESENCE, RESULT, STATE, STATUS
+from fedkin.engine.directory import LINKS, LOCK, LOG, OWNER, PRESENCE, RESULT, STATE, STATUS, read_selection
 from fedkin.engine.journal import Journal
 from fedkin.engine.manifest import CENTRE, ROWS, Manifest, Rows, load_manifest
 from fedkin.engine.notices import read_notices
@@ -93,7 +93,7 @@ def _run_peer(
         journal,
         checkpoint=place / STATE,
         patience=patience,
-        left=read_notices(place, manifest),
+        left=read_notices(place, manifest) | read_selection(place, manifest),
         tick=clerk.device_tick,
     )
     clerk.status = device.status

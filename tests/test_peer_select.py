@@ -1,0 +1,60 @@
+"""Edge selection between devices: the edges that `select_edges` keeps, with only summaries travelling to neighbours."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from federations import manifest_of, rows_of
+from fedkin.cli.peer_select import select, summary, summary_length
+from fedkin.datasets import paper_design
+from fedkin.engine.journal import Journal
+from fedkin.engine.peer import Patience
+from fedkin.engine.transport import Faults, MemoryNetwork
+from fedkin.problem import Problem
+from fedkin.selection import select_edges
+
+
+@pytest.mark.parametrize("variance", ["bartlett", "model", "sandwich"])
+def test_devices_keep_the_edges_that_one_machine_would_keep(variance: str) -> None:
+    design = paper_design(n_devices=8, n_samples=60, n_features=3, n_clusters=2, varrho=0.3, seed=2)
+    problem = Problem(design.federation, design.graph, lam=0.01)
+    manifest = replace(manifest_of(problem, 5), select={"level": 0.05, "variance": variance})
+    manifest = replace(
+        manifest, members=tuple(replace(member, id=int(member.id), name=f"d{member.id}") for member in manifest.members)
+    )
+    rows, network = rows_of(problem), MemoryNetwork(Faults(loss=0.1, duplication=0.1, delay=0.01))
+    quick = Patience(complain=1.0, give_up=20.0, linger=5.0)
+    chosen: dict[int, dict[str, Any]] = {}
+
+    def one(u: int) -> None:
+        chosen[u] = select(manifest, u, rows[u], network.join(), Journal(str(u)), quick)
+
+    threads = [threading.Thread(target=one, args=(u,)) for u in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    network.close()
+    assert len(chosen) == 8
+    expected = select_edges(problem.federation, problem.graph, level=0.05, variance=variance)  # type: ignore[arg-type]
+    assert 0 < expected.kept.sum() < expected.kept.size
+    for (i, j), kept, p_value in zip(problem.graph.edges.tolist(), expected.kept, expected.p_value, strict=True):
+        assert (f"d{j}" in chosen[i]["dropped"]) == (f"d{i}" in chosen[j]["dropped"]) == (not kept)
+        assert chosen[i]["p_values"][f"d{j}"] == chosen[j]["p_values"][f"d{i}"]
+        if variance != "model":  # noise variances are steadied across all devices there, across two here
+            assert np.isclose(chosen[i]["p_values"][f"d{j}"], p_value, rtol=1e-8, atol=1e-300)
+
+
+def test_a_summary_is_finite_and_as_long_as_it_says() -> None:
+    design = paper_design(n_devices=2, n_samples=3, n_features=4, n_clusters=1, seed=0)  # fewer rows than features
+    problem = Problem(design.federation, design.graph, lam=0.01)
+    manifest = replace(manifest_of(problem, 5, batch=2), select={"level": 0.05, "variance": "model"})
+    values = summary(manifest, 0, rows_of(problem)[0])
+    assert values.size == summary_length(4)
+    assert np.isfinite(values).all()
+    assert values[-1] == 1.0
