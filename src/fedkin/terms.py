@@ -22,6 +22,8 @@ Index = NDArray[np.int64]
 
 #: Eigenvalues of a matrix with unit diagonal below this share of the largest one count as zero.
 RANK_TOLERANCE = 1e-10
+#: Pivots of a Cholesky factor above this are far from those of singular matrices.
+SAFE_PIVOT = 1e-3
 #: Share of the cautious Hessian where the Hessian itself may vanish in directions in which the gradient does not.
 LEAST_CAUTION = 1e-6
 
@@ -547,9 +549,7 @@ def generalized_inverse(matrices: Array) -> tuple[Array, NDArray[np.bool_]]:
     ``A G A = A`` and ``G A G = G`` up to directions that count as zero. They are Moore-Penrose inverses in the units in
     which ``A`` has unit diagonal, so that the units of the features do not matter.
     """
-    diagonal = np.einsum("vii->vi", matrices)
-    scale = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
-    scaled = matrices / (scale[:, :, None] * scale[:, None, :])
+    scaled, scale = _unit_diagonal(matrices)
     singular = np.zeros(len(matrices), dtype=bool)
     try:
         inverse = np.linalg.inv(scaled)
@@ -568,8 +568,27 @@ def generalized_inverse(matrices: Array) -> tuple[Array, NDArray[np.bool_]]:
 
 def _solve_and_rest(matrices: Array, v: Array) -> tuple[Array, Array]:
     """``A_u^- v_u`` and the part of ``v_u`` outside the range of ``A_u``, both ``(V, p)``."""
+    scaled, scale = _unit_diagonal(matrices)
+    if _surely_regular(scaled):
+        return np.asarray(np.linalg.solve(scaled, (v / scale)[:, :, None])[:, :, 0] / scale), np.zeros_like(v)
     inverse, singular = generalized_inverse(matrices)
     solution = np.matmul(inverse, v[:, :, None])[:, :, 0]
     rest = np.zeros_like(v)
     rest[singular] = v[singular] - np.matmul(matrices[singular], solution[singular, :, None])[:, :, 0]
     return np.asarray(solution), rest
+
+
+def _unit_diagonal(matrices: Array) -> tuple[Array, Array]:
+    """``matrices (V, p, p)`` scaled to a unit diagonal, and the scale ``(V, p)`` (1 for zeros on the diagonal)."""
+    diagonal = np.einsum("vii->vi", matrices)
+    scale = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
+    return np.asarray(matrices / (scale[:, :, None] * scale[:, None, :])), scale
+
+
+def _surely_regular(scaled: Array) -> bool:
+    """Whether all pivots of the matrices with unit diagonal are far from 0: a Cholesky factor is cheap to look at."""
+    try:
+        pivots = np.einsum("vii->vi", np.linalg.cholesky(scaled))
+    except np.linalg.LinAlgError:
+        return False
+    return bool(pivots.min(initial=1.0) > SAFE_PIVOT)

@@ -177,8 +177,8 @@ class _Search:
         if only or self.status == "converged" or found.value < self.best.value or not np.isfinite(self.best.gap):
             self.best = found
 
-    def _certified(self, pair: PrimalDual) -> _Certified:
-        value = self.objective.value(pair.theta)
+    def _certified(self, pair: PrimalDual, value: float | None = None) -> _Certified:
+        value = self.objective.value(pair.theta) if value is None else value
         radius, proven = self.ball.radius(pair.theta, value)
         gap, conditional = self.objective.gap(pair.theta, pair.alpha, pair.zeta, pair.balance, radius)
         relative = max(gap, 0.0) / self.scale(value)
@@ -225,7 +225,8 @@ class _Search:
             rho = initial_rho(self.objective, model)
             pair = self._minimize_model(model, at, pair, tuned * rho)
             tuned = pair.rho / rho
-            change, error, quadratic = at.changes(model, pair.theta)
+            target = Expansion(terms, pair.theta)
+            change, error, quadratic = at.changes(model, target)
             new_penalty = self.objective.penalty_value(pair.theta)
             decrease = penalty - new_penalty - float(change.sum())
             promised = decrease + float(error.sum()) if np.isfinite(decrease) else np.inf
@@ -234,8 +235,8 @@ class _Search:
                 caution = raised(caution, error, quadratic)
                 continue
             caution = lowered(caution, error, quadratic, least)
-            before, at, penalty = at, Expansion(terms, pair.theta), new_penalty
-            self.take(self._certified(pair))
+            before, at, penalty = at, target, new_penalty
+            self.take(self._certified(pair, float(at.values.sum()) + penalty))
             if self.status == "converged":
                 _raise_if_unbounded(self.objective, before, at)
                 return
@@ -267,7 +268,8 @@ class _Search:
         """Replace the best pair by one with exactly fused devices, where that costs nothing."""
         pair = self.best.pair
         fused = fused_parameters(self.objective, pair.theta, pair.alpha, pair.zeta)
-        self.best = self._better(self.best, self._certified(replace(pair, theta=fused)))
+        if not np.array_equal(fused, pair.theta):
+            self.best = self._better(self.best, self._certified(replace(pair, theta=fused)))
 
     def _fuse_components(self) -> None:
         """Fuse whole components where that lowers the objective: duals alone do not tell when all of them are fused."""

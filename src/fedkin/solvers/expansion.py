@@ -57,12 +57,12 @@ class Expansion:
         b = np.einsum("vij,vj->vi", A, self.theta) - self.gradients
         return QuadraticTerms(A, b, np.zeros(self.terms.n_devices))
 
-    def changes(self, model: QuadraticTerms, target: Array) -> tuple[Array, Array, Array]:
-        """Changes of ``M_u`` from ``theta`` to ``target``, what the model missed of them, and its quadratic part."""
-        step = target - self.theta
+    def changes(self, model: QuadraticTerms, target: Expansion) -> tuple[Array, Array, Array]:
+        """Changes of ``M_u`` from ``theta`` to the target's, what the model missed of them, and its quadratic part."""
+        step = target.theta - self.theta
         quadratic = 0.5 * np.einsum("vp,vp->v", step, model.apply(step))
         with np.errstate(over="ignore", invalid="ignore"):
-            true = self.terms.values(target) - self.values
+            true = target.values - self.values
         true = np.where(np.isfinite(true), true, np.inf)
         return true, true - (np.einsum("vp,vp->v", self.gradients, step) + quadratic), quadratic
 
