@@ -140,6 +140,10 @@ def start_iteration(
     """An iteration on that backend; the arguments are those of `fedkin.solvers.pdhg.NumpyIteration`."""
     if backend == "numpy":
         return NumpyIteration(objective, quadratic, theta, alpha, zeta, rho)
+    from fedkin.solvers.chains import ChainIteration, chains_for
     from fedkin.solvers.compiled import CompiledIteration
 
+    chains = chains_for(objective, quadratic)
+    if chains is not None:
+        return ChainIteration(objective, quadratic, chains, alpha)
     return CompiledIteration(objective, quadratic, theta, alpha, zeta, rho)

@@ -65,7 +65,7 @@ class CompiledIteration:
         n_threads: int | None = None,
     ) -> None:
         self._kind = kernels.KINDS[objective.penalty.name]
-        self._crew = _Crew(_threads_for(objective, quadratic) if n_threads is None else n_threads)
+        self._crew = Crew(_threads_for(objective, quadratic) if n_threads is None else n_threads)
         self._places = _Places(objective.graph)
         self._set_problem(objective, quadratic)
         self._start(quadratic, theta, alpha, zeta)
@@ -302,7 +302,7 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class _Crew:
+class Crew:
     """Threads that work on parts of a range, the calling thread among them."""
 
     def __init__(self, size: int) -> None:

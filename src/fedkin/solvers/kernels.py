@@ -12,52 +12,20 @@ zero (the first one to the sparsity duals), an edge step adds to its thread's sh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import config, njit, types
+from numba import njit, types
+
+from fedkin.solvers.jit import FLOAT, INT, NUMERICS, PAIR, kernel, readable, writable
+
+_I1, _L1 = readable(types.int32, 1), readable(types.int64, 1)
+_R1, _R2, _R3 = (readable(FLOAT, k) for k in (1, 2, 3))
+_W1, _W2, _W3 = (writable(FLOAT, k) for k in (1, 2, 3))
 
 L1, L2, LINF = 0, 1, 2
 #: Codes of the penalties.
 KINDS = {"l1": L1, "l2": L2, "linf": LINF}
-
-_INT, _FLOAT = types.int64, types.float64
-
-
-def _readable(dtype: Any, ndim: int) -> Any:
-    return types.Array(dtype, ndim, "C", readonly=True)
-
-
-def _writable(dtype: Any, ndim: int) -> Any:
-    return types.Array(dtype, ndim, "C")
-
-
-_I1 = _readable(types.int32, 1)
-_L1 = _readable(types.int64, 1)
-_R1, _R2, _R3 = (_readable(_FLOAT, k) for k in (1, 2, 3))
-_W1, _W2, _W3 = (_writable(_FLOAT, k) for k in (1, 2, 3))
-_PAIR = types.UniTuple(_FLOAT, 2)  # type: ignore[no-untyped-call]
-
-_NUMERICS = {"contract", "reassoc", "nsz", "arcp"}
-
-
-def _kernel(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile now, for these types only: nothing is compiled later, during a fit."""
-
-    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-        # blocks of four neighbouring coordinates become vector instructions only with this pass, which numba leaves off
-        before = config.SLP_VECTORIZE  # type: ignore[attr-defined]
-        config.SLP_VECTORIZE = 1  # type: ignore[attr-defined]
-        try:
-            return njit(  # type: ignore[no-any-return]
-                result(*arguments), cache=True, nogil=True, fastmath=_NUMERICS, error_model="numpy"
-            )(function)
-        finally:
-            config.SLP_VECTORIZE = before  # type: ignore[attr-defined]
-
-    return compiled
-
 
 # --- parts of the kernels ------------------------------------------------------------------------------------------
 
@@ -103,7 +71,7 @@ def _project_linf(v: Any, radius: float) -> None:
         v[c] = math.copysign(max(abs(v[c]) - threshold, 0.0), v[c])
 
 
-@njit(nogil=True, error_model="numpy", fastmath=_NUMERICS)
+@njit(nogil=True, error_model="numpy", fastmath=NUMERICS)
 def _factorize(matrix: Any, factor: Any) -> float:
     """Lower Cholesky factor; the smallest pivot relative to its diagonal entry, -1 where there is none."""
     p = matrix.shape[0]
@@ -142,7 +110,7 @@ def _join(parent: Any, i: int, j: int, c: int) -> None:
 # --- devices --------------------------------------------------------------------------------------------------------
 
 
-@_kernel(types.void, _INT, _INT, _R3, _R2, _R1, _R1, _W2, _W3, _W2, _FLOAT, _W2, _R2)
+@kernel(types.void, INT, INT, _R3, _R2, _R1, _R1, _W2, _W3, _W2, FLOAT, _W2, _R2)
 def node_step_dense(
     lo: int,
     hi: int,
@@ -190,7 +158,7 @@ def node_step_dense(
         _box_step(lo, hi, rho, s, ahead, relax, z, box)
 
 
-@_kernel(types.void, _INT, _INT, _R1, _R2, _R1, _R1, _W2, _W3, _W2, _FLOAT, _W2, _R2)
+@kernel(types.void, INT, INT, _R1, _R2, _R1, _R1, _W2, _W3, _W2, FLOAT, _W2, _R2)
 def node_step_isotropic(
     lo: int,
     hi: int,
@@ -227,7 +195,7 @@ def node_step_isotropic(
 # --- edges ----------------------------------------------------------------------------------------------------------
 
 
-@_kernel(types.void, _INT, _INT, _I1, _I1, _R1, _R1, _R2, _W2, _W2, _FLOAT, _INT)
+@kernel(types.void, INT, INT, _I1, _I1, _R1, _R1, _R2, _W2, _W2, FLOAT, INT)
 def edge_step(
     lo: int,
     hi: int,
@@ -339,7 +307,7 @@ def edge_step(
                 s[j, c] -= new
 
 
-@_kernel(types.void, _INT, _INT, _I1, _I1, _R1, _R1, _R2, _R2, _INT, _W1)
+@kernel(types.void, INT, INT, _I1, _I1, _R1, _R1, _R2, _R2, INT, _W1)
 def edge_moves(
     lo: int,
     hi: int,
@@ -377,7 +345,7 @@ def edge_moves(
         moves[c] += total[c]
 
 
-@_kernel(types.void, _INT, _INT, _I1, _I1, _R2, _W2)
+@kernel(types.void, INT, INT, _I1, _I1, _R2, _W2)
 def add_balance(lo: int, hi: int, head: Any, tail: Any, y: Any, s: Any) -> None:
     """Add ``D' y`` to ``s (V, p)``."""
     for e in range(lo, hi):
@@ -390,9 +358,7 @@ def add_balance(lo: int, hi: int, head: Any, tail: Any, y: Any, s: Any) -> None:
 # --- a whole stretch of iterations on one thread ----------------------------------------------------------------------
 
 
-@_kernel(
-    types.void, _INT, _INT, _R3, _R1, _R2, _R1, _R1, _W2, _W3, _W2, _FLOAT, _W2, _R2, _I1, _I1, _R1, _R1, _W2, _INT
-)
+@kernel(types.void, INT, INT, _R3, _R1, _R2, _R1, _R1, _W2, _W3, _W2, FLOAT, _W2, _R2, _I1, _I1, _R1, _R1, _W2, INT)
 def run(
     n_iter: int,
     dense: int,
@@ -426,7 +392,7 @@ def run(
 # --- certificates -----------------------------------------------------------------------------------------------------
 
 
-@_kernel(_PAIR, _INT, _INT, _I1, _I1, _R1, _R2, _R2, _INT)
+@kernel(PAIR, INT, INT, _I1, _I1, _R1, _R2, _R2, INT)
 def edge_gap(lo: int, hi: int, head: Any, tail: Any, radius: Any, x: Any, y: Any, kind: int) -> tuple[float, float]:
     """``sum_e r_e phi(d_e)`` and ``sum_e (r_e phi(d_e) - <y_e, d_e>)`` with ``d = D x``."""
     p = x.shape[1]
@@ -455,7 +421,7 @@ def edge_gap(lo: int, hi: int, head: Any, tail: Any, radius: Any, x: Any, y: Any
     return penalty, slack
 
 
-@_kernel(_PAIR, _INT, _INT, _L1, _R3, _R3, _R2, _R1, _R2, _R3)
+@kernel(PAIR, INT, INT, _L1, _R3, _R3, _R2, _R1, _R2, _R3)
 def node_gap_dense(
     lo: int, hi: int, order: Any, A: Any, inverse: Any, b: Any, c0: Any, x: Any, s: Any
 ) -> tuple[float, float]:
@@ -498,7 +464,7 @@ def node_gap_dense(
     return value, gap
 
 
-@_kernel(_PAIR, _INT, _INT, _L1, _R1, _R2, _R1, _R2, _R3)
+@kernel(PAIR, INT, INT, _L1, _R1, _R2, _R1, _R2, _R3)
 def node_gap_isotropic(
     lo: int, hi: int, order: Any, curvature: Any, b: Any, c0: Any, x: Any, s: Any
 ) -> tuple[float, float]:
@@ -521,7 +487,7 @@ def node_gap_isotropic(
 # --- Gram matrices ----------------------------------------------------------------------------------------------------
 
 
-@_kernel(_FLOAT, _INT, _INT, _L1, _R3, _R1, _R1, _W3)
+@kernel(FLOAT, INT, INT, _L1, _R3, _R1, _R1, _W3)
 def invert(lo: int, hi: int, order: Any, A: Any, weight: Any, rho: Any, inverse: Any) -> float:
     """``inverse[i] = (A[order[i]] + weight[i] diag(rho))^{-1}``; returns the worst relative pivot, -1 for a bad one."""
     p = rho.shape[0]
@@ -555,7 +521,7 @@ def invert(lo: int, hi: int, order: Any, A: Any, weight: Any, rho: Any, inverse:
     return worst
 
 
-@_kernel(_FLOAT, _INT, _INT, _L1, _R3, _R2, _W2)
+@kernel(FLOAT, INT, INT, _L1, _R3, _R2, _W2)
 def local_minimizers(lo: int, hi: int, order: Any, A: Any, b: Any, out: Any) -> float:
     """``out[i] = A[order[i]]^{-1} b[i]``; the worst relative pivot, -1 when one is not positive."""
     p = b.shape[1]
@@ -582,7 +548,7 @@ def local_minimizers(lo: int, hi: int, order: Any, A: Any, b: Any, out: Any) -> 
 # --- fused groups -----------------------------------------------------------------------------------------------------
 
 
-@_kernel(types.void, _INT, _INT, _I1, _I1, _R1, _R2, _FLOAT, _INT, _R2, _R2, _R2, _W2)
+@kernel(types.void, INT, INT, _I1, _I1, _R1, _R2, FLOAT, INT, _R2, _R2, _R2, _W2)
 def fuse(
     lo: int,
     hi: int,

@@ -1,0 +1,277 @@
+"""A quicker iteration for graphs that are two sets of disjoint chains: grids, rows of pixels, time series.
+
+Where devices agree coordinate by coordinate and every Gram matrix is a multiple of the identity (means; total-variation
+denoising), the problem on one set of chains is solved exactly in one sweep. With ``d_1`` and ``d_2`` the balances of
+the duals on the two sets, the dual problem is to minimise ``||b - d_1 - d_2||^2`` (in the metric of the curvatures).
+Each iteration minimises over ``d_1`` and then over ``d_2``, with Nesterov's momentum and restarts (Chambolle,
+Tan and Vaiter 2017). Information travels along a whole chain at once, where edges pass it on one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.graph import Graph
+from fedkin.problem import FusedObjective
+from fedkin.solvers import chain_kernels, kernels
+from fedkin.solvers.compiled import Crew, available_cores
+from fedkin.solvers.fuse import INTERIOR
+from fedkin.solvers.pdhg import PrimalDual
+from fedkin.terms import QuadraticTerms
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int32]
+
+#: Chains pay when they have at least this many edges on average.
+WORTHWHILE = 8
+#: Threads pay for chains with more devices than this, all coordinates together.
+THREADING_PAYS = 20_000
+
+
+@dataclass(frozen=True, eq=False)
+class Chains:
+    """Disjoint chains that cover all devices, some of them of length 1.
+
+    Attributes
+    ----------
+    starts : array (C + 1,)
+        Chain c visits ``nodes[starts[c]:starts[c + 1]]``.
+    nodes : array (V,)
+        Devices in the order of the chains.
+    edges : array (V,)
+        The edge after each place; -1 at the end of a chain.
+    sign : array (V,)
+        1 where an edge's head comes first, -1 where its tail does, 0 at the end of a chain.
+    """
+
+    starts: Index
+    nodes: Index
+    edges: Index
+    sign: Array
+
+    def per_edge(self, values: Array) -> Array:
+        """``values (E,)`` in the order of the chains, 0 at their ends."""
+        return np.where(self.edges >= 0, values[self.edges], 0.0)
+
+
+def two_chain_sets(graph: Graph) -> tuple[Chains, ...] | None:
+    """One or two sets of chains that hold every edge once, or None where they are not found or do not pay.
+
+    Edges between devices with consecutive numbers form the first set, the others the second: grids that are numbered
+    row by row or column by column.
+    """
+    if graph.n_edges == 0 or int(graph.degree.max()) > 4:
+        return None
+    consecutive = graph.edges[:, 0] - graph.edges[:, 1] == 1
+    sets = []
+    for chosen in (consecutive, ~consecutive):
+        if chosen.any():
+            chains = _chains(graph, np.flatnonzero(chosen))
+            if chains is None:
+                return None
+            sets.append(chains)
+    return tuple(sets)
+
+
+def _chains(graph: Graph, chosen: NDArray[np.int64]) -> Chains | None:
+    ends = graph.edges[chosen]
+    n = graph.n_devices
+    degree = np.bincount(ends.ravel(), minlength=n)
+    if degree.max() > 2 or chosen.size < WORTHWHILE * (np.count_nonzero(degree == 1) // 2):
+        return None
+    # each edge seen from both of its ends, sorted by that end
+    here, there = ends.ravel(order="F"), ends[:, ::-1].ravel(order="F")
+    order = np.argsort(here, kind="stable")
+    second = np.r_[False, here[order][1:] == here[order][:-1]]
+    neighbour = np.full((n, 2), -1, dtype=np.int32)
+    edge = np.full((n, 2), -1, dtype=np.int32)
+    neighbour[here[order], second.astype(int)] = there[order]
+    edge[here[order], second.astype(int)] = np.r_[chosen, chosen][order]
+    starts, nodes, edges = (np.empty(n + 1, dtype=np.int32) for _ in range(3))
+    count = chain_kernels.walk(neighbour, edge, starts, nodes, edges)
+    if count < 0:
+        return None
+    nodes, edges = nodes[:n], edges[:n]
+    sign = np.where(graph.edges[edges, 0] == nodes, 1.0, -1.0)
+    return Chains(starts[: count + 1].copy(), nodes, edges, np.where(edges >= 0, sign, 0.0))
+
+
+def chains_for(objective: FusedObjective, quadratic: QuadraticTerms) -> tuple[Chains, ...] | None:
+    """The chains that `ChainIteration` can work on, or None where it does not apply."""
+    separable = objective.penalty.separable or quadratic.n_params == 1
+    if not (separable and quadratic.isotropic and objective.sparsity is None and objective.strength > 0):
+        return None
+    if not (quadratic.A > 0).all():
+        return None
+    return two_chain_sets(objective.graph)
+
+
+class ChainIteration:
+    """Accelerated alternation between two sets of chains; the methods are those of `fedkin.solvers.pdhg.Iteration`.
+
+    Parameters
+    ----------
+    objective : FusedObjective
+        Graph, penalty and radii; its terms are not looked at.
+    quadratic : QuadraticTerms
+        Isotropic and regular.
+    chains : one or two Chains
+        From `chains_for`.
+    alpha : array (E, p) or None
+        Duals to start from.
+    n_threads : int, optional
+        As many as pay, by default.
+    """
+
+    regular = True
+    live = False
+
+    def __init__(
+        self,
+        objective: FusedObjective,
+        quadratic: QuadraticTerms,
+        chains: tuple[Chains, ...],
+        alpha: Array | None,
+        n_threads: int | None = None,
+    ) -> None:
+        n, p = quadratic.b.shape
+        self._crew = Crew(n_threads or (available_cores() if n * p > THREADING_PAYS else 1))
+        self._chains = chains
+        self._a, self._c = np.ascontiguousarray(quadratic.A), np.ascontiguousarray(quadratic.c)
+        # one row per coordinate
+        self._b = np.ascontiguousarray(quadratic.b.T)
+        self._edge_radius = objective.edge_radius
+        self._radius = tuple(one.per_edge(objective.edge_radius) for one in chains)
+        self._ranges = tuple(self._balanced(one) for one in chains)
+        self._device_ranges = self._crew.split(n)
+        edges = objective.graph.edges.astype(np.int32)
+        self._head, self._tail = edges[:, 0].copy(), edges[:, 1].copy()
+        self._edge_ranges = self._crew.split(len(edges))
+        self._first, self._second = np.zeros((p, n)), np.zeros((p, n))
+        self._alpha = np.zeros((len(edges), p))
+        if alpha is not None and len(chains) == 2:
+            self._second[:] = self._balance_on(chains[1], alpha)
+        self._pushed, self._found = self._second.copy(), np.empty((p, n))
+        self._speed = np.ones(p)
+        self._s = np.empty((n, p))
+        self.n_iter = 0
+        self.rho = np.ones(1)
+
+    def _balance_on(self, chains: Chains, alpha: Array) -> Array:
+        used = chains.edges[chains.edges >= 0]
+        balance = np.zeros((self._alpha.shape[1], self._a.size))
+        for c, row in enumerate(balance):
+            np.add.at(row, self._head[used], alpha[used, c])
+            np.add.at(row, self._tail[used], -alpha[used, c])
+        return balance
+
+    def _balanced(self, chains: Chains) -> list[tuple[int, int]]:
+        """Ranges of chains with about the same number of devices."""
+        ends = [lo for lo, _ in self._crew.split(self._a.size)] + [self._a.size]
+        cuts = np.searchsorted(chains.starts, ends)
+        cuts[0], cuts[-1] = 0, chains.starts.size - 1
+        return list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))
+
+    # --- iterations -----------------------------------------------------------------------------------------------
+
+    def advance(self, n: int) -> None:
+        for _ in range(n):
+            for c in range(self._b.shape[0]):
+                self._sweep(c)
+        self.n_iter += n
+        self._set_duals()
+
+    def _sweep(self, c: int) -> None:
+        a, b, first, pushed = self._a, self._b[c], self._first[c], self._pushed[c]
+        self._chain_step(0, b, pushed, first)
+        if len(self._chains) == 1:
+            return
+        found, second = self._found[c], self._second[c]
+        self._chain_step(1, b, first, found)
+        turned = self._crew.run(
+            lambda _, lo, hi: chain_kernels.turn(lo, hi, a, pushed, found, second), self._device_ranges
+        )
+        speed = 1.0 if sum(turned) > 0 else self._speed[c]
+        self._speed[c] = 0.5 * (1.0 + np.sqrt(1.0 + 4.0 * speed**2))
+        momentum = (speed - 1.0) / self._speed[c]
+        self._crew.run(
+            lambda _, lo, hi: chain_kernels.push(lo, hi, momentum, pushed, found, second), self._device_ranges
+        )
+
+    def _chain_step(self, k: int, b: Array, v: Array, rest: Array) -> None:
+        chains, radius = self._chains[k], self._radius[k]
+        self._crew.run(
+            lambda _, lo, hi: chain_kernels.chain_step(
+                lo, hi, chains.starts, chains.nodes, radius, self._a, b, v, rest
+            ),
+            self._ranges[k],
+        )
+
+    def _set_duals(self) -> None:
+        for k, balances in enumerate((self._first, self._second)[: len(self._chains)]):
+            for c, balance in enumerate(balances):
+                self._chain_duals(k, balance, c)
+        # the balance of exactly these duals, as a certificate needs it
+        self._s[:] = 0.0
+        kernels.add_balance(0, self._head.size, self._head, self._tail, self._alpha, self._s)
+        self._theta = (self._b.T - self._s) / self._a[:, None]
+
+    def _chain_duals(self, k: int, balance: Array, c: int) -> None:
+        chains, radius, alpha = self._chains[k], self._radius[k], self._alpha
+        self._crew.run(
+            lambda _, lo, hi: chain_kernels.chain_duals(
+                lo, hi, chains.starts, chains.nodes, chains.edges, chains.sign, radius, balance, c, alpha
+            ),
+            self._ranges[k],
+        )
+
+    # --- where it stands ------------------------------------------------------------------------------------------
+
+    def certificate(self, theta: Array | None = None) -> tuple[float, float]:
+        x = self._theta if theta is None else theta
+        order, s = np.arange(self._a.size), self._s[None]
+        b = np.ascontiguousarray(self._b.T)
+        devices = self._crew.run(
+            lambda _, lo, hi: kernels.node_gap_isotropic(lo, hi, order, self._a, b, self._c, x, s), self._device_ranges
+        )
+        edges = self._crew.run(
+            lambda _, lo, hi: kernels.edge_gap(
+                lo, hi, self._head, self._tail, self._edge_radius, x, self._alpha, kernels.L1
+            ),
+            self._edge_ranges,
+        )
+        value, gap = np.sum(devices, axis=0) + np.sum(edges, axis=0)
+        return float(value), float(gap)
+
+    def fused(self) -> Array:
+        out, none = np.empty_like(self._theta), np.empty((0, self._theta.shape[1]))
+        share = 1.0 - INTERIOR
+
+        def work(_: int, lo: int, hi: int) -> None:
+            kernels.fuse(
+                lo,
+                hi,
+                self._head,
+                self._tail,
+                self._edge_radius,
+                self._alpha,
+                share,
+                kernels.L1,
+                none,
+                none,
+                self._theta,
+                out,
+            )
+
+        self._crew.run(work, self._crew.split(out.shape[1]))
+        return out
+
+    def pair(self, theta: Array | None = None) -> PrimalDual:
+        x = self._theta if theta is None else theta
+        return PrimalDual(x.copy(), self._alpha.copy(), None, self._s.copy(), self.rho, self.n_iter)
+
+    def close(self) -> None:
+        self._crew.close()
