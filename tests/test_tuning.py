@@ -106,6 +106,14 @@ def test_a_device_with_one_row_always_trains() -> None:
     assert not np.allclose(scores(0.5), scores(50.0))
 
 
+def test_folds_without_rows_are_left_out() -> None:
+    rng = np.random.default_rng(0)
+    data = {u: (rng.normal(size=(n, 1)), rng.normal(size=n)) for u, n in enumerate((2, 1, 1, 1, 1))}
+    choice = cross_validate_lam(Problem(Federation(data), Graph.complete(range(5))), [0.5, 0.01], folds=5)
+    assert choice.scores.shape == (2, 2)
+    assert np.isfinite(choice.error).all()
+
+
 def test_devices_with_one_row_each_leave_nothing_to_hold_out() -> None:
     fed = Federation({"a": ([[1.0]], [1.0]), "b": ([[1.0]], [0.5])})
     with pytest.raises(DataError, match=r"every device has a single row.*give lam as a number"):

@@ -28,7 +28,7 @@ class LamChoice:
     lams : array (m,)
         Candidates, decreasing.
     scores : array (folds, m)
-        Held-out mean loss, each device weighted equally.
+        Held-out mean loss, each device weighted equally. Folds without rows are left out.
     mean, error : array (m,)
         Mean over folds and its standard error.
     rule : "min" | "1se"
@@ -99,8 +99,10 @@ def cross_validate_lam(
     fold_of[(problem.federation.n_samples < 2)[problem.federation.device_index]] = -1
     # losses see all rows, so that a class missing from a fold does not change the parameters
     whole = replace(problem, loss=dict(zip(problem.federation.devices, problem.losses, strict=True)))
-    scores = np.stack(_run([(whole, fold_of != fold, grid, tol) for fold in range(folds)], n_jobs))
-    mean, error = scores.mean(axis=0), scores.std(axis=0, ddof=1) / np.sqrt(folds)
+    # with few rows in all, a fold may be empty
+    held_out = [fold for fold in range(folds) if (fold_of == fold).any()]
+    scores = np.stack(_run([(whole, fold_of != fold, grid, tol) for fold in held_out], n_jobs))
+    mean, error = scores.mean(axis=0), scores.std(axis=0, ddof=1) / np.sqrt(len(held_out))
     best = int(mean.argmin())
     if rule == "1se":
         best = int(np.flatnonzero(mean <= mean[best] + error[best])[0])
