@@ -131,5 +131,6 @@ def _fold_scores(problem: Problem, train: NDArray[np.bool_], grid: Array, tol: f
 def _check_rows(problem: Problem) -> None:
     if problem.federation.n_samples.max() < 2:
         raise DataError(
-            "every device has a single row, so cross-validation within devices has none to hold out; give lam as a number"
+            "every device has a single row, so cross-validation within devices has none to hold out; "
+            "give lam as a number"
         )
