@@ -243,6 +243,18 @@ def test_warm_start_and_callbacks():
     assert stopped.status == "interrupted" and stopped.n_iter == 7 and "interrupted" in stopped.message
 
 
+@pytest.mark.parametrize("penalty", ["l1", "l2"])
+def test_fused_devices_are_equal_to_the_bit_on_request(penalty):
+    problem = a_problem(penalty=penalty, lam={"l1": 0.004, "l2": 0.01}[penalty], sparsity=0.01)
+    exact = solve(problem, 1e-12)
+    plain = fed_admm(problem, 3000)
+    fused = fed_admm(problem, 3000, fuse=True)
+    assert fused.gap <= plain.gap < 1e-9
+    groups = exact.clusters(problem.graph)
+    assert 1 < groups.max() + 1 < 12
+    assert np.array_equal(fused.clusters(problem.graph), groups)
+
+
 def test_ctrl_c_returns_what_there_is():
     problem = a_problem()
     before = signal.getsignal(signal.SIGINT)

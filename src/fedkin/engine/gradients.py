@@ -230,9 +230,9 @@ class _Group:
         rows = self.rows
         return _Batch(
             self.loss,
-            rows.X[numbers],
-            None if rows.y is None else rows.y[numbers],
-            None if rows.offset is None else rows.offset[numbers],
+            rows.X.take(numbers, axis=0),  # take is twice as fast as indexing
+            None if rows.y is None else rows.y.take(numbers),
+            None if rows.offset is None else rows.offset.take(numbers),
         )
 
 

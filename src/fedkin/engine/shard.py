@@ -192,9 +192,10 @@ class Shard:
         self.boundary: Index = np.unique(edges[hosted & ~hosted[:, ::-1]])
         self._place = np.concatenate([devices, self.foreign])
         self._order = np.argsort(self._place)
-        self._ends = self._order[np.searchsorted(self._place, edges, sorter=self._order)]
+        ends = self._order[np.searchsorted(self._place, edges, sorter=self._order)]
+        self._heads, self._tails = np.ascontiguousarray(ends[:, 0]), np.ascontiguousarray(ends[:, 1])
         self._boundary_here = np.searchsorted(devices, self.boundary)
-        self._sum_duals = _signed_sums(self._ends, devices.size)
+        self._sum_duals = _signed_sums(ends, devices.size)
         n_foreign = self.foreign.size
         p = theta.shape[1]
         # hosted devices first, then the neighbours' last known thetas
@@ -263,7 +264,8 @@ class Shard:
 
     def edge_step(self) -> None:
         """Move the dual of every touching edge, given the thetas at both ends."""
-        difference = self._all_theta[self._ends[:, 0]] - self._all_theta[self._ends[:, 1]]
+        difference = self._all_theta.take(self._heads, axis=0)
+        difference -= self._all_theta.take(self._tails, axis=0)
         self.alpha = edge_update(self.alpha, difference, self.rho, self.edge_radius, self.penalty)
         self.balance_before = self.balance
         self.balance = np.asarray(self._sum_duals @ self.alpha)

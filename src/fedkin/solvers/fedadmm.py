@@ -31,6 +31,7 @@ from fedkin.solvers.fedplan import (
     sample_streams,
     starting_point,
 )
+from fedkin.solvers.fuse import fused_parameters
 from fedkin.solvers.progress import (
     Callback,
     Interrupt,
@@ -74,6 +75,7 @@ def fed_admm(
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int | None = None,
     resume: bool = False,
+    fuse: bool = False,
     shards: int | Sequence[int] = 1,
     backend: Backend = "auto",
 ) -> Solution:
@@ -127,6 +129,9 @@ def fed_admm(
         By default whenever a line is recorded.
     resume : bool
         Go on from the checkpoint; the result is that of a run without the break, to the bit.
+    fuse : bool
+        Make devices equal to the bit whose edges the duals show to be fused (for `Solution.clusters`), unless that
+        makes the gap worse.
     shards : int or sequence of V ints
         Number of shards inside this process, or the shard of each device. It does not change a bit of the result.
     backend : "auto", "numpy" or "numba"
@@ -181,7 +186,7 @@ def fed_admm(
         file.load(trace)
     while True:
         try:
-            return run.go(trace, tol, callbacks, record_every, file)
+            return run.go(trace, tol, callbacks, record_every, file, fuse)
         except _DivergedError as diverged:
             trace.lines.clear()
             run.restart(str(diverged))
@@ -266,6 +271,7 @@ class _Run:
         callbacks: Sequence[Callback],
         record_every: int | None,
         file: _CheckpointFile | None,
+        fuse: bool,
     ) -> Solution:
         """Do the rounds that are missing, and sum up."""
         status: Status = "iteration_limit"
@@ -288,7 +294,7 @@ class _Run:
             worse = self._worse(trace)
             if worse is not None and status != "interrupted":
                 raise _DivergedError(worse)
-            return self._finish(trace, status, tol, at_start=worse is not None)
+            return self._finish(trace, status, tol, at_start=worse is not None, fuse=fuse)
 
     def _advance_to(self, goal: int, interrupt: Interrupt, file: _CheckpointFile | None, trace: Trace) -> None:
         while self.done < goal and not interrupt.pressed:
@@ -342,6 +348,13 @@ class _Run:
     def _balances(self) -> list[Array]:
         return [self.local.gather("average_balance"), self.local.gather("balance")]
 
+    def _fused(self, theta: Array) -> Array:
+        objective, zeta = self.problem.fused, None
+        if objective.sparsity is not None:
+            residual = objective.terms.gradients(theta) + self.local.gather("average_balance")
+            zeta = np.clip(-residual, -objective.sparsity, objective.sparsity)
+        return fused_parameters(objective, theta, self.local.gather("alpha"), zeta)
+
     def _worse(self, trace: Trace) -> str | None:
         """A sentence, when the result is worse than where the run began."""
         start = self.start_value / self.problem.n_devices
@@ -350,10 +363,15 @@ class _Run:
             return None
         return f"after {self.done} rounds the objective is {value:.3g}, worse than {start:.3g} at the start"
 
-    def _finish(self, trace: Trace, status: Status, tol: float | None, at_start: bool) -> Solution:
+    def _finish(self, trace: Trace, status: Status, tol: float | None, at_start: bool, fuse: bool) -> Solution:
         # interrupted in a bad moment: the best so far is the beginning
         theta = self.theta if at_start else self.local.gather("average")
         certificate = certify(self.problem.fused, theta, self._balances())
+        if fuse:
+            candidate = self._fused(theta)
+            other = certify(self.problem.fused, candidate, self._balances())
+            if other.gap <= certificate.gap:
+                theta, certificate = candidate, other
         message = _message(status, self.done, certificate.gap, tol, self.restarts)
         if status == "iteration_limit" and tol is not None:
             warnings.warn(message, ConvergenceWarning, stacklevel=4)

@@ -229,14 +229,7 @@ def describe(problem: Problem, rows: DeviceRows, settings: Settings) -> list[obj
     objective = problem.fused
     kinds = {id(loss): loss for loss in problem.losses}
     numbers = {key: k for k, key in enumerate(kinds)}
-    plain = [
-        (
-            type(loss).__name__,
-            loss.name,
-            sorted((k, v) for k, v in vars(loss).items() if isinstance(v, int | float | str)),
-        )
-        for loss in kinds.values()
-    ]
+    plain = [(type(loss).__name__, loss.name, sorted(_plain_parts(vars(loss)), key=str)) for loss in kinds.values()]
     return [
         *(part for part in (rows.X, rows.y, rows.offset, rows.starts, rows.batch, rows.keys, rows.ridge)),
         np.array([numbers[id(loss)] for loss in problem.losses]),
@@ -248,6 +241,15 @@ def describe(problem: Problem, rows: DeviceRows, settings: Settings) -> list[obj
         problem.radius,
         (settings.rho, settings.step, settings.kappa, settings.average, settings.gradient, settings.seed),
     ]
+
+
+def _plain_parts(parts: Mapping[str, Any]) -> Iterable[tuple[str, object]]:
+    """What can be compared between processes: numbers, words, and the names of functions."""
+    for name, value in parts.items():
+        if callable(value):
+            yield name, getattr(value, "__qualname__", type(value).__name__)
+        elif isinstance(value, int | float | str):
+            yield name, value
 
 
 def check_positive(name: str, value: object) -> None:
