@@ -80,7 +80,7 @@ class L2(Penalty):
     name = "l2"
 
     def value(self, d: Array) -> Array:
-        return np.sqrt(np.einsum("ep,ep->e", d, d))
+        return np.asarray(np.sqrt(np.einsum("ep,ep->e", d, d)))
 
     def dual_norm(self, y: Array) -> Array:
         return self.value(y)
