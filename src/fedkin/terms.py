@@ -83,6 +83,8 @@ class QuadraticTerms(DeviceTerms):
 
     def __init__(self, A: Array, b: Array, c: Array) -> None:
         self.A, self.b, self.c = A, b, c
+        #: What solvers worked out from the matrices and may use again.
+        self.shared: dict[str, Array] = {}
         self.isotropic = A.ndim == 1
         self.n_devices, self.n_params = b.shape
 

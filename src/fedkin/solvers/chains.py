@@ -243,7 +243,7 @@ class ChainIteration:
             ),
             self._edge_ranges,
         )
-        value, gap = np.sum(devices, axis=0) + np.sum(edges, axis=0)
+        value, gap = (sum(part) for part in zip(*devices, *edges, strict=True))
         return float(value), float(gap)
 
     def fused(self) -> Array:

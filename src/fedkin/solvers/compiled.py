@@ -70,12 +70,14 @@ class CompiledIteration:
         self._set_problem(objective, quadratic)
         self._start(quadratic, theta, alpha, zeta)
         self._rebalancing = Rebalancing()
+        self._borrowed = False
         self.n_iter = 0
         self._set_rho(rho)
 
     def _set_problem(self, objective: FusedObjective, quadratic: QuadraticTerms) -> None:
         places, p = self._places, quadratic.n_params
-        self._isotropic = quadratic.isotropic
+        self._isotropic, self._shared = quadratic.isotropic, quadratic.shared
+        self._may_share = not places.moved and not quadratic.isotropic and quadratic.A.size <= ROOM
         self._b = places.devices_in(quadratic.b)
         self._c = np.ascontiguousarray(quadratic.c)
         self._A = np.empty((0, p, p)) if quadratic.isotropic else np.ascontiguousarray(quadratic.A)
@@ -105,7 +107,7 @@ class CompiledIteration:
             self._x[self._linked == 0] = own[self._linked == 0]
         self._y = np.zeros((edges, p)) if alpha is None else self._places.edges_in(alpha).copy()
         self._z = np.zeros(self._box.shape) if zeta is None else self._places.devices_in(zeta).copy()
-        self._inverse = np.empty((0 if self._isotropic else n, p, p))
+        self._inverse = np.empty((0, p, p))
         self._s = np.zeros((self._crew.size, n, p))
         self._reset_balance()
 
@@ -114,9 +116,15 @@ class CompiledIteration:
         if self._isotropic:
             return self._b / self._curvature[:, None] if (self._curvature > 0).all() else None
         if self._A.size <= ROOM:
-            self._own_inverse = np.empty_like(self._A)
-            worst = self._invert(np.zeros(self._b.shape[0]), np.ones(self._b.shape[1]), self._own_inverse)
-            own = np.matmul(self._own_inverse, self._b[:, :, None])[:, :, 0]
+            known = self._shared.get("inverse") if self._may_share else None
+            if known is None:
+                known = np.empty_like(self._A)
+                if not self._invert(np.zeros(self._b.shape[0]), np.ones(self._b.shape[1]), known) > SAFE_PIVOT:
+                    return None
+            if self._may_share:
+                self._shared["inverse"] = known
+            self._own_inverse = known
+            own, worst = np.matmul(known, self._b[:, :, None])[:, :, 0], 1.0
         else:
             own, order = np.zeros_like(self._b), self._places.devices
 
@@ -131,8 +139,26 @@ class CompiledIteration:
         self._factor: Array | None = None
         self._rho = np.ascontiguousarray(np.broadcast_to(rho, self._b.shape[1:]))
         self._half = 0.5 * self._rho
-        if not self._isotropic:
-            self._invert(self._weight, self._rho, self._inverse)
+        if self._isotropic:
+            return
+        first = self.n_iter == 0
+        if first and self._borrow_resolvent():
+            return
+        if first or self._borrowed:
+            self._inverse, self._borrowed = np.empty_like(self._A), False
+        self._invert(self._weight, self._rho, self._inverse)
+        if first and self._may_share:
+            self._shared |= {"resolvent": self._inverse, "rho": self._rho, "weight": self._weight}
+            self._borrowed = True
+
+    def _borrow_resolvent(self) -> bool:
+        """Take the first resolvent of a problem with the same matrices and degrees: the same along a path."""
+        known = self._shared if self._may_share else {}
+        same = "resolvent" in known and np.array_equal(known["rho"], self._rho)
+        self._borrowed = bool(same and np.array_equal(known["weight"], self._weight))
+        if self._borrowed:
+            self._inverse = known["resolvent"]
+        return self._borrowed
 
     def _invert(self, weight: Array, rho: Array, out: Array) -> float:
         """``out[i] = (A_i + weight_i diag(rho))^{-1}``, and the worst relative pivot."""
@@ -253,7 +279,7 @@ class CompiledIteration:
         edges = self._crew.run(
             lambda _, lo, hi: kernels.edge_gap(lo, hi, head, tail, radius, x, y, kind), self._edge_ranges
         )
-        value, gap = np.sum(devices, axis=0) + np.sum(edges, axis=0)
+        value, gap = (sum(part) for part in zip(*devices, *edges, strict=True))
         if self._box.size:
             size = self._box * np.abs(x)
             value, gap = value + size.sum(), gap + (size - self._z * x).sum()
@@ -263,7 +289,8 @@ class CompiledIteration:
         """Parameters in which fused devices are exactly equal, for `certificate` and `pair`."""
         out = self._ahead  # free between two iterations
         head, tail, share = self._places.head, self._places.tail, 1.0 - INTERIOR
-        columns = self._crew.split(self._x.shape[1]) if self._kind == kernels.L1 else [(0, self._x.shape[1])]
+        p = self._x.shape[1]
+        columns = self._crew.split(p) if self._kind == kernels.L1 and self._crew.size > 1 else [(0, p)]
 
         def work(_: int, lo: int, hi: int) -> None:
             kernels.fuse(lo, hi, head, tail, self._radius, self._y, share, self._kind, self._z, self._box, self._x, out)
@@ -276,7 +303,7 @@ class CompiledIteration:
         x = places.devices_out(self._x if theta is None else theta)
         y = places.edges_out(self._y)
         z = places.devices_out(self._z) if self._z.size else None
-        balance = places.devices_out(self._s.sum(axis=0))
+        balance = places.devices_out(self._s[0].copy() if self._crew.size == 1 else self._s.sum(axis=0))
         if not (self.live or places.moved):
             x, y, z = x.copy(), y.copy(), None if z is None else z.copy()
         return PrimalDual(x, y, z, balance, self.rho, self.n_iter)
@@ -315,8 +342,7 @@ class Crew:
 
     def split(self, n: int) -> list[tuple[int, int]]:
         """``size`` consecutive ranges that cover ``0 .. n-1``."""
-        ends = np.linspace(0, n, self.size + 1).astype(np.int64).tolist()
-        return list(pairwise(ends))
+        return list(pairwise(n * k // self.size for k in range(self.size + 1)))
 
     def run(self, work: Callable[[int, int, int], Any], ranges: Sequence[tuple[int, int]]) -> list[Any]:
         """``work(thread, lo, hi)`` on every range; all are done on return, also after an interruption."""

@@ -27,6 +27,8 @@ Array = NDArray[np.float64]
 SCALE_FLOOR = 1e-6
 #: Share of the decrease promised by the quadratic models that a step must keep.
 SUFFICIENT = 0.1
+#: With more edge duals than this, fusing whole components would need too much memory for what it is worth.
+LARGE = 10_000_000
 #: Fusing devices exactly shrinks a gap by up to this factor; before that, trying it is a waste of time.
 FUSING_HELPS = 3000.0
 
@@ -203,16 +205,27 @@ class _Search:
     def _certify_iteration(self, iteration: Iteration) -> None:
         """Certify the pair that the iteration stands at, and the same with devices fused where that may help."""
         self.n_iter = iteration.n_iter
-        found = self._certified_iteration(iteration)
-        if found.gap <= FUSING_HELPS * self.tol or self.n_iter >= self.max_iter:
-            found = self._better(found, self._certified_iteration(iteration, iteration.fused()))
+        if iteration.regular:
+            found = self._certified_quickly(iteration)
+        else:
+            found = self._certified(iteration.pair())
+            if self._fusing_may_help(found.gap):
+                found = self._better(found, self._certified(iteration.pair(iteration.fused())))
         self.take(found, only=iteration.live)
 
-    def _certified_iteration(self, iteration: Iteration, theta: Array | None = None) -> _Certified:
-        if not iteration.regular:
-            return self._certified(iteration.pair(theta))
-        value, gap = iteration.certificate(theta)
+    def _certified_quickly(self, iteration: Iteration) -> _Certified:
+        value, gap = iteration.certificate()
+        theta = None
+        if self._fusing_may_help(gap / self.scale(value)):
+            fused = iteration.fused()
+            # the dual value is the same for both
+            fused_value, fused_gap = iteration.certificate(fused)
+            if fused_gap <= max(gap, self.tol * self.scale(fused_value)):
+                theta, value, gap = fused, fused_value, fused_gap
         return _Certified(iteration.pair(theta), value, max(gap, 0.0) / self.scale(value), None)
+
+    def _fusing_may_help(self, gap: float) -> bool:
+        return gap <= FUSING_HELPS * self.tol or self.n_iter >= self.max_iter
 
     def _run_newton(self, terms: DeviceTerms, pair: PrimalDual, warm: bool) -> None:
         caution, least = terms.caution()
@@ -273,7 +286,8 @@ class _Search:
 
     def _fuse_components(self) -> None:
         """Fuse whole components where that lowers the objective: duals alone do not tell when all of them are fused."""
-        if self.status != "converged" or self.objective.strength == 0:
+        terms, graph = self.objective.terms, self.objective.graph
+        if self.status != "converged" or self.objective.strength == 0 or graph.n_edges * terms.n_params > LARGE:
             return
         pair = self.best.pair
         slack = FUSING_HELPS * self.tol * self.scale(self.best.value)
