@@ -1,0 +1,125 @@
+"""Public data: the fits of docs/real-data.md. Skipped where the data are not."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegressionCV, RidgeCV
+from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from fedkin import Federation
+from fedkin.fitting import FitOptions, compare, fit_federation
+from fedkin.tables import read_columns
+
+DATA = Path(os.environ.get("FEDKIN_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data"))
+
+pytestmark = [
+    pytest.mark.realdata,
+    pytest.mark.skipif(not DATA.is_dir(), reason=f"no data in {DATA}: set FEDKIN_DATA to the directory that has them"),
+]
+
+
+def in_device_order(federation: Federation) -> list:
+    return [federation.devices[u] for u in federation.device_index]
+
+
+# --- school: exam scores of 139 schools -----------------------------------------------------------------------
+
+
+def school(split: int) -> tuple[Federation, Federation]:
+    federation = Federation.read(DATA / "school" / "school.csv", device="school", target="exam_score")
+    splits = np.loadtxt(DATA / "school" / "school_splits.csv", delimiter=",", skiprows=1)
+    train = splits[federation.row_order, split] == 1
+    return federation.take(train), federation.take(~train, allow_empty=True)
+
+
+def explained(y, predicted) -> float:
+    return float(1 - np.mean((y - predicted) ** 2) / np.var(y))
+
+
+def test_school():
+    train, test = school(0)
+    # lam is what cross-validation chooses here, which takes minutes: see docs/real-data.md
+    options = FitOptions(penalty="l2", standardize=True, lam=3.2e-4, tol=1e-4)
+    found = compare(train, test, None, options).more["explained variance"]
+    assert found["Fedkin"] > max(found["Local"], found["Global"]) + 0.02
+    alphas = np.logspace(-2, 4, 13)
+    pooled = make_pipeline(StandardScaler(), RidgeCV(alphas)).fit(train.X, train.y).predict(test.X)
+    alone = np.concatenate(
+        [
+            make_pipeline(StandardScaler(), RidgeCV(alphas)).fit(train[u].X, train[u].y).predict(test[u].X)
+            for u in test.devices
+            if test[u].n_samples
+        ]
+    )
+    assert found["Fedkin"] > max(explained(test.y, pooled), explained(test.y, alone)) + 0.02
+
+
+def test_school_with_lam_by_cross_validation():
+    """The whole command, on the first forty schools (all of them take minutes)."""
+    train, test = school(0)
+    forty = train.devices[:40]
+    options = FitOptions(penalty="l2", standardize=True)
+    found = compare(train.subset(forty), test.subset(forty), None, options).more["explained variance"]
+    assert found["Fedkin"] > max(found["Local"], found["Global"]) + 0.01
+
+
+# --- landmine: 29 fields --------------------------------------------------------------------------------------
+
+
+def test_landmine():
+    """All options at their defaults, against sites alone (also with a tuned ridge) and one model for all."""
+    federation = Federation.read(DATA / "landmine" / "landmine.csv", device="task", target="label")
+    train, test = federation.split(0.5, seed=0)
+    found = compare(train, test, None, FitOptions(loss="logistic"))
+    areas = found.more["AUC per device"]
+    assert areas["Fedkin"] > max(areas["Local"], areas["Global"])
+    assert found.errors["Fedkin"] < min(found.errors["Local"], found.errors["Global"])
+    tuned = []
+    for site in test.devices:
+        model = make_pipeline(
+            StandardScaler(),
+            LogisticRegressionCV(
+                Cs=6, cv=4, scoring="neg_log_loss", l1_ratios=(0.0,), use_legacy_attributes=False, max_iter=1000
+            ),
+        )
+        model.fit(train[site].X, train[site].y)
+        tuned.append(roc_auc_score(test[site].y, model.predict_proba(test[site].X)[:, 1]))
+    assert areas["Fedkin"] >= np.mean(tuned)
+
+
+# --- melanoma: deaths in 354 counties of 9 nations ------------------------------------------------------------
+
+
+def melanoma() -> Federation:
+    columns = read_columns(DATA / "melanoma" / "melanoma.csv")
+    columns["log_expected"] = np.log(columns["expected"])
+    return Federation.from_frame(columns, device="nation", target="deaths", features=["uvb"], offset="log_expected")
+
+
+def test_melanoma():
+    federation = melanoma()
+    train, test = federation.split(0.3, seed=0)
+    found = compare(train, test, None, FitOptions(loss="poisson"))
+    assert found.errors["Fedkin"] < min(found.errors["Local"], found.errors["Global"])
+    ids = in_device_order(test)
+    forgotten = fit_federation(
+        Federation.from_arrays(train.X, train.y, in_device_order(train)), None, FitOptions(loss="poisson", lam=0.01)
+    )
+    with_offset = found.models["Fedkin"].predict(test.X, ids, test.offset)
+    assert np.corrcoef(with_offset, test.y)[0, 1] > 0.9 > np.corrcoef(forgotten.predict(test.X, ids), test.y)[0, 1]
+
+
+def test_melanoma_slopes_change_sign():
+    """The textbook reversal: mortality rises with UV-B in Britain and falls with it over Europe as a whole."""
+    model = fit_federation(melanoma(), None, FitOptions(loss="poisson", lam=0.003))
+    slopes = dict(zip(model.devices, model.coef[:, 0, 0], strict=True))
+    assert slopes["UK"] > 0.05 and slopes["Italy"] < -0.05
+    one_for_all = fit_federation(melanoma(), None, replace(FitOptions(loss="poisson"), lam=100.0))
+    assert one_for_all.n_clusters == 1 and one_for_all.coef[0, 0, 0] < 0
