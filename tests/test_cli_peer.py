@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -109,6 +110,48 @@ def test_init_up_status_collect(tmp_path: Path, capsys: pytest.CaptureFixture[st
     theta = np.array([[float(row[name]) for name in problem.federation.feature_names] for row in rows])
     expected = fed_admm(problem, 40, batch_size=4, seed=5, backend="numpy").theta
     assert theta.tobytes() == expected[:2].tobytes()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/peer.md"])
+def test_commands_of_the_pages_exist(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parent.parent / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    found = re.findall(r"fedkin peer ([a-z]+)([^\n`#(]*)", text)
+    assert len(found) >= 3
+    for command, rest in found:
+        capsys.readouterr()
+        assert main(["peer", command, "--help"]) == 0, command
+        known = capsys.readouterr().out
+        assert all(option in known for option in re.findall(r"--[a-z][a-z-]+", rest)), (command, rest)
+
+
+def test_three_machines_as_in_the_readme(tmp_path: Path) -> None:
+    """Three addresses, three directories carried elsewhere, three commands in any order."""
+    problem = small_problem(3)
+    write_tables(problem, tmp_path)
+    port = free_ports(1)
+    lines = [f"d{u},127.0.0.{u + 2},{port}" for u in range(3)]
+    (tmp_path / "endpoints.csv").write_text("\n".join(["device,host,port", *lines]) + "\n")
+    command = ["peer", "init", str(tmp_path / "fed"), "--data", str(tmp_path / "rows.csv"), "--device", "site"]
+    command += ["--target", "y", "--graph", str(tmp_path / "edges.csv"), "--lam", "0.02", "--rounds", "60"]
+    command += ["--batch-size", "4", "--endpoints", str(tmp_path / "endpoints.csv")]
+    assert main(command) == 0
+    running = []
+    try:
+        for u in (2, 0, 1):
+            machine = tmp_path / f"machine-{u}"
+            machine.mkdir()
+            (tmp_path / "fed" / "devices" / f"d{u}").rename(machine / "carried")
+            running.append(started("run", str(machine / "carried"), "--give-up", "60"))
+            time.sleep(0.3)
+        assert [process.wait(100) for process in running] == [0, 0, 0]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    with_intercept = Problem(problem.federation.with_intercept(), problem.graph, lam=0.02)
+    expected = fed_admm(with_intercept, 60, batch_size=4, backend="numpy").theta
+    theta = np.stack([read_result(tmp_path / f"machine-{u}" / "carried") for u in range(3)])
+    assert theta.tobytes() == expected.tobytes()
 
 
 def test_edges_are_selected_by_the_devices_first(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def assert_same_bits(fleet: Fleet, problem: Problem) -> None:
 def test_killed_devices_start_again_and_nothing_is_lost(tmp_path: Path, victims: int, gradient: str) -> None:
     problem = small_problem(5)
     rng = np.random.default_rng(victims)
-    with Fleet.make(tmp_path / "fed", problem, 700, gradient=gradient, average="tail") as fleet:
+    with Fleet.make(tmp_path / "fed", problem, 700, gradient=gradient, average="tail", checkpoint_every=20) as fleet:
         fleet.start()
         fleet.wait_for_round("d0", 20)
         for _ in range(2):
@@ -112,7 +112,7 @@ def test_a_full_disk_holds_the_device_until_there_is_room(tmp_path: Path) -> Non
         resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
 
     problem = small_problem(3)
-    with Fleet.make(tmp_path / "fed", problem, 60) as fleet:
+    with Fleet.make(tmp_path / "fed", problem, 60, checkpoint_every=10) as fleet:
         fleet.start("d0", "d1")
         fleet.start("d2", preexec=tight)
         deadline = time.monotonic() + 30

@@ -150,7 +150,7 @@ def test_a_neighbour_may_write_its_own_key_only_and_nonsense_is_refused(waiting:
         words = f"unauthorized to Put (ingress) on {run}/theta/d5"
         assert any("CertCommonName(d3)" in line and words in line for line in refused)
         why = {entry["why"].split()[0] for entry in events(fleet, "d0", "message refused")}
-        assert len(why) >= 5
+        assert len(why) >= 3
         still = events(fleet, "d0", "waiting")[-1]
         assert set(still["peers"]) == {"d3", "d5"}
     assert all(child.poll() is None for child in fleet.children.values())

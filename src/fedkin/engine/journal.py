@@ -52,11 +52,11 @@ class Journal:
             self._put(level, event, fields)
 
     def sparingly(self, level: str, event: str, **fields: object) -> None:
-        """Like `write`, but of the same event and fields only the 1st, 2nd, 4th, 8th, ... time, with the count.
+        """Like `write`, but of the same event and peer only the 1st, 2nd, 4th, 8th, ... time, with the count.
 
-        What an intruder can cause must not fill the disk.
+        What an intruder can cause must not fill the disk, nor the memory.
         """
-        name = f"{event} {sorted(fields.items())}"
+        name = f"{event} {fields.get('peer')}"
         with self._lock:
             self.counts[event] += 1
             self.counts[name] += 1

@@ -131,7 +131,7 @@ class Manifest:
     damping: Sequence[float]
     batch: Sequence[int]
     wire: Wire = "float64"
-    checkpoint_every: int = 50
+    checkpoint_every: int = 100
     compare_every: int = 50
     placement: Placement = "peer"
     centre: str | None = None

@@ -1,9 +1,9 @@
 """Devices that have left for good, by signed notices.
 
 The rule: whoever holds the authority's key declares that a device will never come back (``fedkin peer leave``). Each of
-its neighbours that finds the notice in its directory ``left`` drops the edge to it, dual included, in the round in which
-it is; the objective then is the one without that device, with the same ``lam * |V|``. An edge's dual concerns its two
-ends only, so neighbours of a leaver need not agree on the round. Nothing else ever removes an edge.
+its neighbours that finds the notice in its directory ``left`` drops the edge to it, dual included, in the round in
+which it is; the objective then is the one without that device, with the same ``lam * |V|``. An edge's dual concerns its
+two ends only, so neighbours of a leaver need not agree on the round. Nothing else removes an edge during the rounds.
 """
 
 from __future__ import annotations

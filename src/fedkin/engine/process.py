@@ -237,6 +237,8 @@ def _only_one(place: Path) -> Iterator[None]:
         os.close(descriptor)
         raise DataError(f"{place} is in use by another process: one device runs once") from None
     try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
         yield
     finally:
         os.close(descriptor)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 PRIVATE_FILE, PRIVATE_DIRECTORY = 0o600, 0o700
 _YEARS = 10
-_LIVE_MESSAGES = ["liveliness_token", "liveliness_query", "declare_liveliness_subscriber"]
 
 
 class SecurityError(FedkinError, RuntimeError):

@@ -180,11 +180,10 @@ def stop_all(directory: Path) -> list[str]:
     """Ask every device that runs here to stop, and return their names; a supervisor does not start them again."""
     stopped = []
     for place in device_directories(directory):
-        pid = read_status(place).get("pid")
-        # the lock says that it runs, so the number is not that of another process by now
-        if is_running(place) and isinstance(pid, int):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+        # who holds the lock has written its number there, so it is not that of another process by now
+        if is_running(place):
+            with suppress(ProcessLookupError, ValueError):
+                os.kill(int((place / LOCK).read_text()), signal.SIGTERM)
                 stopped.append(place.name)
     return stopped
 

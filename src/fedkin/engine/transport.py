@@ -19,7 +19,8 @@ OnPresence = Callable[[bool], None]
 class Transport(Protocol):
     """Frames that are pushed under a key, frames that are pulled by key and round, and who is there.
 
-    Nothing is promised about a pushed frame: it may be lost, arrive twice or late. Callbacks run in threads of the transport.
+    Nothing is promised about a pushed frame: it may be lost, arrive twice or late. Callbacks run in the transport's
+    threads.
     """
 
     def publish(self, key: str, frame: bytes) -> None:

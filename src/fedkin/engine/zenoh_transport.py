@@ -18,8 +18,8 @@ except ImportError:
 
 #: A pull that is not answered within so many seconds is asked again by the device.
 PULL_SECONDS = 5.0
-#: Nothing that fedkin sends is close to this.
-_LOUDEST = "error"
+#: What zenoh itself writes to standard error.
+_ZENOH_LOG = "error"
 
 
 class TransportError(FedkinError, RuntimeError):
@@ -43,7 +43,7 @@ class ZenohTransport:
         on_link: Callable[[str | None, str, bool], None] | None = None,
     ) -> None:
         # zenoh writes to standard error; RUST_LOG asks for more, e.g. who was refused what (docs/peer.md)
-        zenoh.init_log_from_env_or(os.environ.get("RUST_LOG", _LOUDEST))
+        zenoh.init_log_from_env_or(os.environ.get("RUST_LOG", _ZENOH_LOG))
         try:
             self._session = zenoh.open(zenoh.Config.from_json5(json.dumps(dict(configuration))))
         except zenoh.ZError as error:
