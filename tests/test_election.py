@@ -171,7 +171,7 @@ def _made_up(n_states: int = 5, n_rows: int = 60, seed: int = 1) -> Election:
     return Election(fedkin.Federation(data), lean, {})
 
 
-PROTOCOL = Protocol(lams=(1e-3, 1e-2), ridges=(1e-2, 1e-1), folds=3, tol=1e-6, path_tol=1e-5)
+PROTOCOL = Protocol(lams=(1e-3, 1e-2), ridges=(1e-2, 1e-1), fed_ridges=(1e-3, 1e-2), folds=3, tol=1e-6, path_tol=1e-5)
 
 
 def test_nothing_is_learnt_from_test_rows():
@@ -243,6 +243,27 @@ def test_scores_against_scikit_learn():
     assert np.isfinite(scores(np.zeros(3), np.array([0.0, 1.0, 0.5]))["log_loss"])
 
 
+def test_ridge_and_lam_are_the_best_of_the_inner_cross_validation():
+    from sklearn.metrics import log_loss
+
+    split = Split(_made_up(), PROTOCOL, seed=4)
+    graph = Graph.complete(split.train.devices)
+    found = split.penalised(graph)
+    loss = {}
+    for ridge in PROTOCOL.fed_ridges:
+        for lam in PROTOCOL.lams:
+            total = 0.0
+            for fold in range(3):
+                kept, held_out = split.train.take(split.fold != fold), split.train.take(split.fold == fold)
+                vector = np.array([PROTOCOL.intercept_ridge, ridge, ridge, ridge])
+                problem = fedkin.Problem(kept, graph, loss="logistic", lam=lam, ridge=vector)
+                theta = fedkin.solve(problem, 1e-8).theta
+                probability = 1 / (1 + np.exp(-(held_out.X * theta[held_out.device_index]).sum(axis=1)))
+                total += log_loss(held_out.y, probability, normalize=False)
+            loss[ridge, lam] = total
+    assert (found.ridge, found.lam) == min(loss, key=loss.get)
+
+
 def test_historical_graph_joins_states_of_a_lean():
     made = _made_up()
     graph = historical_graph(made, made.federation.devices)
@@ -256,7 +277,7 @@ def test_common_share_counts_coefficients_of_the_largest_fused_group():
 
 
 def test_the_task_gives_a_row_per_method(folder: Path):
-    options = {"more_than": 19, "lams": [1e-3, 1e-2], "ridges": [1e-2, 1e-1], "folds": 3}
+    options = {"more_than": 19, "lams": [1e-3, 1e-2], "ridges": [1e-2, 1e-1], "fed_ridges": [1e-2], "folds": 3}
     rows = list(election(Replication({"standardize": "pooled", "intercept": True}, options, 0, 11, folder)))
     assert [row["method"] for row in rows] == list(LABELS)
     by_name = {row["method"]: row for row in rows}

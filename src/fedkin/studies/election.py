@@ -6,8 +6,9 @@ chosen by cross-validation within the training rows of a split; test rows are lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from time import process_time
@@ -57,14 +58,15 @@ class Protocol:
         Means and standard deviations of the training rows, of all states together or of each.
     intercept : bool
         A column of ones, fused like the others.
-    ridge : float
-        Of the penalised fits, on every coordinate; their local fits may not exist without it.
-    ridges : sequence of float
-        Candidates for Local and Global. The intercept always has the smallest one.
+    ridges, fed_ridges : sequence of float
+        Candidates for Local and Global, and for Fed-ADMM.
+    intercept_ridge : float
+        The ridge of the intercept, for all methods: as good as free, but finite in states with labels of one kind.
     lams : sequence of float
-        Candidates for the penalised fits.
+        Candidates for Fed-ADMM.
     folds : int
-        Of the inner cross-validation, cut within states; the score is the mean log-loss of held-out counties.
+        Of the inner cross-validation that chooses ridge and lam, cut within states; its score is the mean log-loss of
+        held-out training counties.
     penalty : str
     level, variance
         Of the edge test that makes D_loc; "bartlett" is the paper's.
@@ -76,8 +78,9 @@ class Protocol:
     test_size: float = 1 / 3
     standardize: str = "pooled"
     intercept: bool = True
-    ridge: float = 1e-3
     ridges: Sequence[float] = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+    fed_ridges: Sequence[float] = (1e-3, 3e-3, 1e-2, 3e-2)
+    intercept_ridge: float = 1e-3
     lams: Sequence[float] = (1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4, 3.2e-4)
     folds: int = 5
     penalty: str = "l1"
@@ -184,57 +187,59 @@ class Split:
         """Of the test rows, from parameters ``theta (V, p)``."""
         return _sigmoid(_predictors(self.test, theta))
 
-    def best(self, candidates: Sequence[float], fits: Callable[[Federation, Sequence[float]], list[Array]]) -> int:
+    def best(self, fits: Callable[[Federation], Iterable[Array]]) -> int:
         """Number of the candidate with the smallest mean log-loss of held-out training rows.
 
         Parameters
         ----------
-        candidates : sequence of m floats
-            What to choose from.
         fits : callable
-            ``fits(rows, candidates)`` gives the parameters ``(V, p)`` for each candidate.
+            ``fits(rows)`` gives the parameters ``(V, p)`` of each candidate.
         """
-        loss = np.zeros(len(candidates))
+        loss: dict[int, float] = defaultdict(float)
         for fold in range(self.protocol.folds):
             kept, held_out = (
                 self.train.take(rows, allow_empty=True) for rows in (self.fold != fold, self.fold == fold)
             )
-            for k, theta in enumerate(fits(kept, candidates)):
+            for k, theta in enumerate(fits(kept)):
                 loss[k] += _log_loss(held_out.y, _predictors(held_out, theta)).sum()
-        return int(loss.argmin())
+        return min(loss, key=loss.__getitem__)
 
     def penalised(self, graph: Graph) -> Found:
-        """Fed-ADMM's objective along a graph, with lam by inner cross-validation."""
+        """Fed-ADMM's objective along a graph, with ridge and lam by inner cross-validation."""
         protocol = self.protocol
         lams = sorted(protocol.lams, reverse=True)
-        problem = Problem(self.train, graph, loss="logistic", penalty=protocol.penalty, ridge=protocol.ridge)
+        candidates = [(ridge, lam) for ridge in protocol.fed_ridges for lam in lams]
 
-        def fits(rows: Federation, candidates: Sequence[float]) -> list[Array]:
-            path = lam_path(replace(problem, federation=rows), candidates, tol=protocol.path_tol)
-            return [solution.theta for solution in path.solutions]
+        def problem(rows: Federation, ridge: float, lam: float = 0.0) -> Problem:
+            vector = self._ridge_vector(ridge)
+            return Problem(rows, graph, loss="logistic", penalty=protocol.penalty, lam=lam, ridge=vector)
 
-        lam = lams[self.best(lams, fits)]
-        solution = solve(problem.with_lam(lam), tol=protocol.tol)
-        shares = common_share(solution, problem.graph).tolist()
-        return Found(self.probabilities(solution.theta), protocol.ridge, lam, problem.graph, shares)
+        def fits(rows: Federation) -> Iterator[Array]:
+            for ridge in protocol.fed_ridges:
+                path = lam_path(problem(rows, ridge), lams, tol=protocol.path_tol)
+                yield from (solution.theta for solution in path.solutions)
+
+        ridge, lam = candidates[self.best(fits)]
+        solution = solve(problem(self.train, ridge, lam), tol=protocol.tol)
+        graph = graph.aligned(self.train.devices)
+        return Found(self.probabilities(solution.theta), ridge, lam, graph, common_share(solution, graph).tolist())
 
     def ridged(self, rows_of: Callable[[Federation], Federation]) -> Found:
         """Fits without a graph on the devices of ``rows_of(train)``, with the ridge by inner cross-validation."""
-        devices = self.train.n_devices
+        devices, ridges = self.train.n_devices, self.protocol.ridges
 
         def fit(rows: Federation, ridge: float) -> Array:
             own = rows_of(rows)
             problem = Problem(own, Graph.empty(own.devices), loss="logistic", ridge=self._ridge_vector(ridge))
             return np.broadcast_to(solve(problem, tol=1e-9).theta, (devices, rows.n_features))
 
-        ridges = list(self.protocol.ridges)
-        best = self.best(ridges, lambda rows, candidates: [fit(rows, ridge) for ridge in candidates])
-        return Found(self.probabilities(fit(self.train, ridges[best])), ridge=ridges[best])
+        ridge = ridges[self.best(lambda rows: (fit(rows, ridge) for ridge in ridges))]
+        return Found(self.probabilities(fit(self.train, ridge)), ridge=ridge)
 
     def _ridge_vector(self, ridge: float) -> Array:
         vector = np.full(self.train.n_features, ridge)
         if self.train.feature_names[0] == INTERCEPT:
-            vector[0] = min(self.protocol.ridges)
+            vector[0] = self.protocol.intercept_ridge
         return vector
 
     def stepped(self, rows_of: Callable[[Federation], Federation], steps: int = 10) -> Found:
