@@ -139,6 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             chosen = select(manifest, position, Rows.load(place / ROWS), transport, journal, patience)
         finally:
             transport.close()
+            journal.close()
         write_private(place / f"{SELECTION}.tmp", json.dumps(chosen, indent=1).encode())
         (place / f"{SELECTION}.tmp").replace(place / SELECTION)
     except (FedkinError, OSError) as error:

@@ -64,6 +64,13 @@ class Journal:
             if times & (times - 1) == 0:
                 self._put(level, event, {**fields, "times": times})
 
+    def close(self) -> None:
+        """Close the file; later lines are counted only."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
     def _put(self, level: str, event: str, fields: dict[str, object]) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + f".{int(time.time() * 1000) % 1000:03d}Z"
         line = json.dumps({"time": stamp, "level": level, "device": self.device, "event": event, **fields}, default=str)

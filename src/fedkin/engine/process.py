@@ -51,6 +51,8 @@ def run_device(place: Path, patience: Patience, *, echo: bool = False) -> int:
             journal.write("error", "cannot go on", why=str(error))
             sys.stderr.write(f"{name}: {error}\n")
             return LATER if isinstance(error, PeerError) else WRONG
+        finally:
+            journal.close()
 
 
 def _run(place: Path, manifest: Manifest, position: int, patience: Patience, journal: Journal) -> int:
