@@ -449,6 +449,30 @@ def test_strong_convexity_or_a_ridge_makes_the_certificate_of_a_user_loss_uncond
     assert solve(Problem(fed, ring(3), log_cosh(), lam=0.05, radius=20.0)).radius == 20.0
 
 
+@pytest.mark.parametrize("wrong", ["sign", "size"])
+def test_a_gradient_that_does_not_belong_to_the_loss_is_found_out(wrong: str) -> None:
+    plain = log_cosh()
+    factor = -1.0 if wrong == "sign" else 100.0
+    liar = replace(plain, gradient_fn=lambda *rows: factor * plain.gradient_fn(*rows))
+    fed = Federation(
+        {f"site {u}": (rows.X, rows.y) for u, rows in enumerate(map(federation("linear", (8, 9)).__getitem__, (0, 1)))}
+    )
+    problem = Problem(fed, Graph.complete(fed.devices), {"site 0": plain, "site 1": liar}, lam=0.01)
+    with pytest.raises(SolverError, match=r"'site 1' does not fall as its gradient says.*check gradient_fn"):
+        solve(problem)
+
+
+def test_losses_that_are_not_finite_are_named() -> None:
+    fed = Federation(
+        {"a": (np.ones((3, 1)), np.ones(3), np.zeros(3)), "b": (np.ones((3, 1)), np.ones(3), np.full(3, 800.0))}
+    )
+    with pytest.raises(SolverError, match="loss at theta = 0 of device 'b' is not finite; scale"):
+        solve(Problem(fed, Graph.complete(fed.devices), "poisson", lam=0.1))
+    broken = replace(log_cosh(), gradient_fn=lambda *rows: np.full(1, np.nan))
+    with pytest.raises(SolverError, match="gradient of device 'a' is not finite"):
+        solve(Problem(fed, Graph.complete(fed.devices), {"a": broken, "b": log_cosh()}, lam=0.1))
+
+
 # --- the ball that holds a minimiser ---------------------------------------------------------------------------------
 
 

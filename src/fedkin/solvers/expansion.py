@@ -15,7 +15,7 @@ Array = NDArray[np.float64]
 #: A model is trusted less when it misses by this share of its quadratic part, and more when by at most that one.
 POOR, GOOD = 0.5, 0.1
 #: Caution rises at least to this, and beyond the last number there is nothing to gain.
-RAISED, HOPELESS = 0.1, 1e12
+RAISED, HOPELESS = 0.1, 1e8
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,14 +57,14 @@ class Expansion:
         b = np.einsum("vij,vj->vi", A, self.theta) - self.gradients
         return QuadraticTerms(A, b, np.zeros(self.terms.n_devices))
 
-    def changes(self, model: QuadraticTerms, target: Expansion) -> tuple[Array, Array, Array]:
-        """Changes of ``M_u`` from ``theta`` to the target's, what the model missed of them, and its quadratic part."""
+    def compare(self, model: QuadraticTerms, target: Expansion) -> tuple[Array, Array, Array]:
+        """The model's change from here to the target, linear and quadratic part, and how much more ``M_u`` changes."""
         step = target.theta - self.theta
+        linear = np.einsum("vp,vp->v", self.gradients, step)
         quadratic = 0.5 * np.einsum("vp,vp->v", step, model.apply(step))
         with np.errstate(over="ignore", invalid="ignore"):
             true = target.values - self.values
-        true = np.where(np.isfinite(true), true, np.inf)
-        return true, true - (np.einsum("vp,vp->v", self.gradients, step) + quadratic), quadratic
+        return linear, quadratic, np.where(np.isfinite(true), true - (linear + quadratic), np.inf)
 
 
 def raised(caution: Array, error: Array, quadratic: Array) -> Array:

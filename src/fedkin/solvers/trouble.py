@@ -1,0 +1,70 @@
+"""What can be wrong with a problem, found while solving it and said with the name of the device."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.errors import SolverError
+from fedkin.graph import Graph
+from fedkin.solvers.expansion import Expansion
+
+Array = NDArray[np.float64]
+
+
+def raise_if_not_finite(graph: Graph, values: Array, what: str) -> None:
+    """Raise `SolverError` for the first device whose ``values (V,)`` or ``(V, ...)`` are not all finite."""
+    bad = ~np.isfinite(values.reshape(graph.n_devices, -1)).all(axis=1)
+    if bad.any():
+        raise SolverError(
+            f"the {what} of device {graph.devices[int(bad.argmax())]!r} is not finite; scale its features and offsets "
+            "down, or check the functions of a loss of your own"
+        )
+
+
+def raise_if_unbounded(graph: Graph, before: Expansion, at: Expansion) -> None:
+    """Raise when the last step ran along a direction in which a likelihood keeps losing curvature.
+
+    A likelihood without a maximum (separable classes, counts that are all 0) approaches its supremum exponentially:
+    gaps vanish, but Newton's steps do not get shorter, and each of them leaves a fraction of the curvature.
+    """
+    step = at.theta - before.theta
+    moving = np.linalg.norm(step, axis=1) > 1e-3 * np.linalg.norm(at.theta, axis=1)
+    # other losses may be flat where they please
+    moving &= at.terms.caution()[1] == 0
+    if not moving.any():
+        return
+
+    def along(hessians: Array) -> Array:
+        return np.asarray(np.einsum("vp,vpq,vq->v", step, hessians, step))
+
+    now, at_zero = along(at.hessians), along(at.terms.hessians(np.zeros_like(step)))
+    lost = moving & (now < 1e-6 * at_zero) & (now < 0.6 * along(before.hessians))
+    if lost.any():
+        raise SolverError(
+            f"the parameters of device {graph.devices[int(lost.argmax())]!r} run away: the objective has no finite "
+            "minimiser there (separable classes, all-zero counts); add ridge=1e-3 or so, or connect the device to "
+            "others with a larger lam"
+        )
+
+
+def raise_if_no_descent(graph: Graph, values: Array, linear: Array, error: Array) -> None:
+    """Raise when a short step changes a device's loss by something else than its gradient says.
+
+    Parameters
+    ----------
+    graph : Graph
+        For the names of the V devices.
+    values : array (V,)
+        Losses before the step.
+    linear : array (V,)
+        Gradients times the step.
+    error : array (V,)
+        What losses gained above a model with these gradients.
+    """
+    wrong = (error > 0.25 * np.abs(linear)) & (error > 1e-11 * np.abs(values))
+    if wrong.any():
+        raise SolverError(
+            f"the loss of device {graph.devices[int(wrong.argmax())]!r} does not fall as its gradient says, however "
+            "short the step: check gradient_fn of the loss against value_fn"
+        )
