@@ -185,15 +185,15 @@ def test_interruption_leaves_a_certified_pair(copied: int, monkeypatch: pytest.M
     objective = OBJECTIVES["linear l2"]
     monkeypatch.setattr(compiled, "COPIED", copied)
     calls = []
-    original = CompiledIteration._step
+    original = CompiledIteration._run
 
-    def step(self: CompiledIteration, relax: float, measure: bool) -> None:
+    def run(self: CompiledIteration, n: int, relax: float) -> None:
         calls.append(1)
-        original(self, relax, measure)
+        original(self, n, relax)
         if len(calls) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(CompiledIteration, "_step", step)
+    monkeypatch.setattr(CompiledIteration, "_run", run)
     solution = solve_fused(objective, 1e-12, backend="numba")
     assert solution.status == "interrupted"
     assert np.isfinite(solution.gap)

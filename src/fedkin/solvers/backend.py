@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from fedkin.errors import ParameterError, missing_dependency
 from fedkin.problem import FusedObjective
 from fedkin.solvers.pdhg import Iteration, NumpyIteration
-from fedkin.terms import DeviceTerms, QuadraticTerms
+from fedkin.solvers.workload import sizes
+from fedkin.terms import QuadraticTerms
 
 Array = NDArray[np.float64]
 Backend = Literal["auto", "numpy", "numba"]
@@ -86,13 +87,8 @@ def resolve_backend(backend: Backend, objective: FusedObjective, n_solves: int =
 
 def expected_seconds(objective: FusedObjective) -> float:
     """Rough time of one solve with numpy."""
-    terms, p = objective.terms, objective.terms.n_params
-    entries = terms.n_devices * (p if _isotropic(terms) else p * p)
-    return 1e-9 * USUAL_ITERATIONS * (EDGE_COST * objective.graph.n_edges * p + GRAM_COST * entries)
-
-
-def _isotropic(terms: DeviceTerms) -> bool:
-    return isinstance(terms, QuadraticTerms) and terms.isotropic
+    edges, entries = sizes(objective, objective.terms)
+    return 1e-9 * USUAL_ITERATIONS * (EDGE_COST * edges + GRAM_COST * entries)
 
 
 def installed() -> bool:

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from fedkin.graph import Graph
 from fedkin.problem import FusedObjective
 from fedkin.solvers import chain_kernels, kernels
-from fedkin.solvers.compiled import Crew, available_cores
+from fedkin.solvers.compiled import Crew
 from fedkin.solvers.fuse import INTERIOR
 from fedkin.solvers.pdhg import PrimalDual
+from fedkin.solvers.workload import available_cores
 from fedkin.terms import QuadraticTerms
 
 Array = NDArray[np.float64]

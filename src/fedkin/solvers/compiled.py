@@ -6,7 +6,6 @@ use threads, each with its range of devices and of edges, and scrambled large gr
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -20,15 +19,12 @@ from fedkin.problem import FusedObjective
 from fedkin.solvers import kernels
 from fedkin.solvers.fuse import INTERIOR
 from fedkin.solvers.pdhg import RELAXATION, PrimalDual, Rebalancing, weights_of_devices
+from fedkin.solvers.workload import available_cores, iteration_is_shared
 from fedkin.terms import QuadraticTerms
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-#: Nanoseconds of one thread for an edge and coordinate, and for an entry of a Gram matrix.
-EDGE_COST, GRAM_COST = 1.0, 0.3
-#: Threads pay when an iteration takes longer than this many nanoseconds.
-THREADING_PAYS = 1e6
 #: Inverse Gram matrices with up to this many entries are kept for the certificates, others are factorised again.
 ROOM = 20_000_000
 #: Pairs with more edge duals than this are not copied: they change when the iteration goes on.
@@ -65,7 +61,8 @@ class CompiledIteration:
         n_threads: int | None = None,
     ) -> None:
         self._kind = kernels.KINDS[objective.penalty.name]
-        self._crew = Crew(_threads_for(objective, quadratic) if n_threads is None else n_threads)
+        threads = available_cores() if iteration_is_shared(objective, quadratic) else 1
+        self._crew = Crew(threads if n_threads is None else n_threads)
         self._places = _Places(objective.graph)
         self._set_problem(objective, quadratic)
         self._start(quadratic, theta, alpha, zeta)
@@ -199,14 +196,19 @@ class CompiledIteration:
             if self._factor is not None:
                 self._set_rho(self.rho * self._factor)
             stop = min(self._rebalancing.next, end)
-            self._run(stop - self.n_iter - 1)
-            measure = stop == self._rebalancing.next
-            self._step(1.0 if stop == end else RELAXATION, measure)
+            self._run(stop - self.n_iter - 1, RELAXATION)
+            relax = 1.0 if stop == end else RELAXATION
+            if stop == self._rebalancing.next:
+                self._step(relax, measure=True)
+            else:
+                self._run(1, relax)
 
-    def _run(self, n: int) -> None:
+    def _run(self, n: int, relax: float) -> None:
         if self._crew.size > 1:
             for _ in range(n):
-                self._step(RELAXATION, measure=False)
+                self._step(relax, measure=False)
+            return
+        if n == 0:
             return
         places = self._places
         kernels.run(
@@ -220,7 +222,7 @@ class CompiledIteration:
             self._x,
             self._s,
             self._ahead,
-            RELAXATION,
+            relax,
             self._z,
             self._box,
             places.head,
@@ -311,22 +313,6 @@ class CompiledIteration:
     def close(self) -> None:
         """End the threads."""
         self._crew.close()
-
-
-def _threads_for(objective: FusedObjective, quadratic: QuadraticTerms) -> int:
-    return available_cores() if iteration_cost(objective, quadratic) > THREADING_PAYS else 1
-
-
-def iteration_cost(objective: FusedObjective, quadratic: QuadraticTerms) -> float:
-    """Rough time of one iteration on one thread, in nanoseconds."""
-    p = quadratic.n_params
-    entries = quadratic.n_devices * (p if quadratic.isotropic else p * p)
-    return EDGE_COST * objective.graph.n_edges * p + GRAM_COST * entries
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Crew:

@@ -16,7 +16,7 @@ from fedkin.errors import ConvergenceWarning, ParameterError
 from fedkin.problem import FusedObjective, Problem, Solution, Status
 from fedkin.solvers.backend import Backend, Resolved, resolve_backend, start_iteration
 from fedkin.solvers.expansion import HOPELESS, POOR, Expansion, lowered, raised
-from fedkin.solvers.fuse import fused_components, fused_parameters
+from fedkin.solvers.fuse import far_from_fused, fused_components, fused_parameters
 from fedkin.solvers.pdhg import Iteration, PrimalDual, initial_rho
 from fedkin.solvers.radius import MinimizerBall
 from fedkin.solvers.trouble import raise_if_no_descent, raise_if_not_finite, raise_if_unbounded
@@ -149,7 +149,8 @@ class _Search:
         backend: Resolved,
     ) -> None:
         self.objective, self.tol, self.max_iter, self.backend = objective, tol, max_iter, backend
-        values = objective.terms.values(np.zeros_like(theta))
+        terms = objective.terms
+        values = terms.c if isinstance(terms, QuadraticTerms) else terms.values(np.zeros_like(theta))
         raise_if_not_finite(objective.graph, values, "loss at theta = 0")
         at_zero = float(values.sum())
         self.floor = SCALE_FLOOR * abs(at_zero) + np.finfo(float).tiny
@@ -160,7 +161,7 @@ class _Search:
         self.lower = -np.inf
         # where an interruption before the first check would leave us: nothing is certified yet, nor balanced
         start = PrimalDual(theta, alpha, zeta, np.zeros_like(theta), np.ones(1), 0)
-        self.best = _Certified(start, objective.value(theta) if theta.any() else at_zero, np.inf, None)
+        self.best = _Certified(start, np.nan, np.inf, None)
 
     def run(self, warm: bool) -> None:
         terms, pair = self.objective.terms, self.best.pair
@@ -298,6 +299,8 @@ class _Search:
         if self.status != "converged" or self.objective.strength == 0 or graph.n_edges * terms.n_params > LARGE:
             return
         pair = self.best.pair
+        if isinstance(terms, QuadraticTerms) and far_from_fused(terms, graph, pair.theta):
+            return
         slack = FUSING_HELPS * self.tol * self.scale(self.best.value)
         theta = fused_components(self.objective, pair.theta, slack)
         if theta is not pair.theta:
@@ -314,6 +317,8 @@ class _Search:
 
     def finish(self, quiet: bool) -> Solution:
         best = self.best
+        if np.isnan(best.value):
+            best = replace(best, value=self.objective.value(best.pair.theta))
         # duals of another pair may say more about the best parameters than their own
         other = (best.value - self.lower) / self.scale(best.value)
         if other < best.gap:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.graph import Graph
 from fedkin.problem import FusedObjective
-from fedkin.terms import DeviceTerms, generalized_inverse, summed_terms
+from fedkin.terms import DeviceTerms, QuadraticTerms, generalized_inverse, summed_terms
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -14,6 +15,8 @@ Mask = NDArray[np.bool_]
 
 #: A dual that stays inside its ball by this share belongs to a difference (or a coordinate) that is 0 at the optimum.
 INTERIOR = 1e-3
+#: Parameters that differ by this share of what devices would have on their own are clearly different.
+CLEARLY = 1e-3
 
 
 def fused_parameters(objective: FusedObjective, theta: Array, alpha: Array, zeta: Array | None) -> Array:
@@ -48,6 +51,16 @@ def fused_parameters(objective: FusedObjective, theta: Array, alpha: Array, zeta
     shape = (theta.size, 1)
     zero = None if sparse is None else sparse.reshape(shape)
     return _grouped(i[edge] * p + column, j[edge] * p + column, theta.reshape(shape), zero).reshape(theta.shape)
+
+
+def far_from_fused(terms: QuadraticTerms, graph: Graph, theta: Array) -> bool:
+    """Whether most of some edges clearly join different parameters: then `fused_components` would be in vain."""
+    sample = graph.edges[:: graph.n_edges // 200 + 1]
+    one, other = theta[sample[:, 0]], theta[sample[:, 1]]
+    curvature = terms.A.mean() if terms.isotropic else np.einsum("vii->", terms.A) / terms.b.size
+    size = np.abs(terms.b).max(initial=0.0) / max(float(curvature), np.finfo(float).tiny)
+    different = np.abs(one - other).max(axis=1, initial=0.0) > CLEARLY * size
+    return bool(np.count_nonzero(different) > 0.5 * len(sample))
 
 
 def fused_components(objective: FusedObjective, theta: Array, slack: float) -> Array:

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.errors import ParameterError
+from fedkin.errors import ConvergenceWarning, ParameterError
 from fedkin.graph import Graph
 from fedkin.problem import FusedObjective, Problem, Solution
+from fedkin.solvers.backend import Backend, Resolved, resolve_backend
 from fedkin.solvers.congestion import least_congestion
 from fedkin.solvers.exact import scaled, solve_fused, uninterrupted
+from fedkin.solvers.workload import available_cores, iteration_is_shared, run_side_by_side
 from fedkin.terms import summed_terms
 
 Array = NDArray[np.float64]
 
 #: Relative gap of the fused solution, whose gradients decide `lam_max`.
 FUSED_GAP = 1e-10
+#: A path is cut into this many stretches, of at least so many levels.
+STRETCHES, SHORTEST_STRETCH = 4, 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +143,7 @@ def lam_path(
     ratio: float = 1e-3,
     tol: float = 1e-6,
     max_iter: int = 20_000,
+    backend: Backend = "auto",
 ) -> LamPath:
     """Solutions along a decreasing sequence of penalty levels, each warm-started from its neighbour.
 
@@ -146,7 +155,7 @@ def lam_path(
         The levels; by default ``n_lams`` of them from `lam_max` down to ``ratio * lam_max``.
     n_lams, ratio
         See `lams`.
-    tol, max_iter
+    tol, max_iter, backend
         For each solution, as in `solve`.
 
     Returns
@@ -164,13 +173,76 @@ def lam_path(
     [[1.0, 1.0], [0.5, 1.5]]
     """
     grid = lam_grid(problem, n_lams, ratio) if lams is None else checked_grid(lams)
-    solutions: list[Solution] = []
-    # from small to large: duals grow with lam, so a scaled dual is close to the next one
-    for k in reversed(range(grid.size)):
-        objective = problem.fused.with_strength(grid[k] * problem.n_devices)
-        previous = solutions[-1] if solutions else None
-        if previous is not None and grid[k + 1] > 0:
-            previous = replace(previous, alpha=previous.alpha * (grid[k] / grid[k + 1]))
-        solutions.append(uninterrupted(solve_fused(objective, tol, max_iter=max_iter, warm_start=previous)))
-    public = tuple(scaled(solution, problem.n_devices) for solution in reversed(solutions))
-    return LamPath(grid, public)
+    objective = problem.fused
+    resolved = resolve_backend(backend, objective, grid.size)
+    stretches = path_stretches(objective, grid * problem.n_devices, tol, max_iter, resolved)
+    tasks = [partial(_all_of, stretch) for stretch in stretches]
+    done = run_side_by_side(tasks, path_threads(objective, resolved))
+    solutions = [solution for _, solution in sorted(itertools.chain.from_iterable(done), key=itemgetter(0))]
+    warn_of_limits([solution.message for solution in solutions if solution.status == "iteration_limit"], grid.size)
+    return LamPath(grid, tuple(scaled(solution, problem.n_devices) for solution in solutions))
+
+
+def _all_of(stretch: Iterator[tuple[int, Solution]]) -> list[tuple[int, Solution]]:
+    return list(stretch)
+
+
+def warn_of_limits(messages: list[str], n_solves: int) -> None:
+    """One warning, on behalf of the caller's caller, for all solves that stopped at the iteration limit."""
+    if messages:
+        text = f"{len(messages)} of {n_solves} penalty levels did not converge; the first one {messages[0]}"
+        warnings.warn(text, ConvergenceWarning, stacklevel=3)
+
+
+def path_threads(objective: FusedObjective, backend: Resolved) -> int:
+    """Number of solves to run side by side: compiled ones that do not use threads themselves."""
+    alone = backend == "numpy" or iteration_is_shared(objective, objective.terms)
+    return 1 if alone else available_cores()
+
+
+def path_stretches(
+    objective: FusedObjective, strengths: Array, tol: float, max_iter: int, backend: Resolved
+) -> list[Iterator[tuple[int, Solution]]]:
+    """A path in stretches that do not depend on each other; each yields positions and solutions.
+
+    Parameters
+    ----------
+    objective : FusedObjective
+        Its own strength does not matter.
+    strengths : array (m,)
+        Decreasing.
+    tol, max_iter, backend
+        For each solution.
+    """
+    # the same stretches on any number of cores: so are the results
+    parts = np.array_split(np.arange(strengths.size), min(STRETCHES, -(-strengths.size // SHORTEST_STRETCH)))
+    # near the top the solutions change abruptly: go there from below. Elsewhere go down, where steps are shorter.
+    orders = [part[::-1] if k == 0 else part for k, part in enumerate(parts)]
+    return [_stretch(objective, order.tolist(), strengths, tol, max_iter, backend) for order in orders]
+
+
+def _stretch(
+    objective: FusedObjective, order: list[int], strengths: Array, tol: float, max_iter: int, backend: Resolved
+) -> Iterator[tuple[int, Solution]]:
+    known: list[tuple[float, Solution]] = []
+    for k in order:
+        at = objective.with_strength(float(strengths[k]))
+        start = _predicted(known, at)
+        solution = solve_fused(at, tol, max_iter=max_iter, warm_start=start, quiet=True, backend=backend)
+        yield k, uninterrupted(solution)
+        known = [*known[-1:], (at.strength, solution)]
+
+
+def _predicted(known: list[tuple[float, Solution]], at: FusedObjective) -> Solution | None:
+    """Where to start, given the last two solutions: on the line through them, which the path often follows."""
+    if not known:
+        return None
+    strength, last = known[-1]
+    if len(known) == 1 or not known[0][0] > strength > at.strength:
+        # duals grow with the strength
+        return last if not strength > 0 else replace(last, alpha=last.alpha * (at.strength / strength))
+    before, other = known[0]
+    step = (strength - at.strength) / (before - strength)
+    return replace(
+        last, theta=last.theta + step * (last.theta - other.theta), alpha=last.alpha + step * (last.alpha - other.alpha)
+    )
