@@ -44,10 +44,9 @@ def explained(y, predicted) -> float:
 
 
 def test_school():
+    """One command for all schools, against each school alone and one model for all, with tuned ridges too."""
     train, test = school(0)
-    # lam is what cross-validation chooses here, which takes minutes: see docs/real-data.md
-    options = FitOptions(penalty="l2", standardize=True, lam=3.2e-4, tol=1e-4)
-    found = compare(train, test, None, options).more["explained variance"]
+    found = compare(train, test, None, FitOptions(penalty="l2", standardize=True)).more["explained variance"]
     assert found["Fedkin"] > max(found["Local"], found["Global"]) + 0.02
     alphas = np.logspace(-2, 4, 13)
     pooled = make_pipeline(StandardScaler(), RidgeCV(alphas)).fit(train.X, train.y).predict(test.X)
@@ -59,15 +58,6 @@ def test_school():
         ]
     )
     assert found["Fedkin"] > max(explained(test.y, pooled), explained(test.y, alone)) + 0.02
-
-
-def test_school_with_lam_by_cross_validation():
-    """The whole command, on the first forty schools (all of them take minutes)."""
-    train, test = school(0)
-    forty = train.devices[:40]
-    options = FitOptions(penalty="l2", standardize=True)
-    found = compare(train.subset(forty), test.subset(forty), None, options).more["explained variance"]
-    assert found["Fedkin"] > max(found["Local"], found["Global"]) + 0.01
 
 
 # --- landmine: 29 fields --------------------------------------------------------------------------------------

@@ -62,6 +62,7 @@ class FitOptions:
         Of that test.
     refit : bool
         Replace the estimate of each group of devices (`FittedModel.clusters`) by its pooled fit without any penalty.
+        A chain of kept edges makes one group, even when its ends differ: for groups that stand well apart only.
     fit_intercept : bool
         Add a constant column; its coefficient is fused like the others, but neither shrunk nor made sparse.
     standardize : bool
