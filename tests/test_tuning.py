@@ -72,9 +72,10 @@ def test_the_truth_is_found_worth_fusing() -> None:
     assert cross_validate_lam(Problem(apart, Graph.complete(range(6)), penalty="l2"), lams).lam == 1e-5
 
 
-def test_two_processes_equal_one(problem: Problem) -> None:
-    one = cross_validate_lam(problem, n_lams=5, folds=3)
-    two = cross_validate_lam(problem, n_lams=5, folds=3, n_jobs=2)
+@pytest.mark.parametrize("backend", ["numpy", "auto"])
+def test_two_processes_equal_one(problem: Problem, backend: str) -> None:
+    one = cross_validate_lam(problem, n_lams=5, folds=3, backend=backend)
+    two = cross_validate_lam(problem, n_lams=5, folds=3, backend=backend, n_jobs=2)
     np.testing.assert_array_equal(one.scores, two.scores)
     assert one.lam == two.lam
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedkin.errors import DataError, ParameterError
 from fedkin.problem import Problem, resolve_losses
+from fedkin.solvers.backend import Backend, Resolved, resolve_backend
 from fedkin.solvers.path import checked_grid, lam_grid, lam_path
 from fedkin.terms import build_terms
 
@@ -53,6 +54,7 @@ def cross_validate_lam(
     seed: int = 0,
     tol: float = 1e-4,
     n_jobs: int | None = None,
+    backend: Backend = "auto",
 ) -> LamChoice:
     """Choose ``lam`` by K-fold cross-validation; every device gives rows to every fold.
 
@@ -74,6 +76,8 @@ def cross_validate_lam(
         Relative gap of the solutions along the path.
     n_jobs : int, optional
         Folds to run at the same time, as in joblib.
+    backend : "auto", "numpy" or "numba"
+        As in `fedkin.solve`, the same for all folds.
 
     Returns
     -------
@@ -101,7 +105,9 @@ def cross_validate_lam(
     whole = replace(problem, loss=dict(zip(problem.federation.devices, problem.losses, strict=True)))
     # with few rows in all, a fold may be empty
     held_out = [fold for fold in range(folds) if (fold_of == fold).any()]
-    scores = np.stack(_run([(whole, fold_of != fold, grid, tol) for fold in held_out], n_jobs))
+    # decided here and not by each process for itself: many processes give what one gives, to the bit
+    resolved = resolve_backend(backend, problem.fused, len(held_out) * grid.size)
+    scores = np.stack(_run([(whole, fold_of != fold, grid, tol, resolved) for fold in held_out], n_jobs))
     mean, error = scores.mean(axis=0), scores.std(axis=0, ddof=1) / np.sqrt(len(held_out))
     best = int(mean.argmin())
     if rule == "1se":
@@ -109,7 +115,7 @@ def cross_validate_lam(
     return LamChoice(float(grid[best]), grid, scores, mean, error, rule)
 
 
-def _run(tasks: list[tuple[Problem, NDArray[np.bool_], Array, float]], n_jobs: int | None) -> list[Array]:
+def _run(tasks: list[tuple[Problem, NDArray[np.bool_], Array, float, Resolved]], n_jobs: int | None) -> list[Array]:
     if n_jobs in (None, 1):
         return [_fold_scores(*task) for task in tasks]
     from joblib import Parallel, delayed
@@ -117,9 +123,9 @@ def _run(tasks: list[tuple[Problem, NDArray[np.bool_], Array, float]], n_jobs: i
     return list(Parallel(n_jobs=n_jobs)(delayed(_fold_scores)(*task) for task in tasks))
 
 
-def _fold_scores(problem: Problem, train: NDArray[np.bool_], grid: Array, tol: float) -> Array:
+def _fold_scores(problem: Problem, train: NDArray[np.bool_], grid: Array, tol: float, backend: Resolved) -> Array:
     """Held-out mean loss of the path that was fitted on the ``train`` rows, ``(m,)``."""
-    fitted = lam_path(replace(problem, federation=problem.federation.take(train)), grid, tol=tol)
+    fitted = lam_path(replace(problem, federation=problem.federation.take(train)), grid, tol=tol, backend=backend)
     held_out = problem.federation.take(~train, allow_empty=True)
     seen = np.flatnonzero(held_out.n_samples > 0)
     held_out = held_out.subset([held_out.devices[u] for u in seen])
