@@ -492,8 +492,7 @@ def invert(lo: int, hi: int, order: Any, A: Any, weight: Any, rho: Any, inverse:
     """``inverse[i] = (A[order[i]] + weight[i] diag(rho))^{-1}``; returns the worst relative pivot, -1 for a bad one."""
     p = rho.shape[0]
     worst = 1.0
-    row = np.empty(p)
-    diagonal = np.empty(p)
+    row, column, diagonal = np.empty(p), np.empty(p), np.empty(p)
     for i in range(lo, hi):
         u = order[i]
         for k in range(p):
@@ -508,16 +507,27 @@ def invert(lo: int, hi: int, order: Any, A: Any, weight: Any, rho: Any, inverse:
                 return -1.0
             worst = min(worst, pivot / diagonal[k])
             scale = 1.0 / pivot
+            for m in range(p):
+                column[m] = inverse[i, m, k]
+                inverse[i, m, k] = 0.0
+            column[k] = 0.0
             inverse[i, k, k] = 1.0
             for c in range(p):
                 row[c] = scale * inverse[i, k, c]
                 inverse[i, k, c] = row[c]
-            for m in range(p):
-                if m != k:
-                    f = inverse[i, m, k]
-                    inverse[i, m, k] = 0.0
-                    for c in range(p):
-                        inverse[i, m, c] -= f * row[c]
+            # two rows at a time make the vector loops worth their overhead
+            m = 0
+            while m + 2 <= p:
+                f, g = column[m], column[m + 1]
+                for c in range(p):
+                    first = inverse[i, m, c] - f * row[c]
+                    second = inverse[i, m + 1, c] - g * row[c]
+                    inverse[i, m, c] = first
+                    inverse[i, m + 1, c] = second
+                m += 2
+            if m < p:
+                for c in range(p):
+                    inverse[i, m, c] -= column[m] * row[c]
     return worst
 
 
