@@ -76,7 +76,7 @@ def test_landmine():
         model = make_pipeline(
             StandardScaler(),
             LogisticRegressionCV(
-                Cs=6, cv=4, scoring="neg_log_loss", l1_ratios=(0.0,), use_legacy_attributes=False, max_iter=1000
+                Cs=4, cv=3, scoring="neg_log_loss", l1_ratios=(0.0,), use_legacy_attributes=False, max_iter=1000
             ),
         )
         model.fit(train[site].X, train[site].y)
