@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.errors import DataError, ParameterError
-from fedkin.problem import Problem, resolve_losses
+from fedkin.problem import Problem, Solution
 from fedkin.solvers.backend import Backend, Resolved, resolve_backend
-from fedkin.solvers.path import checked_grid, lam_grid, lam_path
-from fedkin.terms import build_terms
+from fedkin.solvers.folds import Fold, cut_folds
+from fedkin.solvers.path import checked_grid, lam_grid, path_stretches, path_threads, warn_of_limits
+from fedkin.solvers.workload import run_side_by_side
 
 Array = NDArray[np.float64]
 Rule = Literal["min", "1se"]
+
+#: Limit on the iterations of each solution.
+MAX_ITER = 20_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +80,8 @@ def cross_validate_lam(
     tol : float
         Relative gap of the solutions along the path.
     n_jobs : int, optional
-        Folds to run at the same time, as in joblib.
+        How much to run at the same time. With compiled kernels these are threads, by default as many as there are
+        cores; with numpy they are processes, as in joblib, by default one. The result is the same.
     backend : "auto", "numpy" or "numba"
         As in `fedkin.solve`, the same for all folds.
 
@@ -101,13 +107,11 @@ def cross_validate_lam(
     fold_of = problem.federation.folds(folds, seed)
     # a device with one row has none to hold out: it always trains
     fold_of[(problem.federation.n_samples < 2)[problem.federation.device_index]] = -1
-    # losses see all rows, so that a class missing from a fold does not change the parameters
-    whole = replace(problem, loss=dict(zip(problem.federation.devices, problem.losses, strict=True)))
     # with few rows in all, a fold may be empty
     held_out = [fold for fold in range(folds) if (fold_of == fold).any()]
     # decided here and not by each process for itself: many processes give what one gives, to the bit
     resolved = resolve_backend(backend, problem.fused, len(held_out) * grid.size)
-    scores = np.stack(_run([(whole, fold_of != fold, grid, tol, resolved) for fold in held_out], n_jobs))
+    scores = _scores(cut_folds(problem, fold_of, held_out), grid * problem.n_devices, tol, resolved, n_jobs)
     mean, error = scores.mean(axis=0), scores.std(axis=0, ddof=1) / np.sqrt(len(held_out))
     best = int(mean.argmin())
     if rule == "1se":
@@ -115,23 +119,35 @@ def cross_validate_lam(
     return LamChoice(float(grid[best]), grid, scores, mean, error, rule)
 
 
-def _run(tasks: list[tuple[Problem, NDArray[np.bool_], Array, float, Resolved]], n_jobs: int | None) -> list[Array]:
-    if n_jobs in (None, 1):
-        return [_fold_scores(*task) for task in tasks]
-    from joblib import Parallel, delayed
+def _scores(folds: list[Fold], strengths: Array, tol: float, backend: Resolved, n_jobs: int | None) -> Array:
+    """Held-out mean loss of the path of each fold, ``(folds, m)``."""
+    if backend == "numpy" and n_jobs not in (None, 1):
+        from joblib import Parallel, delayed
 
-    return list(Parallel(n_jobs=n_jobs)(delayed(_fold_scores)(*task) for task in tasks))
+        return np.stack(list(Parallel(n_jobs=n_jobs)(delayed(_alone)(fold, strengths, tol) for fold in folds)))
+    scores = np.empty((len(folds), strengths.size))
+    tasks = []
+    for fold, row in zip(folds, scores, strict=True):
+        for stretch in path_stretches(fold.objective, strengths, tol, MAX_ITER, backend):
+            tasks.append(partial(_score, fold, stretch, row))
+    usual = path_threads(folds[0].objective, backend)
+    stopped = run_side_by_side(tasks, usual if n_jobs is None or n_jobs < 1 else min(n_jobs, usual))
+    warn_of_limits([message for part in stopped for message in part], scores.size, stacklevel=4)
+    return scores
 
 
-def _fold_scores(problem: Problem, train: NDArray[np.bool_], grid: Array, tol: float, backend: Resolved) -> Array:
-    """Held-out mean loss of the path that was fitted on the ``train`` rows, ``(m,)``."""
-    fitted = lam_path(replace(problem, federation=problem.federation.take(train)), grid, tol=tol, backend=backend)
-    held_out = problem.federation.take(~train, allow_empty=True)
-    seen = np.flatnonzero(held_out.n_samples > 0)
-    held_out = held_out.subset([held_out.devices[u] for u in seen])
-    loss = {device: problem.losses[u] for u, device in zip(seen, held_out.devices, strict=True)}
-    terms = build_terms(held_out, resolve_losses(loss, held_out), np.zeros(problem.n_params))
-    return np.array([terms.values(solution.theta[seen]).mean() for solution in fitted.solutions])
+def _alone(fold: Fold, strengths: Array, tol: float) -> Array:
+    return np.asarray(_scores([fold], strengths, tol, "numpy", 1)[0])
+
+
+def _score(fold: Fold, stretch: Iterator[tuple[int, Solution]], row: Array) -> list[str]:
+    """Fill in the held-out losses of a stretch of the path; returns the messages of solutions at the limit."""
+    stopped = []
+    for k, solution in stretch:
+        row[k] = fold.held_out.values(solution.theta[fold.seen]).mean()
+        if solution.status == "iteration_limit":
+            stopped.append(solution.message)
+    return stopped
 
 
 def _check_rows(problem: Problem) -> None:

@@ -187,11 +187,11 @@ def _all_of(stretch: Iterator[tuple[int, Solution]]) -> list[tuple[int, Solution
     return list(stretch)
 
 
-def warn_of_limits(messages: list[str], n_solves: int) -> None:
-    """One warning, on behalf of the caller's caller, for all solves that stopped at the iteration limit."""
+def warn_of_limits(messages: list[str], n_solves: int, stacklevel: int = 3) -> None:
+    """One warning for all solves that stopped at the iteration limit, given their messages."""
     if messages:
         text = f"{len(messages)} of {n_solves} penalty levels did not converge; the first one {messages[0]}"
-        warnings.warn(text, ConvergenceWarning, stacklevel=3)
+        warnings.warn(text, ConvergenceWarning, stacklevel=stacklevel)
 
 
 def path_threads(objective: FusedObjective, backend: Resolved) -> int:

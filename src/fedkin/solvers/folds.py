@@ -1,0 +1,108 @@
+"""Training and held-out parts of a problem, cut within devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.problem import FusedObjective, Problem, resolve_losses
+from fedkin.terms import DeviceTerms, QuadraticTerms, build_terms
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """What one fold trains on, and what it holds out.
+
+    Attributes
+    ----------
+    objective : FusedObjective
+        Of the training rows.
+    held_out : DeviceTerms
+        Mean losses of the held-out rows, without ridge.
+    seen : array
+        Devices that have held-out rows, in the order of ``held_out``.
+    """
+
+    objective: FusedObjective
+    held_out: DeviceTerms
+    seen: Index
+
+
+def cut_folds(problem: Problem, fold_of: Index, folds: list[int]) -> list[Fold]:
+    """The `Fold` of each of these numbers.
+
+    Parameters
+    ----------
+    problem : Problem
+        The whole.
+    fold_of : int array (N,)
+        Fold of each row; rows of other folds than ``folds`` always train.
+    folds : list of int
+        Folds that have rows.
+    """
+    if isinstance(problem.terms, QuadraticTerms):
+        return _folds_of_sums(problem, problem.terms, fold_of, folds)
+    return [_fold_of_rows(problem, fold_of, fold) for fold in folds]
+
+
+def _fold_of_rows(problem: Problem, fold_of: Index, fold: int) -> Fold:
+    # losses see all rows, so that a class missing from a fold does not change the parameters
+    loss = dict(zip(problem.federation.devices, problem.losses, strict=True))
+    train = replace(problem, loss=loss, federation=problem.federation.take(fold_of != fold))
+    return Fold(train.fused, *_part(problem, fold_of == fold))
+
+
+def _part(problem: Problem, rows: NDArray[np.bool_]) -> tuple[DeviceTerms, Index]:
+    """The terms of some rows, and the devices that have any."""
+    part = problem.federation.take(rows, allow_empty=True)
+    seen = np.flatnonzero(part.n_samples > 0)
+    part = part.subset([part.devices[u] for u in seen])
+    loss = {device: problem.losses[u] for u, device in zip(seen, part.devices, strict=True)}
+    return build_terms(part, resolve_losses(loss, part), np.zeros(problem.n_params)), seen
+
+
+def _folds_of_sums(problem: Problem, whole: QuadraticTerms, fold_of: Index, folds: list[int]) -> list[Fold]:
+    """Gram statistics add up: each row is looked at once, and a fold trains on the sum of the others."""
+    device = problem.federation.device_index
+    parts = []
+    for fold in np.unique(fold_of).tolist():
+        rows = fold_of == fold
+        count = np.bincount(device[rows], minlength=whole.n_devices)
+        parts.append((fold, count, *_part(problem, rows)))
+    out = []
+    for fold, _, held_out, seen in parts:
+        if fold in folds:
+            others = [(count, terms, where) for other, count, terms, where in parts if other != fold]
+            out.append(Fold(replace(problem.fused, terms=_summed(problem, whole, others)), held_out, seen))
+    return out
+
+
+def _summed(problem: Problem, whole: QuadraticTerms, parts: list[tuple[Index, DeviceTerms, Index]]) -> QuadraticTerms:
+    """Mean losses of all rows of the parts together, with the problem's ridge."""
+    A, b, c = (np.zeros_like(of) for of in (whole.A, whole.b, whole.c))
+    total = np.zeros(whole.n_devices)
+    for count, terms, seen in parts:
+        assert isinstance(terms, QuadraticTerms)
+        n = count[seen].astype(np.float64)
+        total[seen] += n
+        own = terms.A if terms.isotropic == whole.isotropic else terms.hessians(terms.b)
+        A[seen] += _along(n, own) * own
+        b[seen] += n[:, None] * terms.b
+        c[seen] += n * terms.c
+    A /= _along(total, A)
+    ridge = np.broadcast_to(np.asarray(problem.ridge, dtype=np.float64), (whole.n_params,))
+    if whole.isotropic:
+        A += ridge[0]
+    else:
+        A[:, np.arange(ridge.size), np.arange(ridge.size)] += ridge
+    return QuadraticTerms(A, b / total[:, None], c / total)
+
+
+def _along(values: Array, other: Array) -> Array:
+    """``values (V,)`` with as many dimensions as ``other (V, ...)``."""
+    return values.reshape(-1, *[1] * (other.ndim - 1))

@@ -1,0 +1,79 @@
+"""Folds whose Gram statistics are sums of parts, and cross-validation on threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fedkin
+from fedkin.datasets import paper_design
+from fedkin.federation import Federation
+from fedkin.graph import Graph
+from fedkin.problem import Problem
+from fedkin.solvers import path as paths
+from fedkin.solvers.folds import _fold_of_rows, cut_folds
+from fedkin.terms import QuadraticTerms
+
+
+def uneven(loss: str, ridge: float | list[float] = 0.0) -> Problem:
+    rng = np.random.default_rng(0)
+    sizes = [1, 2, 5, 9, 14]
+    device = np.repeat(np.arange(5), sizes)
+    X = rng.normal(size=(device.size, 3))
+    y = None if loss == "mean" else X @ [1.0, -1.0, 0.5] + rng.normal(size=device.size)
+    offset = None if loss == "mean" else rng.normal(size=device.size)
+    federation = Federation.from_arrays(X, y, device, offset=offset)
+    return Problem(federation, Graph.complete(federation.devices), loss=loss, ridge=ridge, lam=0.1)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.3, [0.1, 0.0, 0.7]])
+@pytest.mark.parametrize("loss", ["linear", "mean"])
+def test_sums_of_parts_are_the_terms_of_the_rows(loss: str, ridge: float | list[float]) -> None:
+    problem = uneven(loss, ridge)
+    fold_of = problem.federation.folds(3, 0)
+    fold_of[(problem.federation.n_samples < 2)[problem.federation.device_index]] = -1
+    for fold, found in zip(range(3), cut_folds(problem, fold_of, [0, 1, 2]), strict=True):
+        expected = _fold_of_rows(problem, fold_of, fold)
+        ours, theirs = found.objective.terms, expected.objective.terms
+        assert isinstance(ours, QuadraticTerms)
+        assert isinstance(theirs, QuadraticTerms)
+        theta = np.random.default_rng(fold).normal(size=ours.b.shape)
+        np.testing.assert_allclose(ours.values(theta), theirs.values(theta), rtol=1e-12)
+        np.testing.assert_allclose(ours.gradients(theta), theirs.gradients(theta), rtol=1e-10, atol=1e-12)
+        np.testing.assert_array_equal(found.seen, expected.seen)
+        np.testing.assert_allclose(
+            found.held_out.values(theta[found.seen]), expected.held_out.values(theta[found.seen]), rtol=1e-12
+        )
+
+
+def test_cores_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    design = paper_design(30, 40, 4, 3)
+    problem = Problem(design.federation, design.graph)
+    lams = 1e-3 * np.geomspace(1, 1e-2, 12)
+    results = []
+    for cores in (1, 3):
+        monkeypatch.setattr(paths, "available_cores", lambda cores=cores: cores)
+        path = fedkin.lam_path(problem, lams, backend="numba")
+        choice = fedkin.cross_validate_lam(problem, lams, folds=3, backend="numba")
+        results.append((np.stack([solution.theta for solution in path.solutions]), choice.scores))
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_jobs_limit_threads() -> None:
+    pytest.importorskip("numba")
+    design = paper_design(20, 40, 3, 2)
+    problem = Problem(design.federation, design.graph)
+    lams = [1e-3, 1e-4]
+    one, other = (fedkin.cross_validate_lam(problem, lams, n_jobs=n, backend="numba") for n in (1, 2))
+    np.testing.assert_array_equal(one.scores, other.scores)
+
+
+def test_prediction_along_the_path_saves_iterations() -> None:
+    design = paper_design(40, 60, 5, 4)
+    problem = Problem(design.federation, design.graph, penalty="l2")
+    lams = 2e-3 * np.geomspace(1, 1e-2, 16)
+    warm = sum(solution.n_iter for _, solution in fedkin.lam_path(problem, lams))
+    cold = sum(fedkin.solve(problem.with_lam(lam)).n_iter for lam in lams)
+    assert warm < 0.8 * cold
