@@ -8,6 +8,7 @@ import pytest
 import sklearn
 from sklearn.base import clone
 from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GridSearchCV, KFold, cross_val_predict, cross_val_score, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -18,12 +19,18 @@ from fedkin import FedADMMClassifier, FedADMMRegressor, Graph
 from fedkin.errors import DataError, GraphError, ParameterError, UnknownDeviceError
 from fedkin.estimators import WithinDeviceKFold
 from fedkin.losses import HuberLoss
+from fedkin.scoring import DeviceScorer
 
 
 # several checks fit classes that can be separated, of which a DegenerateDeviceWarning rightly tells
 @pytest.mark.filterwarnings("ignore::fedkin.errors.DegenerateDeviceWarning")
 @parametrize_with_checks(
-    [FedADMMRegressor(), FedADMMClassifier(), FedADMMRegressor(loss="huber", select="holm", lam=0.1)]
+    [
+        FedADMMRegressor(),
+        FedADMMClassifier(),
+        FedADMMRegressor(loss="huber", select="holm", lam=0.1),
+        FedADMMRegressor(loss="poisson"),
+    ]
 )
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
@@ -315,3 +322,21 @@ def test_within_device_folds():
         assert 2 <= (device[test] == "a").sum() <= 3
     with pytest.raises(DataError, match="groups=device"):
         next(WithinDeviceKFold(3).split(np.zeros((10, 2))))
+
+
+def test_scores_of_scikit_learn_know_the_device():
+    rng = np.random.default_rng(0)
+    X, site = rng.normal(size=(240, 2)), np.repeat(["a", "b", "c"], 80)
+    y = (X[:, 0] * np.where(site == "c", -2.0, 2.0) + rng.logistic(size=240) > 0).astype(int)
+    routed = {"params": {"device": site, "groups": site}, "cv": WithinDeviceKFold(3), "error_score": "raise"}
+    with sklearn.config_context(enable_metadata_routing=True):
+        model = FedADMMClassifier(lam=1e-3).set_fit_request(device=True)
+        together = cross_val_score(model, X, y, scoring=DeviceScorer("roc_auc"), **routed)
+        each = cross_val_score(model, X, y, scoring=DeviceScorer("roc_auc", per_device=True), **routed)
+    assert together.min() > 0.75
+    assert each.min() > 0.75
+    fitted = FedADMMClassifier(lam=1e-3).fit(X, y, device=site)
+    by_hand = [roc_auc_score(y[site == u], fitted.predict_proba(X[site == u], device=u)[:, 1]) for u in "abc"]
+    found = DeviceScorer("roc_auc", per_device=True)(fitted, X, y, device=site)
+    assert found == pytest.approx(np.mean(by_hand), abs=1e-12)
+

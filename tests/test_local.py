@@ -179,14 +179,21 @@ def test_mean_loss():
     rng = np.random.default_rng(3)
     data = {u: rng.standard_normal((n, 2)) * 2 for u, n in (("a", 10), ("b", 25), ("c", 25))}
     fed = Federation(data)
-    model, robust = local_fit(fed, "mean"), local_fit(fed, "mean", "sandwich")
+    robust = local_fit(fed, "mean", "sandwich")
     for u, rows in enumerate(data.values()):
         n = len(rows)
-        np.testing.assert_allclose(model.theta[u], rows.mean(axis=0))
-        np.testing.assert_allclose(model.covariance[u], rows.var(axis=0, ddof=1).mean() / n * np.eye(2), rtol=1e-12)
+        np.testing.assert_allclose(robust.theta[u], rows.mean(axis=0))
         np.testing.assert_allclose(robust.covariance[u], np.cov(rows.T) / n, rtol=1e-12)
-    np.testing.assert_array_equal(model.residual_dof, [18, 48, 48])
     np.testing.assert_array_equal(robust.residual_dof, [9, 24, 24])
+    # the mean loss has no model of the columns' covariance
+    np.testing.assert_array_equal(local_fit(fed, "mean").covariance, robust.covariance)
+
+
+def test_mean_loss_with_too_few_rows_for_a_covariance_takes_equal_columns():
+    rng = np.random.default_rng(3)
+    fed = Federation({u: rng.standard_normal((3, 5)) for u in "ab"})
+    for covariance in local_fit(fed, "mean").covariance:
+        np.testing.assert_allclose(covariance, covariance[0, 0] * np.eye(5), atol=1e-15)
 
 
 def test_user_loss_is_fitted_by_its_functions():

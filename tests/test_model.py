@@ -378,11 +378,20 @@ def test_other_versions_and_missing_models(tmp_path):
         load(path)
 
 
-def test_an_interrupted_save_can_be_found(tmp_path):
+def test_after_a_crash_between_two_renames_the_older_model_is_found(tmp_path):
     made().save(tmp_path / "m")
     (tmp_path / "m").rename(tmp_path / ".m.0123456789ab.old")
-    with pytest.raises(ModelFileError, match=r"left the older model in .*\.m\.0123456789ab\.old"):
-        load(tmp_path / "m")
+    assert load(tmp_path / "m").devices == made().devices
+    made().save(tmp_path / "m")
+    assert held(tmp_path) == ["m"]
+
+
+def test_what_killed_saves_left_behind_is_removed_when_it_is_old(tmp_path):
+    for mark in ("old-one", "young"):
+        (tmp_path / f".m.{mark}.new").mkdir()
+    os.utime(tmp_path / ".m.old-one.new", (0, 0))
+    made().save(tmp_path / "m")
+    assert held(tmp_path) == [".m.young.new", "m"]
 
 
 def test_ids_that_no_file_can_keep(tmp_path):

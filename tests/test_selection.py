@@ -540,3 +540,14 @@ def test_steadied_variances_pool_when_devices_agree_and_do_not_when_they_differ(
 @pytest.mark.parametrize("value", [1e-6, 0.01, 1.0, 50.0])
 def test_inverse_trigamma(value):
     assert special.polygamma(1, selection._inverse_trigamma(value)) == pytest.approx(value, rel=1e-7)
+
+
+@pytest.mark.parametrize("scale", [np.ones(5), np.array([0.1, 1.0, 1.0, 1.0, 10.0])])
+def test_means_of_correlated_columns_keep_the_level(scale):
+    """Six identical devices: any dropped edge is an error, which a level of 0.05 allows in one run of twenty."""
+    rng = np.random.default_rng(8)
+    runs, wrong = 150, 0
+    for _ in range(runs):
+        data = {u: scale * (rng.normal(size=(20, 1)) + 0.3 * rng.normal(size=(20, 5))) for u in range(6)}
+        wrong += select_edges(Federation(data), loss="mean").graph.n_edges < 15
+    assert wrong / runs < 0.11

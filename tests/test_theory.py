@@ -156,7 +156,7 @@ def test_compatibility_bound_holds(graph, weighted):
         graph = graph.reweighted(rng.uniform(0.2, 4, graph.n_edges))
     for size in range(1, min(graph.n_edges, 8) + 1):
         edges = rng.choice(graph.n_edges, size, replace=False).tolist()
-        assert compatibility_lower_bound(graph, size) <= compatibility(graph, edges, weighted) + 1e-12
+        assert compatibility_lower_bound(graph, size, n_params=1) <= compatibility(graph, edges, weighted) + 1e-12
 
 
 def test_compatibility_bound_for_l1_needs_the_number_of_parameters():
@@ -168,16 +168,16 @@ def test_compatibility_bound_for_l1_needs_the_number_of_parameters():
     ratio = math.sqrt(5) * np.linalg.norm(theta) / np.abs(D @ theta).sum()
     assert ratio < compatibility_lower_bound(graph, 5, "l1", n_params=1)
     assert ratio >= compatibility_lower_bound(graph, 5, "l1", n_params=p)
-    assert compatibility_lower_bound(graph, 5, "l2", n_params=p) == compatibility_lower_bound(graph, 5)
+    assert compatibility_lower_bound(graph, 5, "l2", n_params=p) == compatibility_lower_bound(graph, 5, n_params=1)
     euclidean = math.sqrt(5) * np.linalg.norm(theta) / np.linalg.norm(D @ theta, axis=1).sum()
     assert euclidean >= compatibility_lower_bound(graph, 5, "l2", n_params=p)
 
 
 def test_compatibility_of_no_edges_and_of_too_many():
     graph = GRAPHS["path"]
-    assert compatibility_lower_bound(graph, 0) == 1.0
+    assert compatibility_lower_bound(graph, 0, n_params=1) == 1.0
     with pytest.raises(ParameterError, match="5 edges"):
-        compatibility_lower_bound(graph, 6)
+        compatibility_lower_bound(graph, 6, n_params=1)
 
 
 # ---------------------------------------------------------------- Theorem 1
@@ -209,7 +209,7 @@ def test_theorem_1_holds_at_its_lambda(penalty, seed):
         lam,
         wrong,
         kappa(fed, design.theta_star),
-        compatibility_lower_bound(graph, wrong, penalty, 2),
+        compatibility_lower_bound(graph, wrong, penalty, n_params=2),
     )
     estimate = fused_estimate(fed, graph, objective_lam(lam, 8), penalty)
     assert design.error(estimate) <= bound
@@ -219,7 +219,7 @@ def test_theorem_1_holds_at_its_lambda(penalty, seed):
         3 * lam,
         wrong,
         kappa(fed, design.theta_star),
-        compatibility_lower_bound(graph, wrong, penalty, 2),
+        compatibility_lower_bound(graph, wrong, penalty, n_params=2),
     )
     assert design.error(fused_estimate(fed, graph, objective_lam(3 * lam, 8), penalty)) <= higher
 
@@ -251,7 +251,7 @@ def test_lambda_as_printed_is_on_another_scale():
     wrong = (V // 2) ** 2
     lam = theorem1_lambda(fed, graph, truth[:, None], "mean")
     bound = theorem1_bound(
-        rho(fed, graph, truth[:, None], "mean"), lam, wrong, 1.0, compatibility_lower_bound(graph, wrong)
+        rho(fed, graph, truth[:, None], "mean"), lam, wrong, 1.0, compatibility_lower_bound(graph, wrong, n_params=1)
     )
     D = graph.incidence()
     errors = []

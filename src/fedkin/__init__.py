@@ -32,6 +32,9 @@ _WHERE = {
     "FedkinError": "fedkin.errors",
 }
 
+#: Modules to reach as ``fedkin.NAME`` without importing them by hand.
+_MODULES = ("datasets", "losses", "penalties", "scoring", "theory")
+
 __all__ = ["__version__", *_WHERE]
 
 if TYPE_CHECKING:
@@ -56,6 +59,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"fedkin.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'fedkin' has no attribute {name!r}")
     value = getattr(import_module(_WHERE[name]), name)

@@ -218,6 +218,11 @@ class FedADMMRegressor(RegressorMixin, _FedADMM):  # type: ignore[misc]
     array([-1.])
     """
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = self.loss == "poisson" or getattr(self.loss, "name", None) == "poisson"
+        return tags
+
     def fit(
         self,
         X: ArrayLike,

@@ -311,12 +311,17 @@ class Graph:
         return cls._of(ids, *checked_edges(ids, np.column_stack(half.coords).astype(np.int64), half.data))
 
     @classmethod
-    def knn(cls, coordinates: npt.ArrayLike, k: int, devices: Iterable[Hashable] | None = None) -> Graph:
+    def knn(
+        cls,
+        coordinates: npt.ArrayLike | Mapping[Hashable, npt.ArrayLike],
+        k: int,
+        devices: Iterable[Hashable] | None = None,
+    ) -> Graph:
         """Every device joined to its k nearest ones.
 
         Parameters
         ----------
-        coordinates : array of shape (V, d) or (V,)
+        coordinates : array of shape (V, d) or (V,), or mapping {device: place}
             Place of each device.
         k : int
             Number of neighbours, from 1 to V-1.
@@ -336,6 +341,9 @@ class Graph:
         """
         from scipy.spatial import cKDTree
 
+        if isinstance(coordinates, Mapping):
+            devices = tuple(coordinates) if devices is None else devices
+            coordinates = [coordinates[device] for device in devices]  # type: ignore[assignment]
         places = np.asarray(coordinates, dtype=np.float64)
         if places.ndim == 1:
             places = places[:, None]

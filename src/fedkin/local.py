@@ -65,8 +65,9 @@ class LocalFit:
     **Variance.** With H the Hessian and S the mean outer product of the scores: "bartlett" is ``(n H)^{-1}``, the
     paper's, right when the loss is a negative log-likelihood with nothing left to estimate (for the linear loss: noise
     of variance 1); "model" is ``dispersion * (n H)^{-1}``, which allows a noise variance (the same for all rows of a
-    device, and for the mean loss for all coordinates); "sandwich" is ``H^{-1} S H^{-1} / (n - p)``, which allows any
-    noise (for the mean loss ``n - 1`` takes the place of ``n - p``).
+    device); "sandwich" is ``H^{-1} S H^{-1} / (n - p)``, which allows any noise. For the mean loss "model" is the
+    sandwich too, with ``n - 1`` in the place of ``n - p``: that is the sample covariance of the mean. With no more rows
+    than columns it gives way to one variance for all columns.
 
     **Devices without an estimate of their own** are those whose design does not have full rank (fewer rows than
     features, constant or repeated columns), whose likelihood has no maximum (separated classes, one class only, no
@@ -271,7 +272,8 @@ def _covariances(fits: OwnFits, variance: Variance) -> tuple[Array, Array, Bools
     if variance == "bartlett":
         return bread / n, np.full(n.size, np.inf), none
     model = fits.dispersion[:, None, None] * bread / n
-    if variance == "model":
+    # the mean loss models nothing but the mean: its columns may be correlated and of any scale
+    if variance == "model" and not isinstance(fits.loss, MeanLoss):
         return model, fits.dof, none
     paid = 1.0 if isinstance(fits.loss, MeanLoss) else float(fits.n_params)
     sandwich = bread @ fits.score_cov @ bread / np.maximum(n - paid, 1.0)

@@ -10,6 +10,7 @@ A model directory holds three text files and nothing that can run code when it i
 from __future__ import annotations
 
 import csv
+import glob
 import hashlib
 import io
 import json
@@ -17,6 +18,7 @@ import math
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import date, datetime
@@ -40,6 +42,7 @@ FORMAT = "fedkin-model"
 FORMAT_VERSION = 1
 MODEL_FILE, COEFFICIENTS_FILE, EDGES_FILE = "model.json", "coefficients.csv", "edges.csv"
 _FILES = (MODEL_FILE, COEFFICIENTS_FILE, EDGES_FILE)
+_STALE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -327,8 +330,8 @@ class FittedModel:
         Parameters
         ----------
         directory : path
-            Made if need be. A model that is there already is replaced in one step; a directory that holds anything else
-            is refused.
+            Made if need be. A model that is there already is kept until the new one is whole (`load` finds the older
+            one if a crash comes between the two renames); a directory that holds anything else is refused.
 
         Raises
         ------
@@ -425,7 +428,7 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
     >>> model.devices, model.coef.shape
     (('a',), (1, 1, 1))
     """
-    folder = Path(directory)
+    folder = _standing(Path(directory))
     meta = _read_meta(folder)
     path = folder / MODEL_FILE
     texts = {name: _read_checked(folder / name, meta) for name in (COEFFICIENTS_FILE, EDGES_FILE)}
@@ -548,13 +551,35 @@ def _write_directory(target: Path, contents: Mapping[str, str]) -> None:
             if replaced:
                 old.rename(target)
             raise
-        shutil.rmtree(old, ignore_errors=True)
+        _remove_leftovers(target)
     except OSError as error:
         raise ModelFileError(
             f"cannot write the model to {target}: {error.strerror or error}; choose another place"
         ) from None
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove what this save, and saves that were killed, put beside the target."""
+    for old in _leftovers(target, "old"):
+        shutil.rmtree(old, ignore_errors=True)
+    for fresh in _leftovers(target, "new"):
+        # a younger one may belong to somebody who is saving right now
+        if time.time() - fresh.stat().st_mtime > _STALE_SECONDS:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _leftovers(target: Path, kind: str) -> list[Path]:
+    return sorted(target.absolute().parent.glob(f".{glob.escape(target.name)}.*.{kind}"))
+
+
+def _standing(folder: Path) -> Path:
+    """The directory to read: after a crash between the two renames of a save, the older model beside it."""
+    if folder.exists():
+        return folder
+    older = _leftovers(folder, "old")
+    return max(older, key=lambda path: path.stat().st_mtime) if older else folder
 
 
 def _check_free(target: Path) -> None:
@@ -693,9 +718,7 @@ def _read_text(path: Path) -> str:
 def _read_meta(folder: Path, any_version: bool = False) -> dict[str, Any]:
     if not folder.is_dir():
         kind = "is a file" if folder.exists() else "does not exist"
-        left = sorted(folder.absolute().parent.glob(f".{folder.name}.*.old")) if not folder.exists() else []
-        hint = f"; an interrupted save left the older model in {left[-1]}, rename it back" if left else ""
-        raise ModelFileError(f"{folder} {kind}, expected the directory of a model{hint or ': check the path'}")
+        raise ModelFileError(f"{folder} {kind}, expected the directory of a model: check the path")
     path = folder / MODEL_FILE
     if not path.exists():
         raise ModelFileError(

@@ -71,7 +71,7 @@ def graph_fidelity(graph: Graph, truth: Graph) -> float:
 
 
 def compatibility_lower_bound(
-    graph: Graph, n_false_edges: int, penalty: str | Penalty = "l2", n_params: int = 1
+    graph: Graph, n_false_edges: int, penalty: str | Penalty = "l1", *, n_params: int
 ) -> float:
     """Lower bound on the compatibility factor ``kappa_T(D)`` of a set T of edges (Definition 1 and what follows it).
 
@@ -102,7 +102,7 @@ def compatibility_lower_bound(
     --------
     >>> from fedkin import Graph
     >>> from fedkin.theory import compatibility_lower_bound
-    >>> compatibility_lower_bound(Graph.complete(range(5)), 9)
+    >>> compatibility_lower_bound(Graph.complete(range(5)), 9, n_params=1)
     0.25
     """
     if not 0 <= n_false_edges <= graph.n_edges:
