@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from fedkin.federation import Federation
 from fedkin.losses import LinearLoss, Loss, MeanLoss, RowLoss, weighted_gram
@@ -412,9 +413,7 @@ class SummedTerms(DeviceTerms):
         self.n_devices, self.n_params = int(labels.max()) + 1, terms.n_params
 
     def _sum(self, values: Array) -> Array:
-        out = np.zeros((self.n_devices, *values.shape[1:]))
-        np.add.at(out, self.labels, values)
-        return out
+        return sum_groups(values, self.labels, self.n_devices)
 
     def values(self, theta: Array) -> Array:
         return self._sum(self.terms.values(theta[self.labels]))
@@ -456,13 +455,15 @@ def summed_terms(terms: DeviceTerms, labels: Index) -> DeviceTerms:
     if not isinstance(terms, QuadraticTerms):
         return SummedTerms(terms, labels)
     groups = int(labels.max()) + 1
+    A, b, c = (sum_groups(values, labels, groups) for values in (terms.A, terms.b, terms.c))
+    return QuadraticTerms(A, b, c)
 
-    def summed(values: Array) -> Array:
-        out = np.zeros((groups, *values.shape[1:]))
-        np.add.at(out, labels, values)
-        return out
 
-    return QuadraticTerms(summed(terms.A), summed(terms.b), summed(terms.c))
+def sum_groups(values: Array, labels: Index, groups: int) -> Array:
+    """Sums of ``values (V, ...)`` over each group, ``(groups, ...)``, in the order of the devices."""
+    # a sparse product: several times quicker than np.add.at
+    members = sparse.csr_array((np.ones(labels.size), (labels, np.arange(labels.size))), shape=(groups, labels.size))
+    return np.asarray(members @ values.reshape(labels.size, -1)).reshape(groups, *values.shape[1:])
 
 
 def build_terms(federation: Federation, losses: Sequence[Loss], ridge: Array) -> DeviceTerms:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.errors import DataError, ParameterError
-from fedkin.problem import Problem, Solution
+from fedkin.problem import Problem
 from fedkin.solvers.backend import Backend, Resolved, resolve_backend
-from fedkin.solvers.folds import Fold, cut_folds
-from fedkin.solvers.path import checked_grid, lam_grid, path_stretches, path_threads, warn_of_limits
+from fedkin.solvers.folds import Batch, cut_folds, in_batches
+from fedkin.solvers.path import checked_grid, lam_grid, path_stretch, path_threads, stretches_of, warn_of_limits
 from fedkin.solvers.workload import run_side_by_side
 
 Array = NDArray[np.float64]
@@ -78,7 +78,7 @@ def cross_validate_lam(
     seed : int
         Of the folds.
     tol : float
-        Relative gap of the solutions along the path.
+        Relative gap of the solutions along the path; small problems are solved for all folds together.
     n_jobs : int, optional
         How much to run at the same time. With compiled kernels these are threads, by default as many as there are
         cores; with numpy they are processes, as in joblib, by default one. The result is the same.
@@ -111,7 +111,8 @@ def cross_validate_lam(
     held_out = [fold for fold in range(folds) if (fold_of == fold).any()]
     # decided here and not by each process for itself: many processes give what one gives, to the bit
     resolved = resolve_backend(backend, problem.fused, len(held_out) * grid.size)
-    scores = _scores(cut_folds(problem, fold_of, held_out), grid * problem.n_devices, tol, resolved, n_jobs)
+    batches = in_batches(cut_folds(problem, fold_of, held_out))
+    scores = _scores(batches, grid * problem.n_devices, tol, resolved, n_jobs)
     mean, error = scores.mean(axis=0), scores.std(axis=0, ddof=1) / np.sqrt(len(held_out))
     best = int(mean.argmin())
     if rule == "1se":
@@ -119,35 +120,36 @@ def cross_validate_lam(
     return LamChoice(float(grid[best]), grid, scores, mean, error, rule)
 
 
-def _scores(folds: list[Fold], strengths: Array, tol: float, backend: Resolved, n_jobs: int | None) -> Array:
+def _scores(batches: list[Batch], strengths: Array, tol: float, backend: Resolved, n_jobs: int | None) -> Array:
     """Held-out mean loss of the path of each fold, ``(folds, m)``."""
+    tasks = [
+        partial(_stretch_scores, batch, part, strengths, tol, backend)
+        for batch in batches
+        for part in stretches_of(strengths.size)
+    ]
     if backend == "numpy" and n_jobs not in (None, 1):
         from joblib import Parallel, delayed
 
-        return np.stack(list(Parallel(n_jobs=n_jobs)(delayed(_alone)(fold, strengths, tol) for fold in folds)))
-    scores = np.empty((len(folds), strengths.size))
-    tasks = []
-    for fold, row in zip(folds, scores, strict=True):
-        for stretch in path_stretches(fold.objective, strengths, tol, MAX_ITER, backend):
-            tasks.append(partial(_score, fold, stretch, row))
-    usual = path_threads(folds[0].objective, backend)
-    stopped = run_side_by_side(tasks, usual if n_jobs is None or n_jobs < 1 else min(n_jobs, usual))
-    warn_of_limits([message for part in stopped for message in part], scores.size, stacklevel=4)
-    return scores
+        done = list(Parallel(n_jobs=n_jobs)(delayed(task)() for task in tasks))
+    else:
+        usual = path_threads(batches[0].objective, backend)
+        done = run_side_by_side(tasks, usual if n_jobs is None or n_jobs < 1 else min(n_jobs, usual))
+    messages = [message for _, stopped in done for message in stopped]
+    warn_of_limits(messages, sum(scores.size for scores, _ in done), stacklevel=4)
+    by_batch = np.split(np.arange(len(done)), len(batches))
+    return np.concatenate([np.concatenate([done[k][0] for k in batch], axis=1) for batch in by_batch])
 
 
-def _alone(fold: Fold, strengths: Array, tol: float) -> Array:
-    return np.asarray(_scores([fold], strengths, tol, "numpy", 1)[0])
-
-
-def _score(fold: Fold, stretch: Iterator[tuple[int, Solution]], row: Array) -> list[str]:
-    """Fill in the held-out losses of a stretch of the path; returns the messages of solutions at the limit."""
-    stopped = []
-    for k, solution in stretch:
-        row[k] = fold.held_out.values(solution.theta[fold.seen]).mean()
+def _stretch_scores(
+    batch: Batch, part: NDArray[np.int64], strengths: Array, tol: float, backend: Resolved
+) -> tuple[Array, list[str]]:
+    """Held-out losses ``(folds, len(part))`` along a stretch, and the messages of solutions at the iteration limit."""
+    scores, stopped = np.empty((len(batch.folds), part.size)), []
+    for k, solution in path_stretch(batch.objective, part, strengths, tol, MAX_ITER, backend):
+        scores[:, k - part[0]] = batch.scores(solution.theta)
         if solution.status == "iteration_limit":
             stopped.append(solution.message)
-    return stopped
+    return scores, stopped
 
 
 def _check_rows(problem: Problem) -> None:

@@ -187,10 +187,13 @@ class _Search:
 
     def _certified(self, pair: PrimalDual, value: float | None = None) -> _Certified:
         value = self.objective.value(pair.theta) if value is None else value
-        radius, proven = self.ball.radius(pair.theta, value)
-        gap, conditional = self.objective.gap(pair.theta, pair.alpha, pair.zeta, pair.balance, radius)
-        relative = max(gap, 0.0) / self.scale(value)
-        return _Certified(pair, value, relative, radius if conditional and not proven else None)
+        gap, conditional = self.objective.gap(pair.theta, pair.alpha, pair.zeta, pair.balance)
+        assumed = None
+        if conditional:
+            radius, proven = self.ball.radius(pair.theta, value)
+            gap, _ = self.objective.gap(pair.theta, pair.alpha, pair.zeta, pair.balance, radius)
+            assumed = None if proven else radius
+        return _Certified(pair, value, max(gap, 0.0) / self.scale(value), assumed)
 
     def _run_quadratic(self, terms: QuadraticTerms, start: PrimalDual, warm: bool) -> None:
         # a cold start is each device's own minimiser: closer than 0 for weak penalties, as good as any for strong ones

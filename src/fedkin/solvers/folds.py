@@ -7,11 +7,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.graph import Graph
 from fedkin.problem import FusedObjective, Problem, resolve_losses
 from fedkin.terms import DeviceTerms, QuadraticTerms, build_terms
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
+
+#: Up to this many edge duals, all folds are solved as one problem with a copy of the graph each.
+STACKED = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,3 +110,40 @@ def _summed(problem: Problem, whole: QuadraticTerms, parts: list[tuple[Index, De
 def _along(values: Array, other: Array) -> Array:
     """``values (V,)`` with as many dimensions as ``other (V, ...)``."""
     return values.reshape(-1, *[1] * (other.ndim - 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Folds that are solved as one problem.
+
+    Attributes
+    ----------
+    objective : FusedObjective
+        The devices of the first fold, then those of the second, and so on.
+    folds : tuple of Fold
+    """
+
+    objective: FusedObjective
+    folds: tuple[Fold, ...]
+
+    def scores(self, theta: Array) -> list[float]:
+        """Held-out mean loss of each fold, for the parameters of all of them."""
+        own = theta.reshape(len(self.folds), -1, theta.shape[1])
+        return [float(fold.held_out.values(t[fold.seen]).mean()) for fold, t in zip(self.folds, own, strict=True)]
+
+
+def in_batches(folds: list[Fold]) -> list[Batch]:
+    """All folds together where they are small and quadratic, each on its own otherwise."""
+    first = folds[0].objective
+    size = len(folds) * first.graph.n_edges * first.terms.n_params
+    terms = [fold.objective.terms for fold in folds]
+    quadratic = [one for one in terms if isinstance(one, QuadraticTerms)]
+    if size > STACKED or len(quadratic) < len(folds):
+        return [Batch(fold.objective, (fold,)) for fold in folds]
+    A, b, c = (np.concatenate([getattr(one, name) for one in quadratic]) for name in ("A", "b", "c"))
+    n, copies = first.graph.n_devices, np.arange(len(folds))
+    edges = (first.graph.edges + n * copies[:, None, None]).reshape(-1, 2)
+    graph = Graph.from_indices(range(n * copies.size), edges, np.tile(first.graph.weights, copies.size))
+    sparsity = None if first.sparsity is None else np.tile(first.sparsity, (copies.size, 1))
+    objective = replace(first, terms=QuadraticTerms(A, b, c), graph=graph, sparsity=sparsity)
+    return [Batch(objective, tuple(folds))]

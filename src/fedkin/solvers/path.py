@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +18,10 @@ from fedkin.solvers.backend import Backend, Resolved, resolve_backend
 from fedkin.solvers.congestion import least_congestion
 from fedkin.solvers.exact import scaled, solve_fused, uninterrupted
 from fedkin.solvers.workload import available_cores, iteration_is_shared, run_side_by_side
-from fedkin.terms import summed_terms
+from fedkin.terms import sum_groups, summed_terms
 
 Array = NDArray[np.float64]
+Index = NDArray[np.int64]
 
 #: Relative gap of the fused solution, whose gradients decide `lam_max`.
 FUSED_GAP = 1e-10
@@ -87,7 +87,7 @@ def fused_solution(objective: FusedObjective) -> Array:
     first = np.unique(labels, return_index=True)[1]
     sparsity = None
     if objective.sparsity is not None:
-        sparsity = _sum_by(labels, objective.sparsity, first.size)
+        sparsity = sum_groups(objective.sparsity, labels, first.size)
     # each component under the name of its first device
     graph = Graph.empty([objective.graph.devices[u] for u in first])
     pooled = replace(
@@ -105,16 +105,10 @@ def fused_gradients(objective: FusedObjective) -> Array:
     if objective.sparsity is not None:
         gradient = gradient + objective.sparsity * np.sign(theta)
         free = np.where(np.abs(theta) > 0, 0.0, objective.sparsity)
-        shares = free / np.maximum(_sum_by(labels, free, groups), np.finfo(float).tiny)[labels]
-        gradient = gradient - shares * _sum_by(labels, gradient, groups)[labels]
+        shares = free / np.maximum(sum_groups(free, labels, groups), np.finfo(float).tiny)[labels]
+        gradient = gradient - shares * sum_groups(gradient, labels, groups)[labels]
     # remove what rounding left over
-    return np.asarray(gradient - (_sum_by(labels, gradient, groups) / np.bincount(labels)[:, None])[labels])
-
-
-def _sum_by(labels: NDArray[np.int64], values: Array, groups: int) -> Array:
-    sums = np.zeros((groups, values.shape[1]))
-    np.add.at(sums, labels, values)
-    return sums
+    return np.asarray(gradient - (sum_groups(gradient, labels, groups) / np.bincount(labels)[:, None])[labels])
 
 
 def lam_grid(problem: Problem, n_lams: int = 20, ratio: float = 1e-3) -> Array:
@@ -175,16 +169,18 @@ def lam_path(
     grid = lam_grid(problem, n_lams, ratio) if lams is None else checked_grid(lams)
     objective = problem.fused
     resolved = resolve_backend(backend, objective, grid.size)
-    stretches = path_stretches(objective, grid * problem.n_devices, tol, max_iter, resolved)
-    tasks = [partial(_all_of, stretch) for stretch in stretches]
-    done = run_side_by_side(tasks, path_threads(objective, resolved))
-    solutions = [solution for _, solution in sorted(itertools.chain.from_iterable(done), key=itemgetter(0))]
+    strengths = grid * problem.n_devices
+    tasks = [partial(_solved, objective, part, strengths, tol, max_iter, resolved) for part in stretches_of(grid.size)]
+    solutions = list(itertools.chain.from_iterable(run_side_by_side(tasks, path_threads(objective, resolved))))
     warn_of_limits([solution.message for solution in solutions if solution.status == "iteration_limit"], grid.size)
     return LamPath(grid, tuple(scaled(solution, problem.n_devices) for solution in solutions))
 
 
-def _all_of(stretch: Iterator[tuple[int, Solution]]) -> list[tuple[int, Solution]]:
-    return list(stretch)
+def _solved(
+    objective: FusedObjective, part: Index, strengths: Array, tol: float, max_iter: int, backend: Resolved
+) -> list[Solution]:
+    found = dict(path_stretch(objective, part, strengths, tol, max_iter, backend))
+    return [found[k] for k in part.tolist()]
 
 
 def warn_of_limits(messages: list[str], n_solves: int, stacklevel: int = 3) -> None:
@@ -200,32 +196,31 @@ def path_threads(objective: FusedObjective, backend: Resolved) -> int:
     return 1 if alone else available_cores()
 
 
-def path_stretches(
-    objective: FusedObjective, strengths: Array, tol: float, max_iter: int, backend: Resolved
-) -> list[Iterator[tuple[int, Solution]]]:
-    """A path in stretches that do not depend on each other; each yields positions and solutions.
+def stretches_of(n_levels: int) -> list[Index]:
+    """Positions of the levels of a path in stretches that do not wait for each other."""
+    # the same on any number of cores: so are the results
+    return np.array_split(np.arange(n_levels), min(STRETCHES, -(-n_levels // SHORTEST_STRETCH)))
+
+
+def path_stretch(
+    objective: FusedObjective, part: Index, strengths: Array, tol: float, max_iter: int, backend: Resolved
+) -> Iterator[tuple[int, Solution]]:
+    """Solutions along a stretch of a path, with their positions, each started from where the others point to.
 
     Parameters
     ----------
     objective : FusedObjective
         Its own strength does not matter.
+    part : int array
+        Consecutive positions in ``strengths``.
     strengths : array (m,)
-        Decreasing.
+        Of the whole path, decreasing.
     tol, max_iter, backend
         For each solution.
     """
-    # the same stretches on any number of cores: so are the results
-    parts = np.array_split(np.arange(strengths.size), min(STRETCHES, -(-strengths.size // SHORTEST_STRETCH)))
-    # near the top the solutions change abruptly: go there from below. Elsewhere go down, where steps are shorter.
-    orders = [part[::-1] if k == 0 else part for k, part in enumerate(parts)]
-    return [_stretch(objective, order.tolist(), strengths, tol, max_iter, backend) for order in orders]
-
-
-def _stretch(
-    objective: FusedObjective, order: list[int], strengths: Array, tol: float, max_iter: int, backend: Resolved
-) -> Iterator[tuple[int, Solution]]:
     known: list[tuple[float, Solution]] = []
-    for k in order:
+    # near the top solutions change abruptly: go there from below. Elsewhere go down, where steps are shorter.
+    for k in (part[::-1] if part[0] == 0 else part).tolist():
         at = objective.with_strength(float(strengths[k]))
         start = _predicted(known, at)
         solution = solve_fused(at, tol, max_iter=max_iter, warm_start=start, quiet=True, backend=backend)

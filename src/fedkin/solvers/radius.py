@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.problem import FusedObjective
-from fedkin.terms import RANK_TOLERANCE, QuadraticTerms
+from fedkin.terms import RANK_TOLERANCE, QuadraticTerms, sum_groups
 
 Array = NDArray[np.float64]
 
@@ -79,9 +79,7 @@ class _LevelSets:
         if linked:
             lightest = objective.strength * float(graph.weights.min())
             self._spread = objective.penalty.euclidean_bound(terms.n_params) / lightest
-        summed = np.zeros((self._length.size, terms.n_params, terms.n_params))
-        np.add.at(summed, labels, hessians)
-        self._root, self.regular = _smallest_root(summed)
+        self._root, self.regular = _smallest_root(sum_groups(hessians, labels, self._length.size))
 
     def radius(self, excess: float) -> float:
         spread = self._spread * excess
