@@ -341,9 +341,9 @@ def _per_device(p: PerDevice, devices: Sequence[Hashable]) -> Array:
         values = np.broadcast_to(given, (len(devices),)).copy()
     bad = ~((values > 0) & (values <= 1))
     if bad.any():
-        device = devices[int(np.argmax(bad))]
+        device, value = devices[int(np.argmax(bad))], float(values[bad][0])
         raise ParameterError(
-            f"the availability p of device {device!r} is {float(values[bad][0])!r}, expected a number above 0 and at most 1; "
+            f"the availability p of device {device!r} is {value!r}, expected a number above 0 and at most 1; "
             "a device that is never there cannot be weighted: leave it out"
         )
     return values
