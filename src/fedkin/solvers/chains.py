@@ -270,6 +270,9 @@ class ChainIteration:
         self._crew.run(work, self._crew.split(out.shape[1]))
         return out
 
+    def arranged(self, theta: Array) -> Array:
+        return np.ascontiguousarray(theta)
+
     def pair(self, theta: Array | None = None) -> PrimalDual:
         x = self._theta if theta is None else theta
         return PrimalDual(x.copy(), self._alpha.copy(), None, self._s.copy(), self.rho, self.n_iter)

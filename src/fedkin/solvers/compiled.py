@@ -300,6 +300,9 @@ class CompiledIteration:
         self._crew.run(work, columns)
         return out
 
+    def arranged(self, theta: Array) -> Array:
+        return self._places.devices_in(theta)
+
     def pair(self, theta: Array | None = None) -> PrimalDual:
         places = self._places
         x = places.devices_out(self._x if theta is None else theta)

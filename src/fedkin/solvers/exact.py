@@ -34,6 +34,8 @@ ROUNDING = 1e-13
 LARGE = 10_000_000
 #: Fusing devices exactly shrinks a gap by up to this factor; before that, trying it is a waste of time.
 FUSING_HELPS = 3000.0
+#: Components are not fused where that would cost more than this share of the objective.
+NEARLY = 1e-2
 
 
 def solve(
@@ -170,7 +172,7 @@ class _Search:
         else:
             self._run_newton(terms, pair, warm)
             self._fuse()
-        self._fuse_components()
+            self._fuse_components()
 
     def scale(self, value: float) -> float:
         return max(abs(value), self.floor)
@@ -204,6 +206,7 @@ class _Search:
             while self.status != "converged" and self.n_iter < self.max_iter:
                 iteration.advance(min(_check_after(self.n_iter), self.max_iter - self.n_iter))
                 self._certify_iteration(iteration)
+            self._fuse_components(iteration if iteration.regular else None)
         except KeyboardInterrupt:
             if iteration.live and iteration.n_iter:
                 self._certify_iteration(iteration)
@@ -296,7 +299,7 @@ class _Search:
         if not np.array_equal(fused, pair.theta):
             self.best = self._better(self.best, self._certified(replace(pair, theta=fused)))
 
-    def _fuse_components(self) -> None:
+    def _fuse_components(self, iteration: Iteration | None = None) -> None:
         """Fuse whole components where that lowers the objective: duals alone do not tell when all of them are fused."""
         terms, graph = self.objective.terms, self.objective.graph
         if self.status != "converged" or self.objective.strength == 0 or graph.n_edges * terms.n_params > LARGE:
@@ -304,10 +307,16 @@ class _Search:
         pair = self.best.pair
         if isinstance(terms, QuadraticTerms) and far_from_fused(terms, graph, pair.theta):
             return
-        slack = FUSING_HELPS * self.tol * self.scale(self.best.value)
+        slack = min(FUSING_HELPS * self.tol, NEARLY) * self.scale(self.best.value)
         theta = fused_components(self.objective, pair.theta, slack)
-        if theta is not pair.theta:
-            self.best = self._better(self.best, self._certified(replace(pair, theta=theta)))
+        if theta is pair.theta:
+            return
+        fused = replace(pair, theta=theta)
+        if iteration is None:
+            self.best = self._better(self.best, self._certified(fused))
+        else:
+            value, gap = iteration.certificate(iteration.arranged(theta))
+            self.best = self._better(self.best, _Certified(fused, value, max(gap, 0.0) / self.scale(value), None))
 
     def _better(self, found: _Certified, fused: _Certified) -> _Certified:
         """What was found, or the same with devices fused exactly where that costs no more than the tolerance."""

@@ -103,6 +103,9 @@ class Iteration(Protocol):
     def fused(self) -> Array:
         """Parameters in which fused devices are exactly equal, for `certificate` and `pair`."""
 
+    def arranged(self, theta: Array) -> Array:
+        """Parameters of one's own, for `certificate` and `pair`."""
+
     def pair(self, theta: Array | None = None) -> PrimalDual:
         """The pair it stands at, or other parameters with the same duals."""
 
@@ -203,6 +206,9 @@ class NumpyIteration:
 
     def fused(self) -> Array:
         return fused_parameters(self._objective, self._x, self._y, self._z)
+
+    def arranged(self, theta: Array) -> Array:
+        return theta
 
     def pair(self, theta: Array | None = None) -> PrimalDual:
         x = self._x if theta is None else theta
