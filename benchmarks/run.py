@@ -1,0 +1,197 @@
+"""The exact solver and its peers, side by side. ``make bench`` runs this.
+
+    python benchmarks/run.py --quick        # small instances, a minute: does everything work?
+    python benchmarks/run.py                # everything but the million devices
+    python benchmarks/run.py --million      # these too: 4 GB and a few minutes
+    python benchmarks/run.py --only paper   # instances and sections whose names contain a word
+
+Rows go to bench-out/rows.jsonl with seed, versions, CPU and load; tables go to the screen and, with --docs, into
+docs/benchmarks.md between its markers. prox_tv and pycut-pursuit need numpy < 2: name a Python that has them in
+FEDKIN_BENCH_PEERS. Times are comparable within one run on a quiet machine only: read the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import fedkin
+from fedkin.solvers.exact import solve_fused
+from fedkin.solvers.workload import available_cores
+from solvers import tables
+from solvers.contenders import everyone
+from solvers.duel import Row, duel
+from solvers.instances import CATALOGUE, SEED, paper
+from solvers.measure import surroundings
+
+HERE = Path(__file__).parent
+DOCS = HERE.parent / "docs" / "benchmarks.md"
+FIGURE = HERE.parent / "docs" / "figures" / "scaling.svg"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small instances")
+    parser.add_argument("--million", action="store_true", help="also 10^6 devices and 5*10^6 edges")
+    parser.add_argument("--only", default="", help="instances and sections whose names contain this")
+    parser.add_argument("--repeats", type=int, default=0, help="0: as many as there are contenders")
+    parser.add_argument("--out", type=Path, default=Path("bench-out"))
+    parser.add_argument("--docs", action="store_true", help="put tables and figure into docs/")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    here = surroundings()
+    rows: list[Row] = []
+    with (options.out / "rows.jsonl").open("w") as file:
+        for row in measurements(options):
+            rows.append(row)
+            file.write(json.dumps(row | here) + "\n")
+            file.flush()
+            print(_brief(row), file=sys.stderr, flush=True)
+    text = tables.render(rows, here)
+    (options.out / "tables.md").write_text(text)
+    print(text)
+    figure = FIGURE if options.docs else options.out / "scaling.svg"
+    drawn = tables.draw_scaling(rows, figure)
+    if options.docs:
+        tables.insert(DOCS, text)
+    print(f"rows: {options.out / 'rows.jsonl'}; figure: {figure if drawn else 'none (matplotlib is not installed)'}")
+
+
+def measurements(options: argparse.Namespace) -> Iterator[Row]:
+    wanted = options.only.lower()
+    contenders = everyone(available_cores())
+    for name, (full, quick) in CATALOGUE.items():
+        if wanted in name.lower():
+            instance = quick() if options.quick else full()
+            targets = [1e-4, 1e-6]
+            repeats = options.repeats or (2 if options.quick else 5)
+            for row in duel(instance, contenders, targets, repeats):
+                yield row | {"section": "duel", "instance": name}
+    sections = {"path": paths, "start": starts, "scaling": scaling, "million": million}
+    for name, section in sections.items():
+        if wanted in name and (name != "million" or options.million):
+            for row in section(options.quick):
+                yield row | {"section": name, "seed": SEED}
+
+
+def paths(quick: bool) -> Iterator[Row]:
+    """One cold solve, a path of 20 levels and a 5-fold cross-validation over it."""
+    import fedkin.solvers.kernels
+    from fedkin.solvers import path as module
+
+    cores = available_cores()
+    for penalty, strength in (("l1", 0.007), ("l2", 0.03)):
+        instance = paper(penalty, strength) if not quick else paper(penalty, strength, n_devices=30, n_features=5)
+        problem = instance.problem
+        assert problem is not None
+        lams = fedkin.lam_max(problem, tol=0.01) * np.geomspace(1.0, 1e-3, 20)
+
+        def on_one_core(work):  # type: ignore[no-untyped-def]
+            module.available_cores = lambda: 1
+            try:
+                work()
+            finally:
+                module.available_cores = available_cores
+
+        def path(problem=problem, lams=lams):  # type: ignore[no-untyped-def]
+            fedkin.lam_path(fresh(problem), lams, tol=1e-6)
+
+        work = {
+            "cold": lambda instance=instance: solve_fused(instance.fresh(), 1e-6),
+            "path, 1 core": lambda path=path: on_one_core(path),
+            f"path, {cores} cores": path,
+            "cross-validation, gap 1e-4": lambda p=problem, g=lams: fedkin.cross_validate_lam(fresh(p), g),
+            "cross-validation, gap 1e-6": lambda p=problem, g=lams: fedkin.cross_validate_lam(fresh(p), g, tol=1e-6),
+            "grid of levels": lambda p=problem: module.lam_grid(fresh(p)),
+        }
+        for one in work.values():
+            one()
+        for repeat in range(2 if quick else 7):
+            for name, one in work.items():
+                start = time.perf_counter()
+                one()
+                seconds = time.perf_counter() - start
+                yield {"instance": instance.name, "work": name, "repeat": repeat, "seconds": seconds}
+
+
+def fresh(problem: fedkin.Problem) -> fedkin.Problem:
+    """The problem with its Gram statistics, but without anything that earlier solves left behind."""
+    from dataclasses import replace
+
+    from fedkin.terms import QuadraticTerms
+
+    made = replace(problem)
+    terms = problem.terms
+    assert isinstance(terms, QuadraticTerms)
+    made.__dict__.update(losses=problem.losses, n_params=problem.n_params)
+    made.__dict__["terms"] = QuadraticTerms(terms.A, terms.b, terms.c)
+    return made
+
+
+def starts(quick: bool) -> Iterator[Row]:
+    """What the first fit of a fresh installation takes, and compiling the kernels."""
+    with tempfile.TemporaryDirectory() as cache:
+        for name, work in (("first fit", "first_fit"), ("compiling", "compiling"), ("loading", "compiling")):
+            if work == "compiling" and quick:
+                continue
+            yield {"work": name} | alone(work, {}, {"NUMBA_CACHE_DIR": cache})
+
+
+def scaling(quick: bool) -> Iterator[Row]:
+    """Time and memory against |V|, |E|, p and n."""
+    usual = {"n": 1_000 if quick else 20_000, "p": 5 if quick else 10, "penalty": "l2", "loss": "linear"}
+    n = usual["n"]
+    cases = [("|V|", size, usual | {"n": size}) for size in ((n, 2 * n) if quick else (1_000, 10_000, 100_000))]
+    cases += [("|E|", d * n, usual | {"edges_per_device": d}) for d in (2.5, 5.0, 10.0, 20.0)[: 2 if quick else 4]]
+    cases += [("p", p, usual | {"p": p}) for p in ((2, 5) if quick else (2, 5, 10, 20, 40))]
+    for against, value, case in cases:
+        yield {"against": against, "value": value} | case | alone("large", case)
+    for rows in (20, 50) if quick else (20, 50, 100, 200, 400, 800):
+        yield {"against": "n", "value": rows} | alone("rows", {"n_rows": rows})
+
+
+def million(quick: bool) -> Iterator[Row]:
+    """10^6 devices and 5 * 10^6 edges."""
+    n = 10_000 if quick else 1_000_000
+    for case in (
+        {"p": 10, "penalty": "l2", "loss": "linear"},
+        {"p": 10, "penalty": "l1", "loss": "linear"},
+        {"p": 10, "penalty": "l2", "loss": "mean"},
+        {"p": 10, "penalty": "l2", "loss": "mean", "scrambled": True},
+    ):
+        yield {"n": n} | case | alone("large", {"n": n} | case)
+
+
+def alone(work: str, arguments: dict[str, object], variables: dict[str, str] | None = None) -> Row:
+    """The measurement ``work`` in a process of its own."""
+    import os
+
+    command = [sys.executable, "-m", "solvers.single", work, json.dumps(arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | (variables or {})
+    done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=3600, check=False)
+    if done.returncode != 0:
+        return {"failed": done.stderr.strip().splitlines()[-1]}
+    return json.loads(done.stdout)
+
+
+def _brief(row: Row) -> str:
+    shown = ("section", "instance", "contender", "target", "work", "against", "value", "n", "p", "penalty", "loss")
+    parts = [str(row[key]) for key in shown if key in row]
+    if "seconds" in row:
+        parts.append(f"{row['seconds']:.4g} s")
+    parts += [str(row[key]) for key in ("skipped", "failed") if key in row]
+    return " | ".join(parts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Measurements in a process of their own: memory, time per iteration, the first fit. Prints one JSON object."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import numpy as np
+
+from fedkin.solvers.exact import solve_fused
+
+from .instances import clustered
+from .measure import bandwidth, peak_gigabytes
+
+
+def large(n: int, p: int, penalty: str, loss: str, edges_per_device: float = 5.0, scrambled: bool = False) -> dict:
+    """A certified solve at a size where memory counts, and what one iteration takes against the memory's bandwidth."""
+    import fedkin.solvers.kernels  # noqa: F401  (loading kernels is not part of a solve)
+    from fedkin.solvers.compiled import CompiledIteration
+    from fedkin.solvers.pdhg import initial_rho
+
+    strength = {"l2": 0.1, "l1": 0.06 if p == 1 else 0.04}[penalty]
+    instance = clustered(
+        "large", n, p, penalty, strength, loss=loss, edges_per_device=edges_per_device, scrambled=scrambled
+    )
+    before = peak_gigabytes()
+    start, cpu = time.perf_counter(), time.process_time()
+    solution = solve_fused(instance.objective, 1e-6, backend="numba")
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    row = {
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "gap": solution.gap,
+        "n_iter": solution.n_iter,
+        "gigabytes": peak_gigabytes(),
+        "data_gigabytes": before,
+        "edges": instance.objective.graph.n_edges,
+    }
+    del solution
+    terms = instance.objective.terms
+    iteration = CompiledIteration(instance.objective, terms, None, None, None, initial_rho(instance.objective, terms))
+    iteration.advance(2)
+    best = np.inf
+    for _ in range(5):
+        start = time.perf_counter()
+        iteration.advance(1)
+        best = min(best, time.perf_counter() - start)
+    threads = iteration._crew.size
+    iteration.close()
+    row |= {"iteration_seconds": best, "threads": threads}
+    row["iteration_bytes"] = touched_bytes(n, instance.objective.graph.n_edges, p, loss != "mean")
+    row["bandwidth"] = bandwidth(threads)
+    return row
+
+
+def touched_bytes(n: int, edges: int, p: int, dense: bool) -> int:
+    """Bytes that an iteration must read and write at least, each array once."""
+    per_edge = 2 * 8 * p + 8 + 2 * 4  # duals read and written, radius, two ends
+    per_device = 8 * p * (2 + 2 + 1 + 2) + 8  # x, s read and written; b; ahead written and read; degree
+    return edges * per_edge + n * (per_device + (8 * p * p if dense else 0))
+
+
+def rows_to_solution(n_rows: int) -> dict:
+    """Time from rows to Gram statistics and from these to the solution, for 1000 devices and p = 10."""
+    import fedkin.solvers.kernels  # noqa: F401
+    from fedkin.datasets import paper_design
+    from fedkin.problem import Problem
+
+    design = paper_design(1000, n_rows, 10, 50, varrho=0.005)
+    problem = Problem(design.federation, design.graph, penalty="l2", lam=0.1 / 1000)
+    start = time.perf_counter()
+    objective = problem.fused
+    formed = time.perf_counter() - start
+    start = time.perf_counter()
+    solution = solve_fused(objective, 1e-6, backend="numba")
+    return {
+        "formed": formed,
+        "seconds": time.perf_counter() - start,
+        "gap": solution.gap,
+        "gigabytes": peak_gigabytes(),
+    }
+
+
+def first_fit() -> dict:
+    """Seconds of the first and the second small fit of a fresh process, with everything left to the library."""
+    import fedkin
+    from fedkin.datasets import paper_design
+
+    design = paper_design(50, 50, 10, 5)
+    seconds = []
+    for _ in range(2):
+        start = time.perf_counter()
+        fedkin.solve(fedkin.Problem(design.federation, design.graph, lam=1e-4))
+        seconds.append(time.perf_counter() - start)
+    return {"first": seconds[0], "second": seconds[1], "numba_loaded": "numba" in sys.modules}
+
+
+def compiling() -> dict:
+    """Seconds to compile (or load) the kernels."""
+    from fedkin.solvers.backend import compile_kernels
+
+    start = time.perf_counter()
+    compile_kernels()
+    return {"seconds": time.perf_counter() - start}
+
+
+WORK = {"large": large, "rows": rows_to_solution, "first_fit": first_fit, "compiling": compiling}
+
+if __name__ == "__main__":
+    print(json.dumps(WORK[sys.argv[1]](**json.loads(sys.argv[2]))))
