@@ -81,7 +81,7 @@ class Protocol:
     ridges: Sequence[float] = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
     fed_ridges: Sequence[float] = (1e-3, 3e-3, 1e-2, 3e-2)
     intercept_ridge: float = 1e-3
-    lams: Sequence[float] = (1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4, 3.2e-4)
+    lams: Sequence[float] = (1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4, 3.2e-4, 6.4e-4, 1.28e-3)
     folds: int = 5
     penalty: str = "l1"
     level: float = 0.05
