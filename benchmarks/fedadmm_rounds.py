@@ -114,7 +114,7 @@ def best(works: list[Callable[[], object]], repeats: int) -> list[float]:
 def shards_for(problem: Problem) -> LocalShards:
     ones = np.ones(problem.n_devices)
     rows = device_rows(problem, BATCH, set())
-    curvature = Curvature(0.2 * ones, ones, 3.0 * ones, 20.0 * ones)  # steps do not matter for the speed
+    curvature = Curvature(0.2 * ones, ones, 3.0 * ones, 20.0 * ones, 40.0 * ones)  # steps do not matter for the speed
     plan = plan_run(problem, Settings(batch_size=BATCH), rows, curvature, noisy=True)
     theta = np.zeros((problem.n_devices, problem.n_params))
     return LocalShards(plan, np.zeros(problem.n_devices, dtype=np.int64), theta)

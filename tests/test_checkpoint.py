@@ -97,7 +97,7 @@ def test_restarts_are_remembered(tmp_path, monkeypatch):
     from fedkin.engine.curvature import Curvature
 
     honest = Curvature.of_batches
-    monkeypatch.setattr(Curvature, "of_batches", lambda self, rows: honest(self, rows) / 40)
+    monkeypatch.setattr(Curvature, "of_batches", lambda *given, **more: honest(*given, **more) / 40)
     problem, path = a_problem(), tmp_path / "run.npz"
     whole = fed_admm(problem, 300, rho=0.001)
     assert "restarts" in whole.message

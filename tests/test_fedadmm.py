@@ -316,12 +316,12 @@ def test_too_long_automatic_steps_are_shortened(monkeypatch):
     from fedkin.engine.curvature import Curvature
 
     honest = Curvature.of_batches
-    monkeypatch.setattr(Curvature, "of_batches", lambda self, rows: honest(self, rows) / 40)
+    monkeypatch.setattr(Curvature, "of_batches", lambda *given, **more: honest(*given, **more) / 40)
     problem = a_problem()
     found = fed_admm(problem, 500, rho=0.01)
     assert "restarts with shorter steps" in found.message
     assert found.gap < 1e-5
-    monkeypatch.setattr(Curvature, "of_batches", lambda self, rows: honest(self, rows) / 1e9)
+    monkeypatch.setattr(Curvature, "of_batches", lambda *given, **more: honest(*given, **more) / 1e9)
     with pytest.raises(SolverError, match="times shorter steps: the objective may have no finite minimiser"):
         fed_admm(problem, 500, rho=0.01)
 

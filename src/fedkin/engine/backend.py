@@ -19,7 +19,7 @@ Backend = Literal["auto", "numpy", "numba"]
 Advance = Callable[[int, int, Mask | None, Array | None], None]
 
 #: From this many multiplications on, waiting for the compiler pays.
-COMPILE_WORK = 5e9
+COMPILE_WORK = 2e9
 
 
 def choose_backend(local: LocalShards, backend: Backend, work: float) -> tuple[Backend, Advance]:

@@ -31,24 +31,27 @@ class Curvature:
     strongest : array (V,)
         Largest eigenvalue met.
     row : array (V,)
-        Largest curvature of a single row's loss.
+        Curvature of a single row's loss, weighted by itself: what a random row shows where it matters.
+    worst_row : array (V,)
+        The largest of them.
     """
 
     weakest: Array
     mean: Array
     strongest: Array
     row: Array
+    worst_row: Array
 
-    def of_batches(self, rows: DeviceRows) -> Array:
-        """Smoothness ``(V,)`` that a random batch shows in expectation, between `strongest` (all rows) and `row` (one
-        row).
+    def of_batches(self, rows: DeviceRows, worst: bool = False) -> Array:
+        """Smoothness ``(V,)`` that a random batch shows, between `strongest` (all rows) and `row` (one row).
 
-        The constant of Gower et al. (2019, "SGD: general analysis and improved rates"), for batches without
-        replacement.
+        The expected smoothness of Gower et al. (2019, "SGD: general analysis and improved rates") for batches without
+        replacement, which is proven with the worst row.
         """
-        n, b = rows.counts.astype(np.float64), rows.batch.astype(np.float64)
-        others = np.maximum(n - 1.0, 1.0)
-        return np.asarray((n * (b - 1.0) * self.strongest + (n - b) * self.row) / (b * others))
+        n = rows.counts.astype(np.float64)
+        b = np.minimum(rows.batch, rows.counts).astype(np.float64)
+        one = self.worst_row if worst else self.row
+        return np.asarray((n * (b - 1.0) * self.strongest + (n - b) * one) / (b * np.maximum(n - 1.0, 1.0)))
 
 
 def local_curvature(terms: DeviceTerms, rows: DeviceRows) -> Curvature:
@@ -64,15 +67,16 @@ def local_curvature(terms: DeviceTerms, rows: DeviceRows) -> Curvature:
     zero = np.zeros((terms.n_devices, terms.n_params))
     fit = zero if isinstance(terms, QuadraticTerms) else _rough_fit(terms)
     smallest, largest, mean = _spectrum(terms, fit)
-    per_row = _row_curvature(rows, fit)
+    typical, worst = _row_curvature(rows, fit)
     if fit is not zero:
         largest = np.maximum(largest, _spectrum(terms, zero)[1])
-        per_row = np.maximum(per_row, _row_curvature(rows, zero))
-    # losses without rows of their own: a mini-batch is at most as curved as the trace, if rows are alike
-    unknown = ~np.isfinite(per_row)
-    per_row = np.where(unknown, np.maximum(mean * terms.n_params, largest), np.maximum(per_row, largest))
+        typical, worst = (np.maximum(*pair) for pair in zip((typical, worst), _row_curvature(rows, zero), strict=True))
+    # losses without rows of their own: the trace is the mean curvature of a row, if rows are alike
+    unknown = ~np.isfinite(worst)
+    typical, worst = (np.maximum(np.where(unknown, mean * terms.n_params, each), largest) for each in (typical, worst))
     tiny = np.finfo(float).tiny
-    return Curvature(np.maximum(smallest, WEAKEST_SHARE * largest) + tiny, mean + tiny, largest + tiny, per_row + tiny)
+    weakest = np.maximum(smallest, WEAKEST_SHARE * largest)
+    return Curvature(weakest + tiny, mean + tiny, largest + tiny, typical + tiny, worst + tiny)
 
 
 def _spectrum(terms: DeviceTerms, theta: Array) -> tuple[Array, Array, Array]:
@@ -104,22 +108,25 @@ def _rough_fit(terms: DeviceTerms) -> Array:
     return theta
 
 
-def _row_curvature(rows: DeviceRows, theta: Array) -> Array:
-    """Largest curvature of one row on each device, infinite where the loss has no rows of its own."""
-    out = np.empty(rows.starts.size)
+def _row_curvature(rows: DeviceRows, theta: Array) -> tuple[Array, Array]:
+    """Typical and largest curvature of one row on each device, infinite where the loss has no rows of its own."""
+    typical, worst = np.empty(rows.starts.size), np.empty(rows.starts.size)
     by_loss: dict[int, list[int]] = {}
     for u, loss in enumerate(rows.losses):
         by_loss.setdefault(id(loss), []).append(u)
     for members in by_loss.values():
-        out[members] = _row_curvature_of(rows.losses[members[0]], rows, np.array(members), theta)
-    return out
+        typical[members], worst[members] = _row_curvature_of(rows.losses[members[0]], rows, np.array(members), theta)
+    return typical, worst
 
 
-def _row_curvature_of(loss: Loss, rows: DeviceRows, members: NDArray[np.int64], theta: Array) -> Array:
+def _row_curvature_of(loss: Loss, rows: DeviceRows, members: NDArray[np.int64], theta: Array) -> tuple[Array, Array]:
+    ridge = rows.ridge.max()
     if isinstance(loss, MeanLoss):
-        return np.full(members.size, 1.0 + rows.ridge.max())
+        one = np.full(members.size, 1.0 + ridge)
+        return one, one
     if not isinstance(loss, RowLoss):
-        return np.full(members.size, np.inf)
+        unknown = np.full(members.size, np.inf)
+        return unknown, unknown
     counts = rows.counts[members]
     first = np.concatenate([[0], np.cumsum(counts)[:-1]])
     numbers = np.repeat(rows.starts[members] - first, counts) + np.arange(counts.sum())
@@ -130,6 +137,8 @@ def _row_curvature_of(loss: Loss, rows: DeviceRows, members: NDArray[np.int64], 
     if rows.offset is not None:
         eta = eta + rows.offset[numbers][:, None]
     y = np.zeros(numbers.size) if rows.y is None else rows.y[numbers]
-    slope_change = np.trace(loss.curvature_at(eta, y), axis1=1, axis2=2)
-    each = slope_change * np.einsum("np,np->n", X, X)
-    return np.asarray(np.maximum.reduceat(each, first) + rows.ridge.max())
+    each = np.trace(loss.curvature_at(eta, y), axis1=1, axis2=2) * np.einsum("np,np->n", X, X)
+    total = np.maximum(np.add.reduceat(each, first), np.finfo(float).tiny)
+    # the trace of E(curvature^2 x x' / ...) over that of the Hessian: heavy rows count as much as they can hurt
+    typical = np.add.reduceat(each * each, first) / total
+    return typical + ridge, np.maximum.reduceat(each, first) + ridge

@@ -127,11 +127,11 @@ def _steps(
         return StepRule(nothing, np.full_like(damping, 1.0 / kappa), nothing)
     if settings.step != "auto":
         return StepRule(nothing, np.full_like(damping, 1.0 / settings.step), damping)
-    start = curvature.of_batches(rows)
+    start = curvature.of_batches(rows, worst=settings.gradient != "plain")
     if settings.gradient != "plain":
         # Gazagnadou, Gower and Salmon (2019), "Optimal mini-batch and step sizes for SAGA"
         n, b = rows.counts.astype(np.float64), np.minimum(rows.batch, rows.counts).astype(np.float64)
-        memory = (n - b) / (b * np.maximum(n - 1.0, 1.0)) * curvature.row + curvature.weakest * n / (4.0 * b)
+        memory = (n - b) / (b * np.maximum(n - 1.0, 1.0)) * curvature.worst_row + curvature.weakest * n / (4.0 * b)
         start = REDUCED_CAUTION * np.maximum(start, memory)
     return StepRule(caution * start, nothing if still else GROWTH * curvature.weakest, damping)
 
