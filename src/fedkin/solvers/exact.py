@@ -28,6 +28,8 @@ Array = NDArray[np.float64]
 SCALE_FLOOR = 1e-6
 #: Share of the decrease promised by the quadratic models that a step must keep.
 SUFFICIENT = 0.1
+#: A step that lowers the objective by more than this share is not the last one.
+EARLY = 0.03
 #: Relative changes of the objective below this may be rounding.
 ROUNDING = 1e-13
 #: With more edge duals than this, fusing whole components would need too much memory for what it is worth.
@@ -160,6 +162,7 @@ class _Search:
         self.status: Status = "iteration_limit"
         self.n_iter = 0
         self.rows: list[tuple[int, float, float]] = []
+        self.fusing_helped = False
         self.lower = -np.inf
         # where an interruption before the first check would leave us: nothing is certified yet, nor balanced
         start = PrimalDual(theta, alpha, zeta, np.zeros_like(theta), np.ones(1), 0)
@@ -226,14 +229,19 @@ class _Search:
         self.take(found, only=iteration.live)
 
     def _certified_quickly(self, iteration: Iteration) -> _Certified:
-        value, gap = iteration.certificate()
         theta = None
-        if self._fusing_may_help(gap / self.scale(value)):
-            fused = iteration.fused()
-            # the dual value is the same for both
-            fused_value, fused_gap = iteration.certificate(fused)
-            if fused_gap <= max(gap, self.tol * self.scale(fused_value)):
-                theta, value, gap = fused, fused_value, fused_gap
+        if self.fusing_helped:
+            # fused devices were better last time, and it takes only one of the two to be good enough
+            theta = iteration.fused()
+            value, gap = iteration.certificate(theta)
+        else:
+            value, gap = iteration.certificate()
+            if self._fusing_may_help(gap / self.scale(value)):
+                fused = iteration.fused()
+                fused_value, fused_gap = iteration.certificate(fused)
+                self.fusing_helped = fused_gap < gap
+                if fused_gap <= max(gap, self.tol * self.scale(fused_value)):
+                    theta, value, gap = fused, fused_value, fused_gap
         return _Certified(iteration.pair(theta), value, max(gap, 0.0) / self.scale(value), None)
 
     def _fusing_may_help(self, gap: float) -> bool:
@@ -264,7 +272,13 @@ class _Search:
                 continue
             caution = lowered(caution, error, quadratic, least)
             before, at, penalty = at, target, new_penalty
-            self.take(self._certified(pair, float(at.values.sum()) + penalty))
+            value = float(at.values.sum()) + penalty
+            decrease = promised - float(error.sum())
+            if decrease > max(EARLY, 10.0 * self.tol) * self.scale(value) and self.n_iter < self.max_iter:
+                # far from the end for certain, and a certificate takes as long as the step itself
+                self.take(_Certified(pair, value, np.inf, None))
+                continue
+            self.take(self._certified(pair, value))
             if self.status == "converged":
                 raise_if_unbounded(self.objective.graph, before, at)
                 return
