@@ -474,3 +474,8 @@ def test_losses_are_convex_along_segments(loss):
         ends = [loss.value(theta + r * (other - theta), X, y, offset) for r in (t, s)]
         middle = loss.value(theta + 0.5 * (t + s) * (other - theta), X, y, offset)
         assert middle <= 0.5 * sum(ends) + 1e-12
+
+
+def test_own_functions_must_take_an_offset():
+    with pytest.raises(ParameterError, match=r"value_fn is called as value_fn\(theta, X, y, offset\)"):
+        UserLoss(lambda theta, X, y: 0.0, lambda theta, X, y, offset: theta)

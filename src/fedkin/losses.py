@@ -8,6 +8,7 @@ convex conjugate and the mean response; everything else (scores, Hessians, certi
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -528,6 +529,12 @@ class UserLoss(Loss):
     strong_convexity: float = 0.0
     name: str = "user"
 
+    def __post_init__(self) -> None:
+        rows = ("theta", "X", "y", "offset")
+        for name, wanted in dict.fromkeys(("value_fn", "gradient_fn", "hessian_fn", "scores_fn"), rows).items():
+            _check_arguments(name, getattr(self, name), wanted)
+        _check_arguments("predict_fn", self.predict_fn, ("theta", "X", "offset"))
+
     def n_params(self, n_features: int) -> int:
         return n_features if self.params is None else self.params
 
@@ -570,6 +577,19 @@ class UserLoss(Loss):
             return np.asarray(self.predict_fn(theta, X, offset), dtype=np.float64)
         eta = X @ theta
         return np.asarray(eta if offset is None else eta + offset)
+
+
+def _check_arguments(name: str, function: Callable[..., Any] | None, wanted: tuple[str, ...]) -> None:
+    if function is None:
+        return
+    try:
+        inspect.signature(function).bind(*wanted)
+    except TypeError as error:
+        raise ParameterError(
+            f"{name} is called as {name}({', '.join(wanted)}), which the given function does not accept: {error}"
+        ) from None
+    except ValueError:
+        return  # built-in functions do not tell their arguments
 
 
 def _expit(eta: Array) -> Array:
