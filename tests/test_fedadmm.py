@@ -326,6 +326,16 @@ def test_too_long_automatic_steps_are_shortened(monkeypatch):
         fed_admm(problem, 500, rho=0.01)
 
 
+def test_a_perfect_warm_start_is_not_a_divergence():
+    rng = np.random.default_rng(0)
+    X, truth = rng.normal(size=(2, 20, 3)), np.ones(3)
+    federation = Federation({u: (X[u], X[u] @ truth) for u in range(2)})
+    problem = Problem(federation, Graph.complete(range(2)), lam=0.01)
+    exact = solve(problem, 1e-10)
+    found = fed_admm(problem, 50, 5, warm_start=exact)
+    assert np.abs(found.theta - 1).max() < 1e-4
+
+
 def test_bad_arguments():
     problem = a_problem()
     for name, value, message in [

@@ -221,7 +221,10 @@ class _Run:
         self.curvature = local_curvature(problem.terms, self.rows)
         self.theta, self.alpha = starting_point(problem, warm_start)
         with np.errstate(over="ignore"):
-            self.start_value = problem.fused.value(self.theta)
+            self.start_value = problem.objective(self.theta)
+            # a warm start may fit perfectly: what counts as worse is measured against theta = 0 too
+            zero = problem.objective(np.zeros_like(self.theta))
+            self.scale = max(abs(self.start_value), abs(zero), np.finfo(float).tiny)
         self.noisy = availability is not None or bool(streams) or bool((self.rows.batch < self.rows.counts).any())
         self.caution, self.restarts = 1.0, 0
         self.begin()
@@ -318,8 +321,7 @@ class _Run:
     def _look(self, trace: Trace, tol: float | None, callbacks: Sequence[Callback]) -> Status:
         """Record a line, and decide whether to go on."""
         line = self._record(trace, tol)
-        scale = max(abs(self.start_value), np.finfo(float).tiny) / self.problem.n_devices
-        if not line["objective"] < self.start_value / self.problem.n_devices + RUNAWAY * scale:
+        if not line["objective"] < self.start_value + RUNAWAY * self.scale:
             raise _DivergedError(f"the objective ran away within {self.done} rounds")
         if tol is not None and line["gap"] <= tol:
             return "converged"
@@ -357,11 +359,10 @@ class _Run:
 
     def _worse(self, trace: Trace) -> str | None:
         """A sentence, when the result is worse than where the run began."""
-        start = self.start_value / self.problem.n_devices
         value = trace.lines[-1]["objective"]
-        if value <= start + WORSE * abs(start) + np.finfo(float).tiny:
+        if value <= self.start_value + WORSE * self.scale:
             return None
-        return f"after {self.done} rounds the objective is {value:.3g}, worse than {start:.3g} at the start"
+        return f"after {self.done} rounds the objective is {value:.3g}, worse than {self.start_value:.3g} at the start"
 
     def _finish(self, trace: Trace, status: Status, tol: float | None, at_start: bool, fuse: bool) -> Solution:
         # interrupted in a bad moment: the best so far is the beginning
