@@ -63,6 +63,8 @@ class _FedADMM(BaseEstimator):  # type: ignore[misc]
         random_state: int | np.random.RandomState | None = None,
         n_jobs: int | None = None,
         solver: str = "exact",
+        rounds: int = 1000,
+        batch_size: int | None = None,
     ) -> None:
         self.loss = loss
         self.penalty = penalty
@@ -81,10 +83,10 @@ class _FedADMM(BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.n_jobs = n_jobs
         self.solver = solver
+        self.rounds = rounds
+        self.batch_size = batch_size
 
     def _options(self) -> FitOptions:
-        if self.solver != "exact":
-            raise ParameterError(f"solver must be 'exact', the only one so far, got {self.solver!r}")
         state = self.random_state
         if isinstance(state, np.random.RandomState):
             state = int(state.randint(2**31))
@@ -105,6 +107,9 @@ class _FedADMM(BaseEstimator):  # type: ignore[misc]
             tol=self.tol,
             seed=0 if state is None else int(state),
             n_jobs=self.n_jobs,
+            solver=self.solver,  # type: ignore[arg-type]
+            rounds=self.rounds,
+            batch_size=self.batch_size,
         )
 
     def _fit(
@@ -180,8 +185,10 @@ class FedADMMRegressor(RegressorMixin, _FedADMM):  # type: ignore[misc]
         Of the folds. None is the same as 0: a fit can always be repeated.
     n_jobs : int or None
         Folds at the same time.
-    solver : "exact"
-        The only one so far.
+    solver : "exact" | "fedadmm", default "exact"
+        `fedkin.solve`, or the rounds that devices between themselves would do (`fedkin.fed_admm`).
+    rounds, batch_size : int, default 1000 and None
+        Of "fedadmm": the most rounds, and the rows that a device draws in each (all by default; SAGA on batches).
 
     Attributes
     ----------
@@ -303,7 +310,7 @@ class FedADMMClassifier(ClassifierMixin, _FedADMM):  # type: ignore[misc]
     loss : "logistic" | "multinomial" or Loss, default "logistic"
         "logistic" is binary for two classes and multinomial for more.
     penalty, lam, select, level, variance, refit, fit_intercept, standardize, ridge, sparsity, cv, cv_rule, tol, \
-random_state, n_jobs, solver
+random_state, n_jobs, solver, rounds, batch_size
         As in `FedADMMRegressor`.
 
     Attributes
@@ -352,6 +359,8 @@ random_state, n_jobs, solver
         random_state: int | np.random.RandomState | None = None,
         n_jobs: int | None = None,
         solver: str = "exact",
+        rounds: int = 1000,
+        batch_size: int | None = None,
     ) -> None:
         super().__init__(
             loss=loss,
@@ -371,6 +380,8 @@ random_state, n_jobs, solver
             random_state=random_state,
             n_jobs=n_jobs,
             solver=solver,
+            rounds=rounds,
+            batch_size=batch_size,
         )
 
     def fit(

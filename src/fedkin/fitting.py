@@ -81,6 +81,11 @@ class FitOptions:
         Of the folds.
     n_jobs : int, optional
         Folds at the same time.
+    solver : "exact" | "fedadmm"
+        Solve by `fedkin.solve`, or by the rounds that devices between themselves would do (`fedkin.fed_admm`, until
+        ``tol`` or ``rounds`` are reached). ``lam`` is chosen with exact solutions in both cases.
+    rounds, batch_size : int
+        Of "fedadmm"; all rows of a device in every round when ``batch_size`` is None, else SAGA on batches.
 
     Examples
     --------
@@ -104,6 +109,9 @@ class FitOptions:
     tol: float = 1e-6
     seed: int = 0
     n_jobs: int | None = None
+    solver: Literal["exact", "fedadmm"] = "exact"
+    rounds: int = 1000
+    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.lam, str):
@@ -117,6 +125,7 @@ class FitOptions:
         _check_choice("select", self.select, (None, *get_args(Method)))
         _check_choice("variance", self.variance, get_args(Variance))
         _check_choice("cv_rule", self.cv_rule, get_args(CvRule))
+        _check_choice("solver", self.solver, ("exact", "fedadmm"))
         if not 0 < self.level < 1:
             raise ParameterError(f"level must lie between 0 and 1, got {self.level!r}")
         if not self.tol > 0:
@@ -555,7 +564,20 @@ def _rescue_warning(devices: list[Hashable], reasons: _Rescue) -> str:
 def _solved(problem: Problem, options: FitOptions, say: Progress) -> tuple[Solution, float]:
     lam = _chosen_lam(problem, options, say)
     say(f"solving at lam = {lam:.4g}")
-    return solve(problem.with_lam(lam), options.tol), lam
+    if options.solver == "exact":
+        return solve(problem.with_lam(lam), options.tol), lam
+    from fedkin.solvers.fedadmm import fed_admm
+
+    solution = fed_admm(
+        problem.with_lam(lam),
+        options.rounds,
+        options.batch_size,
+        gradient="plain" if options.batch_size is None else "saga",
+        seed=options.seed,
+        tol=options.tol,
+        fuse=True,
+    )
+    return solution, lam
 
 
 def _chosen_lam(problem: Problem, options: FitOptions, say: Progress) -> float:
