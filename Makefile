@@ -1,6 +1,7 @@
 # make demo   sets up .venv with the base dependencies and runs the demonstration
 # make test   adds the development tools (versions of requirements-dev.lock) and runs the tests
 # make lint   ruff, mypy --strict on src, and the direction of imports
+# make bench  the exact solver beside its peers; BENCH=--quick for a minute of it
 # make clean  removes .venv and what the tools left behind
 # PYTHON is the interpreter to make .venv with: make demo PYTHON=python3.12
 
@@ -8,6 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 REPORT ?= demo-report
 JOBS ?= 2
+BENCH ?=
 
 BIN := $(VENV)/bin
 BASE := $(VENV)/.base-installed
@@ -15,7 +17,7 @@ DEV := $(VENV)/.dev-installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint bench clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -46,6 +48,9 @@ lint: $(DEV)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-logo --no-cache
+
+bench: $(DEV)
+	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python benchmarks/run.py $(BENCH)
 
 clean:
 	@rm -rf $(VENV) $(REPORT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
