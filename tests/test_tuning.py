@@ -55,8 +55,8 @@ def test_scores_are_held_out_losses_with_every_device_weighted_alike() -> None:
 def test_one_standard_error_fuses_more() -> None:
     design = paper_design(10, 20, 3, 2, varrho=0.3, seed=1)
     problem = Problem(design.federation, design.graph)
-    best = cross_validate_lam(problem, n_lams=12)
-    cautious = cross_validate_lam(problem, n_lams=12, rule="1se")
+    best = cross_validate_lam(problem, n_lams=12, backend="numpy")
+    cautious = cross_validate_lam(problem, n_lams=12, rule="1se", backend="numpy")
     np.testing.assert_array_equal(best.scores, cautious.scores)
     k = int(best.mean.argmin())
     allowed = best.mean <= best.mean[k] + best.error[k]
@@ -77,13 +77,14 @@ def test_the_truth_is_found_worth_fusing() -> None:
 def test_two_processes_equal_one(problem: Problem, backend: str) -> None:
     one = cross_validate_lam(problem, n_lams=5, folds=3, backend=backend)
     two = cross_validate_lam(problem, n_lams=5, folds=3, backend=backend, n_jobs=2)
-    np.testing.assert_array_equal(one.scores, two.scores)
+    # bits are promised by the numpy backend; compiled loops may round by where their arrays lie in memory
+    np.testing.assert_allclose(one.scores, two.scores, rtol=0.0 if backend == "numpy" else 1e-9)
     assert one.lam == two.lam
 
 
 def test_folds_depend_on_the_seed_and_on_nothing_else(problem: Problem) -> None:
     def scores(seed: int) -> np.ndarray:
-        return cross_validate_lam(problem, [0.01], seed=seed).scores
+        return cross_validate_lam(problem, [0.01], seed=seed, backend="numpy").scores
 
     np.testing.assert_array_equal(scores(3), scores(3))
     assert not np.array_equal(scores(3), scores(4))
