@@ -123,7 +123,8 @@ class Convex:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 try:
-                    problem.solve(solver=self.solver, **self.options(eps))
+                    # cvxpy starts SCS and OSQP from the last solution unless told not to
+                    problem.solve(solver=self.solver, warm_start=False, **self.options(eps))
                 except cvxpy.SolverError:
                     return np.full(shape, np.nan), np.nan
             stats = problem.solver_stats
@@ -131,7 +132,8 @@ class Convex:
                 return np.full(shape, np.nan), np.nan
             return x.value.reshape(shape), float(stats.solve_time or 0.0) + float(stats.setup_time or 0.0)
 
-        for eps in 10.0 ** np.arange(np.floor(np.log10(target)), np.floor(np.log10(target)) - 5, -1.0):
+        coarse = np.floor(np.log10(target)) + 2
+        for eps in 10.0 ** np.arange(coarse, coarse - 6, -1.0):
             yield Attempt(f"eps {eps:.0e}", lambda eps=eps: run(float(eps)))
 
 
