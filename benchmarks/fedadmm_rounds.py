@@ -195,7 +195,7 @@ def main() -> None:
         if name == "million":
             lines += million()
         else:
-            lines += compare(name, *((small(), 2000) if name == "small" else (large(), 8)), arguments.repeats)
+            lines += compare(name, *((small(), 2000) if name == "small" else (large(), 20)), arguments.repeats)
     if arguments.out is not None:
         about = {
             "python": platform.python_version(),

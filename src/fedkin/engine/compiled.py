@@ -89,9 +89,11 @@ class CompiledRounds:
             kernels.rounds_loop(first, count, here, chance, *edges, *data)
         else:
             self._share_rounds(first, count, here, chance, edges, data)
-        shard.balance = s.sum(axis=0)
+        np.sum(s, axis=0, out=shard.balance)
         weight = averaging_weight(self.plan.average, first + count - 1)
-        shard.average_balance += weight * (shard.balance - shard.average_balance)
+        change = shard.balance - shard.average_balance
+        change *= weight
+        shard.average_balance += change
 
     def _share_rounds(
         self, first: int, count: int, here: Mask, chance: Array, edges: tuple[Any, ...], data: tuple[Any, ...]

@@ -51,7 +51,7 @@ RESTART_FACTOR, MAX_RESTARTS = 4.0, 6
 #: An objective this many times its starting value ends a run at once; worse than the start by WORSE ends it at the end.
 RUNAWAY, WORSE = 1e6, 0.1
 #: Multiplications between two looks at Ctrl-C.
-CHUNK_WORK = 2e7
+CHUNK_WORK = 3e8
 
 
 def fed_admm(
