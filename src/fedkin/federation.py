@@ -29,7 +29,7 @@ from fedkin.rows import (
     grouped,
     listed,
     row_numbers,
-    stable_hash,
+    shuffled_ranks,
     stacked_offsets,
     stacked_targets,
 )
@@ -528,11 +528,8 @@ class Federation:
 
     def _shuffled_ranks(self, seed: int, purpose: str) -> IntArray:
         """For each stacked row its place 0..n_u-1 in a shuffle of its device's rows."""
-        shuffles = (
-            np.random.default_rng([seed, stable_hash(purpose, device)]).permutation(n)
-            for device, n in zip(self.devices, self.n_samples.tolist(), strict=True)
-        )
-        return np.concatenate(list(shuffles)).astype(np.int64)
+        sizes = zip(self.devices, self.n_samples.tolist(), strict=True)
+        return np.concatenate([shuffled_ranks(device, n, seed, purpose) for device, n in sizes]).astype(np.int64)
 
     def with_intercept(self) -> Federation:
         """The federation with a leading column of ones, named ``(intercept)``.

@@ -273,4 +273,9 @@ def stable_hash(purpose: str, device: Hashable) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
+def shuffled_ranks(device: Hashable, n: int, seed: int, purpose: str) -> IntArray:
+    """For each of a device's n rows its place in a shuffle that depends on seed, purpose and device only."""
+    return np.random.default_rng([seed, stable_hash(purpose, device)]).permutation(n).astype(np.int64)
+
+
 # --- columns and files ----------------------------------------------------------------------------------------

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from fedkin.engine.directory import LOG, OWNER, SELECTION
 from fedkin.engine.exchange import Exchange
 from fedkin.engine.journal import Journal
+from fedkin.engine.lockstep import Patience, PeerError
 from fedkin.engine.manifest import ROWS, Manifest, Rows, load_manifest
 from fedkin.engine.messages import Kind
-from fedkin.engine.peer import Patience, PeerError
 from fedkin.engine.process import FINISHED, LATER, WRONG, link_watcher, links
 from fedkin.engine.security import write_private
 from fedkin.engine.transport import Transport

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from fedkin.engine.checkpoint import load_checkpoint, save_checkpoint
 from fedkin.engine.inbox import Inbox
 from fedkin.engine.journal import Journal
+from fedkin.engine.lockstep import Patience, PeerError, Status
 from fedkin.engine.manifest import CENTRE, Manifest, Rows
 from fedkin.engine.messages import Expected, Kind, encode
-from fedkin.engine.peer import Patience, PeerError, Status
 from fedkin.engine.shard import Shard
 from fedkin.engine.transport import Transport
 
@@ -140,7 +140,7 @@ class Centre:
         Where its state is kept.
     patience : Patience
     tick : callable, optional
-        Called several times a second; it may raise `fedkin.engine.peer.Stopped`.
+        Called several times a second; it may raise `fedkin.engine.lockstep.Stopped`.
     """
 
     def __init__(

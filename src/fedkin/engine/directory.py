@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from fedkin.engine.exchange import selection_keys
+from fedkin.engine.lockstep import keys_of, presence_key
 from fedkin.engine.manifest import AUTHORITY, CENTRE, MANIFEST, ROWS, SIGNATURE, Manifest, Rows
-from fedkin.engine.peer import keys_of, presence_key
 from fedkin.engine.security import (
     PRIVATE_DIRECTORY,
     Grant,
@@ -111,7 +111,7 @@ def endpoint_of(manifest: Manifest, position: int) -> str:
 def links_of(manifest: Manifest, position: int) -> dict[str, Any]:
     """The zenoh configuration of one device: it connects to neighbours before it in the manifest, the others to it.
 
-    Grants follow `fedkin.engine.peer.keys_of`: a neighbour writes what it sends here, and reads what is sent to it.
+    Grants follow `fedkin.engine.lockstep.keys_of`: a neighbour writes what it sends here, and reads what is sent to it.
     """
     if manifest.placement == "central":
         from fedkin.engine.central import star_keys

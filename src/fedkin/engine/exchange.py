@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from fedkin.engine.inbox import Inbox
 from fedkin.engine.journal import Journal
+from fedkin.engine.lockstep import Patience, PeerError
 from fedkin.engine.manifest import Manifest
 from fedkin.engine.messages import Expected, Kind, encode
-from fedkin.engine.peer import Patience, PeerError
 from fedkin.engine.transport import Transport
 
 Array = NDArray[np.float64]

@@ -6,11 +6,12 @@ checks the authority's signature before it believes it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +36,7 @@ Placement = Literal["peer", "central"]
 FORMAT = "fedkin-manifest-1"
 MANIFEST, SIGNATURE, AUTHORITY, ROWS = "manifest.json", "manifest.sig", "ca.crt", "rows.npz"
 CENTRE = "centre"  #: name of the central machine S; its sender number is the number of devices
+DEAL = 60  #: starts of deals are known modulo this: right for 2 to 6, 10, 12, 15, 20, 30 and 60 folds
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 
 
@@ -107,6 +109,13 @@ class Manifest:
         Labels of the target's codes 0, 1, ...
     select : mapping or None
         ``level`` and ``variance`` of the edge selection that comes before the rounds.
+    weights : sequence of E floats or None
+        ``w_e``; None where only ``edge_radius`` is known.
+    deal : sequence of V ints or None
+        Where the deal of each device's rows to folds begins (`fedkin.Federation.folds`), modulo `DEAL`.
+    revision : int
+        How often the manifest was changed and signed again. Devices with different revisions do not understand each
+        other.
     """
 
     run: str
@@ -139,11 +148,16 @@ class Manifest:
     feature_names: Sequence[str] = ()
     classes: Sequence[str | float] | None = None
     select: Mapping[str, Any] | None = None
+    weights: Sequence[float] | None = None
+    deal: Sequence[int] | None = None
+    revision: int = 0
 
     @property
     def run_bytes(self) -> bytes:
-        """The run id as it travels."""
-        return bytes.fromhex(self.run)
+        """What messages and checkpoints are marked with: the run id, or a digest of it and the revision."""
+        if self.revision == 0:
+            return bytes.fromhex(self.run)
+        return hashlib.blake2b(f"{self.run} {self.revision}".encode(), digest_size=RUN_BYTES).digest()
 
     @property
     def n_devices(self) -> int:
@@ -165,6 +179,21 @@ class Manifest:
         """Positions of the neighbours of a device, increasing."""
         touching = self.edge_array[(self.edge_array == position).any(axis=1)]
         return np.unique(touching[touching != position])
+
+    @property
+    def edge_weights(self) -> Array:
+        """Weights ``w_e``, shape ``(E,)``."""
+        if self.weights is not None:
+            return np.array(self.weights, dtype=np.float64)
+        strength = self.lam * self.n_devices
+        if not strength > 0:
+            raise ManifestError("the manifest has lam = 0 and no weights, so the weights of its edges are not known")
+        return np.array(self.edge_radius) / strength
+
+    def with_lam(self, lam: float) -> Manifest:
+        """The next revision, with another ``lam`` and otherwise the same plan."""
+        strength = lam * self.n_devices  # as `Problem.strength`
+        return replace(self, lam=lam, edge_radius=(strength * self.edge_weights).tolist(), revision=self.revision + 1)
 
     # --- as a file ---
 
@@ -197,6 +226,11 @@ class Manifest:
         for name, length in lengths.items():
             if len(getattr(self, name)) != length:
                 raise ManifestError(f"{name} has {len(getattr(self, name))} entries, expected {length}")
+        optional = {"weights": e, "deal": v}
+        for name, length in optional.items():
+            values = getattr(self, name)
+            if values is not None and len(values) != length:
+                raise ManifestError(f"{name} has {len(values)} entries, expected {length}")
         if self.sparsity is not None and np.shape(self.sparsity) != (v, p):
             raise ManifestError(f"sparsity has shape {np.shape(self.sparsity)}, expected {(v, p)}")
         if len({member.name for member in self.members}) < v or CENTRE in {member.name for member in self.members}:

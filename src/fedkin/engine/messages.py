@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
@@ -90,7 +91,7 @@ class Expected:
     kind : Kind
     sender : int
         Who may write there.
-    length : int
+    length : int, or function of the round
         Numbers in the message.
     first, last : int
         Rounds that are of use now, both included.
@@ -104,7 +105,7 @@ class Expected:
     run: bytes
     kind: Kind
     sender: int
-    length: int
+    length: int | Callable[[int], int]
     first: int
     last: int
     wire: Wire = "float64"
@@ -179,8 +180,9 @@ def decode(frame: bytes, expected: Expected, window: tuple[int, int] | None = No
         raise MessageError(f"number format {code}, expected {expected.wire}")
     if sender != expected.sender:
         raise MessageError(f"it claims to come from device number {sender}, but {expected.sender} writes here")
-    if length != expected.length:
-        raise MessageError(f"{length} numbers, expected {expected.length}")
+    wanted = expected.length if isinstance(expected.length, int) else expected.length(round)
+    if length != wanted:
+        raise MessageError(f"{length} numbers, expected {wanted}")
     if len(frame) != HEADER_BYTES + length * _FORMATS[code].itemsize:
         raise MessageError(f"{len(frame)} bytes do not hold a header and {length} numbers")
     first, last = window or (expected.first, expected.last)

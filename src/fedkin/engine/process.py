@@ -24,9 +24,10 @@ import numpy as np
 
 from fedkin.engine.directory import LINKS, LOCK, LOG, OWNER, PRESENCE, RESULT, STATE, STATUS, read_selection
 from fedkin.engine.journal import Journal
+from fedkin.engine.lockstep import Patience, PeerError, Status, Stopped
 from fedkin.engine.manifest import CENTRE, ROWS, Manifest, Rows, load_manifest
 from fedkin.engine.notices import read_notices
-from fedkin.engine.peer import Device, Patience, PeerError, Status, Stopped
+from fedkin.engine.peer import Device
 from fedkin.engine.security import SecurityError, check_private, with_absolute_paths, write_private
 from fedkin.engine.transport import Transport
 from fedkin.errors import DataError, FedkinError

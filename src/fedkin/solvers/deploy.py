@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedkin.engine.curvature import local_curvature
-from fedkin.engine.manifest import Manifest, Member, Rows, describe_loss, plain_names
+from fedkin.engine.manifest import DEAL, Manifest, Member, Rows, describe_loss, plain_names
 from fedkin.engine.messages import RUN_BYTES
 from fedkin.errors import DataError, ParameterError
 from fedkin.problem import Problem
@@ -94,6 +94,8 @@ def make_manifest(
         damping=plan.steps.damping.tolist(),
         batch=rows.batch.tolist(),
         feature_names=list(federation.feature_names),
+        weights=problem.graph.weights.tolist(),
+        deal=(federation.starts[:-1] % DEAL).tolist(),
         **options,
     )
     manifest.check()

@@ -1,0 +1,390 @@
+"""Rounds between neighbours, whatever is computed in them: send a vector, wait for the neighbours' vectors, go on.
+
+There is no global barrier: a device waits for its own neighbours only, and a neighbour is never more than one round
+ahead. Nothing is ever skipped. A vector that does not arrive is pulled until it does.
+
+What makes crashes harmless: the vector of round t is a function of the state after round t-1. A device that starts
+again from its checkpoint computes the same numbers again; the neighbours ignore what they know already and hand out
+their own last vectors, of which everybody keeps as many as lie between two checkpoints, and two more.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.engine.checkpoint import load_checkpoint, save_checkpoint
+from fedkin.engine.inbox import Inbox
+from fedkin.engine.journal import Journal
+from fedkin.engine.manifest import Manifest
+from fedkin.engine.messages import Expected, Kind, encode
+from fedkin.engine.transport import Transport
+from fedkin.errors import FedkinError, ModelFileError
+
+Array = NDArray[np.float64]
+Arrays = dict[str, NDArray[np.generic]]
+
+_DONE_SECONDS, _TICK_SECONDS, _LONGEST_SILENCE = 0.4, 0.5, 600.0
+
+
+class PeerError(FedkinError, RuntimeError):
+    """A device that cannot go on; starting it again continues where it was."""
+
+
+class Stopped(FedkinError):
+    """The device was asked to stop; starting it again continues where it was."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a device waits for what, in seconds.
+
+    Attributes
+    ----------
+    first_pull, last_pull : float
+        A theta that has not come is pulled after ``first_pull``, then again and again, up to ``last_pull`` apart.
+    complain : float
+        Time to the first log line about a wait; to the next ones it doubles, up to ten minutes.
+    give_up : float
+        A wait as long as this ends the process.
+    linger : float
+        How long a device that has finished stays to serve neighbours that have not.
+    gather, deadline : float
+        How long a central machine waits for devices before its first round, and for answers in a round.
+    """
+
+    first_pull: float = 0.25
+    last_pull: float = 5.0
+    complain: float = 5.0
+    give_up: float = 3600.0
+    linger: float = 600.0
+    gather: float = 60.0
+    deadline: float = 5.0
+
+
+@dataclass
+class Status:
+    """What an owner may want to know about a device while it runs."""
+
+    round: int = 0
+    change: float = float("nan")  # of theta in the last round
+    waiting_for: list[str] = field(default_factory=list)
+    up: set[str] = field(default_factory=set)
+    state: str = "starting"
+    pulled: int = 0
+    repaired: int = 0
+    started: float = field(default_factory=time.time)
+
+
+def keys_of(manifest: Manifest, sender: int, receiver: int) -> dict[Kind, str]:
+    """The keys under which ``sender`` writes what ``receiver`` reads."""
+    name = manifest.members[sender].name
+    keys = {Kind.THETA: f"{manifest.run}/theta/{name}", Kind.DONE: f"{manifest.run}/done/{name}"}
+    if sender < receiver and manifest.compare_every:
+        keys[Kind.ALPHA] = f"{manifest.run}/alpha/{name}/{manifest.members[receiver].name}"
+    return keys
+
+
+def presence_key(manifest: Manifest, sender: int) -> str:
+    """The key under which a device shows that it is there."""
+    return f"{manifest.run}/live/{manifest.members[sender].name}"
+
+
+class Lockstep(ABC):
+    """A device that does rounds with its neighbours; what a round computes is for subclasses to say.
+
+    A subclass sets up its arithmetic, then calls `load` and `open`.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        Names, keys and files of the run.
+    position : int
+        Which device this is.
+    neighbours : sequence of int
+        With whom it exchanges.
+    transport : Transport
+    journal : Journal
+    run : bytes, optional
+        What messages and checkpoints are marked with, 8 bytes; the manifest's by default.
+    rounds : int, optional
+        Rounds to do; the manifest's by default.
+    checkpoint : path, optional
+        Where its state is kept.
+    patience : Patience
+    tick : callable, optional
+        Called with this object after every round and twice a second while waiting; it may raise `Stopped`.
+    """
+
+    #: State shown while it runs.
+    activity = "running"
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        position: int,
+        neighbours: Sequence[int],
+        transport: Transport,
+        journal: Journal,
+        *,
+        run: bytes | None = None,
+        rounds: int | None = None,
+        checkpoint: Path | None = None,
+        patience: Patience | None = None,
+        tick: Callable[[Any], None] | None = None,
+    ) -> None:
+        self.manifest, self.position, self.on_tick = manifest, position, tick
+        self.neighbours = list(neighbours)
+        self.transport, self.journal, self.checkpoint = transport, journal, checkpoint
+        self.run_bytes = manifest.run_bytes if run is None else run
+        self.rounds = manifest.rounds if rounds is None else rounds
+        self.patience = patience or Patience()
+        self.left: frozenset[int] = frozenset()
+        self.status = Status()
+        self.names = {u: manifest.members[u].name for u in [position, *self.neighbours]}
+        self.inbox = Inbox(self.names, journal)
+        self.done = 0  # rounds
+        self.keep = manifest.checkpoint_every + 2
+        #: Own vectors of the last rounds, for those who ask.
+        self.past: dict[Kind, dict[int, Array]] = {Kind.THETA: {}, Kind.ALPHA: {}}
+        self._hint = True  # somebody may be ahead of this device: pull at once
+        self._slots: dict[tuple[Kind, int], Callable[[bytes], bool]] = {}
+
+    # --- for subclasses ---
+
+    @abstractmethod
+    def step(self, t: int) -> Array:
+        """Compute what the neighbours are told in round t."""
+
+    @abstractmethod
+    def learn(self, t: int) -> None:
+        """End round t; `inbox` has the vectors of all neighbours."""
+
+    @abstractmethod
+    def state(self) -> Arrays:
+        """Everything that changes."""
+
+    @abstractmethod
+    def restore(self, arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> None:
+        """Go back to a `state`; `done` is already that of the checkpoint."""
+
+    def expected(self, v: int) -> list[Expected]:
+        """What may come from neighbour v."""
+        t = self.done + 1
+        run, p, radius = self.run_bytes, self.manifest.n_params, self.manifest.radius
+        return [
+            Expected(run, Kind.THETA, v, p, t, t + 1, self.manifest.wire, radius),
+            Expected(run, Kind.DONE, v, 0, self.rounds, self.rounds + 1),
+        ]
+
+    def header(self) -> dict[str, Any]:
+        """What a checkpoint says beside its arrays."""
+        return {"left": sorted(self.left)}
+
+    def tick(self) -> None:
+        """Called after every round and twice a second while waiting; may raise `Stopped`."""
+        if self.on_tick is not None:
+            self.on_tick(self)
+
+    # --- the rounds ---
+
+    def run_rounds(self) -> None:
+        """Do all rounds that are left."""
+        self.status.state = self.activity
+        while self.done < self.rounds:
+            self._round(self.done + 1)
+        self._save(final=True)
+        self.journal.write("info", "finished", round=self.done)
+        self.status.state = "finished"
+
+    def _round(self, t: int) -> None:
+        self.status.round = t
+        values = self.step(t)
+        # first open the window: a quick neighbour answers with its next vector before `_send` returns
+        self.inbox.advance(Kind.THETA, t, t + 1)
+        self._send(Kind.THETA, t, values)
+        self._await(Kind.THETA, self.neighbours, t)
+        self.learn(t)
+        self.done = t
+        if t % self.manifest.checkpoint_every == 0:
+            self._save()
+        self.tick()
+
+    def _await(self, kind: Kind, senders: list[int], t: int) -> None:
+        began = time.monotonic()
+        pause, silence = self.patience.first_pull, self.patience.complain
+        next_pull, next_tick, next_complaint = began + pause, began + _TICK_SECONDS, began + silence
+        missing = self.inbox.missing(kind, senders, t)
+        while missing:
+            now = time.monotonic()
+            if now >= next_pull or self._hint:
+                self._hint = False
+                for sender in missing:
+                    self._pull(kind, sender, t)
+                next_pull, pause = now + pause, min(2.0 * pause, self.patience.last_pull)
+            if now >= next_complaint:
+                self._complain(kind, missing, t, now - began)
+                next_complaint, silence = now + silence, min(2.0 * silence, _LONGEST_SILENCE)
+            if now >= next_tick:
+                next_tick = now + _TICK_SECONDS
+                self.tick()
+                # a neighbour may have left for good meanwhile
+                senders = [sender for sender in senders if sender not in self.left]
+            missing = self.inbox.wait(kind, senders, t, max(min(next_pull, next_tick) - now, 0.001))
+        self.status.waiting_for = []
+
+    def _pull(self, kind: Kind, sender: int, t: int) -> None:
+        def on_frame(frame: bytes) -> None:
+            # nothing had been pushed: the sender is ahead of this device, so pull the next message at once, too
+            self._hint = self._slots[kind, sender](frame) or self._hint
+
+        self.status.pulled += 1
+        self.transport.pull(keys_of(self.manifest, sender, self.position)[kind], t, on_frame)
+
+    def _complain(self, kind: Kind, missing: list[int], t: int, seconds: float) -> None:
+        names = [self.names[v] for v in missing]
+        self.status.waiting_for = names
+        down = [name for name in names if name not in self.status.up]
+        self.journal.write(
+            "warning", "waiting", round=t, kind=kind.name, peers=names, down=down, seconds=round(seconds, 1)
+        )
+        if seconds >= self.patience.give_up:
+            raise PeerError(
+                f"no {kind.name} of round {t} from {', '.join(names)} for {seconds:.0f} s: start them, then this device"
+            )
+
+    # --- the neighbours ---
+
+    def open(self) -> None:
+        """Begin to listen."""
+        manifest, here = self.manifest, self.position
+        for v in self.neighbours:
+            keys = keys_of(manifest, v, here)
+            for expected in self.expected(v):
+                kind = expected.kind
+                self._slots[kind, v] = self.inbox.expect(expected)
+                self.transport.subscribe(keys[kind], self._slots[kind, v])
+            self.transport.watch(presence_key(manifest, v), self._presence_of(v))
+        outgoing = {key: (kind, v) for v in self.neighbours for kind, key in keys_of(manifest, here, v).items()}
+        for key, (kind, v) in outgoing.items():
+            self.transport.answer(key, self._answer(kind, v))
+        self.transport.announce(presence_key(manifest, here))
+        self.journal.write("info", "started", round=self.done, neighbours=[self.names[v] for v in self.neighbours])
+
+    def _presence_of(self, v: int) -> Callable[[bool], None]:
+        def on_presence(here: bool) -> None:
+            name = self.names[v]
+            (self.status.up.add if here else self.status.up.discard)(name)
+            self.journal.write("info", "neighbour up" if here else "neighbour down", peer=name)
+            if here:
+                self._hint = True
+                self.inbox.wake()
+
+        return on_presence
+
+    def _answer(self, kind: Kind, v: int) -> Callable[[int], bytes | None]:
+        def on_pull(t: int) -> bytes | None:
+            if kind is Kind.DONE:
+                return self._frame(kind, t, np.zeros(0)) if self.done >= self.rounds == t else None
+            held = self.past[kind]
+            values = held.get(t)
+            if values is None:
+                if t < min(list(held), default=0):
+                    self.journal.sparingly("warning", "asked for a round that is no longer kept", peer=self.names[v])
+                return None
+            return self._answer_with(kind, v, t, values)
+
+        return on_pull
+
+    def _answer_with(self, kind: Kind, v: int, t: int, values: Array) -> bytes | None:
+        """The frame for neighbour v out of what is kept of round t."""
+        return self._frame(kind, t, values)
+
+    def _send(self, kind: Kind, t: int, values: Array) -> None:
+        self._remember(kind, t, values)
+        if self.neighbours:
+            self.transport.publish(
+                keys_of(self.manifest, self.position, self.position)[kind], self._frame(kind, t, values)
+            )
+
+    def _frame(self, kind: Kind, t: int, values: Array) -> bytes:
+        wire = self.manifest.wire if kind is Kind.THETA else "float64"
+        return encode(self.run_bytes, kind, self.position, t, values, wire)
+
+    def _remember(self, kind: Kind, t: int, values: Array) -> None:
+        # threads of the transport read this dictionary: single operations only
+        held = self.past[kind]
+        held[t] = values
+        for old in [r for r in held if r <= t - self.keep]:
+            del held[old]
+
+    # --- the end ---
+
+    def linger(self) -> None:
+        """Stay until all neighbours have finished, since they may need the last vectors."""
+        done = keys_of(self.manifest, self.position, self.position)[Kind.DONE]
+        frame = self._frame(Kind.DONE, self.done, np.zeros(0))
+        deadline = time.monotonic() + self.patience.linger
+        waiting = list(self.neighbours)
+        while waiting and time.monotonic() < deadline:
+            self.transport.publish(done, frame)
+            for v in waiting:
+                self._pull(Kind.DONE, v, self.done)
+            waiting = self.inbox.wait(Kind.DONE, self.neighbours, self.done, _DONE_SECONDS)
+            self.status.waiting_for = [self.names[v] for v in waiting]
+            self.tick()
+        if waiting:
+            self.journal.write("warning", "left before all neighbours had finished", peers=self.status.waiting_for)
+        elif self.neighbours:
+            # somebody may have missed that this device has finished, and asks again
+            self.transport.publish(done, frame)
+            time.sleep(2.5 * _DONE_SECONDS)
+
+    # --- checkpoints ---
+
+    def _save(self, *, final: bool = False) -> None:
+        """Write the state after a round; hold the device where it is until that has succeeded."""
+        if self.checkpoint is None:
+            return
+        arrays = self.state()
+        for kind, held in self.past.items():
+            # the vectors of a run may have different lengths
+            parts = [held[t] for t in sorted(held)]
+            arrays[f"past_{kind.name}_rounds"] = np.array(sorted(held), dtype=np.int64)
+            arrays[f"past_{kind.name}_lengths"] = np.array([part.size for part in parts], dtype=np.int64)
+            arrays[f"past_{kind.name}"] = np.concatenate([np.zeros(0), *parts])
+        header = {"round": self.done, "final": final, **self.header()}
+        began = time.monotonic()
+        while True:
+            try:
+                save_checkpoint(self.checkpoint, self.run_bytes.hex(), arrays, header)
+                return
+            except OSError as error:
+                self.journal.write("error", "checkpoint failed, holding", round=self.done, why=str(error))
+                if time.monotonic() - began > self.patience.give_up:
+                    raise PeerError(f"cannot write {self.checkpoint}: {error}; make room, then start again") from error
+                self.status.state = "holding: no room for a checkpoint"
+                time.sleep(min(1.0, self.patience.complain))
+                self.tick()
+
+    def load(self) -> None:
+        """Go back to the checkpoint, if there is one."""
+        if self.checkpoint is None or not self.checkpoint.exists():
+            return
+        try:
+            arrays, header = load_checkpoint(self.checkpoint, self.run_bytes.hex())
+        except ModelFileError as error:
+            raise PeerError(f"{error}; remove the file to start from round 0, if the neighbours do so, too") from None
+        self.done = int(header["round"])
+        for kind in self.past:
+            ends = np.cumsum(arrays[f"past_{kind.name}_lengths"])
+            parts = np.split(arrays[f"past_{kind.name}"], ends)[:-1]
+            self.past[kind] = dict(zip(arrays[f"past_{kind.name}_rounds"].tolist(), parts, strict=True))
+        self.restore(arrays, header)
