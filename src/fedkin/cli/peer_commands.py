@@ -187,7 +187,7 @@ def select_one(place: Path, give_up: float) -> None:
     raise SystemExit(main([str(place), "--give-up", str(give_up)]))
 
 
-def _select_all(directory: Path, give_up: float) -> None:
+def select_all(directory: Path, give_up: float) -> None:
     """Run the edge selection of all devices on this machine that have not done it."""
     places = [place for place in device_directories(directory) if not (place / SELECTION).exists()]
     command = [sys.executable, "-m", "fedkin.cli.peer_select", "--give-up", str(give_up)]
@@ -209,22 +209,10 @@ def _select_all(directory: Path, give_up: float) -> None:
 def up(directory: Path, restarts: int, give_up: float, as_json: bool) -> None:
     """Supervise all devices until they end."""
     manifest = load_manifest(directory)
-    supervisor = Supervisor(directory, ("--give-up", str(give_up)), restarts)
-    console = messages()
     if manifest.select is not None:
-        _select_all(directory, give_up)
-    try:
-        supervisor.start()
-        with Live(console=console, auto_refresh=False, transient=True) as live:
-            while supervisor.poll():
-                if console.is_terminal:
-                    live.update(_table(overview(directory, supervisor.children), manifest), refresh=True)
-                time.sleep(_LOOK_SECONDS)
-    except (Interrupted, KeyboardInterrupt):
-        note("stopping the devices; fedkin peer up continues later")
-        raise
-    finally:
-        supervisor.stop()
+        select_all(directory, give_up)
+    supervisor = Supervisor(directory, ("--give-up", str(give_up)), restarts)
+    watch(supervisor, manifest)
     lines = overview(directory, supervisor.children)
     if as_json:
         print_json({"run": manifest.run, "devices": [asdict(line) for line in lines]})
@@ -235,6 +223,23 @@ def up(directory: Path, restarts: int, give_up: float, as_json: bool) -> None:
         raise SolverError(
             f"{', '.join(failed)} failed: see log.jsonl and stderr.txt in {directory / DEVICES}/{failed[0]}"
         )
+
+
+def watch(supervisor: Supervisor, manifest: Manifest) -> None:
+    """Start the devices and look after them until they have ended, with a live view on terminals."""
+    console = messages()
+    try:
+        supervisor.start()
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            while supervisor.poll():
+                if console.is_terminal:
+                    live.update(_table(overview(supervisor.directory, supervisor.children), manifest), refresh=True)
+                time.sleep(_LOOK_SECONDS)
+    except (Interrupted, KeyboardInterrupt):
+        note("stopping the devices; the same command continues later")
+        raise
+    finally:
+        supervisor.stop()
 
 
 def status(directory: Path, metrics: bool, as_json: bool) -> None:

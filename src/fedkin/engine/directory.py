@@ -34,6 +34,7 @@ from fedkin.engine.security import (
     issue,
     link_configuration,
     sign,
+    verify,
     write_private,
 )
 from fedkin.errors import DataError
@@ -98,6 +99,24 @@ def write_federation(
         write_private(place / LINKS, _json(links_of(manifest, position)))
         if position in rows:
             rows[position].save(place / ROWS)
+
+
+def sign_again(directory: Path, manifest: Manifest, authority: Pair) -> list[Path]:
+    """Replace the manifest of a federation and of its devices that are on this machine by a later revision.
+
+    Returns
+    -------
+    list of path
+        Directories of those devices.
+    """
+    manifest.check()
+    text = manifest.to_bytes()
+    # the signature must fit the certificate that is there already
+    verify((directory / AUTHORITY).read_bytes(), text, sign(authority, text))
+    places = device_directories(directory)
+    for place in [*places, directory]:
+        _write_all(place, {MANIFEST: text, SIGNATURE: sign(authority, text)})
+    return places
 
 
 def endpoint_of(manifest: Manifest, position: int) -> str:

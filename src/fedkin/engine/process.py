@@ -40,7 +40,7 @@ def run_device(place: Path, patience: Patience, *, echo: bool = False) -> int:
     """Run the device whose directory is ``place`` to its end; returns an exit code."""
     manifest = load_manifest(place)
     name = str(_read_json(place / OWNER)["device"])
-    with _only_one(place):
+    with only_one(place):
         journal = Journal(name, place / LOG, echo=echo)
         try:
             position = manifest.n_devices if name == CENTRE else manifest.position(name)
@@ -232,7 +232,8 @@ class Clerk:
 
 
 @contextmanager
-def _only_one(place: Path) -> Iterator[None]:
+def only_one(place: Path) -> Iterator[None]:
+    """Hold the device's lock; raises `DataError` when another process does."""
     descriptor = os.open(place / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

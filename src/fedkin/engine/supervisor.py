@@ -50,23 +50,30 @@ class Supervisor:
         Passed on to each device, see ``fedkin peer run --help``.
     max_restarts : int
         How often a device that dies is started again.
+    module : str
+        What a device runs.
+    places : sequence of path, optional
+        Directories of the devices to run; all that are here by default.
     """
 
     directory: Path
     options: Sequence[str] = ()
     max_restarts: int = MAX_RESTARTS
+    module: str = "fedkin.engine.process"
+    places: Sequence[Path] | None = None
     children: list[Child] = field(default_factory=list)
 
     def start(self) -> None:
         """Start every device that is here."""
-        self.children = [Child(place) for place in device_directories(self.directory)]
+        places = device_directories(self.directory) if self.places is None else self.places
+        self.children = [Child(place) for place in places]
         for child in self.children:
             self._start(child)
 
     def _start(self, child: Child) -> None:
         with (child.place / "stderr.txt").open("ab") as errors:
             child.process = subprocess.Popen(
-                [sys.executable, "-m", "fedkin.engine.process", str(child.place), *self.options],
+                [sys.executable, "-m", self.module, str(child.place), *self.options],
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
@@ -139,7 +146,7 @@ def overview(directory: Path, children: Sequence[Child] = ()) -> list[Line]:
         status, alive = read_status(place), is_running(place)
         child = restarts.get(place.name)
         state = str(status.get("state", "never started"))
-        if not alive and state not in ("done", "finished", "stopped", "never started"):
+        if not alive and state not in ("done", "finished", "stopped", "tuned", "never started"):
             state = "finished" if read_result(place) is not None else "dead"
         if child is not None and child.state in ("failed", "waiting"):
             state = child.state if child.state == "failed" else "starting again"

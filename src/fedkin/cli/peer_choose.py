@@ -1,0 +1,117 @@
+"""What ``fedkin peer tune`` does with a whole directory: run the devices, add up their curves, sign the choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedkin.cli.console import note, output, print_json
+from fedkin.cli.peer_commands import select_all, watch
+from fedkin.cli.peer_tune import check_before, options_of
+from fedkin.cli.tables import add_row, plain_table
+from fedkin.engine.curves import Choice, choose, read_curve, shared_curves
+from fedkin.engine.directory import AUTHORITY_KEY, DEVICES, OWNER, device_directories, sign_again
+from fedkin.engine.manifest import AUTHORITY, Manifest, load_manifest
+from fedkin.engine.security import Pair
+from fedkin.engine.supervisor import Supervisor
+from fedkin.engine.tune import TuneSettings
+from fedkin.errors import DataError, ParameterError, SolverError
+
+
+@dataclass(frozen=True)
+class TuneCommand:
+    """What the user asked for."""
+
+    place: Path
+    settings: TuneSettings
+    one_se: bool
+    sign: bool
+    ca_key: Path | None
+    restarts: int
+    give_up: float
+    as_json: bool
+
+
+def tune(command: TuneCommand) -> None:
+    """One device, when its directory was named; otherwise all that are here, and then the choice."""
+    if (command.place / OWNER).exists():
+        from fedkin.cli.peer_tune import main
+
+        options = options_of(command.settings, by_fold=command.one_se)
+        raise SystemExit(main([str(command.place), *options, "--give-up", str(command.give_up)]))
+    directory = command.place
+    manifest = load_manifest(directory)
+    authority = _authority(command, manifest)
+    run_devices(command, manifest)
+    run = command.settings.run_bytes(manifest)
+    curves, reasons = shared_curves(directory, manifest, run, by_fold=command.one_se)
+    for position, why in reasons.items():
+        note(f"{manifest.members[position].name}: {why}")
+    choice = choose(curves, reasons, one_se=command.one_se)
+    chosen = manifest.with_lam(choice.lam)
+    if authority is not None:
+        sign_again(directory, chosen, authority)
+    _tell(command, manifest, choice, signed=authority is not None)
+
+
+def _authority(command: TuneCommand, manifest: Manifest) -> Pair | None:
+    """Who signs the choice; asked before the work begins."""
+    if manifest.placement != "peer":
+        raise ParameterError("lam is chosen between devices that talk to each other, not with --placement central")
+    if not any(manifest.edges):
+        raise ParameterError("the graph has no edges, so there is no lam to choose")
+    manifest.with_lam(1.0)  # says so when the weights of the edges are not known
+    if not command.sign:
+        return None
+    key = command.ca_key or command.place / AUTHORITY_KEY
+    if not key.exists():
+        raise DataError(f"{key} is missing, so the choice cannot be signed: give --ca-key FILE, or --no-sign")
+    return Pair((command.place / AUTHORITY).read_bytes(), key.read_bytes())
+
+
+def run_devices(command: TuneCommand, manifest: Manifest) -> None:
+    """Run the tuning of all devices on this machine that have not done it."""
+    directory = command.place
+    places = device_directories(directory)
+    for place in places:
+        check_before(place, manifest)
+    if manifest.select is not None:
+        select_all(directory, command.give_up)
+    run = command.settings.run_bytes(manifest)
+    places = [place for place in places if read_curve(place, run, by_fold=command.one_se) is None]
+    options = (*options_of(command.settings, by_fold=command.one_se), "--give-up", str(command.give_up))
+    supervisor = Supervisor(directory, options, command.restarts, "fedkin.cli.peer_tune", places)
+    watch(supervisor, manifest)
+    failed = [child.name for child in supervisor.children if child.state == "failed"]
+    if failed:
+        place = directory / DEVICES / failed[0]
+        raise SolverError(f"tuning failed on {', '.join(failed)}: see log.jsonl and stderr.txt in {place}")
+
+
+def _tell(command: TuneCommand, manifest: Manifest, choice: Choice, *, signed: bool) -> None:
+    if command.as_json:
+        print_json(
+            {
+                "lam": choice.lam,
+                "lams": choice.lams.tolist(),
+                "mean": choice.mean.tolist(),
+                "error": None if choice.error is None else choice.error.tolist(),
+                "devices": choice.devices,
+                "kept": {manifest.members[u].name: why for u, why in choice.reasons.items()},
+                "signed": signed,
+            }
+        )
+    else:
+        table = plain_table("lam", "held-out loss", *([] if choice.error is None else ["standard error"]))
+        for k, (lam, mean) in enumerate(zip(choice.lams, choice.mean, strict=True)):
+            errors = [] if choice.error is None else [f"{choice.error[k]:.2g}"]
+            add_row(table, f"{lam:.6g}", f"{mean:.6g}", *errors, style="green" if lam == choice.lam else "")
+        output().print(table)
+        output().print(f"lam = {choice.lam!r} from the curves of {choice.devices} of {manifest.n_devices} devices")
+    if choice.at_the_end:
+        note("the chosen level is at an end of the grid: levels beyond it, by --lams, may be better")
+    if signed and not command.as_json:
+        output().print(f"signed: {command.place / 'manifest.json'}, and those of the devices that are here")
+        output().print("carry manifest.json and manifest.sig to devices on other machines, then start them")
+    elif not command.as_json:
+        output().print(f"not signed: fedkin peer init ... --lam {choice.lam!r} makes a federation with it")
