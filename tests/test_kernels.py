@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -182,25 +183,43 @@ def test_pairs_that_are_not_copied(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("copied", [0, 10**6])
-def test_interruption_leaves_a_certified_pair(copied: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("method", "after"), [("_run", 4), ("_settle", 2)])
+def test_interruption_leaves_a_certified_pair(
+    method: str, after: int, copied: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     objective = OBJECTIVES["linear l2"]
     monkeypatch.setattr(compiled, "COPIED", copied)
     calls = []
-    original = CompiledIteration._run
+    original = getattr(CompiledIteration, method)
 
-    def run(self: CompiledIteration, n: int, relax: float) -> None:
+    def run(self: CompiledIteration, *arguments: Any) -> None:
         calls.append(1)
-        original(self, n, relax)
-        if len(calls) == 4:
+        original(self, *arguments)
+        if len(calls) == after:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(CompiledIteration, "_run", run)
+    monkeypatch.setattr(CompiledIteration, method, run)
+    if method == "_run":
+        monkeypatch.setattr(CompiledIteration, "settle", lambda *_: None)
     solution = solve_fused(objective, 1e-12, backend="numba")
     assert solution.status == "interrupted"
     assert np.isfinite(solution.gap)
     assert (objective.penalty.dual_norm(solution.alpha) <= objective.edge_radius * (1 + 1e-12)).all()
     best = solve_fused(objective, 1e-10, backend="numpy")
     assert solution.objective - best.objective <= solution.gap * abs(solution.objective) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("name", ["linear l1", "linear l2"])
+def test_checks_in_one_go_are_the_checks_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = OBJECTIVES[name]
+    # a pause after every few iterations, in the middle of what the schedule of checks looks back on
+    monkeypatch.setattr(compiled, "ONE_GO", 3e4)
+    together = solve_fused(objective, 1e-9, backend="numba")
+    monkeypatch.setattr(CompiledIteration, "settle", lambda *_: None)
+    apart = solve_fused(objective, 1e-9, backend="numba")
+    np.testing.assert_array_equal(together.trace["n_iter"], apart.trace["n_iter"])
+    np.testing.assert_allclose(together.trace["gap"], apart.trace["gap"], rtol=1e-3, atol=1e-13)
+    np.testing.assert_allclose(together.theta, apart.theta, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("p", [1, 3, 20])

@@ -19,7 +19,7 @@ from fedkin.problem import FusedObjective
 from fedkin.solvers import chain_kernels, kernels
 from fedkin.solvers.compiled import Crew
 from fedkin.solvers.fuse import INTERIOR
-from fedkin.solvers.pdhg import PrimalDual
+from fedkin.solvers.pdhg import Checked, PrimalDual, Stopping
 from fedkin.solvers.workload import available_cores
 from fedkin.terms import QuadraticTerms
 
@@ -128,6 +128,7 @@ class ChainIteration:
     """
 
     regular = True
+    recovers = False
     live = False
 
     def __init__(
@@ -184,6 +185,9 @@ class ChainIteration:
                 self._sweep(c)
         self.n_iter += n
         self._set_duals()
+
+    def settle(self, stopping: Stopping) -> Checked | None:
+        return None
 
     def _sweep(self, c: int) -> None:
         a, b, first, pushed = self._a, self._b[c], self._first[c], self._pushed[c]

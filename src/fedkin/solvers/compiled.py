@@ -18,8 +18,8 @@ from fedkin.graph import Graph
 from fedkin.problem import FusedObjective
 from fedkin.solvers import kernels
 from fedkin.solvers.fuse import INTERIOR
-from fedkin.solvers.pdhg import RELAXATION, PrimalDual, Rebalancing, weights_of_devices
-from fedkin.solvers.workload import available_cores, iteration_is_shared
+from fedkin.solvers.pdhg import RELAXATION, Checked, PrimalDual, Rebalancing, Stopping, weights_of_devices
+from fedkin.solvers.workload import available_cores, iteration_is_shared, iteration_work
 from fedkin.terms import QuadraticTerms
 
 Array = NDArray[np.float64]
@@ -31,6 +31,10 @@ ROOM = 20_000_000
 COPIED = 1_000_000
 #: Renumbering pays above this many devices when neighbours are farther apart than this share of all numbers.
 SCRAMBLED_DEVICES, SCRAMBLED_SHARE = 50_000, 0.05
+#: Iterations that take this many nanoseconds are done in one go: Ctrl-C waits for them.
+ONE_GO = 5e7
+#: Checks in one go.
+CHECKS = 64
 #: A Gram matrix with all pivots above this share of its diagonal is regular beyond doubt.
 SAFE_PIVOT = 1e-6
 
@@ -50,6 +54,8 @@ class CompiledIteration:
         As many as pay, by default.
     """
 
+    recovers = True
+
     def __init__(
         self,
         objective: FusedObjective,
@@ -68,6 +74,10 @@ class CompiledIteration:
         self._start(quadratic, theta, alpha, zeta)
         self._rebalancing = Rebalancing()
         self._borrowed = False
+        self._in_one_go = max(1, int(ONE_GO / iteration_work(objective, quadratic)))
+        self._factor: Array | None = None
+        self._counters = np.zeros(kernels.N_COUNTERS, dtype=np.int64)
+        self._last_checks = np.empty((0, 3))
         self.n_iter = 0
         self._set_rho(rho)
 
@@ -131,9 +141,79 @@ class CompiledIteration:
             worst = float(min(self._crew.run(work, self._device_ranges)))
         return own if worst > SAFE_PIVOT else None
 
+    def settle(self, stopping: Stopping) -> Checked | None:
+        """Iterations and checks without coming back here in between, on one thread and without sparsity."""
+        if self._crew.size > 1 or not self.regular or self._box.size:
+            return None
+        try:
+            return self._settled(stopping)
+        except KeyboardInterrupt:
+            # the duals may be relaxed: a plain step makes a feasible pair of them
+            self._step(1.0, measure=False)
+            raise
+
+    def _settled(self, stopping: Stopping) -> Checked:
+        moves, count, known = np.empty((2, self._rho.size)), self._counters, len(self._last_checks)
+        rows = np.empty((known + CHECKS, 3))
+        rows[:known] = self._last_checks
+        pause = self.n_iter + self._in_one_go
+        count[kernels.CHECKS], count[kernels.DONE] = known, self.n_iter
+        while count[kernels.CHECKS] == known or (
+            self.n_iter < min(pause, stopping.limit) and count[kernels.CHECKS] < len(rows)
+        ):
+            if self._factor is not None:
+                self._set_rho(self.rho * self._factor)
+            self._settle(stopping, max(pause, self.n_iter + 1), rows, moves)
+            self.n_iter = int(count[kernels.DONE])
+            if count[kernels.STATUS] == kernels.SETTLED:
+                break
+            if count[kernels.STATUS] == kernels.LOOK_AT_RHO:
+                self._factor = self._rebalancing.factor(2.0 * moves[0], moves[1], self.rho)
+        rows = rows[: count[kernels.CHECKS]]
+        self._last_checks = rows[-2:]
+        return Checked(rows[known:], self._ahead if count[kernels.FUSED] else None)
+
+    def _settle(self, stopping: Stopping, pause: int, rows: Array, moves: Array) -> None:
+        places = self._places
+        kernels.settle(
+            self._counters,
+            rows,
+            pause,
+            stopping.limit,
+            self._rebalancing.next,
+            stopping.tol,
+            stopping.floor,
+            stopping.fusing_helps,
+            RELAXATION,
+            1.0 - INTERIOR,
+            0 if self._isotropic else 1,
+            places.devices,
+            self._A,
+            self._own_inverse,
+            self._inverse,
+            self._curvature,
+            self._b,
+            self._c,
+            self._weight,
+            self._linked,
+            self._rho,
+            self._half,
+            self._x,
+            self._s,
+            self._ahead,
+            self._z,
+            self._box,
+            places.head,
+            places.tail,
+            self._radius,
+            self._y,
+            self._kind,
+            moves,
+        )
+
     def _set_rho(self, rho: Array) -> None:
         self.rho = rho
-        self._factor: Array | None = None
+        self._factor = None
         self._rho = np.ascontiguousarray(np.broadcast_to(rho, self._b.shape[1:]))
         self._half = 0.5 * self._rho
         if self._isotropic:

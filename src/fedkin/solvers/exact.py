@@ -17,7 +17,7 @@ from fedkin.problem import FusedObjective, Problem, Solution, Status
 from fedkin.solvers.backend import Backend, Resolved, resolve_backend, start_iteration
 from fedkin.solvers.expansion import HOPELESS, POOR, Expansion, lowered, raised
 from fedkin.solvers.fuse import far_from_fused, fused_components, fused_parameters
-from fedkin.solvers.pdhg import Iteration, PrimalDual, initial_rho
+from fedkin.solvers.pdhg import Checked, Iteration, PrimalDual, Stopping, check_after, initial_rho
 from fedkin.solvers.radius import MinimizerBall
 from fedkin.solvers.trouble import raise_if_no_descent, raise_if_not_finite, raise_if_unbounded
 from fedkin.terms import DeviceTerms, QuadraticTerms
@@ -205,13 +205,19 @@ class _Search:
         theta, alpha = (start.theta, start.alpha) if warm else (None, None)
         rho = initial_rho(self.objective, terms)
         iteration = start_iteration(self.backend, self.objective, terms, theta, alpha, start.zeta, rho)
+        stopping = Stopping(self.tol, self.floor, self.max_iter, FUSING_HELPS)
         try:
             while self.status != "converged" and self.n_iter < self.max_iter:
-                iteration.advance(min(_check_after(self.n_iter), self.max_iter - self.n_iter))
+                checked = iteration.settle(stopping)
+                if checked is not None:
+                    self._take_checked(iteration, checked)
+                    continue
+                ahead = check_after(self.n_iter, self.rows, self.tol)
+                iteration.advance(min(ahead, self.max_iter - self.n_iter))
                 self._certify_iteration(iteration)
             self._fuse_components(iteration if iteration.regular else None)
         except KeyboardInterrupt:
-            if iteration.live and iteration.n_iter:
+            if iteration.recovers and iteration.n_iter:
                 self._certify_iteration(iteration)
             raise
         finally:
@@ -227,6 +233,15 @@ class _Search:
             if self._fusing_may_help(found.gap):
                 found = self._better(found, self._certified(iteration.pair(iteration.fused())))
         self.take(found, only=iteration.live)
+
+    def _take_checked(self, iteration: Iteration, checked: Checked) -> None:
+        """Note all that was found on the way, and take what the last check is about."""
+        for n_iter, value, gap in checked.rows[:-1].tolist():
+            self.rows.append((int(n_iter), value, gap))
+            self.lower = max(self.lower, value - gap * self.scale(value))
+        n_iter, value, gap = checked.rows[-1].tolist()
+        self.n_iter = int(n_iter)
+        self.take(_Certified(iteration.pair(checked.theta), value, gap, None), only=iteration.live)
 
     def _certified_quickly(self, iteration: Iteration) -> _Certified:
         theta = None
@@ -292,7 +307,7 @@ class _Search:
         iteration = start_iteration(self.backend, local, model, at.theta, start.alpha, start.zeta, rho)
         try:
             while True:
-                iteration.advance(_check_after(iteration.n_iter))
+                iteration.advance(check_after(iteration.n_iter))
                 self.n_iter = done + iteration.n_iter
                 value, gap = _value_and_gap(local, iteration)
                 wanted = max(0.1 * (before - value), enough)
@@ -366,11 +381,6 @@ class _Certified:
     value: float
     gap: float
     radius: float | None
-
-
-def _check_after(done: int) -> int:
-    """Check often in the beginning, every tenth of the way later."""
-    return max(5, done // 10)
 
 
 def _value_and_gap(objective: FusedObjective, iteration: Iteration, theta: Array | None = None) -> tuple[float, float]:

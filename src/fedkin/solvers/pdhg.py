@@ -12,6 +12,8 @@ a number per coordinate, which makes the iteration indifferent to the units of t
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -31,6 +33,8 @@ RELAXATION = 1.8
 FIRST_REBALANCE = 10
 REBALANCE_AT = 2.0
 REBALANCE_BY = 10.0
+#: A check takes as long as about so many iterations.
+LEAST_STRETCH = 3
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,66 @@ def initial_rho(objective: FusedObjective, quadratic: QuadraticTerms) -> Array:
     return np.asarray(4.0 * np.maximum(curvature, floor) / degree)
 
 
+@dataclass(frozen=True)
+class Stopping:
+    """When a pair is good enough, and how it is looked at.
+
+    Attributes
+    ----------
+    tol : float
+        Relative gap to reach.
+    floor : float
+        Gaps are never relative to less than this.
+    limit : int
+        Iterations after which to stop in any case.
+    fusing_helps : float
+        Fused parameters are tried once the gap is within this factor of ``tol``.
+    """
+
+    tol: float
+    floor: float
+    limit: int
+    fusing_helps: float
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a stretch of iterations with checks on the way found.
+
+    Attributes
+    ----------
+    rows : array (m, 3)
+        Iteration, value and relative gap of each check.
+    theta : array or None
+        The fused parameters that the last check is about, for `Iteration.pair`; None for the iteration's own.
+    """
+
+    rows: Array
+    theta: Array | None
+
+
+def check_after(done: int, rows: Sequence[tuple[int, float, float]] = (), tol: float = 0.0) -> int:
+    """Iterations until the next check: when the last two gaps say that it will pass, but not too far ahead.
+
+    Parameters
+    ----------
+    done : int
+        Iterations done.
+    rows : sequence of (iteration, value, relative gap)
+        Checks so far.
+    tol : float
+        Relative gap to reach.
+    """
+    usual = max(5, done // 10)
+    if len(rows) < 2:
+        return usual
+    (before, _, larger), (at, _, smaller) = rows[-2:]
+    if not 0 < smaller < larger < math.inf:
+        return usual
+    rate = math.log(larger / smaller) / (at - before)
+    return min(max(math.ceil(math.log(smaller / tol) / rate), LEAST_STRETCH), 2 * usual)
+
+
 class Iteration(Protocol):
     """The state of an iteration: where it stands, and how it goes on.
 
@@ -84,6 +148,10 @@ class Iteration(Protocol):
     rho: Array
 
     @property
+    def recovers(self) -> bool:
+        """Whether it stands at a feasible pair even after Ctrl-C."""
+
+    @property
     def regular(self) -> bool:
         """Whether every device has a minimiser of its own, so that `certificate` needs no radius."""
 
@@ -96,6 +164,9 @@ class Iteration(Protocol):
 
         The relaxed duals may leave their balls, and a gap computed from them would be void.
         """
+
+    def settle(self, stopping: Stopping) -> Checked | None:
+        """Iterations and checks until one is good enough or some time has passed; None where `advance` must do."""
 
     def certificate(self, theta: Array | None = None) -> tuple[float, float]:
         """Value and duality gap of the pair, or of other parameters with the same duals, on regular designs."""
@@ -161,6 +232,10 @@ class NumpyIteration:
         self._resolve = self._quadratic.resolvent(self._weight * rho)
 
     @property
+    def recovers(self) -> bool:
+        return False
+
+    @property
     def live(self) -> bool:
         return False
 
@@ -176,6 +251,9 @@ class NumpyIteration:
         end = self.n_iter + n
         while self.n_iter < end:
             self._step(1.0 if self.n_iter + 1 == end else RELAXATION)
+
+    def settle(self, stopping: Stopping) -> Checked | None:
+        return None
 
     def _step(self, relax: float) -> None:
         if self._factor is not None:

@@ -27,8 +27,13 @@ def sizes(objective: FusedObjective, terms: DeviceTerms) -> tuple[int, int]:
 
 def iteration_is_shared(objective: FusedObjective, terms: DeviceTerms) -> bool:
     """Whether a compiled iteration is long enough for several threads to share it."""
+    return iteration_work(objective, terms) > THREADING_PAYS
+
+
+def iteration_work(objective: FusedObjective, terms: DeviceTerms) -> float:
+    """Nanoseconds of one thread for a compiled iteration, roughly."""
     edges, entries = sizes(objective, terms)
-    return EDGE_COST * edges + GRAM_COST * entries > THREADING_PAYS
+    return EDGE_COST * edges + GRAM_COST * entries
 
 
 def available_cores() -> int:
