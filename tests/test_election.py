@@ -15,7 +15,16 @@ from fedkin.errors import DataError
 from fedkin.graph import Graph
 from fedkin.problem import Solution
 from fedkin.studies import election_report
-from fedkin.studies.election import LABELS, Protocol, Split, common_share, election, historical_graph, scores
+from fedkin.studies.election import (
+    LABELS,
+    Protocol,
+    Split,
+    _skewed,
+    common_share,
+    election,
+    historical_graph,
+    scores,
+)
 from fedkin.studies.election_data import (
     EARLIER,
     FACTS,
@@ -193,7 +202,7 @@ def test_nothing_is_learnt_from_test_rows():
 
     for name in ("local", "global", "fed-loc", "fed-his"):
         here, there = _METHODS[name](split), _METHODS[name](other)
-        assert (here.ridge, here.lam) == (there.ridge, there.lam)
+        assert (here.ridge, here.lam, here.inner_log_loss) == (there.ridge, there.lam, there.inner_log_loss)
         assert here.graph == there.graph
         assert here.common_share == there.common_share
 
@@ -207,8 +216,23 @@ def test_standards_come_from_training_rows():
     by_state = Split(made, replace(PROTOCOL, standardize="state", intercept=False), seed=4)
     for state in by_state.train.devices:
         np.testing.assert_allclose(by_state.train[state].X.mean(axis=0), 0, atol=1e-12)
+    logs = Split(made, replace(PROTOCOL, standardize="logs", intercept=False), seed=4)
+    train, test = logs.raw
+    skewed = _skewed(train.X)
+    expected = np.where(skewed, np.log1p(np.where(skewed, test.X, 0.0)), test.X)
+    reference = np.where(skewed, np.log1p(np.where(skewed, train.X, 0.0)), train.X)
+    np.testing.assert_allclose(logs.test.X, (expected - reference.mean(axis=0)) / reference.std(axis=0))
     raw = Split(made, replace(PROTOCOL, standardize="none", intercept=False), seed=4)
     np.testing.assert_array_equal(raw.train.X, raw.raw[0].X)
+
+
+def test_logarithms_are_for_skewed_columns_that_are_never_negative():
+    from scipy.stats import skew
+
+    rng = np.random.default_rng(0)
+    X = np.column_stack([np.exp(2 * rng.normal(size=400)), rng.normal(size=400), np.exp(2 * rng.normal(size=400)) - 1])
+    np.testing.assert_array_equal(_skewed(X), [True, False, False])
+    assert skew(X)[0] > 2 and skew(X)[2] > 2
 
 
 @pytest.mark.parametrize("name", ["local", "global"])

@@ -44,6 +44,10 @@ LABELS: Mapping[str, str] = {
 }
 
 
+#: Columns with a larger skewness than this are the ones that logarithms are for.
+SKEWED = 2.0
+
+
 @dataclass(frozen=True)
 class Protocol:
     """What the paper leaves open.
@@ -54,8 +58,9 @@ class Protocol:
         States with more counties than this are devices.
     test_size : float
         Share of each state's counties that is held out.
-    standardize : "pooled" | "state" | "none"
-        Means and standard deviations of the training rows, of all states together or of each.
+    standardize : "pooled" | "logs" | "state" | "none"
+        Means and standard deviations of the training rows, of all states together or of each; "logs" is "pooled" after
+        ``log(1 + x)`` of the predictors that are never negative and very skewed in the training rows.
     intercept : bool
         A column of ones, fused like the others.
     ridges, fed_ridges : sequence of float
@@ -78,7 +83,7 @@ class Protocol:
     test_size: float = 1 / 3
     standardize: str = "pooled"
     intercept: bool = True
-    ridges: Sequence[float] = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+    ridges: Sequence[float] = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
     fed_ridges: Sequence[float] = (1e-3, 3e-3, 1e-2, 3e-2)
     intercept_ridge: float = 1e-3
     lams: Sequence[float] = (1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4, 3.2e-4, 6.4e-4, 1.28e-3)
@@ -113,6 +118,7 @@ def election(replication: Replication) -> Iterator[dict[str, Any]]:
             **scores(split.test.y, found.probability),
             "ridge": found.ridge,
             "lam": found.lam,
+            "inner_log_loss": found.inner_log_loss,
             "kept_edges": None if found.graph is None else found.graph.n_edges,
             "components": None if found.graph is None else found.graph.n_components,
             "states": list(split.train.devices),
@@ -137,6 +143,8 @@ class Found:
     probability : array (N_test,)
         Of the label 1.
     ridge, lam : float or None
+    inner_log_loss : float or None
+        Mean log-loss of held-out training rows in the cross-validation that chose them.
     graph : Graph or None
     common_share : list of V floats or None
         Share of a state's coefficients that have the value which most states share.
@@ -145,6 +153,7 @@ class Found:
     probability: Array
     ridge: float | None = None
     lam: float | None = None
+    inner_log_loss: float | None = None
     graph: Graph | None = None
     common_share: list[float] | None = None
 
@@ -165,6 +174,9 @@ class Split:
     @cached_property
     def _prepared(self) -> tuple[Federation, Federation]:
         train, test = self.raw
+        if self.protocol.standardize == "logs":
+            columns = _skewed(train.X)
+            train, test = (_logged(one, columns) for one in (train, test))
         mean, scale = _standards(train, self.protocol.standardize)
         return tuple(_applied(one, mean, scale, self.protocol.intercept) for one in (train, test))  # type: ignore[return-value]
 
@@ -187,8 +199,8 @@ class Split:
         """Of the test rows, from parameters ``theta (V, p)``."""
         return _sigmoid(_predictors(self.test, theta))
 
-    def best(self, fits: Callable[[Federation], Iterable[Array]]) -> int:
-        """Number of the candidate with the smallest mean log-loss of held-out training rows.
+    def best(self, fits: Callable[[Federation], Iterable[Array]]) -> tuple[int, float]:
+        """Number of the candidate with the smallest mean log-loss of held-out training rows, and that loss.
 
         Parameters
         ----------
@@ -202,7 +214,8 @@ class Split:
             )
             for k, theta in enumerate(fits(kept)):
                 loss[k] += _log_loss(held_out.y, _predictors(held_out, theta)).sum()
-        return min(loss, key=loss.__getitem__)
+        chosen = min(loss, key=loss.__getitem__)
+        return chosen, float(loss[chosen] / len(self.train.X))
 
     def penalised(self, graph: Graph) -> Found:
         """Fed-ADMM's objective along a graph, with ridge and lam by inner cross-validation."""
@@ -219,10 +232,12 @@ class Split:
                 path = lam_path(problem(rows, ridge), lams, tol=protocol.path_tol)
                 yield from (solution.theta for solution in path.solutions)
 
-        ridge, lam = candidates[self.best(fits)]
+        chosen, loss = self.best(fits)
+        ridge, lam = candidates[chosen]
         solution = solve(problem(self.train, ridge, lam), tol=protocol.tol)
         graph = graph.aligned(self.train.devices)
-        return Found(self.probabilities(solution.theta), ridge, lam, graph, common_share(solution, graph).tolist())
+        common = common_share(solution, graph).tolist()
+        return Found(self.probabilities(solution.theta), ridge, lam, loss, graph, common)
 
     def ridged(self, rows_of: Callable[[Federation], Federation]) -> Found:
         """Fits without a graph on the devices of ``rows_of(train)``, with the ridge by inner cross-validation."""
@@ -233,8 +248,8 @@ class Split:
             problem = Problem(own, Graph.empty(own.devices), loss="logistic", ridge=self._ridge_vector(ridge))
             return np.broadcast_to(solve(problem, tol=1e-9).theta, (devices, rows.n_features))
 
-        ridge = ridges[self.best(lambda rows: (fit(rows, ridge) for ridge in ridges))]
-        return Found(self.probabilities(fit(self.train, ridge)), ridge=ridge)
+        chosen, loss = self.best(lambda rows: (fit(rows, ridge) for ridge in ridges))
+        return Found(self.probabilities(fit(self.train, ridges[chosen])), ridges[chosen], inner_log_loss=loss)
 
     def _ridge_vector(self, ridge: float) -> Array:
         vector = np.full(self.train.n_features, ridge)
@@ -285,16 +300,31 @@ def historical_graph(election: Election, devices: Sequence[Any]) -> Graph:
     return Graph.clusters([election.lean[state] for state in devices], devices=devices)
 
 
+def _skewed(X: Array) -> NDArray[np.bool_]:
+    """Columns of training rows ``(N, q)`` that are never negative and have a skewness above `SKEWED`."""
+    centred = X - X.mean(axis=0)
+    spread = np.maximum(centred.std(axis=0), np.finfo(float).tiny)
+    return np.asarray((X.min(axis=0) >= 0) & ((centred**3).mean(axis=0) > SKEWED * spread**3))
+
+
+def _logged(rows: Federation, columns: NDArray[np.bool_]) -> Federation:
+    X = rows.X.copy()
+    # a test row may lie below all training rows
+    X[:, columns] = np.log1p(np.maximum(X[:, columns], 0.0))
+    device = [rows.devices[u] for u in rows.device_index]
+    return Federation.from_arrays(X, rows.y, device, feature_names=rows.feature_names)
+
+
 def _standards(train: Federation, how: str) -> tuple[Array, Array]:
     """Means and scales ``(V, q)`` of the training rows."""
     shape = (train.n_devices, train.n_features)
     if how == "none":
         return np.zeros(shape), np.ones(shape)
-    if how == "pooled":
+    if how in ("pooled", "logs"):
         _, mean, scale = train.standardized()
         return np.broadcast_to(mean, shape), np.broadcast_to(scale, shape)
     if how != "state":
-        raise ParameterError(f'standardize must be "pooled", "state" or "none", got {how!r}')
+        raise ParameterError(f'standardize must be "pooled", "logs", "state" or "none", got {how!r}')
     mean = np.stack([train[state].X.mean(axis=0) for state in train.devices])
     scale = np.stack([train[state].X.std(axis=0) for state in train.devices])
     return mean, np.where(scale > 0, scale, 1.0)
