@@ -36,8 +36,13 @@ def authority_of(fleet: Fleet) -> Pair:
 
 
 @contextmanager
-def session(folder: Path, authority: Pair, trusted: bytes, name: str, target: str) -> Iterator[Any]:
-    """A zenoh session of somebody with the certificate ``name``, connected to ``target``, without rules of his own."""
+def session(
+    folder: Path, authority: Pair, trusted: bytes, name: str, target: str, mode: str = "client"
+) -> Iterator[Any]:
+    """A zenoh session of somebody with the certificate ``name``, connected to ``target``, without rules of his own.
+
+    A peer sends only what somebody has subscribed to, so what is forged would never leave it; a client sends it.
+    """
     folder.mkdir()
     pair = issue(authority, name, ["127.0.0.1"])
     for file, content in (("ca.crt", trusted), ("device.crt", pair.certificate), ("device.key", pair.key)):
@@ -45,6 +50,7 @@ def session(folder: Path, authority: Pair, trusted: bytes, name: str, target: st
     configuration = link_configuration([], [target], [])
     del configuration["access_control"]
     configuration["connect"]["timeout_ms"] = 2000
+    configuration["mode"] = mode
     opened = zenoh.open(zenoh.Config.from_json5(json.dumps(with_absolute_paths(configuration, folder))))
     try:
         yield opened
@@ -74,9 +80,8 @@ def wait_for_event(fleet: Fleet, name: str, event: str, **fields: object) -> Non
 
 
 @pytest.fixture
-def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+def waiting(tmp_path: Path) -> Iterator[Fleet]:
     """d0, d1 and d2 of six run and wait for the others, whose certificates the tests may borrow."""
-    monkeypatch.setenv("RUST_LOG", "error,zenoh::net::routing::interceptor::access_control=trace")
     problem = small_problem(6)
     with Fleet.make(tmp_path / "fed", problem, 40) as fleet:
         fleet.start("d0", "d1", "d2")
@@ -91,13 +96,18 @@ def test_strangers_with_and_without_the_right_authority(waiting: Fleet, tmp_path
     run = manifest.run
     forged = encode(manifest.run_bytes, Kind.THETA, 1, 1, np.full(3, 9.0))
     foreign = make_authority("test")
-    with session(tmp_path / "foreign", foreign, authority.certificate, "d1", manifest.members[0].endpoint) as opened:
+    target = manifest.members[0].endpoint
+    with session(tmp_path / "foreign", foreign, authority.certificate, "d1", target, "peer") as opened:
         heard = listen(opened)
         time.sleep(1.0)
         assert opened.info.peers_zid() == []  # not even a link
         opened.put(f"{run}/theta/d1", forged)
         assert pulled(opened, f"{run}/theta/d0") == []
         assert [one for one in heard if one[1] != forged] == []
+    # it has no name that could be trusted, but an address
+    wait_for_event(fleet, "d0", "link refused", peer="127.0.0.1", why="invalid peer certificate: BadSignature")
+    refused = events(fleet, "d0", "link refused")
+    assert all(entry["address"].startswith("127.0.0.1:") for entry in refused), refused
     # d4 is a device of this federation, but no neighbour of d0 (ring with chords of three)
     assert 4 not in manifest.neighbours(0).tolist()
     with session(tmp_path / "other", authority, authority.certificate, "d4", manifest.members[0].endpoint) as opened:
@@ -146,9 +156,8 @@ def test_a_neighbour_may_write_its_own_key_only_and_nonsense_is_refused(waiting:
         wait_for_event(fleet, "d0", "message refused", peer="d3")
         wait_for_event(fleet, "d0", "old round ignored", peer="d3")
         wait_for_event(fleet, "d0", "round too far ahead ignored", peer="d3")
-        refused = (fleet.directory / "d0.stderr").read_text().splitlines()
-        words = f"unauthorized to Put (ingress) on {run}/theta/d5"
-        assert any("CertCommonName(d3)" in line and words in line for line in refused)
+        # what the access list refused is in the log, with the name
+        wait_for_event(fleet, "d0", "refused by the access list", peer="d3", what="Put", key=f"{run}/theta/d5")
         why = {entry["why"].split()[0] for entry in events(fleet, "d0", "message refused")}
         assert len(why) >= 3
         still = events(fleet, "d0", "waiting")[-1]
@@ -159,6 +168,31 @@ def test_a_neighbour_may_write_its_own_key_only_and_nonsense_is_refused(waiting:
     fleet.join()
     problem = small_problem(6)
     assert fleet.theta().tobytes() == in_process(problem, fleet.manifest).gather("average").tobytes()
+    # and honest neighbours are accused of nothing
+    for name in ("d1", "d2", "d3", "d4", "d5"):
+        assert not events(fleet, name, "refused by the access list") and not events(fleet, name, "link refused")
+
+
+def test_who_stands_in_for_a_neighbour_without_its_certificate_is_named(tmp_path: Path) -> None:
+    with Fleet.make(tmp_path / "fed", small_problem(3), 40) as fleet:
+        authority, foreign = authority_of(fleet), make_authority("test")
+        target = fleet.manifest.members[0].endpoint
+        folder = tmp_path / "impostor"
+        folder.mkdir()
+        pair = issue(foreign, "d0", ["127.0.0.1"])
+        for file, content in (
+            ("ca.crt", authority.certificate),
+            ("device.crt", pair.certificate),
+            ("device.key", pair.key),
+        ):
+            write_private(folder / file, content)
+        configuration = link_configuration([target], [], [])
+        del configuration["access_control"]
+        with zenoh.open(zenoh.Config.from_json5(json.dumps(with_absolute_paths(configuration, folder)))) as impostor:
+            fleet.start("d1")
+            wait_for_event(fleet, "d1", "link refused", peer="127.0.0.1", address=target)
+            assert impostor.info.peers_zid() == []
+        assert events(fleet, "d1", "link opened") == []
 
 
 def test_files_are_private_and_changes_are_noticed(tmp_path: Path) -> None:

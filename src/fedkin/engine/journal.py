@@ -12,6 +12,8 @@ from pathlib import Path
 
 from fedkin.engine.security import PRIVATE_FILE
 
+_MOST_COUNTED = 2000  # pairs of event and peer
+
 
 class Journal:
     """Write events of one device to a file, and to standard error if asked.
@@ -54,10 +56,13 @@ class Journal:
     def sparingly(self, level: str, event: str, **fields: object) -> None:
         """Like `write`, but of the same event and peer only the 1st, 2nd, 4th, 8th, ... time, with the count.
 
-        What an intruder can cause must not fill the disk, nor the memory.
+        What an intruder can cause must not fill the disk, nor the memory: of very many peers, the later are counted
+        together.
         """
         name = f"{event} {fields.get('peer')}"
         with self._lock:
+            if name not in self.counts and len(self.counts) >= _MOST_COUNTED:
+                name = f"{event} and others"
             self.counts[event] += 1
             self.counts[name] += 1
             times = self.counts[name]

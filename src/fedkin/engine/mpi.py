@@ -1,4 +1,4 @@
-"""The same run as shards on a cluster: ``fedkin mpi run DIR -n K``, or ``mpiexec -n K python -m fedkin.engine.mpi DIR``.
+"""The same run as shards on a cluster: ``fedkin mpi run DIR -n K`` calls mpiexec with this module.
 
 DIR is the directory of a federation (`fedkin peer init`) that all ranks can read: these are trusted machines, there are
 no certificates here. The graph is cut into K pieces with few edges between them; each rank reads the rows of its own
@@ -142,6 +142,7 @@ def run_rank(
     directory : path
         Of the federation.
     communicator : mpi4py communicator
+        Of all ranks.
     every : int
         Rounds between checkpoints.
     fresh : bool

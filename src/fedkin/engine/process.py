@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from fedkin.engine.lockstep import Patience, PeerError, Status, Stopped
 from fedkin.engine.manifest import CENTRE, ROWS, Manifest, Rows, load_manifest
 from fedkin.engine.notices import read_notices
 from fedkin.engine.peer import Device
+from fedkin.engine.refusals import Refusal
 from fedkin.engine.security import SecurityError, check_private, with_absolute_paths, write_private
 from fedkin.engine.transport import Transport
 from fedkin.errors import DataError, FedkinError
@@ -63,7 +64,8 @@ def _run(place: Path, manifest: Manifest, position: int, patience: Patience, jou
     others = {manifest.members[v].name for v in manifest.neighbours(position)}
     if manifest.placement == "central":
         others = {member.name for member in manifest.members} if position == manifest.n_devices else {CENTRE}
-    transport = ZenohTransport(links(place, manifest), link_watcher(journal, others, manifest.secure))
+    on_refusal = refusal_watcher(journal) if manifest.secure else None
+    transport = ZenohTransport(links(place, manifest), link_watcher(journal, others, manifest.secure), on_refusal)
     try:
         if position == manifest.n_devices:
             _run_centre(place, manifest, transport, journal, patience, clerk)
@@ -161,6 +163,20 @@ def link_watcher(journal: Journal, neighbours: set[str], secure: bool) -> Any:
             journal.sparingly("info", "link opened", peer=name)
 
     return on_link
+
+
+def refusal_watcher(journal: Journal) -> Callable[[Refusal], None]:
+    """A function for what zenoh refuses, which names in the log who it was."""
+
+    def on_refusal(refusal: Refusal) -> None:
+        if refusal.what == "link":
+            fields = {"peer": refusal.peer, "address": refusal.address, "why": refusal.why}
+            journal.sparingly("warning", "link refused", **fields)
+        else:
+            fields = {"peer": refusal.peer, "what": refusal.what, "key": refusal.key}
+            journal.sparingly("warning", "refused by the access list", **fields)
+
+    return on_refusal
 
 
 def write_result(place: Path, theta: np.ndarray[Any, Any], last: np.ndarray[Any, Any]) -> None:

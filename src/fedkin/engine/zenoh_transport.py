@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from fedkin.engine.refusals import Refusal, RefusalWatch
 from fedkin.engine.transport import OnFrame, OnPresence, OnPull
 from fedkin.errors import FedkinError, missing_dependency
 
@@ -18,7 +18,7 @@ except ImportError:
 
 #: A pull that is not answered within so many seconds is asked again by the device.
 PULL_SECONDS = 5.0
-#: What zenoh itself writes to standard error.
+#: What zenoh itself writes to standard output.
 _ZENOH_LOG = "error"
 
 
@@ -35,28 +35,37 @@ class ZenohTransport:
         From `fedkin.engine.security.link_configuration`, with absolute paths.
     on_link : callable, optional
         ``on_link(common_name, address, opened)`` for every link that opens or closes; the name is None without TLS.
+    on_refusal : callable, optional
+        Called for what zenoh refuses. Takes over the standard output of the process, see `fedkin.engine.refusals`.
     """
 
     def __init__(
         self,
         configuration: Mapping[str, Any],
         on_link: Callable[[str | None, str, bool], None] | None = None,
+        on_refusal: Callable[[Refusal], None] | None = None,
     ) -> None:
-        # zenoh writes to standard error; RUST_LOG asks for more, e.g. who was refused what (docs/peer.md)
-        zenoh.init_log_from_env_or(os.environ.get("RUST_LOG", _ZENOH_LOG))
+        self._watch: RefusalWatch | None = None
+        listen = configuration.get("listen", {}).get("endpoints", [])
+        if on_refusal is not None:
+            self._watch = RefusalWatch(on_refusal, _port(listen[0]) if listen else None)
+        zenoh.init_log_from_env_or(_ZENOH_LOG)  # unless RUST_LOG says something else
         try:
             self._session = zenoh.open(zenoh.Config.from_json5(json.dumps(dict(configuration))))
         except zenoh.ZError as error:
-            listen = configuration.get("listen", {}).get("endpoints")
+            if self._watch is not None:
+                self._watch.close()
             raise TransportError(f"cannot listen on {listen}: {error}; is another process using the port?") from None
         self._publishers: dict[str, Any] = {}
         self._kept: list[Any] = []
-        if on_link is not None:
-            self._kept.append(self._watch_links(on_link))
+        self._kept.append(self._watch_links(on_link or (lambda name, address, opened: None)))
 
     def _watch_links(self, on_link: Callable[[str | None, str, bool], None]) -> Any:
         def on_event(event: Any) -> None:
-            on_link(event.link.auth_identifier, event.link.dst, event.kind == zenoh.SampleKind.PUT)
+            link, opened = event.link, event.kind == zenoh.SampleKind.PUT
+            if opened and self._watch is not None:
+                self._watch.on_link(str(link.zid), link.auth_identifier, link.dst)
+            on_link(link.auth_identifier, link.dst, opened)
 
         return self._session.info.declare_link_events_listener(on_event, history=True)
 
@@ -100,3 +109,10 @@ class ZenohTransport:
     def close(self) -> None:
         with suppress(zenoh.ZError):
             self._session.close()  # type: ignore[no-untyped-call]
+        if self._watch is not None:
+            self._watch.close()
+
+
+def _port(endpoint: str) -> int | None:
+    digits = endpoint.rpartition(":")[2].partition("?")[0]
+    return int(digits) if digits.isdigit() else None
