@@ -131,9 +131,11 @@ def rate(rows: Sequence[Row]) -> list[Check]:
         relative = [error[point].error / error[point].mean for point in points]
         slope, spread = _slope(x, y, relative)
         if varied in ("n", "|V|"):
-            claim, holds = f"The error falls with {varied} at least as fast as 1/{varied}", slope + 2 * spread >= 0.9
+            claim = f"The error falls with {varied} as fast as 1/{varied} or faster (slope at least 0.9)"
+            holds = slope + 2 * spread >= 0.9
         else:
-            claim, holds = f"The error grows with {varied} at most linearly in K + |S|", slope - 2 * spread <= 1.1
+            claim = f"The error grows with {varied} no faster than K + |S| (slope at most 1.1)"
+            holds = slope - 2 * spread <= 1.1
         checks.append(Check(claim, f"log-log slope against the rate {slope:.2f} (standard error {spread:.2f})", holds))
     return checks
 

@@ -15,7 +15,7 @@ from fedkin.studies.tables import Table
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1f2933; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
-figure { margin: 1.2rem 0; } figure img { width: 100%; height: auto; }
+figure { margin: 1.2rem 0; } figure img { min-width: 55%; max-width: 100%; height: auto; }
 figcaption, .small { color: #52606d; font-size: .9rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; }
 th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #d9dee3; white-space: nowrap; }
