@@ -106,6 +106,27 @@ def test_a_network_that_loses_doubles_and_reorders_a_tenth(tmp_path: Path) -> No
         assert_same_bits(fleet, problem)
 
 
+@pytest.mark.parametrize("power", [True, False])
+def test_a_killed_device_goes_on_where_it_was_or_else_from_its_checkpoint(
+    tmp_path: Path, power: bool
+) -> None:
+    problem = small_problem(4)
+    with Fleet.make(tmp_path / "fed", problem, 1500, checkpoint_every=400) as fleet:
+        fleet.start()
+        fleet.wait_for_round("d1", 20)
+        fleet.kill("d1")
+        reached = fleet.round("d1")  # at least, the status is written twice a second
+        if not power:
+            for file in ("state.now", "state.sent"):
+                (place(fleet.directory, "d1") / file).unlink()
+        fleet.start("d1")
+        fleet.join()
+        first, again = [entry["round"] for entry in fleet.log("d1") if entry["event"] == "started"]
+        assert first == 0
+        assert again >= reached - 1 if power else again % 400 == 0
+        assert_same_bits(fleet, problem)
+
+
 def test_a_full_disk_holds_the_device_until_there_is_room(tmp_path: Path) -> None:
     def tight() -> None:
         _capped()

@@ -3,9 +3,11 @@
 There is no global barrier: a device waits for its own neighbours only, and a neighbour is never more than one round
 ahead. Nothing is ever skipped. A vector that does not arrive is pulled until it does.
 
-What makes crashes harmless: the vector of round t is a function of the state after round t-1. A device that starts
-again from its checkpoint computes the same numbers again; the neighbours ignore what they know already and hand out
-their own last vectors, of which everybody keeps as many as lie between two checkpoints, and two more.
+What makes crashes harmless: the vector of round t is a function of the state after round t-1, and the kernel has that
+state before the vector is sent (`fedkin.engine.trail`), so that a process that is killed goes on where it was. Now and
+then it is also on the disk, as a checkpoint. A device whose machine lost power starts from there and computes the same
+numbers again; the neighbours ignore what they know already and hand out their own last vectors, of which everybody
+keeps as many as lie between two checkpoints, and two more.
 """
 
 from __future__ import annotations
@@ -25,12 +27,14 @@ from fedkin.engine.inbox import Inbox
 from fedkin.engine.journal import Journal
 from fedkin.engine.manifest import Manifest
 from fedkin.engine.messages import Expected, Kind, encode
+from fedkin.engine.trail import Trail, boot_number
 from fedkin.engine.transport import Transport
 from fedkin.errors import FedkinError, ModelFileError
 
 Array = NDArray[np.float64]
 Arrays = dict[str, NDArray[np.generic]]
 
+_HOLDING = "holding: no room for a checkpoint"
 _DONE_SECONDS, _TICK_SECONDS, _LONGEST_SILENCE = 0.4, 0.5, 600.0
 
 
@@ -89,6 +93,8 @@ def keys_of(manifest: Manifest, sender: int, receiver: int) -> dict[Kind, str]:
     keys = {Kind.THETA: f"{manifest.run}/theta/{name}", Kind.DONE: f"{manifest.run}/done/{name}"}
     if sender < receiver and manifest.compare_every:
         keys[Kind.ALPHA] = f"{manifest.run}/alpha/{name}/{manifest.members[receiver].name}"
+    if manifest.placement == "replicas" and manifest.absence is None and sender == manifest.steward(sender):
+        keys[Kind.PRESENT], keys[Kind.REPLICA] = f"{manifest.run}/present/{name}", f"{manifest.run}/replica/{name}"
     return keys
 
 
@@ -153,7 +159,8 @@ class Lockstep(ABC):
         self.done = 0  # rounds
         self.keep = manifest.checkpoint_every + 2
         #: Own vectors of the last rounds, for those who ask.
-        self.past: dict[Kind, dict[int, Array]] = {Kind.THETA: {}, Kind.ALPHA: {}}
+        self.past: dict[Kind, dict[int, Array]] = {Kind.THETA: {}, Kind.ALPHA: {}, Kind.PRESENT: {}}
+        self._trail: Trail | None = None
         self._hint = True  # somebody may be ahead of this device: pull at once
         self._slots: dict[tuple[Kind, int], Callable[[bytes], bool]] = {}
 
@@ -213,8 +220,14 @@ class Lockstep(ABC):
         self._await(Kind.THETA, self.neighbours, t)
         self.learn(t)
         self.done = t
+        self._settle(t)
+
+    def _settle(self, t: int) -> None:
+        """Keep the state after a round."""
         if t % self.manifest.checkpoint_every == 0:
             self._save()
+        elif self._trail is not None:
+            self._mark(self._trail)
         self.tick()
 
     def _await(self, kind: Kind, senders: list[int], t: int) -> None:
@@ -324,6 +337,9 @@ class Lockstep(ABC):
         held[t] = values
         for old in [r for r in held if r <= t - self.keep]:
             del held[old]
+        trail = self._trail
+        if trail is not None:
+            self._hold_until(lambda: trail.remember(kind, t, values))
 
     # --- the end ---
 
@@ -338,6 +354,7 @@ class Lockstep(ABC):
             for v in waiting:
                 self._pull(Kind.DONE, v, self.done)
             waiting = self.inbox.wait(Kind.DONE, self.neighbours, self.done, _DONE_SECONDS)
+            waiting = self.awaited_at_the_end(waiting)
             self.status.waiting_for = [self.names[v] for v in waiting]
             self.tick()
         if waiting:
@@ -346,6 +363,10 @@ class Lockstep(ABC):
             # somebody may have missed that this device has finished, and asks again
             self.transport.publish(done, frame)
             time.sleep(2.5 * _DONE_SECONDS)
+
+    def awaited_at_the_end(self, waiting: list[int]) -> list[int]:
+        """Whose end this device waits for, of those that have not said that they have finished."""
+        return waiting
 
     # --- checkpoints ---
 
@@ -361,25 +382,59 @@ class Lockstep(ABC):
             arrays[f"past_{kind.name}_lengths"] = np.array([part.size for part in parts], dtype=np.int64)
             arrays[f"past_{kind.name}"] = np.concatenate([np.zeros(0), *parts])
         header = {"round": self.done, "final": final, **self.header()}
+        place = self.checkpoint
+        self._hold_until(lambda: save_checkpoint(place, self.run_bytes.hex(), arrays, header))
+        if self._trail is not None:
+            self._trail.forget()
+
+    def _mark(self, trail: Trail) -> None:
+        arrays, header = self.state(), self.header()
+        self._hold_until(lambda: trail.mark(self.done, arrays, header))
+
+    def _hold_until(self, write: Callable[[], None]) -> None:
         began = time.monotonic()
         while True:
             try:
-                save_checkpoint(self.checkpoint, self.run_bytes.hex(), arrays, header)
+                write()
+                if self.status.state == _HOLDING:
+                    self.status.state = self.activity
                 return
             except OSError as error:
                 self.journal.write("error", "checkpoint failed, holding", round=self.done, why=str(error))
                 if time.monotonic() - began > self.patience.give_up:
                     raise PeerError(f"cannot write {self.checkpoint}: {error}; make room, then start again") from error
-                self.status.state = "holding: no room for a checkpoint"
+                self.status.state = _HOLDING
                 time.sleep(min(1.0, self.patience.complain))
                 self.tick()
 
     def load(self) -> None:
-        """Go back to the checkpoint, if there is one."""
-        if self.checkpoint is None or not self.checkpoint.exists():
+        """Go back to where the device was: to its checkpoint, if there is one, and on along its trail."""
+        if self.checkpoint is None:
             return
+        if self.checkpoint.exists():
+            self._load_checkpoint(self.checkpoint)
+        boot = boot_number()
+        if boot is not None:
+            self._trail = Trail(self.checkpoint, self.run_bytes, boot)
+            self._follow(self._trail)
+
+    def _follow(self, trail: Trail) -> None:
+        found, sent = trail.last(), trail.sent()
+        # whoever removes a checkpoint wants to start from round 0
+        most = self.done + self.manifest.checkpoint_every
+        if found is None or not self.done < found[1]["round"] < most:
+            trail.forget()
+            return
+        arrays, header = found
+        self.done = int(header["round"])
+        for kind, t, values in sent:
+            if t <= self.done:
+                self.past[Kind(kind)][t] = values
+        self.restore(arrays, header)
+
+    def _load_checkpoint(self, place: Path) -> None:
         try:
-            arrays, header = load_checkpoint(self.checkpoint, self.run_bytes.hex())
+            arrays, header = load_checkpoint(place, self.run_bytes.hex())
         except ModelFileError as error:
             raise PeerError(f"{error}; remove the file to start from round 0, if the neighbours do so, too") from None
         self.done = int(header["round"])
