@@ -19,6 +19,7 @@ class Placement(StrEnum):
 
     peer = "peer"
     central = "central"
+    replicas = "replicas"
 
 
 class Gradient(StrEnum):
@@ -59,8 +60,16 @@ def init(
     ] = None,
     port: Annotated[int, typer.Option(help="First port, when all are on this machine.")] = 7447,
     placement: Annotated[
-        Placement, typer.Option(help="peer: devices talk to each other; central: to one machine, and may come and go.")
+        Placement,
+        typer.Option(
+            help="peer: devices talk to neighbours and wait for them; central: to one machine, and may come and go; "
+            "replicas: to all they are connected with, and may come and go."
+        ),
     ] = Placement.peer,
+    availability: Annotated[
+        str | None,
+        typer.Option(metavar="P|FILE", help="With replicas: planned absence, by probability or as recorded in a file."),
+    ] = None,
     centre: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Of the central machine.")] = None,
     ca_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Your own certificate authority, PEM.")] = None,
     ca_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, PEM.")] = None,
@@ -103,6 +112,7 @@ def init(
             endpoints=endpoints,
             port=port,
             placement=placement.value,
+            availability=availability,
             centre=centre,
             ca_cert=ca_cert,
             ca_key=ca_key,

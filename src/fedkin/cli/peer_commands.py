@@ -15,13 +15,14 @@ import numpy as np
 from rich.live import Live
 from rich.table import Table
 
+from fedkin.availability import Availability, recorded_rounds
 from fedkin.cli.console import Interrupted, messages, note, output, print_json
 from fedkin.cli.tables import add_row, plain_table, read_federation
 from fedkin.engine.directory import DEVICES, SELECTION, device_directories, write_federation
 from fedkin.engine.directory import collect as collect_results
 from fedkin.engine.manifest import Manifest, load_manifest
 from fedkin.engine.notices import write_notice
-from fedkin.engine.security import Pair, make_authority
+from fedkin.engine.security import Pair, belong_together, make_authority
 from fedkin.engine.supervisor import Line, Supervisor, overview, prometheus, stop_all
 from fedkin.errors import DataError, ParameterError, SolverError
 from fedkin.federation import Federation
@@ -58,7 +59,8 @@ class InitCommand:
     seed: int
     endpoints: Path | None
     port: int
-    placement: Literal["peer", "central"]
+    placement: Literal["peer", "central", "replicas"]
+    availability: str | None
     centre: str | None
     ca_cert: Path | None
     ca_key: Path | None
@@ -88,15 +90,16 @@ def init(command: InitCommand) -> None:
         command.rounds,
         settings,
         endpoints,
-        absent=command.placement == "central",
+        absent=command.placement != "peer",
         wire="float32" if command.float32 else "float64",
         checkpoint_every=command.checkpoint_every,
-        compare_every=0 if command.placement == "central" else command.compare_every,
+        compare_every=command.compare_every if command.placement == "peer" else 0,
         placement=command.placement,
         centre=centre,
         secure=command.secure,
         classes=classes,
         select=_selection(command),
+        absence=_absence(command, federation),
     )
     own = _own_authority(command)
     write_federation(
@@ -120,10 +123,28 @@ def _selection(command: InitCommand) -> dict[str, Any] | None:
         return None
     if not 0 < command.select_level < 1:
         raise ParameterError(f"--select-level must be between 0 and 1, got {command.select_level:g}")
-    if command.placement == "central":
-        raise ParameterError("--select-level is for devices that talk to each other, not for --placement central")
+    if command.placement != "peer":
+        raise ParameterError(f"--select-level is for --placement peer, not for {command.placement}")
     check_variance(command.variance)
     return {"level": command.select_level, "variance": command.variance}
+
+
+def _absence(command: InitCommand, federation: Federation) -> dict[str, Any] | None:
+    """The pattern of planned absence, for the manifest."""
+    given = command.availability
+    if given is None:
+        return None
+    if command.placement != "replicas":
+        raise ParameterError("--availability is for --placement replicas: elsewhere absence is what happens")
+    try:
+        probability = float(given)
+    except ValueError:
+        bound = Availability.recorded(given, repeat=True).bind(federation.devices)
+        trace = bound.rounds(1, recorded_rounds(Path(given)))[0].astype(int)
+        lines = ["".join(map(str, line)) for line in trace.tolist()]
+        return {"pattern": "recorded", "available": lines, "repeat": True, "weighting": "known"}
+    values = Availability.bernoulli(probability).bind(federation.devices).rounds(1, 1)[1][0]
+    return {"pattern": "bernoulli", "p": values.tolist(), "weighting": "known"}
 
 
 def _encoded(federation: Federation, loss: str) -> tuple[Federation, list[Any] | None]:
@@ -172,7 +193,10 @@ def _own_authority(command: InitCommand) -> Pair | None:
         raise ParameterError("--ca-cert and --ca-key go together")
     if command.ca_cert is None or command.ca_key is None:
         return None
-    return Pair(command.ca_cert.read_bytes(), command.ca_key.read_bytes())
+    own = Pair(command.ca_cert.read_bytes(), command.ca_key.read_bytes())
+    if not belong_together(own):
+        raise ParameterError(f"--ca-key {command.ca_key} does not belong to --ca-cert {command.ca_cert}")
+    return own
 
 
 def run_one(place: Path, arguments: Sequence[str]) -> None:

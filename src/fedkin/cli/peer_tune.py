@@ -77,7 +77,8 @@ def tune_device(place: Path, settings: TuneSettings, patience: Patience, *, by_f
             write_curve(place, run, lams, losses, by_fold=by_fold)
             journal.write("info", "tuned", levels=lams.size, change=tuner.status.change)
             tuner.linger()
-            (place / TUNING_STATE).unlink(missing_ok=True)
+            for file in place.glob(f"{Path(TUNING_STATE).stem}.*"):
+                file.unlink()
             tuner.status.state = "tuned"
             clerk.write(force=True)
             return FINISHED

@@ -43,7 +43,8 @@ DEVICES, OWNER, LINKS = "devices", "device.json", "zenoh.json5"
 KEY, CERTIFICATE, AUTHORITY_KEY = "device.key", "device.crt", "ca.key"
 STATE, LOG, STATUS, RESULT, LOCK = "state.npz", "log.jsonl", "status.json", "result.npz", "lock"
 SELECTION = "selection.json"  # p-values of the device's edges, and which of them it dropped
-PRESENCE = "presence.npz"  # of the central machine: who was there in which round
+PRESENCE = "presence.npz"  # of the central machine or a steward: who was there in which round
+RECORD = "record.bin"  # of a steward: what it decided since the last checkpoint
 
 
 def write_federation(
@@ -138,7 +139,7 @@ def links_of(manifest: Manifest, position: int) -> dict[str, Any]:
         others = list(range(manifest.n_devices)) if position == manifest.n_devices else [manifest.n_devices]
         keys = star_keys
     else:
-        others = [int(v) for v in manifest.neighbours(position)]
+        others = manifest.partners(position)
         keys = _peer_keys
     grants = [Grant(_name(manifest, v), keys(manifest, v, position), keys(manifest, position, v)) for v in others]
     connect = [endpoint_of(manifest, v) for v in others if (v < position) != (manifest.placement == "central")]

@@ -31,7 +31,7 @@ from fedkin.penalties import make_penalty
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
-Placement = Literal["peer", "central"]
+Placement = Literal["peer", "central", "replicas"]
 
 FORMAT = "fedkin-manifest-1"
 MANIFEST, SIGNATURE, AUTHORITY, ROWS = "manifest.json", "manifest.sig", "ca.crt", "rows.npz"
@@ -99,7 +99,8 @@ class Manifest:
         Rounds between checkpoints.
     compare_every : int
         Rounds between comparisons of the edge duals' replicas; 0 for never.
-    placement : "peer" | "central"
+    placement : "peer" | "central" | "replicas"
+        Who holds the state of an edge: its two ends, a central machine, or every device of the component.
     centre : str or None
         Endpoint of the central machine.
     secure : bool
@@ -113,6 +114,9 @@ class Manifest:
         ``w_e``; None where only ``edge_radius`` is known.
     deal : sequence of V ints or None
         Where the deal of each device's rows to folds begins (`fedkin.Federation.folds`), modulo `DEAL`.
+    absence : mapping or None
+        Of replicas: the pattern of planned absence (`fedkin.engine.replicas`); None for devices that come and go as
+        they will.
     revision : int
         How often the manifest was changed and signed again. Devices with different revisions do not understand each
         other.
@@ -150,6 +154,7 @@ class Manifest:
     select: Mapping[str, Any] | None = None
     weights: Sequence[float] | None = None
     deal: Sequence[int] | None = None
+    absence: Mapping[str, Any] | None = None
     revision: int = 0
 
     @property
@@ -179,6 +184,34 @@ class Manifest:
         """Positions of the neighbours of a device, increasing."""
         touching = self.edge_array[(self.edge_array == position).any(axis=1)]
         return np.unique(touching[touching != position])
+
+    @cached_property
+    def _components(self) -> list[list[int]]:
+        """The component of each device, by position."""
+        of = [[u] for u in range(self.n_devices)]
+        for i, j in self.edges:
+            if of[i] is not of[j]:
+                small, large = sorted((of[i], of[j]), key=len)
+                large.extend(small)
+                for u in small:
+                    of[u] = large
+        for one in {id(members): members for members in of}.values():
+            one.sort()
+        return of
+
+    def component(self, position: int) -> list[int]:
+        """Positions of the devices that a device is connected with, itself included, increasing."""
+        return list(self._components[position])
+
+    def steward(self, position: int) -> int:
+        """The first device of the component of a device."""
+        return self._components[position][0]
+
+    def partners(self, position: int) -> list[int]:
+        """Positions of the devices that a device exchanges messages with, increasing."""
+        if self.placement == "replicas":
+            return [u for u in self.component(position) if u != position]
+        return [int(v) for v in self.neighbours(position)]
 
     @property
     def edge_weights(self) -> Array:
@@ -247,10 +280,12 @@ class Manifest:
         numbers = [self.rho, *self.edge_radius, *self.start, *self.growth, *self.damping]
         if not all(math.isfinite(x) and x >= 0 for x in numbers) or not self.rho > 0:
             raise ManifestError("rho, the steps and the edge bounds must be finite and at least 0")
-        if self.placement == "central" and self.gradient != "plain":
+        if self.placement != "peer" and self.gradient != "plain":
             raise ManifestError(
-                f"devices of a central placement keep no state, so gradient must be plain: {self.gradient}"
+                f"where devices come and go they keep no state, so gradient must be plain: {self.gradient}"
             )
+        if self.absence is not None and self.placement != "replicas":
+            raise ManifestError(f"planned absence needs placement replicas, not {self.placement}")
         if self.placement == "central" and self.centre is None:
             raise ManifestError("placement is central, but the endpoint of the central machine is missing")
 

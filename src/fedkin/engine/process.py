@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkin.engine.directory import LINKS, LOCK, LOG, OWNER, PRESENCE, RESULT, STATE, STATUS, read_selection
+from fedkin.engine.directory import LINKS, LOCK, LOG, OWNER, PRESENCE, RECORD, RESULT, STATE, STATUS, read_selection
 from fedkin.engine.journal import Journal
 from fedkin.engine.lockstep import Patience, PeerError, Status, Stopped
 from fedkin.engine.manifest import CENTRE, ROWS, Manifest, Rows, load_manifest
@@ -61,7 +61,7 @@ def _run(place: Path, manifest: Manifest, position: int, patience: Patience, jou
     from fedkin.engine.zenoh_transport import ZenohTransport
 
     clerk = Clerk(place, manifest.rounds)
-    others = {manifest.members[v].name for v in manifest.neighbours(position)}
+    others = {manifest.members[v].name for v in manifest.partners(position)}
     if manifest.placement == "central":
         others = {member.name for member in manifest.members} if position == manifest.n_devices else {CENTRE}
     on_refusal = refusal_watcher(journal) if manifest.secure else None
@@ -71,6 +71,8 @@ def _run(place: Path, manifest: Manifest, position: int, patience: Patience, jou
             _run_centre(place, manifest, transport, journal, patience, clerk)
         elif manifest.placement == "central":
             _run_worker(place, manifest, position, transport, journal, patience, clerk)
+        elif manifest.placement == "replicas":
+            _run_replica(place, manifest, position, transport, journal, patience, clerk)
         else:
             _run_peer(place, manifest, position, transport, journal, patience, clerk)
         clerk.status.state = "done"
@@ -108,6 +110,31 @@ def _run_peer(
     device.linger()
 
 
+def _run_replica(
+    place: Path,
+    manifest: Manifest,
+    position: int,
+    transport: Transport,
+    journal: Journal,
+    patience: Patience,
+    clerk: Clerk,
+) -> None:
+    from fedkin.engine.replicas import Observed, Replica, Scheduled
+
+    options: dict[str, Any] = {"checkpoint": place / STATE, "patience": patience, "tick": lambda _: clerk.tick()}
+    parts = (manifest, position, Rows.load(place / ROWS), transport, journal)
+    planned = manifest.absence is not None
+    device: Replica = Scheduled(*parts, **options) if planned else Observed(*parts, record=place / RECORD, **options)
+    clerk.status = device.status
+    theta = device.run()
+    write_result(place, theta, device.theta)
+    if isinstance(device, Observed) and device.leads:
+        names = [manifest.members[u].name for u in device.component.members]
+        _write_presence(place, device.history, names)
+    clerk.write(force=True)
+    device.linger()
+
+
 def _run_worker(
     place: Path,
     manifest: Manifest,
@@ -134,11 +161,14 @@ def _run_centre(
     centre = Centre(manifest, transport, journal, checkpoint=place / STATE, patience=patience, tick=clerk.tick)
     clerk.status = centre.status
     centre.run()
-    with (place / PRESENCE).open("wb") as file:
-        devices = np.array([member.name for member in manifest.members])
-        np.savez_compressed(file, available=np.array(centre.hub.presence), devices=devices)
+    _write_presence(place, centre.hub.presence, [member.name for member in manifest.members])
     clerk.write(force=True)
     centre.linger()
+
+
+def _write_presence(place: Path, presence: Sequence[Any], names: Sequence[str]) -> None:
+    with (place / PRESENCE).open("wb") as file:
+        np.savez_compressed(file, available=np.array(presence), devices=np.array(names))
 
 
 def links(place: Path, manifest: Manifest) -> dict[str, Any]:

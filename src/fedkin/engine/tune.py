@@ -426,7 +426,7 @@ class Tuner(Lockstep):
         return arrays
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> None:
-        self.top = float(arrays["top"])
+        self.top, self._copies = float(arrays["top"]), None
         if "shard_theta" in arrays:
             copies = self._stage(min(self.done + 1, self.rounds))
             state = {name.removeprefix("shard_"): part for name, part in arrays.items() if name.startswith("shard_")}

@@ -1,0 +1,414 @@
+"""Algorithm 2 without a central machine: replicas of the component on each of its devices."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from federations import free_ports, manifest_of, place, rows_of, small_problem
+from fedkin.availability import Availability
+from fedkin.engine.directory import read_result, write_federation
+from fedkin.engine.inprocess import LocalShards
+from fedkin.engine.journal import Journal
+from fedkin.engine.lockstep import Patience
+from fedkin.engine.manifest import Manifest, ManifestError
+from fedkin.engine.messages import HEADER_BYTES, Kind, MessageError
+from fedkin.engine.replicas import Component, Observed, Replica, Scheduled
+from fedkin.engine.security import make_authority
+from fedkin.engine.transport import Faults, MemoryNetwork, MemoryTransport
+from fedkin.graph import Graph
+from fedkin.problem import Problem
+from fedkin.solvers.deploy import device_parts, make_manifest
+from fedkin.solvers.fedadmm import fed_admm
+from fedkin.solvers.fedplan import Settings
+from fleet import Fleet
+
+pytestmark = pytest.mark.timeout(240)
+QUICK = Patience(first_pull=0.05, last_pull=0.3, complain=0.5, give_up=30.0, linger=5.0, gather=5.0, deadline=2.0)
+
+
+def replica_manifest(problem: Problem, rounds: int, **changes: Any) -> Manifest:
+    return manifest_of(problem, rounds, **({"placement": "replicas", "compare_every": 0} | changes))
+
+
+def together(problem: Problem, manifest: Manifest, availability: Availability) -> LocalShards:
+    """The same run in one process."""
+    plan, _ = manifest.plan(rows_of(problem))
+    v = problem.n_devices
+    local = LocalShards(plan, np.zeros(v, dtype=np.int64), np.zeros((v, problem.n_params)))
+    local.run(
+        1, manifest.rounds, *availability.bind(problem.federation.devices, manifest.seed).rounds(1, manifest.rounds)
+    )
+    return local
+
+
+class Listening(MemoryTransport):
+    """Remembers what was published."""
+
+    def __init__(self, network: MemoryNetwork) -> None:
+        super().__init__(network)
+        self.published: list[tuple[str, int]] = []
+
+    def publish(self, key: str, frame: bytes) -> None:
+        self.published.append((key.split("/")[1], int.from_bytes(frame[16:20], "little")))
+        super().publish(key, frame)
+
+
+def in_threads(problem: Problem, live: Any) -> None:
+    failures: list[BaseException] = []
+
+    def one(u: int) -> None:
+        try:
+            live(u)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=one, args=(u,)) for u in range(problem.n_devices)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    assert not failures, failures
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def two_components(v: int = 6) -> Problem:
+    problem = small_problem(v)
+    names = problem.federation.devices
+    return replace(problem, graph=Graph(names, [("d1", "d0"), ("d4", "d1"), ("d3", "d2"), ("d5", "d3"), ("d5", "d2")]))
+
+
+PATTERNS: dict[str, tuple[dict[str, Any], Availability]] = {
+    "known": (
+        {"pattern": "bernoulli", "p": [0.5, 0.9, 0.3, 0.7, 0.6, 1.0], "weighting": "known"},
+        Availability.bernoulli([0.5, 0.9, 0.3, 0.7, 0.6, 1.0], placement="replicas"),
+    ),
+    "estimated": (
+        {"pattern": "bernoulli", "p": [0.4] * 6, "weighting": "estimated"},
+        Availability.bernoulli(0.4, weighting="estimated", placement="replicas"),
+    ),
+    "long silences": (
+        {"pattern": "recorded", "available": ["110110"] * 15 + ["001001"] * 15, "repeat": True, "weighting": "known"},
+        Availability.recorded([[1, 1, 0, 1, 1, 0]] * 15 + [[0, 0, 1, 0, 0, 1]] * 15, repeat=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("faults", [None, Faults(loss=0.1, duplication=0.1, delay=0.003)])
+@pytest.mark.parametrize("connected", [True, False])
+def test_planned_absence_has_the_bits_of_one_process(name: str, faults: Faults | None, connected: bool) -> None:
+    problem = small_problem(6) if connected else two_components()
+    absence, availability = PATTERNS[name]
+    manifest = replica_manifest(problem, 60, absence=absence)
+    network, rows, devices, transports = MemoryNetwork(faults), rows_of(problem), {}, {}
+
+    def live(u: int) -> None:
+        transports[u] = Listening(network)
+        devices[u] = device = Scheduled(manifest, u, rows[u], transports[u], Journal(str(u)), patience=QUICK)
+        device.run()
+        device.linger()
+
+    in_threads(problem, live)
+    network.close()
+    whole = together(problem, manifest, availability)
+    available, _ = availability.bind(problem.federation.devices, manifest.seed).rounds(1, 60)
+    assert 0.1 < available.mean() < 0.9
+    for u, device in devices.items():
+        members = device.component.members
+        assert len(members) == (6 if connected else 3)
+        assert device.component.shard.theta.tobytes() == whole.gather("theta")[members].tobytes()
+        assert device.component.shard.average.tobytes() == whole.gather("average")[members].tobytes()
+        # silent when absent: nothing is published in these rounds, and theta once in the others
+        told = [t for what, t in transports[u].published if what == "theta"]
+        assert told == (1 + np.flatnonzero(available[:, u])).tolist()
+
+
+class Crash(Exception):
+    """Stands for SIGKILL: nothing is written on the way out."""
+
+
+def crashing(problem: Problem, make: Any, crashes: dict[int, list[int]], pause: float = 0.0) -> dict[int, Replica]:
+    """Run devices that die in given rounds and start again."""
+    finished: dict[int, Replica] = {}
+
+    def live(u: int) -> None:
+        def tick(device: Replica) -> None:
+            if crashes.get(u) and device.done >= crashes[u][-1]:
+                crashes[u].pop()
+                raise Crash
+
+        while u not in finished:
+            device, transport = make(u, tick)
+            try:
+                device.run()
+                device.linger()
+                finished[u] = device
+            except Crash:
+                transport.close()
+                time.sleep(pause)
+
+    in_threads(problem, live)
+    assert not any(crashes.values())
+    return finished
+
+
+def test_a_device_that_dies_during_planned_absence_catches_up(tmp_path: Path) -> None:
+    problem = small_problem(6)
+    absence, availability = PATTERNS["long silences"]
+    manifest = replica_manifest(problem, 90, absence=absence, checkpoint_every=7)
+    network, rows = MemoryNetwork(), rows_of(problem)
+
+    def make(u: int, tick: Any) -> tuple[Replica, MemoryTransport]:
+        transport, state = network.join(), tmp_path / f"{u}.npz"
+        options = {"checkpoint": state, "patience": QUICK, "tick": tick}
+        return Scheduled(manifest, u, rows[u], transport, Journal(str(u)), **options), transport
+
+    finished = crashing(problem, make, {0: [83, 44, 29, 5], 2: [60, 20, 3]})
+    network.close()
+    whole = together(problem, manifest, availability)
+    for u, device in finished.items():
+        assert device.component.shard.average.tobytes() == whole.gather("average").tobytes(), u
+
+
+def observers(problem: Problem, manifest: Manifest, network: MemoryNetwork, folder: Path) -> Any:
+    rows = rows_of(problem)
+
+    def make(u: int, tick: Any) -> tuple[Observed, MemoryTransport]:
+        transport = network.join()
+        options = {"checkpoint": folder / f"{u}.npz", "record": folder / f"{u}.bin", "patience": QUICK, "tick": tick}
+        return Observed(manifest, u, rows[u], transport, Journal(str(u)), **options), transport
+
+    return make
+
+
+@pytest.mark.parametrize("faults", [None, Faults(loss=0.05, duplication=0.1, delay=0.002)])
+def test_a_steward_repeats_what_happened_and_all_have_its_bits(tmp_path: Path, faults: Faults | None) -> None:
+    problem = small_problem(5)
+    manifest = replica_manifest(problem, 80, checkpoint_every=9)
+    network = MemoryNetwork(faults)
+    # d0 is the steward: it dies, too
+    crashes = {0: [61, 27, 18], 2: [50, 12], 4: [70, 30]}
+    finished = crashing(problem, observers(problem, manifest, network, tmp_path), crashes, pause=0.1)
+    network.close()
+    steward = finished[0]
+    assert isinstance(steward, Observed) and steward.leads
+    history = np.array(steward.history)
+    assert history.shape == (80, 5)
+    assert not history.all()
+    whole = together(problem, manifest, Availability.recorded(history, weighting="estimated"))
+    for u, device in finished.items():
+        assert device.component.shard.theta.tobytes() == whole.gather("theta").tobytes(), u
+        assert device.component.shard.average.tobytes() == whole.gather("average").tobytes(), u
+
+
+def test_without_absence_nothing_is_weighted(tmp_path: Path) -> None:
+    problem = two_components()
+    manifest = replica_manifest(problem, 40)
+    network = MemoryNetwork()
+    finished = crashing(problem, observers(problem, manifest, network, tmp_path), {})
+    network.close()
+    whole = together(problem, manifest, Availability.recorded(np.ones((40, 6)), weighting="estimated"))
+    for u, device in finished.items():
+        assert device.component.shard.theta.tobytes() == whole.gather("theta")[device.component.members].tobytes(), u
+    assert [manifest.steward(u) for u in range(6)] == [0, 0, 2, 2, 0, 2]
+
+
+def test_a_steward_that_dies_after_writing_down_a_round_decides_it_as_before(tmp_path: Path) -> None:
+    """The record of a round that nobody has heard of yet counts; half a record does not."""
+    problem = small_problem(3)
+    manifest = replica_manifest(problem, 20, checkpoint_every=100)
+    network, rows, record = MemoryNetwork(), rows_of(problem), tmp_path / "record.bin"
+    quick = replace(QUICK, gather=0.0)
+
+    class Dying(Observed):
+        def _decided(self, here: Any, thetas: Any, chance: Any) -> None:
+            if self.done == 6:
+                raise Crash
+            super()._decided(here, thetas, chance)
+
+    first = Dying(manifest, 0, rows[0], network.join(), Journal("0"), record=record, patience=quick)
+    with pytest.raises(Crash):
+        first.run()
+    size = HEADER_BYTES + 8 * 3 * (1 + problem.n_params)
+    assert record.stat().st_size == 7 * size
+    again = Observed(manifest, 0, rows[0], network.join(), Journal("0"), record=record, patience=quick)
+    assert again.done == 7
+    record.write_bytes(record.read_bytes()[: 6 * size + 11])
+    torn = Observed(manifest, 0, rows[0], network.join(), Journal("0"), record=record, patience=quick)
+    assert torn.done == 6
+    torn.run()
+    network.close()
+    alone = np.zeros((20, 3))
+    alone[:, 0] = 1
+    # two devices that were never there: known shares would be 0, so compare with the shard's own steps
+    plan, _ = manifest.plan(rows)
+    local = LocalShards(plan, np.zeros(3, dtype=np.int64), np.zeros((3, problem.n_params)))
+    chance = np.stack([np.ones(20), 1.0 / np.arange(1, 21), 1.0 / np.arange(1, 21)], axis=1)
+    local.run(1, 20, alone.astype(bool), chance)
+    assert torn.component.shard.theta.tobytes() == local.gather("theta").tobytes()
+
+
+def test_a_replica_that_cannot_be_is_refused() -> None:
+    problem = small_problem(3)
+    component = Component(replica_manifest(problem, 10), [0, 1, 2])
+    vector = component.to_vector()
+    assert vector.size == component.vector_length
+    component.take_vector(vector, 4)
+    assert component.done == 4
+    p = problem.n_params
+    far = vector.copy()
+    far[15 * p] = 1e9
+    with pytest.raises(MessageError, match="outside their balls"):
+        component.take_vector(far, 4)
+    often = vector.copy()
+    often[-1] = 5
+    with pytest.raises(MessageError, match="impossible counts"):
+        component.take_vector(often, 4)
+
+
+def test_manifests_that_do_not_fit_are_refused() -> None:
+    problem = small_problem(3)
+    with pytest.raises(ManifestError, match="gradient must be plain"):
+        replica_manifest(problem, 5, gradient="saga").check()
+    with pytest.raises(ManifestError, match="planned absence needs placement replicas"):
+        manifest_of(problem, 5, absence=PATTERNS["known"][0]).check()
+
+
+def test_kinds_of_messages_fit_into_half_a_byte() -> None:
+    assert max(Kind) < 16
+
+
+# --- real processes ---
+
+
+def fleet_of(folder: Path, problem: Problem, rounds: int, batch_size: int, **options: Any) -> Fleet:
+    first = free_ports(problem.n_devices)
+    places = [f"tls/127.0.0.1:{first + u}" for u in range(problem.n_devices)]
+    options = {"placement": "replicas", "compare_every": 0, "absent": True} | options
+    manifest = make_manifest(problem, rounds, Settings(batch_size=batch_size, seed=7), places, **options)
+    write_federation(folder, manifest, device_parts(problem), make_authority("test"), share_result=True)
+    return Fleet(folder, manifest)
+
+
+def test_processes_with_planned_absence_have_the_bits_of_fed_admm(tmp_path: Path) -> None:
+    pytest.importorskip("zenoh")
+    problem = small_problem(5)
+    availability = Availability.bernoulli(0.6, placement="replicas")
+    absence = {"pattern": "bernoulli", "p": [0.6] * 5, "weighting": "known"}
+    with fleet_of(tmp_path / "fed", problem, 300, 4, absence=absence, checkpoint_every=20) as fleet:
+        fleet.start()
+        fleet.wait_for_round("d0", 20)
+        fleet.kill("d3")
+        time.sleep(0.5)
+        fleet.start("d3")
+        fleet.join()
+        expected = fed_admm(problem, 300, 4, seed=7, availability=availability, backend="numpy")
+        assert fleet.theta().tobytes() == expected.theta.tobytes(), fleet.report()
+
+
+def test_a_process_that_is_killed_for_good_is_stepped_for_by_the_others(tmp_path: Path) -> None:
+    pytest.importorskip("zenoh")
+    problem = small_problem(5, n=30, lam=0.05)
+    rounds = 1500
+    with fleet_of(tmp_path / "fed", problem, rounds, 10, checkpoint_every=50) as fleet:
+        fleet.start()
+        fleet.wait_for_round("d0", rounds // 10)
+        fleet.kill("d3")
+        # it comes back once, and is killed again
+        time.sleep(1.0)
+        fleet.start("d3")
+        fleet.wait_for_round("d0", rounds // 3)
+        fleet.kill("d3")
+        del fleet.children["d3"]
+        # the steward dies, too, and comes back
+        fleet.wait_for_round("d0", rounds // 2)
+        fleet.kill("d0")
+        fleet.start("d0")
+        fleet.join()
+        with np.load(place(fleet.directory, "d0") / "presence.npz") as file:
+            history, names = file["available"], file["devices"].tolist()
+        assert names == [f"d{u}" for u in range(5)]
+        assert history.shape == (rounds, 5)
+        there = history[:, 3]
+        assert there[:50].any() and not there[-rounds // 3 :].any()
+        gone = int(np.flatnonzero(~there)[0])
+        assert there[gone:].any(), "it did come back"
+        assert any(entry["event"] == "took over the steward's replica" for entry in fleet.log("d3"))
+        # to the bit what one process computes with these absences
+        recorded = Availability.recorded(history, weighting="estimated")
+        expected = fed_admm(problem, rounds, 10, seed=7, availability=recorded, backend="numpy").theta
+        living = [0, 1, 2, 4]
+        theta = np.stack([read_result(place(fleet.directory, f"d{u}")) for u in living])
+        assert theta.tobytes() == expected[living].tobytes(), fleet.report()
+        # who never comes back does not count any more: its loss leaves the objective, its place between others stays
+        assert np.linalg.norm(theta - minimiser(problem, [0, 1, 2, 4])[living]) < 0.02 * np.linalg.norm(theta)
+        assert np.linalg.norm(theta - minimiser(problem, range(5))[living]) > 0.1 * np.linalg.norm(theta)
+
+
+def minimiser(problem: Problem, counted: Any) -> Any:
+    """The minimiser of the objective with the losses of some devices only, by another program."""
+    cvxpy = pytest.importorskip("cvxpy")
+    theta = cvxpy.Variable((problem.n_devices, problem.n_params))
+    value = 0.0
+    for u in counted:
+        data = problem.federation[f"d{u}"]
+        value += cvxpy.sum_squares(data.y - data.X @ theta[u]) / (2 * data.y.size)
+    for i, j in problem.graph.edges.tolist():
+        value += problem.strength * cvxpy.norm1(theta[i] - theta[j])
+    cvxpy.Problem(cvxpy.Minimize(value)).solve(solver="CLARABEL")
+    return theta.value
+
+
+def test_a_process_that_was_away_for_a_while_leaves_the_error_of_algorithm_2(tmp_path: Path) -> None:
+    """Absence of 1 in some rounds costs accuracy (Corollary 1: errors grow like 1/p), not the place it goes to."""
+    pytest.importorskip("zenoh")
+    problem = small_problem(4, n=30, lam=0.05)
+    rounds = 1200
+    with fleet_of(tmp_path / "fed", problem, rounds, 10) as fleet:
+        fleet.start()
+        for away in (100, 400):
+            fleet.wait_for_round("d0", away)
+            fleet.kill("d2")
+            fleet.wait_for_round("d0", away + 80)
+            fleet.start("d2")
+        fleet.join()
+        with np.load(place(fleet.directory, "d0") / "presence.npz") as file:
+            history = file["available"]
+        assert 100 < (~history[:, 2]).sum() < rounds - 300
+        recorded = Availability.recorded(history, weighting="estimated")
+        expected = fed_admm(problem, rounds, 10, seed=7, availability=recorded, backend="numpy").theta
+        assert fleet.theta().tobytes() == expected.tobytes(), fleet.report()
+        exact = minimiser(problem, range(4))
+        p = history.mean(axis=0).min()
+        quiet = [
+            np.linalg.norm(fed_admm(problem, rounds, 10, seed=seed, backend="numpy").theta - exact) for seed in range(8)
+        ]
+        # squared errors grow like 1/p on average; one run may be as far off as the worst of eight quiet ones
+        assert np.linalg.norm(expected - exact) < max(quiet) / np.sqrt(p) + 0.02 * np.linalg.norm(exact)
+
+
+def test_without_the_steward_nobody_decides(tmp_path: Path) -> None:
+    pytest.importorskip("zenoh")
+    problem = small_problem(3)
+    with fleet_of(tmp_path / "fed", problem, 2000, 4, checkpoint_every=50) as fleet:
+        fleet.start()
+        fleet.wait_for_round("d1", 50)
+        fleet.kill("d0")
+        time.sleep(2.5)
+        stuck = fleet.round("d1")
+        time.sleep(1.0)
+        assert fleet.round("d1") == stuck < 2000
+        assert any(entry["event"] == "waiting" and entry["peers"] == ["d0"] for entry in fleet.log("d1"))
+        fleet.start("d0")
+        fleet.join()
+        with np.load(place(fleet.directory, "d0") / "presence.npz") as file:
+            recorded = Availability.recorded(file["available"], weighting="estimated")
+        expected = fed_admm(problem, 2000, 4, seed=7, availability=recorded, backend="numpy").theta
+        assert fleet.theta().tobytes() == expected.tobytes(), fleet.report()
