@@ -7,6 +7,7 @@ Both sides: one process per device on this machine, TLS with certificates on bot
 with four neighbours (a ring with chords of three), thetas of p numbers, lock step per edge. The bare side only sends
 and waits: no gradient, no edge step, no checks, no checkpoint, no log. Bytes are those that the kernel counts on TCP
 sockets of the devices (`ss -ti`: TLS and zenoh framing included; with_headers adds 52 bytes of TCP/IP per segment).
+Rounds and bytes are read while all devices are stopped for some milliseconds.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from fedkin.engine.manifest import Manifest, load_manifest
 from fedkin.engine.messages import Kind
 from fedkin.engine.peer import keys_of
 from fedkin.engine.security import make_authority, with_absolute_paths
+from fedkin.engine.trail import Trail, boot_number
 from fedkin.federation import Federation
 from fedkin.graph import Graph
 from fedkin.problem import Problem
@@ -121,6 +123,7 @@ class Run:
 
     def __init__(self, folder: Path, manifest: Manifest, program: list[str]) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self.run = manifest.run_bytes
         self.places = [folder / "devices" / member.name for member in manifest.members]
         self.children = [
             subprocess.Popen([sys.executable, *program, str(place)], env=environment, start_new_session=True)
@@ -147,9 +150,23 @@ class Run:
     def rounds(self) -> list[int]:
         return [int(read_status(place).get("round", 0)) for place in self.places]
 
-    def clocks(self) -> np.ndarray:
-        """Round and time at which each device last wrote its status, ``(V, 2)``."""
-        return np.array([[status["round"], status["time"]] for status in map(read_status, self.places)])
+    def still(self, ports: range) -> tuple[np.ndarray, int, int, float]:
+        """Round of each device ``(V,)``, bytes and segments sent, and the time; all devices are stopped."""
+        now = time.monotonic()
+        for child in self.children:
+            child.send_signal(signal.SIGSTOP)
+        try:
+            rounds = np.array([self._round(place) for place in self.places])
+            return rounds, *wire(ports), now
+        finally:
+            for child in self.children:
+                child.send_signal(signal.SIGCONT)
+
+    def _round(self, place: Path) -> int:
+        trail = Trail(place / "state.npz", self.run, boot_number() or bytes(16))
+        found = trail.last()
+        trail.close()
+        return 0 if found is None else int(found[1]["round"])
 
 
 def measure(devices: int, p: int, rounds: int) -> dict[str, object]:
@@ -179,15 +196,14 @@ def measure(devices: int, p: int, rounds: int) -> dict[str, object]:
                 assert time.monotonic() < began + 300
             row["start_up_s"] = time.monotonic() - began
             time.sleep(1.0)
-            first, (sent, segments), start = run.clocks(), wire(ports), time.monotonic()
+            first, sent, segments, start = run.still(ports)
             # as on the bare side, nothing looks at the devices while they are timed; then once, before they end
             time.sleep(max(0.6 * rounds * float(row["bare_ms_per_round"]) / 1000, 4.0))  # type: ignore[arg-type]
-            last, (sent_now, segments_now), now = run.clocks(), wire(ports), time.monotonic()
+            last, sent_now, segments_now, now = run.still(ports)
             memory = [pss(child.pid) for child in run.children]
-            assert last[:, 0].max() < rounds, "the run was over before it was measured: give more --rounds"
-            # statuses are up to half a second old, but carry their own time
-            per_second = (last[:, 0] - first[:, 0]) / (last[:, 1] - first[:, 1])
-            payload = float((per_second * degree).sum()) * (now - start) * 8 * p
+            assert last.max() < rounds - 1, "the run was over before it was measured: give more --rounds"
+            per_second = (last - first) / (now - start)
+            payload = float(((last - first) * degree).sum()) * 8 * p
             row["ms_per_round"] = 1000 / float(per_second.mean())
             row["ratio_to_bare"] = row["ms_per_round"] / row["bare_ms_per_round"]  # type: ignore[operator]
             row["pss_mib_mean"], row["pss_mib_max"] = float(np.mean(memory)), max(memory)

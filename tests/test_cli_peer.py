@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from fedkin.cli import main
 from fedkin.engine.directory import read_result
 from fedkin.engine.manifest import load_manifest
 from fedkin.engine.notices import read_notices, write_notice
-from fedkin.engine.security import SecurityError
+from fedkin.engine.security import SecurityError, make_authority
 from fedkin.engine.supervisor import is_running
 from fedkin.federation import Federation
 from fedkin.graph import Graph
@@ -122,6 +123,89 @@ def test_commands_of_the_pages_exist(page: str, capsys: pytest.CaptureFixture[st
         assert main(["peer", command, "--help"]) == 0, command
         known = capsys.readouterr().out
         assert all(option in known for option in re.findall(r"--[a-z][a-z-]+", rest)), (command, rest)
+
+
+def run_all(directory: Path) -> None:
+    process = started("up", str(directory), "--give-up", "30")
+    try:
+        assert process.wait(100) == 0
+    finally:
+        ended(process, directory)
+
+
+@pytest.mark.parametrize("kind", ["rsa", "ec"])
+def test_the_users_own_authority(tmp_path: Path, kind: str) -> None:
+    """A company's authority, made with openssl: it signs manifest and certificates, and its key is not copied."""
+    key, certificate = tmp_path / "company.key", tmp_path / "company.crt"
+    how = ["-newkey", "rsa:2048"] if kind == "rsa" else ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    command = ["openssl", "req", "-x509", *how, "-noenc", "-keyout", str(key), "-out", str(certificate)]
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    subprocess.run([*command, "-days", "30", "-subj", "/CN=company"], check=True, capture_output=True)
+    problem = init(tmp_path, 30, "--ca-cert", str(certificate), "--ca-key", str(key))
+    directory = tmp_path / "fed"
+    assert not list(directory.rglob("ca.key"))
+    assert (directory / "ca.crt").read_bytes() == certificate.read_bytes()
+    own = str(directory / "devices" / "d1" / "device.crt")
+    checked = subprocess.run(["openssl", "verify", "-CAfile", str(certificate), own], capture_output=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+    run_all(directory)
+    theta = np.stack([read_result(directory / "devices" / f"d{u}") for u in range(3)])
+    assert theta.tobytes() == fed_admm(problem, 30, batch_size=4, seed=5, backend="numpy").theta.tobytes()
+
+
+def test_a_key_that_is_not_the_authoritys_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = make_authority("one"), make_authority("other")
+    (tmp_path / "ca.crt").write_bytes(one.certificate)
+    (tmp_path / "ca.key").write_bytes(other.key)
+    write_tables(small_problem(3), tmp_path)
+    command = ["peer", "init", str(tmp_path / "fed"), "--data", str(tmp_path / "rows.csv"), "--device", "site"]
+    command += ["--target", "y", "--graph", str(tmp_path / "edges.csv"), "--lam", "0.1"]
+    command += ["--ca-cert", str(tmp_path / "ca.crt"), "--ca-key", str(tmp_path / "ca.key")]
+    assert main(command) == 2
+    assert "does not belong to" in capsys.readouterr().err
+    assert not (tmp_path / "fed").exists()
+
+
+def test_plain_tcp_on_request(tmp_path: Path) -> None:
+    problem = init(tmp_path, 30, "--plain-tcp")
+    directory = tmp_path / "fed"
+    links = json.loads((directory / "devices" / "d1" / "zenoh.json5").read_text())
+    assert "access_control" not in links
+    assert all(place.startswith("tcp/") for place in links["listen"]["endpoints"] + links["connect"]["endpoints"])
+    run_all(directory)
+    theta = np.stack([read_result(directory / "devices" / f"d{u}") for u in range(3)])
+    assert theta.tobytes() == fed_admm(problem, 30, batch_size=4, seed=5, backend="numpy").theta.tobytes()
+
+
+def test_labels_and_the_logistic_loss(tmp_path: Path) -> None:
+    """Words for classes in the table; the run is that of `fed_admm` on their codes."""
+    problem = small_problem(3)
+    fed = problem.federation
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["site", *fed.feature_names, "sick"])
+        for name in fed.devices:
+            for x, y in zip(fed[name].X.tolist(), fed[name].y.tolist(), strict=True):
+                writer.writerow([name, *map(repr, x), "yes" if y > 0 else "no"])
+    problem.graph.write(tmp_path / "edges.csv")
+    command = ["peer", "init", str(tmp_path / "fed"), "--data", str(tmp_path / "rows.csv"), "--device", "site"]
+    command += ["--target", "sick", "--graph", str(tmp_path / "edges.csv"), "--lam", "0.02", "--loss", "logistic"]
+    command += ["--rounds", "30", "--batch-size", "4", "--seed", "5", "--ridge", "0.01"]
+    assert main([*command, "--port", str(free_ports(3)), "--share-results"]) == 0
+    directory = tmp_path / "fed"
+    manifest = load_manifest(directory)
+    assert list(manifest.classes or ()) == ["no", "yes"] and manifest.loss == {"name": "logistic"}
+    run_all(directory)
+    assert main(["peer", "collect", str(directory), "--out", str(tmp_path / "coef.csv")]) == 0
+    with (tmp_path / "coef.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    theta = np.array([[float(row[name]) for name in manifest.feature_names] for row in rows])
+    data = {name: (fed[name].X, (fed[name].y > 0).astype(float)) for name in fed.devices}
+    coded = Federation(data).with_intercept()
+    same = Problem(coded, Graph(list(fed.devices), problem.graph.edge_ids()), "logistic", lam=0.02, ridge=0.01)
+    expected = fed_admm(same, 30, batch_size=4, seed=5, backend="numpy").theta
+    assert theta.tobytes() == expected.tobytes()
 
 
 def test_three_machines_as_in_the_readme(tmp_path: Path) -> None:

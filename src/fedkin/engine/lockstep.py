@@ -335,7 +335,7 @@ class Lockstep(ABC):
         # threads of the transport read this dictionary: single operations only
         held = self.past[kind]
         held[t] = values
-        for old in [r for r in held if r <= t - self.keep]:
+        while (old := next(iter(held))) <= t - self.keep:  # rounds come in order
             del held[old]
         trail = self._trail
         if trail is not None:

@@ -19,6 +19,7 @@ for the numbers. A message that differs in anything is refused with `MessageErro
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections.abc import Callable
@@ -208,12 +209,14 @@ class OutsideWindow(MessageError):
 
 
 def _check_values(values: Array, expected: Expected) -> None:
-    if not np.isfinite(values).all():
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = float(values.dot(values))  # finite only if all numbers are
+    if not math.isfinite(squares) and not np.isfinite(values).all():
         raise MessageError(f"number {int(np.flatnonzero(~np.isfinite(values))[0])} is not finite")
     if expected.bound is None:
         return
     if expected.bound_kind == "length":
-        size = float(np.sqrt((values * values).sum()))
+        size = math.sqrt(squares)
     else:
         size = float(np.abs(values).max(initial=0.0) if expected.bound_kind == "max" else np.abs(values).sum())
     # both ends round differently: a relative slack, far below anything that matters

@@ -83,6 +83,20 @@ def issue(authority: Pair, name: str, hosts: Iterable[str]) -> Pair:
     return Pair(made, _key_text(key))
 
 
+def belong_together(pair: Pair) -> bool:
+    """Whether the key is that of the certificate; raises `SecurityError` when either cannot be read."""
+    _need_cryptography()
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    try:
+        certified, own = x509.load_pem_x509_certificate(pair.certificate).public_key(), _load_key(pair.key).public_key()
+    except (ValueError, TypeError) as error:
+        raise SecurityError(f"the certificate or its key cannot be read as PEM without a password: {error}") from None
+    form = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+    return certified.public_bytes(*form) == own.public_bytes(*form)
+
+
 def sign(authority: Pair, content: bytes) -> bytes:
     """The authority's signature of ``content``."""
     from cryptography.hazmat.primitives import hashes
