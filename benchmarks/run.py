@@ -4,6 +4,7 @@
     python benchmarks/run.py                # everything but the million devices
     python benchmarks/run.py --million      # these too: 4 GB and a few minutes
     python benchmarks/run.py --only paper   # instances and sections whose names contain a word
+    python benchmarks/run.py --only grid --keep     # add to the rows of earlier runs, or replace them
 
 Rows go to bench-out/rows.jsonl with seed, versions, CPU and load; tables go to the screen and, with --docs, into
 docs/benchmarks.md between its markers. prox_tv and pycut-pursuit need numpy < 2: name a Python that has them in
@@ -46,17 +47,18 @@ def main() -> None:
     parser.add_argument("--only", default="", help="instances and sections whose names contain this")
     parser.add_argument("--repeats", type=int, default=0, help="0: as many as there are contenders")
     parser.add_argument("--out", type=Path, default=Path("bench-out"))
+    parser.add_argument("--keep", action="store_true", help="keep rows of earlier runs that are not measured again")
     parser.add_argument("--docs", action="store_true", help="put tables and figure into docs/")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     here = surroundings()
-    rows: list[Row] = []
-    with (options.out / "rows.jsonl").open("w") as file:
+    path = options.out / "rows.jsonl"
+    with path.open("a" if options.keep else "w") as file:
         for row in measurements(options):
-            rows.append(row)
             file.write(json.dumps(row | here) + "\n")
             file.flush()
             print(_brief(row), file=sys.stderr, flush=True)
+    rows = latest([json.loads(line) for line in path.read_text().splitlines()])
     text = tables.render(rows, here)
     (options.out / "tables.md").write_text(text)
     print(text)
@@ -84,6 +86,12 @@ def measurements(options: argparse.Namespace) -> Iterator[Row]:
                 yield row | {"section": name, "seed": SEED}
 
 
+def latest(rows: list[Row]) -> list[Row]:
+    """The rows of the last run that measured each subject."""
+    last = {(row["section"], row.get("instance")): row["started"] for row in rows}
+    return [row for row in rows if row["started"] == last[row["section"], row.get("instance")]]
+
+
 def paths(quick: bool) -> Iterator[Row]:
     """One cold solve, a path of 20 levels and a 5-fold cross-validation over it."""
     import fedkin.solvers.kernels
@@ -103,11 +111,16 @@ def paths(quick: bool) -> Iterator[Row]:
             finally:
                 module.available_cores = available_cores
 
+        def cold_levels(problem=problem, lams=lams):  # type: ignore[no-untyped-def]
+            for strength in lams * problem.n_devices:
+                solve_fused(fresh(problem).fused.with_strength(float(strength)), 1e-6)
+
         def path(problem=problem, lams=lams):  # type: ignore[no-untyped-def]
             fedkin.lam_path(fresh(problem), lams, tol=1e-6)
 
         work = {
             "cold": lambda instance=instance: solve_fused(instance.fresh(), 1e-6),
+            "20 levels cold": cold_levels,
             "path, 1 core": lambda path=path: on_one_core(path),
             f"path, {cores} cores": path,
             "cross-validation, gap 1e-4": lambda p=problem, g=lams: fedkin.cross_validate_lam(fresh(p), g),

@@ -23,6 +23,7 @@ def surroundings() -> dict[str, object]:
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in packages},
         "load": round(os.getloadavg()[0], 2),
+        "started": round(time.time()),
     }
 
 

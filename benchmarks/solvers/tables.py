@@ -90,7 +90,11 @@ def _paths(rows: list[Row]) -> list[str]:
         one, both = (name for name in work if name.startswith("path"))
         loose, tight = (name for name in work if name.startswith("cross"))
         cells = [instance, *[_time(times[name]) for name in work]]
-        cells.append(f"{times[one] / times['cold']:.1f} on 1 core, {times[both] / times['cold']:.1f} on all")
+        levels = times["20 levels cold"] / 20
+        cells.append(
+            f"{times[one] / times['cold']:.1f} on 1 core, {times[both] / times['cold']:.1f} on all "
+            f"({times[both] / levels:.1f} of the mean level's)"
+        )
         cells.append(
             f"gap 1e-4: {times[loose] / times[one]:.1f} of a path on 1 core, {times[loose] / times[both]:.1f} on all; "
             f"gap 1e-6: {times[tight] / times[one]:.1f}, {times[tight] / times[both]:.1f}"
