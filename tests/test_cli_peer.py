@@ -208,6 +208,23 @@ def test_labels_and_the_logistic_loss(tmp_path: Path) -> None:
     assert theta.tobytes() == expected.tobytes()
 
 
+@pytest.mark.skipif(shutil.which("script") is None, reason="script is not installed")
+def test_the_live_view_on_a_small_terminal(tmp_path: Path) -> None:
+    """A terminal of 10 lines and 6 devices: no line is lost without a word, and the end is the whole table."""
+    init(tmp_path, 150, devices=6)
+    up = f"{sys.executable} -m fedkin.cli peer up {tmp_path / 'fed'} --give-up 30"
+    words = ["script", "-qec", f"stty cols 100 rows 10; {up}", "/dev/null"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    main(["peer", "stop", str(tmp_path / "fed")])
+    assert done.returncode == 0, done.stdout
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.stdout).replace("\r", "")
+    assert re.search(r"and 3 more +\d+ to \d+", text)
+    assert "never started" not in text and "Traceback" not in text
+    tail = text[text.rindex("waits for") :]
+    assert re.findall(r"(d\d) +done +150/150", tail) == [f"d{u}" for u in range(6)]
+
+
 def test_three_machines_as_in_the_readme(tmp_path: Path) -> None:
     """Three addresses, three directories carried elsewhere, three commands in any order."""
     problem = small_problem(3)

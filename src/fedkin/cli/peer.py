@@ -77,7 +77,9 @@ def init(
         bool, typer.Option("--plain-tcp", help="No encryption and no access lists: for closed test networks only.")
     ] = False,
     float32: Annotated[bool, typer.Option("--float32", help="Send rounded parameters, half the bytes.")] = False,
-    checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 100,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(metavar="ROUNDS", help="Between durable checkpoints; 100, fewer if p is large.")
+    ] = None,
     compare_every: Annotated[int, typer.Option(help="Rounds between comparisons of edge duals; 0 for never.")] = 50,
     select_level: Annotated[
         float | None,

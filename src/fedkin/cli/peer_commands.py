@@ -35,6 +35,7 @@ from fedkin.tables import read_columns, write_csv
 
 _CLASSIFIERS = ("logistic", "multinomial")
 _LOOK_SECONDS = 0.3
+_FRAME_LINES = 6  # of the live view: head, rule, margins, and the line of the prompt
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class InitCommand:
     ca_key: Path | None
     secure: bool
     float32: bool
-    checkpoint_every: int
+    checkpoint_every: int | None
     compare_every: int
     select_level: float | None
     variance: str
@@ -111,11 +112,15 @@ def init(command: InitCommand) -> None:
         share_result=command.share_results,
     )
     console = output()
-    console.print(f"{command.directory}: {manifest.n_devices} devices, {len(manifest.edges)} edges, run {manifest.run}")
+    console.print(
+        f"{command.directory}: {manifest.n_devices} devices, {len(manifest.edges)} edges, run {manifest.run}",
+        soft_wrap=True,
+    )
     if not command.secure:
         note("plain TCP: anybody on the network can read and write; use it on closed test networks only")
-    console.print(f"all on this machine: fedkin peer up {command.directory}")
-    console.print(f"one per machine: carry {command.directory / DEVICES}/NAME there, then fedkin peer run NAME")
+    console.print(f"all on this machine: fedkin peer up {command.directory}", soft_wrap=True)
+    words = f"one per machine: carry {command.directory / DEVICES}/NAME there, then fedkin peer run NAME"
+    console.print(words, soft_wrap=True)
 
 
 def _selection(command: InitCommand) -> dict[str, Any] | None:
@@ -257,7 +262,8 @@ def watch(supervisor: Supervisor, manifest: Manifest) -> None:
         with Live(console=console, auto_refresh=False, transient=True) as live:
             while supervisor.poll():
                 if console.is_terminal:
-                    live.update(_table(overview(supervisor.directory, supervisor.children), manifest), refresh=True)
+                    lines = overview(supervisor.directory, supervisor.children)
+                    live.update(_table(lines, manifest, max(console.height - _FRAME_LINES, 3)), refresh=True)
                 time.sleep(_LOOK_SECONDS)
     except (Interrupted, KeyboardInterrupt):
         note("stopping the devices; the same command continues later")
@@ -291,7 +297,8 @@ def leave(directory: Path, device: str) -> None:
     output().print(
         f"{device} has left: noted for {', '.join(place.name for place in places) or 'no device on this machine'}"
     )
-    output().print(f"carry {directory / 'left' / device} to the directory 'left' of neighbours on other machines")
+    words = f"carry {directory / 'left' / device} to the directory 'left' of neighbours on other machines"
+    output().print(words, soft_wrap=True)
 
 
 def collect(directory: Path, out: Path) -> None:
@@ -304,7 +311,7 @@ def collect(directory: Path, out: Path) -> None:
         raise DataError("no device shares a result")
     rows = [[manifest.members[position].id, *theta.tolist()] for position, theta in found.items()]
     write_csv(out, ["device", *coefficient_names(manifest)], rows)
-    output().print(f"{out}: {len(found)} of {manifest.n_devices} devices")
+    output().print(f"{out}: {len(found)} of {manifest.n_devices} devices", soft_wrap=True)
 
 
 def coefficient_names(manifest: Manifest) -> list[str]:
@@ -316,7 +323,13 @@ def coefficient_names(manifest: Manifest) -> list[str]:
     return [f"{label}:{name}" for label in list(manifest.classes)[1 : blocks + 1] for name in names]
 
 
-def _table(lines: Sequence[Line], manifest: Manifest) -> Table:
+def _table(lines: Sequence[Line], manifest: Manifest, most: int | None = None) -> Table:
+    """A line per device; where there is room for ``most`` lines only, those in trouble and those behind come first."""
+    hidden: Sequence[Line] = ()
+    if most is not None and len(lines) > most:
+        trouble = ("failed", "dead", "starting again")
+        ranked = sorted(lines, key=lambda line: (line.state not in trouble, not line.waiting_for, line.round))
+        lines, hidden = ranked[: most - 1], ranked[most - 1 :]
     table = plain_table("device", "state", "round", "change", "up", "pulled", "restarts", "waits for", numbers_from=2)
     for line in lines:
         add_row(
@@ -330,5 +343,10 @@ def _table(lines: Sequence[Line], manifest: Manifest) -> Table:
             str(line.restarts),
             ", ".join(line.waiting_for),
             style="red" if line.state in ("failed", "dead") else "green" if line.state in ("done", "finished") else "",
+        )
+    if hidden:
+        rounds = [line.round for line in hidden]
+        add_row(
+            table, f"and {len(hidden)} more", "", f"{min(rounds)} to {max(rounds)}", "", "", "", "", "", style="dim"
         )
     return table

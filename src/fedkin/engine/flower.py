@@ -156,4 +156,6 @@ def _numbers(message: Message) -> NDArray[np.float64]:
     return np.asarray(message.content[_NUMBERS][_NUMBERS].numpy(), dtype=np.float64)
 
 
-server, client = server_app(), client_app()
+# flwr looks for these names in the text of this file: each needs an assignment of its own
+server = server_app()
+client = client_app()

@@ -150,6 +150,9 @@ def overview(directory: Path, children: Sequence[Child] = ()) -> list[Line]:
             state = "finished" if read_result(place) is not None else "dead"
         if child is not None and child.state in ("failed", "waiting"):
             state = child.state if child.state == "failed" else "starting again"
+        elif child is not None and child.state == "running" and state not in ("done", "finished"):
+            # a file without a process that runs is of the time before
+            state = state if alive and status else "starting"
         lines.append(
             Line(
                 place.name,

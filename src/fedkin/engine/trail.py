@@ -100,7 +100,7 @@ class Trail:
             os.ftruncate(self._now, 0)
             self._place_bytes = -(-length // 4096) * 4096
         head = _HEAD.pack(_MAGIC, self._boot, self._run, round, len(text), size)
-        filled = [part for part in parts if part.size]
+        filled = [part.data for part in parts if part.size]
         written = os.pwritev(self._now, [head, text, *filled, _TAIL.pack(round)], round % 2 * self._place_bytes)
         if written != length:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -139,7 +139,7 @@ class Trail:
         """Write down a vector that is going to be sent."""
         head = self._boot + self._run + _SENT.pack(kind, round, values.size)
         numbers = np.ascontiguousarray(values, dtype=np.float64)
-        written = os.pwritev(self._sent, [head, numbers], self._end)
+        written = os.pwritev(self._sent, [head, numbers.data], self._end)
         if written != len(head) + numbers.nbytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._end += written

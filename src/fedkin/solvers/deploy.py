@@ -15,6 +15,21 @@ from fedkin.errors import DataError, ParameterError
 from fedkin.problem import Problem
 from fedkin.solvers.fedplan import Settings, check_whole, device_rows, plan_run
 
+#: Bytes of own thetas that a device keeps in memory for neighbours that go back to their checkpoints.
+_KEPT_BYTES = 2_000_000
+
+
+def usual_checkpoint_every(n_params: int) -> int:
+    """Rounds between checkpoints: 100, and fewer where that many thetas would take too much memory.
+
+    Examples
+    --------
+    >>> from fedkin.solvers.deploy import usual_checkpoint_every
+    >>> usual_checkpoint_every(20), usual_checkpoint_every(10_000)
+    (100, 25)
+    """
+    return max(min(100, _KEPT_BYTES // (8 * n_params)), 10)
+
 
 def make_manifest(
     problem: Problem,
@@ -58,6 +73,8 @@ def make_manifest(
     4
     """
     check_whole("rounds", rounds, least=1)
+    if options.get("checkpoint_every") is None:
+        options["checkpoint_every"] = usual_checkpoint_every(problem.n_params)
     federation = problem.federation
     if len(endpoints) != federation.n_devices:
         raise ParameterError(f"{len(endpoints)} endpoints for {federation.n_devices} devices; give one for each")
