@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import secrets
 from dataclasses import replace
 from pathlib import Path
@@ -109,3 +110,15 @@ def free_ports(count: int) -> int:
 def place(directory: Path, name: str) -> Path:
     """A device's directory."""
     return directory / "devices" / name
+
+
+def write_tables(problem: Problem, folder: Path) -> None:
+    """Rows and edges as a user would have them: ``rows.csv`` and ``edges.csv``."""
+    fed = problem.federation
+    with (folder / "rows.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["site", *fed.feature_names, "y"])
+        for name in fed.devices:
+            for x, y in zip(fed[name].X.tolist(), fed[name].y.tolist(), strict=True):
+                writer.writerow([name, *map(repr, x), repr(y)])
+    problem.graph.write(folder / "edges.csv")

@@ -33,6 +33,8 @@ def write_notice(directory: Path, name: str) -> list[Path]:
     """
     manifest = load_manifest(directory)
     position = manifest.position(name)
+    if manifest.placement != "peer":
+        raise DataError(f"with placement {manifest.placement} nobody waits for {name}: it is absent while it is away")
     try:
         key = (directory / AUTHORITY_KEY).read_bytes()
     except OSError:
