@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 
 from federations import free_ports, in_process, small_problem
 from fedkin.cli import main
+from fedkin.cli.app import app
 from fedkin.engine.directory import read_result
 from fedkin.engine.manifest import load_manifest
 from fedkin.engine.notices import read_notices, write_notice
@@ -113,7 +115,17 @@ def test_init_up_status_collect(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert theta.tobytes() == expected[:2].tobytes()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/peer.md"])
+def test_the_page_of_commands_has_all_options() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "command-line.md").read_text(encoding="utf-8")
+    root = typer.main.get_command(app)
+    for name, command in root.commands.items():  # type: ignore[attr-defined]
+        for inner in getattr(command, "commands", {"": command}).values():
+            options = [max(one.opts, key=len) for one in inner.params if one.opts[0].startswith("-")]
+            missing = [option for option in options if f"{option}" not in text and option != "--help"]
+            assert not missing, (name, inner.name, missing)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/peer.md", "docs/command-line.md"])
 def test_commands_of_the_pages_exist(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = (Path(__file__).parent.parent / page).read_text(encoding="utf-8").replace("\\\n", " ")
     found = re.findall(r"fedkin peer ([a-z]+)([^\n`#(]*)", text)

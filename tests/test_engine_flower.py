@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +24,19 @@ from fedkin.solvers.fedplan import Settings
 pytest.importorskip("flwr")
 pytest.importorskip("ray")
 pytestmark = pytest.mark.timeout(240)
+
+BIN = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+
+
+def end_superlink(home: Path) -> None:
+    """End the SuperLink whose files are in ``home``, and nobody else's."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                if any("flower-superlink" in word for word in words) and any(str(home) in word for word in words):
+                    os.kill(int(entry.name), signal.SIGTERM)
+
 
 PROGRAM = """
 import sys
@@ -52,4 +69,38 @@ def test_a_simulation_has_the_bits_of_fed_admm(tmp_path: Path, monkeypatch: pyte
     assert here.all()
     availability = Availability.recorded(here.astype(int), weighting="estimated")
     expected = fed_admm(problem, 10, batch_size=4, availability=availability, backend="numpy").theta
+    assert theta.tobytes() == expected.tobytes()
+
+
+@pytest.mark.skipif(shutil.which("flwr", path=BIN) is None, reason="flwr is not next to this Python")
+def test_flwr_run_starts_the_example(tmp_path: Path) -> None:
+    """As in examples/flower/README.md; the local SuperLink that Flower leaves behind is ended."""
+    problem = small_problem(3)
+    endpoints = [f"tls/127.0.0.1:{u + 1}" for u in range(3)]
+    manifest = make_manifest(
+        problem, 4, Settings(batch_size=4), endpoints, absent=True, placement="central", centre="tls/127.0.0.1:9"
+    )
+    write_federation(tmp_path / "fed", manifest, device_parts(problem), make_authority("test"))
+    shutil.copytree(Path(__file__).parent.parent / "examples" / "flower", tmp_path / "app")
+    environment = os.environ | {
+        "PATH": BIN,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "FLWR_HOME": str(tmp_path / "flwr"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [str(shutil.which("flwr", path=BIN)), "run", str(tmp_path / "app"), "local", "--stream"]
+    command += ["--run-config", f"federation='{tmp_path / 'fed'}'"]
+    command += ["--federation-config", "num-supernodes=3 init-args-num-cpus=1"]
+    try:
+        done = subprocess.run(command, env=environment, timeout=200, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-3000:]
+    finally:
+        end_superlink(tmp_path / "flwr")
+    with np.load(tmp_path / "fed" / "flower.npz") as file:
+        theta, here = file["theta"], file["available"]
+    availability = Availability.recorded(here.astype(int), weighting="estimated")
+    expected = fed_admm(problem, 4, batch_size=4, availability=availability, backend="numpy").theta
     assert theta.tobytes() == expected.tobytes()
