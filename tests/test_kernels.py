@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -316,9 +318,20 @@ def test_expected_work_grows_with_size() -> None:
     assert choice.expected_seconds(large) == pytest.approx(2 * choice.expected_seconds(small))
 
 
-def test_cache_is_found(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    # this process has compiled the kernels, so they are in one of the caches
+def test_cache_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # this process has compiled the kernels, so they are in one of the caches, under the name that numba gives them
+    (entry, *_) = choice._cache_entries(Path(kernels.__file__))
+    source, copy = tmp_path / "kernels.py", tmp_path / "__pycache__" / entry.name
+    copy.parent.mkdir()
+    for path in (source, copy):
+        path.write_text("")
+    monkeypatch.setattr(choice, "__file__", str(tmp_path / "backend.py"))
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    os.utime(source, (1, 1))
     assert choice.cached()
+    os.utime(copy, (0, 0))
+    assert not choice.cached()
 
 
 FRESH = """

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedkin.graph import Graph
 from fedkin.problem import FusedObjective
-from fedkin.solvers import kernels
+from fedkin.solvers import check_kernels, kernels
 from fedkin.solvers.fuse import INTERIOR
 from fedkin.solvers.pdhg import RELAXATION, Checked, PrimalDual, Rebalancing, Stopping, weights_of_devices
 from fedkin.solvers.workload import available_cores, iteration_is_shared, iteration_work
@@ -76,7 +76,7 @@ class CompiledIteration:
         self._borrowed = False
         self._in_one_go = max(1, int(ONE_GO / iteration_work(objective, quadratic)))
         self._factor: Array | None = None
-        self._counters = np.zeros(kernels.N_COUNTERS, dtype=np.int64)
+        self._counters = np.zeros(check_kernels.N_COUNTERS, dtype=np.int64)
         self._last_checks = np.empty((0, 3))
         self.n_iter = 0
         self._set_rho(rho)
@@ -157,25 +157,25 @@ class CompiledIteration:
         rows = np.empty((known + CHECKS, 3))
         rows[:known] = self._last_checks
         pause = self.n_iter + self._in_one_go
-        count[kernels.CHECKS], count[kernels.DONE] = known, self.n_iter
-        while count[kernels.CHECKS] == known or (
-            self.n_iter < min(pause, stopping.limit) and count[kernels.CHECKS] < len(rows)
+        count[check_kernels.CHECKS], count[check_kernels.DONE] = known, self.n_iter
+        while count[check_kernels.CHECKS] == known or (
+            self.n_iter < min(pause, stopping.limit) and count[check_kernels.CHECKS] < len(rows)
         ):
             if self._factor is not None:
                 self._set_rho(self.rho * self._factor)
             self._settle(stopping, max(pause, self.n_iter + 1), rows, moves)
-            self.n_iter = int(count[kernels.DONE])
-            if count[kernels.STATUS] == kernels.SETTLED:
+            self.n_iter = int(count[check_kernels.DONE])
+            if count[check_kernels.STATUS] == check_kernels.SETTLED:
                 break
-            if count[kernels.STATUS] == kernels.LOOK_AT_RHO:
+            if count[check_kernels.STATUS] == check_kernels.LOOK_AT_RHO:
                 self._factor = self._rebalancing.factor(2.0 * moves[0], moves[1], self.rho)
-        rows = rows[: count[kernels.CHECKS]]
+        rows = rows[: count[check_kernels.CHECKS]]
         self._last_checks = rows[-2:]
-        return Checked(rows[known:], self._ahead if count[kernels.FUSED] else None)
+        return Checked(rows[known:], self._ahead if count[check_kernels.FUSED] else None)
 
     def _settle(self, stopping: Stopping, pause: int, rows: Array, moves: Array) -> None:
         places = self._places
-        kernels.settle(
+        check_kernels.settle(
             self._counters,
             rows,
             pause,
