@@ -93,10 +93,11 @@ def test_flwr_run_starts_the_example(tmp_path: Path) -> None:
     }
     command = [str(shutil.which("flwr", path=BIN)), "run", str(tmp_path / "app"), "local", "--stream"]
     command += ["--run-config", f"federation='{tmp_path / 'fed'}'"]
-    command += ["--federation-config", "num-supernodes=3 init-args-num-cpus=1"]
+    command += ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1 init-args-num-cpus=1"]
     try:
         done = subprocess.run(command, env=environment, timeout=200, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout[-3000:]
+        # Flower ends with 0 also when the run has failed
+        assert (tmp_path / "fed" / "flower.npz").exists(), done.stdout[-3000:]
     finally:
         end_superlink(tmp_path / "flwr")
     with np.load(tmp_path / "fed" / "flower.npz") as file:
