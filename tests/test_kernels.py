@@ -28,6 +28,7 @@ pytest.importorskip("numba")
 
 from fedkin.solvers import compiled, kernels
 from fedkin.solvers.compiled import CompiledIteration
+from fedkin.solvers.workload import available_cores
 
 
 def random_graph(n: int, n_edges: int, seed: int = 0, weighted: bool = True) -> Graph:
@@ -311,6 +312,13 @@ def test_auto(loaded: bool, cached: bool, seconds: float, expected: str, monkeyp
     monkeypatch.setattr(choice, "cached", lambda: cached)
     monkeypatch.setattr(choice, "expected_seconds", lambda _: seconds / 4)
     assert choice.resolve_backend("auto", objective, 4) == expected
+
+
+def test_threads_are_limited_as_numba_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    for limit, expected in (("", 3), ("1", 1), ("8", 3), ("many", 3)):
+        monkeypatch.setenv("NUMBA_NUM_THREADS", limit)
+        assert available_cores() == expected
 
 
 def test_expected_work_grows_with_size() -> None:

@@ -37,8 +37,10 @@ def iteration_work(objective: FusedObjective, terms: DeviceTerms) -> float:
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use; no more than ``NUMBA_NUM_THREADS`` says, where that is set."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = os.environ.get("NUMBA_NUM_THREADS", "")
+    return min(cores, max(int(limit), 1)) if limit.isdecimal() else cores
 
 
 def run_side_by_side(tasks: Sequence[Callable[[], T]], n_threads: int) -> list[T]:
