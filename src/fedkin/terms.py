@@ -106,6 +106,19 @@ class QuadraticTerms(DeviceTerms):
             return self.A[:, None, None] * np.eye(self.n_params)
         return self.A
 
+    @cached_property
+    def mean_curvature(self) -> Array:
+        """Mean diagonal of the matrices, ``(p,)``."""
+        if self.isotropic:
+            return np.full(self.n_params, self.A.mean())
+        return np.asarray(np.einsum("vii->i", self.A) / self.n_devices)
+
+    @cached_property
+    def typical_size(self) -> float:
+        """How large the parameters are that devices would have on their own, roughly."""
+        curvature = max(float(self.mean_curvature.mean()), np.finfo(float).tiny)
+        return float(np.abs(self.b).max(initial=0.0)) / curvature
+
     def resolvent(self, weight: Array) -> Callable[[Array], Array]:
         """The map ``v -> (A_u + diag(weight_u))^{-1} v_u`` for positive ``weight (V, p)``."""
         if self.isotropic:

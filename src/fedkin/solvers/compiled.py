@@ -104,7 +104,7 @@ class CompiledIteration:
         if own is None:
             own = self._places.devices_in(quadratic.minimizers())
         if theta is None:
-            self._x = own
+            self._x = own.copy() if own is self._shared.get("own") else own
             if not self.regular:
                 unsure = self._places.devices_in(quadratic.singular) & (self._linked > 0)
                 self._x[unsure] = 0.0
@@ -131,7 +131,11 @@ class CompiledIteration:
             if self._may_share:
                 self._shared["inverse"] = known
             self._own_inverse = known
-            own, worst = np.matmul(known, self._b[:, :, None])[:, :, 0], 1.0
+            own, worst = self._shared.get("own") if self._may_share else None, 1.0
+            if own is None:
+                own = np.matmul(known, self._b[:, :, None])[:, :, 0]
+            if self._may_share:
+                self._shared["own"] = own
         else:
             own, order = np.zeros_like(self._b), self._places.devices
 

@@ -57,9 +57,7 @@ def far_from_fused(terms: QuadraticTerms, graph: Graph, theta: Array) -> bool:
     """Whether most of some edges clearly join different parameters: then `fused_components` would be in vain."""
     sample = graph.edges[:: graph.n_edges // 200 + 1]
     one, other = theta[sample[:, 0]], theta[sample[:, 1]]
-    curvature = terms.A.mean() if terms.isotropic else np.einsum("vii->", terms.A) / terms.b.size
-    size = np.abs(terms.b).max(initial=0.0) / max(float(curvature), np.finfo(float).tiny)
-    different = np.abs(one - other).max(axis=1, initial=0.0) > CLEARLY * size
+    different = np.abs(one - other).max(axis=1, initial=0.0) > CLEARLY * terms.typical_size
     return bool(np.count_nonzero(different) > 0.5 * len(sample))
 
 

@@ -64,10 +64,7 @@ class PrimalDual:
 def initial_rho(objective: FusedObjective, quadratic: QuadraticTerms) -> Array:
     """``4 * mean curvature / mean degree``, per coordinate for a separable penalty."""
     degree = max(float(weights_of_devices(objective).mean()), 1e-12)
-    if quadratic.isotropic:
-        curvature = np.full(quadratic.n_params, quadratic.A.mean())
-    else:
-        curvature = np.einsum("vii->i", quadratic.A) / quadratic.n_devices
+    curvature = quadratic.mean_curvature
     if not objective.penalty.separable:
         curvature = curvature.mean(keepdims=True)
     floor = 1e-6 * max(float(curvature.max()), np.finfo(float).tiny)
