@@ -7,7 +7,8 @@ Both sides: one process per device on this machine, TLS with certificates on bot
 with four neighbours (a ring with chords of three), thetas of p numbers, lock step per edge. The bare side only sends
 and waits: no gradient, no edge step, no checks, no checkpoint, no log. Bytes are those that the kernel counts on TCP
 sockets of the devices (`ss -ti`: TLS and zenoh framing included; with_headers adds 52 bytes of TCP/IP per segment).
-Rounds and bytes are read while all devices are stopped for some milliseconds.
+Rounds and bytes are read while all devices are stopped for some milliseconds. cpu_us is processor time per device and
+round, all threads: on a machine that does other things, too, it is the steadier of the two ratios.
 """
 
 from __future__ import annotations
@@ -97,6 +98,12 @@ def bare(place: Path) -> None:
     session.close()
 
 
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process has used, all threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def pss(pid: int) -> float:
     """Resident memory of a process in MiB, shared pages counted in part."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
@@ -147,6 +154,9 @@ class Run:
             assert all(child.poll() in (None, 0) for child in self.children), "a device died"
             time.sleep(0.02)
 
+    def cpu(self) -> float:
+        return sum(cpu_seconds(child.pid) for child in self.children)
+
     def rounds(self) -> list[int]:
         return [int(read_status(place).get("round", 0)) for place in self.places]
 
@@ -185,8 +195,9 @@ def measure(devices: int, p: int, rounds: int) -> dict[str, object]:
             time.sleep(2.0)  # links
             (folder / "devices" / "go").touch()
             run.wait("first")
-            began = time.monotonic()
+            began, used = time.monotonic(), run.cpu()
             run.wait("last")
+            row["bare_cpu_us"] = 1e6 * (run.cpu() - used) / (rounds - 1) / devices
             row["bare_ms_per_round"] = 1000 * (time.monotonic() - began) / (rounds - 1)
             row["bare_pss_mib"] = max(pss(child.pid) for child in run.children)
         began = time.monotonic()
@@ -196,16 +207,19 @@ def measure(devices: int, p: int, rounds: int) -> dict[str, object]:
                 assert time.monotonic() < began + 300
             row["start_up_s"] = time.monotonic() - began
             time.sleep(1.0)
-            first, sent, segments, start = run.still(ports)
+            (first, sent, segments, start), used = run.still(ports), run.cpu()
             # as on the bare side, nothing looks at the devices while they are timed; then once, before they end
             time.sleep(max(0.6 * rounds * float(row["bare_ms_per_round"]) / 1000, 4.0))  # type: ignore[arg-type]
             last, sent_now, segments_now, now = run.still(ports)
+            used = run.cpu() - used
             memory = [pss(child.pid) for child in run.children]
             assert last.max() < rounds - 1, "the run was over before it was measured: give more --rounds"
             per_second = (last - first) / (now - start)
             payload = float(((last - first) * degree).sum()) * 8 * p
             row["ms_per_round"] = 1000 / float(per_second.mean())
             row["ratio_to_bare"] = row["ms_per_round"] / row["bare_ms_per_round"]  # type: ignore[operator]
+            row["cpu_us"] = 1e6 * used / float((last - first).sum())
+            row["cpu_ratio"] = row["cpu_us"] / row["bare_cpu_us"]  # type: ignore[operator]
             row["pss_mib_mean"], row["pss_mib_max"] = float(np.mean(memory)), max(memory)
             row["bytes_over_payload"] = (sent_now - sent) / payload
             row["bytes_with_headers"] = (sent_now - sent + 52 * (segments_now - segments)) / payload
