@@ -420,13 +420,13 @@ class Tuner(Lockstep):
         return [replace(theta, length=self.length, bound=None), done]
 
     def state(self) -> Arrays:
-        arrays: Arrays = {"top": np.array(self.top)}
+        arrays: Arrays = {"top": np.array([self.top])}
         if self._copies is not None:
             arrays |= {f"shard_{name}": part for name, part in self._copies.shard.state().items()}
         return arrays
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> None:
-        self.top, self._copies = float(arrays["top"]), None
+        self.top, self._copies = float(arrays["top"][0]), None
         if "shard_theta" in arrays:
             copies = self._stage(min(self.done + 1, self.rounds))
             state = {name.removeprefix("shard_"): part for name, part in arrays.items() if name.startswith("shard_")}
