@@ -239,6 +239,7 @@ def main() -> None:
     if given.bare is not None:
         bare(given.bare)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that devices are ended, too
     for devices in map(int, given.devices):
         row = measure(devices, given.p, given.rounds)
         print(

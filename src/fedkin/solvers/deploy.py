@@ -16,7 +16,7 @@ from fedkin.problem import Problem
 from fedkin.solvers.fedplan import Settings, check_whole, device_rows, plan_run
 
 #: Bytes of own thetas that a device keeps in memory for neighbours that go back to their checkpoints.
-_KEPT_BYTES = 4_000_000
+_KEPT_BYTES = 2_500_000
 
 
 def usual_checkpoint_every(n_params: int) -> int:
@@ -26,7 +26,7 @@ def usual_checkpoint_every(n_params: int) -> int:
     --------
     >>> from fedkin.solvers.deploy import usual_checkpoint_every
     >>> usual_checkpoint_every(20), usual_checkpoint_every(10_000)
-    (100, 50)
+    (100, 31)
     """
     return max(min(100, _KEPT_BYTES // (8 * n_params)), 10)
 
