@@ -107,9 +107,7 @@ def test_a_network_that_loses_doubles_and_reorders_a_tenth(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("power", [True, False])
-def test_a_killed_device_goes_on_where_it_was_or_else_from_its_checkpoint(
-    tmp_path: Path, power: bool
-) -> None:
+def test_a_killed_device_goes_on_where_it_was_or_else_from_its_checkpoint(tmp_path: Path, power: bool) -> None:
     problem = small_problem(4)
     with Fleet.make(tmp_path / "fed", problem, 1500, checkpoint_every=400) as fleet:
         fleet.start()
