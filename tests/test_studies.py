@@ -21,6 +21,7 @@ from fedkin.studies import checks
 from fedkin.studies.config import BUILT_IN, load_study, parse_study, replication_seed
 from fedkin.studies.designs import false_edge_design, make_design
 from fedkin.studies.estimators import Settings, Workbench
+from fedkin.studies.launch import launch
 from fedkin.studies.pool import WorkerError, map_in_processes
 from fedkin.studies.progress import duration
 from fedkin.studies.report import write_report
@@ -266,6 +267,18 @@ def test_more_replications_only_add(small: Path, tmp_path: Path):
     assert (second.computed, second.cached) == (4, 12)
     kept = [row for row in second.rows if row["replication"] < 6]
     assert sorted(map(str, kept)) == sorted(map(str, first.rows))
+
+
+def test_a_quick_run_leaves_a_full_one_alone(small: Path, tmp_path: Path):
+    small.write_text(SMALL + "[quick]\nreplications = 2\n")
+    out = tmp_path / "out"
+    (full,) = launch(None, config=small, out=out, jobs=1)
+    files = sorted(path for path in (out / "small").rglob("*") if path.is_file())
+    before = {path: path.read_bytes() for path in files}
+    (quick,) = launch(None, config=small, out=out, jobs=1, quick=True)
+    assert full.page == out / "small" / "index.html" and quick.page == out / "small-quick" / "index.html"
+    assert {path: path.read_bytes() for path in (out / "small").rglob("*") if path.is_file()} == before
+    assert len(read_rows(out / "small-quick" / "rows.parquet")) == 4 * 2 * 2
 
 
 def test_a_failing_task_names_its_cell_and_keeps_the_rest(small: Path, tmp_path: Path):

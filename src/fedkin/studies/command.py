@@ -21,7 +21,10 @@ def study(
         "studies"
     ),
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer settings and replications: minutes, not hours.")
+        bool,
+        typer.Option(
+            "--quick", help="Fewer settings and replications: minutes, not hours. Goes to NAME-quick, beside NAME."
+        ),
     ] = False,
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE.toml", help="A study of your own instead of NAME.")

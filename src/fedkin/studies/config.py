@@ -3,7 +3,7 @@
 ::
 
     [study]
-    name = "estimation"                  # the name of its directory
+    name = "estimation"                  # of its directory (with --quick: estimation-quick); letters, digits, - and _
     title = "Estimation error"
     task = "estimation"                  # what one replication does: a built-in name or "module:function"
     seed = 1
@@ -45,6 +45,9 @@ from fedkin.errors import ParameterError
 
 #: The studies that come with Fedkin, in the order in which ``fedkin study all`` runs them.
 BUILT_IN = ("estimation", "sensitivity", "convergence", "availability", "selection", "rate", "election")
+
+#: What the directory of a quick run has behind the study's name.
+QUICK = "-quick"
 
 _STUDY_KEYS = {"name", "title", "about", "task", "seed", "replications", "block", "checks", "data", "shared"}
 _TABLES = {"study", "grid", "options", "quick", "figure", "table"}
@@ -115,6 +118,11 @@ class Study:
     tables: tuple[Mapping[str, Any], ...] = ()
     quick: bool = False
     folder: Path | None = None
+
+    @property
+    def directory(self) -> str:
+        """Name of the directory for its files: a quick run has its own, so that it never replaces a full one."""
+        return self.name + QUICK if self.quick else self.name
 
     def cells(self, fingerprint: str = "") -> list[Cell]:
         """All cells: the first block of every grid point, then the second block of every one, and so on.

@@ -72,7 +72,7 @@ def _prepare(study: Study, out: Path, data: Path | None) -> None:
     if study.data == "election" and data is not None:
         from fedkin.studies.election_data import write_outlines
 
-        write_outlines(data, out / study.name)
+        write_outlines(data, out / study.directory)
 
 
 def _run(study: Study, out: Path, jobs: int | None, data: Path | None) -> Report:

@@ -51,7 +51,7 @@ def run_study(
     study : Study
         What to run.
     out : Path
-        The study's files go to ``out / study.name``.
+        The study's files go to ``out / study.directory``.
     jobs : int, optional
         Processes; by default one per core that this process may use.
     data, fingerprint
@@ -72,7 +72,7 @@ def run_study(
     started = perf_counter()
     put_on_path(study.folder)
     cells = study.cells(fingerprint)
-    store = Store(out / study.name)
+    store = Store(out / study.directory)
     with store.lock():
         missing = [cell for cell in cells if not store.has(cell)]
         cached = len(cells) - len(missing)
