@@ -106,7 +106,9 @@ class Convex:
         quadratic = isinstance(objective.terms, QuadraticTerms)
         if self.solver == "OSQP" and (not quadratic or objective.penalty.name != "l1"):
             return "not a quadratic program"
-        limit = {"CLARABEL": 200_000, "OSQP": 100_000}.get(self.solver, 600_000)
+        limit = {"CLARABEL": 200_000, "OSQP": 100_000, "SCS": 200_000}[self.solver]
+        if "indirect" in self.name:
+            limit = 600_000
         if size > limit:
             return f"{size:.0e} edge duals: runs out of memory or takes hours"
         if instance.shape is not None:

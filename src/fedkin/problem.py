@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -250,13 +250,13 @@ class Solution:
         None when the certificate is unconditional; else it holds for minimisers in a ball of this radius.
     """
 
-    theta: Array
+    theta: Array = field(repr=False)
     objective: float
     gap: float
     status: Status
     n_iter: int
-    trace: Mapping[str, Array]
-    alpha: Array
+    trace: Mapping[str, Array] = field(repr=False)
+    alpha: Array = field(repr=False)
     message: str = ""
     radius: float | None = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -41,10 +41,10 @@ class LamChoice:
     """
 
     lam: float
-    lams: Array
-    scores: Array
-    mean: Array
-    error: Array
+    lams: Array = field(repr=False)
+    scores: Array = field(repr=False)
+    mean: Array = field(repr=False)
+    error: Array = field(repr=False)
     rule: Rule
 
 

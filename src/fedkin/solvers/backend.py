@@ -32,7 +32,7 @@ COMPILED_PENALTIES = ("l1", "l2", "linf")
 #: Seconds of numpy work that outweigh loading the kernels from their cache, and compiling them.
 LOADING_PAYS, COMPILING_PAYS = 1.0, 30.0
 #: What a solve usually takes: iterations, and numpy's nanoseconds for an edge's coordinate and for an entry of a Gram.
-USUAL_ITERATIONS, EDGE_COST, GRAM_COST = 60, 10.0, 1.5
+USUAL_ITERATIONS, EDGE_COST, GRAM_COST = 60, 20.0, 3.0
 _KERNELS = "fedkin.solvers.kernels"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -41,7 +41,7 @@ class LamPath:
     """
 
     lams: Array
-    solutions: tuple[Solution, ...]
+    solutions: tuple[Solution, ...] = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.solutions)
@@ -146,7 +146,7 @@ def lam_path(
     problem : Problem
         Its own ``lam`` does not matter.
     lams : sequence of float, optional
-        The levels; by default ``n_lams`` of them from `lam_max` down to ``ratio * lam_max``.
+        The levels, put into decreasing order; by default ``n_lams`` of them from `lam_max` down to ``ratio * lam_max``.
     n_lams, ratio
         See `lams`.
     tol, max_iter, backend

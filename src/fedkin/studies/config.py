@@ -42,6 +42,7 @@ from typing import Any
 
 import fedkin
 from fedkin.errors import ParameterError
+from fedkin.studies.specs import STUDY, check_drawings, check_names, check_shape, check_study_entries
 
 #: The studies that come with Fedkin, in the order in which ``fedkin study all`` runs them.
 BUILT_IN = ("estimation", "sensitivity", "convergence", "availability", "selection", "rate", "election")
@@ -49,7 +50,6 @@ BUILT_IN = ("estimation", "sensitivity", "convergence", "availability", "selecti
 #: What the directory of a quick run has behind the study's name.
 QUICK = "-quick"
 
-_STUDY_KEYS = {"name", "title", "about", "task", "seed", "replications", "block", "checks", "data", "shared"}
 _TABLES = {"study", "grid", "options", "quick", "figure", "table"}
 
 
@@ -118,6 +118,7 @@ class Study:
     tables: tuple[Mapping[str, Any], ...] = ()
     quick: bool = False
     folder: Path | None = None
+    source: str = "the study"
 
     @property
     def directory(self) -> str:
@@ -201,30 +202,32 @@ def parse_study(text: str, where: str, *, quick: bool = False, folder: Path | No
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ParameterError(f"{where} is not valid TOML: {error}") from None
-    _check_names(raw, _TABLES, where, "table")
+    check_names(raw, _TABLES, where, "table")
+    check_shape(raw, where)
     head = dict(raw.get("study", {}))
-    _check_names(head, _STUDY_KEYS, f"{where}, [study]", "entry")
+    check_names(head, list(STUDY), f"{where}, [study]", "entry")
     options = dict(raw.get("options", {}))
     grid = raw.get("grid", [{}])
+    changes = dict(raw.get("quick", {}))
+    check_names(changes, {"replications", "block", "grid", "options"}, f"{where}, [quick]", "entry")
     if quick:
-        changes = dict(raw.get("quick", {}))
         grid = changes.pop("grid", grid)
         options.update(changes.pop("options", {}))
-        _check_names(changes, {"replications", "block"}, f"{where}, [quick]", "entry")
         head.update(changes)
     for needed in ("name", "task"):
         if not isinstance(head.get(needed), str) or not head[needed]:
             raise ParameterError(f'{where}: [study] needs {needed} = "..."')
-    for count in ("replications", "block"):
-        if count in head and (not isinstance(head[count], int) or head[count] < 1):
-            raise ParameterError(f"{where}: {count} must be a whole number of at least 1, got {head[count]!r}")
+    check_study_entries(head, where)
+    figures, tables = tuple(raw.get("figure", ())), tuple(raw.get("table", ()))
+    check_drawings(figures, tables, where)
     return Study(
         points=tuple(_points(grid, where)),
         options=options,
-        figures=tuple(raw.get("figure", ())),
-        tables=tuple(raw.get("table", ())),
+        figures=figures,
+        tables=tables,
         quick=quick,
         folder=folder,
+        source=where,
         **head,
     )
 
@@ -248,12 +251,6 @@ def _points(grid: Any, where: str) -> Iterator[dict[str, Any]]:
             if (mark := json.dumps(point, sort_keys=True)) not in seen:
                 seen.add(mark)
                 yield point
-
-
-def _check_names(found: Mapping[str, Any], known: set[str], where: str, what: str) -> None:
-    unknown = sorted(set(found) - known)
-    if unknown:
-        raise ParameterError(f"{where}: unknown {what} {unknown[0]!r}; known ones are {', '.join(sorted(known))}")
 
 
 def _digest(value: Any) -> str:
