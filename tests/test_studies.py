@@ -148,6 +148,23 @@ def test_quick_changes_what_it_names():
         (("n = [10, 20]", "n = []"), "grid entry 'n' must be a list"),
         (("[[grid]]", "[[gird]]"), "unknown table 'gird'"),
         (("[study]", "[study"), "is not valid TOML"),
+        (('name = "small"', 'name = "../evil"'), "name = '../evil' will be the name of files: use only letters"),
+        (('name = "small"', 'name = "small-quick"'), "ends in -quick"),
+        (('name = "picture"', 'name = "/tmp/x"'), "[[figure]] '/tmp/x': name = '/tmp/x' will be the name of files"),
+        (('name = "means"', 'name = "a.b"'), "[[table]] 'a.b': name = 'a.b' will be the name of files"),
+        (("seed = 3", "seed = -3"), "seed must be a whole number of at least 0, got -3"),
+        (("seed = 3", "seed = true"), "seed must be a whole number of at least 0, got True"),
+        (('title = "A small study"', "title = 7"), "title must be a text"),
+        (("seed = 3", 'shared = "kind"'), "shared must be a list of texts"),
+        (('y = "value"', 'y = "value"\nyscale = "log"'), "[[figure]] 'picture': unknown entry 'yscale'; known ones"),
+        (('y = "value"', 'y = "value"\ny_scale = "lg"'), '[[figure]] \'picture\': y_scale must be "linear" or "log"'),
+        (('y = "value"', ""), "[[figure]] 'picture': y is missing; add y = "),
+        (('x = "n"', 'kind = "bars"\nx = "n"'), "unknown kind 'bars'; give one of lines"),
+        (('value = "value"', ""), "[[table]] 'means': value is missing; add value = "),
+        (('value = "value"', 'vlue = "value"'), "[[table]] 'means': unknown entry 'vlue'"),
+        (('rows = ["n"]', 'rows = "n"'), "[[table]] 'means': rows must be a list of texts"),
+        (("[[table]]", "[table]"), "begin each table with a line [[table]]"),
+        (("[study]", "[quick]\nreplicatons = 1\n[study]"), "[quick]: unknown entry 'replicatons'"),
     ],
 )
 def test_a_wrong_file_is_named_with_what_is_wrong(change: tuple[str, str], message: str):
@@ -156,6 +173,62 @@ def test_a_wrong_file_is_named_with_what_is_wrong(change: tuple[str, str], messa
     with pytest.raises(ParameterError) as caught:
         parse_study(SMALL.replace(*change), "some.toml")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("own:task", "nothing"), "[study]: unknown task 'nothing'; give one of estimation, selection"),
+        (("own:task", "nowhere:task"), "[study]: task = 'nowhere:task': there is no module 'nowhere'; put nowhere.py"),
+        (("own:task", "own:tsk"), "own.py has no function 'tsk'"),
+        (("own:task", "broken:task"), "broken.py, line 1"),
+        (("seed = 3", 'checks = "own:checks"'), "[study]: checks = 'own:checks'"),
+        (('x = "n"', 'kind = "own:bars"'), "[[figure]] 'picture': kind = 'own:bars'"),
+        (
+            ("own:task", "estimation"),
+            "[options]: estimators must be a list of names, got 'es'; write estimators = ['es']",
+        ),
+        (("ESTIMATORS", '["es", "eS"]'), "[options]: estimators has an unknown name 'eS'; choose from local"),
+        (("GENERATOR", "papers"), "[options]: unknown generator 'papers'; give one of paper, false_edges"),
+        (("GENERATOR", "own:design"), "[options]: generator = 'own:design'"),
+    ],
+)
+def test_what_is_not_there_is_said_before_a_worker_starts(small: Path, change: tuple[str, str], message: str):
+    small.with_name("broken.py").write_text("def task(:\n")
+    text = SMALL + "[options]\ngenerator = 'GENERATOR'\nestimators = ESTIMATORS\n"
+    if change[0] in ("ESTIMATORS", "GENERATOR"):
+        text = text.replace("own:task", "estimation")
+    text = text.replace(*change).replace("GENERATOR", "paper").replace("ESTIMATORS", '"es"')
+    small.write_text(text)
+    with pytest.raises(ParameterError) as caught:
+        launch(None, config=small, out=small.with_name("out"), jobs=1)
+    assert message in str(caught.value) and "small.toml" in str(caught.value) and "\n" not in str(caught.value)
+    assert not small.with_name("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            ('y = "value"', 'y = "vale"'),
+            r"figure 'picture': no row has the column 'vale' \(y\); there are study, n, kind",
+        ),
+        (('columns = "side"', 'columns = "sid"'), r"figure 'picture': no row has the column 'sid' \(columns\)"),
+        (('y = "value"', 'y = "kind"'), r"figure 'picture': column 'kind' \(y\) holds 'a', not numbers"),
+        (('value = "value"', 'value = "vale"'), r"table 'means': no row has the column 'vale' \(value\)"),
+        (('rows = ["n"]', 'rows = ["n", "m"]'), r"table 'means': no row has the column 'm' \(rows\[1\]\)"),
+        (('rows = ["n"]', 'rows = ["n"]\nwhere = {n = 3}'), r"table 'means': no row has \{'n': 3\} \(where\)"),
+    ],
+)
+def test_columns_that_no_row_has_are_named_and_the_rows_are_kept(
+    small: Path, tmp_path: Path, change: tuple[str, str], message: str
+):
+    text = SMALL.replace("replications = 6", "replications = 1")
+    small.write_text(text.replace(*change))
+    with pytest.raises(ParameterError, match=message + ".*the rows are safe"):
+        launch(None, config=small, out=tmp_path / "out", jobs=1)
+    small.write_text(text)
+    assert run_study(load_study(small), tmp_path / "out", jobs=1).computed == 0
 
 
 def test_an_unknown_study_lists_the_known_ones():

@@ -10,6 +10,7 @@ The way one cell takes::
 | module | what is in it |
 |---|---|
 | `config` | a study as data: TOML -> `Study` -> `Cell` |
+| `specs`, `preflight` | what a file may say, and whether the functions that it names are there |
 | `pool`, `store`, `runner` | processes, part files, and the loop that joins them |
 | `designs`, `estimators`, `tasks` | what a cell computes |
 | `election`, `election_data`, `topojson` | section 6 of the paper |

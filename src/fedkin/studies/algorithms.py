@@ -38,12 +38,12 @@ def convergence(replication: Replication) -> Iterator[dict[str, Any]]:
     backend = settle_backend()
     design, problem, exact = _setting(replication)
     rounds, batch = int(options.get("rounds", 1000)), int(options.get("batch_size", 10))
-    for name in options.get("methods", list(_METHODS)):
-        if name not in _METHODS:
-            raise ParameterError(f"unknown method {name!r}; choose from {', '.join(_METHODS)}")
+    for name in options.get("methods", list(METHODS)):
+        if name not in METHODS:
+            raise ParameterError(f"unknown method {name!r}; choose from {', '.join(METHODS)}")
         curve = _Curve(design, exact)
         started = process_time()
-        solution = _METHODS[name](problem, rounds, batch, replication.seed % 2**31, curve.note)
+        solution = METHODS[name](problem, rounds, batch, replication.seed % 2**31, curve.note)
         curve.add(rounds, solution.theta)
         seconds = process_time() - started
         for row in curve.rows:
@@ -120,7 +120,7 @@ def _subgradient(problem: Problem, rounds: int, batch: int | None, seed: int, no
     return subgradient_descent(problem, rounds, batch, seed=seed, callbacks=[note])
 
 
-_METHODS: Mapping[str, Callable[[Problem, int, int, int, Callback], Solution]] = {
+METHODS: Mapping[str, Callable[[Problem, int, int, int, Callback], Solution]] = {
     "fedadmm-full": lambda problem, rounds, batch, seed, note: _fed_admm(problem, rounds, None, seed, note),
     "fedadmm-batch": _fed_admm,
     "gd": lambda problem, rounds, batch, seed, note: _subgradient(problem, rounds, None, seed, note),

@@ -64,13 +64,13 @@ def false_edge_design(
     return replace(design, graph=graph)
 
 
-_BUILT_IN: Mapping[str, Generator] = {"paper": paper_design, "false_edges": false_edge_design}
+BUILT_IN_GENERATORS: Mapping[str, Generator] = {"paper": paper_design, "false_edges": false_edge_design}
 
 
 def make_design(replication: Replication) -> Design:
     """The design of a replication: its generator, called with its parameters and its seed."""
     name = replication.options.get("generator", "paper")
-    generator = _BUILT_IN.get(name) or find_function(name, "generator")
+    generator = BUILT_IN_GENERATORS.get(name) or find_function(name, "generator")
     arguments = dict(replication.options.get("design", {}))
     known = _parameters(generator)
     # a grid may also vary what the task does (level, availability, ...): the generator gets what it can take

@@ -24,7 +24,7 @@ import numpy as np
 
 from fedkin.errors import ParameterError, missing_dependency
 from fedkin.studies.estimators import LABELS as ESTIMATOR_LABELS
-from fedkin.studies.summary import Row, Summary, distinct, summarize
+from fedkin.studies.summary import Row, Summary, check_columns, distinct, summarize
 from fedkin.studies.tasks import find_function
 
 FORMATS = ("svg", "pdf", "png")
@@ -117,6 +117,11 @@ def draw(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> list[Pat
     """
     drawer = find_function(_KINDS.get(spec.get("kind", "lines"), spec.get("kind", "")), "figure kind")
     wanted = spec.get("where", {})
+    asked = {name: spec[name] for name in ("x", "y", "series", "rows", "columns") if name in spec}
+    asked |= {f"points[{k}]": name for k, name in enumerate(spec.get("points", ()))}
+    asked |= {f"reference[{k}]": line["column"] for k, line in enumerate(spec.get("reference", ())) if "column" in line}
+    if ":" not in spec.get("kind", "lines"):
+        check_columns(f"figure {spec.get('name')!r}", rows, asked, wanted, numbers=("x", "y"))
     chosen = [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
     if not chosen:
         raise ParameterError(f"figure {spec.get('name')!r}: no row has {wanted}")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedkin.errors import ParameterError, missing_dependency
 from fedkin.studies.config import BUILT_IN, Study, load_study
+from fedkin.studies.preflight import check_study
 from fedkin.studies.progress import duration
 from fedkin.studies.report import Report, write_report
 from fedkin.studies.runner import StudyRun, run_study
@@ -50,6 +51,7 @@ def launch(
     if find_spec("matplotlib") is None:
         raise missing_dependency("matplotlib", "drawing figures", "report")
     for one in studies:
+        check_study(one)
         check_data(one, data)
     return [_run(one, out, jobs, data) for one in studies]
 

@@ -10,8 +10,9 @@ from time import perf_counter
 from typing import Any
 
 from fedkin.errors import ParameterError
-from fedkin.studies.config import Study, put_on_path
+from fedkin.studies.config import Study
 from fedkin.studies.pool import WorkerError, map_in_processes
+from fedkin.studies.preflight import check_study
 from fedkin.studies.progress import Progress, TimeLeft
 from fedkin.studies.store import Store, StudyError, write_rows
 from fedkin.studies.tasks import Job, run_job
@@ -70,7 +71,7 @@ def run_study(
     if jobs < 1:
         raise ParameterError(f"jobs must be at least 1, got {jobs}")
     started = perf_counter()
-    put_on_path(study.folder)
+    check_study(study)
     cells = study.cells(fingerprint)
     store = Store(out / study.directory)
     with store.lock():

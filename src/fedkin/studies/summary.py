@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from fedkin.errors import ParameterError
+
 Row = Mapping[str, Any]
 
 
@@ -95,6 +97,39 @@ def distinct(rows: Iterable[Row], name: str) -> list[Any]:
     """Distinct values of a column: numbers sorted, texts in the order in which they appear."""
     values = list(dict.fromkeys(row[name] for row in rows if row.get(name) is not None))
     return sorted(values) if values and not isinstance(values[0], str) else values
+
+
+def check_columns(
+    what: str, rows: Sequence[Row], asked: Mapping[str, str], where: Mapping[str, Any], numbers: Sequence[str] = ()
+) -> None:
+    """Raise `ParameterError` unless the rows have the columns that a figure or table asks for.
+
+    Parameters
+    ----------
+    what : str
+        The figure or table, for the message.
+    rows : sequence of mappings
+        All rows.
+    asked : mapping entry -> column
+        Entries of the study's file that name columns.
+    where : mapping column -> value
+        The rows that are wanted.
+    numbers : sequence of str
+        Entries whose columns must hold numbers.
+    """
+    known = list(dict.fromkeys(name for row in rows for name in row))
+    safe = "the rows are safe: mend the study's file and run the same command again, which only draws"
+    for entry, column in [*asked.items(), *(("where", name) for name in where)]:
+        if column not in known:
+            raise ParameterError(
+                f"{what}: no row has the column {column!r} ({entry}); there are {', '.join(known)}; {safe}"
+            )
+    for entry in set(numbers) & set(asked):
+        value = next((row[asked[entry]] for row in rows if row.get(asked[entry]) is not None), 0.0)
+        if not isinstance(value, int | float):
+            raise ParameterError(f"{what}: column {asked[entry]!r} ({entry}) holds {value!r}, not numbers; {safe}")
+    if not any(all(row.get(name) == value for name, value in where.items()) for row in rows):
+        raise ParameterError(f"{what}: no row has {dict(where)} (where); {safe}")
 
 
 def paired_difference(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkin.studies.figures import COLUMN_LABELS, label_of
-from fedkin.studies.summary import Row, Summary, distinct, summarize
+from fedkin.studies.summary import Row, Summary, check_columns, distinct, summarize
 from fedkin.studies.tasks import find_function
 
 
@@ -67,6 +67,11 @@ def make_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
         table: Table = find_function(spec["kind"], "table kind")(spec, rows)
         return table
     fixed = spec.get("where", {})
+    asked = {name: spec[name] for name in ("value", "columns")}
+    asked |= {f"rows[{k}]": name for k, name in enumerate(spec["rows"])}
+    if "at" in spec:
+        asked["at"] = spec["at"]["column"]
+    check_columns(f"table {spec.get('name')!r}", rows, asked, fixed, numbers=("value",))
     rows = [row for row in rows if all(row.get(name) == value for name, value in fixed.items())]
     names, across, value = list(spec["rows"]), spec["columns"], spec["value"]
     columns = distinct(rows, across)

@@ -44,7 +44,8 @@ class Replication:
 
 Task = Callable[[Replication], Iterable[Row]]
 
-_BUILT_IN = {
+#: Tasks by name.
+BUILT_IN_TASKS = {
     "estimation": "fedkin.studies.estimation:estimation",
     "selection": "fedkin.studies.edge_selection:edge_selection",
     "convergence": "fedkin.studies.algorithms:convergence",
@@ -67,7 +68,7 @@ def run_job(job: Job) -> tuple[list[Row], float]:
     put_on_path(job.folder)
     started = perf_counter()
     cell = job.cell
-    task = find_function(_BUILT_IN.get(cell.task, cell.task), "task")
+    task = find_function(BUILT_IN_TASKS.get(cell.task, cell.task), "task")
     where = environment()
     rows = []
     for number, seed in zip(cell.replications, cell.seeds, strict=True):

@@ -1,0 +1,108 @@
+"""What can be known to be wrong with a study before its first worker starts: functions and names that are not there."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fedkin.errors import ParameterError
+from fedkin.studies.config import Study, put_on_path
+from fedkin.studies.specs import FIGURES
+from fedkin.studies.tasks import BUILT_IN_TASKS
+
+
+def check_study(study: Study) -> None:
+    """Raise `ParameterError`, in one line with the file, when a function, estimator or method is not there."""
+    put_on_path(study.folder)
+    for place, entry, name in _functions(study):
+        check_function(name, f"{study.source}, {place}: {entry} = {name!r}")
+    for entry, known in _choices(study.task).items():
+        if entry in study.options:
+            _check_choice(entry, study.options[entry], known, f"{study.source}, [options]")
+
+
+def check_function(name: str, where: str) -> None:
+    """Raise `ParameterError` unless "module:function" can be found; the module is read, not run."""
+    module, _, function = name.partition(":")
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        raise ParameterError(
+            f"{where}: there is no module {module!r}; put {module}.py beside the TOML file or install it"
+        )
+    if spec.origin is None or not spec.origin.endswith(".py"):
+        return  # a compiled module: nothing to be seen from outside
+    try:
+        tree = ast.parse(Path(spec.origin).read_bytes())
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        raise ParameterError(f"{where}: {spec.origin}, line {line}: {error}; mend the module") from None
+    names = set(_defined(tree))
+    if function not in names and not names & {"*", "__getattr__"}:
+        raise ParameterError(f"{where}: {spec.origin} has no function {function!r}; define it there or mend the name")
+
+
+def _defined(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name
+
+
+def _functions(study: Study) -> Iterator[tuple[str, str, str]]:
+    """Place, entry and name of every "module:function" in a study."""
+    from fedkin.studies.designs import BUILT_IN_GENERATORS
+
+    yield from _named("[study]", "task", study.task, BUILT_IN_TASKS, study.source)
+    if study.checks is not None:
+        yield from _named("[study]", "checks", study.checks, (), study.source)
+    if "generator" in study.options:
+        yield from _named("[options]", "generator", study.options["generator"], BUILT_IN_GENERATORS, study.source)
+    for what, specs, known in (("figure", study.figures, tuple(FIGURES)), ("table", study.tables, ())):
+        for spec in specs:
+            if "kind" in spec:
+                yield from _named(f"[[{what}]] {spec['name']!r}", "kind", spec["kind"], known, study.source)
+
+
+def _named(place: str, entry: str, name: Any, known: Iterable[str], source: str) -> Iterator[tuple[str, str, str]]:
+    if isinstance(name, str) and name in (known := list(known)):
+        return
+    module, _, function = name.partition(":") if isinstance(name, str) else ("", "", "")
+    if not module or not function:
+        choice = f"one of {', '.join(known)}, or " if known else ""
+        raise ParameterError(f'{source}, {place}: unknown {entry} {name!r}; give {choice}"module:function"')
+    yield place, entry, name
+
+
+def _choices(task: str) -> Mapping[str, Sequence[str]]:
+    """Lists of names among the options of a built-in task, with the names there are."""
+    if task == "estimation":
+        from fedkin.studies.estimators import LABELS
+
+        return {"estimators": list(LABELS)}
+    if task in ("convergence", "availability"):
+        from fedkin.studies.algorithms import METHODS, VARIANTS
+
+        return {"methods": list(METHODS)} if task == "convergence" else {"variants": list(VARIANTS)}
+    if task == "election":
+        from fedkin.studies.election import LABELS as METHODS_OF_ELECTION
+
+        return {"methods": list(METHODS_OF_ELECTION)}
+    return {}
+
+
+def _check_choice(entry: str, value: Any, known: Sequence[str], where: str) -> None:
+    if not isinstance(value, list) or not value:
+        hint = f"; write {entry} = [{value!r}]" if isinstance(value, str) else ""
+        raise ParameterError(f"{where}: {entry} must be a list of names, got {value!r}{hint}")
+    for name in value:
+        if name not in known:
+            raise ParameterError(f"{where}: {entry} has an unknown name {name!r}; choose from {', '.join(known)}")
