@@ -30,12 +30,15 @@ from fedkin.studies.election_data import (
     FACTS,
     MAP,
     RESULTS,
+    SOURCES,
     Election,
+    check_data,
     fingerprint,
     load_election,
     read_outlines,
     write_outlines,
 )
+from fedkin.studies.launch import launch
 from fedkin.studies.tasks import Replication
 from fedkin.studies.topojson import read_shapes
 
@@ -149,6 +152,51 @@ def test_columns_and_numbers_are_checked(folder: Path):
     (folder / RESULTS).write_text(text.replace("100,", "n/a,", 1))
     with pytest.raises(DataError, match="line 2: column 'votes_gop' holds 'n/a'"):
         load_election(folder)
+
+
+@pytest.mark.parametrize("name", [FACTS, RESULTS, EARLIER])
+def test_a_file_that_was_cut_off_is_named_with_the_line(folder: Path, name: str):
+    text = (folder / name).read_text().splitlines()
+    cut = text[7].rpartition(",")[0].rpartition(",")[0]
+    (folder / name).write_text("\n".join([*text[:7], cut]))
+    with pytest.raises(DataError, match=rf"{name}, line 8: \d of the \d columns.*take it again from"):
+        load_election(folder, more_than=1)
+    (folder / name).write_text(text[0] + "\n")
+    with pytest.raises(DataError, match=f"{name} has no rows"):
+        load_election(folder, more_than=1)
+    (folder / name).write_text("\n".join([*text[:7], text[7] + ",1"]))
+    with pytest.raises(DataError, match=rf"{name}, line 8: more than the \d columns"):
+        load_election(folder, more_than=1)
+
+
+OPTIONS = """
+[study]
+name = "mine"
+task = "election"
+data = "election"
+replications = 1
+[[grid]]
+standardize = "pooled"
+[options]
+more_than = 19
+methods = ["local"]
+ridges = [0.1]
+folds = 3
+"""
+
+
+def test_files_are_checked_before_a_worker_starts(folder: Path):
+    (folder / "mine.toml").write_text(OPTIONS)
+    out = folder / "out"
+    with pytest.raises(DataError, match=r"0 states with more than 50 counties.*30 and 2710.*allow_incomplete = true"):
+        launch(None, config=folder / "mine.toml", out=out, data=folder, jobs=1)
+    assert not out.exists()
+    (folder / "mine.toml").write_text(OPTIONS + "allow_incomplete = true\n")
+    launch(None, config=folder / "mine.toml", out=out, data=folder, jobs=1)
+    assert (out / "mine" / "rows.parquet").exists()
+    (folder / MAP).write_text(json.dumps(SQUARES).replace('"46"', '"47"'))
+    with pytest.raises(DataError, match="has no outline of SD"):
+        check_data(folder, 19, allow_incomplete=True)
 
 
 def test_the_fingerprint_sees_every_file(folder: Path):
@@ -387,6 +435,22 @@ def test_the_real_files(real_data: Path):
     with (folder / "state_lean.csv").open(newline="") as handle:
         expected = {row["state"]: row["lean_2000_2012"] for row in csv.DictReader(handle)}
     assert found.lean == expected
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("name", [FACTS, RESULTS, EARLIER])
+def test_real_files_that_lost_their_end(real_data: Path, tmp_path: Path, name: str):
+    for one in SOURCES:
+        (tmp_path / one).write_bytes((real_data / "election" / one).read_bytes())
+    check_data(tmp_path)
+    lines = (tmp_path / name).read_bytes().splitlines(keepends=True)
+    (tmp_path / name).write_bytes(b"".join(lines[:-100]))  # whole lines: only the counts can tell
+    with pytest.raises(DataError, match="the complete file"):
+        check_data(tmp_path)
+    check_data(tmp_path, allow_incomplete=True)
+    (tmp_path / name).write_bytes(b"".join(lines)[:100000])
+    with pytest.raises(DataError, match=rf"{name}, line \d+: .*take it again from|the complete file"):
+        check_data(tmp_path)
 
 
 @pytest.mark.realdata

@@ -37,6 +37,10 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
     FACTS: ("fips", "state_abbreviation"),
 }
 
+#: What the complete files give: states with more than 50 counties, counties in them; rows of the earlier elections.
+COMPLETE = (30, 2710)
+EARLIER_ROWS = 3112
+
 #: Shannon County became Oglala Lakota; county_facts and the 2008-16 file use the old number.
 RECODED = {46113: 46102}
 ALASKA = 2
@@ -135,6 +139,39 @@ def check_files(folder: Path) -> None:
         raise DataError(f"{folder} lacks {len(missing)} of the {len(SOURCES)} files of the election study:\n{lines}")
 
 
+def check_data(folder: Path, more_than: int = 50, *, allow_incomplete: bool = False) -> None:
+    """Raise `DataError` unless the files can be read and are as complete as those that the study was made for.
+
+    Parameters
+    ----------
+    folder, more_than
+        As in `load_election`.
+    allow_incomplete : bool
+        Whether fewer states, counties or outlines will do.
+    """
+    found = load_election(folder, more_than)
+    without = [state for state in found.federation.devices if state not in found.shapes]
+    if without:
+        raise DataError(
+            f"{folder / MAP} has no outline of {', '.join(map(str, without))}; take it again from {SOURCES[MAP]}"
+        )
+    if allow_incomplete:
+        return
+    remedy = "take the files again, or put allow_incomplete = true under [options] of a study's file of your own"
+    sizes = found.federation.n_samples if more_than <= 50 else load_election(folder, 50).federation.n_samples
+    sizes = sizes[sizes > 50]
+    states, counties = COMPLETE
+    if sizes.size < states or sizes.sum() < counties:
+        raise DataError(
+            f"{folder}: {sizes.size} states with more than 50 counties that have facts and votes, "
+            f"{sizes.sum()} counties in them; the complete files give {states} and {counties}, so "
+            f"{FACTS} or {RESULTS} is cut off: {remedy}"
+        )
+    earlier = len(_read(folder / EARLIER))
+    if earlier < EARLIER_ROWS:
+        raise DataError(f"{folder / EARLIER} has {earlier} rows; the complete file has {EARLIER_ROWS}: {remedy}")
+
+
 def fingerprint(folder: Path) -> str:
     """Digest of the files' contents, so that rows computed from other data are not reused."""
     check_files(folder)
@@ -145,12 +182,24 @@ def fingerprint(folder: Path) -> str:
 
 
 def _read(path: Path) -> list[dict[str, str]]:
+    rows = []
     with path.open(encoding="utf-8-sig", newline="") as handle:
         reader = csv.DictReader(handle)
-        rows = list(reader)
-        missing = [name for name in _COLUMNS[path.name] if name not in (reader.fieldnames or ())]
-    if missing:
-        raise DataError(f"{path} has no column {missing[0]!r}; take the file from {SOURCES[path.name]}")
+        columns = reader.fieldnames or ()
+        missing = [name for name in _COLUMNS[path.name] if name not in columns]
+        if missing:
+            raise DataError(f"{path} has no column {missing[0]!r}; take the file from {SOURCES[path.name]}")
+        for row in reader:
+            if None in row or None in row.values():
+                count = len([value for value in row.values() if value is not None])
+                words = f"more than the {len(columns)}" if None in row else f"{count} of the {len(columns)}"
+                raise DataError(
+                    f"{path}, line {reader.line_num}: {words} columns, as in a file that was cut off or edited; "
+                    f"take it again from {SOURCES[path.name]}"
+                )
+            rows.append(row)
+    if not rows:
+        raise DataError(f"{path} has no rows; take it again from {SOURCES[path.name]}")
     return rows
 
 

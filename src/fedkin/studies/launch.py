@@ -52,22 +52,26 @@ def launch(
         raise missing_dependency("matplotlib", "drawing figures", "report")
     for one in studies:
         check_study(one)
-        check_data(one, data)
-    return [_run(one, out, jobs, data) for one in studies]
+    digests = [check_data(one, data) for one in studies]
+    return [_run(one, out, jobs, data, digest) for one, digest in zip(studies, digests, strict=True)]
 
 
 def check_data(study: Study, data: Path | None) -> str:
-    """The digest of the data that a study reads ("" if none); raises before anything runs when they are missing."""
+    """The digest of the data that a study reads ("" if none); raises before anything runs when they cannot be used."""
     if study.data is None:
         return ""
     if study.data != "election":
         raise ParameterError(f'study {study.name!r}: data = {study.data!r} is not known; "election" is')
-    from fedkin.studies.election_data import SOURCES, fingerprint
+    from fedkin.studies import election_data
 
     if data is None:
-        files = "\n".join(f"  {file}: from {source}" for file, source in SOURCES.items())
+        files = "\n".join(f"  {file}: from {source}" for file, source in election_data.SOURCES.items())
         raise ParameterError(f"study {study.name!r} needs --data DIR, a directory with\n{files}")
-    return fingerprint(data)
+    allow = study.options.get("allow_incomplete", False)
+    if not isinstance(allow, bool):
+        raise ParameterError(f"{study.source}, [options]: allow_incomplete must be true or false, got {allow!r}")
+    election_data.check_data(data, study.options.get("more_than", 50), allow_incomplete=allow)
+    return election_data.fingerprint(data)
 
 
 def _prepare(study: Study, out: Path, data: Path | None) -> None:
@@ -77,8 +81,8 @@ def _prepare(study: Study, out: Path, data: Path | None) -> None:
         write_outlines(data, out / study.directory)
 
 
-def _run(study: Study, out: Path, jobs: int | None, data: Path | None) -> Report:
-    run = run_study(study, out, jobs=jobs, data=data, fingerprint=check_data(study, data))
+def _run(study: Study, out: Path, jobs: int | None, data: Path | None, fingerprint: str) -> Report:
+    run = run_study(study, out, jobs=jobs, data=data, fingerprint=fingerprint)
     _prepare(study, out, data)
     report = write_report(study, run.folder, notes_on(run))
     for check in report.checks:
