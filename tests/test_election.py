@@ -402,12 +402,30 @@ def test_groups_are_what_most_splits_say():
 def test_claims_hold_and_fail():
     good = {check.claim: check.holds for check in election_report.checks(_rows(0.944, [[0, 0, 1]] * 10))}
     bad = {check.claim: check.holds for check in election_report.checks(_rows(0.935, [[0, 0, 0]] * 10))}
-    at_least = "Fed-ADMM, D_loc: accuracy at or above 0.94"
-    above = "Fed-ADMM, D_loc above Global, ridge validated by more than two standard errors of the paired mean"
+    protocol = "With pooled z-scores, intercept: "
+    at_least = protocol + "Fed-ADMM, D_loc: accuracy at or above 0.94"
+    above = (
+        protocol + "Fed-ADMM, D_loc above Global, ridge validated by more than two standard errors of the paired mean"
+    )
     assert good[at_least] and good[above] and not bad[at_least] and not bad[above]
-    two = "Two main groups of states, as on the published map"
+    two = protocol + "two main groups of states, as on the published map"
     assert good[two] and not bad[two]
     assert not good['Published accuracies lie above the floor "always Republican"']
+
+
+def test_what_is_found_by_test_scores_is_no_evidence():
+    """A recipe of another protocol that happens to meet a published number is an observation, never a claim."""
+    main = _rows(0.944, [[0, 0, 1]] * 10)
+    other = [{**row, "standardize": "state", "accuracy": row["accuracy"] - 0.151} for row in main]
+    found = election_report.checks(main + other)
+    seen = [check for check in found if "0.793" in check.claim]
+    assert [check.verdict for check in seen] == ["does not hold", "observation"]
+    assert "nearest of 2 recipes, chosen by looking at test rows; not a reproduction" in seen[1].claim
+    assert seen[1].observed.startswith("0.793 (z-scores within states, no intercept; Fed-ADMM, D_loc), within")
+    before = {check.claim: check.holds for check in election_report.checks(main)}
+    assert {check.claim: check.holds for check in found if check.holds is not None} == {
+        claim: holds for claim, holds in before.items() if holds is not None
+    }
 
 
 def test_tables_show_floors_ceiling_and_published_numbers():

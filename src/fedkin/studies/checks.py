@@ -18,12 +18,18 @@ class Check:
     Attributes
     ----------
     claim, observed : str
-    holds : bool
+    holds : bool or None
+        None for an observation: something to know, which is evidence for no claim.
     """
 
     claim: str
     observed: str
-    holds: bool
+    holds: bool | None
+
+    @property
+    def verdict(self) -> str:
+        """``holds``, ``does not hold`` or ``observation``."""
+        return "observation" if self.holds is None else "holds" if self.holds else "does not hold"
 
 
 def estimation(rows: Sequence[Row]) -> list[Check]:

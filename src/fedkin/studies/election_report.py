@@ -161,43 +161,61 @@ def groups(rows: Sequence[Row], standardize: str = MAIN) -> Groups:
 
 
 def checks(rows: Sequence[Row]) -> list[Check]:
-    """Fed-ADMM against validated Local and Global, the floors, the ceiling, and the published numbers."""
+    """Fed-ADMM against validated Local and Global, the floors, the ceiling, and the published numbers.
+
+    All claims are about the default protocol, not about whichever comes nearest; what the others give is shown as an
+    observation.
+    """
     main = [row for row in rows if row["standardize"] == MAIN]
     accuracy = {key[0]: one for key, one in summarize(main, ["method"], "accuracy").items()}
+    protocol = f"With {PROTOCOLS[MAIN]}"
     beside = ", ".join(
         f"{LABELS[name]} {accuracy[name].mean:.3f}" for name in (*FLOORS, "boosting") if name in accuracy
     )
     out = []
     for fed in ("fed-loc", "fed-his"):
         mean = accuracy[fed].mean
-        out.append(Check(f"{LABELS[fed]}: accuracy at or above 0.94", f"{mean:.4f}; {beside}", mean >= 0.94))
+        claim = f"{protocol}: {LABELS[fed]}: accuracy at or above 0.94"
+        out.append(Check(claim, f"{mean:.4f}; {beside}", mean >= 0.94))
         for other in ("local", "global"):
             difference = paired_difference(main, "method", fed, other, "accuracy")
             observed = f"{difference.mean:+.4f}, standard error {difference.error:.4f} ({difference.n} splits)"
             claim = f"{LABELS[fed]} above {LABELS[other]} by more than two standard errors of the paired mean"
-            out.append(Check(claim, observed, difference.mean > 2 * difference.error))
+            out.append(Check(f"{protocol}: {claim}", observed, difference.mean > 2 * difference.error))
     below = [name for name, (value, _) in PUBLISHED.items() if value < accuracy["always-republican"].mean]
     observed = f"{len(below)} of 4 lie below {accuracy['always-republican'].mean:.3f}"
     out.append(Check('Published accuracies lie above the floor "always Republican"', observed, not below))
-    out += [_published(rows, name) for name in PUBLISHED]
+    for name, (value, sd) in PUBLISHED.items():
+        claim = (
+            f"{protocol}: published accuracy of {_short(name)}, {value:.3f}, met within its standard deviation {sd:.3f}"
+        )
+        out.append(Check(claim, f"{accuracy[name].mean:.3f}", abs(accuracy[name].mean - value) <= sd))
     found = groups(rows)
     parts = int(found.labels.max()) + 1
     kept = f"{min(found.kept)} to {max(found.kept)} of {len(found.states) * (len(found.states) - 1) // 2} edges kept"
-    out.append(Check("Two main groups of states, as on the published map", f"{kept}; {parts} group(s)", parts == 2))
-    return out
+    claim = f"{protocol}: two main groups of states, as on the published map"
+    out.append(Check(claim, f"{kept}; {parts} group(s)", parts == 2))
+    return out + [_nearest(rows, name) for name in PUBLISHED]
 
 
-def _published(rows: Sequence[Row], name: str) -> Check:
-    """Whether any recipe of that kind comes within a standard deviation of the published accuracy."""
+def _nearest(rows: Sequence[Row], name: str) -> Check:
+    """The recipe of that kind that comes nearest to the published accuracy, found by its test scores: no evidence."""
     table = summarize(rows, ["standardize", "method"], "accuracy")
     value, sd = PUBLISHED[name]
-    alike = [key for key in table if key[1] in (name, f"{name}-steps")]
-    nearest = min(alike, key=lambda key: abs(table[key].mean - value))
+    alike = {key: one.mean for key, one in table.items() if key[1] in (name, f"{name}-steps")}
+    nearest = min(alike, key=lambda key: abs(alike[key] - value))
+    side = "within" if abs(alike[nearest] - value) <= sd else "outside"
     recipe = f"{PROTOCOLS.get(nearest[0], nearest[0])}; {LABELS[nearest[1]]}"
-    observed = f"nearest is {table[nearest].mean:.3f} ({recipe})"
-    short = LABELS[name].replace(", ridge validated", "")
-    claim = f"Published accuracy of {short}, {value:.3f}, reproduced within its standard deviation {sd:.3f}"
-    return Check(claim, observed, abs(table[nearest].mean - value) <= sd)
+    return Check(
+        f"Published accuracy of {_short(name)}, {value:.3f}: the nearest of {len(alike)} recipes, chosen by looking at "
+        "test rows; not a reproduction",
+        f"{alike[nearest]:.3f} ({recipe}), {side} the published standard deviation {sd:.3f}",
+        None,
+    )
+
+
+def _short(name: str) -> str:
+    return LABELS[name].replace(", ridge validated", "")
 
 
 def _group_name(found: Groups, u: int) -> str:

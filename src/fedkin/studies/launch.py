@@ -86,7 +86,8 @@ def _run(study: Study, out: Path, jobs: int | None, data: Path | None, fingerpri
     _prepare(study, out, data)
     report = write_report(study, run.folder, notes_on(run))
     for check in report.checks:
-        _say(f"{study.name}: {'holds' if check.holds else 'DOES NOT HOLD'}: {check.claim} ({check.observed})")
+        verdict = check.verdict.upper() if check.holds is False else check.verdict
+        _say(f"{study.name}: {verdict}: {check.claim} ({check.observed})")
     _say(f"{study.name}: {notes_on(run)}")
     print(report.page)  # noqa: T201  (the one line on stdout: where to look)
     return report

@@ -23,6 +23,8 @@ th:first-child, td:first-child, .claims td, .claims th { text-align: left; white
 .yes { color: #0f6b50; font-weight: 600; } .no { color: #a23b00; font-weight: 600; }
 """
 
+_CLASSES = {True: "yes", False: "no", None: "small"}
+
 #: Columns that say where a row was computed.
 ENVIRONMENT = ("fedkin", "python", "numpy", "scipy", "scikit_learn", "numba", "platform", "cpu")
 
@@ -81,7 +83,7 @@ def write_page(
 def _claims(checks: Sequence[Check]) -> str:
     lines = "".join(
         f"<tr><td>{escape(check.claim)}</td><td>{escape(check.observed)}</td>"
-        f"<td class='{'yes' if check.holds else 'no'}'>{'holds' if check.holds else 'does not hold'}</td></tr>"
+        f"<td class='{_CLASSES[check.holds]}'>{check.verdict}</td></tr>"
         for check in checks
     )
     return f"<div class='wide claims'><table><tr><th>claim</th><th>observed</th><th></th></tr>{lines}</table></div>"
