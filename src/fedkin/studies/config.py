@@ -189,11 +189,18 @@ def load_study(source: str | Path, *, quick: bool = False) -> Study:
         text = resources.files("fedkin.studies").joinpath(f"configs/{source}.toml").read_text(encoding="utf-8")
         return parse_study(text, f"the built-in study {source!r}", quick=quick)
     path = Path(source)
+    if isinstance(source, Path) and not path.is_file():
+        what = "is a directory" if path.is_dir() else "does not exist"
+        raise ParameterError(f"--config: {path} {what}; give the path of a study's TOML file")
     if not path.is_file():
         raise ParameterError(
             f"there is no study {str(source)!r}: give one of {', '.join(BUILT_IN)}, or the path of a TOML file"
         )
-    return parse_study(path.read_text(encoding="utf-8"), str(path), quick=quick, folder=path.resolve().parent)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"{path} cannot be read: {error}") from None
+    return parse_study(text, str(path), quick=quick, folder=path.resolve().parent)
 
 
 def parse_study(text: str, where: str, *, quick: bool = False, folder: Path | None = None) -> Study:

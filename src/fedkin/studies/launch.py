@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,8 +53,21 @@ def launch(
         raise missing_dependency("matplotlib", "drawing figures", "report")
     for one in studies:
         check_study(one)
+        check_out(out, out / one.directory)
     digests = [check_data(one, data) for one in studies]
     return [_run(one, out, jobs, data, digest) for one, digest in zip(studies, digests, strict=True)]
+
+
+def check_out(out: Path, folder: Path) -> None:
+    """Raise `ParameterError`, naming ``--out``, when a study cannot write to its directory; nothing is created."""
+    for place in (folder, out, *out.absolute().parents):
+        if not place.exists():
+            continue
+        if not place.is_dir():
+            raise ParameterError(f"--out {out}: {place} is a file, not a directory; choose another --out")
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise ParameterError(f"--out {out}: no permission to write in {place}; choose another --out")
+        return
 
 
 def check_data(study: Study, data: Path | None) -> str:
