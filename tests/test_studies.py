@@ -26,7 +26,7 @@ from fedkin.studies.pool import WorkerError, map_in_processes
 from fedkin.studies.progress import duration
 from fedkin.studies.report import write_report
 from fedkin.studies.runner import run_study
-from fedkin.studies.store import Store, StudyError, read_rows, write_rows
+from fedkin.studies.store import Store, StudyError, read_rows, read_seconds, write_rows
 from fedkin.studies.summary import Summary, paired_difference
 from fedkin.studies.tables import make_table
 from fedkin.studies.tasks import Job, Replication, find_function, run_job
@@ -505,6 +505,22 @@ def test_everything_is_drawn_from_the_rows_alone(small: Path, tmp_path: Path):
         and "data:image/svg+xml;base64," in page
         and "http" not in page.replace("http://www.w3", "")
     )
+
+
+def test_a_page_drawn_again_still_tells_the_computing_time(small: Path, tmp_path: Path):
+    small.write_text(SMALL.replace("replications = 6", "replications = 2") + "[options]\nsleep = 0.6\n")
+    (first,) = launch(None, config=small, out=tmp_path / "out", jobs=2)
+    assert "4 cells computed in" in first.page.read_text()
+    took = [read_seconds(path) for path in (tmp_path / "out" / "small" / "cells").glob("*.parquet")]
+    assert all(1.2 <= one < 10 for one in took)
+    (again,) = launch(None, config=small, out=tmp_path / "out", jobs=2)
+    page = again.page.read_text()
+    assert f"4 cells found finished, all 4 took {duration(sum(took))} in sum (each in one process)." in page
+    # parts from before times were noted
+    part = next((tmp_path / "out" / "small" / "cells").glob("*.parquet"))
+    write_rows(part, read_rows(part))
+    (third,) = launch(None, config=small, out=tmp_path / "out", jobs=2)
+    assert "all 4 (1 of them without a noted time) took" in third.page.read_text()
 
 
 def test_tables_are_means_with_standard_errors():

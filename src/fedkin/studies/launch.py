@@ -109,8 +109,14 @@ def _run(study: Study, out: Path, jobs: int | None, data: Path | None, fingerpri
 
 def notes_on(run: StudyRun) -> str:
     """What a run did, in a sentence."""
-    text = f"{run.computed} cells computed in {duration(run.seconds)}"
-    return f"{text}, {run.cached} found finished." if run.cached else f"{text}."
+    parts = [f"{run.computed} cells computed in {duration(run.seconds)}"] if run.computed else []
+    if run.cached:
+        parts.append(f"{run.cached} cells found finished")
+    n_cells = run.computed + run.cached
+    if run.untimed < n_cells:
+        others = f" ({run.untimed} of them without a noted time)" if run.untimed else ""
+        parts.append(f"all {n_cells}{others} took {duration(run.process_seconds)} in sum (each in one process)")
+    return f"{', '.join(parts)}."
 
 
 def _say(text: str) -> None:

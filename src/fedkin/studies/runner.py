@@ -32,6 +32,10 @@ class StudyRun:
         Cells that were run now, and that were found finished.
     seconds : float
         Of this run.
+    process_seconds : float
+        That all cells took, summed, whenever they were computed.
+    untimed : int
+        Cells of which it is not known.
     """
 
     study: Study
@@ -40,6 +44,8 @@ class StudyRun:
     computed: int
     cached: int
     seconds: float
+    process_seconds: float = 0.0
+    untimed: int = 0
 
 
 def run_study(
@@ -82,7 +88,7 @@ def run_study(
         with Progress(study.name, len(cells), cached) as progress:
             try:
                 for job, (rows, seconds) in map_in_processes(run_job, work, jobs):
-                    store.write(job.cell, rows)
+                    store.write(job.cell, rows, seconds)
                     progress.advance(left.finished(job.cell, seconds))
             except WorkerError as error:
                 cell = error.item.cell
@@ -92,7 +98,8 @@ def run_study(
                 ) from error
         rows = store.read(cells)
         write_rows(store.folder / "rows.parquet", rows)
-    return StudyRun(study, store.folder, rows, len(missing), cached, perf_counter() - started)
+        total, untimed = store.seconds(cells)
+    return StudyRun(study, store.folder, rows, len(missing), cached, perf_counter() - started, total, untimed)
 
 
 def available_cores() -> int:

@@ -17,6 +17,9 @@ from fedkin.studies.config import Cell
 
 Row = Mapping[str, Any]
 
+#: Entry of a part file's metadata: how long its cell took.
+_SECONDS = b"fedkin_seconds"
+
 
 class StudyError(FedkinError, RuntimeError):
     """A study that cannot go on: a failing cell, a directory in use, rows that cannot be read."""
@@ -45,9 +48,15 @@ class Store:
         """Whether the cell is finished."""
         return self.part(cell).is_file()
 
-    def write(self, cell: Cell, rows: Sequence[Row]) -> None:
-        """Store a finished cell, atomically: a kill leaves the whole file or none."""
-        write_rows(self.part(cell), rows)
+    def write(self, cell: Cell, rows: Sequence[Row], seconds: float | None = None) -> None:
+        """Store a finished cell and the time that it took, atomically: a kill leaves the whole file or none."""
+        write_rows(self.part(cell), rows, seconds)
+
+    def seconds(self, cells: Sequence[Cell]) -> tuple[float, int]:
+        """Time that finished cells took, summed, and the number of cells that have none noted."""
+        found = [read_seconds(self.part(cell)) for cell in cells]
+        known = [one for one in found if one is not None]
+        return sum(known), len(found) - len(known)
 
     def read(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
         """The rows of finished cells, in the order of the cells."""
@@ -77,11 +86,13 @@ class Store:
             yield
 
 
-def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows as a Parquet file that is there whole or not at all."""
+def write_rows(path: Path, rows: Sequence[Row], seconds: float | None = None) -> None:
+    """Write rows as a Parquet file that is there whole or not at all; ``seconds`` go into its metadata."""
     pyarrow, parquet = _pyarrow()
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+    if seconds is not None:
+        table = table.replace_schema_metadata({_SECONDS: repr(float(seconds))})
     draft = path.with_name(path.name + ".writing")
     try:
         parquet.write_table(table, draft)
@@ -100,6 +111,13 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     except Exception as error:
         raise StudyError(f"{path} cannot be read ({error}); remove it and run the study again") from error
     return rows
+
+
+def read_seconds(path: Path) -> float | None:
+    """The seconds in a file's metadata, None where there are none."""
+    _, parquet = _pyarrow()
+    noted = (parquet.read_metadata(path).metadata or {}).get(_SECONDS)
+    return None if noted is None else float(noted)
 
 
 def environment() -> dict[str, str]:
