@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 from textwrap import dedent
 
@@ -23,7 +24,7 @@ from fedkin.studies.designs import false_edge_design, make_design
 from fedkin.studies.estimators import Settings, Workbench
 from fedkin.studies.launch import launch
 from fedkin.studies.pool import WorkerError, map_in_processes
-from fedkin.studies.progress import duration
+from fedkin.studies.progress import Progress, TimeLeft, duration
 from fedkin.studies.report import write_report
 from fedkin.studies.runner import run_study
 from fedkin.studies.store import Store, StudyError, read_rows, read_seconds, write_rows
@@ -558,6 +559,24 @@ def test_legends_do_not_cover_panels(panels: int, series: int):
         assert not legend.overlaps(axis.get_tightbbox())
 
 
+def test_availability_says_what_it_shows_and_the_label_fits():
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    from fedkin.studies.figures import line_panels
+
+    study = load_study("availability")
+    (spec,) = study.figures
+    assert spec["y"] == "distance"
+    assert all("squared distance" in text.lower() for text in (study.title, spec["y_label"], spec["caption"]))
+    assert all("squared" in table["caption"] for table in study.tables)
+    points = [(p, name) for p in (0.3, 1.0) for name in study.options["variants"]]
+    figure = line_panels(spec, [{"availability": p, "variant": name, "distance": 1e-3 / p} for p, name in points])
+    FigureCanvasAgg(figure).draw()
+    (label,) = [text for text in figure.texts if text.get_text() == spec["y_label"]]
+    extent = label.get_window_extent()
+    assert extent.y0 >= 0 and extent.y1 <= figure.bbox.y1
+
+
 def test_intervals_against_scipy_and_statsmodels():
     from scipy import stats
     from statsmodels.stats.proportion import proportion_confint
@@ -576,6 +595,31 @@ def test_intervals_against_scipy_and_statsmodels():
 
 def test_durations():
     assert [duration(seconds) for seconds in (0, 59.4, 61, 3600)] == ["0 s", "59 s", "1 min 1 s", "1 h 0 min"]
+
+
+def test_lines_come_while_no_cell_ends():
+    stream = StringIO()
+    with Progress("slow", 3, 0, stream, every=0.05) as progress:
+        _wait_for(lambda: stream.getvalue().count("slow: 0 of 3 cells\n") >= 2, 10.0)
+        progress.advance(None)
+        _wait_for(lambda: "slow: 1 of 3 cells\n" in stream.getvalue(), 10.0)
+        progress.advance(10_000.0)
+        _wait_for(lambda: "slow: 2 of 3 cells, 2 h 46 min left\n" in stream.getvalue(), 10.0)
+        progress.advance(0.0)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "slow: 3 cells" and lines[-1] == "slow: 3 of 3 cells, done"
+    time.sleep(0.15)
+    assert stream.getvalue().splitlines() == lines  # silent after the end
+
+
+def test_no_time_left_before_every_process_has_ended_a_cell():
+    cells = parse_study(ESTIMATION, "test").cells()
+    assert [TimeLeft(cells, jobs=2).finished(cells[0], 5.0), TimeLeft(cells, jobs=1).finished(cells[0], 5.0)] == [
+        None,
+        5,
+    ]
+    left = TimeLeft(cells[:1], jobs=8)
+    assert left.finished(cells[0], 5.0) == 0.0
 
 
 def test_the_example_of_the_documentation(repository: Path, tmp_path: Path):
