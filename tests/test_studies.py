@@ -24,6 +24,7 @@ from fedkin.studies.designs import false_edge_design, make_design
 from fedkin.studies.estimators import Settings, Workbench
 from fedkin.studies.launch import launch
 from fedkin.studies.pool import WorkerError, map_in_processes
+from fedkin.studies.preflight import check_study
 from fedkin.studies.progress import Progress, TimeLeft, duration
 from fedkin.studies.report import write_report
 from fedkin.studies.runner import run_study
@@ -697,6 +698,26 @@ def test_validation_of_other_losses_is_the_librarys():
     lams = np.geomspace(0.1, 1e-3, 4)
     expected = fedkin.cross_validate_lam(problem, lams, folds=3, seed=3, tol=1e-4)
     assert validated_lam(problem, lams, folds=3, seed=3, tol=1e-4) == expected.lam
+
+
+@pytest.mark.parametrize(
+    ("task", "option", "message"),
+    [
+        ("selection", 'variances = "model"', r"variances must be a list .*write variances = \['model'\]"),
+        (
+            "selection",
+            'variances = ["modle"]',
+            "variances has an unknown name 'modle'; choose from model, sandwich, bart",
+        ),
+        ("convergence", 'methods = ["fedadmm"]', "methods has an unknown name 'fedadmm'; choose from fedadmm-full"),
+        ("availability", 'variants = ["known"]', "variants has an unknown name 'known'; choose from known-central"),
+        ("election", 'methods = ["fed"]', "methods has an unknown name 'fed'; choose from always-republican"),
+    ],
+)
+def test_names_among_the_options_of_built_in_tasks(task: str, option: str, message: str):
+    study = parse_study(f'[study]\nname = "s"\ntask = "{task}"\n[options]\n{option}\n', "some.toml")
+    with pytest.raises(ParameterError, match=rf"some\.toml, \[options\]: {message}"):
+        check_study(study)
 
 
 def test_unknown_names_are_refused():

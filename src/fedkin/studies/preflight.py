@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fedkin.errors import ParameterError
 from fedkin.studies.config import Study, put_on_path
@@ -92,6 +92,10 @@ def _choices(task: str) -> Mapping[str, Sequence[str]]:
         from fedkin.studies.algorithms import METHODS, VARIANTS
 
         return {"methods": list(METHODS)} if task == "convergence" else {"variants": list(VARIANTS)}
+    if task == "selection":
+        from fedkin.local import Variance
+
+        return {"variances": list(get_args(Variance))}
     if task == "election":
         from fedkin.studies.election import LABELS as METHODS_OF_ELECTION
 
