@@ -368,3 +368,85 @@ def test_bad_input_is_one_line(
     assert main(command) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "fed").exists()
+
+
+def until_round(directory: Path, capsys: pytest.CaptureFixture[str], least: int) -> list[dict[str, Any]]:
+    deadline = time.monotonic() + 60
+    while min((lines := status_of(directory, capsys)), key=lambda line: line["round"])["round"] < least:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return lines
+
+
+def heard(*arguments: str) -> subprocess.Popen[str]:
+    """As `started`, with standard error kept."""
+    command = [sys.executable, "-m", "fedkin.cli", "peer", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_up_stops_the_devices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    init(tmp_path, 1_000_000, devices=2)
+    directory = tmp_path / "fed"
+    process = heard("up", str(directory))
+    try:
+        until_round(directory, capsys, 3)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert "stopping the devices" in errors
+        assert {line["state"] for line in status_of(directory, capsys)} == {"stopped"}
+        assert not any(is_running(directory / "devices" / f"d{u}") for u in range(2))
+    finally:
+        ended(process, directory)
+
+
+def test_a_signal_to_up_stops_the_edge_selection(tmp_path: Path) -> None:
+    """One device is missing, so that the selection of the others waits."""
+    init(tmp_path, 10, "--select-level", "0.05")
+    directory = tmp_path / "fed"
+    (directory / "devices" / "d2").rename(tmp_path / "elsewhere")
+    process = heard("up", str(directory))
+    try:
+        logs = [directory / "devices" / f"d{u}" / "log.jsonl" for u in range(2)]
+        deadline = time.monotonic() + 60
+        while not all(log.exists() for log in logs):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        if not children.exists():
+            pytest.skip("no list of child processes on this system")
+        numbers = children.read_text().split()
+        assert len(numbers) == 2
+        process.terminate()
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 130 and "stopping the edge selection" in errors
+        assert not any(Path(f"/proc/{number}").exists() for number in numbers)
+    finally:
+        ended(process, directory)
+
+
+def test_up_beside_running_devices_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The supervisor was killed, its devices go on: that is no failure of theirs."""
+    init(tmp_path, 1_000_000, devices=2)
+    directory = tmp_path / "fed"
+    process = started("up", str(directory))
+    try:
+        before = until_round(directory, capsys, 3)
+        process.kill()
+        process.wait()
+        assert main(["peer", "up", str(directory)]) == 2
+        errors = capsys.readouterr().err
+        assert "already running: d0, d1" in errors and f"fedkin peer stop {directory}" in errors
+        after = status_of(directory, capsys)
+        assert [line["pid"] for line in after] == [line["pid"] for line in before]
+        assert {line["state"] for line in after} == {"running"}
+    finally:
+        ended(process, directory)
+    deadline = time.monotonic() + 20
+    while any(is_running(directory / "devices" / f"d{u}") for u in range(2)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

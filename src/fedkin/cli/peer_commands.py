@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +25,7 @@ from fedkin.engine.directory import collect as collect_results
 from fedkin.engine.manifest import Manifest, load_manifest
 from fedkin.engine.notices import write_notice
 from fedkin.engine.security import Pair, belong_together, make_authority
-from fedkin.engine.supervisor import Line, Supervisor, overview, prometheus, stop_all
+from fedkin.engine.supervisor import Line, Supervisor, check_idle, overview, prometheus, stop_all
 from fedkin.errors import DataError, ParameterError, SolverError
 from fedkin.federation import Federation
 from fedkin.graph import Graph
@@ -220,14 +222,20 @@ def select_all(directory: Path, give_up: float) -> None:
     """Run the edge selection of all devices on this machine that have not done it."""
     places = [place for place in device_directories(directory) if not (place / SELECTION).exists()]
     command = [sys.executable, "-m", "fedkin.cli.peer_select", "--give-up", str(give_up)]
-    running = [subprocess.Popen([*command, str(place)], start_new_session=True) for place in places]
-    try:
-        codes = [process.wait() for process in running]
-    finally:
-        for process in running:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+    running: list[subprocess.Popen[bytes]] = []
+    with _ended_like_ctrl_c():
+        try:
+            for place in places:
+                running.append(subprocess.Popen([*command, str(place)], start_new_session=True))
+            codes = [process.wait() for process in running]
+        except (Interrupted, KeyboardInterrupt):
+            note("stopping the edge selection; the same command begins it again")
+            raise
+        finally:
+            for process in running:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
     failed = [place.name for place, code in zip(places, codes, strict=True) if code]
     if failed:
         raise SolverError(
@@ -235,9 +243,35 @@ def select_all(directory: Path, give_up: float) -> None:
         )
 
 
+@contextmanager
+def _ended_like_ctrl_c() -> Iterator[None]:
+    """Within this context SIGTERM and SIGHUP do what Ctrl-C does: devices have sessions of their own, and stay."""
+
+    def interrupt(number: int, frame: object) -> None:
+        for one in (*before, signal.SIGINT):
+            signal.signal(one, signal.SIG_IGN)  # once is enough: cleaning up must not be interrupted again
+        raise Interrupted
+
+    # who ignores a signal, as nohup does, wants that
+    heeded = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for one in heeded:
+            before[one] = signal.signal(one, interrupt)
+    except ValueError:  # not in the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
 def up(directory: Path, restarts: int, give_up: float, as_json: bool) -> None:
     """Supervise all devices until they end."""
     manifest = load_manifest(directory)
+    check_idle(directory)
     if manifest.select is not None:
         select_all(directory, give_up)
     supervisor = Supervisor(directory, ("--give-up", str(give_up)), restarts)
@@ -257,19 +291,20 @@ def up(directory: Path, restarts: int, give_up: float, as_json: bool) -> None:
 def watch(supervisor: Supervisor, manifest: Manifest) -> None:
     """Start the devices and look after them until they have ended, with a live view on terminals."""
     console = messages()
-    try:
-        supervisor.start()
-        with Live(console=console, auto_refresh=False, transient=True) as live:
-            while supervisor.poll():
-                if console.is_terminal:
-                    lines = overview(supervisor.directory, supervisor.children)
-                    live.update(_table(lines, manifest, max(console.height - _FRAME_LINES, 3)), refresh=True)
-                time.sleep(_LOOK_SECONDS)
-    except (Interrupted, KeyboardInterrupt):
-        note("stopping the devices; the same command continues later")
-        raise
-    finally:
-        supervisor.stop()
+    with _ended_like_ctrl_c():
+        try:
+            supervisor.start()
+            with Live(console=console, auto_refresh=False, transient=True) as live:
+                while supervisor.poll():
+                    if console.is_terminal:
+                        lines = overview(supervisor.directory, supervisor.children)
+                        live.update(_table(lines, manifest, max(console.height - _FRAME_LINES, 3)), refresh=True)
+                    time.sleep(_LOOK_SECONDS)
+        except (Interrupted, KeyboardInterrupt):
+            note("stopping the devices; the same command continues later")
+            raise
+        finally:
+            supervisor.stop()
 
 
 def status(directory: Path, metrics: bool, as_json: bool) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fedkin.engine.directory import LOCK, device_directories, read_result, read_status
 from fedkin.engine.process import FINISHED, STOPPED, WRONG
+from fedkin.errors import DataError
 
 #: A device that dies so often is given up.
 MAX_RESTARTS = 10
@@ -64,7 +65,8 @@ class Supervisor:
     children: list[Child] = field(default_factory=list)
 
     def start(self) -> None:
-        """Start every device that is here."""
+        """Start every device that is here; raises `DataError` when one runs already."""
+        check_idle(self.directory)
         places = device_directories(self.directory) if self.places is None else self.places
         self.children = [Child(place) for place in places]
         for child in self.children:
@@ -184,6 +186,16 @@ def is_running(place: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def check_idle(directory: Path) -> None:
+    """Raise `DataError` when devices of this directory run, under another supervisor or none."""
+    running = [place.name for place in device_directories(directory) if is_running(place)]
+    if running:
+        raise DataError(
+            f"already running: {', '.join(running)}; to see them: fedkin peer status {directory}; "
+            f"to end them first: fedkin peer stop {directory}"
+        )
 
 
 def stop_all(directory: Path) -> list[str]:
