@@ -18,11 +18,14 @@ A sub-directory is all that a device needs; carry it to the device's machine. Ev
 from __future__ import annotations
 
 import json
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedkin.engine.exchange import selection_keys
 from fedkin.engine.lockstep import keys_of, presence_key
@@ -38,6 +41,8 @@ from fedkin.engine.security import (
     write_private,
 )
 from fedkin.errors import DataError
+
+Array = NDArray[np.float64]
 
 DEVICES, OWNER, LINKS = "devices", "device.json", "zenoh.json5"
 KEY, CERTIFICATE, AUTHORITY_KEY = "device.key", "device.crt", "ca.key"
@@ -205,13 +210,46 @@ def read_selection(place: Path, manifest: Manifest) -> frozenset[int]:
         raise DataError(f"{place / SELECTION} cannot be read: {error}") from None
 
 
-def read_result(place: Path) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+def read_result(place: Path) -> Array | None:
     """The averaged parameters ``(p,)`` of a device that has finished, None before."""
     try:
-        with np.load(place / RESULT, allow_pickle=False) as file:
-            return np.asarray(file["theta"], dtype=np.float64)
-    except (OSError, ValueError, KeyError, EOFError):
+        return _result_parts(place)["theta"].astype(np.float64)
+    except (DataError, KeyError):
         return None
+
+
+def result_of(place: Path, manifest: Manifest, position: int) -> Array:
+    """The averaged parameters ``(p,)`` of a device at the end of this run, and of no other.
+
+    Raises
+    ------
+    DataError
+        When there are none, or they cannot be read, or they are of another run, revision or device.
+    """
+    path = place / RESULT
+    if not path.exists():
+        raise DataError("it has not finished")
+    parts = _result_parts(place)
+    expected = {"run": manifest.run, "revision": str(manifest.revision), "device": manifest.members[position].name}
+    for name, value in expected.items():
+        if name not in parts:
+            raise DataError(f"{path} does not say of which {name} it is, so it is not taken")
+        if str(parts[name]) != value:
+            raise DataError(f"{path} is of {name} {parts[name]}, not of {name} {value}, so it is not taken")
+    theta = parts.get("theta", np.empty(0)).astype(np.float64)
+    if theta.shape != (manifest.n_params,) or not np.isfinite(theta).all():
+        raise DataError(f"{path} does not have {manifest.n_params} finite parameters")
+    return theta
+
+
+def _result_parts(place: Path) -> dict[str, np.ndarray[Any, Any]]:
+    path = place / RESULT
+    try:
+        # opened here: numpy would leave a damaged file open
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
 
 
 def collect(directory: Path, manifest: Manifest) -> tuple[dict[int, Any], dict[int, str]]:
@@ -228,9 +266,8 @@ def collect(directory: Path, manifest: Manifest) -> tuple[dict[int, Any], dict[i
         if owner.get("share_result") is not True:
             reasons[position] = f"its owner keeps it (share_result in {place / OWNER})"
             continue
-        theta = read_result(place)
-        if theta is None:
-            reasons[position] = "it has not finished"
-        else:
-            found[position] = theta
+        try:
+            found[position] = result_of(place, manifest, position)
+        except DataError as error:
+            reasons[position] = str(error)
     return found, reasons

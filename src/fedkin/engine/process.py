@@ -105,7 +105,7 @@ def _run_peer(
     )
     clerk.status = device.status
     theta = device.run()
-    write_result(place, theta, device.shard.theta[0])
+    write_result(place, theta, device.shard.theta[0], manifest, position)
     clerk.write(force=True)
     device.linger()
 
@@ -127,7 +127,7 @@ def _run_replica(
     device: Replica = Scheduled(*parts, **options) if planned else Observed(*parts, record=place / RECORD, **options)
     clerk.status = device.status
     theta = device.run()
-    write_result(place, theta, device.theta)
+    write_result(place, theta, device.theta, manifest, position)
     if isinstance(device, Observed) and device.leads:
         names = [manifest.members[u].name for u in device.component.members]
         _write_presence(place, device.history, names)
@@ -150,7 +150,7 @@ def _run_worker(
     worker = Worker(manifest, position, rows, transport, journal, patience=patience, tick=clerk.tick)
     clerk.status = worker.status
     theta = worker.run()
-    write_result(place, theta, theta)
+    write_result(place, theta, theta, manifest, position)
 
 
 def _run_centre(
@@ -167,8 +167,7 @@ def _run_centre(
 
 
 def _write_presence(place: Path, presence: Sequence[Any], names: Sequence[str]) -> None:
-    with (place / PRESENCE).open("wb") as file:
-        np.savez_compressed(file, available=np.array(presence), devices=np.array(names))
+    _replace_archive(place / PRESENCE, available=np.array(presence), devices=np.array(names))
 
 
 def links(place: Path, manifest: Manifest) -> dict[str, Any]:
@@ -209,12 +208,21 @@ def refusal_watcher(journal: Journal) -> Callable[[Refusal], None]:
     return on_refusal
 
 
-def write_result(place: Path, theta: np.ndarray[Any, Any], last: np.ndarray[Any, Any]) -> None:
-    """Write the device's averaged and last parameters, for its owner."""
+def write_result(
+    place: Path, theta: np.ndarray[Any, Any], last: np.ndarray[Any, Any], manifest: Manifest, position: int
+) -> None:
+    """Write the device's averaged and last parameters, for its owner, with the run that they are of."""
+    name = manifest.members[position].name
+    _replace_archive(place / RESULT, theta=theta, last=last, run=manifest.run, revision=manifest.revision, device=name)
+
+
+def _replace_archive(path: Path, **parts: Any) -> None:
+    """Write an NPZ file that only the owner may read, in one step."""
     buffer = io.BytesIO()
-    np.savez(buffer, theta=theta, last=last)
-    write_private(place / f"{RESULT}.tmp", buffer.getvalue())
-    (place / f"{RESULT}.tmp").replace(place / RESULT)
+    np.savez_compressed(buffer, **parts)
+    temporary = path.with_name(f"{path.name}.tmp")
+    write_private(temporary, buffer.getvalue())
+    temporary.replace(path)
 
 
 class Clerk:
