@@ -17,7 +17,7 @@ import pytest
 from federations import free_ports, manifest_of, place, rows_of, small_problem
 from fedkin.cli import main
 from fedkin.engine.directory import collect, result_of, write_federation
-from fedkin.engine.manifest import Manifest
+from fedkin.engine.manifest import Manifest, Rows
 from fedkin.engine.process import write_result
 from fedkin.engine.security import make_authority
 from fedkin.errors import DataError
@@ -84,3 +84,67 @@ def test_a_result_without_its_run_is_not_taken(tmp_path: Path) -> None:
     np.savez(device / "result.npz", theta=np.zeros(3), last=np.zeros(3))
     with pytest.raises(DataError, match="does not say of which run"):
         result_of(device, manifest, 0)
+
+
+# --- files that are missing or damaged --------------------------------------------------------------------------------
+
+
+def cut(path: Path) -> None:
+    """Leave only the first half of a file."""
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "words"),
+    [
+        ("device.key", Path.unlink, "device.key is missing"),
+        ("device.crt", Path.unlink, "device.crt is missing"),
+        ("device.crt", cut, "device.crt or device.key is damaged"),
+        ("rows.npz", Path.unlink, "rows.npz is missing"),
+        ("rows.npz", cut, "rows.npz is damaged"),
+        ("ca.crt", cut, "ca.crt, cannot be read"),
+        ("state.npz", lambda path: path.write_bytes(b"PK\x03\x04 and then the power went"), "state.npz"),
+    ],
+)
+def test_a_damaged_file_is_named_and_not_tried_again(tmp_path: Path, file: str, damage: Any, words: str) -> None:
+    federation(tmp_path)
+    device = place(tmp_path / "fed", "d0")
+    damage(device / file)
+    ended = run(device)
+    assert ended.returncode == 2, ended.stderr
+    assert words in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1, ended.stderr
+    line = last_line(device)
+    assert line["level"] == "error"
+    assert words in line["why"]
+
+
+def test_rows_that_do_not_fit_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "rows.npz"
+    X = np.ones((4, 2))
+    X[2, 1] = np.nan
+    for rows, words in (
+        (Rows(X, np.ones(4)), "X has a number that is not finite in row 3, counted from 1"),
+        (Rows(np.ones((4, 2)), np.ones(3)), "y has 3 values, but X has 4 rows"),
+        (Rows(np.ones(4)), "X has shape"),
+    ):
+        rows.save(path)
+        with pytest.raises(DataError, match=words):
+            Rows.load(path)
+
+
+def test_the_directory_of_a_federation_is_not_that_of_a_device(tmp_path: Path) -> None:
+    federation(tmp_path)
+    ended = run(tmp_path / "fed")
+    assert ended.returncode == 2
+    assert f"give that of a device, {tmp_path / 'fed' / 'devices'}/NAME" in ended.stderr
+
+
+def test_a_device_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    federation(tmp_path)
+    device = place(tmp_path / "fed", "d0")
+    device.chmod(0o770)
+    ended = run(device)
+    assert ended.returncode == 2
+    assert f"chmod go= {device}" in ended.stderr

@@ -436,7 +436,7 @@ class Lockstep(ABC):
         try:
             arrays, header = load_checkpoint(place, self.run_bytes.hex())
         except ModelFileError as error:
-            raise PeerError(f"{error}; remove the file to start from round 0, if the neighbours do so, too") from None
+            raise ModelFileError(f"{error}; docs/peer.md, 'A checkpoint is damaged', says what can be done") from None
         self.done = int(header["round"])
         for kind in self.past:
             ends = np.cumsum(arrays[f"past_{kind.name}_lengths"])

@@ -10,6 +10,8 @@ import hashlib
 import json
 import math
 import re
+import zipfile
+import zlib
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -385,15 +387,26 @@ class Rows:
         """Read the file that `save` wrote; it must be private, whole and finite."""
         check_private(path)
         try:
-            with np.load(path, allow_pickle=False) as file:
+            # opened here: numpy would leave a damaged file open
+            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 parts = {name: np.ascontiguousarray(file[name], dtype=np.float64) for name in file.files}
-            rows = cls(**parts)
-        except (OSError, ValueError, TypeError, KeyError, EOFError) as error:
-            raise DataError(f"{path}: cannot be read as rows of a device: {error}") from None
+        except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise DataError(
+                f"{path} is damaged, or not an NPZ file ({error}); carry it again from where peer init made it"
+            ) from None
+        if "X" not in parts or not parts.keys() <= {"X", "y", "offset"}:
+            raise DataError(f"{path} has the arrays {', '.join(parts) or 'none'}, expected X, and y and offset if used")
         for name, part in parts.items():
-            if part.shape[0] != rows.X.shape[0] or not np.isfinite(part).all():
-                raise DataError(f"{path}: {name} is not finite, or does not have the {rows.X.shape[0]} rows of X")
-        return rows
+            if part.ndim != (2 if name == "X" else 1):
+                raise DataError(
+                    f"{path}: {name} has shape {part.shape}, expected {'(n, q)' if name == 'X' else '(n,)'}"
+                )
+            if len(part) != len(parts["X"]):
+                raise DataError(f"{path}: {name} has {len(part)} values, but X has {len(parts['X'])} rows")
+            if not np.isfinite(part).all():
+                row = int(np.argwhere(~np.isfinite(part))[0, 0])
+                raise DataError(f"{path}: {name} has a number that is not finite in row {row + 1}, counted from 1")
+        return cls(**parts)
 
 
 def load_manifest(directory: Path) -> Manifest:

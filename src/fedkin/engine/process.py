@@ -22,14 +22,28 @@ from typing import Any
 
 import numpy as np
 
-from fedkin.engine.directory import LINKS, LOCK, LOG, OWNER, PRESENCE, RECORD, RESULT, STATE, STATUS, read_selection
+from fedkin.engine.directory import (
+    CERTIFICATE,
+    DEVICES,
+    KEY,
+    LINKS,
+    LOCK,
+    LOG,
+    OWNER,
+    PRESENCE,
+    RECORD,
+    RESULT,
+    STATE,
+    STATUS,
+    read_selection,
+)
 from fedkin.engine.journal import Journal
 from fedkin.engine.lockstep import Patience, PeerError, Status, Stopped
 from fedkin.engine.manifest import CENTRE, ROWS, Manifest, Rows, load_manifest
 from fedkin.engine.notices import read_notices
 from fedkin.engine.peer import Device
 from fedkin.engine.refusals import Refusal
-from fedkin.engine.security import SecurityError, check_private, with_absolute_paths, write_private
+from fedkin.engine.security import SecurityError, check_pair, check_place, with_absolute_paths, write_private
 from fedkin.engine.transport import Transport
 from fedkin.errors import DataError, FedkinError
 
@@ -39,22 +53,41 @@ _STATUS_SECONDS, _NOTICE_SECONDS = 0.5, 1.0
 
 def run_device(place: Path, patience: Patience, *, echo: bool = False) -> int:
     """Run the device whose directory is ``place`` to its end; returns an exit code."""
-    manifest = load_manifest(place)
-    name = str(_read_json(place / OWNER)["device"])
+    name = _name_of(place)
     with only_one(place):
         journal = Journal(name, place / LOG, echo=echo)
         try:
+            manifest = load_manifest(place)
             position = manifest.n_devices if name == CENTRE else manifest.position(name)
             return _run(place, manifest, position, patience, journal)
         except Stopped:
             journal.write("info", "stopped on request")
             return STOPPED
-        except FedkinError as error:
+        except (FedkinError, OSError) as error:
             journal.write("error", "cannot go on", why=str(error))
             sys.stderr.write(f"{name}: {error}\n")
-            return LATER if isinstance(error, PeerError) else WRONG
+            return exit_code(error)
         finally:
             journal.close()
+
+
+def exit_code(error: FedkinError | OSError) -> int:
+    """`LATER` for what may be gone at the next start, `WRONG` for what somebody has to mend first."""
+    if isinstance(error, OSError):
+        return WRONG if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError) else LATER
+    return LATER if isinstance(error, PeerError) else WRONG
+
+
+def _name_of(place: Path) -> str:
+    """The name of the device whose directory is ``place``."""
+    if not (place / OWNER).exists():
+        if (place / DEVICES).is_dir():
+            raise DataError(f"{place} is the directory of a federation: give that of a device, {place / DEVICES}/NAME")
+        load_manifest(place)
+    try:
+        return str(_read_json(place / OWNER)["device"])
+    except KeyError:
+        raise DataError(f"{place / OWNER} does not say which device it is: it needs an entry device") from None
 
 
 def _run(place: Path, manifest: Manifest, position: int, patience: Patience, journal: Journal) -> int:
@@ -172,8 +205,9 @@ def _write_presence(place: Path, presence: Sequence[Any], names: Sequence[str]) 
 
 def links(place: Path, manifest: Manifest) -> dict[str, Any]:
     """The zenoh configuration in a device's directory, with absolute paths."""
+    check_place(place)
     if manifest.secure:
-        check_private(place / "device.key")
+        check_pair(place / CERTIFICATE, place / KEY)
     configuration = _read_json(place / LINKS)
     if manifest.secure and "access_control" not in configuration:
         raise DataError(f"{place / LINKS} has no access list, but the manifest asks for secure links")
@@ -323,9 +357,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     place, echo = given.pop("place"), given.pop("echo")
     try:
         return run_device(place, Patience(**given), echo=echo)
-    except FedkinError as error:
+    except (FedkinError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
-        return WRONG
+        return exit_code(error)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PRIVATE_FILE, PRIVATE_DIRECTORY = 0o600, 0o700
 _YEARS = 10
+_AGAIN = "carry the device's directory again, whole, from where peer init made it"
 
 
 class SecurityError(FedkinError, RuntimeError):
@@ -120,7 +121,10 @@ def verify(certificate: bytes, content: bytes, signature: bytes) -> None:
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 
-    key = x509.load_pem_x509_certificate(certificate).public_key()
+    try:
+        key = x509.load_pem_x509_certificate(certificate).public_key()
+    except ValueError as error:
+        raise SecurityError(f"the authority's certificate, ca.crt, cannot be read as PEM: {error}") from None
     try:
         if isinstance(key, ed25519.Ed25519PublicKey):
             key.verify(signature, content)
@@ -147,10 +151,36 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def check_private(path: Path) -> None:
-    """Raise `SecurityError` when anybody but the owner may read or write ``path``."""
-    mode = path.stat().st_mode & 0o777
+    """Raise `SecurityError` when ``path`` is missing, or anybody but the owner may read or write it."""
+    mode = _mode(path)
     if mode & 0o077:
         raise SecurityError(f"{path}: others may read or write it (mode {mode:o}); run: chmod go= {path}")
+
+
+def check_place(place: Path) -> None:
+    """Raise `SecurityError` when anybody but the owner may put files into the directory ``place``, or take them."""
+    mode = _mode(place)
+    if mode & 0o022:
+        raise SecurityError(f"{place}: others may write in this directory (mode {mode:o}); run: chmod go= {place}")
+
+
+def check_pair(certificate: Path, key: Path) -> None:
+    """Raise `SecurityError` unless both files are there and belong together, and the key is private."""
+    check_private(key)
+    _mode(certificate)
+    try:
+        fit = belong_together(Pair(certificate.read_bytes(), key.read_bytes()))
+    except SecurityError as error:
+        raise SecurityError(f"{certificate} or {key.name} is damaged: {error}; {_AGAIN}") from None
+    if not fit:
+        raise SecurityError(f"{key} is not the key of {certificate.name}; {_AGAIN}")
+
+
+def _mode(path: Path) -> int:
+    try:
+        return path.stat().st_mode & 0o777
+    except FileNotFoundError:
+        raise SecurityError(f"{path} is missing; {_AGAIN}") from None
 
 
 # --- links ------------------------------------------------------------------------------------------------------------
