@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from federations import free_ports, manifest_of, place, rows_of, small_problem
+from federations import free_ports, manifest_of, place, rows_of, small_problem, write_tables
 from fedkin.cli import main
 from fedkin.engine.directory import collect, result_of, write_federation
-from fedkin.engine.manifest import Manifest, Rows
+from fedkin.engine.manifest import Manifest, Rows, load_manifest
+from fedkin.engine.notices import read_notices
 from fedkin.engine.process import write_result
 from fedkin.engine.security import make_authority
 from fedkin.errors import DataError
@@ -148,3 +149,54 @@ def test_a_device_directory_that_others_may_write_is_refused(tmp_path: Path) -> 
     ended = run(device)
     assert ended.returncode == 2
     assert f"chmod go= {device}" in ended.stderr
+
+
+# --- devices that have left -------------------------------------------------------------------------------------------
+
+
+def own_authority(folder: Path, name: str = "own") -> Path:
+    """Certificate and key of an authority, as ``NAME.crt`` and ``NAME.key``."""
+    made = make_authority(name)
+    (folder / f"{name}.crt").write_bytes(made.certificate)
+    (folder / f"{name}.key").write_bytes(made.key)
+    return folder / f"{name}.key"
+
+
+def init(folder: Path, *options: str, devices: int = 3) -> int:
+    """``fedkin peer init`` from tables."""
+    write_tables(small_problem(devices), folder)
+    command = ["peer", "init", str(folder / "fed"), "--data", str(folder / "rows.csv"), "--device", "site"]
+    command += ["--target", "y", "--graph", str(folder / "edges.csv"), "--lam", "0.1", "--no-intercept"]
+    return main([*command, *options])
+
+
+def test_leave_with_an_authority_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = own_authority(tmp_path)
+    assert init(tmp_path, "--ca-cert", str(tmp_path / "own.crt"), "--ca-key", str(key)) == 0
+    leave = ["peer", "leave", str(tmp_path / "fed"), "d1"]
+    capsys.readouterr()
+    assert main(leave) == 2
+    assert "--ca-key FILE" in capsys.readouterr().err
+    assert main([*leave, "--ca-key", str(own_authority(tmp_path, "other"))]) == 2
+    assert "other.key is not the key of" in capsys.readouterr().err
+    assert not (tmp_path / "fed" / "left").exists()
+    assert main([*leave, "--ca-key", str(key)]) == 0
+    device = place(tmp_path / "fed", "d0")
+    assert read_notices(device, load_manifest(device)) == {1}
+
+
+def test_a_device_that_has_left_is_shown_and_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ports = str(free_ports(4))
+    assert init(tmp_path, "--share-results", "--rounds", "3", "--port", ports) == 0
+    directory = tmp_path / "fed"
+    assert main(["peer", "leave", str(directory), "d1"]) == 0
+    capsys.readouterr()
+    ended = run(place(directory, "d1"))
+    assert ended.returncode == 2
+    assert "d1 has left this federation for good" in ended.stderr
+    assert main(["peer", "up", str(directory), "--give-up", "30", "--json"]) == 0
+    states = {line["name"]: line["state"] for line in json.loads(capsys.readouterr().out)["devices"]}
+    assert states == {"d0": "done", "d1": "left", "d2": "done"}
+    assert (place(directory, "d0") / "stderr.txt").stat().st_mode & 0o777 == 0o600
+    assert main(["peer", "collect", str(directory), "--out", str(tmp_path / "coef.csv")]) == 0
+    assert "d1: it has left for good" in " ".join(capsys.readouterr().err.split())

@@ -221,11 +221,14 @@ def stop(directory: Directory) -> None:
 def leave(
     directory: Directory,
     device: Annotated[str, typer.Argument(metavar="NAME", help="Name of a device that will never come back.")],
+    ca_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Key of your own certificate authority, PEM.")
+    ] = None,
 ) -> None:
     """Declare, signed by the authority, that a device has left for good: its neighbours drop their edges to it."""
     from fedkin.cli.peer_commands import leave
 
-    leave(directory, device)
+    leave(directory, device, ca_key)
 
 
 @peer.command()

@@ -11,7 +11,8 @@ from fedkin.cli.peer_tune import check_before, options_of
 from fedkin.cli.tables import add_row, plain_table
 from fedkin.engine.curves import Choice, choose, read_curve, shared_curves
 from fedkin.engine.directory import AUTHORITY_KEY, DEVICES, OWNER, device_directories, sign_again
-from fedkin.engine.manifest import AUTHORITY, Manifest, load_manifest
+from fedkin.engine.manifest import Manifest, load_manifest
+from fedkin.engine.notices import read_authority
 from fedkin.engine.security import Pair
 from fedkin.engine.supervisor import Supervisor
 from fedkin.engine.tune import TuneSettings
@@ -63,10 +64,10 @@ def _authority(command: TuneCommand, manifest: Manifest) -> Pair | None:
     manifest.with_lam(1.0)  # says so when the weights of the edges are not known
     if not command.sign:
         return None
-    key = command.ca_key or command.place / AUTHORITY_KEY
-    if not key.exists():
+    if command.ca_key is None and not (command.place / AUTHORITY_KEY).exists():
+        key = command.place / AUTHORITY_KEY
         raise DataError(f"{key} is missing, so the choice cannot be signed: give --ca-key FILE, or --no-sign")
-    return Pair((command.place / AUTHORITY).read_bytes(), key.read_bytes())
+    return read_authority(command.place, command.ca_key)
 
 
 def run_devices(command: TuneCommand, manifest: Manifest) -> None:

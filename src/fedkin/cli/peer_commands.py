@@ -23,7 +23,7 @@ from fedkin.cli.tables import add_row, plain_table, read_federation
 from fedkin.engine.directory import DEVICES, SELECTION, device_directories, write_federation
 from fedkin.engine.directory import collect as collect_results
 from fedkin.engine.manifest import Manifest, load_manifest
-from fedkin.engine.notices import write_notice
+from fedkin.engine.notices import left_devices, write_notice
 from fedkin.engine.security import Pair, belong_together, make_authority
 from fedkin.engine.supervisor import Line, Supervisor, check_idle, overview, prometheus, stop_all
 from fedkin.errors import DataError, ParameterError, SolverError
@@ -326,20 +326,22 @@ def stop(directory: Path) -> None:
     output().print(f"asked to stop: {', '.join(stopped)}" if stopped else "no device is running here")
 
 
-def leave(directory: Path, device: str) -> None:
+def leave(directory: Path, device: str, ca_key: Path | None = None) -> None:
     """Write the signed notice that a device has left."""
-    places = write_notice(directory, device)
+    places = write_notice(directory, device, ca_key)
     output().print(
         f"{device} has left: noted for {', '.join(place.name for place in places) or 'no device on this machine'}"
     )
-    words = f"carry {directory / 'left' / device} to the directory 'left' of neighbours on other machines"
+    words = (
+        f"carry {directory / 'left' / device} to the directory 'left' of {device} and its neighbours on other machines"
+    )
     output().print(words, soft_wrap=True)
 
 
 def collect(directory: Path, out: Path) -> None:
     """Write the coefficients that owners share."""
     manifest = load_manifest(directory)
-    found, reasons = collect_results(directory, manifest)
+    found, reasons = collect_results(directory, manifest, left_devices(directory))
     for position, why in reasons.items():
         note(f"{manifest.members[position].name}: {why}")
     if not found:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -252,12 +252,15 @@ def _result_parts(place: Path) -> dict[str, np.ndarray[Any, Any]]:
         raise DataError(f"{path} cannot be read: {error}") from None
 
 
-def collect(directory: Path, manifest: Manifest) -> tuple[dict[int, Any], dict[int, str]]:
-    """Results that owners share, by position, and for the other devices why there is none."""
+def collect(directory: Path, manifest: Manifest, left: Collection[str] = ()) -> tuple[dict[int, Any], dict[int, str]]:
+    """Results that owners share, by position, and for the other devices why there is none; ``left`` names who left."""
     found: dict[int, Any] = {}
     reasons: dict[int, str] = {}
     for position, member in enumerate(manifest.members):
         place = directory / DEVICES / member.name
+        if member.name in left:
+            reasons[position] = "it has left for good"
+            continue
         try:
             owner = json.loads((place / OWNER).read_bytes())
         except (OSError, ValueError):

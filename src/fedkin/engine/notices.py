@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedkin.engine.directory import AUTHORITY_KEY, device_directories
 from fedkin.engine.manifest import AUTHORITY, Manifest, load_manifest
-from fedkin.engine.security import PRIVATE_DIRECTORY, Pair, SecurityError, sign, verify, write_private
+from fedkin.engine.security import PRIVATE_DIRECTORY, Pair, SecurityError, belong_together, sign, verify, write_private
 from fedkin.errors import DataError
 
 LEFT = "left"
@@ -23,8 +23,17 @@ def _content(manifest: Manifest, name: str) -> bytes:
     return f"fedkin-left-1 run {manifest.run} device {name}".encode()
 
 
-def write_notice(directory: Path, name: str) -> list[Path]:
-    """Sign that device ``name`` has left, and put the notice where the neighbours on this machine find it.
+def write_notice(directory: Path, name: str, key_file: Path | None = None) -> list[Path]:
+    """Sign that device ``name`` has left, and put the notice where it and its neighbours on this machine find it.
+
+    Parameters
+    ----------
+    directory : path
+        Of the federation.
+    name : str
+        The device.
+    key_file : path, optional
+        Key of the authority, PEM; by default ``ca.key`` in ``directory``.
 
     Returns
     -------
@@ -35,19 +44,37 @@ def write_notice(directory: Path, name: str) -> list[Path]:
     position = manifest.position(name)
     if manifest.placement != "peer":
         raise DataError(f"with placement {manifest.placement} nobody waits for {name}: it is absent while it is away")
-    try:
-        key = (directory / AUTHORITY_KEY).read_bytes()
-    except OSError:
-        raise DataError(
-            f"{directory / AUTHORITY_KEY} is missing: only the authority can declare that a device left"
-        ) from None
-    signature = sign(Pair((directory / AUTHORITY).read_bytes(), key), _content(manifest, name))
+    authority = read_authority(directory, key_file)
+    signature = sign(authority, _content(manifest, name))
     neighbours = {manifest.members[v].name for v in manifest.neighbours(position)}
-    places = [place for place in device_directories(directory) if place.name in neighbours]
-    for place in [directory, *places]:
+    here = device_directories(directory)
+    places = [place for place in here if place.name in neighbours]
+    for place in [directory, *places, *(place for place in here if place.name == name)]:
         (place / LEFT).mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
         write_private(place / LEFT / name, json.dumps({"signature": signature.hex()}).encode())
     return places
+
+
+def read_authority(directory: Path, key_file: Path | None = None) -> Pair:
+    """The certificate in a federation's directory and its key; raises `DataError` when they are not a pair."""
+    path = directory / AUTHORITY_KEY if key_file is None else key_file
+    try:
+        key = path.read_bytes()
+    except OSError as error:
+        cure = "; give the key of your own authority with --ca-key FILE" if key_file is None else ""
+        raise DataError(f"{path} cannot be read ({error.strerror}), so nothing can be signed{cure}") from None
+    authority = Pair((directory / AUTHORITY).read_bytes(), key)
+    if not belong_together(authority):
+        raise DataError(f"{path} is not the key of {directory / AUTHORITY}, which signed this federation")
+    return authority
+
+
+def left_devices(directory: Path) -> frozenset[str]:
+    """Names of the devices of a federation that have left, by the notices in its directory."""
+    if not (directory / LEFT).is_dir():
+        return frozenset()
+    manifest = load_manifest(directory)
+    return frozenset(manifest.members[u].name for u in read_notices(directory, manifest))
 
 
 def read_notices(place: Path, manifest: Manifest) -> frozenset[int]:

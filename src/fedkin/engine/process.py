@@ -59,6 +59,7 @@ def run_device(place: Path, patience: Patience, *, echo: bool = False) -> int:
         try:
             manifest = load_manifest(place)
             position = manifest.n_devices if name == CENTRE else manifest.position(name)
+            check_not_left(place, manifest, position)
             return _run(place, manifest, position, patience, journal)
         except Stopped:
             journal.write("info", "stopped on request")
@@ -69,6 +70,15 @@ def run_device(place: Path, patience: Patience, *, echo: bool = False) -> int:
             return exit_code(error)
         finally:
             journal.close()
+
+
+def check_not_left(place: Path, manifest: Manifest, position: int) -> frozenset[int]:
+    """The positions of `read_notices`; raises `DataError` when that of the device itself is among them."""
+    gone = read_notices(place, manifest)
+    if position in gone:
+        name = manifest.members[position].name
+        raise DataError(f"{name} has left this federation for good ({place}/left/{name}): the others go on without it")
+    return gone
 
 
 def exit_code(error: FedkinError | OSError) -> int:
@@ -280,7 +290,7 @@ class Clerk:
         if now - self._noticed > _NOTICE_SECONDS:
             self._noticed = now
             try:
-                device.drop(read_notices(self.place, device.manifest))
+                device.drop(check_not_left(self.place, device.manifest, device.position))
             except SecurityError as error:
                 device.journal.sparingly("warning", "notice refused", why=str(error))
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from fedkin.errors import FedkinError, missing_dependency
 
@@ -148,6 +148,13 @@ def write_private(path: Path, content: bytes) -> None:
     with os.fdopen(descriptor, "wb") as file:
         os.fchmod(descriptor, PRIVATE_FILE)  # also when the file was there before
         file.write(content)
+
+
+def open_private(path: Path) -> IO[bytes]:
+    """Open a file that only its owner may read, to append to it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
+    os.fchmod(descriptor, PRIVATE_FILE)  # also when the file was there before
+    return os.fdopen(descriptor, "ab")
 
 
 def check_private(path: Path) -> None:

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedkin.engine.directory import LOCK, device_directories, read_result, read_status
+from fedkin.engine.notices import left_devices
 from fedkin.engine.process import FINISHED, STOPPED, WRONG
+from fedkin.engine.security import open_private
 from fedkin.errors import DataError
 
 #: A device that dies so often is given up.
@@ -67,13 +69,15 @@ class Supervisor:
     def start(self) -> None:
         """Start every device that is here; raises `DataError` when one runs already."""
         check_idle(self.directory)
+        left = left_devices(self.directory)
         places = device_directories(self.directory) if self.places is None else self.places
+        places = [place for place in places if place.name not in left]
         self.children = [Child(place) for place in places]
         for child in self.children:
             self._start(child)
 
     def _start(self, child: Child) -> None:
-        with (child.place / "stderr.txt").open("ab") as errors:
+        with open_private(child.place / "stderr.txt") as errors:
             child.process = subprocess.Popen(
                 [sys.executable, "-m", self.module, str(child.place), *self.options],
                 stdin=subprocess.DEVNULL,
@@ -143,6 +147,7 @@ class Line:
 def overview(directory: Path, children: Sequence[Child] = ()) -> list[Line]:
     """A line for each device whose directory is here."""
     restarts = {child.name: child for child in children}
+    left = left_devices(directory)
     lines = []
     for place in device_directories(directory):
         status, alive = read_status(place), is_running(place)
@@ -155,6 +160,8 @@ def overview(directory: Path, children: Sequence[Child] = ()) -> list[Line]:
         elif child is not None and child.state == "running" and state not in ("done", "finished"):
             # a file without a process that runs is of the time before
             state = state if alive and status else "starting"
+        if place.name in left and not alive:
+            state = "left"
         lines.append(
             Line(
                 place.name,
