@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -303,6 +304,10 @@ def test_up_starts_again_what_dies_and_stop_ends_it(tmp_path: Path, capsys: pyte
             again = next(line for line in status_of(directory, capsys) if line["name"] == "d1")
             assert time.monotonic() < deadline
             time.sleep(0.2)
+        assert again["restarts"] == 1
+        assert main(["peer", "status", str(directory), "--metrics"]) == 0
+        metrics = capsys.readouterr().out
+        assert 'fedkin_restarts_total{device="d1"} 1' in metrics and 'fedkin_restarts_total{device="d0"} 0' in metrics
         assert main(["peer", "stop", str(directory)]) == 0
         assert "d0, d1, d2" in capsys.readouterr().out
         assert process.wait(30) == 0
@@ -450,3 +455,36 @@ def test_up_beside_running_devices_starts_nothing(tmp_path: Path, capsys: pytest
     while any(is_running(directory / "devices" / f"d{u}") for u in range(2)):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_a_port_in_use_is_told_at_once_and_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    init(tmp_path, 20, devices=2)
+    directory = tmp_path / "fed"
+    port = int(load_manifest(directory).members[1].endpoint.rpartition(":")[2])
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        process = heard("up", str(directory), "--restarts", "1")
+        try:
+            _, errors = process.communicate(timeout=60)
+        finally:
+            ended(process, directory)
+        assert process.returncode == 1
+        assert re.search(
+            rf"note: d1: cannot listen on \S+:{port}: .*starting it again in 0.5 s \(1 of 1 times\)", errors
+        )
+        assert re.search(rf"error: d1 failed: cannot listen on \S+:{port}: .*end that one, or", errors)
+        lines = status_of(directory, capsys)
+        assert [line["state"] for line in lines] == ["stopped", "cannot go on"]
+        assert "cannot listen" in lines[1]["why"] and lines[1]["restarts"] == 1
+        # what systemd sees: not the code of wrong input, after which it does not try again
+        process = heard("run", str(directory / "devices" / "d1"))
+        assert process.wait(60) == 4
+        process.communicate()
+    process = started("up", str(directory), "--give-up", "30")
+    try:
+        assert process.wait(60) == 0
+    finally:
+        ended(process, directory)
+    lines = status_of(directory, capsys)
+    assert [line["state"] for line in lines] == ["done", "done"] and lines[1]["why"] is None

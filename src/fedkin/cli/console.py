@@ -43,9 +43,9 @@ def print_json(document: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n")
 
 
-def note(words: str) -> None:
-    """A remark on standard error."""
-    messages().print(Text.assemble(("note: ", "yellow"), as_options(words)), soft_wrap=True)
+def note(words: str, console: Console | None = None) -> None:
+    """A remark on standard error, or on a console that shows something else meanwhile."""
+    (console or messages()).print(Text.assemble(("note: ", "yellow"), as_options(words)), soft_wrap=True)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
@@ -23,9 +24,10 @@ from fedkin.cli.tables import add_row, plain_table, read_federation
 from fedkin.engine.directory import DEVICES, SELECTION, device_directories, write_federation
 from fedkin.engine.directory import collect as collect_results
 from fedkin.engine.manifest import Manifest, load_manifest
-from fedkin.engine.notices import left_devices, write_notice
+from fedkin.engine.notices import LEFT, left_devices, write_notice
+from fedkin.engine.process import CANNOT
 from fedkin.engine.security import Pair, belong_together, make_authority
-from fedkin.engine.supervisor import Line, Supervisor, check_idle, overview, prometheus, stop_all
+from fedkin.engine.supervisor import STDERR, Line, Supervisor, check_idle, overview, prometheus, stop_all
 from fedkin.errors import DataError, ParameterError, SolverError
 from fedkin.federation import Federation
 from fedkin.graph import Graph
@@ -227,7 +229,10 @@ def select_all(directory: Path, give_up: float) -> None:
         try:
             for place in places:
                 running.append(subprocess.Popen([*command, str(place)], start_new_session=True))
-            codes = [process.wait() for process in running]
+            # who fails is missed by the others: they would wait for long
+            while any(process.poll() is None for process in running) and not any(one.returncode for one in running):
+                time.sleep(_LOOK_SECONDS)
+            codes = [process.returncode for process in running]
         except (Interrupted, KeyboardInterrupt):
             note("stopping the edge selection; the same command begins it again")
             raise
@@ -281,11 +286,10 @@ def up(directory: Path, restarts: int, give_up: float, as_json: bool) -> None:
         print_json({"run": manifest.run, "devices": [asdict(line) for line in lines]})
     else:
         output().print(_table(lines, manifest))
-    failed = [child.name for child in supervisor.children if child.state == "failed"]
+    failed = supervisor.failed()
     if failed:
-        raise SolverError(
-            f"{', '.join(failed)} failed: see log.jsonl and stderr.txt in {directory / DEVICES}/{failed[0]}"
-        )
+        names = ", ".join(child.name for child in failed)
+        raise SolverError(f"{names} failed: {failed[0].why}; see log.jsonl and {STDERR} in {failed[0].place}")
 
 
 def watch(supervisor: Supervisor, manifest: Manifest) -> None:
@@ -296,6 +300,9 @@ def watch(supervisor: Supervisor, manifest: Manifest) -> None:
             supervisor.start()
             with Live(console=console, auto_refresh=False, transient=True) as live:
                 while supervisor.poll():
+                    _tell_news(supervisor, console)
+                    if manifest.placement == "peer" and _is_missed(supervisor):
+                        break
                     if console.is_terminal:
                         lines = overview(supervisor.directory, supervisor.children)
                         live.update(_table(lines, manifest, max(console.height - _FRAME_LINES, 3)), refresh=True)
@@ -304,7 +311,21 @@ def watch(supervisor: Supervisor, manifest: Manifest) -> None:
             note("stopping the devices; the same command continues later")
             raise
         finally:
+            _tell_news(supervisor, console)
             supervisor.stop()
+
+
+def _tell_news(supervisor: Supervisor, console: Console) -> None:
+    while supervisor.news:
+        note(supervisor.news.pop(0), console)
+
+
+def _is_missed(supervisor: Supervisor) -> bool:
+    """Whether a device has failed for good that the others wait for, since nobody has declared that it left."""
+    missed = [child.name for child in supervisor.failed() if not (supervisor.directory / LEFT / child.name).exists()]
+    if missed:
+        note(f"stopping the devices, which wait for {', '.join(missed)}; the same command continues later")
+    return bool(missed)
 
 
 def status(directory: Path, metrics: bool, as_json: bool) -> None:
@@ -317,6 +338,9 @@ def status(directory: Path, metrics: bool, as_json: bool) -> None:
         print_json({"run": manifest.run, "devices": [asdict(line) for line in lines]})
     else:
         output().print(_table(lines, manifest))
+        for line in lines:
+            if line.why:
+                note(f"{line.name}: {line.why}")
 
 
 def stop(directory: Path) -> None:
@@ -364,10 +388,11 @@ def _table(lines: Sequence[Line], manifest: Manifest, most: int | None = None) -
     """A line per device; where there is room for ``most`` lines only, those in trouble and those behind come first."""
     hidden: Sequence[Line] = ()
     if most is not None and len(lines) > most:
-        trouble = ("failed", "dead", "starting again")
+        trouble = ("failed", "dead", "starting again", CANNOT)
         ranked = sorted(lines, key=lambda line: (line.state not in trouble, not line.waiting_for, line.round))
         lines, hidden = ranked[: most - 1], ranked[most - 1 :]
     table = plain_table("device", "state", "round", "change", "up", "pulled", "restarts", "waits for", numbers_from=2)
+    colours = dict.fromkeys(("failed", "dead", CANNOT), "red") | dict.fromkeys(("done", "finished"), "green")
     for line in lines:
         add_row(
             table,
@@ -379,7 +404,7 @@ def _table(lines: Sequence[Line], manifest: Manifest, most: int | None = None) -
             str(line.pulled),
             str(line.restarts),
             ", ".join(line.waiting_for),
-            style="red" if line.state in ("failed", "dead") else "green" if line.state in ("done", "finished") else "",
+            style=colours.get(line.state, ""),
         )
     if hidden:
         rounds = [line.round for line in hidden]

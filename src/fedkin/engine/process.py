@@ -36,6 +36,7 @@ from fedkin.engine.directory import (
     STATE,
     STATUS,
     read_selection,
+    read_status,
 )
 from fedkin.engine.journal import Journal
 from fedkin.engine.lockstep import Patience, PeerError, Status, Stopped
@@ -48,6 +49,10 @@ from fedkin.engine.transport import Transport
 from fedkin.errors import DataError, FedkinError
 
 FINISHED, WRONG, STOPPED, LATER = 0, 2, 3, 4
+#: State of a device that ended with an error.
+CANNOT = "cannot go on"
+#: Variable in which a supervisor says how often it has started the device again.
+RESTARTS = "FEDKIN_RESTARTS"
 _STATUS_SECONDS, _NOTICE_SECONDS = 0.5, 1.0
 
 
@@ -56,16 +61,19 @@ def run_device(place: Path, patience: Patience, *, echo: bool = False) -> int:
     name = _name_of(place)
     with only_one(place):
         journal = Journal(name, place / LOG, echo=echo)
+        clerk = Clerk(place, int(read_status(place).get("rounds", 0)))
         try:
             manifest = load_manifest(place)
+            clerk.rounds = manifest.rounds
             position = manifest.n_devices if name == CENTRE else manifest.position(name)
             check_not_left(place, manifest, position)
-            return _run(place, manifest, position, patience, journal)
+            return _run(place, manifest, position, patience, journal, clerk)
         except Stopped:
             journal.write("info", "stopped on request")
             return STOPPED
         except (FedkinError, OSError) as error:
             journal.write("error", "cannot go on", why=str(error))
+            clerk.fail(str(error))
             sys.stderr.write(f"{name}: {error}\n")
             return exit_code(error)
         finally:
@@ -100,10 +108,9 @@ def _name_of(place: Path) -> str:
         raise DataError(f"{place / OWNER} does not say which device it is: it needs an entry device") from None
 
 
-def _run(place: Path, manifest: Manifest, position: int, patience: Patience, journal: Journal) -> int:
+def _run(place: Path, manifest: Manifest, position: int, patience: Patience, journal: Journal, clerk: Clerk) -> int:
     from fedkin.engine.zenoh_transport import ZenohTransport
 
-    clerk = Clerk(place, manifest.rounds)
     others = {manifest.members[v].name for v in manifest.partners(position)}
     if manifest.placement == "central":
         others = {member.name for member in manifest.members} if position == manifest.n_devices else {CENTRE}
@@ -274,7 +281,11 @@ class Clerk:
 
     def __init__(self, place: Path, rounds: int) -> None:
         self.place, self.rounds = place, rounds
-        self.status = Status()
+        before = read_status(place)
+        # a device that cannot even begin is where it was
+        self.status = Status(round=int(before.get("round", 0)) if before.get("rounds") == rounds else 0)
+        self.restarts = int(os.environ.get(RESTARTS, before.get("restarts", 0)))
+        self.why: str | None = None
         self.stop = False
         self._written = self._noticed = 0.0
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -302,6 +313,11 @@ class Clerk:
             raise Stopped("stopped on request")
         self.write()
 
+    def fail(self, why: str) -> None:
+        """Write that the device cannot go on."""
+        self.status, self.why = replace(self.status, state=CANNOT), why
+        self.write(force=True)
+
     def write(self, *, force: bool = False) -> None:
         """Replace ``status.json``."""
         now = time.monotonic()
@@ -321,6 +337,8 @@ class Clerk:
             "pulled": status.pulled,
             "repaired": status.repaired,
             "started": status.started,
+            "restarts": self.restarts,
+            "why": self.why,
         }
         try:
             write_private(self.place / f"{STATUS}.tmp", json.dumps(content).encode())

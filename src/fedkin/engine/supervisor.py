@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fedkin.engine.directory import LOCK, device_directories, read_result, read_status
 from fedkin.engine.notices import left_devices
-from fedkin.engine.process import FINISHED, STOPPED, WRONG
+from fedkin.engine.process import CANNOT, FINISHED, RESTARTS, STOPPED, WRONG
 from fedkin.engine.security import open_private
 from fedkin.errors import DataError
 
@@ -24,6 +24,7 @@ MAX_RESTARTS = 10
 #: Seconds before the first restart; doubled each time, up to a minute.
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
 _STOP_SECONDS = 20.0
+STDERR = "stderr.txt"  # of a device under supervision
 
 
 @dataclass
@@ -35,6 +36,9 @@ class Child:
     restarts: int = 0
     due: float = 0.0
     state: str = "waiting"
+    why: str = ""  # it ended, the last time
+    restarts_before: int = 0  # under earlier supervisors
+    stderr_before: int = 0  # bytes of stderr.txt that are older than the process
 
     @property
     def name(self) -> str:
@@ -65,6 +69,8 @@ class Supervisor:
     module: str = "fedkin.engine.process"
     places: Sequence[Path] | None = None
     children: list[Child] = field(default_factory=list)
+    #: What happened and has not been told yet: a sentence for each device that ended with an error.
+    news: list[str] = field(default_factory=list)
 
     def start(self) -> None:
         """Start every device that is here; raises `DataError` when one runs already."""
@@ -72,12 +78,14 @@ class Supervisor:
         left = left_devices(self.directory)
         places = device_directories(self.directory) if self.places is None else self.places
         places = [place for place in places if place.name not in left]
-        self.children = [Child(place) for place in places]
+        self.children = [Child(place, restarts_before=int(read_status(place).get("restarts", 0))) for place in places]
         for child in self.children:
             self._start(child)
 
     def _start(self, child: Child) -> None:
-        with open_private(child.place / "stderr.txt") as errors:
+        restarts = str(child.restarts_before + child.restarts)
+        with open_private(child.place / STDERR) as errors:
+            child.stderr_before = errors.tell()
             child.process = subprocess.Popen(
                 [sys.executable, "-m", self.module, str(child.place), *self.options],
                 stdin=subprocess.DEVNULL,
@@ -86,7 +94,7 @@ class Supervisor:
                 # Ctrl-C is for the supervisor, which then stops its devices
                 start_new_session=True,
                 # the arithmetic of one device is small: threads would only get into each other's way
-                env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ},
+                env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, RESTARTS: restarts},
             )
         child.state = "running"
 
@@ -103,13 +111,28 @@ class Supervisor:
                 continue
             if code == FINISHED:
                 child.state = "finished"
-            elif code in (WRONG, STOPPED) or child.restarts >= self.max_restarts:
-                child.state = "stopped" if code == STOPPED else "failed"
+            elif code == STOPPED:
+                child.state = "stopped"
             else:
-                child.due = now + min(FIRST_PAUSE * 2**child.restarts, LONGEST_PAUSE)
-                child.restarts += 1
-                child.state = "waiting"
+                self._after_error(child, code, now)
         return any(child.state in ("running", "waiting") for child in self.children)
+
+    def _after_error(self, child: Child, code: int, now: float) -> None:
+        child.why = _why(child, code)
+        if code == WRONG or child.restarts >= self.max_restarts:
+            child.state = "failed"
+            self.news.append(f"{child.name}: {child.why}; it is not started again")
+            return
+        pause = min(FIRST_PAUSE * 2**child.restarts, LONGEST_PAUSE)
+        child.due = now + pause
+        child.restarts += 1
+        child.state = "waiting"
+        times = f"{child.restarts} of {self.max_restarts} times"
+        self.news.append(f"{child.name}: {child.why}; starting it again in {pause:g} s ({times})")
+
+    def failed(self) -> list[Child]:
+        """Devices that are not started again."""
+        return [child for child in self.children if child.state == "failed"]
 
     def stop(self) -> None:
         """Ask all devices to stop, and end those that do not."""
@@ -127,6 +150,20 @@ class Supervisor:
                 process.wait()
 
 
+def _why(child: Child, code: int) -> str:
+    """Why a device ended, in its own words if it had the time."""
+    status = read_status(child.place)
+    if child.process is not None and status.get("pid") == child.process.pid and status.get("why"):
+        return str(status["why"])
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    with (child.place / STDERR).open("rb") as errors:
+        errors.seek(child.stderr_before)
+        words = errors.read().decode(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(words) if line.strip()), "")
+    return last.removeprefix("error: ").removeprefix(f"{child.name}: ") or f"ended with exit code {code}"
+
+
 @dataclass(frozen=True)
 class Line:
     """What is known about a device on this machine."""
@@ -142,6 +179,7 @@ class Line:
     repaired: int
     restarts: int
     pid: int | None
+    why: str | None = None
 
 
 def overview(directory: Path, children: Sequence[Child] = ()) -> list[Line]:
@@ -153,7 +191,7 @@ def overview(directory: Path, children: Sequence[Child] = ()) -> list[Line]:
         status, alive = read_status(place), is_running(place)
         child = restarts.get(place.name)
         state = str(status.get("state", "never started"))
-        if not alive and state not in ("done", "finished", "stopped", "tuned", "never started"):
+        if not alive and state not in ("done", "finished", "stopped", "tuned", "never started", CANNOT):
             state = "finished" if read_result(place) is not None else "dead"
         if child is not None and child.state in ("failed", "waiting"):
             state = child.state if child.state == "failed" else "starting again"
@@ -173,8 +211,9 @@ def overview(directory: Path, children: Sequence[Child] = ()) -> list[Line]:
                 status.get("waiting_for", ()),
                 int(status.get("pulled", 0)),
                 int(status.get("repaired", 0)),
-                0 if child is None else child.restarts,
+                int(status.get("restarts", 0)) if child is None else child.restarts_before + child.restarts,
                 status.get("pid") if alive else None,
+                status.get("why"),
             )
         )
     return lines

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from fedkin.engine.lockstep import PeerError
 from fedkin.engine.refusals import Refusal, RefusalWatch
 from fedkin.engine.transport import OnFrame, OnPresence, OnPull
-from fedkin.errors import FedkinError, missing_dependency
+from fedkin.errors import missing_dependency
 
 try:
     import zenoh
@@ -22,8 +23,8 @@ PULL_SECONDS = 5.0
 _ZENOH_LOG = "error"
 
 
-class TransportError(FedkinError, RuntimeError):
-    """The network could not be reached as configured."""
+class TransportError(PeerError):
+    """The network could not be reached as configured; that may pass, as when another process still has the port."""
 
 
 class ZenohTransport:
@@ -55,7 +56,10 @@ class ZenohTransport:
         except zenoh.ZError as error:
             if self._watch is not None:
                 self._watch.close()
-            raise TransportError(f"cannot listen on {listen}: {error}; is another process using the port?") from None
+            raise TransportError(
+                f"cannot listen on {', '.join(listen)}: {error}; if another process uses the port (ss -ltnp shows "
+                "which), end that one, or make the federation with another --port"
+            ) from None
         self._publishers: dict[str, Any] = {}
         self._kept: list[Any] = []
         self._kept.append(self._watch_links(on_link or (lambda name, address, opened: None)))
