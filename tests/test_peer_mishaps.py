@@ -16,6 +16,7 @@ import pytest
 
 from federations import free_ports, manifest_of, place, rows_of, small_problem, write_tables
 from fedkin.cli import main
+from fedkin.cli.peer_endpoints import read_endpoints
 from fedkin.engine.directory import collect, result_of, write_federation
 from fedkin.engine.manifest import Manifest, Rows, load_manifest
 from fedkin.engine.notices import read_notices
@@ -200,3 +201,63 @@ def test_a_device_that_has_left_is_shown_and_told_so(tmp_path: Path, capsys: pyt
     assert (place(directory, "d0") / "stderr.txt").stat().st_mode & 0o777 == 0o600
     assert main(["peer", "collect", str(directory), "--out", str(tmp_path / "coef.csv")]) == 0
     assert "d1: it has left for good" in " ".join(capsys.readouterr().err.split())
+
+
+# --- where devices listen ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["d0,10.0.0.1,7447", "d1,10.0.0.1,7447", "d2,10.0.0.2,7447"], "'d0' and 'd1' both have 10.0.0.1:7447"),
+        (["d0,10.0.0.1,7447", "d1,10.0.0.2,70000", "d2,10.0.0.3,7447"], "device 'd1': the port must be"),
+        (["d0,10.0.0.1,7447", "d1,10.0.0.2,0", "d2,10.0.0.3,7447"], "device 'd1': the port must be"),
+        (["d0,10.0.0.1,7447", "d1,10.0.0.2,x", "d2,10.0.0.3,7447"], "device 'd1': the port must be"),
+        (["d0,10.0.0.1,7447", "d1,,7447", "d2,10.0.0.3,7447"], "device 'd1': the host ''"),
+        (["d0,10.0.0.1,7447", "d1,tls/b,7447", "d2,10.0.0.3,7447"], "device 'd1': the host 'tls/b'"),
+        (["d0,a,1", "d1,b,1", "d2,c,1", "d9,d,1"], "'d9', which is no device"),
+        (["d0,a,1", "d1,b,1", "d1,c,1", "d2,d,1"], "two lines for device 'd1'"),
+        (["d0,a,1", "d1,b,1"], "no line for device 'd2'"),
+    ],
+)
+def test_wrong_endpoints_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: list[str], words: str
+) -> None:
+    path = tmp_path / "endpoints.csv"
+    path.write_text("\n".join(["device,host,port", *lines]) + "\n")
+    assert init(tmp_path, "--endpoints", str(path)) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "fed").exists()
+
+
+def test_endpoints_of_numbered_devices_and_of_both_kinds_of_addresses(tmp_path: Path) -> None:
+    path = tmp_path / "endpoints.csv"
+    path.write_text("device,host,port\n1,2001:db8::1,7447\n2,north.example.org,7447\n3,192.0.2.1,7448\n")
+    expected = ["[2001:db8::1]:7447", "north.example.org:7447", "192.0.2.1:7448"]
+    assert read_endpoints(path, [1, 2, 3]) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--centre", "127.0.0.1:7000"], "--centre is for --placement central"),
+        (["--placement", "central", "--centre", "127.0.0.1"], "--centre must be HOST:PORT"),
+        (["--placement", "central", "--centre", "tls/127.0.0.1:7000"], "--centre: the host"),
+        (["--placement", "central", "--centre", "127.0.0.1:70000"], "--centre: the port must be"),
+        (["--placement", "central", "--centre", "::1:7000"], "--centre must be HOST:PORT"),
+    ],
+)
+def test_a_wrong_centre_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    assert init(tmp_path, *options) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "fed").exists()
+
+
+def test_a_graph_without_edges_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tables(small_problem(3), tmp_path)
+    lonely = tmp_path / "lonely.csv"
+    lonely.write_text("source,target\n")
+    assert init(tmp_path, "--graph", str(lonely)) == 0
+    assert "the graph has no edges" in " ".join(capsys.readouterr().err.split())

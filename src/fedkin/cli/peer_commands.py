@@ -20,6 +20,7 @@ from rich.table import Table
 
 from fedkin.availability import Availability, recorded_rounds
 from fedkin.cli.console import Interrupted, messages, note, output, print_json
+from fedkin.cli.peer_endpoints import centre_endpoint, local_endpoints, read_endpoints
 from fedkin.cli.tables import add_row, plain_table, read_federation
 from fedkin.engine.directory import DEVICES, SELECTION, device_directories, write_federation
 from fedkin.engine.directory import collect as collect_results
@@ -35,7 +36,7 @@ from fedkin.local import check_variance
 from fedkin.problem import Problem
 from fedkin.solvers.deploy import device_parts, make_manifest
 from fedkin.solvers.fedplan import Settings
-from fedkin.tables import read_columns, write_csv
+from fedkin.tables import write_csv
 
 _CLASSIFIERS = ("logistic", "multinomial")
 _LOOK_SECONDS = 0.3
@@ -120,6 +121,8 @@ def init(command: InitCommand) -> None:
         f"{command.directory}: {manifest.n_devices} devices, {len(manifest.edges)} edges, run {manifest.run}",
         soft_wrap=True,
     )
+    if not manifest.edges:
+        note("the graph has no edges: every device learns from its own rows only")
     if not command.secure:
         note("plain TCP: anybody on the network can read and write; use it on closed test networks only")
     console.print(f"all on this machine: fedkin peer up {command.directory}", soft_wrap=True)
@@ -175,26 +178,17 @@ def _encoded(federation: Federation, loss: str) -> tuple[Federation, list[Any] |
 def _endpoints(command: InitCommand, federation: Federation) -> tuple[list[str], str | None]:
     scheme = "tls" if command.secure else "tcp"
     central = command.placement == "central"
+    if command.centre is not None and not central:
+        raise ParameterError(f"--centre is for --placement central, not for {command.placement}")
     if command.endpoints is None:
-        last = command.port + federation.n_devices
-        if not 1 <= command.port <= last <= 65535:
-            raise ParameterError(f"--port {command.port} leaves no room for {federation.n_devices} ports below 65536")
-        places = [f"{scheme}/127.0.0.1:{command.port + u}" for u in range(federation.n_devices)]
-        centre = command.centre or f"127.0.0.1:{last}"
-        return places, f"{scheme}/{centre}" if central else None
-    columns = read_columns(command.endpoints)
-    for name in ("device", "host", "port"):
-        if name not in columns:
-            raise DataError(f"{command.endpoints} has no column {name!r}; it needs device, host and port")
-    rows = zip(*(columns[name].tolist() for name in ("device", "host", "port")), strict=True)
-    known = {str(device): f"{scheme}/{host}:{int(port)}" for device, host, port in rows}
-    missing = [device for device in federation.devices if str(device) not in known]
-    if missing:
-        raise DataError(f"{command.endpoints} has no line for device {missing[0]!r}")
-    if central and command.centre is None:
-        raise ParameterError("--placement central with --endpoints needs --centre HOST:PORT")
-    places = [known[str(device)] for device in federation.devices]
-    return places, f"{scheme}/{command.centre}" if central else None
+        places, centre = local_endpoints(federation.n_devices, command.port)
+    else:
+        if central and command.centre is None:
+            raise ParameterError("--placement central with --endpoints needs --centre HOST:PORT")
+        places, centre = read_endpoints(command.endpoints, federation.devices, distinct=not central), ""
+    if command.centre is not None:
+        centre = centre_endpoint(command.centre)
+    return [f"{scheme}/{place}" for place in places], f"{scheme}/{centre}" if central else None
 
 
 def _own_authority(command: InitCommand) -> Pair | None:
