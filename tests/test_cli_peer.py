@@ -23,6 +23,7 @@ import typer
 from federations import free_ports, in_process, small_problem
 from fedkin.cli import main
 from fedkin.cli.app import app
+from fedkin.engine.checkpoint import load_checkpoint, save_checkpoint
 from fedkin.engine.directory import read_result
 from fedkin.engine.manifest import load_manifest
 from fedkin.engine.notices import read_notices, write_notice
@@ -488,3 +489,48 @@ def test_a_port_in_use_is_told_at_once_and_tried_again(tmp_path: Path, capsys: p
         ended(process, directory)
     lines = status_of(directory, capsys)
     assert [line["state"] for line in lines] == ["done", "done"] and lines[1]["why"] is None
+
+
+def test_what_is_done_stays_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    init(tmp_path, 20, devices=2)
+    directory = tmp_path / "fed"
+    place = directory / "devices" / "d1"
+    run_all(directory)
+    before = status_of(directory, capsys)
+    assert main(["peer", "up", str(directory)]) == 0
+    said = capsys.readouterr()
+    assert "all devices have done their rounds already" in said.err and said.out.count("20/20") == 2
+    assert status_of(directory, capsys) == before
+    # one device alone, all of whose neighbours are known to have finished: it need not wait for them
+    process = heard("run", str(place))
+    try:
+        process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+    assert [(line["state"], line["round"]) for line in status_of(directory, capsys)] == [("done", 20)] * 2
+
+
+def test_who_stays_for_neighbours_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As if the device had been killed before its neighbour said that it has finished."""
+    init(tmp_path, 20, devices=2)
+    directory = tmp_path / "fed"
+    place = directory / "devices" / "d1"
+    run_all(directory)
+    run = load_manifest(directory).run_bytes.hex()
+    arrays, header = load_checkpoint(place / "state.npz", run)
+    assert header["over"] is True
+    save_checkpoint(place / "state.npz", run, dict(arrays), header | {"over": False})
+    (place / "log.jsonl").unlink()
+    process = heard("run", str(place), "--linger", "3")
+    try:
+        process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+    lines = [json.loads(line) for line in (place / "log.jsonl").read_text().splitlines()]
+    staying = [line for line in lines if line["event"] == "finished, staying for neighbours that have not"]
+    assert staying and staying[0]["peers"] == staying[0]["down"] == ["d0"] and 0 < staying[0]["at_most"] < 3
+    assert next(line for line in status_of(directory, capsys) if line["name"] == "d1")["round"] == 20

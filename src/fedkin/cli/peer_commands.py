@@ -28,7 +28,7 @@ from fedkin.engine.manifest import Manifest, load_manifest
 from fedkin.engine.notices import LEFT, left_devices, write_notice
 from fedkin.engine.process import CANNOT
 from fedkin.engine.security import Pair, belong_together, make_authority
-from fedkin.engine.supervisor import STDERR, Line, Supervisor, check_idle, overview, prometheus, stop_all
+from fedkin.engine.supervisor import STDERR, Line, Supervisor, all_done, check_idle, overview, prometheus, stop_all
 from fedkin.errors import DataError, ParameterError, SolverError
 from fedkin.federation import Federation
 from fedkin.graph import Graph
@@ -271,10 +271,13 @@ def up(directory: Path, restarts: int, give_up: float, as_json: bool) -> None:
     """Supervise all devices until they end."""
     manifest = load_manifest(directory)
     check_idle(directory)
-    if manifest.select is not None:
-        select_all(directory, give_up)
     supervisor = Supervisor(directory, ("--give-up", str(give_up)), restarts)
-    watch(supervisor, manifest)
+    if all_done(directory, manifest):
+        note(f"all devices have done their rounds already; fedkin peer collect {directory} gathers what they share")
+    else:
+        if manifest.select is not None:
+            select_all(directory, give_up)
+        watch(supervisor, manifest)
     lines = overview(directory, supervisor.children)
     if as_json:
         print_json({"run": manifest.run, "devices": [asdict(line) for line in lines]})

@@ -170,7 +170,7 @@ class Centre:
         """Do all rounds that are left, and return the averaged parameters ``(V, p)``."""
         if self.done < self.manifest.rounds:
             self._gather()
-        self.status.state = "running"
+        self.status.state, self.status.round = "running", self.done
         while self.done < self.manifest.rounds:
             self._round(self.done + 1)
             self.tick()
@@ -379,7 +379,7 @@ class Worker:
             if now - heard > self.patience.give_up:
                 raise PeerError(f"nothing from the central machine for {now - heard:.0f} s: start it, then this device")
             self.tick()
-        self.status.state = "finished"
+        self.status.state, self.status.round = "finished", self.manifest.rounds
         self.transport.publish(
             _key(self.manifest, "done", self.name),
             encode(self.manifest.run_bytes, Kind.DONE, self.position, self.manifest.rounds, np.zeros(0)),

@@ -157,6 +157,7 @@ class Lockstep(ABC):
         self.names = {u: manifest.members[u].name for u in [position, *self.neighbours]}
         self.inbox = Inbox(self.names, journal)
         self.done = 0  # rounds
+        self.over = False  # all neighbours have said that they have finished, too
         self.keep = manifest.checkpoint_every + 2
         #: Own vectors of the last rounds, for those who ask.
         self.past: dict[Kind, dict[int, Array]] = {Kind.THETA: {}, Kind.ALPHA: {}, Kind.PRESENT: {}}
@@ -204,10 +205,11 @@ class Lockstep(ABC):
 
     def run_rounds(self) -> None:
         """Do all rounds that are left."""
-        self.status.state = self.activity
+        self.status.state, self.status.round = self.activity, self.done
         while self.done < self.rounds:
             self._round(self.done + 1)
-        self._save(final=True)
+        if not self.over:
+            self._save(final=True)
         self.journal.write("info", "finished", round=self.done)
         self.status.state = "finished"
 
@@ -344,18 +346,26 @@ class Lockstep(ABC):
     # --- the end ---
 
     def linger(self) -> None:
-        """Stay until all neighbours have finished, since they may need the last vectors."""
+        """Stay until all neighbours have finished, since they may need the last vectors; not longer than `Patience`."""
         done = keys_of(self.manifest, self.position, self.position)[Kind.DONE]
         frame = self._frame(Kind.DONE, self.done, np.zeros(0))
-        deadline = time.monotonic() + self.patience.linger
-        waiting = list(self.neighbours)
+        began = time.monotonic()
+        deadline, silence = began + self.patience.linger, self.patience.complain
+        next_word = began + min(silence, 2.0 * _DONE_SECONDS)
+        waiting = [] if self.over else list(self.neighbours)
         while waiting and time.monotonic() < deadline:
             self.transport.publish(done, frame)
             for v in waiting:
                 self._pull(Kind.DONE, v, self.done)
-            waiting = self.inbox.wait(Kind.DONE, self.neighbours, self.done, _DONE_SECONDS)
-            waiting = self.awaited_at_the_end(waiting)
+            missing = self.inbox.wait(Kind.DONE, self.neighbours, self.done, _DONE_SECONDS)
+            waiting = self.awaited_at_the_end(missing)
             self.status.waiting_for = [self.names[v] for v in waiting]
+            if not missing:
+                self._note_the_end()
+            now = time.monotonic()
+            if waiting and now >= next_word:
+                self._say_who_has_not_finished(deadline - now)
+                next_word, silence = now + silence, min(2.0 * silence, _LONGEST_SILENCE)
             self.tick()
         if waiting:
             self.journal.write("warning", "left before all neighbours had finished", peers=self.status.waiting_for)
@@ -363,6 +373,18 @@ class Lockstep(ABC):
             # somebody may have missed that this device has finished, and asks again
             self.transport.publish(done, frame)
             time.sleep(2.5 * _DONE_SECONDS)
+
+    def _note_the_end(self) -> None:
+        """Keep that nobody needs this device any more, for when it is started again."""
+        self.over = True
+        self._save(final=True)
+
+    def _say_who_has_not_finished(self, seconds: float) -> None:
+        names = self.status.waiting_for
+        down = [name for name in names if name not in self.status.up]
+        self.journal.write(
+            "info", "finished, staying for neighbours that have not", peers=names, down=down, at_most=round(seconds, 1)
+        )
 
     def awaited_at_the_end(self, waiting: list[int]) -> list[int]:
         """Whose end this device waits for, of those that have not said that they have finished."""
@@ -381,7 +403,7 @@ class Lockstep(ABC):
             arrays[f"past_{kind.name}_rounds"] = np.array(sorted(held), dtype=np.int64)
             arrays[f"past_{kind.name}_lengths"] = np.array([part.size for part in parts], dtype=np.int64)
             arrays[f"past_{kind.name}"] = np.concatenate([np.zeros(0), *parts])
-        header = {"round": self.done, "final": final, **self.header()}
+        header = {"round": self.done, "final": final, "over": self.over, **self.header()}
         place = self.checkpoint
         self._hold_until(lambda: save_checkpoint(place, self.run_bytes.hex(), arrays, header))
         if self._trail is not None:
@@ -437,7 +459,7 @@ class Lockstep(ABC):
             arrays, header = load_checkpoint(place, self.run_bytes.hex())
         except ModelFileError as error:
             raise ModelFileError(f"{error}; docs/peer.md, 'A checkpoint is damaged', says what can be done") from None
-        self.done = int(header["round"])
+        self.done, self.over = int(header["round"]), bool(header.get("over", False))
         for kind in self.past:
             ends = np.cumsum(arrays[f"past_{kind.name}_lengths"])
             parts = np.split(arrays[f"past_{kind.name}"], ends)[:-1]

@@ -13,7 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedkin.engine.directory import LOCK, device_directories, read_result, read_status
+from fedkin.engine.directory import LOCK, STATE, device_directories, read_result, read_status
+from fedkin.engine.manifest import CENTRE, Manifest
 from fedkin.engine.notices import left_devices
 from fedkin.engine.process import CANNOT, FINISHED, RESTARTS, STOPPED, WRONG
 from fedkin.engine.security import open_private
@@ -232,6 +233,23 @@ def is_running(place: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def all_done(directory: Path, manifest: Manifest) -> bool:
+    """Whether all devices of the federation are here, or have left, and have done all that there is to do."""
+    left, central = left_devices(directory), manifest.placement == "central"
+    names = {member.name for member in manifest.members} | ({CENTRE} if central else set())
+    places = [place for place in device_directories(directory) if place.name not in left]
+    if {place.name for place in places} | set(left) != names:
+        return False  # somebody elsewhere may still need the last rounds
+
+    def is_done(place: Path) -> bool:
+        # who removes a checkpoint wants to start from round 0
+        kept = (place / STATE).exists() or (central and place.name != CENTRE)
+        result = place.name == CENTRE or read_result(place) is not None
+        return kept and result and read_status(place).get("state") == "done"
+
+    return all(is_done(place) for place in places)
 
 
 def check_idle(directory: Path) -> None:
