@@ -16,13 +16,16 @@ import pytest
 
 from federations import free_ports, manifest_of, place, rows_of, small_problem, write_tables
 from fedkin.cli import main
+from fedkin.cli.peer_choose import end_of_grid
 from fedkin.cli.peer_endpoints import read_endpoints
+from fedkin.engine.curves import Choice
 from fedkin.engine.directory import collect, result_of, write_federation
 from fedkin.engine.manifest import Manifest, Rows, load_manifest
 from fedkin.engine.notices import read_notices
 from fedkin.engine.process import write_result
 from fedkin.engine.security import make_authority
 from fedkin.errors import DataError
+from fedkin.federation import Federation
 
 pytest.importorskip("zenoh")
 pytestmark = pytest.mark.timeout(120)
@@ -261,3 +264,27 @@ def test_a_graph_without_edges_is_noted(tmp_path: Path, capsys: pytest.CaptureFi
     lonely.write_text("source,target\n")
     assert init(tmp_path, "--graph", str(lonely)) == 0
     assert "the graph has no edges" in " ".join(capsys.readouterr().err.split())
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def test_row_numbers_say_how_they_count(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("site,x\na,1\n\na,\n")
+    with pytest.raises(DataError, match=r"row 1 .* is nan.*; rows are counted from 0 in the file, without header"):
+        Federation.read(path, device="site")
+    (tmp_path / "sites").mkdir()
+    for name, cells in (("a", "1\n2\n"), ("b", "3\nNA\n")):
+        (tmp_path / "sites" / f"{name}.csv").write_text(f"x\n{cells}")
+    with pytest.raises(DataError, match=r"row 3 .* rows are counted from 0 over all files"):
+        Federation.read(tmp_path / "sites")
+
+
+def test_the_largest_level_of_an_own_grid_is_not_too_small() -> None:
+    lams, mean = np.array([1.0, 0.1, 0.01]), np.zeros(3)
+    largest, middle, smallest = (Choice(lam, lams, mean, None, 3, {}) for lam in lams.tolist())
+    assert "larger ones change nothing" in str(end_of_grid(largest, own_grid=True))
+    assert "larger ones may be better" in str(end_of_grid(largest, own_grid=False))
+    assert "smaller ones, by --lams, may be better" in str(end_of_grid(smallest, own_grid=True))
+    assert end_of_grid(middle, own_grid=True) is None

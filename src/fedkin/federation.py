@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,6 +45,7 @@ IntArray = npt.NDArray[np.int64]
 AnyArray = npt.NDArray[Any]
 
 INTERCEPT = "(intercept)"
+_NAMES_A_ROW = re.compile(r"row \d+\b")
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -341,6 +343,9 @@ class Federation:
             return cls._from_columns(columns, device, target, features, offset)
         except DataError as error:
             message = str(error)
+            if _NAMES_A_ROW.match(message):
+                over = "over all files, in the order of their names" if path.is_dir() else "in the file"
+                message += f"; rows are counted from 0 {over}, without header and blank lines"
             raise DataError(message if str(path) in message else f"{path}: {message}") from None
 
     # --- looking at it ----------------------------------------------------------------------------------------

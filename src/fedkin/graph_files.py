@@ -51,7 +51,9 @@ def _read_edge_list(path: Path, devices: tuple[Hashable, ...] | None) -> _Listin
     kept = []
     for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
         if not source:
-            raise GraphError(f"row {row} after the header has no device in the column {header[at[0]]!r}")
+            raise GraphError(
+                f"row {row} after the header has no device in the column {header[at[0]]!r} (counted from 0)"
+            )
         if target:
             ends.append((source, target))
             kept.append(row)

@@ -89,6 +89,20 @@ def run_devices(command: TuneCommand, manifest: Manifest) -> None:
         raise SolverError(f"tuning failed on {', '.join(failed)}: see log.jsonl and stderr.txt in {place}")
 
 
+def end_of_grid(choice: Choice, *, own_grid: bool) -> str | None:
+    """What to say when the first or last level is the best; ``own_grid`` when the devices found the levels."""
+    if not choice.at_the_end:
+        return None
+    if choice.lam != choice.lams[0]:
+        return "the chosen level is the smallest of the grid: smaller ones, by --lams, may be better"
+    if own_grid:
+        return (
+            "the chosen level is the largest of the grid that the devices found, where connected devices share one "
+            "model: larger ones change nothing (on large sparse graphs, more --rounds make sure of that)"
+        )
+    return "the chosen level is the largest of --lams: larger ones may be better"
+
+
 def _tell(command: TuneCommand, manifest: Manifest, choice: Choice, *, signed: bool) -> None:
     if command.as_json:
         print_json(
@@ -109,8 +123,9 @@ def _tell(command: TuneCommand, manifest: Manifest, choice: Choice, *, signed: b
             add_row(table, f"{lam:.6g}", f"{mean:.6g}", *errors, style="green" if lam == choice.lam else "")
         output().print(table)
         output().print(f"lam = {choice.lam!r} from the curves of {choice.devices} of {manifest.n_devices} devices")
-    if choice.at_the_end:
-        note("the chosen level is at an end of the grid: levels beyond it, by --lams, may be better")
+    words = end_of_grid(choice, own_grid=command.settings.lams is None)
+    if words is not None:
+        note(words)
     if signed and not command.as_json:
         output().print(f"signed: {command.place / 'manifest.json'}, and those of the devices that are here")
         output().print("carry manifest.json and manifest.sig to devices on other machines, then start them")
