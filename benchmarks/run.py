@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small instances")
     parser.add_argument("--million", action="store_true", help="also 10^6 devices and 5*10^6 edges")
     parser.add_argument("--only", default="", help="instances and sections whose names contain this")
+    parser.add_argument("--contenders", default="", help="words, with commas: only contenders whose names contain one")
     parser.add_argument("--repeats", type=int, default=0, help="0: as many as there are contenders")
     parser.add_argument("--out", type=Path, default=Path("bench-out"))
     parser.add_argument("--keep", action="store_true", help="keep rows of earlier runs that are not measured again")
@@ -71,7 +72,8 @@ def main() -> None:
 
 def measurements(options: argparse.Namespace) -> Iterator[Row]:
     wanted = options.only.lower()
-    contenders = everyone(available_cores())
+    words = options.contenders.lower().split(",")
+    contenders = [one for one in everyone(available_cores()) if any(word in one.name.lower() for word in words)]
     for name, (full, quick) in CATALOGUE.items():
         if wanted in name.lower():
             instance = quick() if options.quick else full()
