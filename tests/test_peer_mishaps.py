@@ -22,6 +22,7 @@ from fedkin.engine.curves import Choice
 from fedkin.engine.directory import collect, result_of, write_federation
 from fedkin.engine.manifest import Manifest, Rows, load_manifest
 from fedkin.engine.notices import read_notices
+from fedkin.engine.process import _write_presence as write_presence
 from fedkin.engine.process import write_result
 from fedkin.engine.security import make_authority
 from fedkin.errors import DataError
@@ -204,6 +205,26 @@ def test_a_device_that_has_left_is_shown_and_told_so(tmp_path: Path, capsys: pyt
     assert (place(directory, "d0") / "stderr.txt").stat().st_mode & 0o777 == 0o600
     assert main(["peer", "collect", str(directory), "--out", str(tmp_path / "coef.csv")]) == 0
     assert "d1: it has left for good" in " ".join(capsys.readouterr().err.split())
+
+
+def test_who_was_there_is_private_and_written_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.umask(0o022)
+    try:
+        write_presence(tmp_path, [[1, 0], [1, 1]], ["a", "b"])
+        path = tmp_path / "presence.npz"
+        assert path.stat().st_mode & 0o777 == 0o600
+        whole = path.read_bytes()
+
+        def full(path: Path, content: bytes) -> None:
+            path.write_bytes(content[:10])
+            raise OSError("no room")
+
+        monkeypatch.setattr("fedkin.engine.process.write_private", full)
+        with pytest.raises(OSError, match="no room"):
+            write_presence(tmp_path, [[1, 1]], ["a", "b"])
+        assert path.read_bytes() == whole
+    finally:
+        os.umask(before)
 
 
 # --- where devices listen ---------------------------------------------------------------------------------------------
