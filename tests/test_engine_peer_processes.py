@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +32,6 @@ def test_five_devices_over_tls_have_the_bits_of_fed_admm(tmp_path: Path) -> None
         assert fleet.theta().tobytes() == expected.theta.tobytes()
 
 
-@pytest.mark.skipif("FEDKIN_LONG" not in os.environ, reason="takes minutes: set FEDKIN_LONG=1")
 def test_twenty_devices_with_five_killed_have_the_bits_of_fed_admm(tmp_path: Path) -> None:
     problem = small_problem(20, p=20, n=30)
     first = free_ports(20)
