@@ -393,7 +393,7 @@ def test_edges_that_were_dropped_by_selection_are_dropped_here_too(tmp_path: Pat
         (["--lams", "a,b"], "--lams must be numbers"),
         (["--lams", "0.1,-2"], "different positive numbers"),
         (["--folds", "1"], "folds must be at least 2"),
-        (["--ca-key", "nowhere.pem"], "nowhere.pem is missing"),
+        (["--ca-key", "nowhere.pem"], "nowhere.pem cannot be read (No such file or directory)"),
     ],
 )
 def test_bad_input_is_one_line(
