@@ -61,7 +61,8 @@ def test_ranks_have_the_bits_of_one_process(tmp_path: Path, ranks: int, gradient
 def test_a_killed_job_continues(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     problem = small_problem(6)
-    manifest = manifest_of(problem, 1500)
+    # long enough that the signal comes long before the end, also on a fast machine
+    manifest = manifest_of(problem, 10_000)
     write_federation(tmp_path / "fed", manifest, rows_of(problem), make_authority("test"))
     folder = tmp_path / "fed" / "mpi"
     command = mpi_command(2, str(tmp_path / "fed"), "--checkpoint-every", "100")
@@ -70,7 +71,7 @@ def test_a_killed_job_continues(tmp_path: Path) -> None:
         deadline = time.monotonic() + 60
         while not list(folder.glob("rank-1-*.npz")):
             assert time.monotonic() < deadline and job.poll() is None
-            time.sleep(0.05)
+            time.sleep(0.01)
     finally:
         job.terminate()
         job.wait(30)
