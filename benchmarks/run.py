@@ -27,8 +27,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 
 import fedkin
+from fedkin.cores import available_threads
 from fedkin.solvers.exact import solve_fused
-from fedkin.solvers.workload import available_cores
 from solvers import tables
 from solvers.contenders import everyone
 from solvers.duel import Row, duel
@@ -73,7 +73,7 @@ def main() -> None:
 def measurements(options: argparse.Namespace) -> Iterator[Row]:
     wanted = options.only.lower()
     words = options.contenders.lower().split(",")
-    contenders = [one for one in everyone(available_cores()) if any(word in one.name.lower() for word in words)]
+    contenders = [one for one in everyone(available_threads()) if any(word in one.name.lower() for word in words)]
     for name, (full, quick) in CATALOGUE.items():
         if wanted in name.lower():
             instance = quick() if options.quick else full()
@@ -99,7 +99,7 @@ def paths(quick: bool) -> Iterator[Row]:
     import fedkin.solvers.kernels
     from fedkin.solvers import path as module
 
-    cores = available_cores()
+    cores = available_threads()
     for penalty, strength in (("l1", 0.007), ("l2", 0.03)):
         instance = paper(penalty, strength) if not quick else paper(penalty, strength, n_devices=30, n_features=5)
         problem = instance.problem
@@ -107,11 +107,11 @@ def paths(quick: bool) -> Iterator[Row]:
         lams = fedkin.lam_max(problem, tol=0.01) * np.geomspace(1.0, 1e-3, 20)
 
         def on_one_core(work):  # type: ignore[no-untyped-def]
-            module.available_cores = lambda: 1
+            module.available_threads = lambda: 1
             try:
                 work()
             finally:
-                module.available_cores = available_cores
+                module.available_threads = available_threads
 
         def cold_levels(problem=problem, lams=lams):  # type: ignore[no-untyped-def]
             for strength in lams * problem.n_devices:

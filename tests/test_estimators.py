@@ -341,7 +341,6 @@ def test_scores_of_scikit_learn_know_the_device():
     assert found == pytest.approx(np.mean(by_hand), abs=1e-12)
 
 
-
 @pytest.mark.parametrize("batch", [{}, {"batch_size": 10, "rounds": 4000}])
 def test_the_rounds_of_fed_admm_reach_the_exact_solution(batch):
     X, y, site = three_sites()

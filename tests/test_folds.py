@@ -53,7 +53,7 @@ def test_cores_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     lams = 1e-3 * np.geomspace(1, 1e-2, 12)
     results = []
     for cores in (1, 3):
-        monkeypatch.setattr(paths, "available_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(paths, "available_threads", lambda cores=cores: cores)
         path = fedkin.lam_path(problem, lams, backend="numba")
         choice = fedkin.cross_validate_lam(problem, lams, folds=3, backend="numba")
         results.append((np.stack([solution.theta for solution in path.solutions]), choice.scores))

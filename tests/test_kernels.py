@@ -26,9 +26,9 @@ from fedkin.terms import QuadraticTerms
 
 pytest.importorskip("numba")
 
+from fedkin.cores import available_threads
 from fedkin.solvers import compiled, kernels
 from fedkin.solvers.compiled import CompiledIteration
-from fedkin.solvers.workload import available_cores
 
 
 def random_graph(n: int, n_edges: int, seed: int = 0, weighted: bool = True) -> Graph:
@@ -318,7 +318,7 @@ def test_threads_are_limited_as_numba_is(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
     for limit, expected in (("", 3), ("1", 1), ("8", 3), ("many", 3)):
         monkeypatch.setenv("NUMBA_NUM_THREADS", limit)
-        assert available_cores() == expected
+        assert available_threads() == expected
 
 
 def test_expected_work_grows_with_size() -> None:

@@ -29,9 +29,7 @@ PUBLIC = {
     *("oracle_fit", "select_edges", "FedADMMRegressor", "FedADMMClassifier", "load"),
 }
 MODULES = sorted(
-    module.name
-    for module in pkgutil.walk_packages(fedkin.__path__, "fedkin.")
-    if not module.name.endswith("__main__")
+    module.name for module in pkgutil.walk_packages(fedkin.__path__, "fedkin.") if not module.name.endswith("__main__")
 )
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))

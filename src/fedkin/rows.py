@@ -220,9 +220,7 @@ def stacked_targets(devices: tuple[Hashable, ...], parts: list[AnyArray | None],
     return stacked
 
 
-def stacked_offsets(
-    devices: tuple[Hashable, ...], parts: list[FloatArray | None], rows: RowNames
-) -> FloatArray | None:
+def stacked_offsets(devices: tuple[Hashable, ...], parts: list[FloatArray | None], rows: RowNames) -> FloatArray | None:
     if not all_or_none(devices, parts, "offset"):
         return None
     stacked = np.concatenate([part for part in parts if part is not None])

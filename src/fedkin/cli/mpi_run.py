@@ -16,6 +16,7 @@ import numpy as np
 
 from fedkin.cli.console import Report, output, working
 from fedkin.cli.peer_commands import coefficient_names
+from fedkin.cores import available_cores
 from fedkin.engine.manifest import Manifest, load_manifest
 from fedkin.errors import MissingDependencyError, ParameterError, SolverError, missing_dependency
 from fedkin.tables import write_csv
@@ -107,7 +108,7 @@ def launch_command(launcher: str, ranks: int, options: Sequence[str] = (), *, ro
 
 
 def _checked_ranks(command: MpiCommand, manifest: Manifest) -> int:
-    ranks = command.ranks if command.ranks is not None else min(os.cpu_count() or 1, manifest.n_devices)
+    ranks = command.ranks if command.ranks is not None else min(available_cores(), manifest.n_devices)
     if not 1 <= ranks <= manifest.n_devices:
         raise ParameterError(f"-n {ranks}: use 1 to {manifest.n_devices} ranks for {manifest.n_devices} devices")
     if command.checkpoint_every < 1:

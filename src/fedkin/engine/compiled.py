@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.cores import available_threads
 from fedkin.engine import kernels
 from fedkin.engine.gradients import Gradients
 from fedkin.engine.inprocess import LocalShards
@@ -42,7 +42,7 @@ class CompiledRounds:
         self.gradients: Gradients = self.shard.gradients
         rows, steps = self.plan.rows, self.plan.steps
         work = float(rows.batch.sum() + self.plan.edges.shape[0]) * rows.ridge.size
-        self.threads = threads or (_cores() if work > THREADING_PAYS else 1)
+        self.threads = threads or (available_threads() if work > THREADING_PAYS else 1)
         loss = rows.losses[0]
         self._codes = np.array(
             [
@@ -91,9 +91,8 @@ class CompiledRounds:
             self._share_rounds(first, count, here, chance, edges, data)
         np.sum(s, axis=0, out=shard.balance)
         weight = averaging_weight(self.plan.average, first + count - 1)
-        change = shard.balance - shard.average_balance
-        change *= weight
-        shard.average_balance += change
+        # by a kernel, like those of the other rounds: bits must not depend on where stretches of rounds end
+        kernels.add_to_average(weight, shard.balance, shard.average_balance)
 
     def _share_rounds(
         self, first: int, count: int, here: Mask, chance: Array, edges: tuple[Any, ...], data: tuple[Any, ...]
@@ -123,7 +122,3 @@ def _together(pool: ThreadPoolExecutor, kernel: Callable[..., Any], pieces: list
 def _pieces(n: int, parts: int) -> list[tuple[int, int]]:
     ends = np.linspace(0, n, parts + 1).astype(np.int64).tolist()
     return list(pairwise(ends))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -118,6 +118,14 @@ _DATA = (
 )  # fmt: skip
 
 
+@_compile(_float, _given(_float, 2), _state(_float, 2))
+def add_to_average(weight: Any, balance: Any, average_balance: Any) -> None:
+    """What `devices_loop` does on behalf of the round before, after the last round of a stretch."""
+    for i in range(balance.shape[0]):
+        for c in range(balance.shape[1]):
+            average_balance[i, c] += weight * (balance[i, c] - average_balance[i, c])
+
+
 @_compile(_int, _int, _int, _float, _given(types.boolean, 1), _given(_float, 1), *_DATA)
 def devices_loop(
     lo: Any, hi: Any, t: Any, last_weight: Any, available: Any, probability: Any, codes: Any, numbers: Any, X: Any,

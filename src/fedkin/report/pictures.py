@@ -29,9 +29,7 @@ class Placed:
     height: float
 
 
-def dot_plot(
-    errors: Mapping[str, float], *, title: str, highlight: Sequence[str] = (), width: float = 420.0
-) -> Placed:
+def dot_plot(errors: Mapping[str, float], *, title: str, highlight: Sequence[str] = (), width: float = 420.0) -> Placed:
     """Errors as dots on a logarithmic axis, one row per method.
 
     Parameters

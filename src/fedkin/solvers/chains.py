@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.cores import available_threads
 from fedkin.graph import Graph
 from fedkin.problem import FusedObjective
 from fedkin.solvers import chain_kernels, kernels
 from fedkin.solvers.compiled import Crew
 from fedkin.solvers.fuse import INTERIOR
 from fedkin.solvers.pdhg import Checked, PrimalDual, Stopping
-from fedkin.solvers.workload import available_cores
 from fedkin.terms import QuadraticTerms
 
 Array = NDArray[np.float64]
@@ -140,7 +140,7 @@ class ChainIteration:
         n_threads: int | None = None,
     ) -> None:
         n, p = quadratic.b.shape
-        self._crew = Crew(n_threads or (available_cores() if n * p > THREADING_PAYS else 1))
+        self._crew = Crew(n_threads or (available_threads() if n * p > THREADING_PAYS else 1))
         self._chains = chains
         self._a, self._c = np.ascontiguousarray(quadratic.A), np.ascontiguousarray(quadratic.c)
         # one row per coordinate

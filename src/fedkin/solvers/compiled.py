@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.cores import available_threads
 from fedkin.graph import Graph
 from fedkin.problem import FusedObjective
 from fedkin.solvers import check_kernels, kernels
 from fedkin.solvers.fuse import INTERIOR
 from fedkin.solvers.pdhg import RELAXATION, Checked, PrimalDual, Rebalancing, Stopping, weights_of_devices
-from fedkin.solvers.workload import available_cores, iteration_is_shared, iteration_work
+from fedkin.solvers.workload import iteration_is_shared, iteration_work
 from fedkin.terms import QuadraticTerms
 
 Array = NDArray[np.float64]
@@ -67,7 +68,7 @@ class CompiledIteration:
         n_threads: int | None = None,
     ) -> None:
         self._kind = kernels.KINDS[objective.penalty.name]
-        threads = available_cores() if iteration_is_shared(objective, quadratic) else 1
+        threads = available_threads() if iteration_is_shared(objective, quadratic) else 1
         self._crew = Crew(threads if n_threads is None else n_threads)
         self._places = _Places(objective.graph)
         self._set_problem(objective, quadratic)

@@ -11,13 +11,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.cores import available_threads
 from fedkin.errors import ConvergenceWarning, ParameterError
 from fedkin.graph import Graph
 from fedkin.problem import FusedObjective, Problem, Solution
 from fedkin.solvers.backend import Backend, Resolved, resolve_backend
 from fedkin.solvers.congestion import least_congestion
 from fedkin.solvers.exact import scaled, solve_fused, uninterrupted
-from fedkin.solvers.workload import available_cores, iteration_is_shared, run_side_by_side
+from fedkin.solvers.workload import iteration_is_shared, run_side_by_side
 from fedkin.terms import sum_groups, summed_terms
 
 Array = NDArray[np.float64]
@@ -193,7 +194,7 @@ def warn_of_limits(messages: list[str], n_solves: int, stacklevel: int = 3) -> N
 def path_threads(objective: FusedObjective, backend: Resolved) -> int:
     """Number of solves to run side by side: compiled ones that do not use threads themselves."""
     alone = backend == "numpy" or iteration_is_shared(objective, objective.terms)
-    return 1 if alone else available_cores()
+    return 1 if alone else available_threads()
 
 
 def stretches_of(n_levels: int) -> list[Index]:

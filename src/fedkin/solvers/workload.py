@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -34,13 +33,6 @@ def iteration_work(objective: FusedObjective, terms: DeviceTerms) -> float:
     """Nanoseconds of one thread for a compiled iteration, roughly."""
     edges, entries = sizes(objective, terms)
     return EDGE_COST * edges + GRAM_COST * entries
-
-
-def available_cores() -> int:
-    """Cores that this process may use; no more than ``NUMBA_NUM_THREADS`` says, where that is set."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    limit = os.environ.get("NUMBA_NUM_THREADS", "")
-    return min(cores, max(int(limit), 1)) if limit.isdecimal() else cores
 
 
 def run_side_by_side(tasks: Sequence[Callable[[], T]], n_threads: int) -> list[T]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from fedkin.cores import available_cores
 from fedkin.errors import ParameterError
 from fedkin.studies.config import Study
 from fedkin.studies.pool import WorkerError, map_in_processes
@@ -100,9 +99,3 @@ def run_study(
         write_rows(store.folder / "rows.parquet", rows)
         total, untimed = store.seconds(cells)
     return StudyRun(study, store.folder, rows, len(missing), cached, perf_counter() - started, total, untimed)
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
