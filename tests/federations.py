@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import secrets
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,3 +124,22 @@ def write_tables(problem: Problem, folder: Path) -> None:
             for x, y in zip(fed[name].X.tolist(), fed[name].y.tolist(), strict=True):
                 writer.writerow([name, *map(repr, x), repr(y)])
     problem.graph.write(folder / "edges.csv")
+
+
+def in_threads(live: Callable[[int], object], n: int, seconds: float = 90.0) -> None:
+    """``live(u)`` for every device on a thread of its own; what one raises is raised here, and none may hang."""
+    failures: list[BaseException] = []
+
+    def one(u: int) -> None:
+        try:
+            live(u)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=one, args=(u,)) for u in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+    assert not failures, failures
+    assert not any(thread.is_alive() for thread in threads)

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import typer
 
-from federations import free_ports, in_process, small_problem
+from federations import free_ports, in_process, small_problem, write_tables
 from fedkin.cli import main
 from fedkin.cli.app import app
 from fedkin.engine.checkpoint import load_checkpoint, save_checkpoint
@@ -38,17 +38,6 @@ from fedkin.solvers.fedadmm import fed_admm
 
 pytest.importorskip("zenoh")
 pytestmark = pytest.mark.timeout(180)
-
-
-def write_tables(problem: Problem, folder: Path) -> None:
-    fed = problem.federation
-    with (folder / "rows.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["site", *fed.feature_names, "y"])
-        for name in fed.devices:
-            for x, y in zip(fed[name].X.tolist(), fed[name].y.tolist(), strict=True):
-                writer.writerow([name, *map(repr, x), repr(y)])
-    problem.graph.write(folder / "edges.csv")
 
 
 def init(folder: Path, rounds: int, *options: str, devices: int = 3) -> Problem:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from federations import in_process, manifest_of, rows_of, small_problem
+from federations import in_process, in_threads, manifest_of, rows_of, small_problem
 from fedkin.engine.journal import Journal
 from fedkin.engine.manifest import Manifest
 from fedkin.engine.peer import Device, Patience
@@ -21,25 +20,16 @@ QUICK = Patience(first_pull=0.02, last_pull=0.2, complain=0.3, give_up=20.0, lin
 
 def run_devices(problem: Problem, manifest: Manifest, network: MemoryNetwork, **options: Any) -> dict[int, Device]:
     """All devices in threads, to the end."""
-    rows, devices, failures = rows_of(problem), {}, []
+    rows, devices = rows_of(problem), {}
 
     def one(u: int) -> None:
-        try:
-            devices[u] = device = Device(
-                manifest, u, rows[u], network.join(), Journal(manifest.members[u].name), patience=QUICK, **options
-            )
-            device.run()
-            device.linger()
-        except BaseException as error:
-            failures.append(error)
+        devices[u] = device = Device(
+            manifest, u, rows[u], network.join(), Journal(manifest.members[u].name), patience=QUICK, **options
+        )
+        device.run()
+        device.linger()
 
-    threads = [threading.Thread(target=one, args=(u,)) for u in range(problem.n_devices)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not failures, failures
-    assert not any(thread.is_alive() for thread in threads)
+    in_threads(one, problem.n_devices, 60)
     return devices
 
 
@@ -101,7 +91,6 @@ def test_a_device_that_dies_in_any_round_catches_up(
     rows, rng = rows_of(problem), np.random.default_rng(every)
     crashes = {u: sorted(rng.choice(np.arange(1, 40), 4, replace=False).tolist(), reverse=True) for u in (1, 2)}
     finished: dict[int, Device] = {}
-    failures: list[BaseException] = []
 
     def live(u: int) -> None:
         def tick(device: Device) -> None:
@@ -109,28 +98,20 @@ def test_a_device_that_dies_in_any_round_catches_up(
                 crashes[u].pop()
                 raise Crash
 
-        try:
-            while u not in finished:
-                transport = network.join()
-                state = tmp_path / f"{u}.npz"
-                try:
-                    device = Device(
-                        manifest, u, rows[u], transport, Journal(str(u)), checkpoint=state, patience=QUICK, tick=tick
-                    )
-                    device.run()
-                    device.linger()
-                    finished[u] = device
-                except Crash:
-                    transport.close()
-        except BaseException as error:
-            failures.append(error)
+        while u not in finished:
+            transport = network.join()
+            state = tmp_path / f"{u}.npz"
+            try:
+                device = Device(
+                    manifest, u, rows[u], transport, Journal(str(u)), checkpoint=state, patience=QUICK, tick=tick
+                )
+                device.run()
+                device.linger()
+                finished[u] = device
+            except Crash:
+                transport.close()
 
-    threads = [threading.Thread(target=live, args=(u,)) for u in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not failures, failures
+    in_threads(live, 4, 60)
     assert len(finished) == 4
     assert crashes == {1: [], 2: []}
     same_bits(finished, problem, manifest)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from federations import free_ports, manifest_of, place, rows_of, small_problem, write_tables
+from federations import free_ports, in_threads, manifest_of, place, rows_of, small_problem, write_tables
 from fedkin.availability import Availability
 from fedkin.cli import main
 from fedkin.engine.directory import read_result, write_federation
@@ -62,24 +61,6 @@ class Listening(MemoryTransport):
         super().publish(key, frame)
 
 
-def in_threads(problem: Problem, live: Any) -> None:
-    failures: list[BaseException] = []
-
-    def one(u: int) -> None:
-        try:
-            live(u)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=one, args=(u,)) for u in range(problem.n_devices)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(90)
-    assert not failures, failures
-    assert not any(thread.is_alive() for thread in threads)
-
-
 def two_components(v: int = 6) -> Problem:
     problem = small_problem(v)
     names = problem.federation.devices
@@ -117,7 +98,7 @@ def test_planned_absence_has_the_bits_of_one_process(name: str, faults: Faults |
         device.run()
         device.linger()
 
-    in_threads(problem, live)
+    in_threads(live, problem.n_devices)
     network.close()
     whole = together(problem, manifest, availability)
     available, _ = availability.bind(problem.federation.devices, manifest.seed).rounds(1, 60)
@@ -156,7 +137,7 @@ def crashing(problem: Problem, make: Any, crashes: dict[int, list[int]], pause: 
                 transport.close()
                 time.sleep(pause)
 
-    in_threads(problem, live)
+    in_threads(live, problem.n_devices)
     assert not any(crashes.values())
     return finished
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from federations import free_ports, small_problem
+from federations import free_ports, in_threads, small_problem
 from fedkin.cli import main
 from fedkin.engine.curves import Curve, choose, read_curve, write_curve
 from fedkin.engine.directory import read_result, write_federation
@@ -68,23 +67,15 @@ def tuned(
     problem: Problem, manifest: Manifest, settings: TuneSettings, faults: Faults | None = None
 ) -> dict[int, tuple[Any, Any]]:
     """All devices in threads, to the end: their grids and held-out losses."""
-    network, rows, found, failures = MemoryNetwork(faults), device_parts(problem), {}, []
+    network, rows, found = MemoryNetwork(faults), device_parts(problem), {}
 
     def one(u: int) -> None:
-        try:
-            tuner = Tuner(manifest, u, rows[u], settings, network.join(), Journal(str(u)), patience=QUICK)
-            found[u] = tuner.run()
-            tuner.linger()
-        except BaseException as error:
-            failures.append(error)
+        tuner = Tuner(manifest, u, rows[u], settings, network.join(), Journal(str(u)), patience=QUICK)
+        found[u] = tuner.run()
+        tuner.linger()
 
-    threads = [threading.Thread(target=one, args=(u,)) for u in range(problem.n_devices)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    in_threads(one, problem.n_devices, 60)
     network.close()
-    assert not failures, failures
     assert len(found) == problem.n_devices
     return found
 
@@ -151,7 +142,7 @@ def test_a_device_that_dies_in_any_stage_catches_up(tmp_path: Path) -> None:
     good = tuned(problem, manifest, settings)
     stages = 60 + flood_rounds(manifest, 0)
     crashes = {1: [stages + 45, stages + 1, 61, 60, 25, 3], 2: [stages + 59, stages, 30]}
-    network, rows, found, failures = MemoryNetwork(), device_parts(problem), {}, []
+    network, rows, found = MemoryNetwork(), device_parts(problem), {}
 
     def live(u: int) -> None:
         def tick(tuner: Tuner) -> None:
@@ -159,27 +150,19 @@ def test_a_device_that_dies_in_any_stage_catches_up(tmp_path: Path) -> None:
                 crashes[u].pop()
                 raise Crash
 
-        try:
-            while u not in found:
-                transport, state = network.join(), tmp_path / f"{u}.npz"
-                try:
-                    options = {"checkpoint": state, "patience": QUICK, "tick": tick}
-                    tuner = Tuner(manifest, u, rows[u], settings, transport, Journal(str(u)), **options)
-                    curve = tuner.run()
-                    tuner.linger()
-                    found[u] = curve
-                except Crash:
-                    transport.close()
-        except BaseException as error:
-            failures.append(error)
+        while u not in found:
+            transport, state = network.join(), tmp_path / f"{u}.npz"
+            try:
+                options = {"checkpoint": state, "patience": QUICK, "tick": tick}
+                tuner = Tuner(manifest, u, rows[u], settings, transport, Journal(str(u)), **options)
+                curve = tuner.run()
+                tuner.linger()
+                found[u] = curve
+            except Crash:
+                transport.close()
 
-    threads = [threading.Thread(target=live, args=(u,)) for u in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(90)
+    in_threads(live, 4)
     network.close()
-    assert not failures, failures
     assert crashes == {1: [], 2: []}
     for u in range(4):
         assert found[u][0].tobytes() == good[u][0].tobytes()

@@ -8,7 +8,7 @@ import signal
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -103,15 +103,25 @@ def _interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough: cleaning up must not be interrupted again
         raise Interrupted
 
+    with handling([signal.SIGINT], interrupt):
+        yield
+
+
+@contextmanager
+def handling(signals: Sequence[signal.Signals], handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Let ``handler`` have these signals for a while; nothing happens outside the main thread."""
+    before: dict[signal.Signals, Any] = {}
     try:
-        before = signal.signal(signal.SIGINT, interrupt)
+        for one in signals:
+            before[one] = signal.signal(one, handler)
     except ValueError:  # not in the main thread
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for one, previous in before.items():
+            signal.signal(one, previous)
 
 
 @contextmanager

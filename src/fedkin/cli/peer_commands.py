@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.table import Table
 
 from fedkin.availability import Availability, recorded_rounds
-from fedkin.cli.console import Interrupted, messages, note, output, print_json
+from fedkin.cli.console import Interrupted, handling, messages, note, output, print_json
 from fedkin.cli.peer_endpoints import centre_endpoint, local_endpoints, read_endpoints
 from fedkin.cli.tables import add_row, plain_table, read_federation
 from fedkin.engine.directory import DEVICES, SELECTION, device_directories, write_federation
@@ -247,24 +247,14 @@ def _ended_like_ctrl_c() -> Iterator[None]:
     """Within this context SIGTERM and SIGHUP do what Ctrl-C does: devices have sessions of their own, and stay."""
 
     def interrupt(number: int, frame: object) -> None:
-        for one in (*before, signal.SIGINT):
+        for one in (*heeded, signal.SIGINT):
             signal.signal(one, signal.SIG_IGN)  # once is enough: cleaning up must not be interrupted again
         raise Interrupted
 
     # who ignores a signal, as nohup does, wants that
     heeded = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
-    before: dict[signal.Signals, Any] = {}
-    try:
-        for one in heeded:
-            before[one] = signal.signal(one, interrupt)
-    except ValueError:  # not in the main thread
+    with handling(heeded, interrupt):
         yield
-        return
-    try:
-        yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
 
 
 def up(directory: Path, restarts: int, give_up: float, as_json: bool) -> None:

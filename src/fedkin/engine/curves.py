@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.engine.directory import DEVICES, OWNER
+from fedkin.engine.directory import DEVICES, why_not_shared
 from fedkin.engine.manifest import Manifest
 from fedkin.engine.security import write_private
 from fedkin.errors import DataError
@@ -140,13 +140,8 @@ def shared_curves(
     reasons: dict[int, str] = {}
     for position, member in enumerate(manifest.members):
         place = directory / DEVICES / member.name
-        try:
-            owner = json.loads((place / OWNER).read_bytes())
-        except (OSError, ValueError):
-            reasons[position] = "its directory is not on this machine"
-            continue
-        if owner.get("share_result") is not True:
-            reasons[position] = f"its owner keeps its curve (share_result in {place / OWNER})"
+        if (refused := why_not_shared(place, "its curve")) is not None:
+            reasons[position] = refused
             continue
         curve = read_curve(place, run, by_fold=by_fold)
         if curve is None:

@@ -252,6 +252,17 @@ def _result_parts(place: Path) -> dict[str, np.ndarray[Any, Any]]:
         raise DataError(f"{path} cannot be read: {error}") from None
 
 
+def why_not_shared(place: Path, what: str) -> str | None:
+    """Why the owner of a device's directory does not let ``what`` leave it; None when it may."""
+    try:
+        owner = json.loads((place / OWNER).read_bytes())
+    except (OSError, ValueError):
+        return "its directory is not on this machine"
+    if owner.get("share_result") is not True:
+        return f"its owner keeps {what} (share_result in {place / OWNER})"
+    return None
+
+
 def collect(directory: Path, manifest: Manifest, left: Collection[str] = ()) -> tuple[dict[int, Any], dict[int, str]]:
     """Results that owners share, by position, and for the other devices why there is none; ``left`` names who left."""
     found: dict[int, Any] = {}
@@ -261,13 +272,8 @@ def collect(directory: Path, manifest: Manifest, left: Collection[str] = ()) -> 
         if member.name in left:
             reasons[position] = "it has left for good"
             continue
-        try:
-            owner = json.loads((place / OWNER).read_bytes())
-        except (OSError, ValueError):
-            reasons[position] = "its directory is not on this machine"
-            continue
-        if owner.get("share_result") is not True:
-            reasons[position] = f"its owner keeps it (share_result in {place / OWNER})"
+        if (refused := why_not_shared(place, "it")) is not None:
+            reasons[position] = refused
             continue
         try:
             found[position] = result_of(place, manifest, position)

@@ -103,6 +103,36 @@ def presence_key(manifest: Manifest, sender: int) -> str:
     return f"{manifest.run}/live/{manifest.members[sender].name}"
 
 
+class Reminders:
+    """When to ask again for what is missing, and when to complain about it: ever less often.
+
+    Parameters
+    ----------
+    patience : Patience
+    """
+
+    def __init__(self, patience: Patience) -> None:
+        self.began = time.monotonic()
+        self._pause, self._longest_pause, self._silence = patience.first_pull, patience.last_pull, patience.complain
+        self.next_pull, self._next_complaint = self.began + self._pause, self.began + self._silence
+
+    def pull_is_due(self, now: float) -> bool:
+        """Whether to ask the senders."""
+        return now >= self.next_pull
+
+    def pulled(self, now: float) -> None:
+        """They were asked."""
+        self.next_pull, self._pause = now + self._pause, min(2.0 * self._pause, self._longest_pause)
+
+    def complaint_is_due(self, now: float) -> bool:
+        """Whether to tell the user."""
+        return now >= self._next_complaint
+
+    def complained(self, now: float) -> None:
+        """The user was told."""
+        self._next_complaint, self._silence = now + self._silence, min(2.0 * self._silence, _LONGEST_SILENCE)
+
+
 class Lockstep(ABC):
     """A device that does rounds with its neighbours; what a round computes is for subclasses to say.
 
@@ -232,27 +262,30 @@ class Lockstep(ABC):
             self._mark(self._trail)
         self.tick()
 
+    def _remind(self, reminders: Reminders, kind: Kind, missing: list[int], t: int, now: float) -> None:
+        """Ask for what is missing, and complain about it, where that is due."""
+        if reminders.pull_is_due(now) or self._hint:
+            self._hint = False
+            for sender in missing:
+                self._pull(kind, sender, t)
+            reminders.pulled(now)
+        if reminders.complaint_is_due(now):
+            self._complain(kind, missing, t, now - reminders.began)
+            reminders.complained(now)
+
     def _await(self, kind: Kind, senders: list[int], t: int) -> None:
-        began = time.monotonic()
-        pause, silence = self.patience.first_pull, self.patience.complain
-        next_pull, next_tick, next_complaint = began + pause, began + _TICK_SECONDS, began + silence
+        reminders = Reminders(self.patience)
+        next_tick = reminders.began + _TICK_SECONDS
         missing = self.inbox.missing(kind, senders, t)
         while missing:
             now = time.monotonic()
-            if now >= next_pull or self._hint:
-                self._hint = False
-                for sender in missing:
-                    self._pull(kind, sender, t)
-                next_pull, pause = now + pause, min(2.0 * pause, self.patience.last_pull)
-            if now >= next_complaint:
-                self._complain(kind, missing, t, now - began)
-                next_complaint, silence = now + silence, min(2.0 * silence, _LONGEST_SILENCE)
+            self._remind(reminders, kind, missing, t, now)
             if now >= next_tick:
                 next_tick = now + _TICK_SECONDS
                 self.tick()
                 # a neighbour may have left for good meanwhile
                 senders = [sender for sender in senders if sender not in self.left]
-            missing = self.inbox.wait(kind, senders, t, max(min(next_pull, next_tick) - now, 0.001))
+            missing = self.inbox.wait(kind, senders, t, max(min(reminders.next_pull, next_tick) - now, 0.001))
         self.status.waiting_for = []
 
     def _pull(self, kind: Kind, sender: int, t: int) -> None:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from fedkin.availability import Availability, Presence
 from fedkin.engine.central import Answerer
 from fedkin.engine.journal import Journal
-from fedkin.engine.lockstep import Arrays, Lockstep, Patience, PeerError
+from fedkin.engine.lockstep import Arrays, Lockstep, Patience, PeerError, Reminders
 from fedkin.engine.manifest import Manifest, ManifestError, Rows
 from fedkin.engine.messages import HEADER_BYTES, Expected, Kind, MessageError, decode, encode
 from fedkin.engine.shard import Shard
@@ -409,25 +409,16 @@ class Observed(Replica):
         if self.leads:
             super()._await(kind, senders, t)
             return
-        began = time.monotonic()
-        pause, silence = self.patience.first_pull, self.patience.complain
-        next_pull, next_complaint = began + pause, began + silence
+        reminders = Reminders(self.patience)
         while missing := self.inbox.missing(kind, senders, t):
             ahead = self.inbox.newest(Kind.REPLICA, self.steward, 0.0)
             if ahead is not None:
                 raise _Behind(*ahead)
             now = time.monotonic()
-            if now >= next_pull or self._hint:
-                self._hint = False
-                for sender in missing:
-                    self._pull(kind, sender, t)
-                next_pull, pause = now + pause, min(2.0 * pause, self.patience.last_pull)
-            if now >= next_complaint:
-                self._complain(kind, missing, t, now - began)
-                next_complaint, silence = now + silence, min(2.0 * silence, 600.0)
-            if now - began > _LOOK_SECONDS:
+            self._remind(reminders, kind, missing, t, now)
+            if now - reminders.began > _LOOK_SECONDS:
                 self.tick()
-            self.inbox.wait(kind, senders, t, max(min(next_pull - now, _LOOK_SECONDS), 0.001))
+            self.inbox.wait(kind, senders, t, max(min(reminders.next_pull - now, _LOOK_SECONDS), 0.001))
         self.status.waiting_for = []
 
     def _take_over(self, behind: _Behind) -> None:
