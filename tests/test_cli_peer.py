@@ -35,6 +35,7 @@ from fedkin.problem import Problem
 from fedkin.selection import select_edges
 from fedkin.solvers.exact import solve
 from fedkin.solvers.fedadmm import fed_admm
+from terminals import on_terminal
 
 pytest.importorskip("zenoh")
 pytestmark = pytest.mark.timeout(180)
@@ -211,18 +212,14 @@ def test_labels_and_the_logistic_loss(tmp_path: Path) -> None:
     assert theta.tobytes() == expected.tobytes()
 
 
-@pytest.mark.skipif(shutil.which("script") is None, reason="script is not installed")
 def test_the_live_view_on_a_small_terminal(tmp_path: Path) -> None:
     """A terminal of 10 lines and 6 devices: no line is lost without a word, and the end is the whole table."""
     init(tmp_path, 150, devices=6)
-    up = f"{sys.executable} -m fedkin.cli peer up {tmp_path / 'fed'} --give-up 30"
-    words = ["script", "-qec", f"stty cols 100 rows 10; {up}", "/dev/null"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm"}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    up = [sys.executable, "-m", "fedkin.cli", "peer", "up", str(tmp_path / "fed"), "--give-up", "30"]
+    code, text = on_terminal(up, columns=100, lines=10)
     main(["peer", "stop", str(tmp_path / "fed")])
-    assert done.returncode == 0, done.stdout
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.stdout).replace("\r", "")
-    assert re.search(r"and 3 more +\d+ to \d+", text)
+    assert code == 0, text
+    assert re.search(r"and 3 more +\d+ to \d+", text), text
     assert "never started" not in text and "Traceback" not in text
     tail = text[text.rindex("waits for") :]
     assert re.findall(r"(d\d) +done +150/150", tail) == [f"d{u}" for u in range(6)]
