@@ -19,7 +19,8 @@ from fedkin.federation import Federation
 from fedkin.graph import Graph
 from fedkin.local import Variance, global_fit, local_fit, oracle_fit
 from fedkin.losses import Loss, MeanLoss, RowLoss, make_loss
-from fedkin.model import FittedModel, describe_loss
+from fedkin.model import FittedModel
+from fedkin.named_losses import describe_loss
 from fedkin.penalties import make_penalty
 from fedkin.problem import Problem, Solution, check_nonnegative
 from fedkin.selection import Method, select_edges

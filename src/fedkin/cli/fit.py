@@ -28,7 +28,8 @@ from fedkin.federation import Federation
 from fedkin.fitting import CLASS_LOSSES, Comparison, FitOptions, compare, fit_federation
 from fedkin.graph import Graph
 from fedkin.local import Variance
-from fedkin.model import MODEL_FILE, FittedModel
+from fedkin.model import FittedModel
+from fedkin.model_directory import MODEL_FILE
 from fedkin.selection import Method
 
 
