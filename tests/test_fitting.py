@@ -16,7 +16,8 @@ import fedkin
 from fedkin import Federation, Graph, Problem, solve
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, DegenerateDeviceWarning, GraphError, ParameterError
-from fedkin.fitting import FitOptions, auc, compare, fit_federation
+from fedkin.fitting import FitOptions, compare, fit_federation
+from fedkin.fitting.comparison import auc
 from fedkin.losses import HuberLoss, UserLoss
 
 

@@ -28,7 +28,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedkin.errors import DataError, ParameterError
 from fedkin.federation import Federation
-from fedkin.fitting import CLASS_LOSSES, FitOptions, fit_federation, plain_classes
+from fedkin.fitting.fit import fit_federation
+from fedkin.fitting.options import FitOptions
+from fedkin.fitting.preparation import CLASS_LOSSES, plain_classes
 from fedkin.graph import Graph
 from fedkin.losses import Loss
 from fedkin.model import FittedModel

@@ -16,7 +16,8 @@ from fedkin.cli.tables import add_row, count, graph_words, plain_table, print_fa
 from fedkin.datasets import Design, paper_design
 from fedkin.errors import ParameterError
 from fedkin.federation import Federation
-from fedkin.fitting import FitOptions, fit_federation
+from fedkin.fitting.fit import fit_federation
+from fedkin.fitting.options import FitOptions
 from fedkin.local import global_fit, local_fit, oracle_fit
 from fedkin.model import FittedModel
 from fedkin.report.page import DemoResult, demo_page, demo_picture

@@ -25,7 +25,10 @@ from fedkin.cli.tables import (
 )
 from fedkin.errors import DataError, ModelFileError, ParameterError
 from fedkin.federation import Federation
-from fedkin.fitting import CLASS_LOSSES, Comparison, FitOptions, compare, fit_federation
+from fedkin.fitting.comparison import Comparison, compare
+from fedkin.fitting.fit import fit_federation
+from fedkin.fitting.options import FitOptions
+from fedkin.fitting.preparation import CLASS_LOSSES
 from fedkin.graph import Graph
 from fedkin.local import Variance
 from fedkin.model import FittedModel

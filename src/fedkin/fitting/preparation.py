@@ -1,0 +1,156 @@
+"""From the user's rows to the problem's, and back: classes as numbers, an intercept column, standardised features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.errors import DataError, ParameterError
+from fedkin.federation import Federation
+from fedkin.fitting.options import FitOptions
+from fedkin.graph import Graph
+from fedkin.losses import Loss, MeanLoss, RowLoss, make_loss
+from fedkin.model import FittedModel
+
+Array = NDArray[np.float64]
+
+#: Losses whose targets are classes.
+CLASS_LOSSES = ("logistic", "multinomial")
+_MOST_NUMERIC_CLASSES = 20  # beyond this many different fractions nobody means classes
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Rows as the solver sees them, and the way back."""
+
+    federation: Federation
+    original: Federation
+    loss: Loss
+    classes: tuple[Any, ...] | None
+    fit_intercept: bool
+    mean: Array
+    scale: Array
+
+    @property
+    def n_outputs(self) -> int:
+        return self.loss.n_outputs if isinstance(self.loss, RowLoss) else 1
+
+    def per_feature(self, value: float) -> Array:
+        """A penalty level for each parameter ``(p,)``, 0 for the intercept."""
+        levels = np.full((self.n_outputs, self.federation.n_features), value)
+        if self.fit_intercept:
+            levels[:, 0] = 0.0
+        return levels.reshape(-1)
+
+    def model(self, theta: Array, graph: Graph, options: FitOptions) -> FittedModel:
+        """A model with these parameters ``(V, p)``, in the user's units."""
+        blocks = theta.reshape(len(theta), self.n_outputs, -1)
+        coef, intercept = blocks, np.zeros(blocks.shape[:2])
+        if self.fit_intercept:
+            coef, intercept = blocks[:, :, 1:] / self.scale, blocks[:, :, 0]
+            # sorted out feature by feature, as 0 * mean must stay exactly 0
+            intercept = intercept - np.einsum("vkq,q->vk", coef, self.mean)
+        elif isinstance(self.loss, MeanLoss):
+            coef = blocks * self.scale + self.mean
+        else:
+            coef = blocks / self.scale
+        return FittedModel(
+            devices=self.original.devices,
+            coef=coef,
+            intercept=intercept,
+            feature_names=self.original.feature_names,
+            clusters=np.zeros(len(theta), dtype=np.int64),
+            n_samples=self.original.n_samples,
+            loss=self.loss,
+            penalty=options.penalty,
+            lam=0.0,
+            gap=0.0,
+            n_iter=0,
+            status="converged",
+            graph=graph,
+            fit_intercept=self.fit_intercept,
+            classes=self.classes,
+            target_name=self.original.target_name,
+            offset_name=None if self.original.offset is None else "offset",
+            options=options.plain(),
+        )
+
+
+def prepare(federation: Federation, options: FitOptions) -> Prepared:
+    """The rows of a federation as ``options`` want them fitted."""
+    if not federation.n_samples.all():
+        empty = federation.devices[int(np.flatnonzero(federation.n_samples == 0)[0])]
+        raise DataError(f"device {empty!r} has no rows to fit: leave it out or give it data")
+    loss, classes, encoded = _encoded(federation, options.loss)
+    has_intercept = options.fit_intercept and not isinstance(loss, MeanLoss)
+    mean, scale = np.zeros(federation.n_features), np.ones(federation.n_features)
+    if options.standardize:
+        centred, mean, scale = encoded.standardized()
+        if has_intercept or isinstance(loss, MeanLoss):
+            encoded = centred
+        else:
+            # without an intercept a shift of the features would be another model
+            mean = np.zeros_like(mean)
+            encoded = _with_features(encoded, encoded.X / scale)
+    if has_intercept:
+        encoded = encoded.with_intercept()
+    if not isinstance(loss, RowLoss) and loss.n_params(encoded.n_features) != encoded.n_features:
+        raise ParameterError(
+            f"the {loss.name} loss has {loss.n_params(encoded.n_features)} parameters for {encoded.n_features} columns "
+            "(the intercept among them); a model has one for each column: use Problem and solve for other losses"
+        )
+    return Prepared(encoded, federation, loss, classes, has_intercept, mean, scale)
+
+
+def _encoded(federation: Federation, loss: str | Loss) -> tuple[Loss, tuple[Any, ...] | None, Federation]:
+    """The loss, the classes (None for regression), and the federation with targets 0, 1, ... for classes."""
+    name = loss if isinstance(loss, str) else loss.name
+    if name not in CLASS_LOSSES:
+        return make_loss(loss, federation.y), None, federation
+    if federation.y is None:
+        raise DataError(f"the federation has no target, but the {name} loss needs classes")
+    labels, codes = np.unique(federation.y, return_inverse=True)
+    if labels.size < 2:
+        raise DataError(
+            f"all {len(codes)} rows have the class {plain_classes(labels)[0]!r}; a classifier needs at least two "
+            "classes in the federation (a single device may have one class only)"
+        )
+    if labels.dtype.kind == "f" and labels.size > _MOST_NUMERIC_CLASSES and (labels != np.floor(labels)).any():
+        raise DataError(
+            f"the target has {labels.size} different numbers such as {labels[0]:g} and {labels[1]:g}, which are not "
+            "classes; use a regression loss (linear, huber), or encode the classes"
+        )
+    wanted = loss
+    if isinstance(loss, str):
+        wanted = "multinomial" if labels.size > 2 or name == "multinomial" else "logistic"
+    elif labels.size > (2 if name == "logistic" else loss.n_params(1) + 1):
+        raise DataError(f"the target has {labels.size} classes, more than the given {name} loss has")
+    encoded = _with_target(federation, codes.astype(np.float64))
+    return make_loss(wanted, encoded.y), plain_classes(labels), encoded
+
+
+def plain_classes(labels: NDArray[Any]) -> tuple[Any, ...]:
+    """Class labels as Python values; whole numbers as ints."""
+    if labels.dtype.kind == "f" and (labels == np.floor(labels)).all():
+        return tuple(int(label) for label in labels)
+    return tuple(labels.tolist())
+
+
+def _with_target(federation: Federation, y: Array) -> Federation:
+    return Federation._of(
+        federation.devices,
+        federation.n_samples,
+        federation.X,
+        y,
+        federation.offset,
+        federation.row_order,
+        federation.feature_names,
+        federation.target_name,
+    )
+
+
+def _with_features(federation: Federation, X: Array) -> Federation:
+    return federation._with_features(X, federation.feature_names)
