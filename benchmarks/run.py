@@ -80,7 +80,7 @@ def measurements(options: argparse.Namespace) -> Iterator[Row]:
             targets = [1e-4, 1e-6]
             repeats = options.repeats or (2 if options.quick else 5)
             for row in duel(instance, contenders, targets, repeats):
-                yield row | {"section": "duel", "instance": name}
+                yield row | {"section": "duel", "instance": f"{name}, made small" if options.quick else name}
     sections = {"path": paths, "start": starts, "scaling": scaling, "million": million}
     for name, section in sections.items():
         if wanted in name and (name != "million" or options.million):

@@ -93,7 +93,7 @@ def test_parameters_out_of_range_are_named(fed: Federation, chain: Graph) -> Non
     with pytest.raises(ParameterError, match="penalty 'l3'"):
         Problem(fed, chain, penalty="l3")
     with pytest.raises(ParameterError, match="unknown loss 'cubic'"):
-        _ = Problem(fed, chain, loss="cubic").fused
+        Problem(fed, chain, loss="cubic")
     with pytest.raises(ParameterError, match="radius"):
         Problem(fed, chain, radius=0.0)
     with pytest.raises(ParameterError, match="ridge"):

@@ -153,6 +153,8 @@ class Problem:
 
     def __post_init__(self) -> None:
         check_nonnegative("lam", self.lam)
+        if isinstance(self.loss, str):
+            make_loss(self.loss, self.federation.y)  # a name that is none is refused here, not by the first solver
         object.__setattr__(self, "penalty", make_penalty(self.penalty))
         object.__setattr__(self, "graph", self.graph.aligned(self.federation.devices))
         if self.radius is not None and not self.radius > 0:

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from fedkin.errors import ParameterError
 from fedkin.studies.config import Study, put_on_path
-from fedkin.studies.specs import FIGURES
+from fedkin.studies.specs import FIGURES, check_names
 from fedkin.studies.tasks import BUILT_IN_TASKS
 
 
@@ -19,9 +19,12 @@ def check_study(study: Study) -> None:
     put_on_path(study.folder)
     for place, entry, name in _functions(study):
         check_function(name, f"{study.source}, {place}: {entry} = {name!r}")
-    for entry, known in _choices(study.task).items():
-        if entry in study.options:
-            _check_choice(entry, study.options[entry], known, f"{study.source}, [options]")
+    where, options = f"{study.source}, [options]", _options(study.task)
+    if options is not None:
+        check_names(study.options, set(options), where, "entry")
+        for entry, known in options.items():
+            if known and entry in study.options:
+                _check_choice(entry, study.options[entry], known, where)
 
 
 def check_function(name: str, where: str) -> None:
@@ -82,25 +85,30 @@ def _named(place: str, entry: str, name: Any, known: Iterable[str], source: str)
     yield place, entry, name
 
 
-def _choices(task: str) -> Mapping[str, Sequence[str]]:
-    """Lists of names among the options of a built-in task, with the names there are."""
-    if task == "estimation":
-        from fedkin.studies.estimators import LABELS
+def _options(task: str) -> Mapping[str, Sequence[str]] | None:
+    """Options of a built-in task, with the names to choose from where they are lists of names; None for other tasks."""
+    if task == "election":
+        from fedkin.studies.election import LABELS as METHODS_OF_ELECTION
+        from fedkin.studies.election import Protocol
 
-        return {"estimators": list(LABELS)}
-    if task in ("convergence", "availability"):
-        from fedkin.studies.algorithms import METHODS, VARIANTS
-
-        return {"methods": list(METHODS)} if task == "convergence" else {"variants": list(VARIANTS)}
+        free = ["allow_incomplete", *Protocol.__dataclass_fields__]
+        return dict.fromkeys(free, ()) | {"methods": list(METHODS_OF_ELECTION)}
+    design = ["generator", "design"]
     if task == "selection":
         from fedkin.local import Variance
 
-        return {"variances": list(get_args(Variance))}
-    if task == "election":
-        from fedkin.studies.election import LABELS as METHODS_OF_ELECTION
+        return dict.fromkeys([*design, "level"], ()) | {"variances": list(get_args(Variance))}
+    from fedkin.studies.estimators import LABELS, Settings
 
-        return {"methods": list(METHODS_OF_ELECTION)}
-    return {}
+    tuned = [*design, *Settings.__dataclass_fields__]
+    if task == "estimation":
+        return dict.fromkeys(tuned, ()) | {"estimators": list(LABELS)}
+    if task in ("convergence", "availability"):
+        from fedkin.studies.algorithms import METHODS, VARIANTS
+
+        choice = {"methods": list(METHODS)} if task == "convergence" else {"variants": list(VARIANTS)}
+        return dict.fromkeys([*tuned, "rounds", "batch_size"], ()) | choice
+    return None
 
 
 def _check_choice(entry: str, value: Any, known: Sequence[str], where: str) -> None:
