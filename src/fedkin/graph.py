@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,19 +20,23 @@ from fedkin.graph_checks import (
     counted,
     listed,
     pair_numbers,
-    pairs_of_numbers,
     plain_ids,
     positions,
     sorted_edges,
 )
-from fedkin.graph_files import ids_by_text, named_among, named_in_file, reader_of, require_networkx
-from fedkin.spectrum import second_eigenvalue
-from fedkin.tables import replacing, write_csv
+from fedkin.graph_files import named_among, named_in_file, networkx_graph, reader_of, write_graph
+from fedkin.graph_matrices import (
+    component_labels,
+    incidence_matrix,
+    laplacian_matrix,
+    pairs_of_matrix,
+    square_matrix,
+)
+from fedkin.graph_shapes import all_pairs, clique_pairs, flipped_pairs, grid_pairs, nearest_pairs
+from fedkin.spectrum import smallest_nonzero_eigenvalue
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-
-_ROUNDING = 1e-12  # how far, against its largest entry, a matrix may be from symmetric
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -166,7 +169,7 @@ class Graph:
         6
         """
         ids, _ = positions(devices)
-        return cls._of(ids, pairs_of_numbers(np.arange(len(ids) * (len(ids) - 1) // 2, dtype=np.int64)))
+        return cls._of(ids, all_pairs(len(ids)))
 
     @classmethod
     def empty(cls, devices: Iterable[Hashable]) -> Graph:
@@ -213,14 +216,7 @@ class Graph:
         ids, _ = positions(range(len(groups)) if devices is None else devices)
         if len(ids) != len(groups):
             raise GraphError(f"{len(groups)} labels for {len(ids)} devices: give one label per device")
-        members: dict[Hashable, list[int]] = {}
-        for position, label in enumerate(groups):
-            members.setdefault(label, []).append(position)
-        cliques = []
-        for group in members.values():
-            size = len(group)
-            cliques.append(np.array(group, dtype=np.int64)[pairs_of_numbers(np.arange(size * (size - 1) // 2))])
-        return cls._of(ids, *sorted_edges(np.concatenate(cliques), None))
+        return cls._of(ids, *sorted_edges(clique_pairs(groups), None))
 
     @classmethod
     def from_networkx(cls, g: Any) -> Graph:
@@ -256,12 +252,7 @@ class Graph:
         >>> Graph(["a", "b"], [("a", "b")]).to_networkx().edges["a", "b"]
         {'weight': 1.0}
         """
-        networkx = require_networkx("Graph.to_networkx")
-        g = networkx.Graph()
-        g.add_nodes_from(self.devices)
-        weighted = zip(self.edge_ids(), self.weights.tolist(), strict=True)
-        g.add_weighted_edges_from((v, u, weight) for (u, v), weight in weighted)
-        return g
+        return networkx_graph(self.devices, self.edges, self.weights, "Graph.to_networkx")
 
     @classmethod
     def from_scipy(cls, matrix: Any, devices: Iterable[Hashable] | None = None) -> Graph:
@@ -280,35 +271,11 @@ class Graph:
         >>> Graph.from_scipy(scipy.sparse.coo_array([[0, 2.0], [2.0, 0]])).weights
         array([2.])
         """
-        try:
-            square = sparse.csr_array(matrix)
-        except (TypeError, ValueError) as error:
-            raise GraphError(f"expected a matrix of shape (V, V), got {type(matrix).__name__} ({error})") from None
-        if square.ndim != 2 or square.shape[0] != square.shape[1]:
-            raise GraphError(f"a weight matrix must be square, got the shape {square.shape}")
-        if square.dtype.kind not in "biuf":
-            raise GraphError(f"a weight matrix must hold real numbers, got {square.dtype}")
+        square = square_matrix(matrix)
         ids, _ = positions(range(square.shape[0]) if devices is None else devices)
         if len(ids) != square.shape[0]:
             raise GraphError(f"the matrix has {square.shape[0]} rows, but there are {len(ids)} devices")
-        square = square.astype(np.float64)
-        square.sum_duplicates()
-        square.eliminate_zeros()
-        if not np.isfinite(square.data).all():
-            raise GraphError(
-                "the weight matrix has entries that are NaN or infinite: leave out edges that do not count"
-            )
-        difference = sparse.coo_array(square - square.T)
-        uneven = np.abs(difference.data) > _ROUNDING * np.abs(square.data).max(initial=0.0)
-        if uneven.any():
-            at = int(np.flatnonzero(uneven)[0])
-            i, j = int(difference.coords[0][at]), int(difference.coords[1][at])
-            raise GraphError(
-                f"the matrix is not symmetric: {square[i, j]} from device {ids[i]!r} to {ids[j]!r}, but "
-                f"{square[j, i]} back; use (A + A.T) / 2 if that is what you mean"
-            )
-        half = sparse.coo_array(sparse.tril(square))
-        return cls._of(ids, *checked_edges(ids, np.column_stack(half.coords).astype(np.int64), half.data))
+        return cls._of(ids, *checked_edges(ids, *pairs_of_matrix(square, ids)))
 
     @classmethod
     def knn(
@@ -339,8 +306,6 @@ class Graph:
         >>> list(Graph.knn([0.0, 1.0, 5.0], k=1, devices="abc").edge_ids())
         [('b', 'a'), ('c', 'b')]
         """
-        from scipy.spatial import cKDTree
-
         if isinstance(coordinates, Mapping):
             devices = tuple(coordinates) if devices is None else devices
             coordinates = [coordinates[device] for device in devices]  # type: ignore[assignment]
@@ -358,12 +323,7 @@ class Graph:
             raise GraphError(f"device {ids[at]!r} has the coordinates {places[at].tolist()}, which are not finite")
         if not 1 <= k < size:
             raise ParameterError(f"k must be from 1 to {size - 1} for {size} devices, got {k!r}")
-        near = np.asarray(cKDTree(places).query(places, k=k + 1)[1])
-        itself = near == np.arange(size)[:, None]
-        # Among many devices at one place the device itself may not be found; then the last one found goes.
-        itself[~itself.any(axis=1), -1] = True
-        ends = np.column_stack([np.repeat(np.arange(size), k), near[~itself]]).astype(np.int64)
-        return cls._of(ids, *sorted_edges(np.unique(np.sort(ends, axis=1), axis=0), None))
+        return cls._of(ids, *sorted_edges(nearest_pairs(places, k), None))
 
     @classmethod
     def grid(cls, rows: int, cols: int) -> Graph:
@@ -381,11 +341,8 @@ class Graph:
         """
         if rows < 1 or cols < 1:
             raise ParameterError(f"a grid needs at least one row and one column, got {rows} x {cols}")
-        at = np.arange(rows * cols, dtype=np.int64).reshape(rows, cols)
-        across = np.column_stack([at[:, :-1].ravel(), at[:, 1:].ravel()])
-        down = np.column_stack([at[:-1].ravel(), at[1:].ravel()])
         ids = tuple((r, c) for r in range(rows) for c in range(cols))
-        return cls._of(ids, *sorted_edges(np.concatenate([across, down]), None))
+        return cls._of(ids, *sorted_edges(grid_pairs(rows, cols), None))
 
     # --- files ------------------------------------------------------------------------------------------------
 
@@ -448,35 +405,7 @@ class Graph:
         ...     path.read_text()
         'source,target\\n1,2\\n3,\\n'
         """
-        path = Path(path)
-        reader_of(path)  # the same suffixes
-        names = [str(device) for device in self.devices]
-        ids_by_text(self.devices)
-        for device, name in zip(self.devices, names, strict=True):
-            if not name or name != name.strip():
-                raise GraphError(f"device {device!r} is empty or padded with blanks as text, which a file cannot keep")
-        try:
-            if path.suffix.lower() == ".graphml":
-                networkx = require_networkx("writing GraphML")
-                g = networkx.relabel_nodes(self.to_networkx(), dict(zip(self.devices, names, strict=True)))
-                with replacing(path) as temporary:
-                    networkx.write_graphml(g, temporary)
-            else:
-                write_csv(path, *self._csv_rows(names))
-        except DataError as error:
-            raise GraphError(str(error)) from None
-
-    def _csv_rows(self, names: list[str]) -> tuple[list[str], list[list[object]]]:
-        ends = [(names[j], names[i]) for i, j in self.edges.tolist()]
-        alone = [names[u] for u in np.flatnonzero(self.degree == 0)]
-        in_order = list(dict.fromkeys([*(name for pair in ends for name in pair), *alone])) == names
-        weighted = not np.all(self.weights == 1)
-        header = ["source", "target", "weight"] if weighted else ["source", "target"]
-        joined: list[list[object]] = [list(pair) for pair in ends]
-        if weighted:
-            joined = [[*pair, weight] for pair, weight in zip(ends, self.weights.tolist(), strict=True)]
-        named: list[list[object]] = [[name, *[""] * (len(header) - 1)] for name in (alone if in_order else names)]
-        return header, joined + named if in_order else named + joined  # naming all devices first keeps their order
+        write_graph(Path(path), self.devices, self.edges, self.weights)
 
     # --- looking at it ----------------------------------------------------------------------------------------
 
@@ -524,10 +453,7 @@ class Graph:
 
     @cached_property
     def _incidence(self) -> sparse.csr_array:
-        columns = self.edges[:, ::-1].ravel()  # ascending within a row, as csr likes it
-        signs = np.tile([-1.0, 1.0], self.n_edges)
-        starts = np.arange(0, 2 * self.n_edges + 1, 2)
-        return sparse.csr_array((signs, columns, starts), shape=(self.n_edges, self.n_devices))
+        return incidence_matrix(self.n_devices, self.edges)
 
     def laplacian(self, weighted: bool = True) -> sparse.csr_array:
         """The Laplacian D'WD (degrees minus adjacency), sparse of shape (V, V).
@@ -543,13 +469,7 @@ class Graph:
         array([[ 1., -1.],
                [-1.,  1.]])
         """
-        weights = self.weights if weighted else np.ones(self.n_edges)
-        i, j = self.edges.T
-        diagonal = np.arange(self.n_devices)
-        degree = np.bincount(i, weights, self.n_devices) + np.bincount(j, weights, self.n_devices)
-        entries = np.concatenate([-weights, -weights, degree])
-        places = (np.concatenate([i, j, diagonal]), np.concatenate([j, i, diagonal]))
-        return sparse.csr_array((entries, places), shape=(self.n_devices, self.n_devices))
+        return laplacian_matrix(self.n_devices, self.edges, self.weights if weighted else np.ones(self.n_edges))
 
     def components(self) -> IntArray:
         """Number of the connected component of each device, int64 array of shape (V,), numbered by first appearance.
@@ -563,13 +483,7 @@ class Graph:
 
     @cached_property
     def _components(self) -> IntArray:
-        from scipy.sparse.csgraph import connected_components
-
-        i, j = self.edges.T
-        adjacency = sparse.coo_array((np.ones(self.n_edges), (i, j)), shape=(self.n_devices, self.n_devices))
-        _, labels = connected_components(adjacency, directed=False)
-        _, first, codes = np.unique(labels, return_index=True, return_inverse=True)
-        numbered = np.argsort(np.argsort(first))[codes].astype(np.int64)
+        numbered = component_labels(self.n_devices, self.edges)
         numbered.flags.writeable = False
         return numbered
 
@@ -680,13 +594,10 @@ class Graph:
         """
         if not 0 <= varrho <= 1:
             raise ParameterError(f"varrho is a probability, from 0 to 1, got {varrho!r}")
-        shape = (self.n_devices, self.n_devices)
-        flipped = np.triu(np.random.default_rng(seed).random(shape) < varrho, 1)
-        weights = np.zeros(shape)
-        weights[self.edges[:, 1], self.edges[:, 0]] = self.weights
-        weights[flipped] = weights[flipped] == 0
-        pairs = np.argwhere(weights).astype(np.int64)
-        return Graph._of(self.devices, *sorted_edges(pairs, weights[pairs[:, 0], pairs[:, 1]]))
+        rng = np.random.default_rng(seed)
+        return Graph._of(
+            self.devices, *sorted_edges(*flipped_pairs(self.n_devices, self.edges, self.weights, varrho, rng))
+        )
 
     # --- theory -----------------------------------------------------------------------------------------------
 
@@ -722,13 +633,4 @@ class Graph:
         >>> round(Graph.complete(range(5)).algebraic_connectivity(), 12)
         5.0
         """
-        laplacian = self.laplacian(weighted=False)
-        labels = self.components()
-        order = np.argsort(labels, kind="stable")
-        sizes = np.bincount(labels)
-        smallest = math.inf
-        for members in np.split(order, np.cumsum(sizes)[:-1]):
-            if len(members) > 1:
-                block = laplacian if len(sizes) == 1 else laplacian[members][:, members]
-                smallest = min(smallest, second_eigenvalue(sparse.csr_array(block)))
-        return smallest
+        return smallest_nonzero_eigenvalue(self.laplacian(weighted=False), self.components())

@@ -1,4 +1,4 @@
-"""Graph files: CSV edge lists and GraphML, read into names, edges and weights."""
+"""Graph files: CSV edge lists and GraphML, read into names, edges and weights and written from them; networkx."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedkin.errors import GraphError, missing_dependency
+import numpy as np
+import numpy.typing as npt
+
+from fedkin.errors import DataError, GraphError, missing_dependency
 from fedkin.graph_checks import listed
-from fedkin.tables import CSV_SUFFIXES, infer_column, read_cells
+from fedkin.tables import CSV_SUFFIXES, infer_column, read_cells, replacing, write_csv
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
 _WHOLE_NUMBER = re.compile(r"(0|-?[1-9][0-9]*)(?:\.0*)?")  # a table with gaps makes 7.0 of 7
 
@@ -61,7 +67,7 @@ def _read_edge_list(path: Path, devices: tuple[Hashable, ...] | None) -> _Listin
 
 
 def _read_graphml(path: Path, devices: tuple[Hashable, ...] | None) -> _Listing:
-    networkx = require_networkx("reading GraphML")
+    networkx = _require_networkx("reading GraphML")
     from xml.etree.ElementTree import ParseError
 
     if not path.is_file():
@@ -76,7 +82,51 @@ def _read_graphml(path: Path, devices: tuple[Hashable, ...] | None) -> _Listing:
     return [str(node) for node in g], [(str(u), str(v)) for u, v, _ in triples], [weight for _, _, weight in triples]
 
 
-def ids_by_text(ids: Sequence[Hashable]) -> dict[str, Hashable]:
+def write_graph(path: Path, devices: tuple[Hashable, ...], edges: IntArray, weights: FloatArray) -> None:
+    """Write devices, edges ``(E, 2)`` as pairs of their positions and weights ``(E,)``; `Graph.write` says how."""
+    reader_of(path)  # the same suffixes
+    names = [str(device) for device in devices]
+    _ids_by_text(devices)
+    for device, name in zip(devices, names, strict=True):
+        if not name or name != name.strip():
+            raise GraphError(f"device {device!r} is empty or padded with blanks as text, which a file cannot keep")
+    try:
+        if path.suffix.lower() == ".graphml":
+            networkx = _require_networkx("writing GraphML")
+            g = networkx_graph(devices, edges, weights, "writing GraphML")
+            g = networkx.relabel_nodes(g, dict(zip(devices, names, strict=True)))
+            with replacing(path) as temporary:
+                networkx.write_graphml(g, temporary)
+        else:
+            write_csv(path, *_csv_rows(names, edges, weights))
+    except DataError as error:
+        raise GraphError(str(error)) from None
+
+
+def _csv_rows(names: list[str], edges: IntArray, weights: FloatArray) -> tuple[list[str], list[list[object]]]:
+    ends = [(names[j], names[i]) for i, j in edges.tolist()]
+    degree = np.bincount(edges.ravel(), minlength=len(names))
+    alone = [names[u] for u in np.flatnonzero(degree == 0)]
+    in_order = list(dict.fromkeys([*(name for pair in ends for name in pair), *alone])) == names
+    weighted = not np.all(weights == 1)
+    header = ["source", "target", "weight"] if weighted else ["source", "target"]
+    joined: list[list[object]] = [list(pair) for pair in ends]
+    if weighted:
+        joined = [[*pair, weight] for pair, weight in zip(ends, weights.tolist(), strict=True)]
+    named: list[list[object]] = [[name, *[""] * (len(header) - 1)] for name in (alone if in_order else names)]
+    return header, joined + named if in_order else named + joined  # naming all devices first keeps their order
+
+
+def networkx_graph(devices: tuple[Hashable, ...], edges: IntArray, weights: FloatArray, purpose: str) -> Any:
+    """A `networkx.Graph` with the edge attribute ``weight``; ``purpose`` is for the error where it is not installed."""
+    g = _require_networkx(purpose).Graph()
+    g.add_nodes_from(devices)
+    ends = zip(edges.tolist(), weights.tolist(), strict=True)
+    g.add_weighted_edges_from((devices[j], devices[i], weight) for (i, j), weight in ends)
+    return g
+
+
+def _ids_by_text(ids: Sequence[Hashable]) -> dict[str, Hashable]:
     known: dict[str, Hashable] = {}
     for device in ids:
         if str(device) in known:
@@ -97,7 +147,7 @@ def named_in_file(named: list[str]) -> dict[str, Hashable]:
 
 def named_among(named: list[str], ids: tuple[Hashable, ...]) -> dict[str, Hashable]:
     """The devices among `ids` that the names of a file stand for."""
-    by_text = ids_by_text(ids)
+    by_text = _ids_by_text(ids)
     known: dict[str, Hashable] = {}
     for name in named:
         match = _WHOLE_NUMBER.fullmatch(name)
@@ -108,7 +158,7 @@ def named_among(named: list[str], ids: tuple[Hashable, ...]) -> dict[str, Hashab
     return known
 
 
-def require_networkx(purpose: str) -> Any:
+def _require_networkx(purpose: str) -> Any:
     try:
         import networkx
     except ImportError:

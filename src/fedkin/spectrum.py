@@ -1,7 +1,8 @@
-"""The second eigenvalue of a connected graph's Laplacian."""
+"""The smallest nonzero eigenvalue of a graph's Laplacian: the second one of each connected component."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -11,12 +12,25 @@ from scipy import sparse
 from fedkin.errors import GraphError
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
 _DENSE_EIGENVALUES = 1500  # up to this many devices a dense eigenvalue routine is quicker than an iterative one
 _FACTOR_ENTRIES = 5 * 10**7  # the largest sparse factor that algebraic_connectivity makes
 
 
-def second_eigenvalue(laplacian: sparse.csr_array) -> float:
+def smallest_nonzero_eigenvalue(laplacian: sparse.csr_array, labels: IntArray) -> float:
+    """Of a Laplacian ``(V, V)`` whose components are numbered by ``labels (V,)``; infinity without any edge."""
+    order = np.argsort(labels, kind="stable")
+    sizes = np.bincount(labels)
+    smallest = math.inf
+    for members in np.split(order, np.cumsum(sizes)[:-1]):
+        if len(members) > 1:
+            block = laplacian if len(sizes) == 1 else laplacian[members][:, members]
+            smallest = min(smallest, _second_eigenvalue(sparse.csr_array(block)))
+    return smallest
+
+
+def _second_eigenvalue(laplacian: sparse.csr_array) -> float:
     if laplacian.shape[0] <= _DENSE_EIGENVALUES:
         return float(np.linalg.eigvalsh(laplacian.toarray())[1])
     from scipy.sparse.linalg import LinearOperator, eigsh
