@@ -32,7 +32,7 @@ from fedkin.fitting.fit import fit_federation
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import CLASS_LOSSES, plain_classes
 from fedkin.graph import Graph
-from fedkin.losses import Loss
+from fedkin.losses.interface import Loss
 from fedkin.model import FittedModel
 
 Array = NDArray[np.float64]

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from fedkin.errors import DegenerateDeviceWarning, ParameterError
 from fedkin.federation import Federation
-from fedkin.losses import Loss, MeanLoss, RowLoss
+from fedkin.losses.builtin import MeanLoss
+from fedkin.losses.interface import Loss, RowLoss
 from fedkin.problem import LossLike, check_labels, resolve_losses
 from fedkin.solvers.newton import unit_diagonal
 from fedkin.solvers.ownfits import OwnFits, by_loss, fit_devices, inverse_of, minimise_sum, ridge_of, row_batch

@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from fedkin import __version__
 from fedkin.errors import DataError, ModelFileError, ParameterError, UnknownDeviceError
 from fedkin.graph import Graph
-from fedkin.losses import Loss, MeanLoss, RowLoss
+from fedkin.losses.builtin import MeanLoss
+from fedkin.losses.interface import Loss, RowLoss
 from fedkin.model_directory import (
     COEFFICIENTS_FILE,
     EDGES_FILE,

@@ -11,7 +11,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fedkin.errors import FedkinWarning, ModelFileError, ParameterError
-from fedkin.losses import HuberLoss, Loss, MultinomialLoss, UserLoss, make_loss
+from fedkin.losses.builtin import HuberLoss, MultinomialLoss, make_loss
+from fedkin.losses.interface import Loss
+from fedkin.losses.own import UserLoss
 
 
 def describe_loss(loss: Loss) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
 from fedkin.federation import Federation
 from fedkin.graph import Graph
-from fedkin.losses import Loss, make_loss
+from fedkin.losses.builtin import make_loss
+from fedkin.losses.interface import Loss
 from fedkin.penalties import Penalty, make_penalty
 from fedkin.terms import DeviceTerms, build_terms
 

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from fedkin.federation import Federation
-from fedkin.losses import LinearLoss, Loss, MeanLoss, RowLoss, weighted_gram
+from fedkin.losses.builtin import LinearLoss, MeanLoss
+from fedkin.losses.interface import Loss, RowLoss, weighted_gram
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]

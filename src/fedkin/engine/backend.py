@@ -61,7 +61,7 @@ def unsupported(local: LocalShards) -> str | None:
     if any(other is not loss for other in plan.rows.losses):
         return "it needs the same loss on every device"
     names = ("mean", "linear", "logistic", "poisson", "huber")
-    if loss.name not in names or type(loss).__module__ != "fedkin.losses":
+    if loss.name not in names or type(loss).__module__ != "fedkin.losses.builtin":
         return f"it has no {loss.name} loss, only {', '.join(names)}"
     if ((plan.rows.batch > FLOYD_LIMIT) & (plan.rows.batch < plan.rows.counts)).any():
         return f"it cannot draw batches of more than {FLOYD_LIMIT} rows"

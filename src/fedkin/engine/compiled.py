@@ -16,7 +16,7 @@ from fedkin.engine.gradients import Gradients
 from fedkin.engine.inprocess import LocalShards
 from fedkin.engine.sampling import device_roots
 from fedkin.engine.shard import averaging_weight
-from fedkin.losses import HuberLoss
+from fedkin.losses.builtin import HuberLoss
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.engine.gradients import DeviceRows
-from fedkin.losses import Loss, MeanLoss, RowLoss
+from fedkin.losses.builtin import MeanLoss
+from fedkin.losses.interface import Loss, RowLoss
 from fedkin.terms import DeviceTerms, QuadraticTerms
 
 Array = NDArray[np.float64]

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from fedkin.engine.sampling import draw_batches, round_states
 from fedkin.errors import DataError, SolverError
-from fedkin.losses import Loss, MeanLoss, RowLoss
+from fedkin.losses.builtin import MeanLoss
+from fedkin.losses.interface import Loss, RowLoss
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]

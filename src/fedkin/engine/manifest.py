@@ -28,7 +28,8 @@ from fedkin.engine.sampling import device_keys
 from fedkin.engine.security import check_private, verify
 from fedkin.engine.shard import Average, Shard, StepRule
 from fedkin.errors import DataError, FedkinError
-from fedkin.losses import HuberLoss, Loss, MultinomialLoss, make_loss
+from fedkin.losses.builtin import HuberLoss, MultinomialLoss, make_loss
+from fedkin.losses.interface import Loss
 from fedkin.penalties import make_penalty
 
 Array = NDArray[np.float64]

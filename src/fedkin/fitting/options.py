@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from fedkin.errors import ParameterError
 from fedkin.local import Variance
-from fedkin.losses import Loss
+from fedkin.losses.interface import Loss
 from fedkin.named_losses import describe_loss
 from fedkin.penalties import make_penalty
 from fedkin.problem import check_nonnegative

@@ -12,7 +12,8 @@ from fedkin.errors import DataError, ParameterError
 from fedkin.federation import Federation
 from fedkin.fitting.options import FitOptions
 from fedkin.graph import Graph
-from fedkin.losses import Loss, MeanLoss, RowLoss, make_loss
+from fedkin.losses.builtin import MeanLoss, make_loss
+from fedkin.losses.interface import Loss, RowLoss
 from fedkin.model import FittedModel
 
 Array = NDArray[np.float64]

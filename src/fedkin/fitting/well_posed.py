@@ -14,7 +14,7 @@ from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import CLASS_LOSSES, Prepared
 from fedkin.graph import Graph
 from fedkin.local import local_fit
-from fedkin.losses import RowLoss
+from fedkin.losses.interface import RowLoss
 from fedkin.problem import Problem
 
 Array = NDArray[np.float64]

@@ -12,17 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.federation import Federation
-from fedkin.losses import (
-    HuberLoss,
-    LinearLoss,
-    LogisticLoss,
-    Loss,
-    MeanLoss,
-    MultinomialLoss,
-    PoissonLoss,
-    RowLoss,
-    weighted_gram,
-)
+from fedkin.losses.builtin import HuberLoss, LinearLoss, LogisticLoss, MeanLoss, MultinomialLoss, PoissonLoss
+from fedkin.losses.interface import Loss, RowLoss, weighted_gram
 from fedkin.solvers.newton import damped_newton, unit_diagonal
 from fedkin.solvers.rowfit import RANK_TOLERANCE, RowBatch, minimise, minimise_with_ridge
 from fedkin.terms import row_blocks

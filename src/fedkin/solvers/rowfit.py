@@ -8,7 +8,8 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, MultinomialLoss, PoissonLoss, RowLoss, weighted_gram
+from fedkin.losses.builtin import HuberLoss, LinearLoss, LogisticLoss, MultinomialLoss, PoissonLoss
+from fedkin.losses.interface import RowLoss, weighted_gram
 from fedkin.solvers.newton import NewtonResult, damped_newton, solve_positive, unit_diagonal
 
 Array = NDArray[np.float64]

@@ -1,0 +1,34 @@
+"""Losses: what a device minimises on its own rows.
+
+A loss is the mean over a device's rows of ``m(z; theta)``. `interface` says what a loss has to offer, `builtin` holds
+the ones that have a name, and `UserLoss` wraps functions that somebody else wrote.
+"""
+
+from __future__ import annotations
+
+from fedkin.losses.builtin import (
+    LOSS_NAMES,
+    HuberLoss,
+    LinearLoss,
+    LogisticLoss,
+    MeanLoss,
+    MultinomialLoss,
+    PoissonLoss,
+    make_loss,
+)
+from fedkin.losses.interface import Loss, RowLoss
+from fedkin.losses.own import UserLoss
+
+__all__ = [
+    "LOSS_NAMES",
+    "HuberLoss",
+    "LinearLoss",
+    "LogisticLoss",
+    "Loss",
+    "MeanLoss",
+    "MultinomialLoss",
+    "PoissonLoss",
+    "RowLoss",
+    "UserLoss",
+    "make_loss",
+]

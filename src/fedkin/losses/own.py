@@ -1,0 +1,128 @@
+"""Losses of one's own, from functions that somebody else wrote."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.errors import ParameterError
+from fedkin.losses.interface import Loss
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class UserLoss(Loss):
+    """A loss of one's own, from functions of ``(theta, X, y, offset)`` of one device.
+
+    Parameters
+    ----------
+    value_fn : callable
+        Mean loss over the rows, convex in theta.
+    gradient_fn : callable
+        Its gradient ``(p,)``.
+    hessian_fn : callable, optional
+        Its Hessian ``(p, p)``; differences of the gradient are used without it.
+    predict_fn : callable, optional
+        ``(theta, X, offset) -> (n,)``; the linear predictor without it.
+    scores_fn : callable, optional
+        Per-row derivatives ``(n, p)``; without it they are obtained by calling ``gradient_fn`` row by row.
+    params : int, optional
+        Length of theta; the number of features without it.
+    strong_convexity : float
+        A modulus that is certain for every device. With it the certificate is unconditional; without it the
+        certificate holds for minimisers inside the parameter ball (`Problem.radius`).
+    name : str
+
+    Examples
+    --------
+    Expectile regression:
+
+    >>> import numpy as np
+    >>> from fedkin.losses import UserLoss
+    >>> def value(theta, X, y, offset):
+    ...     r = y - X @ theta
+    ...     return float(np.mean(np.where(r > 0, 0.8, 0.2) * r**2))
+    >>> def gradient(theta, X, y, offset):
+    ...     r = y - X @ theta
+    ...     return -2 * X.T @ (np.where(r > 0, 0.8, 0.2) * r) / len(y)
+    >>> expectile = UserLoss(value, gradient, name="expectile")
+    >>> expectile.value(np.zeros(1), np.ones((2, 1)), np.array([1.0, -1.0]))
+    0.5
+    """
+
+    value_fn: Callable[..., float]
+    gradient_fn: Callable[..., Array]
+    hessian_fn: Callable[..., Array] | None = None
+    predict_fn: Callable[..., Array] | None = None
+    scores_fn: Callable[..., Array] | None = None
+    params: int | None = None
+    strong_convexity: float = 0.0
+    name: str = "user"
+
+    def __post_init__(self) -> None:
+        rows = ("theta", "X", "y", "offset")
+        for name, wanted in dict.fromkeys(("value_fn", "gradient_fn", "hessian_fn", "scores_fn"), rows).items():
+            _check_arguments(name, getattr(self, name), wanted)
+        _check_arguments("predict_fn", self.predict_fn, ("theta", "X", "offset"))
+
+    def n_params(self, n_features: int) -> int:
+        return n_features if self.params is None else self.params
+
+    def check_target(self, y: NDArray[Any] | None, device: object) -> None:
+        """The user's functions know what they need."""
+
+    def value(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
+        return float(self.value_fn(theta, X, y, offset))
+
+    def gradient(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
+        return np.asarray(self.gradient_fn(theta, X, y, offset), dtype=np.float64)
+
+    def scores(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
+        if self.scores_fn is not None:
+            return np.asarray(self.scores_fn(theta, X, y, offset), dtype=np.float64)
+        rows = range(X.shape[0])
+        one = [slice(k, k + 1) for k in rows]
+        return np.stack(
+            [
+                self.gradient(theta, X[k], None if y is None else y[k], None if offset is None else offset[k])
+                for k in one
+            ]
+        )
+
+    def hessian(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
+        if self.hessian_fn is not None:
+            return np.asarray(self.hessian_fn(theta, X, y, offset), dtype=np.float64)
+        p = theta.size
+        step = np.cbrt(np.finfo(float).eps) * max(1.0, float(np.abs(theta).max()))
+        columns = np.empty((p, p))
+        for c in range(p):
+            shift = np.zeros(p)
+            shift[c] = step
+            up = self.gradient(theta + shift, X, y, offset)
+            columns[:, c] = (up - self.gradient(theta - shift, X, y, offset)) / (2 * step)
+        return 0.5 * (columns + columns.T)
+
+    def predict(self, theta: Array, X: Array, offset: Array | None = None) -> Array:
+        if self.predict_fn is not None:
+            return np.asarray(self.predict_fn(theta, X, offset), dtype=np.float64)
+        eta = X @ theta
+        return np.asarray(eta if offset is None else eta + offset)
+
+
+def _check_arguments(name: str, function: Callable[..., Any] | None, wanted: tuple[str, ...]) -> None:
+    if function is None:
+        return
+    try:
+        inspect.signature(function).bind(*wanted)
+    except TypeError as error:
+        raise ParameterError(
+            f"{name} is called as {name}({', '.join(wanted)}), which the given function does not accept: {error}"
+        ) from None
+    except ValueError:
+        return  # built-in functions do not tell their arguments
