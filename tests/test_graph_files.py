@@ -1,0 +1,137 @@
+"""Graph files: what is written comes back, and what others write is read."""
+
+import networkx as nx
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedkin.errors import GraphError
+from fedkin.graph import Graph
+from graph_strategies import edge_weights
+
+TEXT_IDS = st.text(st.characters(categories=["L", "P", "S"]), min_size=1, max_size=5).filter(
+    lambda name: name.strip() == name
+)
+
+
+@settings(max_examples=60)
+@given(
+    st.one_of(
+        st.lists(st.integers(-(10**18), 10**18), min_size=1, max_size=8, unique=True),
+        st.lists(TEXT_IDS, min_size=1, max_size=8, unique=True),
+    ),
+    st.data(),
+)
+@pytest.mark.parametrize("suffix", [".csv", ".graphml"])
+def test_files_keep_the_graph(tmp_path_factory, suffix, devices, data):
+    pairs = [(u, v) for k, u in enumerate(devices) for v in devices[:k]]
+    edges = data.draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    weights = data.draw(st.one_of(st.none(), st.just([0.1 * (k + 1) for k in range(len(edges))])))
+    graph = Graph(devices, edges, weights)
+    path = tmp_path_factory.mktemp("graph") / f"graph{suffix}"
+    graph.write(path)
+    assert Graph.read(path) == graph  # ids, isolated devices, order and weights
+    assert Graph.read(path, devices=devices[::-1]) == graph.aligned(devices[::-1])
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".graphml", ".TXT"])
+def test_ids_of_other_types_come_back_by_their_text(tmp_path, suffix):
+    graph = Graph([(0, 1), 2.5, "7", True], [((0, 1), "7"), (2.5, True)])
+    graph.write(tmp_path / f"graph{suffix}")
+    assert Graph.read(tmp_path / f"graph{suffix}", devices=graph.devices) == graph
+    assert Graph.read(tmp_path / f"graph{suffix}").devices == ("(0, 1)", "2.5", "7", "True")
+
+
+def test_edge_list_as_others_write_it(tmp_path):
+    path = tmp_path / "graph.csv"
+    path.write_text("from;to;note;Weight\na;b;x;2\nc;;;\nb;d;y;0.5\n")
+    graph = Graph.read(path)
+    assert graph.devices == ("a", "b", "c", "d")
+    assert edge_weights(graph) == {frozenset("ab"): 2.0, frozenset("bd"): 0.5}
+    path.write_text("weight,target,source\n2,b,a\n")
+    assert Graph.read(path) == Graph("ab", [("a", "b")], [2.0])
+    path.write_text("u,v\n01,2\n")
+    assert Graph.read(path).devices == ("01", "2")
+
+
+def test_pandas_makes_floats_of_ids_next_to_gaps(tmp_path):
+    frame = pd.DataFrame({"source": [1, 2, 4], "target": [2, 3, None]})
+    frame.to_csv(tmp_path / "graph.csv", index=False)
+    assert "2.0" in (tmp_path / "graph.csv").read_text()
+    graph = Graph.read(tmp_path / "graph.csv")
+    assert graph == Graph([1, 2, 3, 4], [(1, 2), (2, 3)])
+    assert [type(device) for device in graph.devices] == [int] * 4
+    assert Graph.read(tmp_path / "graph.csv", devices=[1, 2, 3, 4]) == graph
+
+
+def test_devices_may_be_read_from_a_generator_and_be_more_than_the_file_has(tmp_path):
+    Graph([1, 2], [(1, 2)]).write(tmp_path / "graph.csv")
+    graph = Graph.read(tmp_path / "graph.csv", devices=(k for k in (3, 2, 1)))
+    assert graph.devices == (3, 2, 1)
+    assert list(graph.edge_ids()) == [(1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "devices", "message"),
+    [
+        ("g.csv", "", None, "is empty"),
+        ("g.csv", "a\n1\n", None, "needs two columns for the ends, got 'a'"),
+        ("g.csv", "source,target\n1,2,3\n", None, "line 2: 3 cells"),
+        ("g.csv", "source,target\n,2\n", None, "row 0 after the header has no device in the column 'source'"),
+        ("g.csv", "source,target\n1,1\n", None, r"edge \(1, 1\) is a self-loop"),
+        ("g.csv", "source,target\n1,2\n2,1\n", None, r"edge \(1, 2\) is given twice"),
+        ("g.csv", "source,target,weight\n1,2,x\n", None, "the column weight must be numeric, got 'x'"),
+        ("g.csv", "source,target,weight\n1,2,\n", None, r"edge \(1, 2\) has the weight nan"),
+        ("g.csv", "source,target\n", None, "at least one device"),
+        ("g.csv", "1,2\n2,3\n", None, r"line 1 looks like the edge \(1, 2\), expected a header"),
+        ("g.csv", "a,b\nb,c\nc,a\n", None, r"line 1 looks like the edge \(a, b\)"),
+        ("g.csv", "a,b\nc,d\n", "abcd", r"line 1 looks like the edge \(a, b\)"),
+        ("g.csv", "source,target\n1,9\n", [1, 2], r"names device '9', which is not among the 2 devices \(1, 2\)"),
+        ("g.csv", "source,target\n1,2\n", [1, "1", 2], "devices 1 and '1' look the same in a file"),
+        ("g.graphml", "<graphml", None, "not a whole GraphML file"),
+        ("g.graphml", "", None, "not a whole GraphML file"),
+        ("g.xlsx", "", None, r"suffix '\.xlsx', expected one of"),
+    ],
+)
+def test_bad_files(tmp_path, name, content, devices, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(GraphError, match=message) as caught:
+        Graph.read(tmp_path / name, devices)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["absent.csv", "absent.graphml"])
+def test_absent_files(tmp_path, name):
+    with pytest.raises(GraphError, match="there is no file"):
+        Graph.read(tmp_path / name)
+
+
+def test_directed_graphml(tmp_path):
+    nx.write_graphml(nx.DiGraph([("a", "b")]), tmp_path / "graph.graphml")
+    with pytest.raises(GraphError, match="directed"):
+        Graph.read(tmp_path / "graph.graphml")
+
+
+def test_graphml_of_networkx_with_text_weights(tmp_path):
+    g = nx.Graph([("a", "b")])
+    g.edges["a", "b"]["weight"] = "heavy"
+    nx.write_graphml(g, tmp_path / "graph.graphml")
+    with pytest.raises(GraphError, match="weights must be numbers"):
+        Graph.read(tmp_path / "graph.graphml")
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"), [([1, "1"], "look the same"), (["", "a"], "empty or padded"), ([" a"], "empty or padded")]
+)
+def test_ids_that_a_file_cannot_keep(tmp_path, devices, message):
+    with pytest.raises(GraphError, match=message):
+        Graph.empty(devices).write(tmp_path / "graph.csv")
+    assert not list(tmp_path.iterdir())
+
+
+def test_writing_nowhere(tmp_path):
+    with pytest.raises(GraphError, match="there is no directory"):
+        Graph.empty("ab").write(tmp_path / "absent" / "graph.csv")
+    with pytest.raises(GraphError, match="cannot tell the format"):
+        Graph.empty("ab").write(tmp_path / "graph.json")
