@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from small_studies import OWN, SMALL
+
 # A busy machine is no reason to fail: slow examples are caught by the time-out of the test.
 settings.register_profile("fedkin", deadline=None)
 settings.load_profile("fedkin")
@@ -35,3 +37,12 @@ def real_data() -> Path:
     if not place.is_dir():
         pytest.skip("the public data sets are not there (expected in ../shared/data)")
     return place
+
+
+@pytest.fixture
+def small_study(tmp_path: Path) -> Path:
+    """A study with its own task, as a user would write it."""
+    (tmp_path / "own.py").write_text(OWN)
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return path

@@ -1,0 +1,212 @@
+"""Studies: what a cell computes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import numpy as np
+import pytest
+
+import fedkin
+from fedkin.datasets import paper_design
+from fedkin.errors import ParameterError
+from fedkin.studies.config import load_study, parse_study
+from fedkin.studies.designs import false_edge_design, make_design
+from fedkin.studies.estimators import Settings, Workbench
+from fedkin.studies.preflight import check_study
+from fedkin.studies.tasks import Job, Replication, find_function, run_job
+from fedkin.studies.validation import fold_scores, validated_lam
+from small_studies import ESTIMATION, SMALL, without_times
+
+
+def _least_squares(X: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return np.linalg.lstsq(X, y, rcond=None)[0]
+
+
+def test_estimators_against_plain_least_squares():
+    design = paper_design(12, 40, 3, 3, varrho=0.2, seed=4)
+    bench = Workbench(design, Settings(n_lams=6), seed=1)
+    X, y = design.federation.X.reshape(12, 40, 3), design.federation.y.reshape(12, 40)
+    local = np.stack([_least_squares(X[u], y[u]) for u in range(12)])
+    np.testing.assert_allclose(bench.estimate("local").theta, local, atol=1e-8)
+    pooled = np.stack(
+        [_least_squares(X[design.labels == k].reshape(-1, 3), y[design.labels == k].ravel()) for k in design.labels]
+    )
+    np.testing.assert_allclose(bench.estimate("pooled").theta, pooled, atol=1e-8)
+    everyone = _least_squares(X.reshape(-1, 3), y.ravel())
+    np.testing.assert_allclose(bench.estimate("global").theta, np.tile(everyone, (12, 1)), atol=1e-8)
+    attainable = bench.estimate("attainable")
+    labels = attainable.graph.components()
+    assert (design.labels[attainable.graph.edges[:, 0]] == design.labels[attainable.graph.edges[:, 1]]).all()
+    for k in np.unique(labels):
+        own = _least_squares(X[labels == k].reshape(-1, 3), y[labels == k].ravel())
+        np.testing.assert_allclose(attainable.theta[labels == k], np.tile(own, ((labels == k).sum(), 1)), atol=1e-8)
+
+
+def test_penalised_estimators_solve_their_own_problem():
+    design = paper_design(12, 40, 3, 3, varrho=0.2, seed=4)
+    bench = Workbench(design, Settings(n_lams=6, tol=1e-8), seed=1)
+    for name in ("fedadmm", "es", "local-es", "oracle"):
+        found = bench.estimate(name)
+        exact = fedkin.solve(fedkin.Problem(design.federation, found.graph, lam=found.lam), 1e-10)
+        np.testing.assert_allclose(found.theta, exact.theta, atol=1e-3)
+    kept = {tuple(edge) for edge in bench.estimate("es").graph.edges}
+    assert kept <= {tuple(edge) for edge in design.graph.edges}
+    assert bench.estimate("oracle").graph == design.truth
+
+
+@pytest.mark.parametrize(("n_samples", "loss"), [(40, "linear"), (12, "mean"), (5, "linear")])
+def test_bulk_validation_gives_the_scores_of_the_library(n_samples: int, loss: str):
+    # five rows for four parameters: training sets are singular
+    design = paper_design(9, n_samples, 4, 3, varrho=0.2, seed=2)
+    graph = design.graph.reweighted(np.linspace(0.5, 2.0, design.graph.n_edges))
+    problem = fedkin.Problem(design.federation, graph, loss=loss)
+    lams = np.geomspace(0.1, 1e-3, 6)
+    expected = fedkin.cross_validate_lam(problem, lams, folds=4, seed=3, tol=1e-9)
+    found = fold_scores(problem, lams, folds=4, seed=3, tol=1e-9)
+    np.testing.assert_allclose(found, expected.scores, rtol=2e-4)
+    assert validated_lam(problem, lams, folds=4, seed=3, tol=1e-9) == expected.lam
+
+
+def test_validation_of_other_losses_is_the_librarys():
+    design = paper_design(6, 30, 2, 2, loss="logistic", seed=2)
+    problem = fedkin.Problem(design.federation, design.graph, loss="logistic", ridge=0.01)
+    lams = np.geomspace(0.1, 1e-3, 4)
+    expected = fedkin.cross_validate_lam(problem, lams, folds=3, seed=3, tol=1e-4)
+    assert validated_lam(problem, lams, folds=3, seed=3, tol=1e-4) == expected.lam
+
+
+@pytest.mark.parametrize(
+    ("task", "option", "message"),
+    [
+        ("selection", 'variances = "model"', r"variances must be a list .*write variances = \['model'\]"),
+        (
+            "selection",
+            'variances = ["modle"]',
+            "variances has an unknown name 'modle'; choose from model, sandwich, bart",
+        ),
+        ("convergence", 'methods = ["fedadmm"]', "methods has an unknown name 'fedadmm'; choose from fedadmm-full"),
+        ("availability", 'variants = ["known"]', "variants has an unknown name 'known'; choose from known-central"),
+        ("election", 'methods = ["fed"]', "methods has an unknown name 'fed'; choose from always-republican"),
+    ],
+)
+def test_names_among_the_options_of_built_in_tasks(task: str, option: str, message: str):
+    study = parse_study(f'[study]\nname = "s"\ntask = "{task}"\n[options]\n{option}\n', "some.toml")
+    with pytest.raises(ParameterError, match=rf"some\.toml, \[options\]: {message}"):
+        check_study(study)
+
+
+def test_unknown_names_are_refused():
+    bench = Workbench(paper_design(4, 30, 2, 2), Settings(), seed=0)
+    with pytest.raises(ParameterError, match="unknown estimator 'best'; choose from local"):
+        bench.estimate("best")
+    with pytest.raises(ParameterError, match="unknown task 'nothing'"):
+        find_function("nothing", "task")
+    with pytest.raises(ParameterError, match="has no function 'nothing'"):
+        find_function("fedkin.studies.tasks:nothing", "task")
+
+
+def test_a_job_gives_the_same_rows_every_time():
+    cells = parse_study(ESTIMATION, "test").cells()
+    for cell in cells:
+        first, second = (run_job(Job(cell))[0] for _ in range(2))
+        assert [without_times(row) for row in first] == [without_times(row) for row in second]
+        by_name = {row["estimator"]: row for row in first if row["replication"] == 0}
+        S = cell.params["false_edges"]
+        K = 1 if S else 2
+        assert by_name["fedadmm"]["edges_across"] == S and by_name["fedadmm"]["edges"] == 12 + S
+        assert by_name["fedadmm"]["rate"] == pytest.approx(2 * (K + S) / (30 * 8))
+        assert by_name["oracle"]["components"] == 2
+
+
+def test_warnings_stay_with_their_rows(small_study: Path):
+    own = small_study.with_name("loud.py")
+    own.write_text("import warnings\ndef task(r):\n    warnings.warn('careful')\n    yield {'value': 1.0}\n")
+    small_study.write_text(SMALL.replace("own:task", "loud:task"))
+    study = load_study(small_study)
+    sys.path.insert(0, str(small_study.parent))
+    try:
+        rows, seconds = run_job(Job(study.cells()[0], study.folder))
+    finally:
+        sys.path.remove(str(small_study.parent))
+    assert [row["warnings"] for row in rows] == ["careful", "careful"] and seconds >= 0
+
+
+def test_false_edges_are_exactly_as_many_and_all_false():
+    design = false_edge_design(12, 10, 2, 3, false_edges=9, seed=5)
+    across = design.labels[design.graph.edges[:, 0]] != design.labels[design.graph.edges[:, 1]]
+    assert across.sum() == 9 and (~across).sum() == design.truth.n_edges
+    with pytest.raises(ParameterError, match="between 0 and the 48 pairs"):
+        false_edge_design(12, 10, 2, 3, false_edges=49)
+
+
+def test_a_generator_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "mine.py").write_text(
+        dedent("""
+        from fedkin.datasets import paper_design
+        def small(n_devices, seed):
+            return paper_design(n_devices, 30, 2, 2, seed=seed)
+        def wrong(seed):
+            return 3
+        """)
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = make_design(Replication({"n_devices": 6, "level": 0.1}, {"generator": "mine:small"}, 0, 5))
+    assert made.federation.n_devices == 6
+    np.testing.assert_array_equal(made.federation.X, paper_design(6, 30, 2, 2, seed=5).federation.X)
+    with pytest.raises(ParameterError, match=r"a fedkin\.datasets\.Design is expected"):
+        make_design(Replication({}, {"generator": "mine:wrong"}, 0, 5))
+    with pytest.raises(ParameterError, match="generator 'mine:small' was called with"):
+        make_design(Replication({}, {"generator": "mine:small"}, 0, 5))
+
+
+def test_edge_selection_rows_against_scipy():
+    from scipy.stats import chi2
+
+    from fedkin.studies.edge_selection import edge_selection
+
+    options = {"design": {"n_devices": 10, "n_features": 3, "n_clusters": 2, "varrho": 0.3}, "variances": ["bartlett"]}
+    replication = Replication({"n_samples": 400, "signal": 5.0}, options, 0, 8)
+    (row,) = edge_selection(replication)
+    assert row["exact"] == 1.0 and row["true_dropped"] == row["false_kept"] == 0
+    design = paper_design(10, 400, 3, 2, varrho=0.3, signal=5.0, seed=8)
+    i, j = design.graph.edges.T
+    squared = ((design.theta_star[i] - design.theta_star[j]) ** 2).sum(axis=1)
+    least = squared[squared > 0].min()
+    assert row["signal_ratio"] == pytest.approx(400 * least / 2 / (4 * chi2.isf(0.05 / design.graph.n_edges, 3)))
+    weak = Replication({"n_samples": 20, "signal": 0.01}, options, 0, 8)
+    (row,) = edge_selection(weak)
+    assert row["exact"] == 0.0 and row["false_kept"] > 0 and row["signal_ratio"] < 1
+
+
+TINY = {"design": {"n_devices": 8, "n_samples": 30, "n_features": 2, "n_clusters": 2, "varrho": 0.1}, "n_lams": 5}
+
+
+def test_availability_rows_are_paired():
+    from fedkin.studies.algorithms import VARIANTS, availability
+
+    options = {**TINY, "rounds": 200}
+    rows = {row["variant"]: row for row in availability(Replication({"availability": 0.5}, options, 0, 6))}
+    assert set(rows) == set(VARIANTS)
+    for weighting in ("known", "estimated"):
+        assert rows[f"{weighting}-central"]["distance"] == rows[f"{weighting}-replicas"]["distance"]
+    assert rows["known-central"]["distance"] != rows["estimated-central"]["distance"]
+    always = {row["variant"]: row for row in availability(Replication({"availability": 1.0}, options, 0, 6))}
+    assert always["known-central"]["distance"] == always["estimated-central"]["distance"]
+    assert always["known-central"]["distance"] < rows["known-central"]["distance"]
+
+
+def test_convergence_rows_end_at_the_minimiser():
+    from fedkin.studies.algorithms import convergence
+
+    rows = list(convergence(Replication({}, {**TINY, "rounds": 300}, 0, 6)))
+    curves = {
+        name: [row for row in rows if row["method"] == name] for name in ("fedadmm-full", "fedadmm-batch", "gd", "sgd")
+    }
+    assert all(curve[-1]["round"] == 300 for curve in curves.values())
+    assert all(len({row["round"] for row in curve}) == len(curve) for curve in curves.values())
+    end = curves["fedadmm-full"][-1]
+    assert end["distance"] < 1e-8 and end["error"] == pytest.approx(end["error_of_minimiser"], abs=1e-3)
+    assert curves["sgd"][-1]["distance"] < curves["sgd"][0]["distance"]

@@ -1,0 +1,194 @@
+"""Studies as data: from a TOML to cells and seeds, and what is said about a wrong one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedkin.errors import ParameterError
+from fedkin.studies.config import BUILT_IN, load_study, parse_study, replication_seed
+from fedkin.studies.launch import launch
+from fedkin.studies.runner import run_study
+from fedkin.studies.tasks import find_function
+from small_studies import OWN, SMALL
+
+
+def test_grid_is_a_union_of_products_and_blocks_come_round_by_round():
+    study = parse_study(SMALL + '[[grid]]\nn = 30\nkind = "a"\n', "test")
+    assert [tuple(point.values()) for point in study.points] == [(10, "a"), (10, "b"), (20, "a"), (20, "b"), (30, "a")]
+
+
+def test_cells_cover_every_replication_once(small_study: Path):
+    study = load_study(small_study)
+    sys.path.insert(0, str(small_study.parent))
+    try:
+        cells = study.cells()
+    finally:
+        sys.path.remove(str(small_study.parent))
+    assert len(cells) == 4 * 3
+    assert [cell.replications[0] for cell in cells] == [0] * 4 + [2] * 4 + [4] * 4
+    seen = [(cell.point, number) for cell in cells for number in cell.replications]
+    assert len(set(seen)) == len(seen) == 4 * 6
+    seeds = [seed for cell in cells for seed in cell.seeds]
+    assert len(set(seeds)) == len(seeds)
+    assert len({cell.key for cell in cells}) == len(cells)
+
+
+def test_a_seed_depends_on_its_own_point_only():
+    # fixed once and for all: rows of old runs must stay reproducible
+    assert replication_seed(1, {"n": 50, "varrho": 0.1}, 0) == replication_seed(1, {"varrho": 0.1, "n": 50}, 0)
+    assert replication_seed(1, {"n": 50}, 7) == 9200986603349319574
+    text = SMALL.replace('task = "own:task"', 'task = "estimation"')
+    few = parse_study(text, "test").cells()
+    more = parse_study(text + "[[grid]]\nn = [40]\nkind = ['a']\n", "test").cells()
+    by_key = {cell.key: cell.seeds for cell in more}
+    assert all(by_key[cell.key] == cell.seeds for cell in few)
+
+
+def test_shared_entries_are_compared_on_the_same_numbers():
+    text = SMALL.replace('task = "own:task"', 'task = "estimation"\nshared = ["kind"]')
+    cells = parse_study(text, "test").cells()
+    first = {(cell.params["n"], cell.params["kind"]): cell.seeds for cell in cells[:4]}
+    assert first[10, "a"] == first[10, "b"] != first[20, "a"]
+    assert len({cell.key for cell in cells}) == len(cells)
+
+
+def test_quick_changes_what_it_names():
+    text = SMALL + '[quick]\nreplications = 1\ngrid = [{n = [10], kind = ["a"]}]\noptions = {depth = 1}\n'
+    study = parse_study(text, "test", quick=True)
+    assert (len(study.points), study.replications, study.block, study.options["depth"]) == (1, 1, 2, 1)
+    assert parse_study(text, "test").replications == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("seed = 3", "sed = 3"), "unknown entry 'sed'"),
+        (('task = "own:task"', ""), "needs task"),
+        (("replications = 6", "replications = 0"), "replications must be a whole number of at least 1, got 0"),
+        (("n = [10, 20]", "n = []"), "grid entry 'n' must be a list"),
+        (("[[grid]]", "[[gird]]"), "unknown table 'gird'"),
+        (("[study]", "[study"), "is not valid TOML"),
+        (('name = "small"', 'name = "../evil"'), "name = '../evil' will be the name of files: use only letters"),
+        (('name = "small"', 'name = "small-quick"'), "ends in -quick"),
+        (('name = "picture"', 'name = "/tmp/x"'), "[[figure]] '/tmp/x': name = '/tmp/x' will be the name of files"),
+        (('name = "means"', 'name = "a.b"'), "[[table]] 'a.b': name = 'a.b' will be the name of files"),
+        (("seed = 3", "seed = -3"), "seed must be a whole number of at least 0, got -3"),
+        (("seed = 3", "seed = true"), "seed must be a whole number of at least 0, got True"),
+        (('title = "A small study"', "title = 7"), "title must be a text"),
+        (("seed = 3", 'shared = "kind"'), "shared must be a list of texts"),
+        (('y = "value"', 'y = "value"\nyscale = "log"'), "[[figure]] 'picture': unknown entry 'yscale'; known ones"),
+        (('y = "value"', 'y = "value"\ny_scale = "lg"'), '[[figure]] \'picture\': y_scale must be "linear" or "log"'),
+        (('y = "value"', ""), "[[figure]] 'picture': y is missing; add y = "),
+        (('x = "n"', 'kind = "bars"\nx = "n"'), "unknown kind 'bars'; give one of lines"),
+        (('value = "value"', ""), "[[table]] 'means': value is missing; add value = "),
+        (('value = "value"', 'vlue = "value"'), "[[table]] 'means': unknown entry 'vlue'"),
+        (('rows = ["n"]', 'rows = "n"'), "[[table]] 'means': rows must be a list of texts"),
+        (("[[table]]", "[table]"), "begin each table with a line [[table]]"),
+        (("[study]", "[quick]\nreplicatons = 1\n[study]"), "[quick]: unknown entry 'replicatons'"),
+    ],
+)
+def test_a_wrong_file_is_named_with_what_is_wrong(change: tuple[str, str], message: str):
+    with pytest.raises(ParameterError, match=r"some\.toml"):
+        parse_study(SMALL.replace(*change), "some.toml")
+    with pytest.raises(ParameterError) as caught:
+        parse_study(SMALL.replace(*change), "some.toml")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("own:task", "nothing"), "[study]: unknown task 'nothing'; give one of estimation, selection"),
+        (("own:task", "nowhere:task"), "[study]: task = 'nowhere:task': there is no module 'nowhere'; put nowhere.py"),
+        (("own:task", "own:tsk"), "own.py has no function 'tsk'"),
+        (("own:task", "broken:task"), "broken.py, line 1"),
+        (("seed = 3", 'checks = "own:checks"'), "[study]: checks = 'own:checks'"),
+        (('x = "n"', 'kind = "own:bars"'), "[[figure]] 'picture': kind = 'own:bars'"),
+        (
+            ("own:task", "estimation"),
+            "[options]: estimators must be a list of names, got 'es'; write estimators = ['es']",
+        ),
+        (("ESTIMATORS", '["es", "eS"]'), "[options]: estimators has an unknown name 'eS'; choose from local"),
+        (("GENERATOR", "papers"), "[options]: unknown generator 'papers'; give one of paper, false_edges"),
+        (("GENERATOR", "own:design"), "[options]: generator = 'own:design'"),
+    ],
+)
+def test_what_is_not_there_is_said_before_a_worker_starts(small_study: Path, change: tuple[str, str], message: str):
+    small_study.with_name("broken.py").write_text("def task(:\n")
+    text = SMALL + "[options]\ngenerator = 'GENERATOR'\nestimators = ESTIMATORS\n"
+    if change[0] in ("ESTIMATORS", "GENERATOR"):
+        text = text.replace("own:task", "estimation")
+    text = text.replace(*change).replace("GENERATOR", "paper").replace("ESTIMATORS", '"es"')
+    small_study.write_text(text)
+    with pytest.raises(ParameterError) as caught:
+        launch(None, config=small_study, out=small_study.with_name("out"), jobs=1)
+    assert message in str(caught.value) and "small.toml" in str(caught.value) and "\n" not in str(caught.value)
+    assert not small_study.with_name("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            ('y = "value"', 'y = "vale"'),
+            r"figure 'picture': no row has the column 'vale' \(y\); there are study, n, kind",
+        ),
+        (('columns = "side"', 'columns = "sid"'), r"figure 'picture': no row has the column 'sid' \(columns\)"),
+        (('y = "value"', 'y = "kind"'), r"figure 'picture': column 'kind' \(y\) holds 'a', not numbers"),
+        (('value = "value"', 'value = "vale"'), r"table 'means': no row has the column 'vale' \(value\)"),
+        (('rows = ["n"]', 'rows = ["n", "m"]'), r"table 'means': no row has the column 'm' \(rows\[1\]\)"),
+        (('rows = ["n"]', 'rows = ["n"]\nwhere = {n = 3}'), r"table 'means': no row has \{'n': 3\} \(where\)"),
+    ],
+)
+def test_columns_that_no_row_has_are_named_and_the_rows_are_kept(
+    small_study: Path, tmp_path: Path, change: tuple[str, str], message: str
+):
+    text = SMALL.replace("replications = 6", "replications = 1")
+    small_study.write_text(text.replace(*change))
+    with pytest.raises(ParameterError, match=message + ".*the rows are safe"):
+        launch(None, config=small_study, out=tmp_path / "out", jobs=1)
+    small_study.write_text(text)
+    assert run_study(load_study(small_study), tmp_path / "out", jobs=1).computed == 0
+
+
+def test_an_unknown_study_lists_the_known_ones():
+    with pytest.raises(ParameterError, match=r"estimation, sensitivity, .*election"):
+        load_study("estimaton")
+
+
+def test_edited_code_is_not_mistaken_for_what_was_run(small_study: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(small_study.parent))
+    before = [cell.key for cell in load_study(small_study).cells()]
+    assert before == [cell.key for cell in load_study(small_study).cells()]
+    small_study.with_name("own.py").write_text(OWN + "\n# another thought\n")
+    assert not set(before) & {cell.key for cell in load_study(small_study).cells()}
+    assert not set(before) & {cell.key for cell in load_study(small_study).cells(fingerprint="other data")}
+
+
+def test_a_picture_is_no_reason_to_run_again(small_study: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(small_study.parent))
+    before = [cell.key for cell in load_study(small_study).cells()]
+    small_study.write_text(
+        SMALL.replace('title = "A small study"', 'title = "Another title"').replace('x = "n"', 'x = "kind"')
+    )
+    assert before == [cell.key for cell in load_study(small_study).cells()]
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_studies_are_whole(name: str, quick: bool):
+    study = load_study(name, quick=quick)
+    assert study.name == name and study.title and study.about and study.figures and study.tables
+    assert callable(find_function(str(study.checks), "checks"))
+    assert len(study.cells()) >= 1
+    assert all(figure["name"] and figure["caption"] for figure in study.figures)
+
+
+def test_estimation_is_the_papers_grid():
+    study = load_study("estimation")
+    assert len(study.points) == 30 and study.replications == 100
+    assert {point["n_devices"] for point in study.points} == {20, 40, 60, 80, 100}
+    assert {point["n_samples"] for point in study.points} == {50, 100, 200}

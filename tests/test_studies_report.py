@@ -1,0 +1,170 @@
+"""Studies: what is shown of the rows, and of the time while they come."""
+
+from __future__ import annotations
+
+import time
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedkin.studies.config import load_study, parse_study
+from fedkin.studies.launch import launch
+from fedkin.studies.progress import Progress, TimeLeft, duration
+from fedkin.studies.report import write_report
+from fedkin.studies.runner import run_study
+from fedkin.studies.store import read_rows, read_seconds, write_rows
+from fedkin.studies.summary import Summary, paired_difference
+from fedkin.studies.tables import make_table
+from small_studies import ESTIMATION, SMALL, wait_for
+
+
+def test_everything_is_drawn_from_the_rows_alone(small_study: Path, tmp_path: Path):
+    study = load_study(small_study)
+    run = run_study(study, tmp_path / "out", jobs=1)
+    write_report(study, run.folder, "made in a test")
+    names = ["picture.svg", "picture.pdf", "picture.png", "means.md", "means.csv", "index.html"]
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "rows.parquet").write_bytes((run.folder / "rows.parquet").read_bytes())
+    write_report(study, alone, "made in a test")
+    for name in names:
+        assert (alone / name).read_bytes() == (run.folder / name).read_bytes(), name
+    page = (alone / "index.html").read_text()
+    assert (
+        "A small study" in page
+        and "data:image/svg+xml;base64," in page
+        and "http" not in page.replace("http://www.w3", "")
+    )
+
+
+def test_a_page_drawn_again_still_tells_the_computing_time(small_study: Path, tmp_path: Path):
+    small_study.write_text(SMALL.replace("replications = 6", "replications = 2") + "[options]\nsleep = 0.6\n")
+    (first,) = launch(None, config=small_study, out=tmp_path / "out", jobs=2)
+    assert "4 cells computed in" in first.page.read_text()
+    took = [read_seconds(path) for path in (tmp_path / "out" / "small" / "cells").glob("*.parquet")]
+    assert all(1.2 <= one < 10 for one in took)
+    (again,) = launch(None, config=small_study, out=tmp_path / "out", jobs=2)
+    page = again.page.read_text()
+    assert f"4 cells found finished, all 4 took {duration(sum(took))} in sum (each in one process)." in page
+    # parts from before times were noted
+    part = next((tmp_path / "out" / "small" / "cells").glob("*.parquet"))
+    write_rows(part, read_rows(part))
+    (third,) = launch(None, config=small_study, out=tmp_path / "out", jobs=2)
+    assert "all 4 (1 of them without a noted time) took" in third.page.read_text()
+
+
+def test_tables_are_means_with_standard_errors():
+    rows = [{"n": 10, "kind": "a", "value": value} for value in (1.0, 2.0, 3.0)] + [
+        {"n": 10, "kind": "b", "value": 5.0}
+    ]
+    table = make_table({"name": "t", "rows": ["n"], "columns": "kind", "value": "value"}, rows)
+    assert table.head == ["n", "a", "b"] and table.text == [["10", "2.000 (0.577)", "5.000"]]
+    assert table.exact[0] == [10, "a", 2.0, 1.0, pytest.approx(3**-0.5), 3]
+    assert table.markdown().splitlines()[0] == "| n | a | b |"
+
+
+@pytest.mark.parametrize(("panels", "series"), [(1, 2), (3, 6), (2, 4)])
+def test_legends_do_not_cover_panels(panels: int, series: int):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    from fedkin.studies.figures import line_panels
+
+    rng = np.random.default_rng(0)
+    rows = [
+        {"x": x, "y": float(rng.random() + 0.1), "series": f"a rather long name {s}", "panel": panel}
+        for x in (1, 2, 3)
+        for s in range(series)
+        for panel in range(panels)
+        for _ in range(4)
+    ]
+    figure = line_panels(
+        {"x": "x", "y": "y", "series": "series", "columns": "panel", "x_label": "x", "y_label": "y"}, rows
+    )
+    FigureCanvasAgg(figure).draw()
+    legend = figure.legends[0].get_window_extent()
+    whole = figure.bbox
+    assert legend.x0 >= whole.x0 and legend.x1 <= whole.x1 and legend.y1 <= whole.y1
+    for axis in figure.axes:
+        assert not legend.overlaps(axis.get_tightbbox())
+
+
+def test_availability_says_what_it_shows_and_the_label_fits():
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    from fedkin.studies.figures import line_panels
+
+    study = load_study("availability")
+    (spec,) = study.figures
+    assert spec["y"] == "distance"
+    assert all("squared distance" in text.lower() for text in (study.title, spec["y_label"], spec["caption"]))
+    assert all("squared" in table["caption"] for table in study.tables)
+    points = [(p, name) for p in (0.3, 1.0) for name in study.options["variants"]]
+    figure = line_panels(spec, [{"availability": p, "variant": name, "distance": 1e-3 / p} for p, name in points])
+    FigureCanvasAgg(figure).draw()
+    (label,) = [text for text in figure.texts if text.get_text() == spec["y_label"]]
+    extent = label.get_window_extent()
+    assert extent.y0 >= 0 and extent.y1 <= figure.bbox.y1
+
+
+def test_intervals_against_scipy_and_statsmodels():
+    from scipy import stats
+    from statsmodels.stats.proportion import proportion_confint
+
+    x = np.random.default_rng(1).normal(size=12)
+    summary = Summary.of(x)
+    low, high = stats.t.interval(0.95, 11, loc=x.mean(), scale=stats.sem(x))
+    assert (summary.mean - summary.half_width, summary.mean + summary.half_width) == pytest.approx((low, high))
+    zeros = Summary.of([1.0] * 17 + [0.0] * 3)
+    assert zeros.wilson() == pytest.approx(proportion_confint(17, 20, method="wilson"))
+    y = x + np.random.default_rng(2).normal(size=12)
+    rows = [{"replication": r, "m": m, "v": v[r]} for r in range(12) for m, v in (("x", x), ("y", y))]
+    difference = paired_difference(rows, "m", "x", "y", "v")
+    assert difference.mean / difference.error == pytest.approx(stats.ttest_rel(x, y).statistic)
+
+
+def test_durations():
+    assert [duration(seconds) for seconds in (0, 59.4, 61, 3600)] == ["0 s", "59 s", "1 min 1 s", "1 h 0 min"]
+
+
+def test_lines_come_while_no_cell_ends():
+    stream = StringIO()
+    with Progress("slow", 3, 0, stream, every=0.05) as progress:
+        wait_for(lambda: stream.getvalue().count("slow: 0 of 3 cells\n") >= 2, 10.0)
+        progress.advance(None)
+        wait_for(lambda: "slow: 1 of 3 cells\n" in stream.getvalue(), 10.0)
+        progress.advance(10_000.0)
+        wait_for(lambda: "slow: 2 of 3 cells, 2 h 46 min left\n" in stream.getvalue(), 10.0)
+        progress.advance(0.0)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "slow: 3 cells" and lines[-1] == "slow: 3 of 3 cells, done"
+    time.sleep(0.15)
+    assert stream.getvalue().splitlines() == lines  # silent after the end
+
+
+def test_no_time_left_before_every_process_has_ended_a_cell():
+    cells = parse_study(ESTIMATION, "test").cells()
+    assert [TimeLeft(cells, jobs=2).finished(cells[0], 5.0), TimeLeft(cells, jobs=1).finished(cells[0], 5.0)] == [
+        None,
+        5,
+    ]
+    left = TimeLeft(cells[:1], jobs=8)
+    assert left.finished(cells[0], 5.0) == 0.0
+
+
+def test_the_example_of_the_documentation(repository: Path, tmp_path: Path):
+    text = (repository / "docs" / "studies.md").read_text(encoding="utf-8")
+    for language, name in (("python", "chains.py"), ("toml", "chains.toml")):
+        block = text.partition(f"```{language}\n# {name}\n")[2].partition("```")[0]
+        assert block
+        (tmp_path / name).write_text(block)
+    study = load_study(tmp_path / "chains.toml", quick=True)
+    run = run_study(study, tmp_path / "out", jobs=1)
+    assert len(run.rows) == 4 * 3 * 5
+    report = write_report(study, run.folder)
+    assert report.page.exists() and len(report.tables[0].text) == 4
+    # two groups of devices that differ by much: the chain knows, one model for all does not
+    far = [row for row in run.rows if row["jump"] == 2.0]
+    error = {name: np.mean([row["error"] for row in far if row["estimator"] == name]) for name in ("global", "fedadmm")}
+    assert error["fedadmm"] < 0.2 * error["global"]
