@@ -133,6 +133,8 @@ def test_the_command_runs_continues_and_says_where_the_result_is(
         (["-n", "4"], "use 1 to 3 ranks for 3 devices"),
         (["-n", "2", "--checkpoint-every", "0"], "--checkpoint-every must be at least 1"),
         (["-n", "2", "--out", "theta.txt"], "must end in .npz or .csv"),
+        (["-n", "2", "--out", "no/such/theta.npz"], "--out no/such/theta.npz: there is no directory no/such"),
+        (["-n", "2", "--out", "no/such/coef.csv"], "--out no/such/coef.csv: there is no directory no/such"),
         (["-n", "2", "--mpiexec", "no-such-program"], "there is no such program"),
     ],
 )

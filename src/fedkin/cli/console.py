@@ -125,6 +125,24 @@ def handling(signals: Sequence[signal.Signals], handler: Callable[[int, Any], No
 
 
 @contextmanager
+def ended_like_ctrl_c() -> Iterator[None]:
+    """Within this context SIGTERM and SIGHUP do what Ctrl-C does.
+
+    For commands that start processes with sessions of their own, which would stay behind.
+    """
+
+    def interrupt(number: int, frame: object) -> None:
+        for one in (*heeded, signal.SIGINT):
+            signal.signal(one, signal.SIG_IGN)  # once is enough: cleaning up must not be interrupted again
+        raise Interrupted
+
+    # who ignores a signal, as nohup does, wants that
+    heeded = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    with handling(heeded, interrupt):
+        yield
+
+
+@contextmanager
 def _warnings_as_notes() -> Iterator[None]:
     seen: Counter[str] = Counter()
 

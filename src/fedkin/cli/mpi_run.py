@@ -14,10 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkin.cli.console import Report, output, working
+from fedkin.cli.console import Interrupted, Report, ended_like_ctrl_c, note, output, working
 from fedkin.cli.peer_commands import coefficient_names
 from fedkin.cores import available_cores
 from fedkin.engine.manifest import Manifest, load_manifest
+from fedkin.engine.mpi import JOB, check_no_job, check_out
 from fedkin.errors import MissingDependencyError, ParameterError, SolverError, missing_dependency
 from fedkin.tables import write_csv
 
@@ -49,10 +50,16 @@ def run(command: MpiCommand) -> None:
         raise missing_dependency("mpi4py", "fedkin mpi run", "mpi")
     launcher = find_mpiexec(command.mpiexec)
     table = command.out is not None and command.out.suffix == ".csv"
-    archive = command.directory / "mpi" / "theta.npz" if command.out is None or table else command.out
+    if command.out is not None:
+        check_out(command.out)
+    check_no_job(command.directory)
+    if manifest.placement != "peer":
+        absence = " and its planned absence are" if manifest.absence is not None else " is"
+        note(f"placement {manifest.placement}{absence} not used: on ranks all devices are there in every round")
+    archive = command.directory / JOB / "theta.npz" if command.out is None or table else command.out
     arguments = [str(command.directory), "--out", str(archive), "--checkpoint-every", str(command.checkpoint_every)]
     arguments += ["--progress", *(["--fresh"] if command.fresh else [])]
-    with working("starting") as report:
+    with ended_like_ctrl_c(), working("starting") as report:
         start = launch_command(launcher, ranks, command.launcher_options)
         code = _wait([*start, sys.executable, "-m", "fedkin.engine.mpi", *arguments], report)
     if code:
@@ -133,6 +140,9 @@ def _wait(words: Sequence[str], report: Report) -> int:
         for line in job.stdout:
             report(line.strip())
         return job.wait()
+    except (Interrupted, KeyboardInterrupt):
+        note("stopping the ranks; the same command goes on from the last checkpoint")
+        raise
     finally:  # after Ctrl-C: mpiexec passes it on to the ranks, which end at once; their checkpoints stay
         if job.poll() is None:
             job.send_signal(signal.SIGTERM)

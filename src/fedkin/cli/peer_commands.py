@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 
 from fedkin.availability import Availability, recorded_rounds
-from fedkin.cli.console import Interrupted, handling, messages, note, output, print_json
+from fedkin.cli.console import Interrupted, ended_like_ctrl_c, messages, note, output, print_json
 from fedkin.cli.peer_endpoints import centre_endpoint, local_endpoints, read_endpoints
 from fedkin.cli.tables import add_row, plain_table, read_federation
 from fedkin.engine.directory import DEVICES, SELECTION, device_directories, write_federation
@@ -219,7 +217,7 @@ def select_all(directory: Path, give_up: float) -> None:
     places = [place for place in device_directories(directory) if not (place / SELECTION).exists()]
     command = [sys.executable, "-m", "fedkin.cli.peer_select", "--give-up", str(give_up)]
     running: list[subprocess.Popen[bytes]] = []
-    with _ended_like_ctrl_c():
+    with ended_like_ctrl_c():
         try:
             for place in places:
                 running.append(subprocess.Popen([*command, str(place)], start_new_session=True))
@@ -240,21 +238,6 @@ def select_all(directory: Path, give_up: float) -> None:
         raise SolverError(
             f"edge selection failed on {', '.join(failed)}: see log.jsonl in {directory / DEVICES}/{failed[0]}"
         )
-
-
-@contextmanager
-def _ended_like_ctrl_c() -> Iterator[None]:
-    """Within this context SIGTERM and SIGHUP do what Ctrl-C does: devices have sessions of their own, and stay."""
-
-    def interrupt(number: int, frame: object) -> None:
-        for one in (*heeded, signal.SIGINT):
-            signal.signal(one, signal.SIG_IGN)  # once is enough: cleaning up must not be interrupted again
-        raise Interrupted
-
-    # who ignores a signal, as nohup does, wants that
-    heeded = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
-    with handling(heeded, interrupt):
-        yield
 
 
 def up(directory: Path, restarts: int, give_up: float, as_json: bool) -> None:
@@ -282,7 +265,7 @@ def up(directory: Path, restarts: int, give_up: float, as_json: bool) -> None:
 def watch(supervisor: Supervisor, manifest: Manifest) -> None:
     """Start the devices and look after them until they have ended, with a live view on terminals."""
     console = messages()
-    with _ended_like_ctrl_c():
+    with ended_like_ctrl_c():
         try:
             supervisor.start()
             with Live(console=console, auto_refresh=False, transient=True) as live:

@@ -11,8 +11,15 @@ last round that all ranks have on disk. With another number of ranks a run start
 from __future__ import annotations
 
 import argparse
+import errno
+import fcntl
+import io
+import os
+import socket
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +32,15 @@ from fedkin.engine.manifest import ROWS, Manifest, Rows, load_manifest
 from fedkin.engine.partition import small_cut
 from fedkin.engine.security import PRIVATE_DIRECTORY, write_private
 from fedkin.engine.shard import Shard
-from fedkin.errors import FedkinError, ParameterError, SolverError, missing_dependency
+from fedkin.errors import DataError, FedkinError, ParameterError, SolverError, missing_dependency
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
+#: Sub-directory of a federation for the state of the ranks and the result.
+JOB = "mpi"
+_LOCK = "lock"
+_LOCK_TRIES, _LOCK_PAUSE = 5, 0.2  # somebody may be looking whether it is held
 _GRADIENT_STATE = ("table", "anchor_gradient", "anchor_theta", "stale", "looked")
 
 
@@ -132,6 +143,72 @@ class Rank:
         self.done = max(common)
 
 
+# --- one job at a time ---
+
+
+@contextmanager
+def only_job(folder: Path) -> Iterator[None]:
+    """Hold the lock of a federation's jobs, as rank 0 does; the kernel gives it back when the process ends.
+
+    Raises
+    ------
+    DataError
+        When another job runs.
+    """
+    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        for _ in range(_LOCK_TRIES):
+            if _locked(descriptor):
+                break
+            time.sleep(_LOCK_PAUSE)
+        else:
+            raise _in_use(folder)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def check_no_job(directory: Path) -> None:
+    """Raise `DataError` when a job of this federation runs."""
+    folder = directory / JOB
+    try:
+        descriptor = os.open(folder / _LOCK, os.O_RDWR)
+    except FileNotFoundError:
+        return
+    try:
+        if not _locked(descriptor):
+            raise _in_use(folder)
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        # some file systems of clusters have no locks: there nobody can tell
+        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
+    return True
+
+
+def _in_use(folder: Path) -> DataError:
+    holder = (folder / _LOCK).read_text() or "another process"
+    return DataError(f"{folder} is in use by another job (rank 0 is {holder}): wait for its end, or end it first")
+
+
+def check_out(path: Path) -> None:
+    """Raise `DataError` when a file could not be written there after all rounds."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise DataError(f"--out {path}: there is no directory {folder}; make it first")
+    if path.is_dir():
+        raise DataError(f"--out {path} is a directory: give the name of a file")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise DataError(f"--out {path} cannot be written: choose another place")
+
+
 def run_rank(
     directory: Path, communicator: Any, every: int, *, fresh: bool = False, progress: bool = False
 ) -> Array | None:
@@ -164,7 +241,7 @@ def run_rank(
     own = np.flatnonzero(hosts == communicator.rank).tolist()
     rows = {u: Rows.load(directory / DEVICES / manifest.members[u].name / ROWS) for u in own}
     rank = Rank(manifest, hosts, rows, communicator)
-    folder = directory / "mpi"
+    folder = directory / JOB
     folder.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
     (rank.forget if fresh else rank.resume)(folder)
 
@@ -200,21 +277,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     communicator = MPI.COMM_WORLD
     try:
-        theta = run_rank(
-            given.directory, communicator, given.checkpoint_every, fresh=given.fresh, progress=given.progress
-        )
+        _run_job(given, communicator)
     except (FedkinError, OSError) as error:
         sys.stderr.write(f"rank {communicator.rank}: {error}\n")
         sys.stderr.flush()
         communicator.Abort(2)  # the others wait for this rank
         return 2
-    if theta is not None:
-        import io
-
-        buffer = io.BytesIO()
-        np.savez(buffer, theta=theta)
-        write_private(given.out or given.directory / "mpi" / "theta.npz", buffer.getvalue())
     return 0
+
+
+def _run_job(given: argparse.Namespace, communicator: Any) -> None:
+    """Run this rank while rank 0 holds the lock, and write the result."""
+    with ExitStack() as held:
+        if not communicator.rank:
+            load_manifest(given.directory)  # says so when this is no federation
+            folder = given.directory / JOB
+            folder.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
+            if given.out is not None:
+                check_out(given.out)
+            held.enter_context(only_job(folder))
+        communicator.Barrier()  # before rank 0 has the lock nobody touches a file
+        theta = run_rank(
+            given.directory, communicator, given.checkpoint_every, fresh=given.fresh, progress=given.progress
+        )
+        if theta is not None:
+            buffer = io.BytesIO()
+            np.savez(buffer, theta=theta)
+            write_private(given.out or given.directory / JOB / "theta.npz", buffer.getvalue())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,134 @@
+"""``fedkin mpi run`` as a job: it ends as a whole, runs once, and says early what cannot work."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from federations import manifest_of, rows_of, small_problem
+from fedkin.cli import main
+from fedkin.engine.directory import write_federation
+from fedkin.engine.mpi import check_no_job, only_job
+from fedkin.engine.security import make_authority
+from fedkin.errors import DataError
+
+MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+pytestmark = pytest.mark.timeout(120)
+needs_mpi = pytest.mark.skipif(
+    MPIEXEC is None or not Path("/proc/self/cmdline").exists(), reason="needs mpiexec and a list of processes"
+)
+
+
+def federation(folder: Path, rounds: int, **changes: Any) -> Path:
+    problem = small_problem(4)
+    write_federation(folder / "fed", manifest_of(problem, rounds, **changes), rows_of(problem), make_authority("test"))
+    return folder / "fed"
+
+
+def processes_of(directory: Path) -> list[int]:
+    """Numbers of the processes whose command line names this directory."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if str(directory).encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
+@contextlib.contextmanager
+def long_job(directory: Path) -> Iterator[subprocess.Popen[str]]:
+    """``fedkin mpi run`` on two ranks that have begun; whatever happens, nothing of it stays behind."""
+    command = [sys.executable, "-m", "fedkin.cli", "mpi", "run", str(directory), "-n", "2", "--checkpoint-every", "50"]
+    job = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not list(directory.glob("mpi/rank-1-*.npz")):
+            assert time.monotonic() < deadline and job.poll() is None
+            time.sleep(0.05)
+        yield job
+    finally:
+        for number in processes_of(directory):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        job.communicate()
+
+
+@needs_mpi
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_command_ends_the_ranks(tmp_path: Path, number: signal.Signals) -> None:
+    pytest.importorskip("mpi4py")
+    directory = federation(tmp_path, 10_000_000)
+    with long_job(directory) as job:
+        assert len(processes_of(directory)) >= 4  # the command, mpiexec and two ranks
+        job.send_signal(number)
+        _, errors = job.communicate(timeout=30)
+        assert job.returncode == 130, errors
+        assert "stopping the ranks; the same command goes on from the last checkpoint" in errors
+        assert processes_of(directory) == []
+
+
+@needs_mpi
+def test_a_second_job_on_the_same_directory_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Also without the command; but a lock of processes that were killed does not stand in the way."""
+    pytest.importorskip("mpi4py")
+    directory = federation(tmp_path, 10_000_000)
+    again = ["mpi", "run", str(directory), "-n", "1", "--fresh"]
+    with long_job(directory) as job:
+        assert main(again) == 2
+        assert "is in use by another job (rank 0 is process" in capfd.readouterr().err
+        # a launcher of one's own calls the ranks without the command
+        command = [str(MPIEXEC), "--oversubscribe", "--allow-run-as-root", "-n", "1", sys.executable, "-m"]
+        command += ["fedkin.engine.mpi", str(directory), "--fresh"]
+        direct = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+        assert direct.returncode == 2 and "is in use by another job" in direct.stderr
+        assert list(directory.glob("mpi/rank-1-of-2-*")) and not list(directory.glob("mpi/rank-*-of-1-*"))
+    assert (directory / "mpi" / "lock").exists()
+    deadline = time.monotonic() + 10
+    while True:  # processes that were killed need a moment to end
+        with contextlib.suppress(DataError):
+            check_no_job(directory)
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_the_lock_is_free_after_its_holder(tmp_path: Path) -> None:
+    (tmp_path / "mpi").mkdir()
+    with only_job(tmp_path / "mpi"):
+        with pytest.raises(DataError, match=f"rank 0 is process {os.getpid()} on "):
+            check_no_job(tmp_path)
+        with pytest.raises(DataError, match="in use by another job"), only_job(tmp_path / "mpi"):
+            pass
+    check_no_job(tmp_path)
+
+
+@needs_mpi
+def test_a_result_that_could_not_be_written_is_refused_by_the_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py")
+    directory = federation(tmp_path, 5)
+    command = [str(MPIEXEC), "--oversubscribe", "--allow-run-as-root", "-n", "1", sys.executable, "-m"]
+    command += ["fedkin.engine.mpi", str(directory), "--out", str(tmp_path / "no" / "theta.npz")]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and "there is no directory" in done.stderr and "Traceback" not in done.stderr
+    assert not list(directory.glob("mpi/rank-*"))
+
+
+@needs_mpi
+def test_a_placement_that_ranks_do_not_have_is_noted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("mpi4py")
+    absence = {"pattern": "bernoulli", "p": [0.5] * 4, "weighting": "known"}
+    directory = federation(tmp_path, 5, placement="replicas", absence=absence, compare_every=0)
+    assert main(["mpi", "run", str(directory), "-n", "1"]) == 0
+    errors = capfd.readouterr().err
+    assert "placement replicas and its planned absence are not used: on ranks all devices are there" in errors
