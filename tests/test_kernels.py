@@ -27,7 +27,7 @@ from fedkin.terms import QuadraticTerms
 pytest.importorskip("numba")
 
 from fedkin.cores import available_threads
-from fedkin.solvers import compiled, kernels
+from fedkin.solvers import compiled, kernels, places
 from fedkin.solvers.compiled import CompiledIteration
 
 
@@ -166,7 +166,7 @@ def test_certificate_without_stored_inverses(monkeypatch: pytest.MonkeyPatch) ->
 def test_renumbering_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     objective = OBJECTIVES[name]
     expected = solve_fused(objective, 1e-8, backend="numba")
-    monkeypatch.setattr(compiled, "SCRAMBLED_DEVICES", 10)
+    monkeypatch.setattr(places, "SCRAMBLED_DEVICES", 10)
     assert started(objective)._places.moved
     moved = solve_fused(objective, 1e-8, backend="numba")
     np.testing.assert_allclose(moved.theta, expected.theta, atol=1e-10)
@@ -355,3 +355,21 @@ assert "numba" not in sys.modules, "a small fit loaded the compiler"
 
 def test_first_small_fit_does_not_load_numba() -> None:
     subprocess.run([sys.executable, "-c", FRESH], check=True, timeout=60)
+
+
+@pytest.mark.timeout(60)
+def test_projections_onto_the_l1_ball_end_when_coordinates_lie_at_the_threshold() -> None:
+    """Rounding then lets a coordinate in and out of the active set; the projection must not follow it for ever."""
+    rng = np.random.default_rng(0)
+    v = rng.normal(size=(20_000, 3))
+    largest = np.sort(np.abs(v), axis=1)[:, ::-1]
+    active = rng.integers(1, 3, len(v))
+    threshold = largest[np.arange(len(v)), active]
+    radius = np.where(np.arange(3) < active[:, None], largest - threshold[:, None], 0.0).sum(axis=1)
+    expected = make_penalty("linf").project(v, radius)
+    ends, zeros = np.zeros(len(v), dtype=np.int32), np.zeros(3)
+    found = v.copy()
+    kernels.edge_step(
+        0, len(v), ends, ends, radius, zeros, np.zeros((1, 3)), found, np.zeros((1, 3)), 1.0, kernels.KINDS["linf"]
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-14)

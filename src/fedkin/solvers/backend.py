@@ -121,7 +121,7 @@ def compile_kernels() -> None:
     """
     if not installed():
         raise missing_dependency("numba", "compiling the kernels", "fast")
-    from fedkin.solvers import check_kernels  # noqa: F401  (and the kernels it calls)
+    from fedkin.solvers import level_kernels  # noqa: F401  (and the kernels it calls)
 
 
 def start_iteration(

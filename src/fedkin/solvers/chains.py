@@ -18,9 +18,9 @@ from fedkin.cores import available_threads
 from fedkin.graph import Graph
 from fedkin.problem import FusedObjective
 from fedkin.solvers import chain_kernels, kernels
-from fedkin.solvers.compiled import Crew
 from fedkin.solvers.fuse import INTERIOR
 from fedkin.solvers.pdhg import Checked, PrimalDual, Stopping
+from fedkin.solvers.workload import Crew
 from fedkin.terms import QuadraticTerms
 
 Array = NDArray[np.float64]

@@ -6,21 +6,16 @@ use threads, each with its range of devices and of edges, and scrambled large gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.cores import available_threads
-from fedkin.graph import Graph
 from fedkin.problem import FusedObjective
-from fedkin.solvers import check_kernels, kernels
+from fedkin.solvers import check_kernels, kernels, level_kernels
 from fedkin.solvers.fuse import INTERIOR
 from fedkin.solvers.pdhg import RELAXATION, Checked, PrimalDual, Rebalancing, Stopping, weights_of_devices
-from fedkin.solvers.workload import iteration_is_shared, iteration_work
+from fedkin.solvers.places import Places
+from fedkin.solvers.workload import Crew, iteration_is_shared, iteration_work
 from fedkin.terms import QuadraticTerms
 
 Array = NDArray[np.float64]
@@ -30,8 +25,6 @@ Index = NDArray[np.int64]
 ROOM = 20_000_000
 #: Pairs with more edge duals than this are not copied: they change when the iteration goes on.
 COPIED = 1_000_000
-#: Renumbering pays above this many devices when neighbours are farther apart than this share of all numbers.
-SCRAMBLED_DEVICES, SCRAMBLED_SHARE = 50_000, 0.05
 #: Iterations that take this many nanoseconds are done in one go: Ctrl-C waits for them.
 ONE_GO = 5e7
 #: Checks in one go.
@@ -70,7 +63,7 @@ class CompiledIteration:
         self._kind = kernels.KINDS[objective.penalty.name]
         threads = available_threads() if iteration_is_shared(objective, quadratic) else 1
         self._crew = Crew(threads if n_threads is None else n_threads)
-        self._places = _Places(objective.graph)
+        self._places = Places(objective.graph)
         self._set_problem(objective, quadratic)
         self._start(quadratic, theta, alpha, zeta)
         self._rebalancing = Rebalancing()
@@ -92,6 +85,7 @@ class CompiledIteration:
         self._curvature = places.devices_in(quadratic.A) if quadratic.isotropic else np.empty(0)
         self._own_inverse = np.empty((0, p, p))
         self._radius = places.edges_in(objective.edge_radius)
+        self._edge_weight = places.edges_in(objective.graph.weights)
         self._box = np.empty((0, p)) if objective.sparsity is None else places.devices_in(objective.sparsity)
         self._linked = places.devices_in(weights_of_devices(objective))
         self._weight = np.where(self._linked > 0, self._linked, 1.0)
@@ -215,6 +209,68 @@ class CompiledIteration:
             self._kind,
             moves,
         )
+
+    def settle_levels(
+        self,
+        strengths: Array,
+        known: int,
+        theta: Array,
+        alpha: Array,
+        component: NDArray[np.int32],
+        stopping: Stopping,
+    ) -> tuple[int, Array, Array]:
+        """Levels one after the other, on one thread and without sparsity; `level_kernels.settle_levels` says how.
+
+        It starts anew: each level with the first rho, and the first one, where none is ``known``, at the state.
+
+        Returns
+        -------
+        done : int
+        table : array (m, N_COLUMNS)
+        checks : array (m, CHECKS, 3)
+        """
+        table = np.empty((strengths.size, level_kernels.N_COLUMNS))
+        checks = np.empty((strengths.size, CHECKS, 3))
+        done = level_kernels.settle_levels(
+            table,
+            checks,
+            strengths,
+            known,
+            min(self._in_one_go, stopping.limit),
+            stopping.tol,
+            stopping.floor,
+            stopping.fusing_helps,
+            1.0 - INTERIOR,
+            0 if self._isotropic else 1,
+            self._places.devices,
+            self._A,
+            self._own_inverse,
+            self._inverse,
+            self._curvature,
+            self._b,
+            self._c,
+            self._weight,
+            self._linked,
+            self._rho,
+            self.rho.size,
+            self._places.head,
+            self._places.tail,
+            self._edge_weight,
+            component,
+            self._least_curvature(),
+            self._kind,
+            theta,
+            alpha,
+            self._x,
+            self._y,
+        )
+        return int(done), table, checks
+
+    def _least_curvature(self) -> float:
+        """No device's curvature is less than this in any direction."""
+        if self._isotropic:
+            return float(self._curvature.min())
+        return 1.0 / float(np.sqrt(np.einsum("upq,upq->u", self._own_inverse, self._own_inverse).max()))
 
     def _set_rho(self, rho: Array) -> None:
         self.rho = rho
@@ -401,77 +457,3 @@ class CompiledIteration:
     def close(self) -> None:
         """End the threads."""
         self._crew.close()
-
-
-class Crew:
-    """Threads that work on parts of a range, the calling thread among them."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._pool = ThreadPoolExecutor(size - 1) if size > 1 else None
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
-
-    def split(self, n: int) -> list[tuple[int, int]]:
-        """``size`` consecutive ranges that cover ``0 .. n-1``."""
-        return list(pairwise(n * k // self.size for k in range(self.size + 1)))
-
-    def run(self, work: Callable[[int, int, int], Any], ranges: Sequence[tuple[int, int]]) -> list[Any]:
-        """``work(thread, lo, hi)`` on every range; all are done on return, also after an interruption."""
-        if self._pool is None or len(ranges) == 1:
-            return [work(0, *ranges[0])]
-        others = [self._pool.submit(work, t, *ranges[t]) for t in range(1, len(ranges))]
-        try:
-            first = work(0, *ranges[0])
-        finally:
-            done = [other.result() for other in others]
-        return [first, *done]
-
-
-def _bandwidth_order(graph: Graph) -> Index:
-    from scipy.sparse import coo_array, csr_array
-    from scipy.sparse.csgraph import reverse_cuthill_mckee
-
-    i, j = graph.edges[:, 0], graph.edges[:, 1]
-    shape = (graph.n_devices, graph.n_devices)
-    pattern = coo_array((np.ones(2 * i.size, dtype=np.int8), (np.r_[i, j], np.r_[j, i])), shape=shape)
-    order = reverse_cuthill_mckee(csr_array(pattern), symmetric_mode=True)
-    return np.ascontiguousarray(order, dtype=np.int64)
-
-
-class _Places:
-    """The order in which devices and edges are stored: the caller's, or a renumbering that keeps neighbours close."""
-
-    def __init__(self, graph: Graph) -> None:
-        i, j = graph.edges[:, 0], graph.edges[:, 1]
-        self.moved = graph.n_devices >= SCRAMBLED_DEVICES and bool(np.mean(i - j) > SCRAMBLED_SHARE * graph.n_devices)
-        self.devices: Index = np.arange(graph.n_devices)
-        self.edges: Index = np.empty(0, dtype=np.int64)
-        if self.moved:
-            self.devices = _bandwidth_order(graph)
-            rank = np.empty(graph.n_devices, dtype=np.int64)
-            rank[self.devices] = np.arange(graph.n_devices)
-            i, j = rank[i], rank[j]
-            self.edges = np.lexsort((np.minimum(i, j), np.maximum(i, j)))
-            i, j = i[self.edges], j[self.edges]
-        self.head, self.tail = i.astype(np.int32), j.astype(np.int32)
-
-    def devices_in(self, values: NDArray[Any]) -> NDArray[Any]:
-        return values[self.devices] if self.moved else np.ascontiguousarray(values)
-
-    def edges_in(self, values: Array) -> Array:
-        return values[self.edges] if self.moved else np.ascontiguousarray(values)
-
-    def devices_out(self, values: Array) -> Array:
-        return self._scattered(values, self.devices) if self.moved else values
-
-    def edges_out(self, values: Array) -> Array:
-        return self._scattered(values, self.edges) if self.moved else values
-
-    @staticmethod
-    def _scattered(values: Array, places: Index) -> Array:
-        out = np.empty_like(values)
-        out[places] = values
-        return out

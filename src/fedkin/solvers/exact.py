@@ -364,7 +364,7 @@ class _Search:
         other = (best.value - self.lower) / self.scale(best.value)
         if other < best.gap:
             best = replace(best, gap=max(other, 0.0), radius=None)
-        message = _message(self.status, best.gap, self.tol, self.n_iter)
+        message = verdict(self.status, best.gap, self.tol, self.n_iter)
         if self.status == "iteration_limit" and not quiet:
             warnings.warn(message, ConvergenceWarning, stacklevel=4)
         columns = np.array(self.rows, dtype=np.float64).reshape(-1, 3).T
@@ -411,7 +411,8 @@ def _start(objective: FusedObjective, warm_start: Solution | None) -> tuple[Arra
     return theta, alpha, np.clip(-rest, -box, box)
 
 
-def _message(status: Status, gap: float, tol: float, n_iter: int) -> str:
+def verdict(status: Status, gap: float, tol: float, n_iter: int) -> str:
+    """How a solve ended, in words."""
     if status == "converged":
         return f"converged: relative gap {gap:.1e} after {n_iter} iterations"
     if status == "interrupted":

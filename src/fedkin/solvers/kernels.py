@@ -64,7 +64,7 @@ def _project_linf(v: Any, radius: float) -> None:
             if abs(v[c]) > threshold:
                 above += abs(v[c])
                 active += 1
-        if active == count:
+        if active >= count:  # rounding may let one at the threshold in again
             break
         count, threshold = active, (above - radius) / active
     for c in range(v.shape[0]):

@@ -221,12 +221,32 @@ def path_stretch(
     """
     known: list[tuple[float, Solution]] = []
     # near the top solutions change abruptly: go there from below. Elsewhere go down, where steps are shorter.
-    for k in (part[::-1] if part[0] == 0 else part).tolist():
-        at = objective.with_strength(float(strengths[k]))
-        start = _predicted(known, at)
-        solution = solve_fused(at, tol, max_iter=max_iter, warm_start=start, quiet=True, backend=backend)
-        yield k, uninterrupted(solution)
-        known = [*known[-1:], (at.strength, solution)]
+    ahead = (part[::-1] if part[0] == 0 else part).tolist()
+    while ahead:
+        for solution in _next_solutions(objective, known, strengths[ahead], tol, max_iter, backend):
+            k = ahead.pop(0)
+            yield k, uninterrupted(solution)
+            known = [*known[-1:], (float(strengths[k]), solution)]
+
+
+def _next_solutions(
+    objective: FusedObjective,
+    known: list[tuple[float, Solution]],
+    strengths: Array,
+    tol: float,
+    max_iter: int,
+    backend: Resolved,
+) -> list[Solution]:
+    """Solutions at the first of the strengths, at least one: as many as kernels find without Python in between."""
+    if backend == "numba":
+        from fedkin.solvers.levels import solve_levels
+
+        several = solve_levels(objective, known, strengths, tol, max_iter)
+        if several:
+            return several
+    at = objective.with_strength(float(strengths[0]))
+    start = _predicted(known, at)
+    return [solve_fused(at, tol, max_iter=max_iter, warm_start=start, quiet=True, backend=backend)]
 
 
 def _predicted(known: list[tuple[float, Solution]], at: FusedObjective) -> Solution | None:

@@ -1,10 +1,11 @@
-"""How much work an iteration is, and how many threads it is worth."""
+"""How much work an iteration is, and the threads that share it or run side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from itertools import pairwise
+from typing import Any, TypeVar
 
 from fedkin.problem import FusedObjective
 from fedkin.terms import DeviceTerms, QuadraticTerms
@@ -45,3 +46,30 @@ def run_side_by_side(tasks: Sequence[Callable[[], T]], n_threads: int) -> list[T
             return [future.result() for future in futures]
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Crew:
+    """Threads that work on parts of a range, the calling thread among them."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._pool = ThreadPoolExecutor(size - 1) if size > 1 else None
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def split(self, n: int) -> list[tuple[int, int]]:
+        """``size`` consecutive ranges that cover ``0 .. n-1``."""
+        return list(pairwise(n * k // self.size for k in range(self.size + 1)))
+
+    def run(self, work: Callable[[int, int, int], Any], ranges: Sequence[tuple[int, int]]) -> list[Any]:
+        """``work(thread, lo, hi)`` on every range; all are done on return, also after an interruption."""
+        if self._pool is None or len(ranges) == 1:
+            return [work(0, *ranges[0])]
+        others = [self._pool.submit(work, t, *ranges[t]) for t in range(1, len(ranges))]
+        try:
+            first = work(0, *ranges[0])
+        finally:
+            done = [other.result() for other in others]
+        return [first, *done]
