@@ -67,6 +67,7 @@ def manifest_of(problem: Problem, rounds: int, batch: int | None = 4, ports: int
         growth=[0.2] * v,
         damping=(0.5 * degree).tolist(),
         batch=[problem.federation.n_samples[0] if batch is None else batch] * v,
+        noisy=True,
     )
     return replace(manifest, **changes)
 

@@ -211,7 +211,7 @@ def test_files_are_private_and_changes_are_noticed(tmp_path: Path) -> None:
     with pytest.raises(SecurityError, match="changed after signing"):
         load_manifest(own)
     (own / MANIFEST).write_bytes(text)
-    assert load_manifest(own) == load_manifest(fleet.directory)
+    assert load_manifest(own).shared() == load_manifest(fleet.directory).shared()
     (own / AUTHORITY).write_bytes(make_authority("test").certificate)
     with pytest.raises(SecurityError):
         load_manifest(own)

@@ -106,7 +106,8 @@ def cut(path: Path) -> None:
     [
         ("device.key", Path.unlink, "device.key is missing"),
         ("device.crt", Path.unlink, "device.crt is missing"),
-        ("device.crt", cut, "device.crt or device.key is damaged"),
+        ("device.crt", cut, "device.crt is damaged"),
+        ("device.key", cut, "device.crt or device.key is damaged"),
         ("rows.npz", Path.unlink, "rows.npz is missing"),
         ("rows.npz", cut, "rows.npz is damaged"),
         ("ca.crt", cut, "ca.crt, cannot be read"),

@@ -25,7 +25,7 @@ from fedkin.engine.directory import collect as collect_results
 from fedkin.engine.manifest import Manifest, load_manifest
 from fedkin.engine.notices import LEFT, left_devices, write_notice
 from fedkin.engine.process import CANNOT
-from fedkin.engine.security import Pair, belong_together, make_authority
+from fedkin.engine.security import Pair, make_authority, read_authority_files
 from fedkin.engine.supervisor import STDERR, Line, Supervisor, all_done, check_idle, overview, prometheus, stop_all
 from fedkin.errors import DataError, ParameterError, SolverError
 from fedkin.federation import Federation
@@ -194,10 +194,7 @@ def _own_authority(command: InitCommand) -> Pair | None:
         raise ParameterError("--ca-cert and --ca-key go together")
     if command.ca_cert is None or command.ca_key is None:
         return None
-    own = Pair(command.ca_cert.read_bytes(), command.ca_key.read_bytes())
-    if not belong_together(own):
-        raise ParameterError(f"--ca-key {command.ca_key} does not belong to --ca-cert {command.ca_cert}")
-    return own
+    return read_authority_files(command.ca_cert, command.ca_key)
 
 
 def run_one(place: Path, arguments: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedkin.errors import DataError, ParameterError
 from fedkin.tables import device_ids, read_columns
 
-_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+_LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 _LAST_PORT = 65535
 
 
@@ -81,15 +81,7 @@ def centre_endpoint(text: str) -> str:
 
 def _joined(where: str, host: object, port: object) -> str:
     """``host:port``; raises `DataError` when either cannot be."""
-    words = "" if host is None else str(host).strip()
-    bare = words[1:-1] if words.startswith("[") and words.endswith("]") else words
-    if ":" in bare:
-        try:
-            words = f"[{ipaddress.IPv6Address(bare)}]"
-        except ValueError:
-            raise DataError(f"{where}: the host {words!r} is neither a name nor an address") from None
-    elif not _HOST.fullmatch(words):
-        raise DataError(f"{where}: the host {words!r} is neither a name nor an address")
+    words = _checked_host(where, "" if host is None else str(host).strip())
     try:
         number = float(str(port))
     except ValueError:
@@ -97,3 +89,25 @@ def _joined(where: str, host: object, port: object) -> str:
     if not (1 <= number <= _LAST_PORT and number.is_integer()):
         raise DataError(f"{where}: the port must be a whole number from 1 to {_LAST_PORT}, got {port}")
     return f"{words}:{int(number)}"
+
+
+def _checked_host(where: str, words: str) -> str:
+    """A name or an address, that of IPv6 in brackets; raises `DataError` when it is neither."""
+    bare = words[1:-1] if words.startswith("[") and words.endswith("]") else words
+    labels = words.split(".")
+    try:
+        # a name does not end with a number: what does is an address, or a slip in one
+        numeric = ":" in bare or labels[-1].isdigit()
+        address = ipaddress.ip_address(bare) if numeric else None
+    except ValueError:
+        raise DataError(f"{where}: the host {words!r} is neither a name nor an address") from None
+    if address is None:
+        if not all(_LABEL.fullmatch(label) for label in labels):
+            raise DataError(f"{where}: the host {words!r} is neither a name nor an address")
+        return words
+    if address.is_unspecified:
+        raise DataError(
+            f"{where}: nobody can connect to {words}; give the address under which neighbours reach the device, and "
+            "let it listen on all addresses by its zenoh.json5 (docs/peer.md, 'Behind NAT and in containers')"
+        )
+    return f"[{address}]" if address.version == 6 else words

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.engine.directory import LOG, OWNER, SELECTION
+from fedkin.engine.directory import LOG, SELECTION
 from fedkin.engine.exchange import Exchange
 from fedkin.engine.journal import Journal
-from fedkin.engine.lockstep import Patience, PeerError
-from fedkin.engine.manifest import ROWS, Manifest, Rows, load_manifest
+from fedkin.engine.lockstep import Patience
+from fedkin.engine.manifest import Manifest, Rows, load_manifest, load_rows
 from fedkin.engine.messages import Kind
-from fedkin.engine.process import FINISHED, LATER, WRONG, link_watcher, links
+from fedkin.engine.process import FINISHED, exit_code, link_watcher, links, name_of, own_position
 from fedkin.engine.security import write_private
 from fedkin.engine.transport import Transport
 from fedkin.errors import DegenerateDeviceWarning, FedkinError, ParameterError
@@ -129,14 +129,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         place: Path = given.place
         manifest = load_manifest(place)
-        name = str(json.loads((place / OWNER).read_bytes())["device"])
-        position = manifest.position(name)
+        name = name_of(place)
+        position = own_position(place, manifest, name)
         journal = Journal(name, place / LOG)
         neighbours = {manifest.members[v].name for v in manifest.neighbours(position)}
         transport = ZenohTransport(links(place, manifest), link_watcher(journal, neighbours, manifest.secure))
         try:
             patience = Patience(give_up=given.give_up, linger=given.linger)
-            chosen = select(manifest, position, Rows.load(place / ROWS), transport, journal, patience)
+            chosen = select(manifest, position, load_rows(place, manifest, position), transport, journal, patience)
         finally:
             transport.close()
             journal.close()
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (place / f"{SELECTION}.tmp").replace(place / SELECTION)
     except (FedkinError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
-        return LATER if isinstance(error, PeerError) else WRONG
+        return exit_code(error)
     return FINISHED
 
 

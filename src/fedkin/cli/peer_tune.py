@@ -6,7 +6,6 @@ What is computed is in `fedkin.engine.tune`. Exit codes are those of ``fedkin.en
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,12 +13,22 @@ from pathlib import Path
 
 from fedkin.engine.checkpoint import load_checkpoint
 from fedkin.engine.curves import write_curve
-from fedkin.engine.directory import LOG, OWNER, STATE, read_selection
+from fedkin.engine.directory import LOG, STATE, read_selection
 from fedkin.engine.journal import Journal
-from fedkin.engine.lockstep import Patience, PeerError, Stopped
-from fedkin.engine.manifest import ROWS, Manifest, Rows, load_manifest
+from fedkin.engine.lockstep import Patience, Stopped
+from fedkin.engine.manifest import Manifest, load_manifest, load_rows
 from fedkin.engine.notices import read_notices
-from fedkin.engine.process import FINISHED, LATER, STOPPED, WRONG, Clerk, link_watcher, links, only_one
+from fedkin.engine.process import (
+    FINISHED,
+    STOPPED,
+    Clerk,
+    exit_code,
+    link_watcher,
+    links,
+    name_of,
+    only_one,
+    own_position,
+)
 from fedkin.engine.tune import Tuner, TuneSettings
 from fedkin.errors import DataError, FedkinError, ModelFileError, ParameterError
 
@@ -49,8 +58,8 @@ def tune_device(place: Path, settings: TuneSettings, patience: Patience, *, by_f
     from fedkin.engine.zenoh_transport import ZenohTransport
 
     manifest = load_manifest(place)
-    name = str(json.loads((place / OWNER).read_bytes())["device"])
-    position = manifest.position(name)
+    name = name_of(place)
+    position = own_position(place, manifest, name)
     check_before(place, manifest)
     run = settings.run_bytes(manifest)
     with only_one(place):
@@ -63,7 +72,7 @@ def tune_device(place: Path, settings: TuneSettings, patience: Patience, *, by_f
             tuner = Tuner(
                 manifest,
                 position,
-                Rows.load(place / ROWS),
+                load_rows(place, manifest, position),
                 settings,
                 transport,
                 journal,
@@ -132,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return tune_device(place, TuneSettings(**given), patience, by_fold=by_fold)
     except (FedkinError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
-        return LATER if isinstance(error, PeerError) else WRONG
+        return exit_code(error)
 
 
 if __name__ == "__main__":

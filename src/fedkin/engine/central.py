@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedkin.engine.checkpoint import load_checkpoint, save_checkpoint
 from fedkin.engine.inbox import Inbox
 from fedkin.engine.journal import Journal
-from fedkin.engine.lockstep import Patience, PeerError, Status
+from fedkin.engine.lockstep import Patience, PeerError, Status, check_owner, hold_until
 from fedkin.engine.manifest import CENTRE, Manifest, Rows
 from fedkin.engine.messages import Expected, Kind, encode
 from fedkin.engine.shard import Shard
@@ -61,9 +61,7 @@ class Hub:
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        nothing = {u: Rows(np.zeros((1, manifest.n_params))) for u in range(manifest.n_devices)}
-        self.shard: Shard = manifest.shard(nothing)
-        self.shard.gradients = None
+        self.shard: Shard = manifest.rowless_shard(range(manifest.n_devices))
         self.seen = np.zeros(manifest.n_devices, dtype=np.int64)
         self.presence: list[Mask] = []
 
@@ -233,8 +231,8 @@ class Centre:
                 waiting = [self.names[u] for u in missing]
                 self.journal.write("warning", "waiting", round=t, peers=waiting, seconds=round(now - began, 1))
                 next_complaint = now + self.patience.complain
-                if now - began > self.patience.give_up:
-                    raise PeerError(f"no device has answered in round {t} for {now - began:.0f} s; start some")
+            if now - began > self.patience.give_up:
+                raise PeerError(f"no device has answered in round {t} for {now - began:.0f} s; start some")
             self.status.waiting_for = [self.names[u] for u in awaited] if now - began > 1.0 else []
             self.inbox.wait(Kind.THETA, awaited or everybody, t, max(0.001, min(_LOOK_SECONDS, next_pull - now)))
             self.tick()
@@ -291,23 +289,22 @@ class Centre:
     def _save(self) -> None:
         if self.checkpoint is None:
             return
-        arrays = self.hub.state()
-        began = time.monotonic()
-        while True:
-            try:
-                save_checkpoint(self.checkpoint, self.manifest.run, arrays, {"round": self.done})
-                return
-            except OSError as error:
-                self.journal.write("error", "checkpoint failed, holding", round=self.done, why=str(error))
-                if time.monotonic() - began > self.patience.give_up:
-                    raise PeerError(f"cannot write {self.checkpoint}: {error}; make room, then start again") from error
-                time.sleep(min(1.0, self.patience.complain))
-                self.tick()
+        place, arrays, header = self.checkpoint, self.hub.state(), {"round": self.done, "device": CENTRE}
+        hold_until(
+            lambda: save_checkpoint(place, self.manifest.run, arrays, header),
+            place,
+            self.done,
+            self.status,
+            self.journal,
+            self.patience,
+            self.tick,
+        )
 
     def _restore(self) -> None:
         if self.checkpoint is None or not self.checkpoint.exists():
             return
-        arrays, _ = load_checkpoint(self.checkpoint, self.manifest.run)
+        arrays, header = load_checkpoint(self.checkpoint, self.manifest.run)
+        check_owner(self.checkpoint, header, CENTRE)
         self.hub.restore(arrays)
 
 

@@ -4,9 +4,11 @@
 
     DIR/
       manifest.json  manifest.sig  ca.crt
+      plan.json  plan.sig             steps, batches and deals of all devices: no device gets this
       ca.key                          the authority's key: keep it, the devices do not need it
       devices/NAME/
         manifest.json  manifest.sig  ca.crt
+        plan.json  plan.sig           steps, batch and deal of this device
         rows.npz  device.key  device.crt
         zenoh.json5                   endpoints and access list of this device
         device.json                   what its owner decides
@@ -30,6 +32,7 @@ from numpy.typing import NDArray
 from fedkin.engine.exchange import selection_keys
 from fedkin.engine.lockstep import keys_of, presence_key
 from fedkin.engine.manifest import AUTHORITY, CENTRE, MANIFEST, ROWS, SIGNATURE, Manifest, Rows
+from fedkin.engine.plans import PLAN, PLAN_SIGNATURE
 from fedkin.engine.security import (
     PRIVATE_DIRECTORY,
     Grant,
@@ -85,7 +88,7 @@ def write_federation(
     directory.chmod(PRIVATE_DIRECTORY)
     text = manifest.to_bytes()
     signed = {MANIFEST: text, SIGNATURE: sign(authority, text), AUTHORITY: authority.certificate}
-    _write_all(directory, signed)
+    _write_all(directory, signed | _signed_plan(manifest, None, authority))
     if keep_key:
         write_private(directory / AUTHORITY_KEY, authority.key)
     places = {u: member.name for u, member in enumerate(manifest.members)}
@@ -95,7 +98,7 @@ def write_federation(
     for position, name in places.items():
         place = directory / DEVICES / name
         place.mkdir(mode=PRIVATE_DIRECTORY)
-        _write_all(place, signed)
+        _write_all(place, signed | _signed_plan(manifest, position, authority))
         if manifest.secure:
             pair = issue(authority, name, [_host(endpoint_of(manifest, position))])
             write_private(place / KEY, pair.key)
@@ -105,6 +108,11 @@ def write_federation(
         write_private(place / LINKS, _json(links_of(manifest, position)))
         if position in rows:
             rows[position].save(place / ROWS)
+
+
+def _signed_plan(manifest: Manifest, position: int | None, authority: Pair) -> dict[str, bytes]:
+    text = manifest.plan_bytes(position)
+    return {PLAN: text, PLAN_SIGNATURE: sign(authority, text)}
 
 
 def sign_again(directory: Path, manifest: Manifest, authority: Pair) -> list[Path]:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from fedkin.engine.central import Answerer, Hub
 from fedkin.engine.directory import DEVICES
-from fedkin.engine.manifest import ROWS, Manifest, Rows, load_manifest
+from fedkin.engine.manifest import Manifest, load_manifest, load_rows
 from fedkin.engine.security import write_private
 from fedkin.errors import ParameterError, SolverError, missing_dependency
 
@@ -142,9 +142,9 @@ def _position(directory: Path, configuration: Mapping[str, Any]) -> int:
 
 @cache
 def _answerer(directory: Path, position: int) -> Answerer:
-    manifest = load_manifest(directory)
-    rows = Rows.load(directory / DEVICES / manifest.members[position].name / ROWS)
-    return Answerer(manifest, position, rows)
+    place = directory / DEVICES / load_manifest(directory).members[position].name
+    manifest = load_manifest(place)
+    return Answerer(manifest, position, load_rows(place, manifest, position))
 
 
 def _record(values: NDArray[np.float64], facts: dict[str, Any]) -> RecordDict:

@@ -29,12 +29,13 @@ from fedkin.engine.manifest import Manifest
 from fedkin.engine.messages import Expected, Kind, encode
 from fedkin.engine.trail import Trail, boot_number
 from fedkin.engine.transport import Transport
-from fedkin.errors import FedkinError, ModelFileError
+from fedkin.errors import DataError, FedkinError, ModelFileError, ParameterError
 
 Array = NDArray[np.float64]
 Arrays = dict[str, NDArray[np.generic]]
 
-_HOLDING = "holding: no room for a checkpoint"
+#: State of a device that cannot write what has to be written before it goes on.
+HOLDING = "holding: no room for a checkpoint"
 _DONE_SECONDS, _TICK_SECONDS, _LONGEST_SILENCE = 0.4, 0.5, 600.0
 
 
@@ -62,6 +63,11 @@ class Patience:
         How long a device that has finished stays to serve neighbours that have not.
     gather, deadline : float
         How long a central machine waits for devices before its first round, and for answers in a round.
+
+    Raises
+    ------
+    ParameterError
+        When one of them is not a number, or not above 0 (``linger``, ``gather`` and ``deadline`` may be 0).
     """
 
     first_pull: float = 0.25
@@ -71,6 +77,14 @@ class Patience:
     linger: float = 600.0
     gather: float = 60.0
     deadline: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            may_be_zero = name in ("linger", "gather", "deadline")
+            if not (value > 0 or (may_be_zero and value == 0)):  # nor for nan
+                least = "at least 0" if may_be_zero else "above 0"
+                option = f"--{name.replace('_', '-')}"
+                raise ParameterError(f"{option} must be a number of seconds {least}, got {value:g}")
 
 
 @dataclass
@@ -103,6 +117,15 @@ def presence_key(manifest: Manifest, sender: int) -> str:
     return f"{manifest.run}/live/{manifest.members[sender].name}"
 
 
+def check_owner(checkpoint: Path | None, header: Mapping[str, Any], name: str) -> None:
+    """Raise `DataError` when a state with this header was written by another device than ``name``."""
+    if checkpoint is not None and header.get("device") != name:
+        raise DataError(
+            f"{checkpoint}, or {checkpoint.stem}.now beside it, is the state of {header.get('device')}, not of {name}: "
+            f"put back that of {name}; docs/peer.md, 'A checkpoint is damaged', says what can be done without"
+        )
+
+
 class Reminders:
     """When to ask again for what is missing, and when to complain about it: ever less often.
 
@@ -113,6 +136,7 @@ class Reminders:
 
     def __init__(self, patience: Patience) -> None:
         self.began = time.monotonic()
+        self._end = self.began + patience.give_up
         self._pause, self._longest_pause, self._silence = patience.first_pull, patience.last_pull, patience.complain
         self.next_pull, self._next_complaint = self.began + self._pause, self.began + self._silence
 
@@ -126,11 +150,48 @@ class Reminders:
 
     def complaint_is_due(self, now: float) -> bool:
         """Whether to tell the user."""
-        return now >= self._next_complaint
+        return now >= min(self._next_complaint, self._end)
 
     def complained(self, now: float) -> None:
         """The user was told."""
         self._next_complaint, self._silence = now + self._silence, min(2.0 * self._silence, _LONGEST_SILENCE)
+
+
+def hold_until(
+    write: Callable[[], None],
+    path: Path | None,
+    round: int,
+    status: Status,
+    journal: Journal,
+    patience: Patience,
+    tick: Callable[[], None],
+    event: str = "checkpoint failed, holding",
+) -> None:
+    """Call ``write`` until the disk takes it; log lines about failures come ever less often.
+
+    Raises
+    ------
+    PeerError
+        When it has not after ``patience.give_up`` seconds.
+    """
+    began = next_line = time.monotonic()
+    silence, before = 1.0, status.state
+    while True:
+        try:
+            write()
+        except OSError as error:
+            now = time.monotonic()
+            if now >= next_line:
+                journal.write("error", event, round=round, why=str(error), seconds=int(now - began))
+                next_line, silence = now + silence, min(2.0 * silence, _LONGEST_SILENCE)
+            if now - began > patience.give_up:
+                raise PeerError(f"cannot write {path}: {error}; make room, then start again") from error
+            status.state = HOLDING
+            time.sleep(min(1.0, patience.complain, patience.give_up))
+            tick()
+        else:
+            status.state = before
+            return
 
 
 class Lockstep(ABC):
@@ -224,7 +285,7 @@ class Lockstep(ABC):
 
     def header(self) -> dict[str, Any]:
         """What a checkpoint says beside its arrays."""
-        return {"left": sorted(self.left)}
+        return {"device": self.names[self.position], "left": sorted(self.left)}
 
     def tick(self) -> None:
         """Called after every round and twice a second while waiting; may raise `Stopped`."""
@@ -447,20 +508,7 @@ class Lockstep(ABC):
         self._hold_until(lambda: trail.mark(self.done, arrays, header))
 
     def _hold_until(self, write: Callable[[], None]) -> None:
-        began = time.monotonic()
-        while True:
-            try:
-                write()
-                if self.status.state == _HOLDING:
-                    self.status.state = self.activity
-                return
-            except OSError as error:
-                self.journal.write("error", "checkpoint failed, holding", round=self.done, why=str(error))
-                if time.monotonic() - began > self.patience.give_up:
-                    raise PeerError(f"cannot write {self.checkpoint}: {error}; make room, then start again") from error
-                self.status.state = _HOLDING
-                time.sleep(min(1.0, self.patience.complain))
-                self.tick()
+        hold_until(write, self.checkpoint, self.done, self.status, self.journal, self.patience, self.tick)
 
     def load(self) -> None:
         """Go back to where the device was: to its checkpoint, if there is one, and on along its trail."""
@@ -481,17 +529,22 @@ class Lockstep(ABC):
             trail.forget()
             return
         arrays, header = found
+        self._check_owner(header)
         self.done = int(header["round"])
         for kind, t, values in sent:
             if t <= self.done:
                 self.past[Kind(kind)][t] = values
         self.restore(arrays, header)
 
+    def _check_owner(self, header: Mapping[str, Any]) -> None:
+        check_owner(self.checkpoint, header, self.names[self.position])
+
     def _load_checkpoint(self, place: Path) -> None:
         try:
             arrays, header = load_checkpoint(place, self.run_bytes.hex())
         except ModelFileError as error:
             raise ModelFileError(f"{error}; docs/peer.md, 'A checkpoint is damaged', says what can be done") from None
+        self._check_owner(header)
         self.done, self.over = int(header["round"]), bool(header.get("over", False))
         for kind in self.past:
             ends = np.cumsum(arrays[f"past_{kind.name}_lengths"])

@@ -1,7 +1,8 @@
 """What all devices of a federation agree on, in one signed file; and the rows of one device, in another.
 
-The manifest names devices, edges and every number that the rounds need. It holds no rows. Each device has a copy and
-checks the authority's signature before it believes it.
+The manifest names devices, edges and every number that the rounds need, except those that are for one device only
+(`fedkin.engine.plans`). It holds no rows. Each device has a copy, and checks the authority's signature before it
+believes it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from numpy.typing import NDArray
 from fedkin.engine.gradients import DeviceRows, GradientKind, Gradients
 from fedkin.engine.inprocess import RunPlan
 from fedkin.engine.messages import RUN_BYTES, Wire
+from fedkin.engine.plans import COLUMNS, OWN, PLAN, PLAN_SIGNATURE, STEPS, Columns, PlanError, decode_plan, encode_plan
 from fedkin.engine.sampling import device_keys
-from fedkin.engine.security import check_private, verify
+from fedkin.engine.security import check_private, read_signed
 from fedkin.engine.shard import Average, Shard, StepRule
 from fedkin.errors import DataError, FedkinError
 from fedkin.losses.builtin import HuberLoss, MultinomialLoss, make_loss
@@ -36,7 +38,7 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 Placement = Literal["peer", "central", "replicas"]
 
-FORMAT = "fedkin-manifest-1"
+FORMAT = "fedkin-manifest-2"
 MANIFEST, SIGNATURE, AUTHORITY, ROWS = "manifest.json", "manifest.sig", "ca.crt", "rows.npz"
 CENTRE = "centre"  #: name of the central machine S; its sender number is the number of devices
 DEAL = 60  #: starts of deals are known modulo this: right for 2 to 6, 10, 12, 15, 20, 30 and 60 folds
@@ -70,6 +72,9 @@ class Member:
 class Manifest:
     """A run, as all devices know it. Lists with a number per device are in the order of ``members``.
 
+    What is not in the shared file but in plans (``start``, ``growth``, ``damping``, ``batch``, ``deal``) is None for
+    devices of which it is not known here.
+
     Attributes
     ----------
     run : str
@@ -93,10 +98,10 @@ class Manifest:
     gradient, snapshot_every, average
         See `fedkin.fed_admm`.
     rho : float
-    start, growth, damping : sequences of V floats
+    start, growth, damping : sequences of V floats or None
         The step rule.
-    batch : sequence of V ints
-        Rows per round.
+    batch : sequence of V ints or None
+        Rows per round; 0 for all.
     wire : "float64" | "float32"
     checkpoint_every : int
         Rounds between checkpoints.
@@ -123,6 +128,10 @@ class Manifest:
     revision : int
         How often the manifest was changed and signed again. Devices with different revisions do not understand each
         other.
+    noisy : bool
+        Whether steps become shorter from round to round (``growth`` above 0).
+    planned_for : str or None
+        Name of the device whose plan was found beside the manifest.
     """
 
     run: str
@@ -142,10 +151,10 @@ class Manifest:
     snapshot_every: int
     average: Average
     rho: float
-    start: Sequence[float]
-    growth: Sequence[float]
-    damping: Sequence[float]
-    batch: Sequence[int]
+    start: Sequence[float | None] | None = None
+    growth: Sequence[float | None] | None = None
+    damping: Sequence[float | None] | None = None
+    batch: Sequence[int | None] | None = None
     wire: Wire = "float64"
     checkpoint_every: int = 100
     compare_every: int = 50
@@ -156,9 +165,11 @@ class Manifest:
     classes: Sequence[str | float] | None = None
     select: Mapping[str, Any] | None = None
     weights: Sequence[float] | None = None
-    deal: Sequence[int] | None = None
+    deal: Sequence[int | None] | None = None
     absence: Mapping[str, Any] | None = None
     revision: int = 0
+    noisy: bool = False
+    planned_for: str | None = None
 
     @property
     def run_bytes(self) -> bytes:
@@ -234,8 +245,45 @@ class Manifest:
     # --- as a file ---
 
     def to_bytes(self) -> bytes:
-        """The text that is signed."""
-        return (json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n").encode()
+        """The text that is signed and that all devices get: nothing of it is for one device only."""
+        fields = {name: value for name, value in asdict(self).items() if name not in (*COLUMNS, "planned_for")}
+        return (json.dumps({"format": FORMAT, **fields}, indent=1, allow_nan=False) + "\n").encode()
+
+    def shared(self) -> Manifest:
+        """The manifest as it is without any plan."""
+        nothing: dict[str, Any] = dict.fromkeys((*COLUMNS, "planned_for"))
+        return replace(self, **nothing)
+
+    def plan_bytes(self, position: int | None) -> bytes:
+        """The plan of a device, of the central machine (position V), or with None the plans of all."""
+        name: str | None = None
+        steps = own = list(range(self.n_devices))
+        if position == self.n_devices:
+            name, own = CENTRE, []
+        elif position is not None:
+            name, own = self.members[position].name, [position]
+            steps = self.component(position) if self.placement == "replicas" else own
+        columns: dict[str, dict[str, float]] = {}
+        for column in COLUMNS:
+            values = getattr(self, column)
+            if values is not None:
+                positions = own if column in OWN else steps
+                columns[column] = {self.members[u].name: values[u] for u in positions if values[u] is not None}
+        return encode_plan(self.run, name, columns)
+
+    def with_plan(self, device: str | None, columns: Columns) -> Manifest:
+        """The manifest with what a plan says."""
+        positions = {member.name: u for u, member in enumerate(self.members)}
+        found: dict[str, Any] = {}
+        for column, values in columns.items():
+            found[column] = [None] * self.n_devices
+            for name, value in values.items():
+                if name not in positions:
+                    raise PlanError(f"names {name!r}, which is no device of the manifest")
+                found[column][positions[name]] = value
+        whole = replace(self, planned_for=device, **found)
+        whole.check()
+        return whole
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Manifest:
@@ -243,14 +291,17 @@ class Manifest:
         try:
             fields = json.loads(text)
             if fields.pop("format") != FORMAT:
-                raise ManifestError(f"the manifest is not of the format {FORMAT}: use the fedkin version that made it")
+                raise ManifestError(f"is not of the format {FORMAT}: use the fedkin version that made it")
             members = tuple(Member(**member) for member in fields.pop("members"))
             manifest = cls(members=members, **fields)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             if isinstance(error, ManifestError):
                 raise
-            raise ManifestError(f"the manifest cannot be read: {error!r}") from None
-        manifest.check()
+            raise ManifestError(f"cannot be read: {error!r}") from None
+        try:
+            manifest.check()
+        except ManifestError as error:
+            raise ManifestError(f"does not hold together: {error}") from None
         return manifest
 
     def check(self) -> None:
@@ -258,11 +309,11 @@ class Manifest:
         v, e, p = self.n_devices, len(self.edges), self.n_params
         if len(bytes.fromhex(self.run)) != RUN_BYTES:
             raise ManifestError(f"the run id {self.run!r} does not have {2 * RUN_BYTES} hexadecimal digits")
-        lengths = {"edge_radius": e, "ridge": p, "start": v, "growth": v, "damping": v, "batch": v}
+        lengths = {"edge_radius": e, "ridge": p}
         for name, length in lengths.items():
             if len(getattr(self, name)) != length:
                 raise ManifestError(f"{name} has {len(getattr(self, name))} entries, expected {length}")
-        optional = {"weights": e, "deal": v}
+        optional = {"weights": e, **dict.fromkeys(COLUMNS, v)}
         for name, length in optional.items():
             values = getattr(self, name)
             if values is not None and len(values) != length:
@@ -280,7 +331,8 @@ class Manifest:
         for name in ("rounds", "checkpoint_every", "snapshot_every", "n_params"):
             if getattr(self, name) < 1:
                 raise ManifestError(f"{name} must be at least 1, got {getattr(self, name)}")
-        numbers = [self.rho, *self.edge_radius, *self.start, *self.growth, *self.damping]
+        planned = [one for name in COLUMNS for one in getattr(self, name) or () if one is not None]
+        numbers = [self.rho, *self.edge_radius, *planned]
         if not all(math.isfinite(x) and x >= 0 for x in numbers) or not self.rho > 0:
             raise ManifestError("rho, the steps and the edge bounds must be finite and at least 0")
         if self.placement != "peer" and self.gradient != "plain":
@@ -307,6 +359,7 @@ class Manifest:
         here = np.array(sorted(rows), dtype=np.int64)
         parts = [rows[int(u)] for u in here]
         counts = np.array([part.X.shape[0] for part in parts], dtype=np.int64)
+        batch = self._planned("batch", here).astype(np.int64)
         loss = self.loss_object()
         stacked = DeviceRows(
             np.concatenate([part.X for part in parts]),
@@ -316,17 +369,16 @@ class Manifest:
             counts,
             device_keys([self.members[u].id for u in here]),
             (loss,) * here.size,
-            np.array(self.batch, dtype=np.int64)[here],
+            np.where(batch > 0, batch, counts),
             np.array(self.ridge),
         )
-        steps = StepRule(np.array(self.start)[here], np.array(self.growth)[here], np.array(self.damping)[here])
         plan = RunPlan(
             stacked,
             self.edge_array,
             np.array(self.edge_radius),
             make_penalty(self.penalty),
             self.rho,
-            steps,
+            self._steps(here),
             self.seed,
             self.gradient,
             self.snapshot_every,
@@ -335,6 +387,17 @@ class Manifest:
             self.radius,
         )
         return plan, here
+
+    def _steps(self, here: Index) -> StepRule:
+        return StepRule(*(self._planned(name, here) for name in STEPS))
+
+    def _planned(self, column: str, here: Index) -> Array:
+        values = getattr(self, column)
+        found = [None if values is None else values[u] for u in here.tolist()]
+        if None in found:
+            name = self.members[int(here[found.index(None)])].name
+            raise ManifestError(f"{column} of {name} is not known here: {PLAN} beside the manifest does not have it")
+        return np.array(found)
 
     def shard(self, rows: Mapping[int, Rows], without: Sequence[int] = ()) -> Shard:
         """The shard that hosts the devices whose ``rows`` are given.
@@ -362,6 +425,13 @@ class Manifest:
             radius=plan.radius,
             average=plan.average,
         )
+
+    def rowless_shard(self, positions: Sequence[int]) -> Shard:
+        """A shard that hosts devices without their rows: of a central machine, or a replica of a component."""
+        nothing = {u: Rows(np.zeros((1, self.n_params))) for u in positions}
+        shard = replace(self, batch=[0] * self.n_devices).shard(nothing)
+        shard.gradients = None
+        return shard
 
 
 @dataclass(frozen=True, eq=False)
@@ -410,22 +480,50 @@ class Rows:
         return cls(**parts)
 
 
+def load_rows(place: Path, manifest: Manifest, position: int) -> Rows:
+    """The rows in a device's directory; raises `DataError` when they do not fit the run."""
+    path = place / ROWS
+    rows = Rows.load(path)
+    n, q = rows.X.shape
+    loss = manifest.loss_object()
+    columns = manifest.n_params // loss.n_params(1)
+    least = max((manifest.batch[position] if manifest.batch is not None else None) or 1, 1)
+    wrong = None
+    if q != columns:
+        names = f" ({', '.join(manifest.feature_names)})" if manifest.feature_names else ""
+        wrong = f"{q} columns in X, but the manifest expects {columns}{names}"
+    elif n < least:
+        wrong = f"{n} rows, but the plan asks for at least {least}"
+    else:
+        try:
+            loss.check_target(rows.y, manifest.members[position].id)
+        except FedkinError as error:
+            wrong = f"a target y that does not fit: {error}"
+    if wrong is not None:
+        raise DataError(f"{path} has {wrong}; put rows there that fit, or run fedkin peer init again on the new rows")
+    return rows
+
+
 def load_manifest(directory: Path) -> Manifest:
-    """The manifest in a directory, after checking the authority's signature.
+    """The manifest in a directory, and the plan beside it, after checking the authority's signatures.
 
     Raises
     ------
     ManifestError, SecurityError
         When it is missing, does not hold together, or was not signed by the authority whose certificate is there.
     """
+    known = (MANIFEST, SIGNATURE, AUTHORITY, PLAN, ROWS)
+    if not any((directory / name).exists() for name in known):
+        raise ManifestError(f"{directory} is not the directory of a federation or device: it has no {MANIFEST}")
+    path = directory / MANIFEST
     try:
-        text = (directory / MANIFEST).read_bytes()
-        signature = (directory / SIGNATURE).read_bytes()
-        certificate = (directory / AUTHORITY).read_bytes()
-    except OSError as error:
-        raise ManifestError(f"{directory} is not the directory of a federation or device: {error}") from None
-    verify(certificate, text, signature)
-    return Manifest.from_bytes(text)
+        manifest = Manifest.from_bytes(read_signed(directory, MANIFEST, SIGNATURE))
+        path = directory / PLAN
+        if not path.exists():
+            return manifest
+        return manifest.with_plan(*decode_plan(read_signed(directory, PLAN, PLAN_SIGNATURE), manifest.run))
+    except (ManifestError, PlanError) as error:
+        raise ManifestError(f"{path} {error}") from None
 
 
 def plain_names(ids: Sequence[Hashable]) -> list[str]:

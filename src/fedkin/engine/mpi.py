@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 
 from fedkin.engine.checkpoint import load_checkpoint, save_checkpoint
 from fedkin.engine.directory import DEVICES
-from fedkin.engine.manifest import ROWS, Manifest, Rows, load_manifest
+from fedkin.engine.manifest import Manifest, Rows, load_manifest, load_rows
 from fedkin.engine.partition import small_cut
+from fedkin.engine.plans import TOO_LONG
 from fedkin.engine.security import PRIVATE_DIRECTORY, write_private
 from fedkin.engine.shard import Shard
 from fedkin.errors import DataError, FedkinError, ParameterError, SolverError, missing_dependency
@@ -94,7 +95,9 @@ class Rank:
             self.shard.edge_step()
             self.done = t
         if not np.isfinite(self.shard.theta).all():
-            raise SolverError(f"the parameters diverged before round {last}: use smaller steps")
+            diverged = self.shard.devices[~np.isfinite(self.shard.theta).all(axis=1)]
+            name = self.manifest.members[int(diverged[0])].name
+            raise SolverError(f"the parameters of device {name!r} diverged before round {last}: {TOO_LONG}")
 
     def gather(self) -> Array | None:
         """The averaged parameters ``(V, p)`` on rank 0, None elsewhere."""
@@ -239,7 +242,7 @@ def run_rank(
         )
     hosts = small_cut(manifest.n_devices, manifest.edge_array, communicator.size)
     own = np.flatnonzero(hosts == communicator.rank).tolist()
-    rows = {u: Rows.load(directory / DEVICES / manifest.members[u].name / ROWS) for u in own}
+    rows = {u: load_rows(directory / DEVICES / manifest.members[u].name, manifest, u) for u in own}
     rank = Rank(manifest, hosts, rows, communicator)
     folder = directory / JOB
     folder.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)

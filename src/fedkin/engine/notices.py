@@ -64,7 +64,11 @@ def read_authority(directory: Path, key_file: Path | None = None) -> Pair:
         cure = "; give the key of your own authority with --ca-key FILE" if key_file is None else ""
         raise DataError(f"{path} cannot be read ({error.strerror}), so nothing can be signed{cure}") from None
     authority = Pair((directory / AUTHORITY).read_bytes(), key)
-    if not belong_together(authority):
+    try:
+        fit = belong_together(authority)
+    except SecurityError as error:
+        raise DataError(f"{directory / AUTHORITY} and {path}: {error}") from None
+    if not fit:
         raise DataError(f"{path} is not the key of {directory / AUTHORITY}, which signed this federation")
     return authority
 
@@ -90,8 +94,10 @@ def read_notices(place: Path, manifest: Manifest) -> frozenset[int]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         try:
             signature = bytes.fromhex(json.loads(path.read_bytes())["signature"])
+            verify((place / AUTHORITY).read_bytes(), _content(manifest, path.name), signature)
         except (ValueError, KeyError, TypeError):
-            raise SecurityError(f"{path} is not a notice") from None
-        verify((place / AUTHORITY).read_bytes(), _content(manifest, path.name), signature)
+            raise SecurityError(f"{path} is not a notice of fedkin peer leave; remove it") from None
+        except SecurityError as error:
+            raise SecurityError(f"{path}: {error}; remove it, or carry it again from where it was signed") from None
         gone.add(manifest.position(path.name))
     return frozenset(gone)

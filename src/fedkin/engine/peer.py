@@ -17,8 +17,9 @@ from fedkin.engine.journal import Journal
 from fedkin.engine.lockstep import Arrays, Lockstep, Patience, keys_of
 from fedkin.engine.manifest import Manifest, Rows
 from fedkin.engine.messages import Expected, Kind
+from fedkin.engine.plans import TOO_LONG
 from fedkin.engine.transport import Transport
-from fedkin.errors import SolverError
+from fedkin.errors import ModelFileError, SolverError
 
 Array = NDArray[np.float64]
 
@@ -90,9 +91,7 @@ class Device(Lockstep):
             self.shard.take(self.shard.devices, rounded)
         theta: Array = self.shard.theta[0].copy()
         if not np.isfinite(theta).all():
-            raise SolverError(
-                f"round {t}: the parameters of device {self.names[self.position]!r} diverged; use smaller steps"
-            )
+            raise SolverError(f"round {t}: the parameters of device {self.names[self.position]!r} diverged: {TOO_LONG}")
         self.status.change = float(np.abs(theta - before).max(initial=0.0))
         return theta
 
@@ -201,4 +200,10 @@ class Device(Lockstep):
         state = {name.removeprefix("shard_"): part for name, part in arrays.items() if name.startswith("shard_")}
         self.shard.restore(state, self._foreign_theta())
         for name in _GRADIENT_STATE:
-            getattr(self.gradients, name)[...] = arrays[f"gradients_{name}"]
+            there, kept = getattr(self.gradients, name), arrays[f"gradients_{name}"]
+            if there.shape != kept.shape:
+                raise ModelFileError(
+                    f"{self.checkpoint} was written with another number of rows: put the rows of before back into "
+                    "rows.npz, or make the federation again with fedkin peer init"
+                )
+            there[...] = kept

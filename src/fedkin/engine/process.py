@@ -6,6 +6,7 @@ Exit codes: 0 finished, 3 stopped on request, 4 cannot go on now (start again la
 from __future__ import annotations
 
 import argparse
+import errno
 import fcntl
 import io
 import json
@@ -40,11 +41,20 @@ from fedkin.engine.directory import (
 )
 from fedkin.engine.journal import Journal
 from fedkin.engine.lockstep import Patience, PeerError, Status, Stopped
-from fedkin.engine.manifest import CENTRE, ROWS, Manifest, Rows, load_manifest
+from fedkin.engine.manifest import CENTRE, Manifest, load_manifest, load_rows
 from fedkin.engine.notices import read_notices
 from fedkin.engine.peer import Device
+from fedkin.engine.plans import PLAN
 from fedkin.engine.refusals import Refusal
-from fedkin.engine.security import SecurityError, check_pair, check_place, with_absolute_paths, write_private
+from fedkin.engine.security import (
+    SecurityError,
+    check_pair,
+    check_place,
+    check_private,
+    common_name,
+    with_absolute_paths,
+    write_private,
+)
 from fedkin.engine.transport import Transport
 from fedkin.errors import DataError, FedkinError
 
@@ -54,18 +64,19 @@ CANNOT = "cannot go on"
 #: Variable in which a supervisor says how often it has started the device again.
 RESTARTS = "FEDKIN_RESTARTS"
 _STATUS_SECONDS, _NOTICE_SECONDS = 0.5, 1.0
+_OWNER_CURE = f'{OWNER} needs {{"device": "NAME"}}: write it, or carry it again from where peer init made it'
 
 
 def run_device(place: Path, patience: Patience, *, echo: bool = False) -> int:
     """Run the device whose directory is ``place`` to its end; returns an exit code."""
-    name = _name_of(place)
+    name = name_of(place)
     with only_one(place):
         journal = Journal(name, place / LOG, echo=echo)
         clerk = Clerk(place, int(read_status(place).get("rounds", 0)))
         try:
             manifest = load_manifest(place)
             clerk.rounds = manifest.rounds
-            position = manifest.n_devices if name == CENTRE else manifest.position(name)
+            position = own_position(place, manifest, name)
             check_not_left(place, manifest, position)
             return _run(place, manifest, position, patience, journal, clerk)
         except Stopped:
@@ -92,20 +103,43 @@ def check_not_left(place: Path, manifest: Manifest, position: int) -> frozenset[
 def exit_code(error: FedkinError | OSError) -> int:
     """`LATER` for what may be gone at the next start, `WRONG` for what somebody has to mend first."""
     if isinstance(error, OSError):
-        return WRONG if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError) else LATER
+        mend = isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError) or error.errno == errno.EROFS
+        return WRONG if mend else LATER
     return LATER if isinstance(error, PeerError) else WRONG
 
 
-def _name_of(place: Path) -> str:
-    """The name of the device whose directory is ``place``."""
+def name_of(place: Path) -> str:
+    """The name of the device whose directory is ``place``, as its owner's file says."""
     if not (place / OWNER).exists():
         if (place / DEVICES).is_dir():
             raise DataError(f"{place} is the directory of a federation: give that of a device, {place / DEVICES}/NAME")
         load_manifest(place)
     try:
-        return str(_read_json(place / OWNER)["device"])
+        return str(_read_json(place / OWNER, _OWNER_CURE)["device"])
     except KeyError:
-        raise DataError(f"{place / OWNER} does not say which device it is: it needs an entry device") from None
+        raise DataError(f"{place / OWNER} does not say which device it is; {_OWNER_CURE}") from None
+
+
+def own_position(place: Path, manifest: Manifest, name: str) -> int:
+    """The position of device ``name``, after checking that plan and certificate in ``place`` are its own.
+
+    Raises
+    ------
+    DataError, SecurityError
+        When they are missing or of another device.
+    """
+    check_private(place / PLAN)
+    found = {PLAN: manifest.planned_for}
+    if manifest.secure:
+        found[CERTIFICATE] = common_name(place / CERTIFICATE)
+    for file, other in found.items():
+        if other != name:
+            whose = "those of all devices" if other is None else f"that of {other}"
+            raise DataError(
+                f"{place / OWNER} says that this is {name}, but {file} is {whose}: correct {OWNER}, or carry the "
+                f"directory of {name} again, whole, from where peer init made it"
+            )
+    return manifest.n_devices if name == CENTRE else manifest.position(name)
 
 
 def _run(place: Path, manifest: Manifest, position: int, patience: Patience, journal: Journal, clerk: Clerk) -> int:
@@ -141,7 +175,7 @@ def _run_peer(
     patience: Patience,
     clerk: Clerk,
 ) -> None:
-    rows = Rows.load(place / ROWS)
+    rows = load_rows(place, manifest, position)
     device = Device(
         manifest,
         position,
@@ -172,7 +206,7 @@ def _run_replica(
     from fedkin.engine.replicas import Observed, Replica, Scheduled
 
     options: dict[str, Any] = {"checkpoint": place / STATE, "patience": patience, "tick": lambda _: clerk.tick()}
-    parts = (manifest, position, Rows.load(place / ROWS), transport, journal)
+    parts = (manifest, position, load_rows(place, manifest, position), transport, journal)
     planned = manifest.absence is not None
     device: Replica = Scheduled(*parts, **options) if planned else Observed(*parts, record=place / RECORD, **options)
     clerk.status = device.status
@@ -196,7 +230,7 @@ def _run_worker(
 ) -> None:
     from fedkin.engine.central import Worker
 
-    rows = Rows.load(place / ROWS)
+    rows = load_rows(place, manifest, position)
     worker = Worker(manifest, position, rows, transport, journal, patience=patience, tick=clerk.tick)
     clerk.status = worker.status
     theta = worker.run()
@@ -225,10 +259,14 @@ def links(place: Path, manifest: Manifest) -> dict[str, Any]:
     check_place(place)
     if manifest.secure:
         check_pair(place / CERTIFICATE, place / KEY)
-    configuration = _read_json(place / LINKS)
+    cure = f"carry {LINKS} again from where peer init made it"
+    configuration = _read_json(place / LINKS, cure)
     if manifest.secure and "access_control" not in configuration:
-        raise DataError(f"{place / LINKS} has no access list, but the manifest asks for secure links")
-    return with_absolute_paths(configuration, place)
+        raise DataError(f"{place / LINKS} has no access list, but the manifest asks for secure links; {cure}")
+    try:
+        return with_absolute_paths(configuration, place)
+    except (TypeError, ValueError, AttributeError):
+        raise DataError(f"{place / LINKS} is not a configuration of zenoh; {cure}") from None
 
 
 def link_watcher(journal: Journal, neighbours: set[str], secure: bool) -> Any:
@@ -350,7 +388,15 @@ class Clerk:
 @contextmanager
 def only_one(place: Path) -> Iterator[None]:
     """Hold the device's lock; raises `DataError` when another process does."""
-    descriptor = os.open(place / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        descriptor = os.open(place / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        raise DataError(
+            f"{place} cannot be written ({error.strerror}), but a device keeps its state and its log there: make it "
+            "writable for the user who runs the device, or carry it to a place that is"
+        ) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -364,13 +410,17 @@ def only_one(place: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path, cure: str) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing; {cure}") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); {cure}") from None
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON ({error}); {cure}") from None
     if not isinstance(content, dict):
-        raise DataError(f"{path} is not a JSON object")
+        raise DataError(f"{path} is not a JSON object; {cure}")
     return content
 
 

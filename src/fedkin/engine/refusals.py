@@ -40,7 +40,20 @@ _DENIED = re.compile(
 )
 _NAME = re.compile(rb"CertCommonName\(([^)]*)\)")
 _NO_LINK = re.compile(rb"WARN .*zenoh_link_tls\S*: (.*?)(?:\. Hint: .*)?$")
+_SOURCE = re.compile(r"\s+at \S*\.rs:\d+\.?(?!\d)")
 _NOT_CONNECTED = re.compile(rb"Unable to connect to \S* ?peer (\S+?)! (.*certificate.*?)\. Retry")
+
+
+def without_source(text: str) -> str:
+    """What zenoh says, without the places in its source code.
+
+    Examples
+    --------
+    >>> from fedkin.engine.refusals import without_source
+    >>> without_source("[1.2.3.4:5: Address already in use at /build/zenoh/src/tcp.rs:61.] at /build/unicast.rs:338.")
+    '[1.2.3.4:5: Address already in use]'
+    """
+    return _SOURCE.sub("", text)
 
 
 @dataclass(frozen=True)
@@ -102,9 +115,10 @@ class LogReader:
                     found.append(refusal)
             elif (away := _NOT_CONNECTED.search(line)) is not None:
                 address = away[1].decode(errors="replace")
-                found.append(Refusal(_host(address), "link", None, address, away[2].decode(errors="replace")))
+                why = without_source(away[2].decode(errors="replace"))
+                found.append(Refusal(_host(address), "link", None, address, why))
             elif (refused := _NO_LINK.search(line)) is not None:
-                self.links.append((time.monotonic(), refused[1].decode(errors="replace")))
+                self.links.append((time.monotonic(), without_source(refused[1].decode(errors="replace"))))
         return found
 
     def _denied(self, line: bytes) -> Refusal | None:

@@ -29,9 +29,10 @@ from numpy.typing import NDArray
 from fedkin.availability import Availability, Presence
 from fedkin.engine.central import Answerer
 from fedkin.engine.journal import Journal
-from fedkin.engine.lockstep import Arrays, Lockstep, Patience, PeerError, Reminders
+from fedkin.engine.lockstep import Arrays, Lockstep, Patience, Reminders, hold_until
 from fedkin.engine.manifest import Manifest, ManifestError, Rows
 from fedkin.engine.messages import HEADER_BYTES, Expected, Kind, MessageError, decode, encode
+from fedkin.engine.plans import TOO_LONG
 from fedkin.engine.shard import Shard
 from fedkin.engine.transport import Transport
 from fedkin.errors import SolverError
@@ -82,9 +83,7 @@ class Component:
 
     def __init__(self, manifest: Manifest, members: Sequence[int]) -> None:
         self.members = list(members)
-        nothing = {u: Rows(np.zeros((1, manifest.n_params))) for u in self.members}
-        self.shard: Shard = manifest.shard(nothing)
-        self.shard.gradients = None
+        self.shard: Shard = manifest.rowless_shard(self.members)
         self.done = 0
         self.seen = np.zeros(len(self.members), dtype=np.int64)
 
@@ -187,9 +186,7 @@ class Replica(Lockstep):
         if self.manifest.wire == "float32":
             theta = theta.astype(np.float32).astype(np.float64)
         if not np.isfinite(theta).all():
-            raise SolverError(
-                f"round {t}: the parameters of device {self.names[self.position]!r} diverged; use smaller steps"
-            )
+            raise SolverError(f"round {t}: the parameters of device {self.names[self.position]!r} diverged: {TOO_LONG}")
         return theta
 
     def _finish(self, thetas: Mapping[int, Array], chance: Array) -> None:
@@ -467,24 +464,19 @@ class Observed(Replica):
         absent = np.zeros(self.manifest.n_params)
         parts = [thetas.get(u, absent) for u in self.component.members]
         frame = encode(self.run_bytes, Kind.PRESENT, self.position, t, np.concatenate([here.astype(float), *parts]))
-        began = time.monotonic()
-        while True:
+
+        def write() -> None:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-                try:
-                    # where the record of a round goes is known: half a record is written over
-                    first = (t - 1) % self.manifest.checkpoint_every
-                    os.pwrite(descriptor, frame, first * len(frame))
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
-                return
-            except OSError as error:
-                self.journal.write("error", "record failed, holding", round=t, why=str(error))
-                if time.monotonic() - began > self.patience.give_up:
-                    raise PeerError(f"cannot write {path}: {error}; make room, then start again") from error
-                time.sleep(min(1.0, self.patience.complain))
-                self.tick()
+                # where the record of a round goes is known: half a record is written over
+                first = (t - 1) % self.manifest.checkpoint_every
+                os.pwrite(descriptor, frame, first * len(frame))
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+        event = "record failed, holding"
+        hold_until(write, path, t, self.status, self.journal, self.patience, self.tick, event)
 
     def _replay(self, path: Path) -> None:
         """Do the rounds again that were decided after the last checkpoint."""

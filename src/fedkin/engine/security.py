@@ -91,11 +91,65 @@ def belong_together(pair: Pair) -> bool:
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     try:
-        certified, own = x509.load_pem_x509_certificate(pair.certificate).public_key(), _load_key(pair.key).public_key()
-    except (ValueError, TypeError) as error:
-        raise SecurityError(f"the certificate or its key cannot be read as PEM without a password: {error}") from None
+        certified = x509.load_pem_x509_certificate(pair.certificate).public_key()
+    except ValueError:
+        raise SecurityError("the certificate cannot be read as PEM") from None
+    try:
+        own = _load_key(pair.key).public_key()
+    except (ValueError, TypeError):
+        raise SecurityError("the key cannot be read as PEM without a password") from None
     form = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
     return certified.public_bytes(*form) == own.public_bytes(*form)
+
+
+def read_authority_files(certificate: Path, key: Path) -> Pair:
+    """The user's own certificate authority.
+
+    Raises
+    ------
+    SecurityError
+        When a file cannot be read, they do not belong together, or the certificate is not that of an authority.
+    """
+    _need_cryptography()
+    from cryptography import x509
+
+    parts = []
+    for path in (certificate, key):
+        try:
+            parts.append(path.read_bytes())
+        except OSError as error:
+            raise SecurityError(f"{path} cannot be read ({error.strerror})") from None
+    try:
+        read = x509.load_pem_x509_certificate(parts[0])
+    except ValueError:
+        raise SecurityError(f"--ca-cert {certificate} is not a certificate in PEM") from None
+    try:
+        _load_key(parts[1])
+    except (ValueError, TypeError):
+        raise SecurityError(f"--ca-key {key} is not a private key in PEM without a password") from None
+    own = Pair(parts[0], parts[1])
+    if not belong_together(own):
+        raise SecurityError(f"--ca-key {key} does not belong to --ca-cert {certificate}")
+    if not _may_sign(read):
+        raise SecurityError(
+            f"--ca-cert {certificate} is not the certificate of an authority (CA:TRUE, and certificate signing where "
+            "it lists uses): devices would refuse what it signs"
+        )
+    return own
+
+
+def _may_sign(certificate: x509.Certificate) -> bool:
+    from cryptography import x509
+
+    try:
+        if not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
+            return False
+    except x509.ExtensionNotFound:
+        return False
+    try:
+        return certificate.extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
+    except x509.ExtensionNotFound:
+        return True
 
 
 def sign(authority: Pair, content: bytes) -> bytes:
@@ -113,6 +167,35 @@ def sign(authority: Pair, content: bytes) -> bytes:
     raise SecurityError(f"a certificate authority with a key of type {type(key).__name__} cannot sign manifests")
 
 
+def read_signed(directory: Path, name: str, signature: str) -> bytes:
+    """The content of a file in ``directory``, after checking the authority's signature in another.
+
+    Raises
+    ------
+    SecurityError
+        When a file is missing or was changed; the text names the files and the cure.
+    """
+    certificate = "ca.crt"
+    names = f"{name}, {signature} and {certificate}"
+    cure = f"carry {names} again from where peer init made them"
+    if (directory / "devices").is_dir():
+        cure = f"put back a copy of {names}" + (" (every device has one)" if name == "manifest.json" else "")
+    parts = []
+    for path in (directory / name, directory / signature, directory / certificate):
+        try:
+            parts.append(path.read_bytes())
+        except FileNotFoundError:
+            raise SecurityError(f"{path} is missing; {cure}") from None
+        except OSError as error:
+            raise SecurityError(f"{path} cannot be read ({error.strerror}); {cure}") from None
+    content, signed, authority = parts
+    try:
+        verify(authority, content, signed)
+    except SecurityError as error:
+        raise SecurityError(f"{directory / name}: {error}; {cure}") from None
+    return content
+
+
 def verify(certificate: bytes, content: bytes, signature: bytes) -> None:
     """Raise `SecurityError` unless ``signature`` is the one of ``content`` by the owner of ``certificate``."""
     _need_cryptography()
@@ -123,8 +206,8 @@ def verify(certificate: bytes, content: bytes, signature: bytes) -> None:
 
     try:
         key = x509.load_pem_x509_certificate(certificate).public_key()
-    except ValueError as error:
-        raise SecurityError(f"the authority's certificate, ca.crt, cannot be read as PEM: {error}") from None
+    except ValueError:
+        raise SecurityError("the authority's certificate, ca.crt, cannot be read as PEM") from None
     try:
         if isinstance(key, ed25519.Ed25519PublicKey):
             key.verify(signature, content)
@@ -138,7 +221,8 @@ def verify(certificate: bytes, content: bytes, signature: bytes) -> None:
             )
     except InvalidSignature:
         raise SecurityError(
-            "the signature does not fit the content: it was changed after signing, or another authority signed it"
+            "the signature does not fit: the content was changed after signing, or it was signed by another authority "
+            "than that of ca.crt"
         ) from None
 
 
@@ -169,6 +253,20 @@ def check_place(place: Path) -> None:
     mode = _mode(place)
     if mode & 0o022:
         raise SecurityError(f"{place}: others may write in this directory (mode {mode:o}); run: chmod go= {place}")
+
+
+def common_name(certificate: Path) -> str:
+    """Whose certificate it is; raises `SecurityError` when it is missing or damaged."""
+    _need_cryptography()
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    _mode(certificate)
+    try:
+        subject = x509.load_pem_x509_certificate(certificate.read_bytes()).subject
+        return str(subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+    except (ValueError, IndexError):
+        raise SecurityError(f"{certificate} is damaged, or not a certificate in PEM; {_AGAIN}") from None
 
 
 def check_pair(certificate: Path, key: Path) -> None:

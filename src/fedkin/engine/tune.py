@@ -104,9 +104,9 @@ def own_folds(manifest: Manifest, position: int, n: int, settings: TuneSettings)
     """Fold ``(n,)`` of each row of a device, as `Federation.folds` deals them; -1 for a single row, which trains."""
     if n < 2:
         return np.full(n, -1, dtype=np.int64)
-    first = 0 if manifest.deal is None else manifest.deal[position]
+    first = None if manifest.deal is None else manifest.deal[position]
     return np.asarray(
-        (first + shuffled_ranks(manifest.members[position].id, n, settings.seed, "folds")) % settings.folds
+        ((first or 0) + shuffled_ranks(manifest.members[position].id, n, settings.seed, "folds")) % settings.folds
     )
 
 
@@ -205,7 +205,7 @@ class Copies:
             rows.batch[part_of],
             ridge,
         )
-        rho = manifest.rho * (STILL_OVER_NOISY if any(manifest.growth) else 1.0)
+        rho = manifest.rho * (STILL_OVER_NOISY if manifest.noisy else 1.0)
         # the paper's |N_i| is that of the graph as planned, also where edges were dropped
         degree = float((manifest.edge_array == position).sum())
         steps = StepRule(start[part_of], np.zeros(copies), np.full(copies, rho * degree))

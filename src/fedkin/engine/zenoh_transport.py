@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from fedkin.engine.lockstep import PeerError
-from fedkin.engine.refusals import Refusal, RefusalWatch
+from fedkin.engine.refusals import Refusal, RefusalWatch, without_source
 from fedkin.engine.transport import OnFrame, OnPresence, OnPull
-from fedkin.errors import missing_dependency
+from fedkin.errors import FedkinError, missing_dependency
 
 try:
     import zenoh
@@ -25,6 +26,44 @@ _ZENOH_LOG = "error"
 
 class TransportError(PeerError):
     """The network could not be reached as configured; that may pass, as when another process still has the port."""
+
+
+class EndpointError(FedkinError, ValueError):
+    """Links that cannot be opened on this machine, at any time."""
+
+
+def not_opened(listen: Sequence[str], words: str) -> FedkinError:
+    """What to raise when zenoh does not open a session, with the cure.
+
+    Parameters
+    ----------
+    listen : sequence of str
+        Where it was asked to listen.
+    words : str
+        What zenoh says.
+    """
+    why = f"cannot listen on {', '.join(listen)}: {without_source(words)}"
+    host = listen[0].partition("/")[2].rpartition(":")[0] if listen else ""
+    again = "correct its line in the table of --endpoints (or --centre, or --port) and run fedkin peer init again"
+    nat = "behind NAT or in a container, let it listen on all addresses: docs/peer.md, 'Behind NAT and in containers'"
+    if f"os error {errno.EADDRINUSE}" in words:
+        return TransportError(
+            f"{why}; another process uses the port (ss -ltnp shows which): end that one, or give this device another "
+            f"port: {again}"
+        )
+    if f"os error {errno.EADDRNOTAVAIL}" in words:
+        return EndpointError(
+            f"{why}; {host}, the host of this device in the endpoints, is not an address of this machine: run the "
+            f"device on the machine that has it, or {again}; {nat}"
+        )
+    if "lookup address" in words:
+        return TransportError(
+            f"{why}; {host}, the host of this device in the endpoints, is not a name that this machine knows: add it "
+            f"to /etc/hosts or the name server, or {again}; {nat}"
+        )
+    if f"os error {errno.EACCES}" in words:
+        return EndpointError(f"{why}; this user may not listen there: use a port from 1024 on, {again}")
+    return TransportError(why)
 
 
 class ZenohTransport:
@@ -46,20 +85,24 @@ class ZenohTransport:
         on_link: Callable[[str | None, str, bool], None] | None = None,
         on_refusal: Callable[[Refusal], None] | None = None,
     ) -> None:
+        try:
+            checked = zenoh.Config.from_json5(json.dumps(dict(configuration)))
+        except zenoh.ZError as error:
+            raise EndpointError(
+                f"zenoh.json5 is not a configuration of zenoh ({without_source(str(error))}); carry it again from "
+                "where peer init made it"
+            ) from None
         self._watch: RefusalWatch | None = None
         listen = configuration.get("listen", {}).get("endpoints", [])
         if on_refusal is not None:
             self._watch = RefusalWatch(on_refusal, _port(listen[0]) if listen else None)
         zenoh.init_log_from_env_or(_ZENOH_LOG)  # unless RUST_LOG says something else
         try:
-            self._session = zenoh.open(zenoh.Config.from_json5(json.dumps(dict(configuration))))
+            self._session = zenoh.open(checked)
         except zenoh.ZError as error:
             if self._watch is not None:
                 self._watch.close()
-            raise TransportError(
-                f"cannot listen on {', '.join(listen)}: {error}; if another process uses the port (ss -ltnp shows "
-                "which), end that one, or make the federation with another --port"
-            ) from None
+            raise not_opened(listen, str(error)) from None
         self._publishers: dict[str, Any] = {}
         self._kept: list[Any] = []
         self._kept.append(self._watch_links(on_link or (lambda name, address, opened: None)))
