@@ -154,6 +154,15 @@ def test_columns_and_numbers_are_checked(folder: Path):
         load_election(folder)
 
 
+@pytest.mark.parametrize("name", [FACTS, RESULTS, EARLIER, MAP])
+def test_an_empty_file_and_a_map_that_was_cut_off_say_where_to_get_them(folder: Path, name: str):
+    text = (folder / name).read_text()
+    (folder / name).write_text("" if name != MAP else text[: len(text) // 2])
+    what = "is empty" if name != MAP else r"is not a TopoJSON file of polygons with ids \(JSONDecodeError.*\)"
+    with pytest.raises(DataError, match=rf"{name} {what}; take it again from \w+\.com/"):
+        load_election(folder, more_than=1)
+
+
 @pytest.mark.parametrize("name", [FACTS, RESULTS, EARLIER])
 def test_a_file_that_was_cut_off_is_named_with_the_line(folder: Path, name: str):
     text = (folder / name).read_text().splitlines()

@@ -90,12 +90,25 @@ def test_validation_of_other_losses_is_the_librarys():
         ("convergence", 'methods = ["fedadmm"]', "methods has an unknown name 'fedadmm'; choose from fedadmm-full"),
         ("availability", 'variants = ["known"]', "variants has an unknown name 'known'; choose from known-central"),
         ("election", 'methods = ["fed"]', "methods has an unknown name 'fed'; choose from always-republican"),
+        ("estimation", 'estimators = ["local", "local"]', "estimators has 'local' twice, which would count its rows"),
+        ("convergence", 'methods = ["gd", "sgd", "gd"]', "methods has 'gd' twice"),
+        ("estimation", "fold = 5", "unknown entry 'fold'; known ones are design, estimators, folds"),
+        ("estimation", 'losss = "linear"', "unknown entry 'losss'; .*loss, n_lams"),
+        ("selection", "folds = 5", "unknown entry 'folds'; known ones are design, generator, level, variances"),
+        ("convergence", 'variants = ["known-central"]', "unknown entry 'variants'; .*methods"),
+        ("availability", "round = 5", "unknown entry 'round'; .*rounds"),
+        ("election", 'generator = "paper"', "unknown entry 'generator'; .*allow_incomplete"),
     ],
 )
 def test_names_among_the_options_of_built_in_tasks(task: str, option: str, message: str):
     study = parse_study(f'[study]\nname = "s"\ntask = "{task}"\n[options]\n{option}\n', "some.toml")
     with pytest.raises(ParameterError, match=rf"some\.toml, \[options\]: {message}"):
         check_study(study)
+
+
+def test_options_of_ones_own_task_are_its_own(small_study: Path):
+    small_study.write_text(SMALL + '[options]\nanything = 1\nestimators = ["a", "a"]\ngenerator = "some"\n')
+    check_study(load_study(small_study))
 
 
 def test_unknown_names_are_refused():
@@ -160,6 +173,77 @@ def test_a_generator_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         make_design(Replication({}, {"generator": "mine:wrong"}, 0, 5))
     with pytest.raises(ParameterError, match="generator 'mine:small' was called with"):
         make_design(Replication({}, {"generator": "mine:small"}, 0, 5))
+
+
+GENERATORS = """
+def plain(n_devices, jump: float, *, kind: str = "a", seed):
+    raise AssertionError("preflight reads, it does not run")
+def seedless(n_devices): ...
+def anything(**arguments): ...
+raise AssertionError("preflight reads, it does not run")
+"""
+CALLS = """
+[study]
+name = "calls"
+task = "estimation"
+[[grid]]
+n_devices = [10, 20]
+level = [0.1]
+[options]
+generator = "gens:plain"
+design = { jump = 1.0 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            ("{ jump = 1.0 }", "{}"),
+            "[options]: generator 'gens:plain' needs jump: give it in every [[grid]] or in design",
+        ),
+        (("n_devices = [10, 20]", ""), "[options]: generator 'gens:plain' needs n_devices: give it in every [[grid]]"),
+        (("[[grid]]\nn_devices = [10, 20]\nlevel = [0.1]\n", ""), "'gens:plain' needs n_devices"),
+        (("{ jump", "{ jum = 1, jump"), "takes no 'jum' (design); it takes n_devices, jump, kind"),
+        (
+            ("jump = 1.0", 'jump = "far"'),
+            "[options], design: jump must be a number, got 'far' (generator 'gens:plain')",
+        ),
+        (("level = [0.1]", "kind = [3]"), "[[grid]]: kind must be a text, got 3"),
+        (("{ jump = 1.0 }", "3"), "[options]: design must be a table, { name = value }, got 3"),
+        (("level = [0.1]", "seed = [0]"), "[[grid]]: leave out seed: every replication gets its own"),
+        (("gens:plain", "gens:seedless"), "takes no seed; add seed to its arguments"),
+        (("gens:plain", "paper"), "generator 'paper' takes no 'jump' (design); it takes n_devices, n_samples"),
+        (
+            ('"gens:plain"\ndesign = { jump = 1.0 }', '"paper"\ndesign = { n_samples = "ten" }'),
+            "[options], design: n_samples must be a whole number, got 'ten' (generator 'paper')",
+        ),
+        (
+            ("gens:plain", "os:getenv"),
+            "generator = 'os:getenv': the module 'os' has no file of its own; name a function",
+        ),
+        (("gens:plain", "sys:exit"), "generator = 'sys:exit': the module 'sys' has no file of its own"),
+        (('task = "estimation"', 'task = "availability"'), "needs availability = [...], probabilities above 0"),
+    ],
+)
+def test_a_generator_that_cannot_be_called_is_named_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, str], message: str
+):
+    (tmp_path / "gens.py").write_text(GENERATORS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    check_study(parse_study(CALLS, "calls.toml"))
+    check_study(parse_study(CALLS.replace("gens:plain", "gens:anything"), "calls.toml"))
+    assert CALLS.replace(*change) != CALLS
+    with pytest.raises(ParameterError) as caught:
+        check_study(parse_study(CALLS.replace(*change), "calls.toml"))
+    assert message in str(caught.value) and str(caught.value).startswith("calls.toml, [")
+
+
+def test_a_mistake_inside_a_generator_keeps_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "slips.py").write_text("def slip(seed):\n    return seed + 'x'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(TypeError, match="unsupported operand"):
+        make_design(Replication({}, {"generator": "slips:slip"}, 0, 5))
 
 
 def test_edge_selection_rows_against_scipy():

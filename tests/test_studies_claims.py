@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from fedkin.studies import checks
+from fedkin.studies.config import load_study
+from fedkin.studies.intervals import Interval, doubt, paired_ratios, student
+from fedkin.studies.report import write_report
+from fedkin.studies.store import write_rows
+from fedkin.studies.summary import Summary
 
 
 def _estimation_rows(es: float, local: float = 20 / 79) -> list[dict[str, object]]:
@@ -88,3 +94,144 @@ def test_availability_claims_hold_and_fail():
 
     assert [check.holds for check in checks.availability(rows(1.01, 0.0))] == [True, True, True]
     assert [check.holds for check in checks.availability(rows(1.5, 1e-12))] == [False, False, True]
+
+
+# --- with few replications ------------------------------------------------------------------------------------
+
+
+def _verdicts(found: list[checks.Check]) -> list[str]:
+    return [check.from_few_replications().verdict for check in found]
+
+
+def test_noise_of_few_replications_is_no_refutation():
+    def rows(ratio: float, noise: float, n: int) -> list[dict[str, object]]:
+        # errors of es scatter around the ratio; everything else is exact
+        rng = np.random.default_rng(1)
+        scatter = rng.normal(size=n)
+        scatter = noise * (scatter - scatter.mean()) / scatter.std(ddof=1)
+        point = {"varrho": 0.2, "n_samples": 100, "n_devices": 20}
+        exact = {"local": 20 / 79 * 1.001, "oracle": 0.05, "attainable": 0.06, "pooled": 0.05}
+        out = [{**point, "replication": r, "estimator": "es", "error": 0.05 * (ratio + scatter[r])} for r in range(n)]
+        return out + [
+            {**point, "replication": r, "estimator": name, "error": value}
+            for name, value in exact.items()
+            for r in range(n)
+        ]
+
+    close = checks.estimation(rows(1.07, 0.06, 4))
+    assert [check.holds for check in close] == [False, True, True]  # the claim's own criterion does not change
+    # Student's, with three degrees of freedom: 3.18 * 0.06 / 2
+    assert _verdicts(close)[0] == "too few replications to tell (1.070 ± 0.095)"
+    far = checks.estimation(rows(1.3, 0.06, 4))
+    assert _verdicts(far)[0] == "does not hold"
+    good = checks.estimation(rows(0.9, 0.06, 4))
+    assert _verdicts(good) == ["holds", "holds", "holds"]
+    lucky = checks.estimation(rows(1.02, 0.06, 4))
+    assert lucky[0].holds is True and _verdicts(lucky)[0].startswith("too few replications to tell (1.020 ± ")
+    single = checks.estimation([row for row in rows(1.0, 0.0, 4) if row["replication"] == 0])
+    assert _verdicts(single)[0] == "too few replications to tell (1.000, without an interval)"
+
+
+def test_one_replication_tells_nothing():
+    one = [row for row in _sensitivity_rows(0.05, 0.2) if row["replication"] == 0]
+    assert all(verdict.startswith("too few") for verdict in _verdicts(checks.sensitivity(one)))
+    rates = [
+        {
+            "varied": "n",
+            "n_samples": n,
+            "n_devices": 9,
+            "n_clusters": 3,
+            "false_edges": 2,
+            "rate": 1 / n,
+            "error": 1 / n,
+        }
+        for n in (50, 100)
+    ]
+    assert _verdicts(checks.rate(rates)) == ["too few replications to tell (0.00, without an interval)"]
+
+
+def test_claims_speak_the_words_of_the_figures():
+    (first, *_) = checks.estimation(_estimation_rows(0.06))
+    assert first.observed.endswith("at ϱ = 0.1, n = 100, |V| = 20")
+    rows = [
+        {"n_samples": 50, "n_devices": 40, "round": 100, "replication": r, "method": name, "distance": distance}
+        for name, distance in (("fedadmm-full", 1.0), ("gd", 2.0), ("fedadmm-batch", 2.0), ("sgd", 1.0))
+        for r in range(3)
+    ]
+    ahead, behind = checks.convergence(rows)
+    assert ahead.claim.startswith('"Fed-ADMM, all samples" closer to the minimiser than "GD, all samples"')
+    assert behind.claim.startswith('"Fed-ADMM, batches of 10" closer to the minimiser than "SGD, batches of 10"')
+    assert (ahead.holds, behind.holds) == (True, False) and behind.observed.startswith(
+        "largest ratio 2 at n = 50, |V| = 40"
+    )
+
+
+def test_slopes_of_few_replications():
+    rows = _sensitivity_rows(0.05, 0.2)
+    found = checks.sensitivity(rows)
+    assert [check.holds for check in found] == [True, False] and _verdicts(found) == ["holds", "does not hold"]
+    few = checks.sensitivity([row for row in rows if row["replication"] < 3])
+    assert few[1].holds is False and _verdicts(few)[1].startswith("too few replications to tell (+")
+
+
+def test_intervals_against_scipy():
+    from scipy import stats
+
+    x = np.random.default_rng(3).normal(loc=2.0, size=9)
+    interval = Interval.of(Summary.of(x))
+    assert (interval.low, interval.high) == pytest.approx(stats.t.interval(0.95, 8, loc=x.mean(), scale=stats.sem(x)))
+    together = Interval.of(Summary.of(x), 5)
+    assert (together.low, together.high) == pytest.approx(stats.t.interval(0.99, 8, loc=x.mean(), scale=stats.sem(x)))
+    assert student(9) == pytest.approx(stats.t.isf(0.025, 8))
+    share = Interval.of_share(Summary.of([1.0] * 17 + [0.0] * 3))
+    assert (share.low, share.high) == pytest.approx(stats.binomtest(17, 20).proportion_ci(method="wilson"))
+    assert doubt([interval], low=interval.high + 0.1) == "" == doubt([interval], low=interval.low - 0.1)
+    assert doubt([interval], high=float(x.mean())) == interval.text()
+
+
+def test_ratios_are_paired_and_cover():
+    """Two series with common noise: intervals of their ratio hold as often as they say (and would not unpaired)."""
+    rng = np.random.default_rng(5)
+    hits, widths = 0, []
+    for _ in range(400):
+        common = rng.normal(loc=1.0, scale=0.2, size=6)
+        own = common * (1.2 + 0.02 * rng.normal(size=6))
+        rows = [{"replication": r, "m": m, "x": v[r]} for r in range(6) for m, v in (("a", own), ("b", common))]
+        interval = Interval.of(paired_ratios(rows, [], "m", [("a", "b")], "x")["a", "b"])
+        hits += interval.low <= 1.2 <= interval.high
+        widths.append(interval.high - interval.low)
+    assert 0.92 <= hits / 400 <= 0.98
+    assert np.median(widths) < 0.06  # unpaired: about 0.5
+
+
+@pytest.mark.parametrize(("n", "verdict"), [(4, "too few replications to tell (-6."), (100, "does not hold")])
+def test_the_page_says_how_verdicts_come_about(tmp_path, n: int, verdict: str):
+    """The same deviation of Local: noise with the replications of a quick run, a verdict with those of the full one."""
+    rng = np.random.default_rng(2)
+    scatter = rng.normal(size=n)
+    scatter = 0.2 * (scatter - scatter.mean()) / scatter.std(ddof=1)
+    # two settings at least for a table; Local is 6% off, by little over one standard error with four replications
+    rows = [
+        {
+            "study": "estimation",
+            "varrho": varrho,
+            "n_samples": 100,
+            "n_devices": devices,
+            "replication": r,
+            "seed": r,
+            "estimator": name,
+            "error": 20 / 79 * (0.94 + scatter[r]) if name == "local" else 0.05,
+        }
+        for varrho in (0.1, 0.2)
+        for devices in (20, 60)
+        for name in ("local", "global", "oracle", "fedadmm", "es", "local-es", "pooled", "attainable")
+        for r in range(n)
+    ]
+    write_rows(tmp_path / "rows.parquet", rows)
+    study = load_study("estimation", quick=n < 100)
+    report = write_report(study, tmp_path)
+    (local,) = [check for check in report.checks if check.claim.startswith("Local")]
+    assert local.verdict.startswith(verdict) and "the largest deviation is -6.0%" in local.observed
+    page = report.page.read_text()
+    assert (f"With {n} of the 100 replications of the full study" in page) == (n < 100)
+    assert ("The rows have all 100 replications of the study" in page) == (n == 100)

@@ -88,6 +88,9 @@ def test_quick_changes_what_it_names():
         (('rows = ["n"]', 'rows = "n"'), "[[table]] 'means': rows must be a list of texts"),
         (("[[table]]", "[table]"), "begin each table with a line [[table]]"),
         (("[study]", "[quick]\nreplicatons = 1\n[study]"), "[quick]: unknown entry 'replicatons'"),
+        (("[study]", "[quick]\nreplications = 0\n[study]"), "[quick]: replications must be a whole number"),
+        (("[study]", "[quick]\ngrid = [{ n = [] }]\n[study]"), "[quick]: grid entry 'n' must be a list"),
+        (("[study]", "[quick]\ngrid = 3\n[study]"), "[quick]: grid must be tables of lists"),
     ],
 )
 def test_a_wrong_file_is_named_with_what_is_wrong(change: tuple[str, str], message: str):
@@ -96,6 +99,13 @@ def test_a_wrong_file_is_named_with_what_is_wrong(change: tuple[str, str], messa
     with pytest.raises(ParameterError) as caught:
         parse_study(SMALL.replace(*change), "some.toml")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", ['"ten"', "-1"])
+def test_what_quick_replaces_must_be_right_too(wrong: str):
+    text = SMALL.replace("replications = 6", f"replications = {wrong}") + "[quick]\nreplications = 1\n"
+    with pytest.raises(ParameterError, match=r"some\.toml, \[study\]: replications must be a whole number"):
+        parse_study(text, "some.toml", quick=True)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedkin.errors import ParameterError
 from fedkin.studies.config import load_study, parse_study
 from fedkin.studies.launch import launch
 from fedkin.studies.progress import Progress, TimeLeft, duration
 from fedkin.studies.report import write_report
 from fedkin.studies.runner import run_study
-from fedkin.studies.store import read_rows, read_seconds, write_rows
+from fedkin.studies.store import StudyError, read_rows, read_seconds, write_rows
 from fedkin.studies.summary import Summary, paired_difference
 from fedkin.studies.tables import make_table
 from small_studies import ESTIMATION, SMALL, wait_for
@@ -37,6 +38,46 @@ def test_everything_is_drawn_from_the_rows_alone(small_study: Path, tmp_path: Pa
         and "data:image/svg+xml;base64," in page
         and "http" not in page.replace("http://www.w3", "")
     )
+
+
+def test_redraw_needs_the_rows_alone(small_study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "out"
+    with pytest.raises(ParameterError, match=r"--redraw: there is no .*rows\.parquet; run the study first"):
+        launch(None, config=small_study, out=out, redraw=True)
+    launch(None, config=small_study, out=out, jobs=1)
+    folder = out / "small"
+    drawn = {name: (folder / name).read_bytes() for name in ("picture.svg", "means.md", "means.csv")}
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.name != "rows.parquet":
+            path.rmdir() if path.is_dir() else path.unlink()
+    small_study.with_name("own.py").unlink()  # nothing is run, so no task is needed
+    capsys.readouterr()
+    (report,) = launch(None, config=small_study, out=out, redraw=True)
+    assert capsys.readouterr().out == f"{folder / 'index.html'}\n"
+    assert {name: (folder / name).read_bytes() for name in drawn} == drawn
+    page = report.page.read_text()
+    assert "Drawn from the rows of an earlier run; its cells took" in page and "4 settings, 6 replications" in page
+    assert not (folder / "cells").exists()
+    (folder / "rows.parquet").write_bytes(b"no rows")
+    with pytest.raises(StudyError, match=r"rows\.parquet cannot be read"):
+        launch(None, config=small_study, out=out, redraw=True)
+
+
+def test_redraw_all_draws_what_is_there(small_study: Path, tmp_path: Path):
+    points = [(v, n, k) for v in ("bartlett", "model") for n in (30, 100) for k in (0.5, 1.0)]
+    rows = [
+        {"variance": v, "n_samples": n, "signal": k, "exact": 1.0, "no_true_edge_dropped": 1.0, "signal_ratio": k}
+        for v, n, k in points
+    ]
+    folder = tmp_path / "selection-quick"
+    folder.mkdir()
+    write_rows(folder / "rows.parquet", [{**row, "replication": r, "seed": r} for r in range(3) for row in rows])
+    (report,) = launch("all", out=tmp_path, quick=True, redraw=True)
+    assert report.page == folder / "index.html"
+    page = report.page.read_text()
+    # three of three do not show that it is 95%
+    assert page.count("too few replications to tell (1.00, between 0.") == 2
+    assert "With 3 of the 200 replications of the full study" in page and "4 settings, 3 replications" in page
 
 
 def test_a_page_drawn_again_still_tells_the_computing_time(small_study: Path, tmp_path: Path):

@@ -106,6 +106,61 @@ def test_a_failing_task_names_its_cell_and_keeps_the_rest(small_study: Path, tmp
         run_study(load_study(small_study), tmp_path / "out", jobs=1)
 
 
+def test_wrong_input_that_only_a_worker_sees_is_one_line(small_study: Path, tmp_path: Path):
+    small_study.with_name("own.py").write_text(
+        "from fedkin.errors import ParameterError\ndef task(replication):\n    raise ParameterError('n is too odd')\n"
+    )
+    done = subprocess.run(_command(small_study, tmp_path / "out", 1), capture_output=True, text=True, timeout=60)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "stopped at n=10, kind=a, replications 0 to 1 (finished cells are kept): n is too odd" in line
+
+
+def test_a_directory_that_cannot_be_made_names_out(small_study: Path):
+    with pytest.raises(
+        StudyError, match=r"--out: the directory /proc/nope/.* cannot be made \(.*; choose another --out"
+    ):
+        run_study(load_study(small_study), Path("/proc/nope"), jobs=1)
+
+
+def test_damaged_cells_are_named_first_and_computed_again(
+    small_study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out, log = tmp_path / "out", small_study.with_name("log.txt")
+    small_study.write_text(SMALL + f"\n[options]\nlog = {json.dumps(str(log))}\n")
+    first = run_study(load_study(small_study), out, jobs=1)
+    store, cells = Store(out / "small"), load_study(small_study).cells()
+    whole = store.part(cells[0]).read_bytes()
+    store.part(cells[1]).write_bytes(store.part(cells[0]).read_bytes())  # another cell's file, whole
+    store.part(cells[5]).write_bytes(store.part(cells[5]).read_bytes()[:-40])  # cut off
+    place = whole.index(b"left", 100)  # a byte in the middle, as a bad disk has it
+    store.part(cells[0]).write_bytes(whole[:place] + b"L" + whole[place + 1 :])
+    capsys.readouterr()
+    log.unlink()
+    again = run_study(load_study(small_study), out, jobs=1)
+    said = capsys.readouterr().err.splitlines()
+    assert (again.computed, again.cached) == (3, 9)
+    assert [without_times(row) for row in again.rows] == [without_times(row) for row in first.rows]
+    assert len(log.read_text().splitlines()) == 3 * 2
+    assert [line.endswith("this cell is computed again") for line in said[:4]] == [True, True, True, False]
+    assert f"{cells[1].key}.parquet holds the rows of another cell" in said[1]
+    assert f"{cells[5].key}.parquet cannot be read (" in said[2]
+
+
+def test_cells_from_before_keys_were_noted(small_study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "out"
+    first = run_study(load_study(small_study), out, jobs=1)
+    store, cells = Store(out / "small"), load_study(small_study).cells()
+    parts = [store.read(cell) for cell in cells]
+    for cell, rows in zip(cells, parts, strict=True):
+        write_rows(store.part(cell), rows)
+    assert run_study(load_study(small_study), out, jobs=1).cached == 12
+    write_rows(store.part(cells[2]), parts[3])
+    again = run_study(load_study(small_study), out, jobs=1)
+    assert again.computed == 1 and "rows of another grid point" in capsys.readouterr().err
+    assert again.rows == first.rows
+
+
 def test_a_generator_that_is_not_there(small_study: Path, tmp_path: Path):
     small_study.write_text(SMALL.replace("own:task", "nowhere:task"))
     with pytest.raises(ParameterError, match="no module 'nowhere'"):

@@ -13,8 +13,8 @@ def study(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="estimation, sensitivity, convergence, availability, selection, rate, election, or all; "
-            "leave it out with --config.",
+            help="estimation, sensitivity, convergence, availability, selection, rate, election, all, or the path of "
+            "a study's TOML file; leave it out with --config.",
         ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where rows, figures, tables and pages go.")] = Path(
@@ -33,6 +33,12 @@ def study(
     data: Annotated[
         Path | None, typer.Option("--data", metavar="DIR", help="The election data, for the study that reads them.")
     ] = None,
+    redraw: Annotated[
+        bool,
+        typer.Option(
+            "--redraw", help="Compute nothing: figures, tables and page from the rows.parquet of an earlier run."
+        ),
+    ] = False,
 ) -> None:
     """Run a study: figure, table, page and the rows behind them.
 
@@ -40,4 +46,4 @@ def study(
     """
     from fedkin.studies.launch import launch
 
-    launch(name, out=out, quick=quick, config=config, jobs=jobs, data=data)
+    launch(name, out=out, quick=quick, config=config, jobs=jobs, data=data, redraw=redraw)

@@ -42,7 +42,14 @@ from typing import Any
 
 import fedkin
 from fedkin.errors import ParameterError
-from fedkin.studies.specs import STUDY, check_drawings, check_names, check_shape, check_study_entries
+from fedkin.studies.specs import (
+    STUDY,
+    check_drawings,
+    check_names,
+    check_quick_entries,
+    check_shape,
+    check_study_entries,
+)
 
 #: The studies that come with Fedkin, in the order in which ``fedkin study all`` runs them.
 BUILT_IN = ("estimation", "sensitivity", "convergence", "availability", "selection", "rate", "election")
@@ -119,6 +126,7 @@ class Study:
     quick: bool = False
     folder: Path | None = None
     source: str = "the study"
+    full_replications: int = 100
 
     @property
     def directory(self) -> str:
@@ -217,14 +225,18 @@ def parse_study(text: str, where: str, *, quick: bool = False, folder: Path | No
     grid = raw.get("grid", [{}])
     changes = dict(raw.get("quick", {}))
     check_names(changes, {"replications", "block", "grid", "options"}, f"{where}, [quick]", "entry")
-    if quick:
-        grid = changes.pop("grid", grid)
-        options.update(changes.pop("options", {}))
-        head.update(changes)
     for needed in ("name", "task"):
         if not isinstance(head.get(needed), str) or not head[needed]:
             raise ParameterError(f'{where}: [study] needs {needed} = "..."')
     check_study_entries(head, where)
+    check_quick_entries(changes, where)
+    full = head.get("replications", Study.replications)
+    if "grid" in changes:
+        list(_points(changes["grid"], f"{where}, [quick]"))
+    if quick:
+        grid = changes.pop("grid", grid)
+        options.update(changes.pop("options", {}))
+        head.update(changes)
     figures, tables = tuple(raw.get("figure", ())), tuple(raw.get("table", ()))
     check_drawings(figures, tables, where)
     return Study(
@@ -235,6 +247,7 @@ def parse_study(text: str, where: str, *, quick: bool = False, folder: Path | No
         quick=quick,
         folder=folder,
         source=where,
+        full_replications=full,
         **head,
     )
 
@@ -246,7 +259,9 @@ def put_on_path(folder: Path | None) -> None:
 
 
 def _points(grid: Any, where: str) -> Iterator[dict[str, Any]]:
-    products = [grid] if isinstance(grid, Mapping) else list(grid)
+    products = [grid] if isinstance(grid, Mapping) else grid
+    if not isinstance(products, list) or not all(isinstance(one, Mapping) for one in products):
+        raise ParameterError(f"{where}: grid must be tables of lists, [[grid]] with lines name = [...], got {grid!r}")
     seen = set()
     for product in products:
         lists = {name: values if isinstance(values, list) else [values] for name, values in product.items()}

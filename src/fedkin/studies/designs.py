@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -72,21 +71,24 @@ def make_design(replication: Replication) -> Design:
     name = replication.options.get("generator", "paper")
     generator = BUILT_IN_GENERATORS.get(name) or find_function(name, "generator")
     arguments = dict(replication.options.get("design", {}))
-    known = _parameters(generator)
+    signature = inspect.signature(generator)
+    known = _parameters(signature)
     # a grid may also vary what the task does (level, availability, ...): the generator gets what it can take
     arguments.update({key: value for key, value in replication.params.items() if known is None or key in known})
     try:
-        design = generator(**arguments, seed=replication.seed)
+        # only the arguments: a TypeError inside the generator keeps its traceback
+        signature.bind(**arguments, seed=replication.seed)
     except TypeError as error:
-        raise ParameterError(f"generator {name!r} was called with {sorted(arguments)} and seed: {error}") from error
+        raise ParameterError(f"generator {name!r} was called with {sorted(arguments)} and seed: {error}") from None
+    design = generator(**arguments, seed=replication.seed)
     if not isinstance(design, Design):
         raise ParameterError(f"generator {name!r} gave a {type(design).__name__}; a fedkin.datasets.Design is expected")
     return design
 
 
-def _parameters(function: Callable[..., Any]) -> set[str] | None:
+def _parameters(signature: inspect.Signature) -> set[str] | None:
     """Names of a function's parameters, None when it takes any."""
-    parameters = inspect.signature(function).parameters.values()
+    parameters = signature.parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     return {parameter.name for parameter in parameters}

@@ -186,6 +186,8 @@ def _read(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8-sig", newline="") as handle:
         reader = csv.DictReader(handle)
         columns = reader.fieldnames or ()
+        if not columns:
+            raise DataError(f"{path} is empty; take it again from {SOURCES[path.name]}")
         missing = [name for name in _COLUMNS[path.name] if name not in columns]
         if missing:
             raise DataError(f"{path} has no column {missing[0]!r}; take the file from {SOURCES[path.name]}")
@@ -254,5 +256,8 @@ def _leans(path: Path, state_of_number: Mapping[int, str]) -> dict[str, str]:
 
 
 def _shapes(path: Path, state_of_number: Mapping[int, str]) -> dict[str, Rings]:
-    shapes = read_shapes(path)
+    try:
+        shapes = read_shapes(path)
+    except DataError as error:
+        raise DataError(f"{error}; take it again from {SOURCES[path.name]}") from error
     return {state_of_number[int(number)]: rings for number, rings in shapes.items() if int(number) in state_of_number}

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fedkin.graph import Graph
 from fedkin.studies.checks import Check
 from fedkin.studies.election import LABELS
+from fedkin.studies.intervals import Interval, doubt
 from fedkin.studies.summary import Row, Summary, distinct, paired_difference, summarize
 from fedkin.studies.tables import Table
 
@@ -176,20 +177,25 @@ def checks(rows: Sequence[Row]) -> list[Check]:
     for fed in ("fed-loc", "fed-his"):
         mean = accuracy[fed].mean
         claim = f"{protocol}: {LABELS[fed]}: accuracy at or above 0.94"
-        out.append(Check(claim, f"{mean:.4f}; {beside}", mean >= 0.94))
+        in_doubt = doubt([Interval.of(accuracy[fed])], low=0.94, form=".4f")
+        out.append(Check(claim, f"{mean:.4f}; {beside}", mean >= 0.94, in_doubt))
         for other in ("local", "global"):
             difference = paired_difference(main, "method", fed, other, "accuracy")
             observed = f"{difference.mean:+.4f}, standard error {difference.error:.4f} ({difference.n} splits)"
             claim = f"{LABELS[fed]} above {LABELS[other]} by more than two standard errors of the paired mean"
-            out.append(Check(f"{protocol}: {claim}", observed, difference.mean > 2 * difference.error))
-    below = [name for name, (value, _) in PUBLISHED.items() if value < accuracy["always-republican"].mean]
-    observed = f"{len(below)} of 4 lie below {accuracy['always-republican'].mean:.3f}"
-    out.append(Check('Published accuracies lie above the floor "always Republican"', observed, not below))
+            in_doubt = doubt([Interval.of(difference)], low=0.0, form="+.4f")
+            out.append(Check(f"{protocol}: {claim}", observed, difference.mean > 2 * difference.error, in_doubt))
+    floor = accuracy["always-republican"]
+    below = [name for name, (value, _) in PUBLISHED.items() if value < floor.mean]
+    observed = f"{len(below)} of 4 lie below {floor.mean:.3f}"
+    in_doubt = doubt([Interval.of(floor)], high=min(value for value, _ in PUBLISHED.values()), form=".3f")
+    out.append(Check('Published accuracies lie above the floor "always Republican"', observed, not below, in_doubt))
     for name, (value, sd) in PUBLISHED.items():
         claim = (
             f"{protocol}: published accuracy of {_short(name)}, {value:.3f}, met within its standard deviation {sd:.3f}"
         )
-        out.append(Check(claim, f"{accuracy[name].mean:.3f}", abs(accuracy[name].mean - value) <= sd))
+        in_doubt = doubt([Interval.of(accuracy[name])], value - sd, value + sd, ".3f")
+        out.append(Check(claim, f"{accuracy[name].mean:.3f}", abs(accuracy[name].mean - value) <= sd, in_doubt))
     found = groups(rows)
     parts = int(found.labels.max()) + 1
     kept = f"{min(found.kept)} to {max(found.kept)} of {len(found.states) * (len(found.states) - 1) // 2} edges kept"

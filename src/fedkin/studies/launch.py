@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 from fedkin.errors import ParameterError, missing_dependency
-from fedkin.studies.config import BUILT_IN, Study, load_study
+from fedkin.studies.config import BUILT_IN, Study, load_study, put_on_path
 from fedkin.studies.preflight import check_study
-from fedkin.studies.progress import duration
+from fedkin.studies.progress import duration, say
 from fedkin.studies.report import Report, write_report
 from fedkin.studies.runner import StudyRun, run_study
+from fedkin.studies.store import ROWS, read_seconds
 
 
 def launch(
@@ -23,6 +23,7 @@ def launch(
     config: Path | None = None,
     jobs: int | None = None,
     data: Path | None = None,
+    redraw: bool = False,
 ) -> list[Report]:
     """Run a study (or all of them), write its report and say where it is.
 
@@ -32,7 +33,7 @@ def launch(
         A built-in study, "all", or None with ``config``.
     out : Path
         Each study gets a directory in it.
-    quick, config, jobs, data
+    quick, config, jobs, data, redraw
         As on the command line.
 
     Returns
@@ -43,14 +44,18 @@ def launch(
         raise ParameterError(f"name a study ({', '.join(BUILT_IN)}, all) or give --config FILE.toml, one of the two")
     if name == "all":
         studies = [load_study(one, quick=quick) for one in BUILT_IN]
-        if data is None:
+        if redraw:
+            studies = [one for one in studies if (out / one.directory / ROWS).is_file()] or studies
+        elif data is None:
             studies = [one for one in studies if one.data is None]
-            _say("election: left out, since it needs --data DIR (docs/studies.md says where the files come from)")
+            say("election: left out, since it needs --data DIR (docs/studies.md says where the files come from)")
     else:
         assert config is not None or name is not None
         studies = [load_study(config if config is not None else str(name), quick=quick)]
     if find_spec("matplotlib") is None:
         raise missing_dependency("matplotlib", "drawing figures", "report")
+    if redraw:
+        return [_redraw(one, out, data) for one in studies]
     for one in studies:
         check_study(one)
         check_out(out, out / one.directory)
@@ -95,14 +100,32 @@ def _prepare(study: Study, out: Path, data: Path | None) -> None:
         write_outlines(data, out / study.directory)
 
 
+def _redraw(study: Study, out: Path, data: Path | None) -> Report:
+    """Figures, tables and page from the rows of an earlier run; nothing is computed, no other file of it is needed."""
+    folder = out / study.directory
+    rows = folder / ROWS
+    if not rows.is_file():
+        raise ParameterError(f"--redraw: there is no {rows}; run the study first, without --redraw, or mend --out")
+    check_out(out, folder)
+    put_on_path(study.folder)
+    _prepare(study, out, data)
+    seconds = read_seconds(rows)
+    took = "" if seconds is None else f"; its cells took {duration(seconds)} in sum (each in one process)"
+    return _show(study, folder, f"Drawn from the rows of an earlier run{took}.")
+
+
 def _run(study: Study, out: Path, jobs: int | None, data: Path | None, fingerprint: str) -> Report:
     run = run_study(study, out, jobs=jobs, data=data, fingerprint=fingerprint)
     _prepare(study, out, data)
-    report = write_report(study, run.folder, notes_on(run))
+    return _show(study, run.folder, notes_on(run))
+
+
+def _show(study: Study, folder: Path, notes: str) -> Report:
+    report = write_report(study, folder, notes)
     for check in report.checks:
         verdict = check.verdict.upper() if check.holds is False else check.verdict
-        _say(f"{study.name}: {verdict}: {check.claim} ({check.observed})")
-    _say(f"{study.name}: {notes_on(run)}")
+        say(f"{study.name}: {verdict}: {check.claim} ({check.observed})")
+    say(f"{study.name}: {notes}")
     print(report.page)  # noqa: T201  (the one line on stdout: where to look)
     return report
 
@@ -117,7 +140,3 @@ def notes_on(run: StudyRun) -> str:
         others = f" ({run.untimed} of them without a noted time)" if run.untimed else ""
         parts.append(f"all {n_cells}{others} took {duration(run.process_seconds)} in sum (each in one process)")
     return f"{', '.join(parts)}."
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201

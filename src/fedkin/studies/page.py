@@ -6,6 +6,7 @@ import base64
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from fedkin.studies.checks import Check
 from fedkin.studies.config import Study
@@ -62,7 +63,7 @@ def write_page(
     if study.quick:
         parts.append("<p class='no'>A quick look: fewer settings and replications than the full study.</p>")
     if checks:
-        parts.append("<h2>Claims</h2>" + _claims(checks))
+        parts.append("<h2>Claims</h2>" + _claims(checks) + _how_decided(study, rows))
     for path, caption in figures:
         parts.append(_figure(path, caption))
     for table in tables:
@@ -89,6 +90,35 @@ def _claims(checks: Sequence[Check]) -> str:
     return f"<div class='wide claims'><table><tr><th>claim</th><th>observed</th><th></th></tr>{lines}</table></div>"
 
 
+def settings(study: Study, rows: Sequence[Row]) -> dict[tuple[Any, ...], set[Any]]:
+    """The replications that the rows have at each grid point."""
+    names = list(dict.fromkeys(name for point in study.points for name in point))
+    found: dict[tuple[Any, ...], set[Any]] = {}
+    for row in rows:
+        found.setdefault(tuple(row.get(name) for name in names), set()).add(row.get("replication"))
+    return found
+
+
+def replications(study: Study, rows: Sequence[Row]) -> int:
+    """Replications that the rows have at every grid point."""
+    return min(map(len, settings(study, rows).values()), default=0)
+
+
+def _how_decided(study: Study, rows: Sequence[Row]) -> str:
+    n, full = replications(study, rows), study.full_replications
+    if n < full:
+        how = (
+            f"With {n} of the {full} replications of the full study, a claim about means holds or fails only where 95% "
+            "confidence intervals (valid for all settings of the claim together) leave no doubt."
+        )
+    else:
+        how = (
+            f"The rows have all {full} replications of the study: each claim is judged by its own criterion, "
+            "on the numbers as observed."
+        )
+    return f"<p class='small'>{how}</p>"
+
+
 def _figure(path: Path, caption: str) -> str:
     image = base64.b64encode(path.read_bytes()).decode()
     return (
@@ -111,9 +141,12 @@ def _making(study: Study, rows: Sequence[Row], notes: str) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in ENVIRONMENT)
     lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in place) + "</tr>" for place in places)
     warned = sum(bool(row.get("warnings")) for row in rows)
+    points = settings(study, rows)
+    least, most = (pick(map(len, points.values()), default=0) for pick in (min, max))
+    counted = f"{most}" if least == most else f"{least} to {most}"
     troubles = f"{warned} of them carry a warning (column <code>warnings</code>)." if warned else "None has a warning."
     return (
-        f"<p>{escape(notes)} {len(study.points)} settings, {study.replications} replications, seed {study.seed}; "
+        f"<p>{escape(notes)} {len(points)} settings, {counted} replications, seed {study.seed}; "
         f"{len(rows)} rows in <a href='rows.parquet'>rows.parquet</a>, each with its own seed. {troubles}</p>"
         f"<div class='wide'><table><tr>{head}</tr>{lines}</table></div>"
     )

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, TypeVar
 
-from fedkin.errors import FedkinError
+from fedkin.errors import DataError, FedkinError, GraphError, MissingDependencyError, ParameterError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -33,18 +33,24 @@ ONE_THREAD = (
 )
 
 
+#: What was wrong with what a worker was given: the message says it, where in the code it was noticed does not matter.
+_WRONG_INPUT = (ParameterError, DataError, GraphError, MissingDependencyError)
+
+
 class WorkerError(FedkinError, RuntimeError):
-    """A worker raised, or died; the message carries its traceback.
+    """A worker raised, or died; the message carries its traceback, unless the input was wrong.
 
     Attributes
     ----------
     item
         What it was working on.
+    wrong_input : bool
+        Whether the message is one about the input, without a traceback.
     """
 
-    def __init__(self, message: str, item: Any) -> None:
+    def __init__(self, message: str, item: Any, *, wrong_input: bool = False) -> None:
         super().__init__(message)
-        self.item = item
+        self.item, self.wrong_input = item, wrong_input
 
 
 @dataclass
@@ -134,7 +140,8 @@ def _take(worker: _Worker[Item]) -> tuple[Item, Any]:
             item,
         ) from None
     if not good:
-        raise WorkerError(value, item)
+        message, wrong_input = value
+        raise WorkerError(message, item, wrong_input=wrong_input)
     return item, value
 
 
@@ -149,8 +156,10 @@ def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
             return
         try:
             answer = (True, function(item))
+        except _WRONG_INPUT as error:
+            answer = (False, (str(error), True))
         except Exception:
-            answer = (False, traceback.format_exc())
+            answer = (False, (traceback.format_exc(), False))
         with suppress(BrokenPipeError):
             pipe.send(answer)
 

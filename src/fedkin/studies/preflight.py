@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedkin.errors import ParameterError
+from fedkin.studies.calls import Signature, check_call
 from fedkin.studies.config import Study, put_on_path
 from fedkin.studies.specs import FIGURES, check_names
 from fedkin.studies.tasks import BUILT_IN_TASKS
@@ -25,6 +26,10 @@ def check_study(study: Study) -> None:
         for entry, known in options.items():
             if known and entry in study.options:
                 _check_choice(entry, study.options[entry], known, where)
+        if "generator" in options:
+            check_call(study, _signature(study.options.get("generator", "paper")))
+    if study.task == "availability":
+        _check_availability(study)
 
 
 def check_function(name: str, where: str) -> None:
@@ -38,7 +43,11 @@ def check_function(name: str, where: str) -> None:
         raise ParameterError(
             f"{where}: there is no module {module!r}; put {module}.py beside the TOML file or install it"
         )
-    if spec.origin is None or not spec.origin.endswith(".py"):
+    if spec.origin is None or not spec.has_location:
+        raise ParameterError(
+            f"{where}: the module {module!r} has no file of its own; name a function in a .py file beside the TOML file"
+        )
+    if not spec.origin.endswith(".py"):
         return  # a compiled module: nothing to be seen from outside
     try:
         tree = ast.parse(Path(spec.origin).read_bytes())
@@ -48,6 +57,29 @@ def check_function(name: str, where: str) -> None:
     names = set(_defined(tree))
     if function not in names and not names & {"*", "__getattr__"}:
         raise ParameterError(f"{where}: {spec.origin} has no function {function!r}; define it there or mend the name")
+
+
+def _signature(name: str) -> Signature | None:
+    """What a generator that was found can be called with, None where that cannot be seen from outside."""
+    from fedkin.studies.designs import BUILT_IN_GENERATORS
+
+    if name in BUILT_IN_GENERATORS:
+        return Signature.of(BUILT_IN_GENERATORS[name])
+    module, _, function = name.partition(":")
+    spec = find_spec(module)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    return Signature.in_source(ast.parse(Path(spec.origin).read_bytes()), function)
+
+
+def _check_availability(study: Study) -> None:
+    for point in study.points:
+        p = point.get("availability")
+        if not isinstance(p, int | float) or isinstance(p, bool) or not 0 < p <= 1:
+            raise ParameterError(
+                f"{study.source}, [[grid]]: the task availability needs availability = [...], probabilities above 0 "
+                f"and at most 1, got {p!r}"
+            )
 
 
 def _defined(tree: ast.AST) -> Iterator[str]:
@@ -67,8 +99,10 @@ def _functions(study: Study) -> Iterator[tuple[str, str, str]]:
     yield from _named("[study]", "task", study.task, BUILT_IN_TASKS, study.source)
     if study.checks is not None:
         yield from _named("[study]", "checks", study.checks, (), study.source)
-    if "generator" in study.options:
-        yield from _named("[options]", "generator", study.options["generator"], BUILT_IN_GENERATORS, study.source)
+    generator = study.options.get("generator", "paper")
+    # the options of one's own task are its own affair, but the code of a function among them enters the cells
+    if study.task in BUILT_IN_TASKS or (isinstance(generator, str) and ":" in generator):
+        yield from _named("[options]", "generator", generator, BUILT_IN_GENERATORS, study.source)
     for what, specs, known in (("figure", study.figures, tuple(FIGURES)), ("table", study.tables, ())):
         for spec in specs:
             if "kind" in spec:
@@ -118,3 +152,6 @@ def _check_choice(entry: str, value: Any, known: Sequence[str], where: str) -> N
     for name in value:
         if name not in known:
             raise ParameterError(f"{where}: {entry} has an unknown name {name!r}; choose from {', '.join(known)}")
+    twice = next((name for name in value if value.count(name) > 1), None)
+    if twice is not None:
+        raise ParameterError(f"{where}: {entry} has {twice!r} twice, which would count its rows twice; leave one out")

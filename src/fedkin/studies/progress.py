@@ -129,6 +129,12 @@ class Progress:
         self._stream.flush()
 
 
+def say(text: str) -> None:
+    """A line on stderr."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
 def duration(seconds: float) -> str:
     """Seconds in words: ``75 -> "1 min 15 s"``.
 

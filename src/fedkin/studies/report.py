@@ -8,8 +8,8 @@ from pathlib import Path
 from fedkin.studies.checks import Check
 from fedkin.studies.config import Study
 from fedkin.studies.figures import draw
-from fedkin.studies.page import write_page
-from fedkin.studies.store import read_rows
+from fedkin.studies.page import replications, write_page
+from fedkin.studies.store import ROWS, read_rows
 from fedkin.studies.tables import Table, make_table
 from fedkin.studies.tasks import find_function
 
@@ -42,7 +42,7 @@ def write_report(study: Study, folder: Path, notes: str = "") -> Report:
     notes : str
         A sentence for the page about how the rows were made.
     """
-    rows = read_rows(folder / "rows.parquet")
+    rows = read_rows(folder / ROWS)
     figures = []
     for spec in study.figures:
         draw(spec, rows, folder)
@@ -51,5 +51,7 @@ def write_report(study: Study, folder: Path, notes: str = "") -> Report:
     for table in tables:
         table.write(folder)
     checks: list[Check] = find_function(study.checks, "checks")(rows) if study.checks else []
+    if replications(study, rows) < study.full_replications:
+        checks = [check.from_few_replications() for check in checks]
     page = write_page(study, rows, checks, figures, tables, notes, folder)
     return Report(page, tables, checks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -9,11 +10,11 @@ from typing import Any
 
 from fedkin.cores import available_cores
 from fedkin.errors import ParameterError
-from fedkin.studies.config import Study
+from fedkin.studies.config import Cell, Study
 from fedkin.studies.pool import WorkerError, map_in_processes
 from fedkin.studies.preflight import check_study
-from fedkin.studies.progress import Progress, TimeLeft
-from fedkin.studies.store import Store, StudyError, write_rows
+from fedkin.studies.progress import Progress, TimeLeft, say
+from fedkin.studies.store import ROWS, Store, StudyError, write_rows
 from fedkin.studies.tasks import Job, run_job
 
 
@@ -80,8 +81,9 @@ def run_study(
     cells = study.cells(fingerprint)
     store = Store(out / study.directory)
     with store.lock():
-        missing = [cell for cell in cells if not store.has(cell)]
-        cached = len(cells) - len(missing)
+        finished = _finished(study, store, cells)
+        missing = [cell for cell in cells if cell.key not in finished]
+        cached = len(finished)
         left = TimeLeft(missing, jobs)
         work = [Job(cell, study.folder, data) for cell in missing]
         with Progress(study.name, len(cells), cached) as progress:
@@ -93,9 +95,24 @@ def run_study(
                 cell = error.item.cell
                 raise StudyError(
                     f"study {study.name!r} stopped at {cell.point or 'its only point'}, replications "
-                    f"{cell.replications[0]} to {cell.replications[-1]} (finished cells are kept):\n{error}"
+                    f"{cell.replications[0]} to {cell.replications[-1]} (finished cells are kept):"
+                    + (f" {error}" if error.wrong_input else f"\n{error}")
                 ) from error
-        rows = store.read(cells)
-        write_rows(store.folder / "rows.parquet", rows)
+        # read from disk, like those found finished: the same rows whenever they were computed
+        finished |= {cell.key: store.read(cell) for cell in missing}
+        rows = [row for cell in cells for row in finished[cell.key]]
         total, untimed = store.seconds(cells)
+        write_rows(store.folder / ROWS, rows, None if untimed else total)
     return StudyRun(study, store.folder, rows, len(missing), cached, perf_counter() - started, total, untimed)
+
+
+def _finished(study: Study, store: Store, cells: Sequence[Cell]) -> dict[str, list[dict[str, Any]]]:
+    """Rows of the cells that are on disk, by key. A file that is not what its cell left is named and counts as none."""
+    found = {}
+    for cell in cells:
+        if store.has(cell):
+            try:
+                found[cell.key] = store.read(cell)
+            except StudyError as error:
+                say(f"{study.name}: {error}; this cell is computed again")
+    return found

@@ -113,6 +113,14 @@ def check_study_entries(head: Mapping[str, Any], where: str) -> None:
         )
 
 
+def check_quick_entries(changes: Mapping[str, Any], where: str) -> None:
+    """Raise `ParameterError` unless the entries of ``[quick]`` are what they must be, whether they are used or not."""
+    for name in ("replications", "block"):
+        if name in changes:
+            _check_value(name, changes[name], STUDY[name], f"{where}, [quick]")
+    _check_value("options", changes.get("options", {}), _TABLE, f"{where}, [quick]")
+
+
 def check_drawings(figures: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, Any]], where: str) -> None:
     """Raise `ParameterError` unless every ``[[figure]]`` and ``[[table]]`` can be drawn from rows with its columns."""
     for what, specs in (("figure", figures), ("table", tables)):

@@ -17,8 +17,11 @@ from fedkin.studies.config import Cell
 
 Row = Mapping[str, Any]
 
-#: Entry of a part file's metadata: how long its cell took.
-_SECONDS = b"fedkin_seconds"
+#: The file with all rows of a finished run.
+ROWS = "rows.parquet"
+
+#: Entries of a part file's metadata: how long its cell took, and which one it is.
+_SECONDS, _KEY = b"fedkin_seconds", b"fedkin_cell"
 
 
 class StudyError(FedkinError, RuntimeError):
@@ -38,7 +41,12 @@ class Store:
         _pyarrow()  # say now that it is missing, not after the first cell
         self.folder = folder
         self.cells = folder / "cells"
-        self.cells.mkdir(parents=True, exist_ok=True)
+        try:
+            self.cells.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StudyError(
+                f"--out: the directory {self.cells} cannot be made ({error.strerror}); choose another --out"
+            ) from None
 
     def part(self, cell: Cell) -> Path:
         """Where the rows of a cell belong."""
@@ -50,7 +58,7 @@ class Store:
 
     def write(self, cell: Cell, rows: Sequence[Row], seconds: float | None = None) -> None:
         """Store a finished cell and the time that it took, atomically: a kill leaves the whole file or none."""
-        write_rows(self.part(cell), rows, seconds)
+        write_rows(self.part(cell), rows, seconds, cell.key)
 
     def seconds(self, cells: Sequence[Cell]) -> tuple[float, int]:
         """Time that finished cells took, summed, and the number of cells that have none noted."""
@@ -58,11 +66,15 @@ class Store:
         known = [one for one in found if one is not None]
         return sum(known), len(found) - len(known)
 
-    def read(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
-        """The rows of finished cells, in the order of the cells."""
-        rows: list[dict[str, Any]] = []
-        for cell in cells:
-            rows.extend(read_rows(self.part(cell)))
+    def read(self, cell: Cell) -> list[dict[str, Any]]:
+        """The rows of a finished cell; raises `StudyError` when its file is damaged or holds another cell's rows."""
+        path = self.part(cell)
+        rows, noted = _read(path)
+        key = noted.get(_KEY)
+        if key is not None and key.decode() != cell.key:
+            raise StudyError(f"{path} holds the rows of another cell")
+        if key is None and not _may_belong(rows, cell):  # written before keys were noted
+            raise StudyError(f"{path} holds rows of another grid point or of other replications")
         return rows
 
     @contextmanager
@@ -86,16 +98,16 @@ class Store:
             yield
 
 
-def write_rows(path: Path, rows: Sequence[Row], seconds: float | None = None) -> None:
-    """Write rows as a Parquet file that is there whole or not at all; ``seconds`` go into its metadata."""
+def write_rows(path: Path, rows: Sequence[Row], seconds: float | None = None, key: str | None = None) -> None:
+    """Write rows as a Parquet file that is there whole or not at all; ``seconds`` and ``key`` go into its metadata."""
     pyarrow, parquet = _pyarrow()
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
-    if seconds is not None:
-        table = table.replace_schema_metadata({_SECONDS: repr(float(seconds))})
+    notes = {_SECONDS: None if seconds is None else repr(float(seconds)), _KEY: key}
+    table = table.replace_schema_metadata({name: note for name, note in notes.items() if note is not None})
     draft = path.with_name(path.name + ".writing")
     try:
-        parquet.write_table(table, draft)
+        parquet.write_table(table, draft, write_page_checksum=True)
         with draft.open("rb") as handle:
             os.fsync(handle.fileno())
         draft.replace(path)
@@ -105,18 +117,40 @@ def write_rows(path: Path, rows: Sequence[Row], seconds: float | None = None) ->
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a Parquet file."""
+    try:
+        return _read(path)[0]
+    except StudyError as error:
+        raise StudyError(f"{error}; remove it and run the study again") from error
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], Mapping[bytes, bytes]]:
+    """Rows and metadata of a Parquet file."""
     _, parquet = _pyarrow()
     try:
-        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+        table = parquet.read_table(path, page_checksum_verification=True)
+        return table.to_pylist(), table.schema.metadata or {}
     except Exception as error:
-        raise StudyError(f"{path} cannot be read ({error}); remove it and run the study again") from error
-    return rows
+        words = " ".join(str(error).split())
+        raise StudyError(f"{path} cannot be read ({words})") from error
+
+
+def _may_belong(rows: Sequence[Row], cell: Cell) -> bool:
+    """Whether replications, seeds and grid point of the rows are those of a cell."""
+    seeds = set(zip(cell.replications, cell.seeds, strict=True))
+    return all(
+        (row.get("replication"), row.get("seed")) in seeds
+        and all(row.get(name) == value for name, value in cell.params.items())
+        for row in rows
+    )
 
 
 def read_seconds(path: Path) -> float | None:
-    """The seconds in a file's metadata, None where there are none."""
+    """The seconds in a file's metadata, None where there are none or they cannot be read."""
     _, parquet = _pyarrow()
-    noted = (parquet.read_metadata(path).metadata or {}).get(_SECONDS)
+    try:
+        noted = (parquet.read_metadata(path).metadata or {}).get(_SECONDS)
+    except Exception:  # whoever reads the rows says what is wrong with the file
+        return None
     return None if noted is None else float(noted)
 
 

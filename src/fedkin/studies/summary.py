@@ -44,6 +44,10 @@ class Summary:
         sd = float(array.std(ddof=1)) if array.size > 1 else math.nan
         return cls(float(array.mean()), sd, int(array.size))
 
+    def scaled(self, factor: float, shift: float = 0.0) -> Summary:
+        """The summary of ``factor * x + shift``."""
+        return Summary(factor * self.mean + shift, abs(factor) * self.sd, self.n)
+
     @property
     def error(self) -> float:
         """Standard error of the mean."""
@@ -58,8 +62,8 @@ class Summary:
 
         return float(stdtrit(self.n - 1, 0.975)) * self.error
 
-    def wilson(self) -> tuple[float, float]:
-        """95% interval of a probability, where the numbers are 0 and 1.
+    def wilson(self, z: float = 1.959963984540054) -> tuple[float, float]:
+        """Interval of a probability, where the numbers are 0 and 1; 95% unless another normal quantile is given.
 
         Examples
         --------
@@ -67,7 +71,6 @@ class Summary:
         >>> round(low, 2), round(high, 2)
         (0.84, 1.0)
         """
-        z = 1.959963984540054
         centre = (self.mean + z**2 / (2 * self.n)) / (1 + z**2 / self.n)
         half = z * math.sqrt(self.mean * (1 - self.mean) / self.n + z**2 / (4 * self.n**2)) / (1 + z**2 / self.n)
         return centre - half, centre + half
