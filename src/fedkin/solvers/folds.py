@@ -8,14 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.graph import Graph
-from fedkin.problem import FusedObjective, Problem, resolve_losses
+from fedkin.problem import FusedObjective, Problem
+from fedkin.solvers.backend import Resolved
 from fedkin.terms import DeviceTerms, QuadraticTerms, build_terms
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-#: Up to this many edge duals, all folds are solved as one problem with a copy of the graph each.
-STACKED = 1_000_000
+#: Up to this many edge duals of all folds, folds help each other more than cores do.
+SMALL = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +66,9 @@ def _part(problem: Problem, rows: NDArray[np.bool_]) -> tuple[DeviceTerms, Index
     """The terms of some rows, and the devices that have any."""
     part = problem.federation.take(rows, allow_empty=True)
     seen = np.flatnonzero(part.n_samples > 0)
-    part = part.subset([part.devices[u] for u in seen])
-    loss = {device: problem.losses[u] for u, device in zip(seen, part.devices, strict=True)}
-    return build_terms(part, resolve_losses(loss, part), np.zeros(problem.n_params)), seen
+    if seen.size < part.n_devices:
+        part = part.subset([part.devices[u] for u in seen])
+    return build_terms(part, [problem.losses[u] for u in seen], np.zeros(problem.n_params)), seen
 
 
 def _folds_of_sums(problem: Problem, whole: QuadraticTerms, fold_of: Index, folds: list[int]) -> list[Fold]:
@@ -132,18 +133,28 @@ class Batch:
         return [float(fold.held_out.values(t[fold.seen]).mean()) for fold, t in zip(self.folds, own, strict=True)]
 
 
-def in_batches(folds: list[Fold]) -> list[Batch]:
-    """All folds together where they are small and quadratic, each on its own otherwise."""
+def in_chains(folds: list[Fold], backend: Resolved) -> list[list[Batch]]:
+    """Which folds are solved one after the other, each started from the one before.
+
+    All of them where they are small and quadratic: then numpy, for which short arrays are a waste, gets them as one
+    problem. Others are on their own, to be solved side by side.
+    """
     first = folds[0].objective
     size = len(folds) * first.graph.n_edges * first.terms.n_params
     terms = [fold.objective.terms for fold in folds]
     quadratic = [one for one in terms if isinstance(one, QuadraticTerms)]
-    if size > STACKED or len(quadratic) < len(folds):
-        return [Batch(fold.objective, (fold,)) for fold in folds]
-    A, b, c = (np.concatenate([getattr(one, name) for one in quadratic]) for name in ("A", "b", "c"))
+    alone = [Batch(fold.objective, (fold,)) for fold in folds]
+    if size > SMALL or len(quadratic) < len(folds):
+        return [[batch] for batch in alone]
+    return [[_stacked(folds, quadratic)]] if backend == "numpy" else [alone]
+
+
+def _stacked(folds: list[Fold], terms: list[QuadraticTerms]) -> Batch:
+    """One problem with a copy of the graph for each fold."""
+    first = folds[0].objective
+    A, b, c = (np.concatenate([getattr(one, name) for one in terms]) for name in ("A", "b", "c"))
     n, copies = first.graph.n_devices, np.arange(len(folds))
     edges = (first.graph.edges + n * copies[:, None, None]).reshape(-1, 2)
     graph = Graph.from_indices(range(n * copies.size), edges, np.tile(first.graph.weights, copies.size))
     sparsity = None if first.sparsity is None else np.tile(first.sparsity, (copies.size, 1))
-    objective = replace(first, terms=QuadraticTerms(A, b, c), graph=graph, sparsity=sparsity)
-    return [Batch(objective, tuple(folds))]
+    return Batch(replace(first, terms=QuadraticTerms(A, b, c), graph=graph, sparsity=sparsity), tuple(folds))

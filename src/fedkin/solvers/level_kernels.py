@@ -147,7 +147,8 @@ def settle_levels(
 ) -> int:
     """Solve one level after the other until ``budget`` iterations are done; the number of levels that are solved.
 
-    It also stops where a whole ``component (E,)`` may be fused at the optimum: the caller knows how to do that.
+    It also stops where a whole ``component (E,)`` may be fused at the optimum: the caller knows how to do that. With
+    an empty array it does not.
 
     ``strengths (m,)`` are those of ``theta (m, V, p)`` and ``alpha (m, E, p)``, whose first ``known`` are given and
     whose others are filled in. Without any, the first starts at ``x (V, p)`` and ``y (E, p)``, which are changed.

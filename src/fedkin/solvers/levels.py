@@ -22,7 +22,13 @@ ROOM = 20_000_000
 
 
 def solve_levels(
-    objective: FusedObjective, known: Sequence[tuple[float, Solution]], strengths: Array, tol: float, max_iter: int
+    objective: FusedObjective,
+    known: Sequence[tuple[float, Solution]],
+    strengths: Array,
+    tol: float,
+    max_iter: int,
+    *,
+    fuse_components: bool = True,
 ) -> list[Solution]:
     """Solutions at the first of some strengths: as many as one call gets done, perhaps none.
 
@@ -36,6 +42,8 @@ def solve_levels(
         Levels to solve, in this order.
     tol, max_iter
         As in `fedkin.solve`.
+    fuse_components : bool
+        Whether to stop where a whole component may be fused at the optimum.
 
     Notes
     -----
@@ -55,7 +63,9 @@ def solve_levels(
     alpha = np.empty((levels.size, objective.graph.n_edges, terms.n_params))
     for k, (_, solution) in enumerate(known):
         theta[k], alpha[k] = solution.theta, solution.alpha
-    component = objective.graph.components()[objective.graph.edges[:, 0]].astype(np.int32)
+    component = np.empty(0, dtype=np.int32)
+    if fuse_components:
+        component = objective.graph.components()[objective.graph.edges[:, 0]].astype(np.int32)
     stopping = Stopping(tol, floor, max_iter, FUSING_HELPS)
     done, table, checks = iteration.settle_levels(levels, before, theta, alpha, component, stopping)
     return [_solution(theta[k], alpha[k], table[k], checks[k], tol) for k in range(before, before + done)]

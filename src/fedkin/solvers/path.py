@@ -204,7 +204,15 @@ def stretches_of(n_levels: int) -> list[Index]:
 
 
 def path_stretch(
-    objective: FusedObjective, part: Index, strengths: Array, tol: float, max_iter: int, backend: Resolved
+    objective: FusedObjective,
+    part: Index,
+    strengths: Array,
+    tol: float,
+    max_iter: int,
+    backend: Resolved,
+    start: Solution | None = None,
+    *,
+    fuse_components: bool = True,
 ) -> Iterator[tuple[int, Solution]]:
     """Solutions along a stretch of a path, with their positions, each started from where the others point to.
 
@@ -218,12 +226,16 @@ def path_stretch(
         Of the whole path, decreasing.
     tol, max_iter, backend
         For each solution.
+    start : Solution, optional
+        Of a similar problem, at the level that comes first here.
+    fuse_components : bool
+        Whether it matters that components are fused exactly where they are at the optimum.
     """
-    known: list[tuple[float, Solution]] = []
     # near the top solutions change abruptly: go there from below. Elsewhere go down, where steps are shorter.
     ahead = (part[::-1] if part[0] == 0 else part).tolist()
+    known = [] if start is None else [(float(strengths[ahead[0]]), start)]
     while ahead:
-        for solution in _next_solutions(objective, known, strengths[ahead], tol, max_iter, backend):
+        for solution in _next_solutions(objective, known, strengths[ahead], tol, max_iter, backend, fuse_components):
             k = ahead.pop(0)
             yield k, uninterrupted(solution)
             known = [*known[-1:], (float(strengths[k]), solution)]
@@ -236,12 +248,13 @@ def _next_solutions(
     tol: float,
     max_iter: int,
     backend: Resolved,
+    fuse_components: bool,
 ) -> list[Solution]:
     """Solutions at the first of the strengths, at least one: as many as kernels find without Python in between."""
     if backend == "numba":
         from fedkin.solvers.levels import solve_levels
 
-        several = solve_levels(objective, known, strengths, tol, max_iter)
+        several = solve_levels(objective, known, strengths, tol, max_iter, fuse_components=fuse_components)
         if several:
             return several
     at = objective.with_strength(float(strengths[0]))
