@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import time
 from io import StringIO
 from pathlib import Path
@@ -12,12 +14,13 @@ import pytest
 from fedkin.errors import ParameterError
 from fedkin.studies.config import load_study, parse_study
 from fedkin.studies.launch import launch
+from fedkin.studies.page import write_page
 from fedkin.studies.progress import Progress, TimeLeft, duration
 from fedkin.studies.report import write_report
 from fedkin.studies.runner import run_study
 from fedkin.studies.store import StudyError, read_rows, read_seconds, write_rows
 from fedkin.studies.summary import Summary, paired_difference
-from fedkin.studies.tables import make_table
+from fedkin.studies.tables import Table, make_table
 from small_studies import ESTIMATION, SMALL, wait_for
 
 
@@ -94,6 +97,39 @@ def test_a_page_drawn_again_still_tells_the_computing_time(small_study: Path, tm
     write_rows(part, read_rows(part))
     (third,) = launch(None, config=small_study, out=tmp_path / "out", jobs=2)
     assert "all 4 (1 of them without a noted time) took" in third.page.read_text()
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_wide_tables_fit_the_window_and_the_paper(tmp_path: Path):
+    """Eleven columns, as in the estimation study: none is hidden at 1200 pixels or on paper (718 pixels of A4)."""
+    head = ["ϱ", "n", "|V|", "Local", "Global", "Oracle", "Fed-ADMM", "Fed-ADMM-ES", "Fed-ADMM-Local-ES"]
+    line = ["0.1", "200", "100", "0.112 (0.000)", "3.639 (0.058)", "0.00856 (0.00014)", "0.0397 (0.0004)"]
+    line += ["0.00858 (0.00014)"] * 3 + ["7.31e-04 (2e-05)"]
+    names = [*head, "Pooled by true cluster", "Pooled along the true edges of G"]
+    table = Table("t", names, [line], [], [])
+    study = load_study("estimation")
+    page = write_page(study, [], [], [], [table], "", tmp_path)
+    measure = (
+        "<script>onload = () => { const wide = document.querySelector('.wide');"
+        "document.title = wide.scrollWidth <= wide.clientWidth ? 'all of it' : 'a part' }</script></body>"
+    )
+    text = page.read_text()
+    # paper is measured on the screen, by the rules of print
+    paper = text.replace("@media print", "@media screen")
+    assert "@media print" in text
+    for name, content, width in (("screen", text, 1200), ("paper", paper, 718), ("narrow", text, 718)):
+        place = tmp_path / f"{name}.html"
+        place.write_text(content.replace("</body>", measure))
+        command = [
+            "chromium",
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--window-size={width},900",
+            "--dump-dom",
+        ]
+        done = subprocess.run([*command, place.as_uri()], capture_output=True, text=True, timeout=60, check=True)
+        assert f"<title>{'a part' if name == 'narrow' else 'all of it'}</title>" in done.stdout, name
 
 
 def test_tables_are_means_with_standard_errors():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -13,15 +14,26 @@ from fedkin.studies.config import Study
 from fedkin.studies.summary import Row
 from fedkin.studies.tables import Table
 
+# A table that is wider than the window has a shadow at the side where more of it is.
 _STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #1f2933; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; color: #1f2933; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
 figure { margin: 1.2rem 0; } figure img { min-width: 55%; max-width: 100%; height: auto; }
-figcaption, .small { color: #52606d; font-size: .9rem; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; }
-th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #d9dee3; white-space: nowrap; }
+figcaption, .small { color: #52606d; font-size: .9rem; } p, figcaption { max-width: 62rem; }
+.wide { overflow-x: auto; background: linear-gradient(90deg, #fff 2rem, #fff0) 0 0 / 4rem 100% no-repeat local,
+  linear-gradient(270deg, #fff 2rem, #fff0) 100% 0 / 4rem 100% no-repeat local,
+  linear-gradient(90deg, #9aa5b1, #fff0) 0 0 / 1rem 100% no-repeat scroll,
+  linear-gradient(270deg, #9aa5b1, #fff0) 100% 0 / 1rem 100% no-repeat scroll; }
+table { border-collapse: collapse; font-size: .8rem; } .claims table { font-size: .9rem; }
+th, td { padding: .2rem .45rem; text-align: right; border-bottom: 1px solid #d9dee3; white-space: nowrap; }
+th { white-space: normal; vertical-align: bottom; }
 th:first-child, td:first-child, .claims td, .claims th { text-align: left; white-space: normal; }
-.yes { color: #0f6b50; font-weight: 600; } .no { color: #a23b00; font-weight: 600; }
+.whole { white-space: nowrap; } .yes { color: #0f6b50; font-weight: 600; } .no { color: #a23b00; font-weight: 600; }
+@media print {
+  html { font-size: 12px; } body { font-size: 1rem; margin: 0; max-width: none; padding: 0; } h2 { break-after: avoid; }
+  .wide { overflow: visible; background: none; } figure, tr { break-inside: avoid; }
+  table, .claims table { font-size: 7.5pt; } th, td { padding: .1rem .3rem; white-space: normal; }
+}
 """
 
 _CLASSES = {True: "yes", False: "no", None: "small"}
@@ -87,7 +99,8 @@ def _claims(checks: Sequence[Check]) -> str:
         f"<td class='{_CLASSES[check.holds]}'>{check.verdict}</td></tr>"
         for check in checks
     )
-    return f"<div class='wide claims'><table><tr><th>claim</th><th>observed</th><th></th></tr>{lines}</table></div>"
+    head = "<thead><tr><th>claim</th><th>observed</th><th></th></tr></thead>"
+    return f"<div class='wide claims'><table>{head}{lines}</table></div>"
 
 
 def settings(study: Study, rows: Sequence[Row]) -> dict[tuple[Any, ...], set[Any]]:
@@ -100,8 +113,8 @@ def settings(study: Study, rows: Sequence[Row]) -> dict[tuple[Any, ...], set[Any
 
 
 def replications(study: Study, rows: Sequence[Row]) -> int:
-    """Replications that the rows have at every grid point."""
-    return min(map(len, settings(study, rows).values()), default=0)
+    """Replications at the grid point that has most: a run has as many at all, rows put together may lack some."""
+    return max(map(len, settings(study, rows).values()), default=0)
 
 
 def _how_decided(study: Study, rows: Sequence[Row]) -> str:
@@ -130,10 +143,15 @@ def _figure(path: Path, caption: str) -> str:
 
 def _table(table: Table) -> str:
     head = "".join(f"<th>{escape(cell)}</th>" for cell in table.head)
-    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in table.text)
+    lines = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in line) + "</tr>" for line in table.text)
     files = f"Files: <a href='{table.name}.md'>Markdown</a>, <a href='{table.name}.csv'>CSV</a>."
-    body = f"<div class='wide'><table><tr>{head}</tr>{lines}</table></div>"
+    body = f"<div class='wide'><table><thead><tr>{head}</tr></thead>{lines}</table></div>"
     return f"{body}<p class='small'>{escape(table.caption)} {files}</p>"
+
+
+def _cell(text: str) -> str:
+    """A cell's text; where it has to be broken, not within a number like 7.3e-04."""
+    return re.sub(r"\S*\de-\d\S*", r"<span class='whole'>\g<0></span>", escape(text))
 
 
 def _making(study: Study, rows: Sequence[Row], notes: str) -> str:
@@ -148,5 +166,5 @@ def _making(study: Study, rows: Sequence[Row], notes: str) -> str:
     return (
         f"<p>{escape(notes)} {len(points)} settings, {counted} replications, seed {study.seed}; "
         f"{len(rows)} rows in <a href='rows.parquet'>rows.parquet</a>, each with its own seed. {troubles}</p>"
-        f"<div class='wide'><table><tr>{head}</tr>{lines}</table></div>"
+        f"<div class='wide'><table><thead><tr>{head}</tr></thead>{lines}</table></div>"
     )
