@@ -56,7 +56,7 @@ def main() -> None:
     path = options.out / "rows.jsonl"
     with path.open("a" if options.keep else "w") as file:
         for row in measurements(options):
-            file.write(json.dumps(row | here) + "\n")
+            file.write(json.dumps(row | here | {"quick": options.quick}) + "\n")
             file.flush()
             print(_brief(row), file=sys.stderr, flush=True)
     rows = latest([json.loads(line) for line in path.read_text().splitlines()])

@@ -55,7 +55,7 @@ class Contender(Protocol):
         """Of the package."""
 
     def skip(self, instance: Instance) -> str | None:
-        """Why it does not take part, or None."""
+        """Why it does not take part, or None; that it does not apply comes before that it is not installed."""
 
     def attempts(self, instance: Instance, target: float) -> Iterator[Attempt]:
         """Settings from coarse to fine."""
@@ -95,12 +95,12 @@ class Convex:
         self.solver, self.options, self.name = solver, options, name or f"cvxpy + {solver}"
 
     def version(self) -> str:
-        return importlib.metadata.version(self.solver.lower())
+        try:
+            return importlib.metadata.version(self.solver.lower())
+        except importlib.metadata.PackageNotFoundError:
+            return ""
 
     def skip(self, instance: Instance) -> str | None:
-        for package in ("cvxpy", self.solver.lower()):
-            if importlib.util.find_spec(package) is None:
-                return f"{package} is not installed"
         objective = instance.objective
         size = objective.graph.n_edges * objective.terms.n_params
         quadratic = isinstance(objective.terms, QuadraticTerms)
@@ -113,6 +113,9 @@ class Convex:
             return f"{size:.0e} edge duals: runs out of memory or takes hours"
         if instance.shape is not None:
             return "left to the specialised peers"
+        for package in ("cvxpy", self.solver.lower()):
+            if importlib.util.find_spec(package) is None:
+                return f"{package} is not installed"
         return None
 
     def attempts(self, instance: Instance, target: float) -> Iterator[Attempt]:
@@ -211,14 +214,14 @@ class External:
         return self._version
 
     def skip(self, instance: Instance) -> str | None:
-        if shutil.which(PEERS_PYTHON) is None:
-            return f"FEDKIN_BENCH_PEERS={PEERS_PYTHON} is not a program"
-        if not self.version():
-            return f"{self.package} is not installed for {Path(PEERS_PYTHON).name}; see docs/benchmarks.md"
         if instance.objective.terms.n_params > 1 or not isinstance(instance.objective.terms, QuadraticTerms):
             return "p = 1 and mean loss only"
         if self.package == "prox_tv" and instance.shape is None:
             return "grids only"
+        if shutil.which(PEERS_PYTHON) is None:
+            return f"FEDKIN_BENCH_PEERS={PEERS_PYTHON} is not a program"
+        if not self.version():
+            return f"{self.package} is not installed for {Path(PEERS_PYTHON).name}; see docs/benchmarks.md"
         return None
 
     def attempts(self, instance: Instance, target: float) -> Iterator[Attempt]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import exp, log
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from .duel import Row
 
@@ -18,14 +19,21 @@ def render(rows: list[Row], here: Row) -> str:
     parts = [
         f"{here['cpu']}, {here['cores']} cores, load {here['load']} at the start; Python {here['python']}, {versions}."
     ]
+    if _quick(rows):
+        parts += ["", "**A quick run: small instances and few repeats. It shows that everything works, not how fast.**"]
     for target in (1e-4, 1e-6):
         parts += _duel([row for row in rows if row["section"] == "duel" and row["target"] == target], target)
     parts += _paths([row for row in rows if row["section"] == "path"])
     parts += _starts([row for row in rows if row["section"] == "start"])
-    parts += _large([row for row in rows if row["section"] == "million"], "A million devices")
+    large = [row for row in rows if row["section"] == "million"]
+    parts += _large(large, "A million devices, made small" if _quick(large) else "A million devices")
     parts += _large([row for row in rows if row["section"] == "scaling" and row["against"] != "n"], "Growth")
     parts += _rows([row for row in rows if row["section"] == "scaling" and row["against"] == "n"])
     return "\n".join(parts) + "\n"
+
+
+def _quick(rows: list[Row]) -> bool:
+    return any(row.get("quick") for row in rows)
 
 
 def _duel(rows: list[Row], target: float) -> list[str]:
@@ -187,26 +195,67 @@ def draw_scaling(rows: list[Row], path: Path) -> bool:
     """Time and memory against size; False without matplotlib."""
     rows = [row for row in rows if row["section"] == "scaling" and "failed" not in row]
     try:
-        from matplotlib.figure import Figure
+        import matplotlib
     except ImportError:
         return False
     if not rows:
         return True
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context({"svg.hashsalt": "fedkin"}):  # the same rows give the same file
+        scaling_figure(rows).savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return True
+
+
+def scaling_figure(rows: list[Row]):  # type: ignore[no-untyped-def]
+    """The matplotlib figure: a column of two panels for each quantity that was varied."""
+    from matplotlib.figure import Figure
+
     panels = list(dict.fromkeys(str(row["against"]) for row in rows))
-    figure = Figure(figsize=(3.2 * len(panels), 5.5), layout="constrained")
+    all_memory = [float(row["gigabytes"]) for row in rows]  # type: ignore[arg-type]
+    figure = Figure(figsize=(3.2 * len(panels), 6.0), layout="constrained")
     axes = figure.subplots(2, len(panels), squeeze=False)
     for k, against in enumerate(panels):
-        own = [row for row in rows if row["against"] == against]
+        own = sorted((row for row in rows if row["against"] == against), key=lambda row: float(row["value"]))  # type: ignore[arg-type]
         x = [float(row["value"]) for row in own]  # type: ignore[arg-type]
         total = [float(row["seconds"]) + float(row.get("formed", 0.0)) for row in own]  # type: ignore[arg-type]
-        axes[0, k].loglog(x, total, "o-")
-        # a line of slope 1 through the last point
-        axes[0, k].loglog(x, [total[-1] * one / x[-1] for one in x], "--", color="0.6", label="linear")
+        (measured,) = axes[0, k].loglog(x, total, "o-")
+        # slope 1 through the middle of the points
+        rate = exp(fmean(map(log, total)) - fmean(map(log, x)))
+        (linear,) = axes[0, k].loglog(x, [rate * one for one in x], "--", color="0.4")
         axes[1, k].loglog(x, [float(row["gigabytes"]) for row in own], "o-")  # type: ignore[arg-type]
-        axes[1, k].set_xlabel({"n": "rows per device"}.get(against, against))
+        for axis, values in ((axes[0, k], [*total, rate * x[0], rate * x[-1]]), (axes[1, k], all_memory)):
+            low, high = (pick(values) * margin for pick, margin in ((min, 0.8), (max, 1.25)))
+            ticks = _ticks(low, high)
+            axis.set_ylim(low, high)
+            axis.set_xticks(x, [_count(one) for one in x])
+            axis.set_yticks(ticks, [f"{one:g}" for one in ticks])
+            axis.minorticks_off()
+            axis.grid(True, color="0.9")
+        axes[1, k].set_xlabel(_SIZES.get(against, against))
     axes[0, 0].set_ylabel("seconds to gap 1e-6")
     axes[1, 0].set_ylabel("peak memory, GB")
-    axes[0, 0].legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    return True
+    names = ["measured", "linear in the size: slope 1, through the middle of the points"]
+    figure.legend([measured, linear], names, loc="outside upper center", ncols=2, frameon=False)
+    fixed = f"about {min(all_memory):.1f} GB of it are Python and its libraries, whatever the size"
+    figure.supxlabel(f"Memory has no linear line: {fixed}.", fontsize="medium")
+    return figure
+
+
+_SIZES = {"n": "rows per device", "|V|": "devices |V|", "|E|": "edges |E|", "p": "parameters per device p"}
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten between two numbers, and other digits where these are too few."""
+    for digits in ((1, 2, 5), (1, 2, 3, 5, 7), range(1, 10)):
+        ticks = [digit * 10.0**power for power in range(-5, 6) for digit in digits]
+        found = [one for one in ticks if low <= one <= high]
+        if len(found) >= 3:
+            break
+    return found
+
+
+def _count(value: float) -> str:
+    for unit, letter in ((1e6, "M"), (1e3, "k")):
+        if value >= unit:
+            return f"{value / unit:g}{letter}"
+    return f"{value:g}"

@@ -1,0 +1,73 @@
+"""The benchmarks' bookkeeping: who is left out and why, what a quick run says of itself, the figure of scaling."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def benchmarks(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(repository / "benchmarks"))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "solvers"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_what_does_not_apply_is_said_before_what_is_not_installed(benchmarks: None, monkeypatch: pytest.MonkeyPatch):
+    from solvers import contenders
+    from solvers.instances import grid, paper
+
+    monkeypatch.setattr(contenders, "PEERS_PYTHON", sys.executable)  # which has neither of the two
+    linear = paper("l2", 0.03, n_devices=10, n_features=3)
+    total_variation = grid(8, 0.2)
+    for package in ("prox_tv", "pycut-pursuit"):
+        peer = contenders.External(package, ())
+        assert peer.skip(linear) == "p = 1 and mean loss only"
+        assert f"{package} is not installed" in str(peer.skip(total_variation))
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "osqp" else found(name))
+    osqp = contenders.Convex("OSQP", lambda eps: {})
+    assert osqp.skip(linear) == "not a quadratic program"
+    assert osqp.skip(paper("l1", 0.007, n_devices=10, n_features=3)) == "osqp is not installed"
+
+
+def test_a_quick_run_says_so(benchmarks: None):
+    from solvers import tables
+
+    here = {"versions": {"fedkin": "0"}, "cpu": "some", "cores": 2, "load": 0.1, "python": "3"}
+    large = {"section": "million", "n": 10_000, "p": 10, "loss": "mean", "penalty": "l2", "failed": "no memory"}
+    quick, full = (tables.render([large | {"quick": quick}], here) for quick in (True, False))
+    assert "A quick run: small instances" in quick and "### A million devices, made small: certified" in quick
+    assert "quick" not in full.lower() and "### A million devices: certified" in full
+
+
+def test_the_figure_of_scaling_can_be_read(benchmarks: None):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    from solvers import tables
+
+    sizes = {"|V|": (1e3, 1e4, 1e5), "|E|": (5e4, 1e5, 2e5, 4e5), "p": (2, 5, 10, 20, 40), "n": (20, 50, 100, 200, 400)}
+    rows = [
+        {"section": "scaling", "against": name, "value": x, "seconds": 0.3 * (x / values[0]) ** 0.5, "gigabytes": 0.3}
+        for name, values in sizes.items()
+        for x in values
+    ]
+    figure = tables.scaling_figure(rows)
+    FigureCanvasAgg(figure).draw()
+    for axis, values in zip(figure.axes, list(sizes.values()) * 2, strict=True):
+        shown = [label for label in axis.get_xticklabels(which="both") if label.get_text()]
+        assert len(shown) == len(values) and axis.get_yticklabels()
+        boxes = sorted((label.get_window_extent() for label in shown), key=lambda box: box.x0)
+        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    for axis in figure.axes[: len(sizes)]:
+        measured, linear = (np.log(line.get_xydata()) for line in axis.get_lines())
+        # slope 1, as far above the points as below
+        np.testing.assert_allclose(np.diff(linear[:, 1]), np.diff(linear[:, 0]))
+        assert (measured[:, 1] - linear[:, 1]).mean() == pytest.approx(0, abs=1e-9)
+    (legend,) = figure.legends
+    assert not any(legend.get_window_extent().overlaps(axis.get_tightbbox()) for axis in figure.axes)
