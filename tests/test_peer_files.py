@@ -95,6 +95,13 @@ def test_marks_of_another_device_are_refused(tmp_path: Path) -> None:
     refused(place(fed, "d1"), "is the state of d0, not of d1")
 
 
+def test_a_file_that_is_no_archive_is_not_to_be_trusted(tmp_path: Path) -> None:
+    federation(tmp_path)
+    own = place(tmp_path / "fed", "d0")
+    (own / "rows.npz").write_text("site,x\nd0,1\n")
+    assert "pickle" not in refused(own, "rows.npz is damaged, or not an NPZ file; carry it again")
+
+
 # --- rows that were replaced ------------------------------------------------------------------------------------------
 
 

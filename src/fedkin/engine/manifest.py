@@ -462,8 +462,9 @@ class Rows:
             with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 parts = {name: np.ascontiguousarray(file[name], dtype=np.float64) for name in file.files}
         except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            why = "" if "pickle" in str(error) else f" ({error})"  # numpy's advice to trust the file is not ours
             raise DataError(
-                f"{path} is damaged, or not an NPZ file ({error}); carry it again from where peer init made it"
+                f"{path} is damaged, or not an NPZ file{why}; carry it again from where peer init made it"
             ) from None
         if "X" not in parts or not parts.keys() <= {"X", "y", "offset"}:
             raise DataError(f"{path} has the arrays {', '.join(parts) or 'none'}, expected X, and y and offset if used")

@@ -42,7 +42,7 @@ def not_opened(listen: Sequence[str], words: str) -> FedkinError:
     words : str
         What zenoh says.
     """
-    why = f"cannot listen on {', '.join(listen)}: {without_source(words)}"
+    why = f"cannot {f'listen on {listen[0]}' if listen else 'open links'}: {without_source(words)}"
     host = listen[0].partition("/")[2].rpartition(":")[0] if listen else ""
     again = "correct its line in the table of --endpoints (or --centre, or --port) and run fedkin peer init again"
     nat = "behind NAT or in a container, let it listen on all addresses: docs/peer.md, 'Behind NAT and in containers'"
