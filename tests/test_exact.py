@@ -324,6 +324,40 @@ def test_separable_classes_without_a_ridge_have_no_minimiser() -> None:
     assert solve(Problem(fed, Graph.complete(fed.devices), "logistic", lam=0.05)).status == "converged"
 
 
+@pytest.mark.parametrize("penalty", ["l1", "l2"])
+@pytest.mark.parametrize("lam", [0.01, 10.0])
+def test_devices_that_are_separable_together_have_no_minimiser(penalty: str, lam: float) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(4, 40, 2))
+    y = (X[:, :, 0] > 0).astype(float)
+    fed = Federation({name: (X[u], y[u]) for u, name in enumerate("ab")})
+    with pytest.raises(SolverError, match=r"'a' and of all devices it is connected to run.*; add ridge=1e-3 or so$"):
+        solve(Problem(fed, Graph.complete("ab"), "logistic", penalty, lam=lam))
+    # a tiny ridge holds them
+    assert solve(Problem(fed, Graph.complete("ab"), "logistic", penalty, lam=lam, ridge=1e-9)).status == "converged"
+    # and so they are found beside others that are not separable
+    y[2:] = rng.random((2, 40)) < 0.5
+    fed = Federation({name: (X[u], y[u]) for u, name in enumerate("abcd")})
+    with pytest.raises(SolverError, match="'a' and of all devices it is connected to run away"):
+        solve(Problem(fed, Graph("abcd", [("a", "b"), ("c", "d")]), "logistic", penalty, lam=lam))
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_iter": 1.5}, "max_iter must be a whole number of at least 1, got 1.5"),
+        ({"max_iter": 0}, "max_iter must be a whole number"),
+        ({"tol": "small"}, "tol must be a positive number, got 'small'"),
+        ({"warm_start": 3}, "warm_start must be a Solution, as solve returns it, got 3"),
+    ],
+)
+def test_wrong_options_are_named(backend: str, options: dict[str, object], message: str) -> None:
+    problem = Problem(federation("linear", (5, 5)), Graph.complete(range(2)), lam=0.1)
+    with pytest.raises(ParameterError, match=message):
+        solve(problem, backend=backend, **options)
+
+
 def test_counts_that_are_all_zero_have_no_minimiser() -> None:
     fed = Federation({"a": (np.ones((5, 1)), np.zeros(5)), "b": (np.ones((5, 1)), np.arange(5.0))})
     with pytest.raises(SolverError, match="'a' run away"):
@@ -611,9 +645,9 @@ def test_a_solution_tells_its_story() -> None:
 def test_senseless_arguments() -> None:
     problem = Problem(federation("linear", (5, 5)), Graph.complete(range(2)), lam=0.1)
     for tol in (0.0, -1.0, np.nan):
-        with pytest.raises(ParameterError, match="tol must be positive"):
+        with pytest.raises(ParameterError, match="tol must be a positive number"):
             solve(problem, tol)
-    with pytest.raises(ParameterError, match="max_iter must be at least 1, got 0"):
+    with pytest.raises(ParameterError, match="max_iter must be a whole number of at least 1, got 0"):
         solve(problem, max_iter=0)
 
 

@@ -180,7 +180,7 @@ def test_lam_max_does_not_depend_on_lam_or_the_order_of_devices() -> None:
         one = lam_max(Problem(fed, graph, penalty=penalty, lam=7.0), 1e-4)
         turned = Problem(fed.subset([2, 0, 3, 1]), graph, penalty=penalty)
         assert lam_max(turned, 1e-4) == pytest.approx(one, rel=3e-4)
-    with pytest.raises(ParameterError, match="tol must be positive"):
+    with pytest.raises(ParameterError, match="tol must be a positive number"):
         lam_max(Problem(fed, graph), 0.0)
 
 
@@ -224,7 +224,7 @@ def test_senseless_levels() -> None:
     for lams in ([], [0.1, -0.1], [np.nan], [[0.1, 0.2]]):
         with pytest.raises(ParameterError, match="lams must be a list"):
             lam_path(problem, lams)
-    with pytest.raises(ParameterError, match="n_lams must be at least 1, got 0"):
+    with pytest.raises(ParameterError, match="n_lams must be a whole number of at least 1, got 0"):
         lam_path(problem, n_lams=0)
     for ratio in (0.0, 1.0, -1.0):
         with pytest.raises(ParameterError, match="ratio must lie between 0 and 1"):

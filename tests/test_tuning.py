@@ -179,7 +179,13 @@ def test_sparsity_and_ridge_belong_to_the_fit_not_to_the_score() -> None:
 def test_senseless_arguments(problem: Problem) -> None:
     with pytest.raises(ParameterError, match="rule must be 'min' or '1se', got '2se'"):
         cross_validate_lam(problem, rule="2se")
-    with pytest.raises(ParameterError, match="folds must be at least 2, got 1"):
+    with pytest.raises(ParameterError, match="folds must be a whole number of at least 2, got 1"):
         cross_validate_lam(problem, folds=1)
+    with pytest.raises(ParameterError, match="n_jobs must not be 0"):
+        cross_validate_lam(problem, n_jobs=0)
+    with pytest.raises(ParameterError, match="seed must be a whole number of at least 0, got -1"):
+        cross_validate_lam(problem, seed=-1)
+    with pytest.raises(ParameterError, match="lams must be a list of finite numbers of at least 0, got 'abc'"):
+        cross_validate_lam(problem, "abc")
     with pytest.raises(ParameterError, match="lams must be a list"):
         cross_validate_lam(problem, [-1.0])

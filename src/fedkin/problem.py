@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedkin.checks import check_nonnegative
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
 from fedkin.federation import Federation
 from fedkin.graph import Graph
@@ -316,12 +317,6 @@ def _losses_by_device(loss: Mapping[Hashable, str | Loss], federation: Federatio
         described = ", ".join(f"{one.name}: {p}" for p, one in sizes.items())
         raise DataError(f"the devices' losses have parameters of different length ({described}); they must agree")
     return tuple(losses)
-
-
-def check_nonnegative(name: str, value: float) -> None:
-    """Raise `ParameterError` unless ``value`` is a finite number of at least 0."""
-    if not isinstance(value, int | float | np.number) or not np.isfinite(value) or value < 0:
-        raise ParameterError(f"{name} must be a finite number of at least 0, got {value!r}")
 
 
 def check_labels(labels: Mapping[Hashable, object] | Sequence[object], devices: Sequence[Hashable]) -> list[object]:

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.checks import check_positive, check_whole
 from fedkin.errors import DataError, ParameterError
 from fedkin.problem import Problem
 from fedkin.solvers.backend import Backend, Resolved, resolve_backend
@@ -100,8 +101,11 @@ def cross_validate_lam(
     """
     if rule not in ("min", "1se"):
         raise ParameterError(f"rule must be 'min' or '1se', got {rule!r}")
-    if folds < 2:
-        raise ParameterError(f"folds must be at least 2, got {folds}")
+    check_whole("folds", folds, least=2)
+    check_whole("seed", seed, least=0)
+    check_positive("tol", tol)
+    if n_jobs == 0:
+        raise ParameterError("n_jobs must not be 0; give a number of jobs, or -1 for as many as there are cores")
     _check_rows(problem)
     grid = lam_grid(problem, n_lams, ratio) if lams is None else checked_grid(lams)
     fold_of = problem.federation.folds(folds, seed)

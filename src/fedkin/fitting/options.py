@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from fedkin.checks import check_nonnegative
 from fedkin.errors import ParameterError
 from fedkin.local import Variance
 from fedkin.losses.interface import Loss
 from fedkin.named_losses import describe_loss
 from fedkin.penalties import make_penalty
-from fedkin.problem import check_nonnegative
 from fedkin.selection import Method
 
 Progress = Callable[[str], None]

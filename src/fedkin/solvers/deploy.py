@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from fedkin.checks import check_whole
 from fedkin.engine.curvature import local_curvature
 from fedkin.engine.manifest import DEAL, Manifest, Member, Rows, describe_loss, plain_names
 from fedkin.engine.messages import RUN_BYTES
 from fedkin.errors import DataError, ParameterError
 from fedkin.problem import Problem
-from fedkin.solvers.fedplan import Settings, check_whole, device_rows, plan_run
+from fedkin.solvers.fedplan import Settings, device_rows, plan_run
 
 #: Bytes of own thetas that a device keeps in memory for neighbours that go back to their checkpoints.
 _KEPT_BYTES = 2_500_000

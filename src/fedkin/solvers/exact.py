@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.checks import check_positive, check_whole
 from fedkin.errors import ConvergenceWarning, ParameterError
 from fedkin.problem import FusedObjective, Problem, Solution, Status
 from fedkin.solvers.backend import Backend, Resolved, resolve_backend, start_iteration
@@ -26,6 +27,8 @@ Array = NDArray[np.float64]
 
 #: The relative gap is never relative to less than this share of the objective at theta = 0.
 SCALE_FLOOR = 1e-6
+#: A loss that has come down to this share of what it was at theta = 0 may have no end of it.
+VANISHED = 1e-10
 #: Share of the decrease promised by the quadratic models that a step must keep.
 SUFFICIENT = 0.1
 #: A step that lowers the objective by more than this share is not the last one.
@@ -89,10 +92,10 @@ def solve(
     >>> solution.status, solution.gap <= 1e-6
     ('converged', True)
     """
-    if not tol > 0:
-        raise ParameterError(f"tol must be positive, got {tol!r}")
-    if max_iter < 1:
-        raise ParameterError(f"max_iter must be at least 1, got {max_iter!r}")
+    check_positive("tol", tol)
+    check_whole("max_iter", max_iter, least=1)
+    if not isinstance(warm_start, Solution | None):
+        raise ParameterError(f"warm_start must be a Solution, as solve returns it, got {warm_start!r}")
     solution = solve_fused(problem.fused, tol, max_iter=max_iter, warm_start=warm_start, backend=backend)
     return scaled(solution, problem.n_devices)
 
@@ -156,8 +159,8 @@ class _Search:
         terms = objective.terms
         values = terms.c if isinstance(terms, QuadraticTerms) else terms.values(np.zeros_like(theta))
         raise_if_not_finite(objective.graph, values, "loss at theta = 0")
-        at_zero = float(values.sum())
-        self.floor = SCALE_FLOOR * abs(at_zero) + np.finfo(float).tiny
+        self.at_zero = float(values.sum())
+        self.floor = SCALE_FLOOR * abs(self.at_zero) + np.finfo(float).tiny
         self.ball = MinimizerBall(objective)
         self.status: Status = "iteration_limit"
         self.n_iter = 0
@@ -288,13 +291,15 @@ class _Search:
             caution = lowered(caution, error, quadratic, least)
             before, at, penalty = at, target, new_penalty
             value = float(at.values.sum()) + penalty
+            if value <= VANISHED * self.at_zero:
+                raise_if_unbounded(self.objective.graph, before, at)
             decrease = promised - float(error.sum())
             if decrease > max(EARLY, 10.0 * self.tol) * self.scale(value) and self.n_iter < self.max_iter:
                 # far from the end for certain, and a certificate takes as long as the step itself
                 self.take(_Certified(pair, value, np.inf, None))
                 continue
             self.take(self._certified(pair, value))
-            if self.status == "converged":
+            if self.status == "converged" or self.n_iter >= self.max_iter:
                 raise_if_unbounded(self.objective.graph, before, at)
                 return
 

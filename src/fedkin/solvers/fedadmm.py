@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkin.availability import Availability
+from fedkin.checks import check_positive, check_whole
 from fedkin.engine.backend import Backend, choose_backend
 from fedkin.engine.checkpoint import fingerprint, load_checkpoint, save_checkpoint
 from fedkin.engine.curvature import local_curvature
@@ -22,8 +23,6 @@ from fedkin.problem import Problem, Solution, Status
 from fedkin.solvers.fedplan import (
     BatchSize,
     Settings,
-    check_positive,
-    check_whole,
     describe,
     device_rows,
     hosts_of,

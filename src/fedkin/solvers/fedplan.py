@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.checks import check_choice, check_positive, check_whole
 from fedkin.engine.curvature import Curvature
 from fedkin.engine.gradients import GRADIENT_KINDS, DeviceRows, GradientKind, SampleStream
 from fedkin.engine.inprocess import RunPlan, split_evenly
@@ -250,22 +251,3 @@ def _plain_parts(parts: Mapping[str, Any]) -> Iterable[tuple[str, object]]:
             yield name, getattr(value, "__qualname__", type(value).__name__)
         elif isinstance(value, int | float | str):
             yield name, value
-
-
-def check_positive(name: str, value: object) -> None:
-    """Raise `ParameterError` unless ``value`` is a finite number above 0."""
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not number or not 0 < float(value) < np.inf:  # type: ignore[arg-type]
-        raise ParameterError(f"{name} must be a positive number, got {value!r}")
-
-
-def check_whole(name: str, value: object, *, least: int) -> None:
-    """Raise `ParameterError` unless ``value`` is a whole number of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ParameterError(f"{name} must be a whole number of at least {least}, got {value!r}")
-
-
-def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    """Raise `ParameterError` unless ``value`` is one of ``choices``."""
-    if value not in choices:
-        raise ParameterError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

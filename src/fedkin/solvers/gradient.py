@@ -8,12 +8,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedkin.checks import check_choice, check_positive, check_whole
 from fedkin.engine.curvature import local_curvature
 from fedkin.engine.gradients import Gradients
 from fedkin.engine.shard import AVERAGES, Average, averaging_weight
 from fedkin.errors import ParameterError, SolverError
 from fedkin.problem import FusedObjective, Problem, Solution, Status
-from fedkin.solvers.fedplan import BatchSize, check_choice, check_positive, check_whole, device_rows, starting_point
+from fedkin.solvers.fedplan import BatchSize, device_rows, starting_point
 from fedkin.solvers.progress import (
     Callback,
     Progress,

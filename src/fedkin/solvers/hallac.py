@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
+from fedkin.checks import check_positive, check_whole
 from fedkin.engine.shard import edge_update
 from fedkin.errors import ParameterError, SolverError
 from fedkin.problem import Problem, Solution, Status
-from fedkin.solvers.fedplan import check_positive, check_whole, starting_point
+from fedkin.solvers.fedplan import starting_point
 from fedkin.solvers.progress import (
     Callback,
     Progress,

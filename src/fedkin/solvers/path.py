@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.checks import check_positive, check_whole
 from fedkin.cores import available_threads
 from fedkin.errors import ConvergenceWarning, ParameterError
 from fedkin.graph import Graph
@@ -76,8 +77,7 @@ def lam_max(problem: Problem, tol: float = 1e-3) -> float:
     >>> round(fedkin.lam_max(problem), 3)
     0.5
     """
-    if not tol > 0:
-        raise ParameterError(f"tol must be positive, got {tol!r}")
+    check_positive("tol", tol)
     objective = problem.fused
     return least_congestion(objective.graph, objective.penalty, fused_gradients(objective), tol) / problem.n_devices
 
@@ -114,8 +114,7 @@ def fused_gradients(objective: FusedObjective) -> Array:
 
 def lam_grid(problem: Problem, n_lams: int = 20, ratio: float = 1e-3) -> Array:
     """``n_lams`` penalty levels, geometric from `lam_max` down to ``ratio * lam_max``; just 0 where that is 0."""
-    if n_lams < 1:
-        raise ParameterError(f"n_lams must be at least 1, got {n_lams}")
+    check_whole("n_lams", n_lams, least=1)
     if not 0 < ratio < 1:
         raise ParameterError(f"ratio must lie between 0 and 1, got {ratio!r}")
     top = lam_max(problem, tol=0.01)
@@ -124,7 +123,10 @@ def lam_grid(problem: Problem, n_lams: int = 20, ratio: float = 1e-3) -> Array:
 
 def checked_grid(lams: Sequence[float] | Array) -> Array:
     """Penalty levels in decreasing order."""
-    grid = np.asarray(lams, dtype=np.float64)
+    try:
+        grid = np.asarray(lams, dtype=np.float64)
+    except (TypeError, ValueError):
+        grid = np.empty(0)
     if grid.ndim != 1 or grid.size == 0 or not (np.isfinite(grid) & (grid >= 0)).all():
         raise ParameterError(f"lams must be a list of finite numbers of at least 0, got {lams!r}")
     return np.sort(grid)[::-1]
@@ -167,6 +169,8 @@ def lam_path(
     >>> [solution.theta.round(2).ravel().tolist() for lam, solution in path]
     [[1.0, 1.0], [0.5, 1.5]]
     """
+    check_positive("tol", tol)
+    check_whole("max_iter", max_iter, least=1)
     grid = lam_grid(problem, n_lams, ratio) if lams is None else checked_grid(lams)
     objective = problem.fused
     resolved = resolve_backend(backend, objective, grid.size)

@@ -40,12 +40,18 @@ def raise_if_unbounded(graph: Graph, before: Expansion, at: Expansion) -> None:
 
     now, at_zero = along(at.hessians), along(at.terms.hessians(np.zeros_like(step)))
     lost = moving & (now < 1e-6 * at_zero) & (now < 0.6 * along(before.hessians))
-    if lost.any():
-        raise SolverError(
-            f"the parameters of device {graph.devices[int(lost.argmax())]!r} run away: the objective has no finite "
-            "minimiser there (separable classes, all-zero counts); add ridge=1e-3 or so, or connect the device to "
-            "others with a larger lam"
-        )
+    if not lost.any():
+        return
+    first, labels = int(lost.argmax()), graph.components()
+    kin = labels == labels[first]
+    who, cure = f"the parameters of device {graph.devices[first]!r}", "add ridge=1e-3 or so"
+    if not lost[kin].all():
+        cure += ", or connect the device to others with a larger lam"
+    elif kin.sum() > 1:
+        who += " and of all devices it is connected to"
+    raise SolverError(
+        f"{who} run away: the objective has no finite minimiser there (separable classes, all-zero counts); {cure}"
+    )
 
 
 def raise_if_no_descent(graph: Graph, values: Array, linear: Array, error: Array) -> None:
