@@ -84,7 +84,7 @@ def test_a_second_job_on_the_same_directory_is_refused(tmp_path: Path, capfd: py
     pytest.importorskip("mpi4py")
     directory = federation(tmp_path, 10_000_000)
     again = ["mpi", "run", str(directory), "-n", "1", "--fresh"]
-    with long_job(directory) as job:
+    with long_job(directory):
         assert main(again) == 2
         assert "is in use by another job (rank 0 is process" in capfd.readouterr().err
         # a launcher of one's own calls the ranks without the command

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from fedkin.errors import FedkinError, FedkinWarning, SolverError
 
-OK, SOLVER_FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+OK, SOLVER_FAILED, WRONG_INPUT, STOPPED, INTERRUPTED = 0, 1, 2, 3, 130
 
 _SHOWN_PER_KIND = 3  # warnings of one kind that are written out
 
@@ -26,6 +26,10 @@ Report = Callable[[str], None]
 
 class Interrupted(BaseException):
     """Ctrl-C. Not a KeyboardInterrupt, which the solver takes for "return what you have" and a path for "go on"."""
+
+
+class StopRequested(Interrupted):
+    """Another command asked this one to stop, as ``fedkin peer stop`` does."""
 
 
 def output() -> Console:
@@ -70,6 +74,9 @@ def guarded(run: Callable[[], None]) -> int:
             run()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else OK if end.code is None else WRONG_INPUT
+    except StopRequested:
+        messages().print("stopped on request", style="yellow")
+        return STOPPED
     except (Interrupted, KeyboardInterrupt):
         messages().print("interrupted: nothing was left half-written", style="yellow")
         return INTERRUPTED
@@ -125,19 +132,25 @@ def handling(signals: Sequence[signal.Signals], handler: Callable[[int, Any], No
 
 
 @contextmanager
-def ended_like_ctrl_c() -> Iterator[None]:
+def ended_like_ctrl_c(on_request: signal.Signals | None = None) -> Iterator[None]:
     """Within this context SIGTERM and SIGHUP do what Ctrl-C does.
 
     For commands that start processes with sessions of their own, which would stay behind.
+
+    Parameters
+    ----------
+    on_request : signal, optional
+        Raises `StopRequested`.
     """
 
     def interrupt(number: int, frame: object) -> None:
         for one in (*heeded, signal.SIGINT):
             signal.signal(one, signal.SIG_IGN)  # once is enough: cleaning up must not be interrupted again
-        raise Interrupted
+        raise StopRequested if number == on_request else Interrupted
 
     # who ignores a signal, as nohup does, wants that
     heeded = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    heeded += [] if on_request is None else [on_request]
     with handling(heeded, interrupt):
         yield
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,6 +31,13 @@ class Gradient(StrEnum):
 
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a federation.")]
+EitherDirectory = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The directory of a federation, or that of one device.")
+]
+DeviceDirectory = Annotated[Path, typer.Argument(metavar="DIR/devices/U", help="The directory of one device.")]
+GiveUp = Annotated[
+    float, typer.Option(metavar="SECONDS", help="Longest wait for a neighbour; after that a device ends with code 4.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of tables.")]
 
 
@@ -91,7 +98,7 @@ def init(
     ] = False,
 ) -> None:
     """Make the directory of a federation: signed manifest, and rows, key and certificate for each device."""
-    from fedkin.cli.peer_commands import InitCommand, init
+    from fedkin.cli.peer_init import InitCommand, init
 
     init(
         InitCommand(
@@ -129,22 +136,31 @@ def init(
     )
 
 
-@peer.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def run(
-    context: typer.Context,
-    place: Annotated[Path, typer.Argument(metavar="DIR/devices/U", help="The directory of one device.")],
-) -> None:
-    """Run one device until its last round; the same command continues after a crash. Options: see docs/peer.md."""
-    from fedkin.cli.peer_commands import run_one
-
-    run_one(place, context.args)
+def _seconds(words: str) -> Any:
+    return typer.Option(metavar="SECONDS", help=words)
 
 
 @peer.command()
-def select(
-    place: Annotated[Path, typer.Argument(metavar="DIR/devices/U", help="The directory of one device.")],
-    give_up: Annotated[float, typer.Option(metavar="SECONDS", help="Longest wait for a neighbour.")] = 3600.0,
+def run(
+    place: DeviceDirectory,
+    first_pull: Annotated[float, _seconds("A theta that has not come is asked for after this time,")] = 0.25,
+    last_pull: Annotated[float, _seconds("and then again and again, at most so far apart.")] = 5.0,
+    complain: Annotated[float, _seconds("To the first log line about a wait; to the next it doubles.")] = 5.0,
+    give_up: GiveUp = 3600.0,
+    linger: Annotated[float, _seconds("Longest stay after the end, for neighbours that have not finished.")] = 600.0,
+    gather: Annotated[float, _seconds("A central machine or steward waits so long before its first round,")] = 60.0,
+    deadline: Annotated[float, _seconds("and so long for answers in a round.")] = 5.0,
+    echo: Annotated[bool, typer.Option("--echo/--no-echo", help="Log to standard error, too.")] = True,
 ) -> None:
+    """Run one device until its last round; the same command continues after a crash."""
+    from fedkin.cli.peer_commands import run_one
+    from fedkin.engine.lockstep import Patience
+
+    run_one(place, Patience(first_pull, last_pull, complain, give_up, linger, gather, deadline), echo)
+
+
+@peer.command()
+def select(place: DeviceDirectory, give_up: GiveUp = 3600.0) -> None:
     """Test the edges of one device together with its neighbours, before the rounds; up does it by itself."""
     from fedkin.cli.peer_commands import select_one
 
@@ -153,7 +169,7 @@ def select(
 
 @peer.command()
 def tune(
-    place: Annotated[Path, typer.Argument(metavar="DIR", help="A federation's directory, or that of one device.")],
+    place: EitherDirectory,
     lams: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="Levels; by default the devices find some.")
     ] = None,
@@ -171,7 +187,7 @@ def tune(
         Path | None, typer.Option(metavar="FILE", help="Key of your own certificate authority, PEM.")
     ] = None,
     restarts: Annotated[int, typer.Option(help="How often a device that dies is started again.")] = 10,
-    give_up: Annotated[float, typer.Option(metavar="SECONDS", help="Longest wait for a neighbour.")] = 3600.0,
+    give_up: GiveUp = 3600.0,
     as_json: Json = False,
 ) -> None:
     """Choose lam by cross-validation between the devices, before the rounds; rows stay where they are."""
@@ -188,10 +204,13 @@ def tune(
 def up(
     directory: Directory,
     restarts: Annotated[int, typer.Option(help="How often a device that dies is started again.")] = 10,
-    give_up: Annotated[float, typer.Option(metavar="SECONDS", help="Longest wait for a neighbour.")] = 3600.0,
+    give_up: GiveUp = 3600.0,
     as_json: Json = False,
 ) -> None:
-    """Run all devices of a directory on this machine, watch them, and start again what dies. Ctrl-C stops them."""
+    """Run all devices of a directory on this machine, watch them, and start again what dies. Ctrl-C stops them.
+
+    Exit codes: 0 all have finished, 1 one failed for good, 2 wrong input, 3 fedkin peer stop, 130 Ctrl-C or a signal.
+    """
     from fedkin.cli.peer_commands import up
 
     up(directory, restarts, give_up, as_json)
@@ -199,7 +218,7 @@ def up(
 
 @peer.command()
 def status(
-    directory: Directory,
+    directory: EitherDirectory,
     metrics: Annotated[bool, typer.Option("--metrics", help="Print the text format of Prometheus.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -210,8 +229,8 @@ def status(
 
 
 @peer.command()
-def stop(directory: Directory) -> None:
-    """Ask all devices on this machine to stop; up or run continues later."""
+def stop(directory: EitherDirectory) -> None:
+    """Ask all devices on this machine to stop, and a fedkin peer up; the same commands continue later."""
     from fedkin.cli.peer_commands import stop
 
     stop(directory)

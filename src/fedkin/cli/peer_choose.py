@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedkin.cli.console import note, output, print_json
-from fedkin.cli.peer_commands import select_all, watch
+from fedkin.cli.console import StopRequested, note, output, print_json
+from fedkin.cli.peer_commands import check_patience, select_all, shown, supervised, watch
+from fedkin.cli.peer_places import federation_in, note_who_is_not_here
 from fedkin.cli.peer_tune import check_before, options_of
 from fedkin.cli.tables import add_row, plain_table
 from fedkin.engine.curves import Choice, choose, read_curve, shared_curves
-from fedkin.engine.directory import AUTHORITY_KEY, DEVICES, OWNER, device_directories, sign_again
-from fedkin.engine.manifest import Manifest, load_manifest
+from fedkin.engine.directory import AUTHORITY_KEY, DEVICES, device_directories, sign_again
+from fedkin.engine.manifest import Manifest
 from fedkin.engine.notices import read_authority
+from fedkin.engine.overview import is_device
 from fedkin.engine.security import Pair
 from fedkin.engine.supervisor import Supervisor
 from fedkin.engine.tune import TuneSettings
@@ -35,19 +37,21 @@ class TuneCommand:
 
 def tune(command: TuneCommand) -> None:
     """One device, when its directory was named; otherwise all that are here, and then the choice."""
-    if (command.place / OWNER).exists():
+    check_patience(command.restarts, command.give_up)
+    if is_device(command.place):
         from fedkin.cli.peer_tune import main
 
         options = options_of(command.settings, by_fold=command.one_se)
         raise SystemExit(main([str(command.place), *options, "--give-up", str(command.give_up)]))
     directory = command.place
-    manifest = load_manifest(directory)
+    manifest = federation_in(directory, "tune", f"fedkin peer tune {directory} does its part")
     authority = _authority(command, manifest)
-    run_devices(command, manifest)
+    with supervised(directory):
+        run_devices(command, manifest)
     run = command.settings.run_bytes(manifest)
     curves, reasons = shared_curves(directory, manifest, run, by_fold=command.one_se)
     for position, why in reasons.items():
-        note(f"{manifest.members[position].name}: {why}")
+        note(f"{shown(manifest, position)}: {why}")
     choice = choose(curves, reasons, one_se=command.one_se)
     chosen = manifest.with_lam(choice.lam)
     if authority is not None:
@@ -80,9 +84,13 @@ def run_devices(command: TuneCommand, manifest: Manifest) -> None:
         select_all(directory, command.give_up)
     run = command.settings.run_bytes(manifest)
     places = [place for place in places if read_curve(place, run, by_fold=command.one_se) is None]
+    if places:
+        note_who_is_not_here(directory, manifest)
     options = (*options_of(command.settings, by_fold=command.one_se), "--give-up", str(command.give_up))
     supervisor = Supervisor(directory, options, command.restarts, "fedkin.cli.peer_tune", places)
     watch(supervisor, manifest)
+    if supervisor.stopped() and not supervisor.failed():
+        raise StopRequested
     failed = [child.name for child in supervisor.children if child.state == "failed"]
     if failed:
         place = directory / DEVICES / failed[0]

@@ -28,7 +28,15 @@ from fedkin.engine.journal import Journal
 from fedkin.engine.lockstep import Patience
 from fedkin.engine.manifest import Manifest, Rows, load_manifest, load_rows
 from fedkin.engine.messages import Kind
-from fedkin.engine.process import FINISHED, exit_code, link_watcher, links, name_of, own_position
+from fedkin.engine.process import (
+    FINISHED,
+    exit_code,
+    link_watcher,
+    links,
+    name_of,
+    own_position,
+    refusal_watcher,
+)
 from fedkin.engine.security import write_private
 from fedkin.engine.transport import Transport
 from fedkin.errors import DegenerateDeviceWarning, FedkinError, ParameterError
@@ -133,7 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         position = own_position(place, manifest, name)
         journal = Journal(name, place / LOG)
         neighbours = {manifest.members[v].name for v in manifest.neighbours(position)}
-        transport = ZenohTransport(links(place, manifest), link_watcher(journal, neighbours, manifest.secure))
+        on_refusal = refusal_watcher(journal) if manifest.secure else None
+        on_link = link_watcher(journal, neighbours, manifest.secure)
+        transport = ZenohTransport(links(place, manifest), on_link, on_refusal)
         try:
             patience = Patience(give_up=given.give_up, linger=given.linger)
             chosen = select(manifest, position, load_rows(place, manifest, position), transport, journal, patience)

@@ -28,6 +28,7 @@ from fedkin.engine.process import (
     name_of,
     only_one,
     own_position,
+    refusal_watcher,
 )
 from fedkin.engine.tune import Tuner, TuneSettings
 from fedkin.errors import DataError, FedkinError, ModelFileError, ParameterError
@@ -66,7 +67,9 @@ def tune_device(place: Path, settings: TuneSettings, patience: Patience, *, by_f
         journal = Journal(name, place / LOG)
         neighbours = {manifest.members[v].name for v in manifest.neighbours(position)}
         _forget_other_runs(place / TUNING_STATE, run)
-        transport = ZenohTransport(links(place, manifest), link_watcher(journal, neighbours, manifest.secure))
+        on_refusal = refusal_watcher(journal) if manifest.secure else None
+        on_link = link_watcher(journal, neighbours, manifest.secure)
+        transport = ZenohTransport(links(place, manifest), on_link, on_refusal)
         try:
             clerk = Clerk(place, 0)
             tuner = Tuner(
@@ -136,8 +139,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=value, metavar="SECONDS")
     given = vars(parser.parse_args(arguments))
     place, by_fold = given.pop("place"), given.pop("by_fold")
-    patience = Patience(**{name: given.pop(name) for name in vars(Patience())})
+    waits = {name: given.pop(name) for name in vars(Patience())}
     try:
+        patience = Patience(**waits)
         return tune_device(place, TuneSettings(**given), patience, by_fold=by_fold)
     except (FedkinError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")

@@ -262,11 +262,16 @@ def _result_parts(place: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 def why_not_shared(place: Path, what: str) -> str | None:
     """Why the owner of a device's directory does not let ``what`` leave it; None when it may."""
-    try:
-        owner = json.loads((place / OWNER).read_bytes())
-    except (OSError, ValueError):
+    path = place / OWNER
+    if not place.is_dir():
         return "its directory is not on this machine"
-    if owner.get("share_result") is not True:
+    try:
+        owner = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return f"{path} is missing, so nobody knows whether its owner shares {what}"
+    except (OSError, ValueError) as error:
+        return f"{path} cannot be read ({error}), so nobody knows whether its owner shares {what}"
+    if not isinstance(owner, dict) or owner.get("share_result") is not True:
         return f"its owner keeps {what} (share_result in {place / OWNER})"
     return None
 

@@ -8,15 +8,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedkin.engine.directory import LOCK, STATE, device_directories, read_result, read_status
+from fedkin.engine.directory import DEVICES, LOCK, STATE, device_directories, read_result, read_status
+from fedkin.engine.lockstep import HOLDING
 from fedkin.engine.manifest import CENTRE, Manifest
 from fedkin.engine.notices import left_devices
-from fedkin.engine.process import CANNOT, FINISHED, RESTARTS, STOPPED, WRONG
+from fedkin.engine.overview import expected_names, is_device, is_locked, is_running, own_name, silence
+from fedkin.engine.process import FINISHED, RESTARTS, STOPPED, WRONG
 from fedkin.engine.security import open_private
 from fedkin.errors import DataError
 
@@ -25,7 +27,11 @@ MAX_RESTARTS = 10
 #: Seconds before the first restart; doubled each time, up to a minute.
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
 _STOP_SECONDS = 20.0
+_LISTEN_SECONDS = 1.0  # between two looks at what a running device says
 STDERR = "stderr.txt"  # of a device under supervision
+#: What a supervisor holds while it runs, in the directory of the federation, and how it is asked to stop.
+SUPERVISOR_LOCK, STOP_SIGNAL = "up.lock", signal.SIGUSR1
+_LOCK_TRIES, _LOCK_PAUSE = 5, 0.1  # somebody may be looking whether it is held
 
 
 @dataclass
@@ -40,6 +46,8 @@ class Child:
     why: str = ""  # it ended, the last time
     restarts_before: int = 0  # under earlier supervisors
     stderr_before: int = 0  # bytes of stderr.txt that are older than the process
+    listened: float = 0.0  # when its status was looked at
+    told: bool = False  # that it holds, or says nothing
 
     @property
     def name(self) -> str:
@@ -109,14 +117,32 @@ class Supervisor:
                 continue
             code = child.process.poll()
             if code is None:
+                self._listen(child, now)
                 continue
             if code == FINISHED:
                 child.state = "finished"
             elif code == STOPPED:
                 child.state = "stopped"
+                self.news.append(f"{child.name}: stopped on request; it is not started again")
             else:
                 self._after_error(child, code, now)
         return any(child.state in ("running", "waiting") for child in self.children)
+
+    def _listen(self, child: Child, now: float) -> None:
+        """Tell once when a running device holds or says nothing, and once more when that is over."""
+        if now - child.listened < _LISTEN_SECONDS:
+            return
+        child.listened = now
+        status = read_status(child.place)
+        pid = None if child.process is None else child.process.pid
+        why = silence(child.place, status, pid)
+        if why is None and status.get("state") == HOLDING and status.get("pid") == pid:
+            why = f"{HOLDING}; log.jsonl in {child.place} says why"
+        if why is not None and not child.told:
+            self.news.append(f"{child.name}: {why}")
+        elif why is None and child.told:
+            self.news.append(f"{child.name}: it goes on")
+        child.told = why is not None
 
     def _after_error(self, child: Child, code: int, now: float) -> None:
         child.why = _why(child, code)
@@ -131,24 +157,38 @@ class Supervisor:
         times = f"{child.restarts} of {self.max_restarts} times"
         self.news.append(f"{child.name}: {child.why}; starting it again in {pause:g} s ({times})")
 
+    @property
+    def by_name(self) -> dict[str, Child]:
+        """The devices by their names."""
+        return {child.name: child for child in self.children}
+
     def failed(self) -> list[Child]:
         """Devices that are not started again."""
         return [child for child in self.children if child.state == "failed"]
 
     def stop(self) -> None:
-        """Ask all devices to stop, and end those that do not."""
-        running = [
-            child.process for child in self.children if child.process is not None and child.process.poll() is None
-        ]
-        for process in running:
-            process.send_signal(signal.SIGTERM)
+        """Ask all devices to stop, and end those that do not; none is started again."""
+        running = [(child, child.process) for child in self.children if child.state == "running"]
+        for child in self.children:
+            if child.state == "waiting":
+                child.state = "stopped"
+        for _, process in running:
+            if process is not None and process.poll() is None:
+                process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + _STOP_SECONDS
-        for process in running:
+        for child, process in running:
+            if process is None:
+                continue
             try:
                 process.wait(max(deadline - time.monotonic(), 0.1))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            child.state = "finished" if process.returncode == FINISHED else "stopped"
+
+    def stopped(self) -> bool:
+        """Whether devices were stopped before their end."""
+        return any(child.state == "stopped" for child in self.children)
 
 
 def _why(child: Child, code: int) -> str:
@@ -165,82 +205,11 @@ def _why(child: Child, code: int) -> str:
     return last.removeprefix("error: ").removeprefix(f"{child.name}: ") or f"ended with exit code {code}"
 
 
-@dataclass(frozen=True)
-class Line:
-    """What is known about a device on this machine."""
-
-    name: str
-    state: str
-    round: int
-    rounds: int
-    change: float | None
-    up: int
-    waiting_for: Sequence[str]
-    pulled: int
-    repaired: int
-    restarts: int
-    pid: int | None
-    why: str | None = None
-
-
-def overview(directory: Path, children: Sequence[Child] = ()) -> list[Line]:
-    """A line for each device whose directory is here."""
-    restarts = {child.name: child for child in children}
-    left = left_devices(directory)
-    lines = []
-    for place in device_directories(directory):
-        status, alive = read_status(place), is_running(place)
-        child = restarts.get(place.name)
-        state = str(status.get("state", "never started"))
-        if not alive and state not in ("done", "finished", "stopped", "tuned", "never started", CANNOT):
-            state = "finished" if read_result(place) is not None else "dead"
-        if child is not None and child.state in ("failed", "waiting"):
-            state = child.state if child.state == "failed" else "starting again"
-        elif child is not None and child.state == "running" and state not in ("done", "finished"):
-            # a file without a process that runs is of the time before
-            state = state if alive and status else "starting"
-        if place.name in left and not alive:
-            state = "left"
-        lines.append(
-            Line(
-                place.name,
-                state,
-                int(status.get("round", 0)),
-                int(status.get("rounds", 0)),
-                status.get("change"),
-                len(status.get("up", ())),
-                status.get("waiting_for", ()),
-                int(status.get("pulled", 0)),
-                int(status.get("repaired", 0)),
-                int(status.get("restarts", 0)) if child is None else child.restarts_before + child.restarts,
-                status.get("pid") if alive else None,
-                status.get("why"),
-            )
-        )
-    return lines
-
-
-def is_running(place: Path) -> bool:
-    """Whether a process holds the device's lock."""
-    try:
-        descriptor = os.open(place / LOCK, os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
 def all_done(directory: Path, manifest: Manifest) -> bool:
     """Whether all devices of the federation are here, or have left, and have done all that there is to do."""
     left, central = left_devices(directory), manifest.placement == "central"
-    names = {member.name for member in manifest.members} | ({CENTRE} if central else set())
     places = [place for place in device_directories(directory) if place.name not in left]
-    if {place.name for place in places} | set(left) != names:
+    if {place.name for place in places} | set(left) != set(expected_names(manifest)):
         return False  # somebody elsewhere may still need the last rounds
 
     def is_done(place: Path) -> bool:
@@ -250,6 +219,39 @@ def all_done(directory: Path, manifest: Manifest) -> bool:
         return kept and result and read_status(place).get("state") == "done"
 
     return all(is_done(place) for place in places)
+
+
+@contextmanager
+def only_supervisor(directory: Path) -> Iterator[None]:
+    """Hold the lock of a federation's supervisor; raises `DataError` when another process does.
+
+    Whoever holds it must take `STOP_SIGNAL` for the wish to stop.
+    """
+    descriptor = os.open(directory / SUPERVISOR_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        for attempt in range(_LOCK_TRIES):
+            with suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            if attempt + 1 == _LOCK_TRIES:
+                raise DataError(
+                    f"already running: fedkin peer up or tune, process {supervisor_of(directory)}; "
+                    f"to end it first: fedkin peer stop {directory}"
+                )
+            time.sleep(_LOCK_PAUSE)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def supervisor_of(directory: Path) -> int | None:
+    """The number of the process that supervises the devices of a directory, if one does."""
+    path = directory / SUPERVISOR_LOCK
+    with suppress(OSError, ValueError):
+        return int(path.read_text()) if is_locked(path) else None
+    return None
 
 
 def check_idle(directory: Path) -> None:
@@ -263,41 +265,32 @@ def check_idle(directory: Path) -> None:
 
 
 def stop_all(directory: Path) -> list[str]:
-    """Ask every device that runs here to stop, and return their names; a supervisor does not start them again."""
-    stopped = []
-    for place in device_directories(directory):
-        # who holds the lock has written its number there, so it is not that of another process by now
-        if is_running(place):
-            with suppress(ProcessLookupError, ValueError):
-                os.kill(int((place / LOCK).read_text()), signal.SIGTERM)
-                stopped.append(place.name)
-    return stopped
+    """Ask every device that runs here to stop, and their supervisor, which then starts none again.
 
+    Parameters
+    ----------
+    directory : path
+        Of a federation, or of one device.
 
-def prometheus(lines: Sequence[Line]) -> str:
-    """The overview in the text format of Prometheus.
-
-    Examples
-    --------
-    >>> from fedkin.engine.supervisor import Line, prometheus
-    >>> line = Line("north", "running", 12, 100, 0.5, 2, (), 3, 0, 1, 4711)
-    >>> print(prometheus([line]).splitlines()[2])
-    fedkin_round{device="north"} 12
+    Returns
+    -------
+    list of str
+        Who was asked.
     """
-    measures = (
-        ("round", "gauge", "Round that the device is in.", lambda line: line.round),
-        ("rounds", "gauge", "Rounds of the run.", lambda line: line.rounds),
-        ("change", "gauge", "Largest change of a parameter in the last round.", lambda line: line.change),
-        ("neighbours_up", "gauge", "Neighbours that are there.", lambda line: line.up),
-        ("waiting_for", "gauge", "Neighbours that it has waited for long.", lambda line: len(line.waiting_for)),
-        ("running", "gauge", "1 when the process runs.", lambda line: int(line.pid is not None)),
-        ("pulled_total", "counter", "Messages asked for again.", lambda line: line.pulled),
-        ("repaired_total", "counter", "Edge duals that had to be repaired.", lambda line: line.repaired),
-        ("restarts_total", "counter", "Times that the supervisor started it again.", lambda line: line.restarts),
-    )
-    out = []
-    for name, kind, words, value_of in measures:
-        out += [f"# HELP fedkin_{name} {words}", f"# TYPE fedkin_{name} {kind}"]
-        values = [(line.name, value_of(line)) for line in lines]
-        out += [f'fedkin_{name}{{device="{device}"}} {value}' for device, value in values if value is not None]
-    return "\n".join(out) + "\n"
+    if is_device(directory):
+        return [own_name(directory)] if _ask(directory / LOCK, signal.SIGTERM) else []
+    # first the supervisor: it must not start again what ends
+    supervised = _ask(directory / SUPERVISOR_LOCK, STOP_SIGNAL)
+    places = device_directories(directory) if (directory / DEVICES).is_dir() else []
+    stopped = [place.name for place in places if _ask(place / LOCK, signal.SIGTERM)]
+    return [*stopped, "the supervisor"] if supervised else stopped
+
+
+def _ask(lock: Path, number: signal.Signals) -> bool:
+    """Send a signal to the process that holds a lock, if there is one."""
+    # who holds the lock has written its number there, so it is not that of another process by now
+    if is_locked(lock):
+        with suppress(ProcessLookupError, ValueError):
+            os.kill(int(lock.read_text()), number)
+            return True
+    return False

@@ -1,0 +1,212 @@
+"""What ``fedkin peer init`` does: read rows and graph, plan the run, write the directory of a federation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedkin.availability import Availability, recorded_rounds
+from fedkin.cli.console import note, output
+from fedkin.cli.peer_endpoints import centre_endpoint, local_endpoints, read_endpoints
+from fedkin.cli.tables import read_federation
+from fedkin.engine.directory import DEVICES, write_federation
+from fedkin.engine.manifest import Manifest
+from fedkin.engine.security import Pair, make_authority, read_authority_files
+from fedkin.errors import DataError, ParameterError
+from fedkin.federation import Federation
+from fedkin.graph import Graph
+from fedkin.local import check_variance
+from fedkin.problem import Problem
+from fedkin.solvers.deploy import device_parts, make_manifest
+from fedkin.solvers.fedplan import Settings
+
+_CLASSIFIERS = ("logistic", "multinomial")
+_MOST_NAMES = 20  # written out
+
+
+@dataclass(frozen=True)
+class InitCommand:
+    """What the user asked for."""
+
+    directory: Path
+    data: Path
+    graph: Path
+    lam: float
+    device: str | None
+    target: str | None
+    features: tuple[str, ...] | None
+    offset: str | None
+    intercept: bool
+    loss: str
+    penalty: str
+    rounds: int
+    batch_size: int | None
+    gradient: Literal["plain", "saga", "svrg"]
+    ridge: float
+    seed: int
+    endpoints: Path | None
+    port: int
+    placement: Literal["peer", "central", "replicas"]
+    availability: str | None
+    centre: str | None
+    ca_cert: Path | None
+    ca_key: Path | None
+    secure: bool
+    float32: bool
+    checkpoint_every: int | None
+    compare_every: int
+    select_level: float | None
+    variance: str
+    share_results: bool
+
+
+def init(command: InitCommand) -> None:
+    """Read everything, plan the run, write the directory."""
+    _check_numbers(command)
+    federation = read_federation(
+        command.data, device=command.device, target=command.target, features=command.features, offset=command.offset
+    )
+    federation, classes = _encoded(federation, command.loss)
+    if command.intercept and command.loss != "mean":
+        federation = federation.with_intercept()
+    graph = Graph.read(command.graph, federation.devices)
+    problem = Problem(federation, graph, command.loss, command.penalty, command.lam, ridge=command.ridge)
+    endpoints, centre = _endpoints(command, federation)
+    settings = Settings(batch_size=command.batch_size, gradient=command.gradient, seed=command.seed)
+    manifest = make_manifest(
+        problem,
+        command.rounds,
+        settings,
+        endpoints,
+        absent=command.placement != "peer",
+        wire="float32" if command.float32 else "float64",
+        checkpoint_every=command.checkpoint_every,
+        compare_every=command.compare_every if command.placement == "peer" else 0,
+        placement=command.placement,
+        centre=centre,
+        secure=command.secure,
+        classes=classes,
+        select=_selection(command),
+        absence=_absence(command, federation),
+    )
+    own = _own_authority(command)
+    write_federation(
+        command.directory,
+        manifest,
+        device_parts(problem),
+        own or make_authority(f"fedkin {manifest.run}"),
+        keep_key=own is None,
+        share_result=command.share_results,
+    )
+    console = output()
+    console.print(
+        f"{command.directory}: {manifest.n_devices} devices, {len(manifest.edges)} edges, run {manifest.run}",
+        soft_wrap=True,
+    )
+    if not manifest.edges:
+        note("the graph has no edges: every device learns from its own rows only")
+    if not command.secure:
+        note("plain TCP: anybody on the network can read and write; use it on closed test networks only")
+    _print_names(manifest)
+    console.print(f"all on this machine: fedkin peer up {command.directory}", soft_wrap=True)
+    words = f"one per machine: carry {command.directory / DEVICES}/NAME there, then fedkin peer run NAME"
+    console.print(words, soft_wrap=True)
+
+
+def _check_numbers(command: InitCommand) -> None:
+    """Raise `ParameterError` for numbers that no run could have, before anything is read."""
+    least: dict[str, tuple[float | None, float]] = {
+        "--rounds": (command.rounds, 1),
+        "--batch-size": (command.batch_size, 1),
+        "--checkpoint-every": (command.checkpoint_every, 1),
+        "--compare-every": (command.compare_every, 0),
+        "--lam": (command.lam, 0),
+        "--ridge": (command.ridge, 0),
+        "--seed": (command.seed, 0),
+    }
+    for option, (value, bound) in least.items():
+        if value is not None and not (math.isfinite(value) and value >= bound):
+            never = " (0: never)" if option == "--compare-every" else ""
+            raise ParameterError(f"{option} must be at least {bound:g}{never}, got {value:g}")
+
+
+def _print_names(manifest: Manifest) -> None:
+    """Say which device is meant by which name, where ids cannot be names of directories."""
+    others = [member for member in manifest.members if str(member.id) != member.name]
+    for member in others[:_MOST_NAMES]:
+        output().print(f"{DEVICES}/{member.name} is {member.id!r}", soft_wrap=True)
+    if len(others) > _MOST_NAMES:
+        output().print(f"and {len(others) - _MOST_NAMES} more: fedkin peer status tells all")
+
+
+def _selection(command: InitCommand) -> dict[str, Any] | None:
+    if command.select_level is None:
+        return None
+    if not 0 < command.select_level < 1:
+        raise ParameterError(f"--select-level must be between 0 and 1, got {command.select_level:g}")
+    if command.placement != "peer":
+        raise ParameterError(f"--select-level is for --placement peer, not for {command.placement}")
+    check_variance(command.variance)
+    return {"level": command.select_level, "variance": command.variance}
+
+
+def _absence(command: InitCommand, federation: Federation) -> dict[str, Any] | None:
+    """The pattern of planned absence, for the manifest."""
+    given = command.availability
+    if given is None:
+        return None
+    if command.placement != "replicas":
+        raise ParameterError("--availability is for --placement replicas: elsewhere absence is what happens")
+    try:
+        probability = float(given)
+    except ValueError:
+        bound = Availability.recorded(given, repeat=True).bind(federation.devices)
+        trace = bound.rounds(1, recorded_rounds(Path(given)))[0].astype(int)
+        lines = ["".join(map(str, line)) for line in trace.tolist()]
+        return {"pattern": "recorded", "available": lines, "repeat": True, "weighting": "known"}
+    values = Availability.bernoulli(probability).bind(federation.devices).rounds(1, 1)[1][0]
+    return {"pattern": "bernoulli", "p": values.tolist(), "weighting": "known"}
+
+
+def _encoded(federation: Federation, loss: str) -> tuple[Federation, list[Any] | None]:
+    if loss not in _CLASSIFIERS or federation.y is None:
+        return federation, None
+    classes, codes = np.unique(
+        federation.y.astype(str) if federation.y.dtype == object else federation.y, return_inverse=True
+    )
+    if loss == "logistic" and len(classes) != 2:
+        raise DataError(f"the logistic loss needs 2 classes, the target has {len(classes)}; use --loss multinomial")
+    rows = np.repeat(np.arange(federation.n_devices), federation.n_samples)
+    ids = [federation.devices[u] for u in rows]
+    made = Federation.from_arrays(
+        federation.X, codes.astype(float), ids, offset=federation.offset, feature_names=federation.feature_names
+    )
+    return made, [one.item() for one in classes]
+
+
+def _endpoints(command: InitCommand, federation: Federation) -> tuple[list[str], str | None]:
+    scheme = "tls" if command.secure else "tcp"
+    central = command.placement == "central"
+    if command.centre is not None and not central:
+        raise ParameterError(f"--centre is for --placement central, not for {command.placement}")
+    if command.endpoints is None:
+        places, centre = local_endpoints(federation.n_devices, command.port)
+    else:
+        if central and command.centre is None:
+            raise ParameterError("--placement central with --endpoints needs --centre HOST:PORT")
+        places, centre = read_endpoints(command.endpoints, federation.devices, distinct=not central), ""
+    if command.centre is not None:
+        centre = centre_endpoint(command.centre)
+    return [f"{scheme}/{place}" for place in places], f"{scheme}/{centre}" if central else None
+
+
+def _own_authority(command: InitCommand) -> Pair | None:
+    if (command.ca_cert is None) != (command.ca_key is None):
+        raise ParameterError("--ca-cert and --ca-key go together")
+    if command.ca_cert is None or command.ca_key is None:
+        return None
+    return read_authority_files(command.ca_cert, command.ca_key)
