@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from federations import in_process, manifest_of, rows_of, small_problem
 from fedkin.cli import main
 from fedkin.cli.mpi_run import launch_command
 from fedkin.engine.directory import write_federation
+from fedkin.engine.manifest import Rows
 from fedkin.engine.partition import small_cut
 from fedkin.engine.security import make_authority
 
@@ -55,6 +57,23 @@ def test_ranks_have_the_bits_of_one_process(tmp_path: Path, ranks: int, gradient
     expected = in_process(problem, manifest).gather("average")
     with np.load(tmp_path / "fed" / "mpi" / "theta.npz") as file:
         assert file["theta"].tobytes() == expected.tobytes()
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("columns", "scale", "words"),
+    # neighbours of who diverges may say so first
+    [(3, 1e9, r"device 'd\d' diverged before round 60: "), (4, 1.0, r"d2/rows\.npz has 4 columns in X")],
+)
+def test_rows_that_were_replaced_and_do_not_fit(tmp_path: Path, columns: int, scale: float, words: str) -> None:
+    pytest.importorskip("mpi4py")
+    problem = small_problem(4)
+    write_federation(tmp_path / "fed", manifest_of(problem, 60), rows_of(problem), make_authority("test"))
+    X = scale * np.random.default_rng(0).normal(size=(12, columns))
+    Rows(X, X.sum(axis=1)).save(tmp_path / "fed" / "devices" / "d2" / "rows.npz")
+    done = mpi(2, str(tmp_path / "fed"))
+    assert done.returncode != 0
+    assert re.search(words, done.stderr) and "fedkin peer init" in done.stderr, done.stderr
 
 
 @needs_mpi
