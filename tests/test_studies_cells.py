@@ -246,6 +246,16 @@ def test_a_mistake_inside_a_generator_keeps_its_own_error(tmp_path: Path, monkey
         make_design(Replication({}, {"generator": "slips:slip"}, 0, 5))
 
 
+def test_a_text_where_a_generator_needs_a_number_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "counts.py").write_text("def half(n_devices, kind, seed):\n    return n_devices // 2\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    message = (
+        r"with the text n_devices = 'ten', kind = 'a'; is a number meant\? \(counts\.py, line 2: unsupported operand"
+    )
+    with pytest.raises(ParameterError, match=message):
+        make_design(Replication({"n_devices": "ten", "kind": "a"}, {"generator": "counts:half"}, 0, 5))
+
+
 def test_edge_selection_rows_against_scipy():
     from scipy.stats import chi2
 

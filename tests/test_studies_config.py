@@ -69,6 +69,7 @@ def test_quick_changes_what_it_names():
         (('task = "own:task"', ""), "needs task"),
         (("replications = 6", "replications = 0"), "replications must be a whole number of at least 1, got 0"),
         (("n = [10, 20]", "n = []"), "grid entry 'n' must be a list"),
+        (("n = [10, 20]", 'n = [10, "20"]'), "grid entry 'n' has numbers and texts, [10, '20']; give one kind"),
         (("[[grid]]", "[[gird]]"), "unknown table 'gird'"),
         (("[study]", "[study"), "is not valid TOML"),
         (('name = "small"', 'name = "../evil"'), "name = '../evil' will be the name of files: use only letters"),

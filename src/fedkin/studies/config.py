@@ -268,6 +268,8 @@ def _points(grid: Any, where: str) -> Iterator[dict[str, Any]]:
         for name, values in lists.items():
             if not values or not all(isinstance(value, int | float | str | bool) for value in values):
                 raise ParameterError(f"{where}: grid entry {name!r} must be a list of numbers or texts, got {values!r}")
+            if len({isinstance(value, str) for value in values}) > 1:
+                raise ParameterError(f"{where}: grid entry {name!r} has numbers and texts, {values!r}; give one kind")
         for chosen in itertools.product(*lists.values()):
             point = dict(zip(lists, chosen, strict=True))
             if (mark := json.dumps(point, sort_keys=True)) not in seen:

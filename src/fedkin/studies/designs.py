@@ -7,8 +7,10 @@ options, and ``seed``; it returns a `fedkin.datasets.Design`.
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -76,14 +78,27 @@ def make_design(replication: Replication) -> Design:
     # a grid may also vary what the task does (level, availability, ...): the generator gets what it can take
     arguments.update({key: value for key, value in replication.params.items() if known is None or key in known})
     try:
-        # only the arguments: a TypeError inside the generator keeps its traceback
         signature.bind(**arguments, seed=replication.seed)
     except TypeError as error:
         raise ParameterError(f"generator {name!r} was called with {sorted(arguments)} and seed: {error}") from None
-    design = generator(**arguments, seed=replication.seed)
+    try:
+        design = generator(**arguments, seed=replication.seed)
+    except TypeError as error:
+        texts = {key: value for key, value in arguments.items() if isinstance(value, str)}
+        if not texts:
+            raise  # a mistake in the generator, which its traceback shows
+        given = ", ".join(f"{key} = {value!r}" for key, value in texts.items())
+        raise ParameterError(
+            f"generator {name!r} was called with the text {given}; is a number meant? ({_last_line(error)})"
+        ) from error
     if not isinstance(design, Design):
         raise ParameterError(f"generator {name!r} gave a {type(design).__name__}; a fedkin.datasets.Design is expected")
     return design
+
+
+def _last_line(error: TypeError) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}, line {frame.lineno}: {error}"
 
 
 def _parameters(signature: inspect.Signature) -> set[str] | None:
