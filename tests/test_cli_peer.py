@@ -344,11 +344,20 @@ def test_a_forged_notice_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--loss", "nonsense"], "unknown loss"),
-        (["--rounds", "0"], "rounds must be"),
-        (["--batch-size", "999"], "batch_size is 999"),
+        (["--loss", "nonsense"], "unknown loss 'nonsense'; choose one of mean, linear, logistic"),
+        (["--rounds", "0"], "--rounds must be at least 1, got 0"),
+        (["--rounds", str(2**32)], "--rounds must be at most 4294967295"),
+        (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
+        (["--batch-size", "999"], "--batch-size is 999, but device 'd0' has only 12 rows: use at most 12, or leave it"),
+        (["--compare-every", "-1"], "--compare-every must be at least 0 (0: never), got -1"),
+        (["--checkpoint-every", "0"], "--checkpoint-every must be at least 1, got 0"),
+        (["--lam", "nan"], "--lam must be a finite number, at least 0, got nan"),
+        (["--ridge", "-1"], "--ridge must be a finite number, at least 0, got -1"),
+        (["--seed", "-1"], "--seed must be at least 0, got -1"),
         (["--ca-cert", "x.pem"], "go together"),
-        (["--port", "65534"], "leaves no room"),
+        (["--port", "65534"], "--port 65534 leaves no room"),
+        (["--port", "0"], "--port must be a whole number from 1 to 65535, got 0"),
+        (["--port", "70000"], "--port must be a whole number from 1 to 65535, got 70000"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -358,7 +367,9 @@ def test_bad_input_is_one_line(
     command = ["peer", "init", str(tmp_path / "fed"), "--data", str(tmp_path / "rows.csv"), "--device", "site"]
     command += ["--target", "y", "--graph", str(tmp_path / "edges.csv"), "--lam", "0.1", *options]
     assert main(command) == 2
-    assert words in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert words in errors and len(errors.splitlines()) == 1
+    assert "None" not in errors and "object" not in errors  # words of Python
     assert not (tmp_path / "fed").exists()
 
 

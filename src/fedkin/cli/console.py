@@ -100,7 +100,10 @@ def as_options(words: str) -> str:
     --------
     >>> as_options("say which columns to use with features=, or encode them")
     'say which columns to use with --features, or encode them'
+    >>> as_options("unknown loss 'x'; choose one of mean, linear, or pass a Loss object")
+    "unknown loss 'x'; choose one of mean, linear"
     """
+    words = words.replace(", or pass a Loss object", "")
     return re.sub(r"\b(device|features|graph|lam|level|offset|ridge|target)=(?:\.\.\.)?(?=[\s,;:.)]|$)", r"--\1", words)
 
 

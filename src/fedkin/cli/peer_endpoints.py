@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from collections.abc import Hashable, Sequence
 from pathlib import Path
@@ -16,9 +17,15 @@ _LAST_PORT = 65535
 
 def local_endpoints(n_devices: int, first_port: int) -> tuple[list[str], str]:
     """``host:port`` of all devices and of a central machine, on this machine."""
+    if not 1 <= first_port <= _LAST_PORT:
+        raise ParameterError(f"--port must be a whole number from 1 to {_LAST_PORT}, got {first_port}")
     last = first_port + n_devices
-    if not 1 <= first_port <= last <= _LAST_PORT:
-        raise ParameterError(f"--port {first_port} leaves no room for {n_devices} ports below {_LAST_PORT + 1}")
+    if last > _LAST_PORT:
+        most = _LAST_PORT - n_devices
+        raise ParameterError(
+            f"--port {first_port} leaves no room for {n_devices} devices and a central machine below "
+            f"{_LAST_PORT + 1}: use at most {most}"
+        )
     return [f"127.0.0.1:{first_port + u}" for u in range(n_devices)], f"127.0.0.1:{last}"
 
 
@@ -87,7 +94,8 @@ def _joined(where: str, host: object, port: object) -> str:
     except ValueError:
         number = -1.0
     if not (1 <= number <= _LAST_PORT and number.is_integer()):
-        raise DataError(f"{where}: the port must be a whole number from 1 to {_LAST_PORT}, got {port}")
+        got = "nothing" if math.isnan(number) else f"{number:.15g}" if isinstance(port, float) else port
+        raise DataError(f"{where}: the port must be a whole number from 1 to {_LAST_PORT}, got {got}")
     return f"{words}:{int(number)}"
 
 

@@ -26,6 +26,7 @@ from fedkin.solvers.fedplan import Settings
 
 _CLASSIFIERS = ("logistic", "multinomial")
 _MOST_NAMES = 20  # written out
+_MOST_ROUNDS = 2**32 - 1  # that a message can count
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def init(command: InitCommand) -> None:
     federation = read_federation(
         command.data, device=command.device, target=command.target, features=command.features, offset=command.offset
     )
+    _check_batch(command, federation)
     federation, classes = _encoded(federation, command.loss)
     if command.intercept and command.loss != "mean":
         federation = federation.with_intercept()
@@ -130,8 +132,22 @@ def _check_numbers(command: InitCommand) -> None:
     }
     for option, (value, bound) in least.items():
         if value is not None and not (math.isfinite(value) and value >= bound):
+            finite = " a finite number," if isinstance(value, float) else ""
             never = " (0: never)" if option == "--compare-every" else ""
-            raise ParameterError(f"{option} must be at least {bound:g}{never}, got {value:g}")
+            raise ParameterError(f"{option} must be{finite} at least {bound:g}{never}, got {value:g}")
+    if command.rounds > _MOST_ROUNDS:
+        raise ParameterError(f"--rounds must be at most {_MOST_ROUNDS}, got {command.rounds}")
+
+
+def _check_batch(command: InitCommand, federation: Federation) -> None:
+    """Raise `ParameterError` when a device has fewer rows than a batch."""
+    fewest = int(federation.n_samples.min())
+    if command.batch_size is not None and command.batch_size > fewest:
+        device = federation.devices[int(federation.n_samples.argmin())]
+        raise ParameterError(
+            f"--batch-size is {command.batch_size}, but device {device!r} has only {fewest} rows: "
+            f"use at most {fewest}, or leave it away for all rows"
+        )
 
 
 def _print_names(manifest: Manifest) -> None:
