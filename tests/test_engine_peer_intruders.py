@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +197,31 @@ def test_who_stands_in_for_a_neighbour_without_its_certificate_is_named(tmp_path
             wait_for_event(fleet, "d1", "link refused", peer="127.0.0.1", address=target)
             assert impostor.info.peers_zid() == []
         assert events(fleet, "d1", "link opened") == []
+
+
+@pytest.mark.parametrize("module", ["fedkin.cli.peer_select", "fedkin.cli.peer_tune"])
+def test_who_is_refused_before_the_rounds_is_named_too(tmp_path: Path, module: str) -> None:
+    """d0 selects edges or tunes, and waits for the others; d3 writes a key that is not its own."""
+    selects = {"level": 0.05, "variance": "model"} if module.endswith("select") else None
+    with Fleet.make(tmp_path / "fed", small_problem(6), 40, select=selects) as fleet:
+        manifest, authority = fleet.manifest, authority_of(fleet)
+        target, key = manifest.members[0].endpoint, f"{manifest.run}/theta/d5"
+        fleet.children["d0"] = subprocess.Popen(
+            [sys.executable, "-m", module, str(place(fleet.directory, "d0")), "--give-up", "60"],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+        )
+        host, _, port = target.partition("/")[2].rpartition(":")
+        deadline = time.monotonic() + 30
+        while True:
+            with suppress(OSError), socket.create_connection((host, int(port)), 1):
+                break
+            assert time.monotonic() < deadline and fleet.children["d0"].poll() is None, fleet.report()
+            time.sleep(0.1)
+        with session(tmp_path / "d3", authority, authority.certificate, "d3", target) as opened:
+            time.sleep(0.5)
+            opened.put(key, encode(manifest.run_bytes, Kind.THETA, 5, 1, np.zeros(3)))
+            wait_for_event(fleet, "d0", "refused by the access list", peer="d3", what="Put", key=key)
 
 
 def test_files_are_private_and_changes_are_noticed(tmp_path: Path) -> None:
