@@ -27,7 +27,7 @@ from fedkin.terms import QuadraticTerms
 pytest.importorskip("numba")
 
 from fedkin.cores import available_threads
-from fedkin.solvers import compiled, kernels, places
+from fedkin.solvers import compiled, kernel_cache, kernels, places
 from fedkin.solvers.compiled import CompiledIteration
 
 
@@ -326,20 +326,42 @@ def test_expected_work_grows_with_size() -> None:
     assert choice.expected_seconds(large) == pytest.approx(2 * choice.expected_seconds(small))
 
 
-def test_cache_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # this process has compiled the kernels, so they are in one of the caches, under the name that numba gives them
-    (entry, *_) = choice._cache_entries(Path(kernels.__file__))
-    source, copy = tmp_path / "kernels.py", tmp_path / "__pycache__" / entry.name
-    copy.parent.mkdir()
-    for path in (source, copy):
-        path.write_text("")
-    monkeypatch.setattr(choice, "__file__", str(tmp_path / "backend.py"))
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of solvers with sources of 1970 and compiled kernels under the names that numba gives them."""
+    names = {path.name for path in kernel_cache.entries("*kernels.*")}
+    assert {"kernels.run", "check_kernels.settle"} <= {name.split("-")[0] for name in names}
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    os.utime(source, (1, 1))
-    assert choice.cached()
-    os.utime(copy, (0, 0))
-    assert not choice.cached()
+    folder = tmp_path / "solvers"
+    (folder / "__pycache__").mkdir(parents=True)
+    for source in kernel_cache.sources():
+        (folder / source.name).touch()
+        os.utime(folder / source.name, (1, 1))
+    for name in names:
+        (folder / "__pycache__" / name).touch()
+    monkeypatch.setattr(kernel_cache, "_HERE", folder)
+    return folder
+
+
+def test_cache_is_found(cache: Path) -> None:
+    assert kernel_cache.cached()
+    for entry in kernel_cache.entries("kernels.run-*"):
+        os.utime(entry, (0, 0))
+    assert not kernel_cache.cached()
+
+
+def test_kernels_older_than_a_source_are_dropped(cache: Path) -> None:
+    """A kernel is made of those it calls, too: a change in one file makes all of them stale."""
+    before = list(kernel_cache.entries("*kernels.*"))
+    kernel_cache.drop_stale()
+    assert list(kernel_cache.entries("*kernels.*")) == before
+    (fresh, *stale) = before
+    for entry in stale:
+        os.utime(entry, (2, 2))
+    os.utime(cache / "pdhg.py", (3, 3))
+    kernel_cache.drop_stale()
+    assert list(kernel_cache.entries("*kernels.*")) == [fresh]
 
 
 FRESH = """

@@ -7,11 +7,8 @@ ahead outweighs what it takes to get them; a first small fit never waits for a c
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
@@ -19,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedkin.errors import ParameterError, missing_dependency
 from fedkin.problem import FusedObjective
+from fedkin.solvers.kernel_cache import cached
 from fedkin.solvers.pdhg import Iteration, NumpyIteration
 from fedkin.solvers.workload import sizes
 from fedkin.terms import QuadraticTerms
@@ -94,21 +92,6 @@ def expected_seconds(objective: FusedObjective) -> float:
 def installed() -> bool:
     """Whether numba can be imported."""
     return find_spec("numba") is not None
-
-
-def cached() -> bool:
-    """Whether compiled kernels lie in one of numba's caches, no older than their source."""
-    source = Path(__file__).with_name("kernels.py")
-    newest = source.stat().st_mtime
-    return any(entry.stat().st_mtime >= newest for entry in _cache_entries(source))
-
-
-def _cache_entries(source: Path) -> Iterable[Path]:
-    pattern = "kernels.run-*.nbi"
-    yield from (source.parent / "__pycache__").glob(pattern)
-    for folder in (os.environ.get("NUMBA_CACHE_DIR"), Path.home() / ".cache" / "numba"):
-        if folder and Path(folder).is_dir():
-            yield from Path(folder).glob(f"*/{pattern}")
 
 
 def compile_kernels() -> None:

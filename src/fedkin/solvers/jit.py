@@ -7,6 +7,10 @@ from typing import Any
 
 from numba import config, njit, types
 
+from fedkin.solvers.kernel_cache import drop_stale
+
+drop_stale()
+
 INT, FLOAT = types.int64, types.float64
 PAIR = types.UniTuple(FLOAT, 2)  # type: ignore[no-untyped-call]
 #: Sums may be reordered and products fused; infinities and NaN mean what they always do.
