@@ -64,7 +64,7 @@ def doubt(
 
     Examples
     --------
-    >>> doubt([Interval(1.09, 1.01, 1.17)], high=1.05)
+    >>> doubt([Interval(1.09, 1.01, 1.17), Interval(1.0, 0.8, 1.2)], high=1.05)
     '1.09 ± 0.08'
     >>> doubt([Interval(1.09, 1.06, 1.12)], high=1.05), doubt([Interval(1.0, 0.99, 1.01)], high=1.05)
     ('', '')
@@ -75,7 +75,12 @@ def doubt(
     reaching = [one for one in found if one.high > high or one.low < low]
     if not reaching:
         return ""
-    return max(reaching, key=lambda one: max(one.high - high, low - one.low)).text(form) + unit
+    # the estimate that is farthest outside, as a reader sees it among what was observed; else the interval that is
+    farthest = max(
+        reaching,
+        key=lambda one: (max(one.estimate - high, low - one.estimate, 0.0), max(one.high - high, low - one.low)),
+    )
+    return farthest.text(form) + unit
 
 
 def paired_ratios(
