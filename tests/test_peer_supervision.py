@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -158,6 +160,20 @@ def test_there_is_one_supervisor(tmp_path: Path, capsys: pytest.CaptureFixture[s
         pass
 
 
+def test_who_looks_does_not_keep_a_device_from_starting(tmp_path: Path) -> None:
+    """To see whether a lock is held one has to try it, which takes a moment: that must not look like another device."""
+    descriptor = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    moment = threading.Timer(0.15, os.close, (descriptor,))
+    moment.start()
+    try:
+        with only_one(tmp_path):
+            assert is_running(tmp_path)
+    finally:
+        moment.join()
+    assert not is_running(tmp_path)
+
+
 # --- a device's own directory -----------------------------------------------------------------------------------------
 
 
@@ -183,6 +199,7 @@ def test_status_and_metrics_of_a_device_that_was_carried(tmp_path: Path, capsys:
         (["up"], "fedkin peer run {} runs the device"),
         (["collect", "--out", "coef.csv"], "the parameters of this one are in its result.npz"),
         (["leave", "d0"], "run it where the key of the authority is"),
+        (["mpi", "run"], "ranks need the rows of all devices"),
     ],
 )
 def test_other_commands_say_that_they_need_the_federation(
@@ -190,9 +207,14 @@ def test_other_commands_say_that_they_need_the_federation(
 ) -> None:
     federation(tmp_path)
     device = place(tmp_path / "fed", "d1")
-    code, _, errors = said(capsys, command[0], str(device), *command[1:])
+    if command[0] == "mpi":
+        called, code = "mpi run", main(["mpi", "run", str(device)])
+        errors = " ".join(capsys.readouterr().err.split())
+    else:
+        called = f"peer {command[0]}"
+        code, _, errors = said(capsys, command[0], str(device), *command[1:])
     assert code == 2
-    assert f"fedkin peer {command[0]} needs that of the federation" in errors and words.format(device) in errors
+    assert f"fedkin {called} needs that of the federation" in errors and words.format(device) in errors
 
 
 @pytest.mark.parametrize("command", [["select"], ["run"]])
@@ -368,6 +390,8 @@ def test_ids_that_are_no_names_are_told(
     assert r'id="the \"old\" town"' in metrics and 'fedkin_round{device="north"} 0' in metrics
     errors = said(capsys, "collect", str(tmp_path / "fed"), "--out", str(tmp_path / "coef.csv"))[2]
     assert f"{made['São Paulo']} (São Paulo): its owner keeps it" in errors
+    code, out, _ = said(capsys, "leave", str(tmp_path / "fed"), "São Paulo")  # the id will do, too
+    assert code == 0 and out.startswith(f"{made['São Paulo']} has left: noted for north")
 
 
 def test_labels_are_escaped() -> None:
@@ -406,6 +430,7 @@ def test_a_short_patience_is_honoured(tmp_path: Path, placement: str) -> None:
         (["up", "--give-up", "nan"], "--give-up must be a number of seconds above 0, got nan"),
         (["up", "--give-up", "-1"], "--give-up must be a number of seconds above 0, got -1"),
         (["up", "--restarts", "-1"], "--restarts must be at least 0, got -1"),
+        (["tune", "--n-lams", "0"], "--n-lams must be at least 2, got 0"),
         (["tune", "--give-up", "nan"], "--give-up must be a number of seconds above 0, got nan"),
         (["run", "--linger", "-1"], "--linger must be a number of seconds at least 0, got -1"),
         (["run", "--complain", "0"], "--complain must be a number of seconds above 0, got 0"),

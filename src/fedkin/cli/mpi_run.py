@@ -16,8 +16,9 @@ import numpy as np
 
 from fedkin.cli.console import Interrupted, Report, ended_like_ctrl_c, note, output, working
 from fedkin.cli.peer_commands import coefficient_names
+from fedkin.cli.peer_places import federation_in
 from fedkin.cores import available_cores
-from fedkin.engine.manifest import Manifest, load_manifest
+from fedkin.engine.manifest import Manifest
 from fedkin.engine.mpi import JOB, check_no_job, check_out
 from fedkin.errors import MissingDependencyError, ParameterError, SolverError, missing_dependency
 from fedkin.tables import write_csv
@@ -44,7 +45,7 @@ class MpiCommand:
 
 def run(command: MpiCommand) -> None:
     """Start the ranks and wait for them."""
-    manifest = load_manifest(command.directory)
+    manifest = federation_in(command.directory, "mpi run", "ranks need the rows of all devices")
     ranks = _checked_ranks(command, manifest)
     if find_spec("mpi4py") is None:
         raise missing_dependency("mpi4py", "fedkin mpi run", "mpi")

@@ -194,9 +194,14 @@ def tune(
     from fedkin.cli.peer_choose import TuneCommand, tune
     from fedkin.cli.peer_tune import levels
     from fedkin.engine.tune import TuneSettings
+    from fedkin.errors import ParameterError
 
     chosen = None if lams is None else levels(lams)
-    settings = TuneSettings(chosen, n_lams, ratio, folds, rounds, seed, caution)
+    try:
+        settings = TuneSettings(chosen, n_lams, ratio, folds, rounds, seed, caution)
+    except ParameterError as error:  # it begins with the name of the argument
+        name, _, words = str(error).partition(" ")
+        raise ParameterError(f"--{name.replace('_', '-')} {words}") from None
     tune(TuneCommand(place, settings, one_se, sign, ca_key, restarts, give_up, as_json))
 
 

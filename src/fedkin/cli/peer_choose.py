@@ -44,7 +44,7 @@ def tune(command: TuneCommand) -> None:
         options = options_of(command.settings, by_fold=command.one_se)
         raise SystemExit(main([str(command.place), *options, "--give-up", str(command.give_up)]))
     directory = command.place
-    manifest = federation_in(directory, "tune", f"fedkin peer tune {directory} does its part")
+    manifest = federation_in(directory, "peer tune", f"fedkin peer tune {directory} does its part")
     authority = _authority(command, manifest)
     with supervised(directory):
         run_devices(command, manifest)

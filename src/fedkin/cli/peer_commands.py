@@ -92,7 +92,7 @@ def supervised(directory: Path) -> Iterator[None]:
 def up(directory: Path, restarts: int, give_up: float, as_json: bool) -> None:
     """Supervise all devices until they end."""
     check_patience(restarts, give_up)
-    manifest = federation_in(directory, "up", f"fedkin peer run {directory} runs the device")
+    manifest = federation_in(directory, "peer up", f"fedkin peer run {directory} runs the device")
     check_idle(directory)
     supervisor = Supervisor(directory, ("--give-up", str(give_up)), restarts)
     stopped = False
@@ -189,7 +189,10 @@ def stop(directory: Path) -> None:
 
 def leave(directory: Path, device: str, ca_key: Path | None = None) -> None:
     """Write the signed notice that a device has left."""
-    federation_in(directory, "leave", "run it where the key of the authority is, and carry the notice here")
+    manifest = federation_in(
+        directory, "peer leave", "run it where the key of the authority is, and carry the notice here"
+    )
+    device = next((member.name for member in manifest.members if str(member.id) == device), device)
     places = write_notice(directory, device, ca_key)
     output().print(
         f"{device} has left: noted for {', '.join(place.name for place in places) or 'no device on this machine'}"
@@ -202,7 +205,7 @@ def leave(directory: Path, device: str, ca_key: Path | None = None) -> None:
 
 def collect(directory: Path, out: Path) -> None:
     """Write the coefficients that owners share."""
-    manifest = federation_in(directory, "collect", "the parameters of this one are in its result.npz")
+    manifest = federation_in(directory, "peer collect", "the parameters of this one are in its result.npz")
     found, reasons = collect_results(directory, manifest, left_devices(directory))
     for position, why in reasons.items():
         note(f"{shown(manifest, position)}: {why}")

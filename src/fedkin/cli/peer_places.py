@@ -26,7 +26,7 @@ def federation_in(directory: Path, command: str, instead: str) -> Manifest:
     """
     if is_device(directory):
         raise DataError(
-            f"{directory} is the directory of one device, but fedkin peer {command} needs that of the federation, "
+            f"{directory} is the directory of one device, but fedkin {command} needs that of the federation, "
             f"which fedkin peer init made: {instead}"
         )
     manifest = load_manifest(directory)

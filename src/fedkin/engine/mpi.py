@@ -11,13 +11,10 @@ last round that all ranks have on disk. With another number of ranks a run start
 from __future__ import annotations
 
 import argparse
-import errno
-import fcntl
 import io
 import os
 import socket
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -28,6 +25,7 @@ from numpy.typing import NDArray
 
 from fedkin.engine.checkpoint import load_checkpoint, save_checkpoint
 from fedkin.engine.directory import DEVICES
+from fedkin.engine.locks import is_locked, lock
 from fedkin.engine.manifest import Manifest, Rows, load_manifest, load_rows
 from fedkin.engine.partition import small_cut
 from fedkin.engine.plans import TOO_LONG
@@ -41,7 +39,6 @@ Index = NDArray[np.int64]
 #: Sub-directory of a federation for the state of the ranks and the result.
 JOB = "mpi"
 _LOCK = "lock"
-_LOCK_TRIES, _LOCK_PAUSE = 5, 0.2  # somebody may be looking whether it is held
 _GRADIENT_STATE = ("table", "anchor_gradient", "anchor_theta", "stale", "looked")
 
 
@@ -158,16 +155,10 @@ def only_job(folder: Path) -> Iterator[None]:
     DataError
         When another job runs.
     """
-    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = lock(folder / _LOCK, f"process {os.getpid()} on {socket.gethostname()}")
+    if descriptor is None:
+        raise _in_use(folder)
     try:
-        for _ in range(_LOCK_TRIES):
-            if _locked(descriptor):
-                break
-            time.sleep(_LOCK_PAUSE)
-        else:
-            raise _in_use(folder)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         yield
     finally:
         os.close(descriptor)
@@ -175,25 +166,8 @@ def only_job(folder: Path) -> Iterator[None]:
 
 def check_no_job(directory: Path) -> None:
     """Raise `DataError` when a job of this federation runs."""
-    folder = directory / JOB
-    try:
-        descriptor = os.open(folder / _LOCK, os.O_RDWR)
-    except FileNotFoundError:
-        return
-    try:
-        if not _locked(descriptor):
-            raise _in_use(folder)
-    finally:
-        os.close(descriptor)
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        # some file systems of clusters have no locks: there nobody can tell
-        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
-    return True
+    if is_locked(directory / JOB / _LOCK):
+        raise _in_use(directory / JOB)
 
 
 def _in_use(folder: Path) -> DataError:

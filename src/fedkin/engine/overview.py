@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedkin.engine.directory import DEVICES, LINKS, LOCK, OWNER, STATUS, read_result, read_status
+from fedkin.engine.locks import is_locked
 from fedkin.engine.lockstep import HOLDING
 from fedkin.engine.manifest import CENTRE, Manifest
 from fedkin.engine.notices import left_devices, read_notices
@@ -214,21 +214,6 @@ def _holder(place: Path) -> int | None:
         return int((place / LOCK).read_text())
     except (OSError, ValueError):
         return None
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock of a file."""
-    try:
-        descriptor = os.open(path, os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def prometheus(lines: Sequence[Line]) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import fcntl
 import io
 import json
 import os
@@ -40,6 +39,7 @@ from fedkin.engine.directory import (
     read_status,
 )
 from fedkin.engine.journal import Journal
+from fedkin.engine.locks import lock
 from fedkin.engine.lockstep import Patience, PeerError, Status, Stopped
 from fedkin.engine.manifest import CENTRE, Manifest, load_manifest, load_rows
 from fedkin.engine.notices import read_notices
@@ -389,7 +389,7 @@ class Clerk:
 def only_one(place: Path) -> Iterator[None]:
     """Hold the device's lock; raises `DataError` when another process does."""
     try:
-        descriptor = os.open(place / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = lock(place / LOCK, str(os.getpid()))
     except OSError as error:
         if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise
@@ -397,14 +397,9 @@ def only_one(place: Path) -> Iterator[None]:
             f"{place} cannot be written ({error.strerror}), but a device keeps its state and its log there: make it "
             "writable for the user who runs the device, or carry it to a place that is"
         ) from None
+    if descriptor is None:
+        raise DataError(f"{place} is in use by another process: one device runs once")
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise DataError(f"{place} is in use by another process: one device runs once") from None
-    try:
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, str(os.getpid()).encode())
         yield
     finally:
         os.close(descriptor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -14,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedkin.engine.directory import DEVICES, LOCK, STATE, device_directories, read_result, read_status
+from fedkin.engine.locks import is_locked, lock
 from fedkin.engine.lockstep import HOLDING
 from fedkin.engine.manifest import CENTRE, Manifest
 from fedkin.engine.notices import left_devices
-from fedkin.engine.overview import expected_names, is_device, is_locked, is_running, own_name, silence
+from fedkin.engine.overview import expected_names, is_device, is_running, own_name, silence
 from fedkin.engine.process import FINISHED, RESTARTS, STOPPED, WRONG
 from fedkin.engine.security import open_private
 from fedkin.errors import DataError
@@ -31,7 +31,6 @@ _LISTEN_SECONDS = 1.0  # between two looks at what a running device says
 STDERR = "stderr.txt"  # of a device under supervision
 #: What a supervisor holds while it runs, in the directory of the federation, and how it is asked to stop.
 SUPERVISOR_LOCK, STOP_SIGNAL = "up.lock", signal.SIGUSR1
-_LOCK_TRIES, _LOCK_PAUSE = 5, 0.1  # somebody may be looking whether it is held
 
 
 @dataclass
@@ -227,20 +226,13 @@ def only_supervisor(directory: Path) -> Iterator[None]:
 
     Whoever holds it must take `STOP_SIGNAL` for the wish to stop.
     """
-    descriptor = os.open(directory / SUPERVISOR_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = lock(directory / SUPERVISOR_LOCK, str(os.getpid()))
+    if descriptor is None:
+        raise DataError(
+            f"already running: fedkin peer up or tune, process {supervisor_of(directory)}; "
+            f"to end it first: fedkin peer stop {directory}"
+        )
     try:
-        for attempt in range(_LOCK_TRIES):
-            with suppress(BlockingIOError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            if attempt + 1 == _LOCK_TRIES:
-                raise DataError(
-                    f"already running: fedkin peer up or tune, process {supervisor_of(directory)}; "
-                    f"to end it first: fedkin peer stop {directory}"
-                )
-            time.sleep(_LOCK_PAUSE)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield
     finally:
         os.close(descriptor)
