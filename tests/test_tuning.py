@@ -48,7 +48,7 @@ def test_scores_are_held_out_losses_with_every_device_weighted_alike() -> None:
                 rows = (fed.device_index == u) & ~train
                 assert rows.any(), "every device gives rows to every fold"
                 losses.append(0.5 * np.mean((fed.y[rows] - fed.X[rows] @ solution.theta[u]) ** 2))
-            # folds start from each other, so their solutions agree with these ones up to the tolerance only
+            # other starts: their solutions agree with these ones up to the tolerance only
             assert choice.scores[fold, k] == pytest.approx(np.mean(losses), rel=1e-4)
 
 

@@ -14,7 +14,7 @@ from fedkin.checks import check_positive, check_whole
 from fedkin.errors import DataError, ParameterError
 from fedkin.problem import Problem
 from fedkin.solvers.backend import Backend, Resolved, resolve_backend
-from fedkin.solvers.folds import Batch, cut_folds, in_chains
+from fedkin.solvers.folds import Batch, cut_folds, in_batches
 from fedkin.solvers.path import checked_grid, lam_grid, path_stretch, path_threads, stretches_of, warn_of_limits
 from fedkin.solvers.workload import run_side_by_side
 
@@ -115,8 +115,8 @@ def cross_validate_lam(
     held_out = [fold for fold in range(folds) if (fold_of == fold).any()]
     # decided here and not by each process for itself: many processes give what one gives, to the bit
     resolved = resolve_backend(backend, problem.fused, len(held_out) * grid.size)
-    chains = in_chains(cut_folds(problem, fold_of, held_out), resolved)
-    scores = _scores(chains, grid * problem.n_devices, tol, resolved, n_jobs)
+    batches = in_batches(cut_folds(problem, fold_of, held_out), resolved)
+    scores = _scores(batches, grid * problem.n_devices, tol, resolved, n_jobs)
     mean, error = scores.mean(axis=0), scores.std(axis=0, ddof=1) / np.sqrt(len(held_out))
     best = int(mean.argmin())
     if rule == "1se":
@@ -124,11 +124,11 @@ def cross_validate_lam(
     return LamChoice(float(grid[best]), grid, scores, mean, error, rule)
 
 
-def _scores(chains: list[list[Batch]], strengths: Array, tol: float, backend: Resolved, n_jobs: int | None) -> Array:
+def _scores(batches: list[Batch], strengths: Array, tol: float, backend: Resolved, n_jobs: int | None) -> Array:
     """Held-out mean loss of the path of each fold, ``(folds, m)``."""
     tasks = [
-        partial(_stretch_scores, chain, part, strengths, tol, backend)
-        for chain in chains
+        partial(_stretch_scores, batch, part, strengths, tol, backend)
+        for batch in batches
         for part in stretches_of(strengths.size)
     ]
     if backend == "numpy" and n_jobs not in (None, 1):
@@ -136,32 +136,26 @@ def _scores(chains: list[list[Batch]], strengths: Array, tol: float, backend: Re
 
         done = list(Parallel(n_jobs=n_jobs)(delayed(task)() for task in tasks))
     else:
-        usual = path_threads(chains[0][0].objective, backend)
+        usual = path_threads(batches[0].objective, backend)
         done = run_side_by_side(tasks, usual if n_jobs is None or n_jobs < 1 else min(n_jobs, usual))
     messages = [message for _, stopped in done for message in stopped]
     warn_of_limits(messages, sum(scores.size for scores, _ in done), stacklevel=4)
-    by_chain = np.split(np.arange(len(done)), len(chains))
-    return np.concatenate([np.concatenate([done[k][0] for k in parts], axis=1) for parts in by_chain])
+    by_batch = np.split(np.arange(len(done)), len(batches))
+    return np.concatenate([np.concatenate([done[k][0] for k in parts], axis=1) for parts in by_batch])
 
 
 def _stretch_scores(
-    chain: list[Batch], part: NDArray[np.int64], strengths: Array, tol: float, backend: Resolved
+    batch: Batch, part: NDArray[np.int64], strengths: Array, tol: float, backend: Resolved
 ) -> tuple[Array, list[str]]:
     """Held-out losses ``(folds, len(part))`` along a stretch, and the messages of solutions at the iteration limit."""
-    scores, stopped = [], []
-    start = None
-    for batch in chain:
-        own = np.empty((len(batch.folds), part.size))
-        first = None
-        stretch = path_stretch(batch.objective, part, strengths, tol, MAX_ITER, backend, start, fuse_components=False)
-        for k, solution in stretch:
-            own[:, k - part[0]] = batch.scores(solution.theta)
-            first = first or solution
-            if solution.status == "iteration_limit":
-                stopped.append(solution.message)
-        start = first
-        scores.append(own)
-    return np.concatenate(scores), stopped
+    scores, stopped = np.empty((len(batch.folds), part.size)), []
+    # scores do not tell what is fused exactly from what is almost
+    stretch = path_stretch(batch.objective, part, strengths, tol, MAX_ITER, backend, fuse_components=False)
+    for k, solution in stretch:
+        scores[:, k - part[0]] = batch.scores(solution.theta)
+        if solution.status == "iteration_limit":
+            stopped.append(solution.message)
+    return scores, stopped
 
 
 def _check_rows(problem: Problem) -> None:

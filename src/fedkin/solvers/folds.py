@@ -15,8 +15,8 @@ from fedkin.terms import DeviceTerms, QuadraticTerms, build_terms
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-#: Up to this many edge duals of all folds, folds help each other more than cores do.
-SMALL = 1_000_000
+#: Up to this many edge duals, numpy solves all folds as one problem with a copy of the graph each.
+STACKED = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,20 +133,15 @@ class Batch:
         return [float(fold.held_out.values(t[fold.seen]).mean()) for fold, t in zip(self.folds, own, strict=True)]
 
 
-def in_chains(folds: list[Fold], backend: Resolved) -> list[list[Batch]]:
-    """Which folds are solved one after the other, each started from the one before.
-
-    All of them where they are small and quadratic: then numpy, for which short arrays are a waste, gets them as one
-    problem. Others are on their own, to be solved side by side.
-    """
+def in_batches(folds: list[Fold], backend: Resolved) -> list[Batch]:
+    """Each fold on its own, but small quadratic ones together for numpy, which wastes its time on short arrays."""
     first = folds[0].objective
     size = len(folds) * first.graph.n_edges * first.terms.n_params
     terms = [fold.objective.terms for fold in folds]
     quadratic = [one for one in terms if isinstance(one, QuadraticTerms)]
-    alone = [Batch(fold.objective, (fold,)) for fold in folds]
-    if size > SMALL or len(quadratic) < len(folds):
-        return [[batch] for batch in alone]
-    return [[_stacked(folds, quadratic)]] if backend == "numpy" else [alone]
+    if backend == "numpy" and size <= STACKED and len(quadratic) == len(folds):
+        return [_stacked(folds, quadratic)]
+    return [Batch(fold.objective, (fold,)) for fold in folds]
 
 
 def _stacked(folds: list[Fold], terms: list[QuadraticTerms]) -> Batch:

@@ -214,7 +214,6 @@ def path_stretch(
     tol: float,
     max_iter: int,
     backend: Resolved,
-    start: Solution | None = None,
     *,
     fuse_components: bool = True,
 ) -> Iterator[tuple[int, Solution]]:
@@ -230,14 +229,12 @@ def path_stretch(
         Of the whole path, decreasing.
     tol, max_iter, backend
         For each solution.
-    start : Solution, optional
-        Of a similar problem, at the level that comes first here.
     fuse_components : bool
         Whether it matters that components are fused exactly where they are at the optimum.
     """
+    known: list[tuple[float, Solution]] = []
     # near the top solutions change abruptly: go there from below. Elsewhere go down, where steps are shorter.
     ahead = (part[::-1] if part[0] == 0 else part).tolist()
-    known = [] if start is None else [(float(strengths[ahead[0]]), start)]
     while ahead:
         for solution in _next_solutions(objective, known, strengths[ahead], tol, max_iter, backend, fuse_components):
             k = ahead.pop(0)
