@@ -84,17 +84,17 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 
 def test_stop_reaches_a_device_that_pauses_before_its_restart(tmp_path: Path) -> None:
-    """Killed three times, d1 pauses for two seconds and has no process: stop must reach the supervisor."""
+    """Killed four times, d1 pauses for four seconds and has no process: stop must reach the supervisor."""
     federation(tmp_path, 2, FOR_EVER)
     directory = tmp_path / "fed"
     with going_up(directory) as process:
         assert process.stderr is not None
-        for _ in range(3):
+        for _ in range(4):
             victim = until(lambda: (line := lines_of(directory)["d1"]).state == "running" and line.pid)
             os.kill(victim, signal.SIGKILL)
             until(lambda victim=victim: lines_of(directory)["d1"].pid != victim)
         for line in process.stderr:
-            if "starting it again in 2 s" in line:
+            if "starting it again in 4 s" in line:
                 break
         assert not is_running(place(directory, "d1"))
         assert main(["peer", "stop", str(directory)]) == 0
@@ -361,7 +361,8 @@ def test_a_device_that_holds_logs_ever_less_often(tmp_path: Path) -> None:
         assert first["seconds"] == 0
         time.sleep(6.5)
         seconds = [entry["seconds"] for entry in fleet.log("d2") if entry["event"] == event]
-        assert len(seconds) in (3, 4) and seconds[-1] >= 3  # after about 1, 3 and 7 s, not in every second
+        # after about 1, 3 and 7 s, not in every second
+        assert len(seconds) >= 3 and seconds[-1] >= 2 ** (len(seconds) - 1) - 1, seconds
         resource.prlimit(fleet.children["d2"].pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         fleet.join()
 
@@ -404,15 +405,15 @@ def test_labels_are_escaped() -> None:
 
 @pytest.mark.parametrize("placement", ["peer", "central"])
 def test_a_short_patience_is_honoured(tmp_path: Path, placement: str) -> None:
-    """The first complaint would come after five seconds; nobody else runs."""
+    """The first complaint would come after 40 seconds; nobody else runs."""
     changes: dict[str, Any] = {}
     if placement == "central":
         changes = {"placement": "central", "centre": f"tls/127.0.0.1:{free_ports(1)}", "compare_every": 0}
     federation(tmp_path, **changes)
     device = place(tmp_path / "fed", "d0" if placement == "peer" else "centre")
-    began = time.monotonic()
+    waits = ["--give-up", "1", "--gather", "0", "--complain", "40"]
     done = subprocess.run(
-        [sys.executable, "-m", "fedkin.engine.process", str(device), "--give-up", "1", "--gather", "0"],
+        [sys.executable, "-m", "fedkin.engine.process", str(device), *waits],
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
@@ -420,8 +421,8 @@ def test_a_short_patience_is_honoured(tmp_path: Path, placement: str) -> None:
         check=False,
     )
     assert done.returncode == 4, done.stderr
-    assert re.search(r"for [12] s", done.stderr), done.stderr
-    assert time.monotonic() - began < 5.0  # with the start of the process
+    seconds = re.search(r"for (\d+) s", done.stderr)
+    assert seconds is not None and int(seconds[1]) < 20, done.stderr
 
 
 @pytest.mark.parametrize(
