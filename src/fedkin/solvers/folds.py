@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -74,38 +75,45 @@ def _part(problem: Problem, rows: NDArray[np.bool_]) -> tuple[DeviceTerms, Index
 def _folds_of_sums(problem: Problem, whole: QuadraticTerms, fold_of: Index, folds: list[int]) -> list[Fold]:
     """Gram statistics add up: each row is looked at once, and a fold trains on the sum of the others."""
     device = problem.federation.device_index
-    parts = []
-    for fold in np.unique(fold_of).tolist():
-        rows = fold_of == fold
-        count = np.bincount(device[rows], minlength=whole.n_devices)
-        parts.append((fold, count, *_part(problem, rows)))
+    numbers, parts, sums = np.unique(fold_of).tolist(), [], []
+    for number in numbers:
+        rows = fold_of == number
+        count = np.bincount(device[rows], minlength=whole.n_devices).astype(np.float64)
+        terms, seen = _part(problem, rows)
+        assert isinstance(terms, QuadraticTerms)
+        parts.append((terms, seen))
+        sums.append((count, *_sums(whole, terms, seen, count[seen])))
     out = []
-    for fold, _, held_out, seen in parts:
-        if fold in folds:
-            others = [(count, terms, where) for other, count, terms, where in parts if other != fold]
-            out.append(Fold(replace(problem.fused, terms=_summed(problem, whole, others)), held_out, seen))
+    for number, (held_out, seen) in zip(numbers, parts, strict=True):
+        if number in folds:
+            others = [own for other, own in zip(numbers, sums, strict=True) if other != number]
+            count, A, b, c = (functools.reduce(np.add, column) for column in zip(*others, strict=True))
+            training = _means(problem, whole.isotropic, count, A, b, c)
+            out.append(Fold(replace(problem.fused, terms=training), held_out, seen))
     return out
 
 
-def _summed(problem: Problem, whole: QuadraticTerms, parts: list[tuple[Index, DeviceTerms, Index]]) -> QuadraticTerms:
-    """Mean losses of all rows of the parts together, with the problem's ridge."""
-    A, b, c = (np.zeros_like(of) for of in (whole.A, whole.b, whole.c))
-    total = np.zeros(whole.n_devices)
-    for count, terms, seen in parts:
-        assert isinstance(terms, QuadraticTerms)
-        n = count[seen].astype(np.float64)
-        total[seen] += n
-        own = terms.A if terms.isotropic == whole.isotropic else terms.hessians(terms.b)
-        A[seen] += _along(n, own) * own
-        b[seen] += n[:, None] * terms.b
-        c[seen] += n * terms.c
-    A /= _along(total, A)
-    ridge = np.broadcast_to(np.asarray(problem.ridge, dtype=np.float64), (whole.n_params,))
-    if whole.isotropic:
+def _sums(whole: QuadraticTerms, terms: QuadraticTerms, seen: Index, count: Array) -> tuple[Array, Array, Array]:
+    """``count`` times the mean losses of the devices that were seen, and 0 for the others."""
+    own = terms.A if terms.isotropic == whole.isotropic else terms.hessians(terms.b)
+    scaled = tuple(_along(count, of) * of for of in (own, terms.b, terms.c))
+    if seen.size == whole.n_devices:
+        return scaled  # type: ignore[return-value]
+    out = tuple(np.zeros_like(of) for of in (whole.A, whole.b, whole.c))
+    for into, values in zip(out, scaled, strict=True):
+        into[seen] = values
+    return out  # type: ignore[return-value]
+
+
+def _means(problem: Problem, isotropic: bool, count: Array, A: Array, b: Array, c: Array) -> QuadraticTerms:
+    """Mean losses of ``count (V,)`` rows whose losses sum up to these, with the problem's ridge."""
+    A = A / _along(count, A)
+    ridge = np.broadcast_to(np.asarray(problem.ridge, dtype=np.float64), (problem.n_params,))
+    if isotropic:
         A += ridge[0]
     else:
         A[:, np.arange(ridge.size), np.arange(ridge.size)] += ridge
-    return QuadraticTerms(A, b / total[:, None], c / total)
+    return QuadraticTerms(A, b / count[:, None], c / count)
 
 
 def _along(values: Array, other: Array) -> Array:
