@@ -17,9 +17,11 @@ from hypothesis import settings
 
 from small_studies import OWN, SMALL
 
-# A busy machine is no reason to fail: slow examples are caught by the time-out of the test.
-settings.register_profile("fedkin", deadline=None)
-settings.load_profile("fedkin")
+# A busy machine is no reason to fail: slow examples are caught by the time-out of the test. Examples are the same in
+# every run, so that a change is not blamed for bad luck; HYPOTHESIS_PROFILE=explore looks at others.
+settings.register_profile("fedkin", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fedkin"))
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
