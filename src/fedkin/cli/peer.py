@@ -87,7 +87,7 @@ def init(
     checkpoint_every: Annotated[
         int | None, typer.Option(metavar="ROUNDS", help="Between durable checkpoints; 100, fewer if p is large.")
     ] = None,
-    compare_every: Annotated[int, typer.Option(help="Rounds between comparisons of edge duals; 0 for never.")] = 50,
+    compare_every: Annotated[int, typer.Option(help="Rounds between comparisons of edge duals; 0 for never.")] = 200,
     select_level: Annotated[
         float | None,
         typer.Option(metavar="LEVEL", help="Let the devices test their edges first, and drop those that are rejected."),

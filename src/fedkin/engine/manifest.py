@@ -157,7 +157,7 @@ class Manifest:
     batch: Sequence[int | None] | None = None
     wire: Wire = "float64"
     checkpoint_every: int = 100
-    compare_every: int = 50
+    compare_every: int = 200
     placement: Placement = "peer"
     centre: str | None = None
     secure: bool = True
