@@ -375,7 +375,7 @@ def test_bad_input_is_one_line(
 
 
 def until_round(directory: Path, capsys: pytest.CaptureFixture[str], least: int) -> list[dict[str, Any]]:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while min((lines := status_of(directory, capsys)), key=lambda line: line["round"])["round"] < least:
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -124,6 +124,16 @@ def test_least_congestion(seed: int, n: int, p: int, share: float, penalty: str,
     )
 
 
+@pytest.mark.parametrize("penalty", ["l2", "linf"])
+def test_a_sharp_tolerance_does_not_unbalance_the_flow(penalty: str) -> None:
+    """What is left to repair is then mostly rounding, which no flow can balance."""
+    graph = random_graph(7, 0.5625, seed=0)
+    gradient = balanced(graph, 2, 0)
+    exact = by_cvxpy(graph, penalty, gradient)
+    for tol in (1e-3, 1e-5, 1e-6):
+        assert exact * (1 - 1e-7) <= least_congestion(graph, make_penalty(penalty), gradient, tol)
+
+
 def test_the_first_order_method_agrees_with_maximum_flows(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = random_graph(40, 0.1, seed=7, weighted=True)
     gradient = balanced(graph, 2, 7)

@@ -14,7 +14,7 @@ from fedkin.graph import Graph
 from fedkin.penalties import Penalty
 from fedkin.problem import FusedObjective
 from fedkin.solvers.exact import solve_fused, uninterrupted
-from fedkin.terms import QuadraticTerms
+from fedkin.terms import QuadraticTerms, sum_groups
 
 Array = NDArray[np.float64]
 
@@ -71,12 +71,16 @@ def _is_forest(graph: Graph) -> bool:
 def _repaired(graph: Graph, flow: Array, gradient: Array) -> Array:
     """The flow nearest to ``flow`` (in squares over the weights) with ``D' flow = -gradient``."""
     incidence = graph.incidence()
-    potential = _potential(graph, np.asarray(incidence.T @ flow) + gradient)
+    missing = np.asarray(incidence.T @ flow) + gradient
+    # what is missing sums to 0 over each component, up to rounding: with that left in, there is no solution
+    labels = graph.components()
+    missing -= (sum_groups(missing, labels, graph.n_components) / np.bincount(labels)[:, None])[labels]
+    potential = _potential(graph, missing, 1e-14 * float(np.abs(gradient).sum()))
     return np.asarray(flow - graph.weights[:, None] * np.asarray(incidence @ potential))
 
 
-def _potential(graph: Graph, missing: Array) -> Array:
-    """A solution ``(V, p)`` of the Laplace equation with that right-hand side."""
+def _potential(graph: Graph, missing: Array, rounding: float) -> Array:
+    """A solution ``(V, p)`` of the Laplace equation with that right-hand side, up to ``rounding``."""
     from scipy.sparse.linalg import cg, spsolve
 
     laplacian, potential = graph.laplacian(weighted=True), np.zeros_like(missing)
@@ -91,7 +95,9 @@ def _potential(graph: Graph, missing: Array) -> Array:
     jacobi = sparse.diags_array(np.divide(1.0, diagonal, out=np.ones_like(diagonal), where=diagonal > 0))
     for column in range(missing.shape[1]):
         if np.abs(missing[:, column]).max() > 0:
-            potential[:, column], _ = cg(laplacian, missing[:, column], rtol=1e-10, maxiter=10_000, M=jacobi)
+            potential[:, column], _ = cg(
+                laplacian, missing[:, column], rtol=1e-10, atol=rounding, maxiter=10_000, M=jacobi
+            )
     return potential
 
 
