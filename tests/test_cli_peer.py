@@ -389,6 +389,17 @@ def heard(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
+def run_to_end(place: Path, *options: str) -> None:
+    """One device on its own, which ends well within half a minute."""
+    process = heard("run", str(place), *options)
+    try:
+        process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_up_stops_the_devices(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
@@ -500,13 +511,7 @@ def test_what_is_done_stays_done(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "all devices have done their rounds already" in said.err and said.out.count("20/20") == 2
     assert status_of(directory, capsys) == before
     # one device alone, all of whose neighbours are known to have finished: it need not wait for them
-    process = heard("run", str(place))
-    try:
-        process.communicate(timeout=30)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 0
+    run_to_end(place)
     assert [(line["state"], line["round"]) for line in status_of(directory, capsys)] == [("done", 20)] * 2
 
 
@@ -521,13 +526,7 @@ def test_who_stays_for_neighbours_says_so(tmp_path: Path, capsys: pytest.Capture
     assert header["over"] is True
     save_checkpoint(place / "state.npz", run, dict(arrays), header | {"over": False})
     (place / "log.jsonl").unlink()
-    process = heard("run", str(place), "--linger", "3")
-    try:
-        process.communicate(timeout=30)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 0
+    run_to_end(place, "--linger", "3")
     lines = [json.loads(line) for line in (place / "log.jsonl").read_text().splitlines()]
     staying = [line for line in lines if line["event"] == "finished, staying for neighbours that have not"]
     assert staying and staying[0]["peers"] == staying[0]["down"] == ["d0"] and 0 < staying[0]["at_most"] < 3

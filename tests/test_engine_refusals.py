@@ -50,9 +50,9 @@ def test_links_that_were_refused() -> None:
     (found,) = reader.read(bad.encode())
     assert (found.peer, found.what, found.address) == ("192.0.2.1", "link", "tls/192.0.2.1:7447")
     assert "UnknownIssuer" in found.why
-    bad = line(away + "Can not create: bad certificate at /root/checkouts/zenoh/io/src/unicast.rs:253.. Retry in 2s.")
+    bad = line(away + "Can not create: bad certificate at /build/zenoh/io/src/unicast.rs:253.. Retry in 2s.")
     assert [one.why for one in reader.read(bad.encode())] == ["Can not create: bad certificate"]
-    words = "zenoh_link_tls::unicast: bad certificate at /root/checkouts/a.rs:61. at /root/b.rs:338."
+    words = "zenoh_link_tls::unicast: bad certificate at /build/a.rs:61. at /build/b.rs:338."
     assert reader.read(line(words, level="WARN").encode()) == []
     assert reader.links[-1][1] == "bad certificate"
     assert reader.read(line(away + "Connection refused. Retry in 2s.").encode()) == []
