@@ -13,14 +13,15 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUM
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from small_studies import OWN, SMALL
 
 # A busy machine is no reason to fail: slow examples are caught by the time-out of the test. Examples are the same in
 # every run, so that a change is not blamed for bad luck; HYPOTHESIS_PROFILE=explore looks at others.
-settings.register_profile("fedkin", deadline=None, derandomize=True)
-settings.register_profile("explore", deadline=None)
+_PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("fedkin", derandomize=True, **_PATIENT)
+settings.register_profile("explore", **_PATIENT)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fedkin"))
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -1,12 +1,7 @@
 """Random graphs for property tests, and graphs in the form that others compare them in."""
 
 import networkx as nx
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-
-# A busy machine must not make a test fail.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
 
 
 @st.composite

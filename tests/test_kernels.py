@@ -27,7 +27,7 @@ from fedkin.terms import QuadraticTerms
 pytest.importorskip("numba")
 
 from fedkin.cores import available_threads
-from fedkin.solvers import compiled, kernel_cache, kernels, places
+from fedkin.solvers import compiled, gram_kernels, kernel_cache, kernels, places
 from fedkin.solvers.compiled import CompiledIteration
 
 
@@ -231,12 +231,12 @@ def test_inverse(p: int) -> None:
     X = rng.normal(size=(7, 2 * p + 2, p))
     A, weight, rho = np.swapaxes(X, 1, 2) @ X, rng.uniform(0, 3, 7), rng.uniform(0.1, 1, p)
     order, out = rng.permutation(7), np.empty((7, p, p))
-    worst = kernels.invert(0, 7, order, A, weight, rho, out)
+    worst = gram_kernels.invert(0, 7, order, A, weight, rho, out)
     expected = np.linalg.inv(A[order] + weight[:, None, None] * np.diag(rho))
     np.testing.assert_allclose(out, expected, rtol=1e-9, atol=1e-12)
     assert 0 < worst <= 1
     b, own = rng.normal(size=(7, p)), np.empty((7, p))
-    assert 0 < kernels.local_minimizers(0, 7, order, A, b, own) <= 1
+    assert 0 < gram_kernels.local_minimizers(0, 7, order, A, b, own) <= 1
     np.testing.assert_allclose(own, np.linalg.solve(A[order], b[:, :, None])[:, :, 0], rtol=1e-8)
 
 
@@ -244,8 +244,8 @@ def test_singular_matrices_are_noticed() -> None:
     A = np.array([[[1.0, 1.0], [1.0, 1.0]]])
     out, b = np.empty((1, 2, 2)), np.ones((1, 2))
     order = np.zeros(1, dtype=np.int64)
-    assert kernels.invert(0, 1, order, A, np.zeros(1), np.ones(2), out) <= 1e-12
-    assert kernels.local_minimizers(0, 1, order, A, b, b.copy()) <= 1e-12
+    assert gram_kernels.invert(0, 1, order, A, np.zeros(1), np.ones(2), out) <= 1e-12
+    assert gram_kernels.local_minimizers(0, 1, order, A, b, b.copy()) <= 1e-12
 
 
 @pytest.mark.parametrize("name", ["linear l1", "linear l2", "linear linf", "sparse l1", "sparse l2"])

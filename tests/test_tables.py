@@ -9,15 +9,11 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkin.errors import DataError, MissingDependencyError
 from fedkin.tables import as_column, columns_of, device_id, device_ids, infer_column, read_columns, write_csv
-
-# A busy machine must not make a test fail.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
 
 
 def written(tmp_path, content, name="table.csv"):

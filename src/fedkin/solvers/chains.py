@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedkin.cores import available_threads
 from fedkin.graph import Graph
 from fedkin.problem import FusedObjective
-from fedkin.solvers import chain_kernels, kernels
+from fedkin.solvers import chain_kernels, gap_kernels, kernels
 from fedkin.solvers.fuse import INTERIOR
 from fedkin.solvers.pdhg import Checked, PrimalDual, Stopping
 from fedkin.solvers.workload import Crew
@@ -240,10 +240,11 @@ class ChainIteration:
         order, s = np.arange(self._a.size), self._s[None]
         b = np.ascontiguousarray(self._b.T)
         devices = self._crew.run(
-            lambda _, lo, hi: kernels.node_gap_isotropic(lo, hi, order, self._a, b, self._c, x, s), self._device_ranges
+            lambda _, lo, hi: gap_kernels.node_gap_isotropic(lo, hi, order, self._a, b, self._c, x, s),
+            self._device_ranges,
         )
         edges = self._crew.run(
-            lambda _, lo, hi: kernels.edge_gap(
+            lambda _, lo, hi: gap_kernels.edge_gap(
                 lo, hi, self._head, self._tail, self._edge_radius, x, self._alpha, kernels.L1
             ),
             self._edge_ranges,
@@ -256,7 +257,7 @@ class ChainIteration:
         share = 1.0 - INTERIOR
 
         def work(_: int, lo: int, hi: int) -> None:
-            kernels.fuse(
+            gap_kernels.fuse(
                 lo,
                 hi,
                 self._head,

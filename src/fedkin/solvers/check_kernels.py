@@ -11,17 +11,9 @@ from typing import Any
 
 from numba import njit, types
 
+from fedkin.solvers.gap_kernels import edge_gap, fuse, node_gap_dense, node_gap_isotropic
 from fedkin.solvers.jit import FLOAT, INT, PAIR, kernel, readable, writable
-from fedkin.solvers.kernels import (
-    edge_gap,
-    edge_moves,
-    edge_step,
-    fuse,
-    node_gap_dense,
-    node_gap_isotropic,
-    node_step_dense,
-    node_step_isotropic,
-)
+from fedkin.solvers.kernels import edge_moves, edge_step, node_step_dense, node_step_isotropic
 from fedkin.solvers.pdhg import LEAST_STRETCH
 
 _COUNTERS = writable(INT, 1)

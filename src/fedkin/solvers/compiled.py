@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedkin.cores import available_threads
 from fedkin.problem import FusedObjective
-from fedkin.solvers import check_kernels, kernels, level_kernels
+from fedkin.solvers import check_kernels, gap_kernels, gram_kernels, kernels, level_kernels
 from fedkin.solvers.fuse import INTERIOR
 from fedkin.solvers.pdhg import RELAXATION, Checked, PrimalDual, Rebalancing, Stopping, weights_of_devices
 from fedkin.solvers.places import Places
@@ -135,7 +135,7 @@ class CompiledIteration:
             own, order = np.zeros_like(self._b), self._places.devices
 
             def work(_: int, lo: int, hi: int) -> float:
-                return float(kernels.local_minimizers(lo, hi, order, self._A, self._b, own))
+                return float(gram_kernels.local_minimizers(lo, hi, order, self._A, self._b, own))
 
             worst = float(min(self._crew.run(work, self._device_ranges)))
         return own if worst > SAFE_PIVOT else None
@@ -302,7 +302,7 @@ class CompiledIteration:
         """``out[i] = (A_i + weight_i diag(rho))^{-1}``, and the worst relative pivot."""
 
         def work(_: int, lo: int, hi: int) -> float:
-            return float(kernels.invert(lo, hi, self._places.devices, self._A, weight, rho, out))
+            return float(gram_kernels.invert(lo, hi, self._places.devices, self._A, weight, rho, out))
 
         return float(min(self._crew.run(work, self._device_ranges)))
 
@@ -411,16 +411,16 @@ class CompiledIteration:
         y, radius, kind, head, tail = self._y, self._radius, self._kind, self._places.head, self._places.tail
         if self._isotropic:
             devices = self._crew.run(
-                lambda _, lo, hi: kernels.node_gap_isotropic(lo, hi, order, self._curvature, b, c, x, s),
+                lambda _, lo, hi: gap_kernels.node_gap_isotropic(lo, hi, order, self._curvature, b, c, x, s),
                 self._device_ranges,
             )
         else:
             devices = self._crew.run(
-                lambda _, lo, hi: kernels.node_gap_dense(lo, hi, order, self._A, self._own_inverse, b, c, x, s),
+                lambda _, lo, hi: gap_kernels.node_gap_dense(lo, hi, order, self._A, self._own_inverse, b, c, x, s),
                 self._device_ranges,
             )
         edges = self._crew.run(
-            lambda _, lo, hi: kernels.edge_gap(lo, hi, head, tail, radius, x, y, kind), self._edge_ranges
+            lambda _, lo, hi: gap_kernels.edge_gap(lo, hi, head, tail, radius, x, y, kind), self._edge_ranges
         )
         value, gap = (sum(part) for part in zip(*devices, *edges, strict=True))
         if self._box.size:
@@ -436,7 +436,9 @@ class CompiledIteration:
         columns = self._crew.split(p) if self._kind == kernels.L1 and self._crew.size > 1 else [(0, p)]
 
         def work(_: int, lo: int, hi: int) -> None:
-            kernels.fuse(lo, hi, head, tail, self._radius, self._y, share, self._kind, self._z, self._box, self._x, out)
+            gap_kernels.fuse(
+                lo, hi, head, tail, self._radius, self._y, share, self._kind, self._z, self._box, self._x, out
+            )
 
         self._crew.run(work, columns)
         return out

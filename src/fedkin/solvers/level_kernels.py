@@ -17,8 +17,9 @@ from fedkin.solvers.check_kernels import (
     STATUS,
     settle,
 )
+from fedkin.solvers.gram_kernels import invert
 from fedkin.solvers.jit import FLOAT, INT, kernel, readable, writable
-from fedkin.solvers.kernels import edge_step, invert
+from fedkin.solvers.kernels import edge_step
 from fedkin.solvers.pdhg import FIRST_REBALANCE, REBALANCE_AT, REBALANCE_BY, RELAXATION
 
 _I1, _ORDER = readable(types.int32, 1), readable(types.int64, 1)
