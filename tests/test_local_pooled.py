@@ -1,0 +1,98 @@
+"""Global and oracle fits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import optimize
+
+from fedkin.errors import DataError, DegenerateDeviceWarning, ParameterError, UnknownDeviceError
+from fedkin.federation import Federation
+from fedkin.local import global_fit, local_fit, oracle_fit
+from fedkin.losses import HuberLoss, make_loss
+from local_samples import federation, separated
+
+# ---------------------------------------------------------------- pooled fits
+
+
+@pytest.mark.parametrize("kind", ["linear", "logistic", "poisson", "huber", "multinomial"])
+@pytest.mark.parametrize("weights", ["samples", "devices"])
+def test_global_fit_minimises_the_stated_sum(kind, weights):
+    fed = federation(kind, sizes=(30, 60, 200), offset=True)
+    loss = make_loss(kind, fed.y)
+
+    def total(theta):
+        out, slope = 0.0, 0.0
+        for device in fed.devices:
+            data = fed[device]
+            factor = data.n_samples / len(fed.X) if weights == "samples" else 1 / 3
+            out = out + factor * loss.value(theta, data.X, data.y, data.offset)
+            slope = slope + factor * loss.gradient(theta, data.X, data.y, data.offset)
+        return out, slope
+
+    theta = global_fit(fed, kind, weights)
+    assert theta.shape == (loss.n_params(3),)
+    np.testing.assert_allclose(total(theta)[1], 0.0, atol=1e-12)
+    best = optimize.minimize(total, np.zeros(theta.size), jac=True, method="BFGS", tol=1e-10)
+    assert total(theta)[0] <= best.fun + 1e-12
+
+
+def test_global_by_samples_is_the_fit_of_the_stacked_rows():
+    import statsmodels.api as sm
+
+    fed = federation("logistic")
+    np.testing.assert_allclose(global_fit(fed, "logistic"), sm.Logit(fed.y, fed.X).fit(disp=0).params, atol=1e-8)
+
+
+def test_both_weights_agree_for_equal_sizes():
+    fed = federation("poisson", sizes=(50, 50, 50))
+    np.testing.assert_allclose(global_fit(fed, "poisson"), global_fit(fed, "poisson", "devices"), rtol=1e-9)
+
+
+def test_global_fit_of_different_losses():
+    fed = federation("poisson", sizes=(50, 70, 40))
+    losses = dict(zip(fed.devices, ("poisson", "linear", HuberLoss(0.5)), strict=True))
+    for weights in ("samples", "devices"):
+        theta = global_fit(fed, losses, weights)
+        slope = 0.0
+        for device, loss in losses.items():
+            data = fed[device]
+            factor = data.n_samples if weights == "samples" else 1.0
+            slope = slope + factor * make_loss(loss).gradient(theta, data.X, data.y)
+        np.testing.assert_allclose(slope, 0.0, atol=1e-8)
+
+
+def test_oracle_is_global_within_groups():
+    fed = federation("linear", sizes=(30, 40, 50, 60))
+    theta = oracle_fit(fed, ["x", "y", "x", "y"])
+    a, b, c, d = fed.devices
+    np.testing.assert_allclose(theta[0], global_fit(fed.subset([a, c])), rtol=1e-10)
+    np.testing.assert_allclose(theta[1], global_fit(fed.subset([b, d])), rtol=1e-10)
+    np.testing.assert_array_equal(theta[[0, 1]], theta[[2, 3]])
+    np.testing.assert_array_equal(theta, oracle_fit(fed, {d: 1, c: 0, b: 1, a: 0}))
+    np.testing.assert_allclose(oracle_fit(fed, range(4)), local_fit(fed).theta, rtol=1e-9)
+    np.testing.assert_allclose(oracle_fit(fed, [None] * 4)[2], global_fit(fed), rtol=1e-10)
+
+
+def test_oracle_refuses_wrong_labels_and_weights():
+    fed = federation("linear")
+    with pytest.raises(DataError, match="2 labels for 3 devices"):
+        oracle_fit(fed, [0, 1])
+    with pytest.raises(UnknownDeviceError, match="site 2"):
+        oracle_fit(fed, {"site 0": 0, "site 1": 0})
+    with pytest.raises(ParameterError, match="rows"):
+        oracle_fit(fed, [0, 0, 0], weights="rows")
+    with pytest.raises(ParameterError, match="rows"):
+        global_fit(fed, weights="rows")
+
+
+def test_pooled_fits_without_a_minimum_warn_and_stay_finite():
+    X, y = separated()
+    fed = Federation({"a": (X, y), "b": (X, y)})
+    with pytest.warns(DegenerateDeviceWarning, match="no minimum"):
+        assert np.isfinite(global_fit(fed, "logistic")).all()
+    flat = Federation({"a": (np.ones((5, 2)), np.arange(5.0))})
+    with pytest.warns(DegenerateDeviceWarning, match="rank 1 for 2 features"):
+        theta = global_fit(flat)
+    assert theta[0] == pytest.approx(theta[1])
+    assert theta.sum() == pytest.approx(2.0, rel=0.1)
