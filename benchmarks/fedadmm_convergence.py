@@ -12,14 +12,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedkin.availability import Availability
+from fedkin.admm import Availability, Average, fed_admm, subgradient_descent
 from fedkin.datasets import Design, paper_design
-from fedkin.engine.shard import Average
-from fedkin.problem import Problem, Solution
-from fedkin.solvers.exact import solve
-from fedkin.solvers.fedadmm import fed_admm
-from fedkin.solvers.gradient import subgradient_descent
-from fedkin.tuning import cross_validate_lam
+from fedkin.objective import Problem, Solution
+from fedkin.solvers import cross_validate_lam, solve
 
 #: lam * |V|, near the smallest estimation error of the paper's design.
 STRENGTH = {"linear": 0.01, "logistic": 0.003}

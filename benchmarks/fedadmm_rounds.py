@@ -23,15 +23,14 @@ import numpy as np
 import scipy
 from scipy import sparse
 
+from fedkin.admm import Settings, device_rows, fed_admm, plan_run
+from fedkin.admm.compiled import CompiledRounds
+from fedkin.admm.curvature import Curvature
+from fedkin.admm.inprocess import LocalShards
+from fedkin.data import Federation
 from fedkin.datasets import paper_design
-from fedkin.engine.compiled import CompiledRounds
-from fedkin.engine.curvature import Curvature
-from fedkin.engine.inprocess import LocalShards
-from fedkin.federation import Federation
 from fedkin.graph import Graph
-from fedkin.problem import Problem
-from fedkin.solvers.fedadmm import fed_admm
-from fedkin.solvers.fedplan import Settings, device_rows, plan_run
+from fedkin.objective import Problem
 
 BATCH = 10
 

@@ -27,9 +27,9 @@ from solvers.instances import SEED, block_graph
 def rank_main(n: int, p: int, rounds: int) -> None:
     from mpi4py import MPI
 
-    from fedkin.engine.manifest import Manifest, Member, Rows
-    from fedkin.engine.mpi import Rank
-    from fedkin.engine.partition import small_cut
+    from fedkin.federate.manifest import Manifest, Member, Rows
+    from fedkin.federate.mpi import Rank
+    from fedkin.federate.partition import small_cut
 
     world = MPI.COMM_WORLD
     rng = np.random.default_rng(SEED)

@@ -30,17 +30,17 @@ from pathlib import Path
 import numpy as np
 import zenoh
 
-from fedkin.engine.directory import read_status, write_federation
-from fedkin.engine.manifest import Manifest, load_manifest
-from fedkin.engine.messages import Kind
-from fedkin.engine.peer import keys_of
-from fedkin.engine.security import make_authority, with_absolute_paths
-from fedkin.engine.trail import Trail, boot_number
-from fedkin.federation import Federation
+from fedkin.admm import Settings
+from fedkin.data import Federation
+from fedkin.federate.deploy import device_parts, make_manifest
+from fedkin.federate.directory import read_status, write_federation
+from fedkin.federate.manifest import Manifest, load_manifest
+from fedkin.federate.messages import Kind
+from fedkin.federate.peer import keys_of
+from fedkin.federate.security import make_authority, with_absolute_paths
+from fedkin.federate.trail import Trail, boot_number
 from fedkin.graph import Graph
-from fedkin.problem import Problem
-from fedkin.solvers.deploy import device_parts, make_manifest
-from fedkin.solvers.fedplan import Settings
+from fedkin.objective import Problem
 
 PORT = 21_000
 
@@ -201,7 +201,7 @@ def measure(devices: int, p: int, rounds: int) -> dict[str, object]:
             row["bare_ms_per_round"] = 1000 * (time.monotonic() - began) / (rounds - 1)
             row["bare_pss_mib"] = max(pss(child.pid) for child in run.children)
         began = time.monotonic()
-        with Run(folder, manifest, ["-m", "fedkin.engine.process"]) as run:
+        with Run(folder, manifest, ["-m", "fedkin.federate.process"]) as run:
             while min(run.rounds()) < 1:
                 time.sleep(0.05)
                 assert time.monotonic() < began + 300

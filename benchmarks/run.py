@@ -27,8 +27,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 
 import fedkin
-from fedkin.cores import available_threads
-from fedkin.solvers.exact import solve_fused
+from fedkin._base import available_threads
+from fedkin.solvers import solve_fused
 from solvers import tables
 from solvers.contenders import everyone
 from solvers.duel import Row, duel
@@ -96,7 +96,7 @@ def latest(rows: list[Row]) -> list[Row]:
 
 def paths(quick: bool) -> Iterator[Row]:
     """One cold solve, a path of 20 levels and a 5-fold cross-validation over it."""
-    import fedkin.solvers.kernels
+    import fedkin.solvers.kernels.steps
     from fedkin.solvers import path as module
 
     cores = available_threads()
@@ -143,7 +143,7 @@ def fresh(problem: fedkin.Problem) -> fedkin.Problem:
     """The problem with its Gram statistics, but without anything that earlier solves left behind."""
     from dataclasses import replace
 
-    from fedkin.terms import QuadraticTerms
+    from fedkin.objective import QuadraticTerms
 
     made = replace(problem)
     terms = problem.terms

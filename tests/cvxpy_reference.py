@@ -9,7 +9,7 @@ import cvxpy as cp
 import numpy as np
 
 from fedkin.losses import HuberLoss, Loss, MultinomialLoss
-from fedkin.problem import Problem
+from fedkin.objective import Problem
 
 NORMS = {"l1": 1, "l2": 2, "linf": "inf"}
 

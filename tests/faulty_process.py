@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import Any
 
-from fedkin.engine import process, zenoh_transport
+from fedkin.federate import process, zenoh_transport
 
 
 class FaultyTransport(zenoh_transport.ZenohTransport):

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from fedkin.engine.inprocess import LocalShards
-from fedkin.engine.manifest import Manifest, Member, Rows
-from fedkin.engine.sampling import device_keys
-from fedkin.federation import Federation
+from fedkin.admm import device_keys
+from fedkin.admm.inprocess import LocalShards
+from fedkin.data import Federation
+from fedkin.federate.manifest import Manifest, Member, Rows
 from fedkin.graph import Graph
-from fedkin.problem import Problem
+from fedkin.objective import Problem
 
 
 def small_problem(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedkin.federation import Federation
+from fedkin.data import Federation
 
 
 def responses(kind: str, eta: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from fedkin.federation import Federation
+from fedkin.data import Federation
 
 TABLE = {
     "site": ["n", "s", "n"],

@@ -7,17 +7,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedkin.availability import Availability
+from fedkin.admm import Availability, Gradients, RunPlan, Shard, StepRule, device_rows, fed_admm
+from fedkin.admm.inprocess import LocalShards, rows_of
+from fedkin.admm.shard import node_update
 from fedkin.datasets import paper_design
-from fedkin.engine.gradients import Gradients
-from fedkin.engine.inprocess import LocalShards, RunPlan, rows_of
-from fedkin.engine.shard import Shard, StepRule, node_update
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
 from fedkin.graph import Graph
-from fedkin.problem import Problem
-from fedkin.solvers.exact import solve
-from fedkin.solvers.fedadmm import fed_admm
-from fedkin.solvers.fedplan import device_rows
+from fedkin.objective import Problem
+from fedkin.solvers import solve
 
 
 def a_problem(V=12, **more):

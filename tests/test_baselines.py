@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from algorithm1 import PROX
+from fedkin.admm import subgradient_descent
+from fedkin.admm.hallac import network_lasso_admm
+from fedkin.admm.subgradient import penalty_subgradient
+from fedkin.data import Federation
 from fedkin.datasets import paper_design
 from fedkin.errors import ParameterError, SolverError
-from fedkin.federation import Federation
 from fedkin.graph import Graph
-from fedkin.problem import Problem
-from fedkin.solvers.exact import solve
-from fedkin.solvers.gradient import penalty_subgradient, subgradient_descent
-from fedkin.solvers.hallac import network_lasso_admm
+from fedkin.objective import Problem
+from fedkin.solvers import solve
 
 
 def a_problem(loss="linear", penalty="l1", lam=0.002, **more):

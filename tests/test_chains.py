@@ -8,18 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkin.graph import Graph
-from fedkin.penalties import make_penalty
-from fedkin.problem import FusedObjective
-from fedkin.solvers.backend import start_iteration
-from fedkin.solvers.exact import solve_fused
-from fedkin.terms import QuadraticTerms
+from fedkin.objective import FusedObjective, QuadraticTerms, make_penalty
+from fedkin.solvers import solve_fused, start_iteration
 
 pytest.importorskip("numba")
 
 from fedkin.solvers import chains as module
-from fedkin.solvers.chain_kernels import chain_step
 from fedkin.solvers.chains import ChainIteration, chains_for, two_chain_sets
 from fedkin.solvers.compiled import CompiledIteration
+from fedkin.solvers.kernels.chains import chain_step
 
 
 def grid(rows: int, columns: int, by_column: bool = False) -> Graph:

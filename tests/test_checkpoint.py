@@ -15,12 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkin.availability import Availability
+from fedkin.admm import Availability, fed_admm, load_checkpoint, save_checkpoint
+from fedkin.admm.checkpoint import fingerprint
 from fedkin.datasets import paper_design
-from fedkin.engine.checkpoint import fingerprint, load_checkpoint, save_checkpoint
 from fedkin.errors import ModelFileError, ParameterError
-from fedkin.problem import Problem
-from fedkin.solvers.fedadmm import fed_admm
+from fedkin.objective import Problem
 
 
 def a_problem(lam=0.002, **more):
@@ -94,7 +93,7 @@ def test_ctrl_c_leaves_a_resumable_file(tmp_path):
 
 
 def test_restarts_are_remembered(tmp_path, monkeypatch):
-    from fedkin.engine.curvature import Curvature
+    from fedkin.admm.curvature import Curvature
 
     honest = Curvature.of_batches
     monkeypatch.setattr(Curvature, "of_batches", lambda *given, **more: honest(*given, **more) / 40)
@@ -159,7 +158,7 @@ def test_a_failed_write_leaves_the_file_before_it(tmp_path, monkeypatch):
 KILLED = """
 import sys
 from test_checkpoint import a_problem
-from fedkin.solvers.fedadmm import fed_admm
+from fedkin.admm.run import fed_admm
 fed_admm(a_problem(), 10_000_000, 3, checkpoint=sys.argv[1], checkpoint_every=5)
 """
 

@@ -21,20 +21,19 @@ import pytest
 import typer
 
 from federations import free_ports, in_process, small_problem, write_tables
+from fedkin.admm import fed_admm, load_checkpoint, save_checkpoint
 from fedkin.cli import main
 from fedkin.cli.app import app
-from fedkin.engine.checkpoint import load_checkpoint, save_checkpoint
-from fedkin.engine.directory import read_result
-from fedkin.engine.manifest import load_manifest
-from fedkin.engine.notices import read_notices, write_notice
-from fedkin.engine.overview import is_running
-from fedkin.engine.security import SecurityError, make_authority
-from fedkin.federation import Federation
+from fedkin.data import Federation
+from fedkin.federate.departures import read_notices, write_notice
+from fedkin.federate.directory import read_result
+from fedkin.federate.manifest import load_manifest
+from fedkin.federate.overview import is_running
+from fedkin.federate.security import SecurityError, make_authority
 from fedkin.graph import Graph
-from fedkin.problem import Problem
-from fedkin.selection import select_edges
-from fedkin.solvers.exact import solve
-from fedkin.solvers.fedadmm import fed_admm
+from fedkin.objective import Problem
+from fedkin.solvers import solve
+from fedkin.stats import select_edges
 from terminals import on_terminal
 
 pytest.importorskip("zenoh")

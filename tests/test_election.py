@@ -13,7 +13,7 @@ import pytest
 import fedkin
 from fedkin.errors import DataError
 from fedkin.graph import Graph
-from fedkin.problem import Solution
+from fedkin.objective import Solution
 from fedkin.studies import election_report
 from fedkin.studies.election import (
     LABELS,

@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 
 from federations import free_ports, place, small_problem
-from fedkin.availability import Availability
-from fedkin.engine.central import Answerer, Hub
-from fedkin.engine.directory import write_federation
-from fedkin.engine.security import make_authority
-from fedkin.problem import Problem
-from fedkin.solvers.deploy import device_parts, make_manifest
-from fedkin.solvers.exact import solve
-from fedkin.solvers.fedadmm import fed_admm
-from fedkin.solvers.fedplan import Settings
+from fedkin.admm import Availability, Settings, fed_admm
+from fedkin.federate.central import Answerer, Hub
+from fedkin.federate.deploy import device_parts, make_manifest
+from fedkin.federate.directory import write_federation
+from fedkin.federate.security import make_authority
+from fedkin.objective import Problem
+from fedkin.solvers import solve
 from fleet import Fleet
 
 pytest.importorskip("zenoh")

@@ -14,12 +14,10 @@ import numpy as np
 import pytest
 
 from federations import small_problem
-from fedkin.availability import Availability
-from fedkin.engine.directory import write_federation
-from fedkin.engine.security import make_authority
-from fedkin.solvers.deploy import device_parts, make_manifest
-from fedkin.solvers.fedadmm import fed_admm
-from fedkin.solvers.fedplan import Settings
+from fedkin.admm import Availability, Settings, fed_admm
+from fedkin.federate.deploy import device_parts, make_manifest
+from fedkin.federate.directory import write_federation
+from fedkin.federate.security import make_authority
 
 pytest.importorskip("flwr")
 pytest.importorskip("ray")
@@ -42,7 +40,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from flwr.simulation import run_simulation
-from fedkin.engine.flower import client_app, server_app
+from fedkin.federate.flower import client_app, server_app
 place = Path(sys.argv[1])
 run_simulation(server_app(place), client_app(place), 3,
                backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 1}})

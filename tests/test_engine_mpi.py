@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from federations import in_process, manifest_of, rows_of, small_problem
 from fedkin.cli import main
 from fedkin.cli.mpi_run import launch_command
-from fedkin.engine.directory import write_federation
-from fedkin.engine.manifest import Rows
-from fedkin.engine.partition import small_cut
-from fedkin.engine.security import make_authority
+from fedkin.federate.directory import write_federation
+from fedkin.federate.manifest import Rows
+from fedkin.federate.partition import small_cut
+from fedkin.federate.security import make_authority
 
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 
@@ -33,7 +33,7 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 def mpi_command(ranks: int, *arguments: str) -> list[str]:
     start = [str(MPIEXEC), "--oversubscribe", "--allow-run-as-root", "-n", str(ranks)]
-    return [*start, sys.executable, "-m", "fedkin.engine.mpi", *arguments]
+    return [*start, sys.executable, "-m", "fedkin.federate.mpi", *arguments]
 
 
 def mpi(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from dropping_proxy import Proxy
 from federations import in_process, place, small_problem
-from fedkin.problem import Problem
+from fedkin.objective import Problem
 from fleet import Fleet, _capped
 
 pytest.importorskip("zenoh")

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from federations import in_process, place, small_problem
-from fedkin.engine.directory import AUTHORITY_KEY
-from fedkin.engine.manifest import AUTHORITY, MANIFEST, ManifestError, Rows, load_manifest
-from fedkin.engine.messages import Kind, encode
-from fedkin.engine.security import (
+from fedkin.federate.directory import AUTHORITY_KEY
+from fedkin.federate.manifest import AUTHORITY, MANIFEST, ManifestError, Rows, load_manifest
+from fedkin.federate.messages import Kind, encode
+from fedkin.federate.security import (
     Pair,
     SecurityError,
     issue,
@@ -199,7 +199,7 @@ def test_who_stands_in_for_a_neighbour_without_its_certificate_is_named(tmp_path
         assert events(fleet, "d1", "link opened") == []
 
 
-@pytest.mark.parametrize("module", ["fedkin.cli.peer_select", "fedkin.cli.peer_tune"])
+@pytest.mark.parametrize("module", ["fedkin.federate.select", "fedkin.federate.tune_device"])
 def test_who_is_refused_before_the_rounds_is_named_too(tmp_path: Path, module: str) -> None:
     """d0 selects edges or tunes, and waits for the others; d3 writes a key that is not its own."""
     selects = {"level": 0.05, "variance": "model"} if module.endswith("select") else None

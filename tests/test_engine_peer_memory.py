@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from federations import in_process, in_threads, manifest_of, rows_of, small_problem
-from fedkin.engine.journal import Journal
-from fedkin.engine.manifest import Manifest
-from fedkin.engine.peer import Device, Patience
-from fedkin.engine.transport import Faults, MemoryNetwork
-from fedkin.problem import Problem
+from fedkin.federate.journal import Journal
+from fedkin.federate.links.memory import Faults, MemoryNetwork
+from fedkin.federate.manifest import Manifest
+from fedkin.federate.peer import Device, Patience
+from fedkin.objective import Problem
 
 QUICK = Patience(first_pull=0.02, last_pull=0.2, complain=0.3, give_up=20.0, linger=5.0)
 

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from federations import free_ports, small_problem
-from fedkin.engine.directory import write_federation
-from fedkin.engine.security import make_authority
-from fedkin.solvers.deploy import device_parts, make_manifest
-from fedkin.solvers.fedadmm import fed_admm
-from fedkin.solvers.fedplan import Settings
+from fedkin.admm import Settings, fed_admm
+from fedkin.federate.deploy import device_parts, make_manifest
+from fedkin.federate.directory import write_federation
+from fedkin.federate.security import make_authority
 from fleet import Fleet
 
 pytest.importorskip("zenoh")

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from federations import place
-from fedkin.engine.directory import write_federation
-from fedkin.engine.manifest import Manifest, ManifestError, load_manifest
-from fedkin.engine.plans import COLUMNS
-from fedkin.engine.process import own_position
-from fedkin.engine.security import SecurityError, make_authority
+from fedkin.admm import Settings
+from fedkin.data import Federation
 from fedkin.errors import DataError
-from fedkin.federation import Federation
+from fedkin.federate.deploy import device_parts, make_manifest
+from fedkin.federate.directory import write_federation
+from fedkin.federate.manifest import Manifest, ManifestError, load_manifest
+from fedkin.federate.plans import COLUMNS
+from fedkin.federate.process import own_position
+from fedkin.federate.security import SecurityError, make_authority
 from fedkin.graph import Graph
-from fedkin.problem import Problem
-from fedkin.solvers.deploy import device_parts, make_manifest
-from fedkin.solvers.fedplan import Settings
+from fedkin.objective import Problem
 
 NAMES = ("a", "b", "c", "d", "e")
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fedkin.engine.refusals import EndedConnections, LogReader, Refusal
+from fedkin.federate.refusals import EndedConnections, LogReader, Refusal
 
 ACCESS = "zenoh::net::routing::interceptor::access_control:"
 

@@ -12,22 +12,20 @@ import numpy as np
 import pytest
 
 from federations import free_ports, in_threads, manifest_of, place, rows_of, small_problem, write_tables
-from fedkin.availability import Availability
+from fedkin.admm import Availability, Settings, fed_admm
+from fedkin.admm.inprocess import LocalShards
 from fedkin.cli import main
-from fedkin.engine.directory import read_result, write_federation
-from fedkin.engine.inprocess import LocalShards
-from fedkin.engine.journal import Journal
-from fedkin.engine.lockstep import Patience
-from fedkin.engine.manifest import Manifest, ManifestError
-from fedkin.engine.messages import HEADER_BYTES, Kind, MessageError
-from fedkin.engine.replicas import Component, Observed, Replica, Scheduled
-from fedkin.engine.security import make_authority
-from fedkin.engine.transport import Faults, MemoryNetwork, MemoryTransport
+from fedkin.federate.deploy import device_parts, make_manifest
+from fedkin.federate.directory import read_result, write_federation
+from fedkin.federate.journal import Journal
+from fedkin.federate.links.memory import Faults, MemoryNetwork, MemoryTransport
+from fedkin.federate.lockstep import Patience
+from fedkin.federate.manifest import Manifest, ManifestError
+from fedkin.federate.messages import HEADER_BYTES, Kind, MessageError
+from fedkin.federate.replicas import Component, Observed, Replica, Scheduled
+from fedkin.federate.security import make_authority
 from fedkin.graph import Graph
-from fedkin.problem import Problem
-from fedkin.solvers.deploy import device_parts, make_manifest
-from fedkin.solvers.fedadmm import fed_admm
-from fedkin.solvers.fedplan import Settings
+from fedkin.objective import Problem
 from fleet import Fleet
 
 pytestmark = pytest.mark.timeout(240)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedkin.engine.trail import MOST_BYTES, Trail
+from fedkin.federate.trail import MOST_BYTES, Trail
 
 RUN, BOOT = b"run-0001", bytes(range(16))
 

@@ -17,9 +17,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import fedkin
 from fedkin import FedADMMClassifier, FedADMMRegressor, Graph
 from fedkin.errors import DataError, GraphError, ParameterError, UnknownDeviceError
-from fedkin.estimators import WithinDeviceKFold
+from fedkin.fitting.estimators import WithinDeviceKFold
+from fedkin.fitting.scoring import DeviceScorer
 from fedkin.losses import HuberLoss
-from fedkin.scoring import DeviceScorer
 
 
 # several checks fit classes that can be separated, of which a DegenerateDeviceWarning rightly tells

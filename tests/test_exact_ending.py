@@ -11,7 +11,7 @@ from exact_checks import check_gaps, ring
 from fedkin import Graph, Problem, solve
 from fedkin.datasets import paper_design
 from fedkin.errors import ConvergenceWarning, ParameterError
-from fedkin.penalties import L1
+from fedkin.objective import L1
 from random_problems import federation, log_cosh
 
 # --- how it ends -----------------------------------------------------------------------------------------------------

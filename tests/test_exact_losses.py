@@ -14,7 +14,7 @@ from exact_checks import check_gaps, ring
 from fedkin import Federation, Graph, Problem, solve
 from fedkin.errors import SolverError
 from fedkin.losses import UserLoss
-from fedkin.solvers.radius import MinimizerBall
+from fedkin.solvers import MinimizerBall
 from random_problems import PENALTY_NAMES, federation, log_cosh
 
 # --- losses of one's own ---------------------------------------------------------------------------------------------

@@ -12,16 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedkin
-from fedkin.availability import Availability
+from fedkin.admm import Availability, fed_admm, subgradient_descent
+from fedkin.data import Federation
 from fedkin.datasets import paper_design
 from fedkin.errors import ConvergenceWarning, DataError, GraphError, ParameterError, SolverError, UnknownDeviceError
-from fedkin.federation import Federation
 from fedkin.graph import Graph
 from fedkin.losses import UserLoss
-from fedkin.problem import Problem
-from fedkin.solvers.exact import solve
-from fedkin.solvers.fedadmm import fed_admm
-from fedkin.solvers.gradient import subgradient_descent
+from fedkin.objective import Problem
+from fedkin.solvers import solve
 
 
 def a_problem(loss="linear", penalty="l1", lam=0.002, V=12, n=40, p=4, **more):
@@ -307,7 +305,7 @@ def test_a_run_that_explodes_is_an_error():
 
 
 def test_too_long_automatic_steps_are_shortened(monkeypatch):
-    from fedkin.engine.curvature import Curvature
+    from fedkin.admm.curvature import Curvature
 
     honest = Curvature.of_batches
     monkeypatch.setattr(Curvature, "of_batches", lambda *given, **more: honest(*given, **more) / 40)
@@ -403,9 +401,9 @@ def test_numba_agrees(loss, penalty, gradient, average, absent, extras, p, ragge
 
 
 def test_threads_agree():
-    from fedkin.engine.compiled import CompiledRounds
-    from fedkin.solvers.fedadmm import _Run
-    from fedkin.solvers.fedplan import Settings
+    from fedkin.admm import Settings
+    from fedkin.admm.compiled import CompiledRounds
+    from fedkin.admm.run import _Run
 
     problem = a_problem(penalty="l2")
     states = []
@@ -432,7 +430,7 @@ def test_numba_says_what_it_cannot_do():
 
 
 def test_small_runs_never_wait_for_a_compiler(monkeypatch):
-    from fedkin.engine import backend
+    from fedkin.federate import backend
 
     monkeypatch.setattr(backend, "find_spec", lambda name: pytest.fail("looked for numba"))
     fed_admm(a_problem(), 50, 5)

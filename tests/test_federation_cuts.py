@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.preprocessing import StandardScaler
 
+from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
-from fedkin.federation import Federation
 from sized_federations import TABLE, of_sizes
 
 # --- take and subset ------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_devices_are_cut_differently():
 
 def test_the_split_is_the_same_in_every_process():
     code = (
-        "import numpy as np; from fedkin.federation import Federation\n"
+        "import numpy as np; from fedkin.data.federation import Federation\n"
         "fed = Federation.from_arrays(np.zeros((30, 1)), np.arange(30), ['a', 'b', 'c'] * 10)\n"
         "print(fed.split(0.4, seed=1)[1].y.tolist(), fed.folds(4, seed=1).tolist())"
     )

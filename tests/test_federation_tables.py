@@ -6,8 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from fedkin.data import Federation
 from fedkin.errors import DataError
-from fedkin.federation import Federation
 from sized_federations import TABLE
 
 # --- frames ---------------------------------------------------------------------------------------------------

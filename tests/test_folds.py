@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 import fedkin
+from fedkin.data import Federation
 from fedkin.datasets import paper_design
-from fedkin.federation import Federation
 from fedkin.graph import Graph
-from fedkin.problem import Problem
+from fedkin.objective import Problem, QuadraticTerms
 from fedkin.solvers import path as paths
 from fedkin.solvers.folds import _fold_of_rows, cut_folds
-from fedkin.terms import QuadraticTerms
 
 
 def uneven(loss: str, ridge: float | list[float] = 0.0) -> Problem:

@@ -219,6 +219,6 @@ def test_large_sparse_graphs_take_seconds():
 
 def test_import_stays_light():
     heavy = ["networkx", "pandas", "narwhals", "sklearn", "scipy.stats", "scipy.spatial", "pyarrow"]
-    code = f"import sys, fedkin.graph, fedkin.federation; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, fedkin.graph, fedkin.data.federation; print([m for m in {heavy} if m in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert answer.stdout.strip() == "[]"

@@ -9,9 +9,8 @@ import pytest
 import scipy.sparse
 from hypothesis import given
 
-from fedkin import spectrum
 from fedkin.errors import GraphError, MissingDependencyError
-from fedkin.graph import Graph
+from fedkin.graph import Graph, spectrum
 from graph_strategies import edge_weights, random_graphs
 
 # --- networkx and scipy ---------------------------------------------------------------------------------------

@@ -16,19 +16,20 @@ import fedkin
 from fedkin.datasets import paper_design
 from fedkin.errors import MissingDependencyError, ParameterError
 from fedkin.graph import Graph
-from fedkin.penalties import L1, make_penalty
-from fedkin.problem import FusedObjective, Problem
+from fedkin.objective import L1, FusedObjective, Problem, QuadraticTerms, make_penalty
 from fedkin.solvers import backend as choice
-from fedkin.solvers.exact import solve_fused
-from fedkin.solvers.fuse import fused_parameters
-from fedkin.solvers.pdhg import NumpyIteration, initial_rho
-from fedkin.terms import QuadraticTerms
+from fedkin.solvers import fused_parameters, initial_rho, solve_fused
+from fedkin.solvers.pdhg import NumpyIteration
 
 pytest.importorskip("numba")
 
-from fedkin.cores import available_threads
-from fedkin.solvers import compiled, gram_kernels, kernel_cache, kernels, places
+from fedkin._base import available_threads
+from fedkin.solvers import compiled
+from fedkin.solvers import renumber as places
 from fedkin.solvers.compiled import CompiledIteration
+from fedkin.solvers.kernels import cache as kernel_cache
+from fedkin.solvers.kernels import grams as gram_kernels
+from fedkin.solvers.kernels import steps as kernels
 
 
 def random_graph(n: int, n_edges: int, seed: int = 0, weighted: bool = True) -> Graph:
@@ -308,7 +309,7 @@ def test_penalty_of_ones_own() -> None:
 def test_auto(loaded: bool, cached: bool, seconds: float, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     objective = OBJECTIVES["linear l1"]
     if not loaded:
-        monkeypatch.delitem(sys.modules, "fedkin.solvers.kernels")
+        monkeypatch.delitem(sys.modules, "fedkin.solvers.kernels.steps")
     monkeypatch.setattr(choice, "cached", lambda: cached)
     monkeypatch.setattr(choice, "expected_seconds", lambda _: seconds / 4)
     assert choice.resolve_backend("auto", objective, 4) == expected

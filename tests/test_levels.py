@@ -7,8 +7,8 @@ import pytest
 
 from fedkin import Problem, lam_path, solve
 from fedkin.datasets import paper_design
-from fedkin.problem import FusedObjective, Solution
-from fedkin.solvers.exact import solve_fused
+from fedkin.objective import FusedObjective, Solution
+from fedkin.solvers import solve_fused
 from random_problems import PENALTY_NAMES, federation, random_graph
 
 pytest.importorskip("numba")

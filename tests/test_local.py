@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy import optimize
 
+from fedkin.data import Federation
 from fedkin.errors import DataError, UnknownDeviceError
-from fedkin.federation import Federation
-from fedkin.local import local_fit
 from fedkin.losses import HuberLoss, LinearLoss, UserLoss
-from fedkin.solvers.newton import damped_newton, solve_positive
+from fedkin.stats import local_fit
+from fedkin.stats.newton import damped_newton, solve_positive
 from local_samples import federation, responses
 
 # ---------------------------------------------------------------- estimates and variances

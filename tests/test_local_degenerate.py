@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedkin.data import Federation
 from fedkin.errors import ParameterError
-from fedkin.federation import Federation
-from fedkin.local import local_fit
 from fedkin.losses import MultinomialLoss, UserLoss
+from fedkin.stats import local_fit
 from local_samples import federation, responses, separated
 
 # ---------------------------------------------------------------- devices without an estimate of their own

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import optimize
 
+from fedkin.data import Federation
 from fedkin.errors import DataError, DegenerateDeviceWarning, ParameterError, UnknownDeviceError
-from fedkin.federation import Federation
-from fedkin.local import global_fit, local_fit, oracle_fit
 from fedkin.losses import HuberLoss, make_loss
+from fedkin.stats import global_fit, local_fit, oracle_fit
 from local_samples import federation, separated
 
 # ---------------------------------------------------------------- pooled fits

@@ -23,8 +23,8 @@ from fedkin.losses import (
     RowLoss,
     UserLoss,
     make_loss,
+    weighted_gram,
 )
-from fedkin.losses.interface import weighted_gram
 
 
 def expectile(with_hessian: bool) -> UserLoss:

@@ -20,9 +20,8 @@ from scipy.special import expit
 import fedkin
 from fedkin import Federation, Graph
 from fedkin.errors import DataError, FedkinWarning, ModelFileError, ParameterError, UnknownDeviceError
-from fedkin.fitting import FitOptions, fit_federation
+from fedkin.fitting import FitOptions, FittedModel, fit_federation, load
 from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, Loss, MultinomialLoss, PoissonLoss, UserLoss
-from fedkin.model import FittedModel, load
 
 
 def made(

@@ -17,10 +17,10 @@ import pytest
 
 from federations import manifest_of, rows_of, small_problem
 from fedkin.cli import main
-from fedkin.engine.directory import write_federation
-from fedkin.engine.mpi import check_no_job, only_job
-from fedkin.engine.security import make_authority
 from fedkin.errors import DataError
+from fedkin.federate.directory import write_federation
+from fedkin.federate.mpi import check_no_job, only_job
+from fedkin.federate.security import make_authority
 
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -89,7 +89,7 @@ def test_a_second_job_on_the_same_directory_is_refused(tmp_path: Path, capfd: py
         assert "is in use by another job (rank 0 is process" in capfd.readouterr().err
         # a launcher of one's own calls the ranks without the command
         command = [str(MPIEXEC), "--oversubscribe", "--allow-run-as-root", "-n", "1", sys.executable, "-m"]
-        command += ["fedkin.engine.mpi", str(directory), "--fresh"]
+        command += ["fedkin.federate.mpi", str(directory), "--fresh"]
         direct = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
         assert direct.returncode == 2 and "is in use by another job" in direct.stderr
         assert list(directory.glob("mpi/rank-1-of-2-*")) and not list(directory.glob("mpi/rank-*-of-1-*"))
@@ -118,7 +118,7 @@ def test_a_result_that_could_not_be_written_is_refused_by_the_ranks(tmp_path: Pa
     pytest.importorskip("mpi4py")
     directory = federation(tmp_path, 5)
     command = [str(MPIEXEC), "--oversubscribe", "--allow-run-as-root", "-n", "1", sys.executable, "-m"]
-    command += ["fedkin.engine.mpi", str(directory), "--out", str(tmp_path / "no" / "theta.npz")]
+    command += ["fedkin.federate.mpi", str(directory), "--out", str(tmp_path / "no" / "theta.npz")]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2 and "there is no directory" in done.stderr and "Traceback" not in done.stderr
     assert not list(directory.glob("mpi/rank-*"))

@@ -14,7 +14,7 @@ from scipy.optimize import linprog
 from fedkin import Federation, Graph, Problem, lam_max, lam_path, solve
 from fedkin.datasets import paper_design
 from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
-from fedkin.penalties import make_penalty
+from fedkin.objective import make_penalty
 from fedkin.solvers import congestion
 from fedkin.solvers.congestion import least_congestion
 from fedkin.solvers.path import fused_gradients, fused_solution, lam_grid

@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from fedkin.engine.process import STOPPED, WRONG
+from fedkin.federate.process import STOPPED, WRONG
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples" / "peer"

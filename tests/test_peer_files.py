@@ -16,13 +16,12 @@ import numpy as np
 import pytest
 
 from federations import free_ports, place, small_problem, write_tables
+from fedkin.admm import fed_admm, load_checkpoint
 from fedkin.cli import main
-from fedkin.engine import process
-from fedkin.engine.checkpoint import load_checkpoint
-from fedkin.engine.directory import read_result
-from fedkin.engine.manifest import Rows, load_manifest
-from fedkin.engine.security import make_authority
-from fedkin.solvers.fedadmm import fed_admm
+from fedkin.federate import process
+from fedkin.federate.directory import read_result
+from fedkin.federate.manifest import Rows, load_manifest
+from fedkin.federate.security import make_authority
 from test_peer_mishaps import federation, init, last_line, run
 
 pytest.importorskip("zenoh")
@@ -380,7 +379,7 @@ def test_a_read_only_directory_is_not_tried_again(
             raise OSError(number, os.strerror(number), str(path))
         return usual(path, flags, *rest, **more)
 
-    monkeypatch.setattr("fedkin.engine.process.os.open", read_only)
+    monkeypatch.setattr("fedkin.federate.process.os.open", read_only)
     assert process.main([str(own)]) == 2
     text = capsys.readouterr().err
     assert f"{own} cannot be written ({os.strerror(number)})" in text and "make it writable" in text

@@ -17,16 +17,16 @@ import pytest
 from federations import free_ports, manifest_of, place, rows_of, small_problem, write_tables
 from fedkin.cli import main
 from fedkin.cli.peer_choose import end_of_grid
-from fedkin.cli.peer_endpoints import read_endpoints
-from fedkin.engine.curves import Choice
-from fedkin.engine.directory import collect, result_of, write_federation
-from fedkin.engine.manifest import Manifest, Rows, load_manifest
-from fedkin.engine.notices import read_notices
-from fedkin.engine.process import _write_presence as write_presence
-from fedkin.engine.process import write_result
-from fedkin.engine.security import make_authority
+from fedkin.data import Federation
 from fedkin.errors import DataError
-from fedkin.federation import Federation
+from fedkin.federate.curves import Choice
+from fedkin.federate.departures import read_notices
+from fedkin.federate.directory import collect, result_of, write_federation
+from fedkin.federate.endpoints import read_endpoints
+from fedkin.federate.manifest import Manifest, Rows, load_manifest
+from fedkin.federate.process import _write_presence as write_presence
+from fedkin.federate.process import write_result
+from fedkin.federate.security import make_authority
 
 pytest.importorskip("zenoh")
 pytestmark = pytest.mark.timeout(120)
@@ -43,7 +43,7 @@ def federation(folder: Path, n_devices: int = 3, **changes: Any) -> Manifest:
 def run(device: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """``fedkin peer run`` as systemd would call it."""
     return subprocess.run(
-        [sys.executable, "-m", "fedkin.engine.process", str(device), "--give-up", "2", *options],
+        [sys.executable, "-m", "fedkin.federate.process", str(device), "--give-up", "2", *options],
         capture_output=True,
         text=True,
         timeout=60,
@@ -220,7 +220,7 @@ def test_who_was_there_is_private_and_written_in_one_step(tmp_path: Path, monkey
             path.write_bytes(content[:10])
             raise OSError("no room")
 
-        monkeypatch.setattr("fedkin.engine.process.write_private", full)
+        monkeypatch.setattr("fedkin.federate.process.write_private", full)
         with pytest.raises(OSError, match="no room"):
             write_presence(tmp_path, [[1, 1]], ["a", "b"])
         assert path.read_bytes() == whole

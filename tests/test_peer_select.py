@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from federations import manifest_of, rows_of
-from fedkin.cli.peer_select import select, summary, summary_length
 from fedkin.datasets import paper_design
-from fedkin.engine.journal import Journal
-from fedkin.engine.peer import Patience
-from fedkin.engine.transport import Faults, MemoryNetwork
-from fedkin.problem import Problem
-from fedkin.selection import select_edges
+from fedkin.federate.journal import Journal
+from fedkin.federate.links.memory import Faults, MemoryNetwork
+from fedkin.federate.peer import Patience
+from fedkin.federate.select import select, summary, summary_length
+from fedkin.objective import Problem
+from fedkin.stats import select_edges
 
 
 @pytest.mark.parametrize("variance", ["bartlett", "model", "sandwich"])

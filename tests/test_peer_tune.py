@@ -16,26 +16,24 @@ import numpy as np
 import pytest
 
 from federations import free_ports, in_threads, small_problem
+from fedkin.admm import Settings, fed_admm
 from fedkin.cli import main
-from fedkin.engine.curves import Curve, choose, read_curve, write_curve
-from fedkin.engine.directory import read_result, write_federation
-from fedkin.engine.journal import Journal
-from fedkin.engine.lockstep import Patience
-from fedkin.engine.manifest import Manifest, load_manifest
-from fedkin.engine.security import make_authority
-from fedkin.engine.supervisor import is_running
-from fedkin.engine.transport import Faults, MemoryNetwork
-from fedkin.engine.tune import Tuner, TuneSettings, flood_rounds, lattice
+from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
-from fedkin.federation import Federation
+from fedkin.federate.curves import Curve, choose, read_curve, write_curve
+from fedkin.federate.deploy import device_parts, make_manifest
+from fedkin.federate.directory import read_result, write_federation
+from fedkin.federate.journal import Journal
+from fedkin.federate.links.memory import Faults, MemoryNetwork
+from fedkin.federate.lockstep import Patience
+from fedkin.federate.manifest import Manifest, load_manifest
+from fedkin.federate.security import make_authority
+from fedkin.federate.supervisor import is_running
+from fedkin.federate.tune import Tuner, TuneSettings, flood_rounds, lattice
 from fedkin.graph import Graph
-from fedkin.problem import Problem
-from fedkin.solvers.deploy import device_parts, make_manifest
-from fedkin.solvers.fedadmm import fed_admm
-from fedkin.solvers.fedplan import Settings
+from fedkin.objective import Problem
+from fedkin.solvers import cross_validate_lam, lam_max
 from fedkin.solvers.folds import cut_folds
-from fedkin.solvers.path import lam_max
-from fedkin.tuning import cross_validate_lam
 
 pytestmark = pytest.mark.timeout(180)
 QUICK = Patience(first_pull=0.1, last_pull=0.5, complain=1.0, give_up=60.0, linger=5.0)

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkin.errors import ParameterError
-from fedkin.penalties import L1, L2, PENALTY_NAMES, LInf, make_penalty
+from fedkin.objective import L1, make_penalty
+from fedkin.objective.penalties import L2, PENALTY_NAMES, LInf
 
 ORDER = {"l1": 1, "l2": 2, "linf": np.inf}
 DUAL = {"l1": np.inf, "l2": 2, "linf": 1}

@@ -11,8 +11,8 @@ import fedkin
 from fedkin import Federation, Graph, Problem
 from fedkin.errors import DataError, GraphError, ParameterError, UnknownDeviceError
 from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, MultinomialLoss
-from fedkin.problem import check_labels
-from fedkin.terms import MixedTerms
+from fedkin.objective import check_labels
+from fedkin.objective.terms import MixedTerms
 
 
 @pytest.fixture

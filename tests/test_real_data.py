@@ -14,8 +14,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from fedkin import Federation
+from fedkin.data import read_columns
 from fedkin.fitting import FitOptions, compare, fit_federation
-from fedkin.tables import read_columns
 
 DATA = Path(os.environ.get("FEDKIN_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data"))
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedkin.engine.sampling import PRESENCE, device_keys, draw_batches, mix, round_states, uniforms
+from fedkin.admm import device_keys
+from fedkin.admm.sampling import PRESENCE, draw_batches, mix, round_states, uniforms
 from fedkin.errors import ParameterError
 
 

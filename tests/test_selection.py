@@ -8,13 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from fedkin import selection
+from fedkin.data import Federation
 from fedkin.datasets import paper_design
 from fedkin.errors import GraphError, ParameterError
-from fedkin.federation import Federation
 from fedkin.graph import Graph
-from fedkin.local import LocalFit, local_fit
-from fedkin.selection import select_edges, wald_tests
+from fedkin.stats import LocalFit, local_fit, select_edges, selection, wald_tests
 
 METHODS = ("bonferroni", "holm", "bh", "by")
 

@@ -12,18 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from algorithm1 import PROX, Algorithm1, prox_l1_exact
-from fedkin.availability import Availability
-from fedkin.engine.gradients import DeviceRows, Gradients, SampleStream
-from fedkin.engine.inprocess import LocalShards, RunPlan
-from fedkin.engine.sampling import device_keys
-from fedkin.engine.shard import Shard, StepRule, averaging_weight, node_update
+from fedkin.admm import Availability, DeviceRows, Gradients, RunPlan, Shard, StepRule, device_keys, fed_admm
+from fedkin.admm.gradients import SampleStream
+from fedkin.admm.inprocess import LocalShards
+from fedkin.admm.shard import averaging_weight, node_update
+from fedkin.data import Federation
 from fedkin.errors import DataError, SolverError
-from fedkin.federation import Federation
 from fedkin.graph import Graph
 from fedkin.losses import MeanLoss, UserLoss, make_loss
-from fedkin.penalties import make_penalty
-from fedkin.problem import Problem
-from fedkin.solvers.fedadmm import fed_admm
+from fedkin.objective import Problem, make_penalty
 
 
 def rows_for(X, y, counts, loss, batch, ridge=0.0):

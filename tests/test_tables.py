@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedkin.data import columns_of, device_id, device_ids, infer_column, read_columns, write_csv
+from fedkin.data.tables import as_column
 from fedkin.errors import DataError, MissingDependencyError
-from fedkin.tables import as_column, columns_of, device_id, device_ids, infer_column, read_columns, write_csv
 
 
 def written(tmp_path, content, name="table.csv"):

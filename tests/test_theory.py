@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedkin.data import Federation
 from fedkin.datasets import paper_design
 from fedkin.errors import GraphError, ParameterError
-from fedkin.federation import Federation
 from fedkin.graph import Graph
 from fedkin.losses import make_loss
-from fedkin.selection import select_edges
-from fedkin.theory import (
+from fedkin.stats import select_edges
+from fedkin.stats.theory import (
     compatibility_lower_bound,
     gamma_squared,
     graph_fidelity,

@@ -8,7 +8,7 @@ import pytest
 from fedkin import Federation, Graph, Problem, cross_validate_lam, lam_max, lam_path
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, ParameterError
-from fedkin.tuning import LamChoice
+from fedkin.solvers.crossvalidation import LamChoice
 from random_problems import federation, log_cosh, random_graph
 
 

@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from fedkin.problem import FusedObjective
+from fedkin.objective import FusedObjective, QuadraticTerms
+from fedkin.objective.terms import RowTerms
+from fedkin.solvers import solve_fused
 from fedkin.solvers.backend import Backend
-from fedkin.solvers.exact import solve_fused
-from fedkin.terms import QuadraticTerms, RowTerms
 
 from .hallac import HallacADMM
 from .instances import Instance

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedkin.solvers.exact import solve_fused
+from fedkin.solvers import solve_fused
 
 from .contenders import Attempt, Contender
 from .instances import SEED, Instance

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from fedkin.problem import FusedObjective
-from fedkin.terms import QuadraticTerms
+from fedkin.objective import FusedObjective, QuadraticTerms
 
 Array = NDArray[np.float64]
 MOST = 20_000
@@ -70,6 +69,6 @@ class HallacADMM:
         return x, time.perf_counter() - start
 
     def _reference(self) -> float:
-        from fedkin.solvers.exact import solve_fused
+        from fedkin.solvers import solve_fused
 
         return solve_fused(self.objective, 1e-9, quiet=True).objective

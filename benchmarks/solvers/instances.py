@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 
 from fedkin.datasets import paper_design
 from fedkin.graph import Graph
-from fedkin.penalties import make_penalty
-from fedkin.problem import FusedObjective, Problem
-from fedkin.terms import QuadraticTerms
+from fedkin.objective import FusedObjective, Problem, QuadraticTerms, make_penalty
 
 Array = NDArray[np.float64]
 SEED = 0

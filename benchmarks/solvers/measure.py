@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkin.cores import available_cores
+from fedkin._base import available_cores
 
 
 def surroundings() -> dict[str, object]:

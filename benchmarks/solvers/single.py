@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from fedkin.solvers.exact import solve_fused
+from fedkin.solvers import solve_fused
 
 from .instances import clustered
 from .measure import bandwidth, peak_gigabytes
@@ -16,9 +16,9 @@ from .measure import bandwidth, peak_gigabytes
 
 def large(n: int, p: int, penalty: str, loss: str, edges_per_device: float = 5.0, scrambled: bool = False) -> dict:
     """A certified solve at a size where memory counts, and what one iteration takes against the memory's bandwidth."""
-    import fedkin.solvers.kernels  # noqa: F401  (loading kernels is not part of a solve)
+    import fedkin.solvers.kernels.steps  # noqa: F401  (loading kernels is not part of a solve)
+    from fedkin.solvers import initial_rho
     from fedkin.solvers.compiled import CompiledIteration
-    from fedkin.solvers.pdhg import initial_rho
 
     strength = {"l2": 0.1, "l1": 0.06 if p == 1 else 0.04}[penalty]
     instance = clustered(
@@ -63,9 +63,9 @@ def touched_bytes(n: int, edges: int, p: int, dense: bool) -> int:
 
 def rows_to_solution(n_rows: int) -> dict:
     """Time from rows to Gram statistics and from these to the solution, for 1000 devices and p = 10."""
-    import fedkin.solvers.kernels  # noqa: F401
+    import fedkin.solvers.kernels.steps  # noqa: F401
     from fedkin.datasets import paper_design
-    from fedkin.problem import Problem
+    from fedkin.objective import Problem
 
     design = paper_design(1000, n_rows, 10, 50, varrho=0.005)
     problem = Problem(design.federation, design.graph, penalty="l2", lam=0.1 / 1000)

@@ -12,55 +12,61 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
-    "Federation": "fedkin.federation",
+    "Federation": "fedkin.data",
     "Graph": "fedkin.graph",
-    "Problem": "fedkin.problem",
-    "Solution": "fedkin.problem",
-    "solve": "fedkin.solvers.exact",
-    "fed_admm": "fedkin.solvers.fedadmm",
-    "Availability": "fedkin.availability",
-    "lam_max": "fedkin.solvers.path",
-    "lam_path": "fedkin.solvers.path",
-    "local_fit": "fedkin.local",
-    "global_fit": "fedkin.local",
-    "oracle_fit": "fedkin.local",
-    "select_edges": "fedkin.selection",
-    "cross_validate_lam": "fedkin.tuning",
-    "FedADMMRegressor": "fedkin.estimators",
-    "FedADMMClassifier": "fedkin.estimators",
-    "load": "fedkin.model",
+    "Problem": "fedkin.objective",
+    "Solution": "fedkin.objective",
+    "solve": "fedkin.solvers",
+    "fed_admm": "fedkin.admm",
+    "Availability": "fedkin.admm",
+    "lam_max": "fedkin.solvers",
+    "lam_path": "fedkin.solvers",
+    "local_fit": "fedkin.stats",
+    "global_fit": "fedkin.stats",
+    "oracle_fit": "fedkin.stats",
+    "select_edges": "fedkin.stats",
+    "cross_validate_lam": "fedkin.solvers",
+    "FedADMMRegressor": "fedkin.fitting.estimators",
+    "FedADMMClassifier": "fedkin.fitting.estimators",
+    "load": "fedkin.fitting",
     "FedkinError": "fedkin.errors",
 }
 
 #: Modules to reach as ``fedkin.NAME`` without importing them by hand.
-_MODULES = ("datasets", "losses", "penalties", "scoring", "theory")
+_MODULES = {
+    "datasets": "fedkin.datasets",
+    "losses": "fedkin.losses",
+    "penalties": "fedkin.objective.penalties",
+    "scoring": "fedkin.fitting.scoring",
+    "theory": "fedkin.stats.theory",
+}
 
 __all__ = ["__version__", *_WHERE]
 
 if TYPE_CHECKING:
-    from fedkin.availability import Availability as Availability
+    from fedkin.admm import Availability as Availability
+    from fedkin.admm import fed_admm as fed_admm
+    from fedkin.data import Federation as Federation
     from fedkin.errors import FedkinError as FedkinError
-    from fedkin.estimators import FedADMMClassifier as FedADMMClassifier
-    from fedkin.estimators import FedADMMRegressor as FedADMMRegressor
-    from fedkin.federation import Federation as Federation
+    from fedkin.fitting import load as load
+    from fedkin.fitting.estimators import FedADMMClassifier as FedADMMClassifier
+    from fedkin.fitting.estimators import FedADMMRegressor as FedADMMRegressor
     from fedkin.graph import Graph as Graph
-    from fedkin.local import global_fit as global_fit
-    from fedkin.local import local_fit as local_fit
-    from fedkin.local import oracle_fit as oracle_fit
-    from fedkin.model import load as load
-    from fedkin.problem import Problem as Problem
-    from fedkin.problem import Solution as Solution
-    from fedkin.selection import select_edges as select_edges
-    from fedkin.solvers.exact import solve as solve
-    from fedkin.solvers.fedadmm import fed_admm as fed_admm
-    from fedkin.solvers.path import lam_max as lam_max
-    from fedkin.solvers.path import lam_path as lam_path
-    from fedkin.tuning import cross_validate_lam as cross_validate_lam
+    from fedkin.objective import Problem as Problem
+    from fedkin.objective import Solution as Solution
+    from fedkin.solvers import cross_validate_lam as cross_validate_lam
+    from fedkin.solvers import lam_max as lam_max
+    from fedkin.solvers import lam_path as lam_path
+    from fedkin.solvers import solve as solve
+    from fedkin.stats import global_fit as global_fit
+    from fedkin.stats import local_fit as local_fit
+    from fedkin.stats import oracle_fit as oracle_fit
+    from fedkin.stats import select_edges as select_edges
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return import_module(f"fedkin.{name}")
+        return import_module(_MODULES[name])
     if name not in _WHERE:
         raise AttributeError(f"module 'fedkin' has no attribute {name!r}")
     value = getattr(import_module(_WHERE[name]), name)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.data import Federation
 from fedkin.errors import ParameterError
-from fedkin.federation import Federation
 from fedkin.graph import Graph
 
 Array = NDArray[np.float64]

@@ -13,15 +13,12 @@ from numpy.typing import NDArray
 from fedkin import __version__
 from fedkin.cli.console import Report, output, print_json, working
 from fedkin.cli.tables import add_row, count, graph_words, plain_table, print_facts
+from fedkin.data import Federation, replacing, write_csv
 from fedkin.datasets import Design, paper_design
 from fedkin.errors import ParameterError
-from fedkin.federation import Federation
-from fedkin.fitting.fit import fit_federation
-from fedkin.fitting.options import FitOptions
-from fedkin.local import global_fit, local_fit, oracle_fit
-from fedkin.model import FittedModel
+from fedkin.fitting import FitOptions, FittedModel, fit_federation
 from fedkin.report.page import DemoResult, demo_page, demo_picture
-from fedkin.tables import replacing, write_csv
+from fedkin.stats import global_fit, local_fit, oracle_fit
 
 ROWS, FEATURES, GROUPS = 60, 20, 5
 LOCAL, GLOBAL, GIVEN, SELECTED, ORACLE = "Local", "Global", "Fed-ADMM", "Fed-ADMM-ES", "Oracle"

@@ -23,17 +23,11 @@ from fedkin.cli.tables import (
     print_facts,
     read_federation,
 )
+from fedkin.data import Federation
 from fedkin.errors import DataError, ModelFileError, ParameterError
-from fedkin.federation import Federation
-from fedkin.fitting.comparison import Comparison, compare
-from fedkin.fitting.fit import fit_federation
-from fedkin.fitting.options import FitOptions
-from fedkin.fitting.preparation import CLASS_LOSSES
+from fedkin.fitting import CLASS_LOSSES, MODEL_FILE, Comparison, FitOptions, FittedModel, compare, fit_federation
 from fedkin.graph import Graph
-from fedkin.local import Variance
-from fedkin.model import FittedModel
-from fedkin.model_directory import MODEL_FILE
-from fedkin.selection import Method
+from fedkin.stats import Method, Variance
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from fedkin.cli.tables import (
     plain_table,
     print_facts,
 )
-from fedkin.model import FittedModel, load
+from fedkin.fitting import FittedModel, load
 
 _MOST_FEATURES = 10
 _MOST_COLUMNS = 6

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
+from fedkin._base import available_cores
 from fedkin.cli.console import Interrupted, Report, ended_like_ctrl_c, note, output, working
 from fedkin.cli.peer_commands import coefficient_names
 from fedkin.cli.peer_places import federation_in
-from fedkin.cores import available_cores
-from fedkin.engine.manifest import Manifest
-from fedkin.engine.mpi import JOB, check_no_job, check_out
+from fedkin.data import write_csv
 from fedkin.errors import MissingDependencyError, ParameterError, SolverError, missing_dependency
-from fedkin.tables import write_csv
+from fedkin.federate.manifest import Manifest
+from fedkin.federate.mpi import JOB, check_no_job, check_out
 
 NO_MPIEXEC = (
     "fedkin mpi run needs mpiexec, and there is none next to this Python nor on the path: "
@@ -62,7 +62,7 @@ def run(command: MpiCommand) -> None:
     arguments += ["--progress", *(["--fresh"] if command.fresh else [])]
     with ended_like_ctrl_c(), working("starting") as report:
         start = launch_command(launcher, ranks, command.launcher_options)
-        code = _wait([*start, sys.executable, "-m", "fedkin.engine.mpi", *arguments], report)
+        code = _wait([*start, sys.executable, "-m", "fedkin.federate.mpi", *arguments], report)
     if code:
         raise SolverError(
             f"mpiexec ended with {code}, the lines above say why; when that is mended, the same command goes on from "

@@ -154,7 +154,7 @@ def run(
 ) -> None:
     """Run one device until its last round; the same command continues after a crash."""
     from fedkin.cli.peer_commands import run_one
-    from fedkin.engine.lockstep import Patience
+    from fedkin.federate.lockstep import Patience
 
     run_one(place, Patience(first_pull, last_pull, complain, give_up, linger, gather, deadline), echo)
 
@@ -192,9 +192,9 @@ def tune(
 ) -> None:
     """Choose lam by cross-validation between the devices, before the rounds; rows stay where they are."""
     from fedkin.cli.peer_choose import TuneCommand, tune
-    from fedkin.cli.peer_tune import levels
-    from fedkin.engine.tune import TuneSettings
     from fedkin.errors import ParameterError
+    from fedkin.federate.tune import TuneSettings
+    from fedkin.federate.tune_device import levels
 
     chosen = None if lams is None else levels(lams)
     try:

@@ -26,15 +26,15 @@ from fedkin.cli.console import (
 )
 from fedkin.cli.peer_places import federation_in, note_who_is_not_here
 from fedkin.cli.tables import add_row, plain_table
-from fedkin.engine.directory import DEVICES, SELECTION, device_directories
-from fedkin.engine.directory import collect as collect_results
-from fedkin.engine.lockstep import Patience
-from fedkin.engine.manifest import Manifest, load_manifest
-from fedkin.engine.notices import LEFT, left_devices, write_notice
-from fedkin.engine.overview import TROUBLE, Line, overview, prometheus
-from fedkin.engine.supervisor import STDERR, STOP_SIGNAL, Supervisor, all_done, check_idle, only_supervisor, stop_all
+from fedkin.data import write_csv
 from fedkin.errors import DataError, ParameterError, SolverError
-from fedkin.tables import write_csv
+from fedkin.federate.departures import LEFT, left_devices, write_notice
+from fedkin.federate.directory import DEVICES, SELECTION, device_directories
+from fedkin.federate.directory import collect as collect_results
+from fedkin.federate.lockstep import Patience
+from fedkin.federate.manifest import Manifest, load_manifest
+from fedkin.federate.overview import TROUBLE, Line, overview, prometheus
+from fedkin.federate.supervisor import STDERR, STOP_SIGNAL, Supervisor, all_done, check_idle, only_supervisor, stop_all
 
 _LOOK_SECONDS = 0.3
 _FRAME_LINES = 6  # of the live view: head, rule, margins, and the line of the prompt
@@ -44,12 +44,12 @@ def run_one(place: Path, patience: Patience, echo: bool) -> None:
     """Become the device process: what the command line has loaded is not needed any more."""
     options = [f"--{name.replace('_', '-')}={value!r}" for name, value in vars(patience).items()]
     echoes = ["--echo"] if echo else []
-    os.execv(sys.executable, [sys.executable, "-m", "fedkin.engine.process", str(place), *echoes, *options])
+    os.execv(sys.executable, [sys.executable, "-m", "fedkin.federate.process", str(place), *echoes, *options])
 
 
 def select_one(place: Path, give_up: float) -> None:
     """Run the edge selection of one device."""
-    from fedkin.cli.peer_select import main
+    from fedkin.federate.select import main
 
     check_patience(0, give_up)
     raise SystemExit(main([str(place), "--give-up", str(give_up)]))
@@ -58,7 +58,7 @@ def select_one(place: Path, give_up: float) -> None:
 def select_all(directory: Path, give_up: float) -> None:
     """Run the edge selection of all devices on this machine that have not done it."""
     places = [place for place in device_directories(directory) if not (place / SELECTION).exists()]
-    command = [sys.executable, "-m", "fedkin.cli.peer_select", "--give-up", str(give_up)]
+    command = [sys.executable, "-m", "fedkin.federate.select", "--give-up", str(give_up)]
     running: list[subprocess.Popen[bytes]] = []
     try:
         for place in places:

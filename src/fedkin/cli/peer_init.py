@@ -9,20 +9,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedkin.availability import Availability, recorded_rounds
+from fedkin.admm import Availability, Settings, recorded_rounds
 from fedkin.cli.console import note, output
-from fedkin.cli.peer_endpoints import centre_endpoint, local_endpoints, read_endpoints
 from fedkin.cli.tables import read_federation
-from fedkin.engine.directory import DEVICES, write_federation
-from fedkin.engine.manifest import Manifest
-from fedkin.engine.security import Pair, make_authority, read_authority_files
+from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
-from fedkin.federation import Federation
+from fedkin.federate.deploy import device_parts, make_manifest
+from fedkin.federate.directory import DEVICES, write_federation
+from fedkin.federate.endpoints import centre_endpoint, local_endpoints, read_endpoints
+from fedkin.federate.manifest import Manifest
+from fedkin.federate.security import Pair, make_authority, read_authority_files
 from fedkin.graph import Graph
-from fedkin.local import check_variance
-from fedkin.problem import Problem
-from fedkin.solvers.deploy import device_parts, make_manifest
-from fedkin.solvers.fedplan import Settings
+from fedkin.objective import Problem
+from fedkin.stats import check_variance
 
 _CLASSIFIERS = ("logistic", "multinomial")
 _MOST_NAMES = 20  # written out

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedkin.cli.console import note
-from fedkin.engine.directory import DEVICES
-from fedkin.engine.manifest import Manifest, load_manifest
-from fedkin.engine.notices import left_devices
-from fedkin.engine.overview import NOT_HERE, expected_names, is_device, missing_or_damaged
 from fedkin.errors import DataError
+from fedkin.federate.departures import left_devices
+from fedkin.federate.directory import DEVICES
+from fedkin.federate.manifest import Manifest, load_manifest
+from fedkin.federate.overview import NOT_HERE, expected_names, is_device, missing_or_damaged
 
 
 def federation_in(directory: Path, command: str, instead: str) -> Manifest:

@@ -12,8 +12,8 @@ import numpy as np
 
 from fedkin.cli.console import messages, print_json
 from fedkin.cli.tables import count, read_federation
-from fedkin.model import FittedModel, load
-from fedkin.tables import write_csv
+from fedkin.data import write_csv
+from fedkin.fitting import FittedModel, load
 
 
 def run(place: Path, data: Path, device: str | None, offset: str | None, out: Path | None, as_json: bool) -> None:

@@ -14,10 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedkin.cli.console import output
+from fedkin.data import CSV_SUFFIXES, PARQUET_SUFFIXES, Federation, read_columns
 from fedkin.errors import DataError, FedkinError
-from fedkin.federation import Federation
-from fedkin.model import FittedModel
-from fedkin.tables import CSV_SUFFIXES, PARQUET_SUFFIXES, read_columns
+from fedkin.fitting import FittedModel
 
 MOST_GROUPS = 12  # groups that are listed with their members
 _MOST_NOTES = 8

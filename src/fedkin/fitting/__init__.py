@@ -8,8 +8,11 @@ its two extremes on held-out rows.
 
 from __future__ import annotations
 
-from fedkin.fitting.comparison import compare
-from fedkin.fitting.fit import fit_federation
+from fedkin.fitting.comparison import Comparison, compare
+from fedkin.fitting.directory import MODEL_FILE
+from fedkin.fitting.fitting import fit_federation
+from fedkin.fitting.model import FittedModel, load
 from fedkin.fitting.options import FitOptions
+from fedkin.fitting.preparation import CLASS_LOSSES
 
-__all__ = ["FitOptions", "compare", "fit_federation"]
+__all__ = ["CLASS_LOSSES", "MODEL_FILE", "Comparison", "FitOptions", "FittedModel", "compare", "fit_federation", "load"]

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.data import Federation
 from fedkin.errors import DataError, DegenerateDeviceWarning
-from fedkin.federation import Federation
-from fedkin.fitting.fit import fit_federation
+from fedkin.fitting.fitting import fit_federation
+from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions, Progress, silent
 from fedkin.fitting.preparation import Prepared, prepare
 from fedkin.fitting.well_posed import well_posed_problem
 from fedkin.graph import Graph
-from fedkin.local import global_fit, local_fit
-from fedkin.model import FittedModel
-from fedkin.solvers.exact import solve
+from fedkin.solvers import solve
+from fedkin.stats import global_fit, local_fit
 
 Array = NDArray[np.float64]
 

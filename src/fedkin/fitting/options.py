@@ -6,13 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from fedkin.checks import check_nonnegative
+from fedkin._base import check_nonnegative
 from fedkin.errors import ParameterError
-from fedkin.local import Variance
-from fedkin.losses.interface import Loss
-from fedkin.named_losses import describe_loss
-from fedkin.penalties import make_penalty
-from fedkin.selection import Method
+from fedkin.losses import Loss, describe_loss
+from fedkin.objective import make_penalty
+from fedkin.stats import Method, Variance
 
 Progress = Callable[[str], None]
 CvRule = Literal["min", "1se"]

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
-from fedkin.federation import Federation
+from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.graph import Graph
-from fedkin.losses.builtin import MeanLoss, make_loss
-from fedkin.losses.interface import Loss, RowLoss
-from fedkin.model import FittedModel
+from fedkin.losses import Loss, MeanLoss, RowLoss, make_loss
 
 Array = NDArray[np.float64]
 

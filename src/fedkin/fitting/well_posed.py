@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.federation import Federation
+from fedkin.data import Federation
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import CLASS_LOSSES, Prepared
 from fedkin.graph import Graph
-from fedkin.local import local_fit
-from fedkin.losses.interface import RowLoss
-from fedkin.problem import Problem
+from fedkin.losses import RowLoss
+from fedkin.objective import Problem
+from fedkin.stats import local_fit
 
 Array = NDArray[np.float64]
 Reasons = dict[Hashable, str]  # device: why its parameters had to be held back

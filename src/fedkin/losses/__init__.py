@@ -16,8 +16,9 @@ from fedkin.losses.builtin import (
     PoissonLoss,
     make_loss,
 )
-from fedkin.losses.interface import Loss, RowLoss
-from fedkin.losses.own import UserLoss
+from fedkin.losses.custom import UserLoss
+from fedkin.losses.interface import Loss, RowLoss, weighted_gram
+from fedkin.losses.named import describe_loss, restore_loss
 
 __all__ = [
     "LOSS_NAMES",
@@ -30,5 +31,8 @@ __all__ = [
     "PoissonLoss",
     "RowLoss",
     "UserLoss",
+    "describe_loss",
     "make_loss",
+    "restore_loss",
+    "weighted_gram",
 ]

@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.errors import ParameterError, missing_dependency
-from fedkin.problem import FusedObjective
-from fedkin.solvers.kernel_cache import cached
+from fedkin.objective import FusedObjective, QuadraticTerms
+from fedkin.solvers.kernels.cache import cached
 from fedkin.solvers.pdhg import Iteration, NumpyIteration
 from fedkin.solvers.workload import sizes
-from fedkin.terms import QuadraticTerms
 
 Array = NDArray[np.float64]
 Backend = Literal["auto", "numpy", "numba"]
@@ -31,7 +30,7 @@ COMPILED_PENALTIES = ("l1", "l2", "linf")
 LOADING_PAYS, COMPILING_PAYS = 1.0, 30.0
 #: What a solve usually takes: iterations, and numpy's nanoseconds for an edge's coordinate and for an entry of a Gram.
 USUAL_ITERATIONS, EDGE_COST, GRAM_COST = 60, 20.0, 3.0
-_KERNELS = "fedkin.solvers.kernels"
+_KERNELS = "fedkin.solvers.kernels.steps"
 
 
 def resolve_backend(backend: Backend, objective: FusedObjective, n_solves: int = 1) -> Resolved:
@@ -56,7 +55,7 @@ def resolve_backend(backend: Backend, objective: FusedObjective, n_solves: int =
     Examples
     --------
     >>> import fedkin
-    >>> from fedkin.solvers.backend import resolve_backend
+    >>> from fedkin.solvers import resolve_backend
     >>> fed = fedkin.Federation({"a": [[0.0]], "b": [[2.0]]})
     >>> problem = fedkin.Problem(fed, fedkin.Graph.complete(["a", "b"]), loss="mean")
     >>> resolve_backend("numpy", problem.fused)
@@ -104,7 +103,7 @@ def compile_kernels() -> None:
     """
     if not installed():
         raise missing_dependency("numba", "compiling the kernels", "fast")
-    from fedkin.solvers import level_kernels  # noqa: F401  (and the kernels it calls)
+    from fedkin.solvers.kernels import levels  # noqa: F401  (and the kernels it calls)
 
 
 def start_iteration(

@@ -14,14 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.cores import available_threads
+from fedkin._base import available_threads
 from fedkin.graph import Graph
-from fedkin.problem import FusedObjective
-from fedkin.solvers import chain_kernels, gap_kernels, kernels
+from fedkin.objective import FusedObjective, QuadraticTerms
 from fedkin.solvers.fuse import INTERIOR
+from fedkin.solvers.kernels import chains as chain_kernels
+from fedkin.solvers.kernels import gaps as gap_kernels
+from fedkin.solvers.kernels import steps as kernels
 from fedkin.solvers.pdhg import Checked, PrimalDual, Stopping
 from fedkin.solvers.workload import Crew
-from fedkin.terms import QuadraticTerms
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int32]

@@ -9,14 +9,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.cores import available_threads
-from fedkin.problem import FusedObjective
-from fedkin.solvers import check_kernels, gap_kernels, gram_kernels, kernels, level_kernels
+from fedkin._base import available_threads
+from fedkin.objective import FusedObjective, QuadraticTerms
 from fedkin.solvers.fuse import INTERIOR
+from fedkin.solvers.kernels import checks as check_kernels
+from fedkin.solvers.kernels import gaps as gap_kernels
+from fedkin.solvers.kernels import grams as gram_kernels
+from fedkin.solvers.kernels import levels as level_kernels
+from fedkin.solvers.kernels import steps as kernels
 from fedkin.solvers.pdhg import RELAXATION, Checked, PrimalDual, Rebalancing, Stopping, weights_of_devices
-from fedkin.solvers.places import Places
+from fedkin.solvers.renumber import Places
 from fedkin.solvers.workload import Crew, iteration_is_shared, iteration_work
-from fedkin.terms import QuadraticTerms
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]

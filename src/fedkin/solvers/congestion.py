@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from fedkin.graph import Graph
-from fedkin.penalties import Penalty
-from fedkin.problem import FusedObjective
+from fedkin.objective import FusedObjective, Penalty, QuadraticTerms, sum_groups
 from fedkin.solvers.exact import solve_fused, uninterrupted
-from fedkin.terms import QuadraticTerms, sum_groups
 
 Array = NDArray[np.float64]
 

@@ -12,16 +12,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.checks import check_positive, check_whole
+from fedkin._base import check_positive, check_whole
 from fedkin.errors import ConvergenceWarning, ParameterError
-from fedkin.problem import FusedObjective, Problem, Solution, Status
+from fedkin.objective import DeviceTerms, FusedObjective, Problem, QuadraticTerms, Solution, Status
 from fedkin.solvers.backend import Backend, Resolved, resolve_backend, start_iteration
+from fedkin.solvers.diagnose import raise_if_no_descent, raise_if_not_finite, raise_if_unbounded
 from fedkin.solvers.expansion import HOPELESS, POOR, Expansion, lowered, raised
 from fedkin.solvers.fuse import far_from_fused, fused_components, fused_parameters
 from fedkin.solvers.pdhg import Checked, Iteration, PrimalDual, Stopping, check_after, initial_rho
 from fedkin.solvers.radius import MinimizerBall
-from fedkin.solvers.trouble import raise_if_no_descent, raise_if_not_finite, raise_if_unbounded
-from fedkin.terms import DeviceTerms, QuadraticTerms
 
 Array = NDArray[np.float64]
 

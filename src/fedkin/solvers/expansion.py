@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.terms import DeviceTerms, QuadraticTerms
+from fedkin.objective import DeviceTerms, QuadraticTerms
 
 Array = NDArray[np.float64]
 

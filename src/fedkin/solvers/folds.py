@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.graph import Graph
-from fedkin.problem import FusedObjective, Problem
+from fedkin.objective import DeviceTerms, FusedObjective, Problem, QuadraticTerms, build_terms
 from fedkin.solvers.backend import Resolved
-from fedkin.terms import DeviceTerms, QuadraticTerms, build_terms
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]

@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.graph import Graph
-from fedkin.problem import FusedObjective
-from fedkin.terms import DeviceTerms, QuadraticTerms, generalized_inverse, summed_terms
+from fedkin.objective import DeviceTerms, FusedObjective, QuadraticTerms, generalized_inverse, summed_terms
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""Several penalty levels of a small quadratic problem at once, on the kernels of `fedkin.solvers.level_kernels`."""
+"""Several penalty levels of a small quadratic problem at once, on the kernels of `fedkin.solvers.kernels.levels`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.problem import FusedObjective, Solution
+from fedkin.objective import FusedObjective, QuadraticTerms, Solution
 from fedkin.solvers.chains import chains_for
 from fedkin.solvers.compiled import CompiledIteration
 from fedkin.solvers.exact import FUSING_HELPS, SCALE_FLOOR, verdict
 from fedkin.solvers.pdhg import Stopping, initial_rho
 from fedkin.solvers.workload import iteration_is_shared
-from fedkin.terms import QuadraticTerms
 
 Array = NDArray[np.float64]
 

@@ -11,16 +11,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.checks import check_positive, check_whole
-from fedkin.cores import available_threads
+from fedkin._base import available_threads, check_positive, check_whole
 from fedkin.errors import ConvergenceWarning, ParameterError
 from fedkin.graph import Graph
-from fedkin.problem import FusedObjective, Problem, Solution
+from fedkin.objective import FusedObjective, Problem, Solution, sum_groups, summed_terms
 from fedkin.solvers.backend import Backend, Resolved, resolve_backend
 from fedkin.solvers.congestion import least_congestion
 from fedkin.solvers.exact import scaled, solve_fused, uninterrupted
 from fedkin.solvers.workload import iteration_is_shared, run_side_by_side
-from fedkin.terms import sum_groups, summed_terms
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]

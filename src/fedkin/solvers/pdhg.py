@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from fedkin.problem import FusedObjective
+from fedkin.objective import FusedObjective, QuadraticTerms
 from fedkin.solvers.fuse import fused_parameters
-from fedkin.terms import QuadraticTerms
 
 Array = NDArray[np.float64]
 

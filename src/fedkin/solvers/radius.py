@@ -15,8 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.problem import FusedObjective
-from fedkin.terms import RANK_TOLERANCE, QuadraticTerms, sum_groups
+from fedkin.objective import RANK_TOLERANCE, FusedObjective, QuadraticTerms, sum_groups
 
 Array = NDArray[np.float64]
 

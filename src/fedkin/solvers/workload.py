@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from fedkin.problem import FusedObjective
-from fedkin.terms import DeviceTerms, QuadraticTerms
+from fedkin.objective import DeviceTerms, FusedObjective, QuadraticTerms
 
 T = TypeVar("T")
 

@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.availability import Availability
+from fedkin.admm import Availability, Callback, Progress, fed_admm, subgradient_descent
 from fedkin.datasets import Design
 from fedkin.errors import ParameterError
-from fedkin.problem import Problem, Solution
-from fedkin.solvers.exact import solve
-from fedkin.solvers.fedadmm import fed_admm
-from fedkin.solvers.gradient import subgradient_descent
-from fedkin.solvers.progress import Callback, Progress
+from fedkin.objective import Problem, Solution
+from fedkin.solvers import solve
 from fedkin.studies.designs import make_design
 from fedkin.studies.estimators import Settings, Workbench
 from fedkin.studies.tasks import Replication, settle_backend

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedkin.datasets import Design
-from fedkin.local import local_fit
-from fedkin.selection import EdgeSelection, select_edges
+from fedkin.stats import EdgeSelection, local_fit, select_edges
 from fedkin.studies.designs import make_design
 from fedkin.studies.tasks import Replication
 

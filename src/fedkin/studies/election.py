@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.data import INTERCEPT, Federation
 from fedkin.errors import ParameterError
-from fedkin.federation import INTERCEPT, Federation
 from fedkin.graph import Graph
-from fedkin.problem import Problem, Solution
-from fedkin.selection import select_edges
-from fedkin.solvers.exact import solve
-from fedkin.solvers.path import lam_path
+from fedkin.objective import Problem, Solution
+from fedkin.solvers import lam_path, solve
+from fedkin.stats import select_edges
 from fedkin.studies.election_data import Election, load_election
 from fedkin.studies.tasks import Replication, settle_backend
 

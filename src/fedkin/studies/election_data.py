@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.data import Federation
 from fedkin.errors import DataError
-from fedkin.federation import Federation
 from fedkin.studies.topojson import Rings, read_shapes
 
 RESULTS = "2020_US_County_Level_Presidential_Results.csv"

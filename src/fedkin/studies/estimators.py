@@ -18,11 +18,9 @@ from numpy.typing import NDArray
 from fedkin.datasets import Design
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
-from fedkin.local import LocalFit, global_fit, local_fit, oracle_fit
-from fedkin.problem import Problem
-from fedkin.selection import select_edges
-from fedkin.solvers.exact import solve
-from fedkin.solvers.path import lam_max
+from fedkin.objective import Problem
+from fedkin.solvers import lam_max, solve
+from fedkin.stats import LocalFit, global_fit, local_fit, oracle_fit, select_edges
 from fedkin.studies.validation import validated_lam
 
 Array = NDArray[np.float64]

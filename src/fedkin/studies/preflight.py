@@ -129,7 +129,7 @@ def _options(task: str) -> Mapping[str, Sequence[str]] | None:
         return dict.fromkeys(free, ()) | {"methods": list(METHODS_OF_ELECTION)}
     design = ["generator", "design"]
     if task == "selection":
-        from fedkin.local import Variance
+        from fedkin.stats import Variance
 
         return dict.fromkeys([*design, "level"], ()) | {"variances": list(get_args(Variance))}
     from fedkin.studies.estimators import LABELS, Settings

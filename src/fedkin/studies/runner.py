@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from fedkin.cores import available_cores
+from fedkin._base import available_cores
 from fedkin.errors import ParameterError
 from fedkin.studies.config import Cell, Study
 from fedkin.studies.pool import WorkerError, map_in_processes

@@ -89,11 +89,11 @@ def settle_backend() -> str:
     Left alone, the solver would begin with numpy and change when loading pays, and the last digits of a row would
     depend on what its process had done before.
     """
-    from fedkin.solvers.backend import installed
+    from fedkin.solvers import installed
 
     if not installed():
         return "numpy"
-    import_module("fedkin.solvers.kernels")
+    import_module("fedkin.solvers.kernels.steps")
     return "numba"
 
 

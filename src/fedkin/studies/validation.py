@@ -14,12 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.graph import Graph
-from fedkin.problem import FusedObjective, Problem
-from fedkin.solvers.backend import resolve_backend, start_iteration
-from fedkin.solvers.exact import solve_fused
-from fedkin.solvers.pdhg import PrimalDual, initial_rho
-from fedkin.terms import QuadraticTerms
-from fedkin.tuning import cross_validate_lam
+from fedkin.objective import FusedObjective, Problem, QuadraticTerms
+from fedkin.solvers import PrimalDual, cross_validate_lam, initial_rho, resolve_backend, solve_fused, start_iteration
 
 Array = NDArray[np.float64]
 

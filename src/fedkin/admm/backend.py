@@ -1,0 +1,70 @@
+"""Which code does the rounds: numpy, the reference, or compiled kernels where the work pays for the compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.admm.inprocess import LocalShards
+from fedkin.admm.sampling import FLOYD_LIMIT
+from fedkin.errors import ParameterError, missing_dependency
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Backend = Literal["auto", "numpy", "numba"]
+Advance = Callable[[int, int, Mask | None, Array | None], None]
+
+#: From this many multiplications on, waiting for the compiler pays.
+COMPILE_WORK = 2e9
+
+
+def choose_backend(local: LocalShards, backend: Backend, work: float) -> tuple[Backend, Advance]:
+    """The name of the backend and the function ``(first, count, available, probability)`` that does rounds.
+
+    Parameters
+    ----------
+    local : LocalShards
+        What is to be advanced.
+    backend : "auto", "numpy" or "numba"
+        What the user asked for.
+    work : float
+        Multiplications of the whole run.
+    """
+    if backend not in ("auto", "numpy", "numba"):
+        raise ParameterError(f"backend must be 'auto', 'numpy' or 'numba', got {backend!r}")
+    if backend == "numpy" or (backend == "auto" and (work < COMPILE_WORK or find_spec("numba") is None)):
+        return "numpy", local.run
+    reason = unsupported(local)
+    if reason is not None:
+        if backend == "auto":
+            return "numpy", local.run
+        raise ParameterError(f"backend='numba' cannot do this run: {reason}; use backend='numpy'")
+    try:
+        from fedkin.admm.compiled import CompiledRounds
+    except ImportError:
+        raise missing_dependency("numba", "backend='numba'", "fast") from None
+    return "numba", CompiledRounds(local)
+
+
+def unsupported(local: LocalShards) -> str | None:
+    """Why the compiled rounds cannot do this run, or None when they can."""
+    plan = local.plan
+    loss = plan.rows.losses[0]
+    if len(local.shards) > 1:
+        return f"it runs one shard, not {len(local.shards)}"
+    if local.streams:
+        return "it cannot draw from streams"
+    if any(other is not loss for other in plan.rows.losses):
+        return "it needs the same loss on every device"
+    names = ("mean", "linear", "logistic", "poisson", "huber")
+    if loss.name not in names or type(loss).__module__ != "fedkin.losses.builtin":
+        return f"it has no {loss.name} loss, only {', '.join(names)}"
+    if ((plan.rows.batch > FLOYD_LIMIT) & (plan.rows.batch < plan.rows.counts)).any():
+        return f"it cannot draw batches of more than {FLOYD_LIMIT} rows"
+    if plan.penalty.name not in ("l1", "l2", "linf") or type(plan.penalty).__module__ != "fedkin.objective.penalties":
+        return f"it has no {plan.penalty.name} penalty"
+    return None

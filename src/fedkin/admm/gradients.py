@@ -1,0 +1,319 @@
+"""Mini-batch gradients of the hosted devices: plain, or with the variance taken out by SAGA or SVRG.
+
+No matrix product runs across devices or rows: BLAS may cut such products differently for another number of devices or
+threads. Products are taken element by element and summed along an axis of fixed length, so that a device's gradient
+has the same bits wherever it is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.admm.sampling import draw_batches, round_states
+from fedkin.errors import DataError, SolverError
+from fedkin.losses import Loss, MeanLoss, RowLoss
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+GradientKind = Literal["plain", "saga", "svrg"]
+GRADIENT_KINDS = ("plain", "saga", "svrg")
+
+#: Batches of several rounds are drawn at once, up to this many row numbers.
+_DRAW_AHEAD = 200_000
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceRows:
+    """The rows of B hosted devices, and how many of them a round looks at.
+
+    Attributes
+    ----------
+    X : array (N, q)
+        Stacked rows; it may hold rows of other devices too.
+    y, offset : array (N,) or None
+    starts, counts : int arrays (B,)
+        The rows of device number u are ``starts[u] : starts[u] + counts[u]``.
+    keys : uint64 array (B,)
+        From `fedkin.admm.sampling.device_keys`.
+    losses : sequence of B losses
+    batch : int array (B,)
+        Rows per round, from 1 to ``counts``.
+    ridge : array (p,)
+    """
+
+    X: Array
+    y: Array | None
+    offset: Array | None
+    starts: Index
+    counts: Index
+    keys: NDArray[np.uint64]
+    losses: Sequence[Loss]
+    batch: Index
+    ridge: Array
+
+    def table_width(self) -> int:
+        """Numbers that SAGA remembers of a row: its slopes, or its whole score where the loss has no slopes."""
+        kinds = {id(loss): loss for loss in self.losses}.values()
+        return max((loss.n_outputs if isinstance(loss, RowLoss) else self.ridge.size) for loss in kinds)
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """``X (B, b, q)``, ``y (B, b)``, ``offset (B, b)`` of B devices with one loss."""
+
+    loss: Loss
+    X: Array
+    y: Array | None
+    offset: Array | None
+
+    def per_row(self, theta: Array) -> Array:
+        """What identifies each row's gradient at ``theta (B, p)``: slopes ``(B, b, k)``, or scores ``(B, b, p)``."""
+        if isinstance(self.loss, RowLoss):
+            weights = theta.reshape(theta.shape[0], 1, self.loss.n_outputs, -1)
+            eta = (self.X[:, :, None, :] * weights).sum(axis=3)
+            if self.offset is not None:
+                eta = eta + self.offset[:, :, None]
+            if self.y is None:
+                raise DataError(f"the {self.loss.name} loss needs a target, but the rows have none")
+            return self.loss.slope_at(eta, self.y)
+        if isinstance(self.loss, MeanLoss):
+            return theta[:, None, :] - self.X
+        return np.stack([self.loss.scores(theta[u], *self._rows(u)) for u in range(theta.shape[0])])
+
+    def mean(self, per_row: Array) -> Array:
+        """Mean gradient ``(B, p)`` of rows given by `per_row`."""
+        size = self.X.shape[1]
+        if not isinstance(self.loss, RowLoss):
+            return np.asarray(per_row.sum(axis=1) / size)
+        if self.loss.n_outputs == 1:
+            return np.asarray((per_row * self.X).sum(axis=1) / size)
+        outer = (per_row[:, :, :, None] * self.X[:, :, None, :]).sum(axis=1) / size
+        return np.asarray(outer.reshape(outer.shape[0], -1))
+
+    def gradient(self, theta: Array) -> Array:
+        """Mean gradient ``(B, p)`` at ``theta (B, p)``."""
+        if isinstance(self.loss, RowLoss):
+            return self.mean(self.per_row(theta))
+        if isinstance(self.loss, MeanLoss):
+            return np.asarray(theta - self.X.sum(axis=1) / self.X.shape[1])
+        return np.stack([self.loss.gradient(theta[u], *self._rows(u)) for u in range(theta.shape[0])])
+
+    def _rows(self, u: int) -> tuple[Array, Array | None, Array | None]:
+        return self.X[u], None if self.y is None else self.y[u], None if self.offset is None else self.offset[u]
+
+
+class Gradients:
+    """Gradient estimates of hosted devices, a function of (seed, device, round) and theta.
+
+    Parameters
+    ----------
+    rows : DeviceRows
+    seed : int
+    kind : "plain" | "saga" | "svrg"
+    snapshot_every : int
+        Rounds between the full passes of SVRG; the first is in round 1.
+    table : array (N, width), optional
+        SAGA's memory, a line for each line of ``rows.X``; it is written to. Zeros by default.
+    streams : mapping {number of hosted device: SampleStream}
+        Devices that see new samples in every round instead of stored ones.
+    """
+
+    def __init__(
+        self,
+        rows: DeviceRows,
+        seed: int,
+        kind: GradientKind = "plain",
+        *,
+        snapshot_every: int = 1,
+        table: Array | None = None,
+        streams: Mapping[int, SampleStream] | None = None,
+    ) -> None:
+        self.rows, self.seed, self.kind, self.snapshot_every = rows, seed, kind, snapshot_every
+        self.streams = dict(streams or {})
+        shape = (rows.starts.size, rows.ridge.size)
+        #: Mean gradient of the table (SAGA) or of the snapshot (SVRG), and the snapshot itself.
+        self.anchor_gradient = np.zeros(shape if kind != "plain" else (0, shape[1]))
+        self.anchor_theta = np.zeros(shape if kind == "svrg" else (0, shape[1]))
+        self.table = np.zeros((rows.X.shape[0] if kind == "saga" else 0, 1)) if table is None else table
+        if kind == "saga" and table is None:
+            self.table = np.zeros((rows.X.shape[0], rows.table_width()))
+        #: Devices whose snapshot is due (SVRG), and rows that each device has looked at.
+        self.stale = np.ones(shape[0], dtype=np.bool_)
+        self.looked = np.zeros(shape[0], dtype=np.int64)
+        self._groups = [_Group(rows, members, seed) for members in self._stored_groups()]
+
+    def _stored_groups(self) -> list[Index]:
+        """Devices with the same loss and batch size, which are computed together."""
+        by_kind: dict[tuple[int, int], list[int]] = {}
+        for u, loss in enumerate(self.rows.losses):
+            if u not in self.streams:
+                by_kind.setdefault((id(loss), int(self.rows.batch[u])), []).append(u)
+        return [np.array(members, dtype=np.int64) for members in by_kind.values()]
+
+    def __call__(self, t: int, theta: Array, available: Mask | None = None) -> Array:
+        """Estimates ``(B, p)`` at ``theta (B, p)`` in round ``t = 1, 2, ...``; 0 for devices that are not available."""
+        present = np.ones(theta.shape[0], dtype=np.bool_) if available is None else available
+        if self.kind == "svrg":
+            self.stale |= (t - 1) % self.snapshot_every == 0
+            # an absent device takes its snapshot when it is back
+            self._take_snapshots(theta, self.stale & present)
+        self.looked += (2 if self.kind == "svrg" else 1) * self.rows.batch * present
+        out = np.zeros_like(theta)
+        for group in self._groups:
+            live = group.members if available is None else group.members[available[group.members]]
+            if live.size:
+                out[live] = self._estimate(group, group.numbers(t, available), live, theta[live])
+        for u, stream in self.streams.items():
+            if available is None or available[u]:
+                batch = _Batch(self.rows.losses[u], *stream.batch(int(self.rows.batch[u]), t))
+                out[u] = batch.gradient(theta[u : u + 1])[0]
+        return out + theta * self.rows.ridge * present[:, None]
+
+    def _estimate(self, group: _Group, numbers: Index, live: Index, theta: Array) -> Array:
+        batch = group.batch(numbers)
+        if self.kind == "plain":
+            return batch.gradient(theta)
+        if self.kind == "svrg":
+            return batch.gradient(theta) - batch.gradient(self.anchor_theta[live]) + self.anchor_gradient[live]
+        new = batch.per_row(theta)
+        width = new.shape[2]
+        change = batch.mean(new - self.table[numbers, :width])
+        estimate = change + self.anchor_gradient[live]
+        self.table[numbers, :width] = new
+        share = self.rows.batch[live] / self.rows.counts[live]
+        self.anchor_gradient[live] += change * share[:, None]
+        return estimate
+
+    def _take_snapshots(self, theta: Array, due: Mask) -> None:
+        if not due.any():
+            return
+        self.anchor_theta[due] = theta[due]
+        self.looked += self.rows.counts * due
+        self.stale &= ~due
+        for group in self._groups:
+            waiting = group.members[due[group.members]]
+            counts = self.rows.counts[waiting]
+            for n in np.unique(counts):
+                members = waiting[counts == n]
+                numbers = self.rows.starts[members][:, None] + np.arange(n)
+                self.anchor_gradient[members] = group.batch(numbers).gradient(theta[members])
+
+
+class _Group:
+    """Devices that share a loss and a batch size."""
+
+    def __init__(self, rows: DeviceRows, members: Index, seed: int) -> None:
+        self.rows, self.members, self.seed = rows, members, seed
+        self.loss = rows.losses[members[0]]
+        self.size = int(rows.batch[members[0]])
+        self._ahead = max(1, min(512, _DRAW_AHEAD // (self.size * members.size)))
+        self._first, self._drawn = -1, np.empty((0, 0, 0), dtype=np.int64)
+
+    def numbers(self, t: int, available: Mask | None) -> Index:
+        """Lines of X that the (available) members look at in round t, ``(B, b)``."""
+        first = (t // self._ahead) * self._ahead
+        if first != self._first:
+            states = round_states(self.rows.keys[self.members], self.seed, np.arange(first, first + self._ahead))
+            drawn = draw_batches(states, self.rows.counts[self.members], self.size)
+            self._drawn = drawn + self.rows.starts[self.members][:, None]
+            self._first = first
+        numbers = self._drawn[t - first]
+        return np.asarray(numbers if available is None else numbers[available[self.members]])
+
+    def batch(self, numbers: Index) -> _Batch:
+        rows = self.rows
+        return _Batch(
+            self.loss,
+            rows.X.take(numbers, axis=0),  # take is twice as fast as indexing
+            None if rows.y is None else rows.y.take(numbers),
+            None if rows.offset is None else rows.offset.take(numbers),
+        )
+
+
+class SampleStream:
+    """Batches of fixed size, cut from an iterator of new samples.
+
+    Parameters
+    ----------
+    device : device id
+        For messages.
+    samples : iterable
+        Of ``(x, y)``, ``(x, y, offset)`` or ``x`` alone (the mean loss), where ``x`` is one row ``(q,)`` or some rows
+        ``(k, q)``.
+    n_features : int
+        Columns that are expected.
+
+    Examples
+    --------
+    >>> from fedkin.admm.gradients import SampleStream
+    >>> stream = SampleStream("a", (([float(k)], 2.0 * k) for k in range(10)), n_features=1)
+    >>> X, y, offset = stream.batch(3, t=1)
+    >>> X.shape, y.tolist()
+    ((1, 3, 1), [[0.0, 2.0, 4.0]])
+    """
+
+    def __init__(self, device: object, samples: Iterable[Any], n_features: int) -> None:
+        self.device, self.n_features = device, n_features
+        self._samples: Iterator[Any] = iter(samples)
+        self._left: list[tuple[Array, Array | None, Array | None]] = []
+        #: Rows handed out so far.
+        self.used = 0
+
+    def batch(self, size: int, t: int) -> tuple[Array, Array | None, Array | None]:
+        """The next ``size`` samples as arrays with a leading axis of length 1."""
+        parts, missing = [], size
+        while missing:
+            part = self._left.pop() if self._left else self._next(t)
+            if part[0].shape[0] > missing:
+                self._left.append(_cut(part, slice(missing, None)))
+                part = _cut(part, slice(0, missing))
+            missing -= part[0].shape[0]
+            parts.append(part)
+        self.used += size
+        X, y, offset = (_joined(pieces) for pieces in zip(*parts, strict=True))
+        assert X is not None
+        return X, y, offset
+
+    def skip(self, rows: int) -> None:
+        """Pass over samples that a run before this one has seen."""
+        if rows:
+            self.batch(rows, 0)
+
+    def _next(self, t: int) -> tuple[Array, Array | None, Array | None]:
+        try:
+            item = next(self._samples)
+        except StopIteration:
+            raise SolverError(
+                f"the samples of device {self.device!r} ended in round {t} after {self.used} rows; "
+                "give an endless iterator, or ask for fewer rounds"
+            ) from None
+        parts = item if isinstance(item, tuple) else (item,)
+        X = np.atleast_2d(np.asarray(parts[0], dtype=np.float64))
+        if X.ndim != 2 or X.shape[1] != self.n_features:
+            raise DataError(
+                f"a sample of device {self.device!r} has shape {np.shape(parts[0])}, expected ({self.n_features},) "
+                f"or (k, {self.n_features})"
+            )
+        rest = [np.asarray(part, dtype=np.float64).reshape(-1) for part in parts[1:] if part is not None]
+        for part in (X, *rest):
+            if part.shape[0] != X.shape[0]:
+                raise DataError(f"a sample of device {self.device!r} has {X.shape[0]} rows but {part.shape[0]} targets")
+            if not np.isfinite(part).all():
+                raise DataError(f"a sample of device {self.device!r} (row {self.used} of its stream) is not finite")
+        return X, rest[0] if rest else None, rest[1] if len(rest) > 1 else None
+
+
+def _cut(part: tuple[Array, Array | None, Array | None], where: slice) -> tuple[Array, Array | None, Array | None]:
+    X, y, offset = part
+    return X[where], None if y is None else y[where], None if offset is None else offset[where]
+
+
+def _joined(pieces: tuple[Array | None, ...]) -> Array | None:
+    given = [piece for piece in pieces if piece is not None]
+    return np.concatenate(given)[None] if given else None

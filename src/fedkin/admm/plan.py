@@ -1,0 +1,252 @@
+"""What a run of Fed-ADMM needs before its first round: checked arguments, steps and rho from the devices' curvature."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin._base import check_choice, check_positive, check_whole
+from fedkin.admm.curvature import Curvature
+from fedkin.admm.gradients import GRADIENT_KINDS, DeviceRows, GradientKind, SampleStream
+from fedkin.admm.inprocess import RunPlan, split_evenly
+from fedkin.admm.sampling import check_seed, device_keys
+from fedkin.admm.shard import AVERAGES, Average, StepRule
+from fedkin.errors import DataError, ParameterError, UnknownDeviceError
+from fedkin.objective import Penalty, Problem, Solution
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+BatchSize = int | Sequence[int] | None
+
+#: kappa = 1 / (GROWTH * weakest curvature). With GROWTH of 2 or more the rate 1/T would be lost.
+GROWTH = 1.5
+#: Variance-reduced steps are this many times shorter than the smoothness of a batch would allow.
+REDUCED_CAUTION = 2.0
+#: rho is so many times the mean curvature, divided by the mean degree: where steps stay long, and where noise makes
+#: them short.
+STILL_RHO, NOISY_RHO = 4.0, 1.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to run Fed-ADMM; see `fedkin.fed_admm`."""
+
+    batch_size: BatchSize = None
+    rho: float | Literal["auto"] = "auto"
+    step: float | Literal["auto", "literal"] = "auto"
+    kappa: float | None = None
+    average: Average | None = None
+    gradient: GradientKind = "plain"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        if self.rho != "auto":
+            check_positive("rho", self.rho)
+        if self.step not in ("auto", "literal"):
+            check_positive("step", self.step)
+        if self.kappa is not None:
+            check_positive("kappa", self.kappa)
+            if self.step != "literal":
+                raise ParameterError(
+                    "kappa belongs to step='literal'; for proximal steps with e(t) = kappa/t give step=kappa"
+                )
+        check_choice("average", self.average, (None, *AVERAGES))
+        check_choice("gradient", self.gradient, GRADIENT_KINDS)
+
+
+def plan_run(
+    problem: Problem,
+    settings: Settings,
+    rows: DeviceRows,
+    curvature: Curvature,
+    *,
+    noisy: bool,
+    absent: bool = False,
+    caution: float = 1.0,
+) -> RunPlan:
+    """Everything that the devices of a run agree on.
+
+    Parameters
+    ----------
+    problem : Problem
+        What is solved.
+    settings : Settings
+        What the user asked for.
+    rows : DeviceRows
+        From `device_rows`.
+    curvature : Curvature
+        Of the devices.
+    noisy : bool
+        Whether anything is random: batches, streams or absence.
+    absent : bool
+        Whether devices come and go, so that noise stays also where `gradient` removes that of the batches.
+    caution : float
+        Factor by which automatic steps are shorter at first.
+    """
+    reduced = settings.gradient != "plain" and not absent
+    degree = problem.graph.degree.astype(np.float64) if problem.strength > 0 else np.zeros(problem.n_devices)
+    still = reduced or not noisy
+    factor = STILL_RHO if still else NOISY_RHO
+    rho = factor * curvature_per_edge(curvature, degree) if settings.rho == "auto" else float(settings.rho)
+    average: Average = settings.average or ("last" if still else "tail")
+    assert isinstance(problem.penalty, Penalty)
+    objective = problem.fused
+    return RunPlan(
+        rows=rows,
+        edges=problem.graph.edges,
+        edge_radius=objective.edge_radius,
+        penalty=problem.penalty,
+        rho=rho,
+        steps=_steps(settings, rows, curvature, rho * degree, still, caution),
+        seed=settings.seed,
+        gradient=settings.gradient,
+        snapshot_every=2 * int(np.ceil(np.mean(rows.counts / rows.batch))),
+        average=average,
+        sparsity=objective.sparsity,
+        radius=problem.radius,
+    )
+
+
+def curvature_per_edge(curvature: Curvature, degree: Array) -> float:
+    """Mean curvature divided by the mean degree of the devices that have neighbours: the scale of rho."""
+    linked = degree[degree > 0]
+    return float(curvature.mean.mean()) / (float(linked.mean()) if linked.size else 1.0)
+
+
+def _steps(
+    settings: Settings, rows: DeviceRows, curvature: Curvature, damping: Array, still: bool, caution: float
+) -> StepRule:
+    nothing = np.zeros_like(damping)
+    if settings.step == "literal":
+        kappa = settings.kappa or 1.0 / (GROWTH * float(curvature.weakest.mean()))
+        return StepRule(nothing, np.full_like(damping, 1.0 / kappa), nothing)
+    if settings.step != "auto":
+        return StepRule(nothing, np.full_like(damping, 1.0 / settings.step), damping)
+    start = curvature.of_batches(rows, worst=settings.gradient != "plain")
+    if settings.gradient != "plain":
+        # Gazagnadou, Gower and Salmon (2019), "Optimal mini-batch and step sizes for SAGA"
+        n, b = rows.counts.astype(np.float64), np.minimum(rows.batch, rows.counts).astype(np.float64)
+        memory = (n - b) / (b * np.maximum(n - 1.0, 1.0)) * curvature.worst_row + curvature.weakest * n / (4.0 * b)
+        start = REDUCED_CAUTION * np.maximum(start, memory)
+    return StepRule(caution * start, nothing if still else GROWTH * curvature.weakest, damping)
+
+
+# --- what the user gives ---
+
+
+def device_rows(problem: Problem, batch_size: BatchSize, streaming: set[Hashable]) -> DeviceRows:
+    """The rows of all devices and their batch sizes, checked."""
+    federation = problem.federation
+    counts = federation.n_samples
+    batch = _batches(batch_size, counts, federation.devices, streaming)
+    y = federation.y
+    ridge = np.broadcast_to(np.asarray(problem.ridge, dtype=np.float64), (problem.n_params,)).copy()
+    return DeviceRows(
+        federation.X,
+        None if y is None else np.asarray(y, dtype=np.float64),
+        federation.offset,
+        federation.starts[:-1],
+        counts,
+        device_keys(federation.devices),
+        problem.losses,
+        batch,
+        ridge,
+    )
+
+
+def _batches(batch_size: BatchSize, counts: Index, devices: Sequence[Hashable], streaming: set[Hashable]) -> Index:
+    if batch_size is None:
+        return counts.copy()
+    if np.ndim(batch_size) == 0:
+        check_whole("batch_size", batch_size, least=1)
+    given = np.asarray(batch_size)
+    if given.ndim > 1 or (given.ndim == 1 and given.size != counts.size) or given.dtype.kind not in "iu":
+        raise ParameterError(
+            f"batch_size must be a whole number or one for each of the {counts.size} devices, got {batch_size!r}"
+        )
+    batch = np.broadcast_to(given, counts.shape).astype(np.int64)
+    if (batch < 1).any():
+        raise ParameterError(
+            f"batch_size must be at least 1, got {batch.min()} for device {devices[int(batch.argmin())]!r}"
+        )
+    for u in np.flatnonzero(batch > counts).tolist():
+        if devices[u] not in streaming:
+            raise ParameterError(
+                f"batch_size is {batch[u]}, but device {devices[u]!r} has only {counts[u]} rows; give a batch_size "
+                f"of at most {counts.min()}, one number per device, or None for all rows"
+            )
+    return batch
+
+
+def sample_streams(problem: Problem, streams: Mapping[Any, Iterable[Any]] | None) -> dict[int, SampleStream]:
+    """Streams by device number."""
+    out = {}
+    for device, samples in (streams or {}).items():
+        if device not in problem.federation:
+            raise UnknownDeviceError(f"streams names device {device!r}, which the federation does not have")
+        if not isinstance(samples, Iterable):
+            raise DataError(
+                f"the stream of device {device!r} must be an iterable of samples, got {type(samples).__name__}"
+            )
+        out[problem.federation.index[device]] = SampleStream(device, samples, problem.federation.n_features)
+    return out
+
+
+def hosts_of(shards: int | Sequence[int], n_devices: int) -> Index:
+    """The shard of each device, ``(V,)``."""
+    if np.ndim(shards) == 0:
+        check_whole("shards", shards, least=1)
+        return split_evenly(n_devices, min(int(np.asarray(shards)), n_devices))
+    hosts = np.asarray(shards)
+    if hosts.shape != (n_devices,) or hosts.dtype.kind not in "iu":
+        raise ParameterError(
+            f"shards must be a whole number or one for each of the {n_devices} devices, got {shards!r}"
+        )
+    return hosts.astype(np.int64)
+
+
+def starting_point(problem: Problem, warm_start: Solution | None) -> tuple[Array, Array | None]:
+    """Theta ``(V, p)`` and edge duals ``(E, p)`` to start from."""
+    shape, edges = (problem.n_devices, problem.n_params), (problem.graph.n_edges, problem.n_params)
+    if warm_start is None:
+        return np.zeros(shape), None
+    if warm_start.theta.shape != shape or warm_start.alpha.shape != edges:
+        raise ParameterError(
+            f"the warm start has theta {warm_start.theta.shape} and alpha {warm_start.alpha.shape}, "
+            f"this problem needs {shape} and {edges}; warm starts must come from the same graph"
+        )
+    assert isinstance(problem.penalty, Penalty)
+    return warm_start.theta, problem.penalty.project(warm_start.alpha, problem.fused.edge_radius)
+
+
+def describe(problem: Problem, rows: DeviceRows, settings: Settings) -> list[object]:
+    """Everything that the course of a run depends on, for `fedkin.admm.checkpoint.fingerprint`."""
+    objective = problem.fused
+    kinds = {id(loss): loss for loss in problem.losses}
+    numbers = {key: k for k, key in enumerate(kinds)}
+    plain = [(type(loss).__name__, loss.name, sorted(_plain_parts(vars(loss)), key=str)) for loss in kinds.values()]
+    return [
+        *(part for part in (rows.X, rows.y, rows.offset, rows.starts, rows.batch, rows.keys, rows.ridge)),
+        np.array([numbers[id(loss)] for loss in problem.losses]),
+        plain,
+        problem.graph.edges,
+        objective.edge_radius,
+        objective.penalty.name,
+        objective.sparsity,
+        problem.radius,
+        (settings.rho, settings.step, settings.kappa, settings.average, settings.gradient, settings.seed),
+    ]
+
+
+def _plain_parts(parts: Mapping[str, Any]) -> Iterable[tuple[str, object]]:
+    """What can be compared between processes: numbers, words, and the names of functions."""
+    for name, value in parts.items():
+        if callable(value):
+            yield name, getattr(value, "__qualname__", type(value).__name__)
+        elif isinstance(value, int | float | str):
+            yield name, value

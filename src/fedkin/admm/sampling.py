@@ -1,0 +1,155 @@
+"""Randomness by counting: what device u draws in round t is a function of (seed, device, round) and of nothing else.
+
+There is no generator to carry along. A 64-bit state is computed from the three numbers by the SplitMix64 mixing
+function, and the draws of that round are the SplitMix64 sequence that starts there. So it does not matter how many
+processes run, which of them hosts the device, or in which order they work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.errors import ParameterError
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+Words = NDArray[np.uint64]
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLY_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MULTIPLY_2 = np.uint64(0x94D049BB133111EB)
+_S27, _S30, _S31, _S32, _S11 = (np.uint64(bits) for bits in (27, 30, 31, 32, 11))
+
+#: Streams that must not depend on each other get different purposes.
+BATCHES, PRESENCE = 1, 2
+
+#: Floyd's algorithm compares every draw with the earlier ones; beyond this batch size sorting is cheaper.
+FLOYD_LIMIT = 64
+
+
+def mix(words: Words) -> Words:
+    """The SplitMix64 finaliser, a bijection of 64-bit words in which every input bit moves every output bit."""
+    words = (words ^ (words >> _S30)) * _MULTIPLY_1
+    words = (words ^ (words >> _S27)) * _MULTIPLY_2
+    return words ^ (words >> _S31)
+
+
+def device_keys(devices: Iterable[Hashable]) -> Words:
+    """A 64-bit key for each device id, the same in every process and for every federation that has the device.
+
+    Examples
+    --------
+    >>> from fedkin.admm import device_keys
+    >>> bool(device_keys(["a", "b"])[1] == device_keys(["b"])[0])
+    True
+    """
+    words = []
+    for device in devices:
+        if isinstance(device, int | np.integer) and not isinstance(device, bool):
+            words.append(int(device) % 2**64)
+        else:
+            text = f"{type(device).__name__}:{device!r}"
+            words.append(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little"))
+    return mix(np.array(words, dtype=np.uint64) + GOLDEN)
+
+
+def round_states(keys: Words, seed: int, rounds: NDArray[np.integer], purpose: int = BATCHES) -> Words:
+    """State of each device in each round, shape ``(R, B)``.
+
+    Parameters
+    ----------
+    keys : uint64 array (B,)
+        From `device_keys`.
+    seed : int
+        Of the run, from 0 to 2**63 - 1.
+    rounds : int array (R,)
+        Round numbers.
+    purpose : int
+        `BATCHES` or `PRESENCE`.
+    """
+    counter = (rounds.astype(np.uint64) * GOLDEN)[:, None]
+    return mix(device_roots(keys, seed, purpose)[None, :] + counter)
+
+
+def device_roots(keys: Words, seed: int, purpose: int = BATCHES) -> Words:
+    """The part ``(B,)`` of `round_states` that does not depend on the round."""
+    check_seed(seed)
+    root = mix(np.array([seed], dtype=np.uint64) * GOLDEN + np.uint64(purpose))
+    return mix(keys ^ root)
+
+
+def uniforms(states: Words) -> Array:
+    """One number in [0, 1) for each state, with 53 random bits."""
+    return (mix(states + GOLDEN) >> _S11).astype(np.float64) * 2.0**-53
+
+
+def draw_batches(states: Words, counts: Index, size: int) -> Index:
+    """Rows drawn without replacement, every subset equally likely.
+
+    Parameters
+    ----------
+    states : uint64 array (R, B)
+        From `round_states`.
+    counts : int array (B,)
+        Number of rows of each device.
+    size : int
+        Rows to draw, at most ``counts.min()``; all rows in their order when it equals the count.
+
+    Returns
+    -------
+    int64 array (R, B, size)
+        Row numbers from 0 to ``counts - 1``.
+
+    Notes
+    -----
+    Floyd's algorithm: for j = n - size, ..., n - 1 draw r from 0..j and take r, or j where r was taken before. A draw
+    uses 32 bits, so probabilities are off by less than n / 2**32.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedkin.admm.sampling import device_keys, draw_batches, round_states
+    >>> states = round_states(device_keys(["a", "b"]), 0, np.arange(3))
+    >>> draw_batches(states, np.array([5, 9]), 4).shape
+    (3, 2, 4)
+    """
+    shape = (*states.shape, size)
+    if (counts == size).all():
+        return np.broadcast_to(np.arange(size), shape).copy()
+    if size > FLOYD_LIMIT:
+        return _draw_by_sorting(states, counts, size)
+    chosen = np.empty(shape, dtype=np.int64)
+    steps = np.arange(1, size + 1, dtype=np.uint64) * GOLDEN
+    for k in range(size):
+        last = counts - size + k
+        high = mix(states + steps[k]) >> _S32
+        drawn = ((high * (last + 1).astype(np.uint64)) >> _S32).astype(np.int64)
+        taken = (chosen[..., :k] == drawn[..., None]).any(axis=-1)
+        chosen[..., k] = np.where(taken, last, drawn)
+    # devices that give all their rows give them in order, like everywhere else
+    return np.where((counts == size)[:, None], np.arange(size), chosen)
+
+
+def _draw_by_sorting(states: Words, counts: Index, size: int) -> Index:
+    """The rows with the smallest of ``n`` random words; ties have probability below n**2 / 2**64."""
+    chosen = np.empty((*states.shape, size), dtype=np.int64)
+    for n in np.unique(counts):
+        members = np.flatnonzero(counts == n)
+        steps = np.arange(1, n + 1, dtype=np.uint64) * GOLDEN
+        for which in members:
+            if n == size:
+                chosen[:, which] = np.arange(size)
+                continue
+            words = mix(states[:, which, None] + steps)
+            chosen[:, which] = np.sort(np.argpartition(words, size - 1, axis=-1)[:, :size], axis=-1)
+    return chosen
+
+
+def check_seed(seed: int) -> None:
+    """Raise `ParameterError` unless ``seed`` is a whole number from 0 to 2**63 - 1."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
+        raise ParameterError(f"seed must be a whole number from 0 to 2**63 - 1, got {seed!r}")

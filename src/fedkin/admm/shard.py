@@ -1,0 +1,309 @@
+"""The arithmetic of Fed-ADMM, for any number of devices: node step, exchange of thetas, edge step.
+
+A shard hosts some devices and every edge that touches one of them. One shard with all devices is the run inside one
+process; a shard of one device is a device in the field. An edge between two shards has a replica in both: each end
+computes the same step from the same two thetas, so the replicas hold the same bits and only thetas travel.
+
+With ``y_e`` the edge dual (``alpha`` in the code, inside the ball of radius ``L w_e``) and ``s_i`` the signed sum of
+the duals around device i, a round is
+
+    theta_i <- theta_i - eta_i (g_i + 2 s_i(t) - s_i(t-1))                 node step
+    y_e     <- projection of y_e + (rho / 2) (theta_i - theta_j)           edge step
+
+which is Algorithm 1 of the paper with its copies beta eliminated (docs/fed-admm.md has the algebra).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from fedkin.admm.gradients import Gradients
+from fedkin.objective import Penalty
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Average = Literal["tail", "paper", "last"]
+AVERAGES = ("tail", "paper", "last")
+
+#: Weight of round t in the tail average grows like t ** TAIL_POWER.
+TAIL_POWER = 3.0
+
+
+@dataclass(frozen=True, eq=False)
+class StepRule:
+    """Step sizes of the hosted devices: ``1 / eta_i(t) = start_i / p_i(t) + growth_i * t + damping_i``.
+
+    Attributes
+    ----------
+    start : array (B,)
+        Keeps the first rounds stable; 0 in the paper's rule.
+    growth : array (B,)
+        ``1 / kappa``.
+    damping : array (B,)
+        ``rho * |N_i|`` makes it the proximal step; 0 the literal one.
+    """
+
+    start: Array
+    growth: Array
+    damping: Array
+
+    def eta(self, t: int, probability: Array | None = None) -> Array:
+        """Steps ``(B,)`` in round ``t = 1, 2, ...``, given the probabilities ``(B,)`` of being available."""
+        start = self.start if probability is None else self.start / probability
+        return np.asarray(1.0 / (start + self.growth * t + self.damping))
+
+
+def averaging_weight(average: Average, t: int) -> float:
+    """Share of round t's parameters in the running average after round t."""
+    if average == "last":
+        return 1.0
+    return 1.0 / t if average == "paper" else (TAIL_POWER + 1.0) / (TAIL_POWER + t)
+
+
+def node_update(
+    theta: Array,
+    direction: Array,
+    eta: Array,
+    sparsity: Array | None = None,
+    radius: float | None = None,
+) -> Array:
+    """``theta - eta * direction``, then the soft threshold of the sparsity term, then the parameter ball.
+
+    Parameters
+    ----------
+    theta : array (B, p)
+        Where the devices are.
+    direction : array (B, p)
+        Gradient plus pull of the edges.
+    eta : array (B,)
+        Step sizes.
+    sparsity : array (B, p), optional
+        Weights of ``|theta|``.
+    radius : float, optional
+        Of the ball around 0.
+    """
+    moved = theta - eta[:, None] * direction
+    if sparsity is not None:
+        bound = eta[:, None] * sparsity
+        moved = moved - np.clip(moved, -bound, bound)
+    if radius is not None:
+        length = np.sqrt((moved * moved).sum(axis=1))
+        moved = moved * np.divide(radius, length, out=np.ones_like(length), where=length > radius)[:, None]
+    return moved
+
+
+def edge_update(alpha: Array, difference: Array, rho: float, radius: Array, penalty: Penalty) -> Array:
+    """The dual ``(E, p)`` after one edge step; ``difference`` is ``theta_i - theta_j``.
+
+    The threshold of the paper's prox is ``2 L w_e / rho`` because both end points move; in terms of the dual that is
+    a ball of radius ``L w_e`` and half of rho.
+    """
+    return penalty.project(alpha + (0.5 * rho) * difference, radius)
+
+
+class Shard:
+    """Some devices and every edge that touches them.
+
+    Parameters
+    ----------
+    devices : int array (B,)
+        Hosted devices, increasing positions in the whole federation.
+    edges : int array (E, 2)
+        Every edge ``(i, j)``, ``i > j``, with a hosted end, as positions in the federation, in the federation's order.
+    edge_radius : array (E,)
+        ``strength * w_e``.
+    penalty : Penalty
+    rho : float
+    steps : StepRule
+    gradients : Gradients or None
+        None for a shard that has no rows (a central machine, replicas of neighbours); it needs ``node_step(...,
+        gradient=)`` or devices that are all absent.
+    theta : array (B, p)
+        Where hosted devices start.
+    foreign_theta : array (F, p), optional
+        Where the neighbours hosted elsewhere start, in the order of `foreign`.
+    alpha : array (E, p), optional
+        Edge duals to start from; 0 by default.
+    sparsity : array (B, p), optional
+    radius : float, optional
+        Of the parameter ball.
+    average : "tail" | "paper" | "last"
+
+    Attributes
+    ----------
+    foreign : int array (F,)
+        Neighbours hosted elsewhere, increasing positions in the federation.
+    boundary : int array
+        Positions of hosted devices that have such a neighbour: the thetas that others need.
+
+    Examples
+    --------
+    Two devices that hold one number each, 0 and 2, in one shard:
+
+    >>> import numpy as np
+    >>> from fedkin.admm import DeviceRows, Gradients
+    >>> from fedkin.admm import device_keys
+    >>> from fedkin.admm import Shard, StepRule
+    >>> from fedkin.losses import MeanLoss
+    >>> from fedkin.objective import L1
+    >>> one = np.ones(2, dtype=np.int64)
+    >>> loss = MeanLoss()
+    >>> X = np.array([[0.0], [2.0]])
+    >>> rows = DeviceRows(X, None, None, np.array([0, 1]), one, device_keys("ab"), (loss, loss), one, np.zeros(1))
+    >>> steps = StepRule(np.full(2, 1.0), np.zeros(2), np.full(2, 1.0))
+    >>> shard = Shard(np.array([0, 1]), np.array([[1, 0]]), np.array([0.2]), L1(), 1.0, steps, Gradients(rows, 0),
+    ...               np.zeros((2, 1)), average="last")
+    >>> for t in range(1, 100):
+    ...     shard.node_step(t)
+    ...     shard.edge_step()
+    >>> shard.theta.round(6).ravel().tolist()
+    [0.2, 1.8]
+    """
+
+    def __init__(
+        self,
+        devices: Index,
+        edges: Index,
+        edge_radius: Array,
+        penalty: Penalty,
+        rho: float,
+        steps: StepRule,
+        gradients: Gradients | None,
+        theta: Array,
+        *,
+        foreign_theta: Array | None = None,
+        alpha: Array | None = None,
+        sparsity: Array | None = None,
+        radius: float | None = None,
+        average: Average = "tail",
+    ) -> None:
+        self.devices, self.edges, self.edge_radius = devices, edges, edge_radius
+        self.penalty, self.rho, self.steps, self.gradients = penalty, rho, steps, gradients
+        self.sparsity, self.radius, self.average_kind = sparsity, radius, average
+        hosted = np.isin(edges, devices)
+        self.foreign: Index = np.unique(edges[~hosted])
+        self.boundary: Index = np.unique(edges[hosted & ~hosted[:, ::-1]])
+        self._place = np.concatenate([devices, self.foreign])
+        self._order = np.argsort(self._place)
+        ends = self._order[np.searchsorted(self._place, edges, sorter=self._order)]
+        self._heads, self._tails = np.ascontiguousarray(ends[:, 0]), np.ascontiguousarray(ends[:, 1])
+        self._boundary_here = np.searchsorted(devices, self.boundary)
+        self._sum_duals = _signed_sums(ends, devices.size)
+        n_foreign = self.foreign.size
+        p = theta.shape[1]
+        # hosted devices first, then the neighbours' last known thetas
+        self._all_theta = np.zeros((devices.size + n_foreign, p))
+        self._all_theta[: devices.size] = theta
+        if n_foreign:
+            self._all_theta[devices.size :] = theta[:1] if foreign_theta is None else foreign_theta
+        self.alpha = np.zeros((edges.shape[0], p)) if alpha is None else alpha.copy()
+        self.balance = np.asarray(self._sum_duals @ self.alpha)
+        self.balance_before = self.balance.copy()
+        self.average = theta.copy()
+        self.average_balance = self.balance.copy()
+        self._weight = 1.0
+        self._left = theta
+
+    @property
+    def theta(self) -> Array:
+        """Parameters ``(B, p)`` of the hosted devices."""
+        return self._all_theta[: self.devices.size]
+
+    # --- the three verbs ---
+
+    def pull(self) -> Array:
+        """``2 s(t) - s(t-1)``, shape ``(B, p)``: all that a node step needs to know of a device's edges."""
+        return np.asarray(2.0 * self.balance - self.balance_before)
+
+    def node_step(
+        self,
+        t: int,
+        available: Mask | None = None,
+        probability: Array | None = None,
+    ) -> None:
+        """Move the hosted thetas in round ``t = 1, 2, ...``.
+
+        Parameters
+        ----------
+        t : int
+            Round.
+        available : bool array (B,), optional
+            Devices that are there; the others get the penalty's part of the step only. All by default.
+        probability : array (B,), optional
+            Probability with which each device is there; gradients are divided by it.
+        """
+        theta = self.theta
+        direction = self.pull()
+        if self.gradients is not None:
+            gradient = self.gradients(t, theta, available)
+            direction = direction + (gradient if probability is None else gradient / probability[:, None])
+        moved = node_update(theta, direction, self.steps.eta(t, probability), self.sparsity, self.radius)
+        self._weight = averaging_weight(self.average_kind, t)
+        if self.average_kind == "paper":
+            self._left = theta.copy()
+        self._all_theta[: self.devices.size] = moved
+
+    def give(self) -> tuple[Index, Array]:
+        """Positions and thetas of the hosted devices that other shards need."""
+        return self.boundary, self.theta[self._boundary_here]
+
+    def take(self, positions: Index, theta: Array) -> None:
+        """Learn thetas ``(len(positions), p)``: of foreign neighbours, or of hosted devices that moved elsewhere."""
+        place = self._order[
+            np.minimum(np.searchsorted(self._place, positions, sorter=self._order), self._order.size - 1)
+        ]
+        known = self._place[place] == positions
+        self._all_theta[place[known]] = theta[known]
+
+    def edge_step(self) -> None:
+        """Move the dual of every touching edge, given the thetas at both ends."""
+        difference = self._all_theta.take(self._heads, axis=0)
+        difference -= self._all_theta.take(self._tails, axis=0)
+        self.alpha = edge_update(self.alpha, difference, self.rho, self.edge_radius, self.penalty)
+        self.balance_before = self.balance
+        self.balance = np.asarray(self._sum_duals @ self.alpha)
+        # the paper averages theta(0), ..., theta(t-1)
+        taken = self._left if self.average_kind == "paper" else self.theta
+        self.average = self.average + self._weight * (taken - self.average)
+        self.average_balance = self.average_balance + self._weight * (self.balance - self.average_balance)
+
+    # --- state ---
+
+    def state(self) -> dict[str, Array]:
+        """Everything that changes, one line per hosted device; ``alpha`` has one line per edge."""
+        state = {
+            "theta": self.theta,
+            "balance": self.balance,
+            "balance_before": self.balance_before,
+            "average": self.average,
+            "average_balance": self.average_balance,
+            "alpha": self.alpha,
+        }
+        return {name: values.copy() for name, values in state.items()}
+
+    def restore(self, state: Mapping[str, Array], foreign_theta: Array) -> None:
+        """Go back to a `state`, given the thetas of foreign neighbours at that time."""
+        self._all_theta[: self.devices.size] = state["theta"]
+        self._all_theta[self.devices.size :] = foreign_theta
+        self.balance, self.balance_before = state["balance"].copy(), state["balance_before"].copy()
+        self.average, self.average_balance = state["average"].copy(), state["average_balance"].copy()
+        self.alpha = state["alpha"].copy()
+
+
+def _signed_sums(ends: Index, n_devices: int) -> sparse.csr_array:
+    """The matrix ``(B, E)`` with +1 at an edge's first and -1 at its second end, columns sorted in every row."""
+    n_edges = ends.shape[0]
+    device = ends.reshape(-1)
+    edge = np.repeat(np.arange(n_edges), 2)
+    sign = np.tile([1.0, -1.0], n_edges)
+    here = device < n_devices
+    matrix = sparse.csr_array((sign[here], (device[here], edge[here])), shape=(n_devices, n_edges))
+    matrix.sort_indices()
+    return matrix

@@ -1,0 +1,587 @@
+"""The rows of all devices, stacked in device order."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedkin.data.files import chosen_features, directory_columns
+from fedkin.data.rows import (
+    DeviceData,
+    RowNames,
+    check_finite,
+    check_labels,
+    checked_feature_names,
+    checked_matrix,
+    checked_offset,
+    checked_target,
+    device_data,
+    distinct_ids,
+    frozen,
+    grouped,
+    listed,
+    row_numbers,
+    shuffled_ranks,
+    stacked_offsets,
+    stacked_targets,
+)
+from fedkin.data.tables import (
+    Columns,
+    columns_of,
+    read_columns,
+)
+from fedkin.errors import DataError, ParameterError, UnknownDeviceError
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+AnyArray = npt.NDArray[Any]
+
+INTERCEPT = "(intercept)"
+_NAMES_A_ROW = re.compile(r"row \d+\b")
+
+
+@dataclass(frozen=True, eq=False, repr=False, init=False)
+class Federation:
+    """Devices and their rows. Immutable: every method that changes something returns another federation.
+
+    Parameters
+    ----------
+    data : mapping of device id to ``(X, y)``, ``(X, y, offset)``, `DeviceData` or ``X`` alone
+        X of shape (n_u, q), y and offset of shape (n_u,). ``X`` alone is for the mean loss. Device ids are any
+        hashable values. Numbers in y become float64; bool and text labels stay what they are.
+    feature_names : sequence of q str, optional
+        By default ``x0, x1, ...``.
+
+    Attributes
+    ----------
+    devices : tuple of V ids
+    X : array of shape (N, q)
+        Rows of all devices, device after device; read only, as all arrays here.
+    y : array of shape (N,) or None
+        float64 for numbers, bool or object (str) for labels.
+    offset : array of shape (N,) or None
+    starts : int64 array of shape (V + 1,)
+        The rows of device number u are ``starts[u]:starts[u + 1]``.
+    row_order : int64 array of shape (N,)
+        Position of each stacked row in the arrays or file that the federation came from.
+    feature_names : tuple of q str
+    target_name : str or None
+
+    Raises
+    ------
+    DataError
+        If rows are missing, not finite, not numeric or do not match; the message names the device, row and column.
+
+    Examples
+    --------
+    >>> fed = Federation({"north": ([[0.0], [1.0]], [1.0, 3.0]), "south": ([[2.0]], [4.0])})
+    >>> fed
+    Federation(2 devices, 3 rows, 1 feature)
+    >>> fed.n_samples
+    array([2, 1])
+    >>> fed["south"].X
+    array([[2.]])
+    """
+
+    devices: tuple[Hashable, ...]
+    X: FloatArray
+    y: AnyArray | None
+    offset: FloatArray | None
+    starts: IntArray
+    row_order: IntArray
+    feature_names: tuple[str, ...]
+    target_name: str | None
+
+    def __init__(
+        self,
+        data: Mapping[Any, Any],
+        feature_names: Sequence[str] | None = None,
+    ) -> None:
+        if not isinstance(data, Mapping):
+            raise DataError(
+                f"Federation takes a mapping {{device: (X, y)}}, got {type(data).__name__}; "
+                "for stacked arrays use Federation.from_arrays(X, y, device)"
+            )
+        if not data:
+            raise DataError("a federation needs at least one device, got an empty mapping")
+        devices = distinct_ids(data)
+        parts = [device_data(device, value) for device, value in zip(devices, data.values(), strict=True)]
+        for device, part in zip(devices, parts, strict=True):
+            if part.n_samples == 0:
+                raise DataError(f"device {device!r} has no rows: leave it out or give it data")
+            if part.X.shape[1] != parts[0].X.shape[1]:
+                raise DataError(
+                    f"device {device!r} has {part.X.shape[1]} features, but device {devices[0]!r} has "
+                    f"{parts[0].X.shape[1]}: all devices need the same features"
+                )
+        counts = np.array([part.n_samples for part in parts], dtype=np.int64)
+        names = checked_feature_names(feature_names, parts[0].X.shape[1])
+        rows = RowNames(devices, np.repeat(np.arange(len(devices)), counts), counts)
+        X = np.concatenate([part.X for part in parts])
+        check_finite(X, names, rows)
+        y = stacked_targets(devices, [part.y for part in parts], rows)
+        offset = stacked_offsets(devices, [part.offset for part in parts], rows)
+        self._set(devices, counts, X, y, offset, np.arange(len(X)), names, None)
+
+    def _set(
+        self,
+        devices: tuple[Hashable, ...],
+        counts: IntArray,
+        X: FloatArray,
+        y: AnyArray | None,
+        offset: FloatArray | None,
+        row_order: npt.NDArray[np.integer],
+        feature_names: tuple[str, ...],
+        target_name: str | None,
+    ) -> None:
+        fields = {
+            "devices": devices,
+            "X": np.ascontiguousarray(X),
+            "y": y,
+            "offset": offset,
+            "starts": np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            "row_order": row_order.astype(np.int64),
+            "feature_names": feature_names,
+            "target_name": target_name,
+        }
+        for name, value in fields.items():
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def _of(cls, *fields: Any) -> Federation:
+        """A federation from parts that have been checked already."""
+        made = object.__new__(cls)
+        made._set(*fields)
+        return made
+
+    # --- other ways to make one -------------------------------------------------------------------------------
+
+    @classmethod
+    def from_arrays(
+        cls,
+        X: npt.ArrayLike,
+        y: npt.ArrayLike | None,
+        device: Iterable[Hashable],
+        *,
+        offset: npt.ArrayLike | None = None,
+        feature_names: Sequence[str] | None = None,
+    ) -> Federation:
+        """A federation from stacked rows in any order.
+
+        Parameters
+        ----------
+        X : array of shape (N, q)
+            Features.
+        y : array of shape (N,), or None
+            Target; None for the mean loss.
+        device : iterable of N ids
+            The device of each row. Devices are ordered by their first appearance, rows of a device keep their order.
+        offset : array of shape (N,), optional
+            Known part of the linear predictor.
+        feature_names : sequence of q str, optional
+            By default ``x0, x1, ...``.
+
+        Examples
+        --------
+        >>> fed = Federation.from_arrays([[1.0], [2.0], [3.0]], [1, 2, 3], ["b", "a", "b"])
+        >>> fed.devices, fed.X[:, 0], fed.row_order
+        (('b', 'a'), array([1., 3., 2.]), array([0, 2, 1]))
+        """
+        return cls._from_rows(checked_matrix(X, ""), y, device, offset, feature_names, None)
+
+    @classmethod
+    def _from_rows(
+        cls,
+        X: FloatArray,
+        y: npt.ArrayLike | None,
+        device: Iterable[Hashable],
+        offset: npt.ArrayLike | None,
+        feature_names: Sequence[str] | None,
+        target_name: str | None,
+    ) -> Federation:
+        names = checked_feature_names(feature_names, X.shape[1])
+        devices, codes = grouped(device)
+        if len(codes) != len(X):
+            raise DataError(f"X has {len(X)} rows, but device has {len(codes)}: give every row its device")
+        if not devices:
+            raise DataError("a federation needs at least one row, got none")
+        rows = RowNames(devices, codes, None)
+        check_finite(X, names, rows)
+        target = None if y is None else checked_target(y, len(X), "")
+        if target is not None:
+            check_labels(target, "target", rows)
+        shift = None if offset is None else checked_offset(offset, len(X), "")
+        if shift is not None:
+            check_labels(shift, "offset", rows)
+        order = np.argsort(codes, kind="stable")
+        return cls._of(
+            devices,
+            np.bincount(codes, minlength=len(devices)),
+            X[order],
+            None if target is None else target[order],
+            None if shift is None else shift[order],
+            order,
+            names,
+            target_name,
+        )
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: object,
+        *,
+        device: str,
+        target: str | None = None,
+        features: Sequence[str] | None = None,
+        offset: str | None = None,
+    ) -> Federation:
+        """A federation from a table with one row per sample.
+
+        Parameters
+        ----------
+        frame : pandas, polars or pyarrow table, or dict of columns
+            All columns have N rows.
+        device : str
+            Column of device ids.
+        target : str, optional
+            Column of the target; None for the mean loss, whose samples are the features.
+        features : sequence of str, optional
+            Columns of features, numeric or bool. By default all other columns, which then have to be numeric.
+        offset : str, optional
+            Column of offsets.
+
+        Examples
+        --------
+        >>> table = {"site": ["a", "a", "b"], "age": [40, 50, 60], "score": [1.0, 2.0, 3.0]}
+        >>> Federation.from_frame(table, device="site", target="score").feature_names
+        ('age',)
+        """
+        return cls._from_columns(columns_of(frame), device, target, features, offset)
+
+    @classmethod
+    def _from_columns(
+        cls,
+        columns: Columns,
+        device: str,
+        target: str | None,
+        features: Sequence[str] | None,
+        offset: str | None,
+    ) -> Federation:
+        names = chosen_features(columns, device, target, features, offset)
+        for name in names:
+            if columns[name].dtype.kind not in "fb":
+                cell = next((cell for cell in columns[name] if cell is not None), None)
+                raise DataError(
+                    f"feature {name!r} is not numeric (it has {cell!r}): encode it as numbers, for example as 0/1 "
+                    "columns"
+                )
+        ids = columns[device]
+        for row, cell in enumerate(ids):
+            if cell is None or cell != cell:
+                raise DataError(
+                    f"row {row}: column {device!r} is empty, so the row has no device; fill it or drop the row"
+                )
+        X = np.column_stack([columns[name] for name in names]) if names else np.empty((len(ids), 0))
+        return cls._from_rows(
+            X.astype(np.float64, copy=False),
+            None if target is None else columns[target],
+            ids,
+            None if offset is None else columns[offset],
+            names,
+            target,
+        )
+
+    @classmethod
+    def read(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        device: str | None = None,
+        target: str | None = None,
+        features: Sequence[str] | None = None,
+        offset: str | None = None,
+    ) -> Federation:
+        """A federation from one CSV or Parquet file, or from a directory with one file per device.
+
+        Parameters
+        ----------
+        path : path
+            A file with a column of device ids, or a directory of files with the same columns.
+        device : str, optional
+            Column of device ids. For a directory the default is the name of the file without its suffix.
+        target, features, offset
+            As in `from_frame`.
+
+        Examples
+        --------
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for site in ("north", "south"):
+        ...         _ = pathlib.Path(folder, f"{site}.csv").write_text("x,y\\n1,2\\n3,4\\n")
+        ...     Federation.read(folder, target="y").devices
+        ('north', 'south')
+        """
+        path = Path(path)
+        features = [features] if isinstance(features, str) else features
+        try:
+            if path.is_dir():
+                columns, device = directory_columns(path, device, target, features, offset)
+            else:
+                columns = read_columns(path)
+                if device is None:
+                    raise DataError(f"say which column holds the devices, device=...; it has {listed(columns)}")
+            return cls._from_columns(columns, device, target, features, offset)
+        except DataError as error:
+            message = str(error)
+            if _NAMES_A_ROW.match(message):
+                over = "over all files, in the order of their names" if path.is_dir() else "in the file"
+                message += f"; rows are counted from 0 {over}, without header and blank lines"
+            raise DataError(message if str(path) in message else f"{path}: {message}") from None
+
+    # --- looking at it ----------------------------------------------------------------------------------------
+
+    @cached_property
+    def index(self) -> Mapping[Hashable, int]:
+        """Position of each device in `devices`."""
+        return {device: position for position, device in enumerate(self.devices)}
+
+    @property
+    def n_devices(self) -> int:
+        """Number of devices V."""
+        return len(self.devices)
+
+    @property
+    def n_features(self) -> int:
+        """Number of features q."""
+        return int(self.X.shape[1])
+
+    @cached_property
+    def n_samples(self) -> IntArray:
+        """Rows of each device, int64 array of shape (V,)."""
+        return frozen(np.diff(self.starts))
+
+    @cached_property
+    def device_index(self) -> IntArray:
+        """Position of the device of each stacked row, int64 array of shape (N,)."""
+        return frozen(np.repeat(np.arange(self.n_devices, dtype=np.int64), self.n_samples))
+
+    def __getitem__(self, device: Hashable) -> DeviceData:
+        u = self._position(device)
+        rows = slice(int(self.starts[u]), int(self.starts[u + 1]))
+        return DeviceData(
+            self.X[rows],
+            None if self.y is None else self.y[rows],
+            None if self.offset is None else self.offset[rows],
+        )
+
+    def _position(self, device: Hashable) -> int:
+        try:
+            return self.index[device]
+        except (KeyError, TypeError):
+            raise UnknownDeviceError(
+                f"device {device!r} is not among the {self.n_devices} devices of the federation "
+                f"({listed(self.devices)})"
+            ) from None
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    def __iter__(self) -> Iterator[Hashable]:
+        return iter(self.devices)
+
+    def __contains__(self, device: object) -> bool:
+        try:
+            return device in self.index
+        except TypeError:
+            return False
+
+    def __repr__(self) -> str:
+        counts = [(self.n_devices, "device"), (len(self.X), "row"), (self.n_features, "feature")]
+        inside = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts)
+        return f"Federation({inside})"
+
+    # --- making another one -----------------------------------------------------------------------------------
+
+    def take(self, rows: npt.ArrayLike, *, allow_empty: bool = False) -> Federation:
+        """The federation restricted to some stacked rows, with all devices in the same order.
+
+        Parameters
+        ----------
+        rows : bool array of shape (N,), or int array of stacked row numbers
+            Rows of a device keep the order of `rows`.
+        allow_empty : bool
+            Whether a device may be left without rows.
+
+        Examples
+        --------
+        >>> fed = Federation.from_arrays([[1.0], [2.0], [3.0]], None, ["a", "a", "b"])
+        >>> fed.take([True, False, True]).X[:, 0]
+        array([1., 3.])
+        """
+        chosen = row_numbers(rows, len(self.X))
+        codes = self.device_index[chosen]
+        chosen = chosen[np.argsort(codes, kind="stable")]
+        counts = np.bincount(codes, minlength=self.n_devices)
+        if not allow_empty and not counts.all():
+            empty = [self.devices[u] for u in np.flatnonzero(counts == 0)]
+            raise DataError(
+                f"no rows would be left for {listed(empty)}: keep at least one row of each device, "
+                "or say allow_empty=True"
+            )
+        return self._with_rows(self.devices, counts, chosen)
+
+    def subset(self, devices: Iterable[Hashable]) -> Federation:
+        """The federation of some devices, in the order given.
+
+        Parameters
+        ----------
+        devices : iterable of ids
+            Each at most once.
+
+        Examples
+        --------
+        >>> fed = Federation.from_arrays([[1.0], [2.0], [3.0]], None, ["a", "b", "c"])
+        >>> fed.subset(["c", "a"]).devices
+        ('c', 'a')
+        """
+        chosen = list(devices)
+        positions = [self._position(device) for device in chosen]
+        if not positions:
+            raise DataError("a federation needs at least one device, got none")
+        kept = distinct_ids(self.devices[u] for u in positions)
+        rows = np.concatenate([np.arange(self.starts[u], self.starts[u + 1]) for u in positions])
+        return self._with_rows(kept, self.n_samples[positions], rows)
+
+    def _with_rows(self, devices: tuple[Hashable, ...], counts: IntArray, rows: IntArray) -> Federation:
+        return Federation._of(
+            devices,
+            counts,
+            self.X[rows],
+            None if self.y is None else self.y[rows],
+            None if self.offset is None else self.offset[rows],
+            self.row_order[rows],
+            self.feature_names,
+            self.target_name,
+        )
+
+    def split(self, test_size: float = 0.25, seed: int = 0) -> tuple[Federation, Federation]:
+        """Cut every device into training and test rows.
+
+        Parameters
+        ----------
+        test_size : float in (0, 1)
+            Device u gives ``round(test_size * n_u)`` rows to the test, and at least one to each side. A device with a
+            single row keeps it for training and has no row in the test.
+        seed : int
+            The cut of a device depends on the seed, its id and its number of rows, not on the other devices.
+
+        Returns
+        -------
+        train, test : Federation
+            Both with all devices in the same order.
+
+        Examples
+        --------
+        >>> fed = Federation.from_arrays([[float(k)] for k in range(10)], None, ["a"] * 6 + ["b"] * 4)
+        >>> train, test = fed.split(test_size=0.5)
+        >>> train.n_samples, test.n_samples
+        (array([3, 2]), array([3, 2]))
+        """
+        if not 0 < test_size < 1:
+            raise ParameterError(f"test_size must be between 0 and 1, got {test_size!r}")
+        ranks = self._shuffled_ranks(seed, "split")
+        n = self.n_samples
+        held_out = np.where(n >= 2, np.clip(np.rint(test_size * n), 1, np.maximum(n - 1, 1)), 0)
+        is_test = ranks < held_out[self.device_index]
+        return self.take(~is_test, allow_empty=True), self.take(is_test, allow_empty=True)
+
+    def folds(self, k: int = 5, seed: int = 0) -> IntArray:
+        """Fold numbers 0..k-1, cut within each device.
+
+        Parameters
+        ----------
+        k : int
+            Number of folds, from 2 to the number of rows N.
+        seed : int
+            The order in which the rows of a device are dealt depends on the seed and its id.
+
+        Returns
+        -------
+        int64 array of shape (N,)
+            Fold of each stacked row. Shuffled rows are dealt like cards, device after device: fold sizes differ by at
+            most one, within each device and in all, so a device with n_u >= k gives rows to every fold.
+
+        Examples
+        --------
+        >>> fed = Federation.from_arrays([[float(k)] for k in range(6)], None, ["a"] * 4 + ["b"] * 2)
+        >>> sorted(fed.folds(2)[:4].tolist())
+        [0, 0, 1, 1]
+        """
+        if not 2 <= k <= len(self.X):
+            raise ParameterError(f"the number of folds must be from 2 to the {len(self.X)} rows, got {k!r}")
+        return (self.starts[self.device_index] + self._shuffled_ranks(seed, "folds")) % k
+
+    def _shuffled_ranks(self, seed: int, purpose: str) -> IntArray:
+        """For each stacked row its place 0..n_u-1 in a shuffle of its device's rows."""
+        sizes = zip(self.devices, self.n_samples.tolist(), strict=True)
+        return np.concatenate([shuffled_ranks(device, n, seed, purpose) for device, n in sizes]).astype(np.int64)
+
+    def with_intercept(self) -> Federation:
+        """The federation with a leading column of ones, named ``(intercept)``.
+
+        Examples
+        --------
+        >>> Federation({"a": [[3.0]]}).with_intercept().X
+        array([[1., 3.]])
+        """
+        if INTERCEPT in self.feature_names:
+            raise DataError(f"there is a feature called {INTERCEPT!r} already")
+        X = np.column_stack([np.ones(len(self.X)), self.X])
+        return self._with_features(X, (INTERCEPT, *self.feature_names))
+
+    def standardized(self) -> tuple[Federation, FloatArray, FloatArray]:
+        """The federation with features of mean 0 and standard deviation 1 over the rows of all devices.
+
+        Returns
+        -------
+        federation : Federation
+            With ``(X - mean) / scale``.
+        mean : array of shape (q,)
+            Pooled means.
+        scale : array of shape (q,)
+            Pooled standard deviations (divisor N); 1 for constant columns.
+
+        Notes
+        -----
+        Do it before `with_intercept`: a constant column becomes zero.
+
+        Examples
+        --------
+        >>> fed, mean, scale = Federation({"a": [[1.0, 5.0]], "b": [[3.0, 5.0]]}).standardized()
+        >>> fed.X, mean, scale
+        (array([[-1.,  0.],
+               [ 1.,  0.]]), array([2., 5.]), array([1., 1.]))
+        """
+        if len(self.X) == 0:
+            raise DataError("the federation has no rows, so there is no mean and no standard deviation")
+        constant = self.X.min(axis=0) == self.X.max(axis=0)
+        mean = np.where(constant, self.X[0], self.X.mean(axis=0))  # a rounded mean would leave a tiny deviation
+        centred = self.X - mean
+        scale = np.sqrt(np.mean(centred**2, axis=0))
+        scale[scale == 0] = 1.0
+        return self._with_features(centred / scale, self.feature_names), mean, scale
+
+    def _with_features(self, X: FloatArray, names: tuple[str, ...]) -> Federation:
+        return Federation._of(
+            self.devices, self.n_samples, X, self.y, self.offset, self.row_order, names, self.target_name
+        )

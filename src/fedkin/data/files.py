@@ -1,0 +1,117 @@
+"""Which columns of a table are device, target, offset and features; tables with one file per device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedkin.data.rows import listed
+from fedkin.data.tables import CSV_SUFFIXES, PARQUET_SUFFIXES, Columns, read_columns
+from fedkin.errors import DataError
+
+AnyArray = npt.NDArray[Any]
+
+
+def chosen_features(
+    columns: Columns, device: str, target: str | None, features: Sequence[str] | None, offset: str | None
+) -> list[str]:
+    roles = {"device": device, "target": target, "offset": offset}
+    taken: dict[str, str] = {}
+    for role, name in roles.items():
+        if name is None:
+            continue
+        check_present(columns, name, role)
+        if name in taken:
+            raise DataError(f"column {name!r} cannot be both {taken[name]} and {role}")
+        taken[name] = role
+    if features is None:
+        rest = [name for name in columns if name not in taken]
+        text = [name for name in rest if columns[name].dtype.kind == "O"]
+        if text:
+            raise DataError(
+                f"not numeric: {listed(text)}; say which columns to use with features=, or encode them as numbers"
+            )
+        if "" in rest:
+            raise DataError(
+                "a column has no name (row numbers that were written along?): remove it, or say which columns to use "
+                "with features="
+            )
+        if not rest:
+            raise DataError(f"no column is left for the features beside {listed(taken)}")
+        return rest
+    chosen = [features] if isinstance(features, str) else list(features)
+    for name in chosen:
+        check_present(columns, name, "feature")
+        if name in taken:
+            raise DataError(f"column {name!r} cannot be both {taken[name]} and a feature")
+        if chosen.count(name) > 1:
+            raise DataError(f"feature {name!r} is given twice")
+    return chosen
+
+
+def check_present(columns: Columns, name: str, role: str) -> None:
+    if name not in columns:
+        raise DataError(f"there is no column {name!r} for the {role}; the table has {listed(columns, most=20)}")
+
+
+def directory_columns(
+    folder: Path, device: str | None, target: str | None, features: Sequence[str] | None, offset: str | None
+) -> tuple[Columns, str]:
+    """The files of a directory as one table, and the name of its device column."""
+    suffixes = CSV_SUFFIXES + PARQUET_SUFFIXES
+    files = sorted(
+        file
+        for file in folder.iterdir()
+        if file.is_file() and file.suffix.lower() in suffixes and not file.name.startswith(".")
+    )
+    if not files:
+        raise DataError(f"the directory {folder} has no file that ends in {', '.join(suffixes)}")
+    tables = [read_columns(file) for file in files]
+    wanted = set(tables[0]) if features is None else {device, target, offset, *features} - {None}
+    for file, table in zip(files, tables, strict=True):
+        different = wanted.symmetric_difference(table) if features is None else wanted.difference(table)
+        if different:
+            missing = [name for name in different if name not in table]
+            extra = [name for name in different if name in table]
+            raise DataError(
+                f"{file}: "
+                + "; ".join(
+                    part
+                    for part in (
+                        f"there is no column {listed(missing)}" if missing else "",
+                        f"there is a column {listed(extra)} that {files[0].name} does not have" if extra else "",
+                    )
+                    if part
+                )
+            )
+    stacked = {name: stacked_column(name, files, tables) for name in tables[0] if name in wanted}
+    if device is not None:
+        return stacked, device
+    stems = [file.stem for file in files]
+    for file, table in zip(files, tables, strict=True):
+        if stems.count(file.stem) > 1:
+            raise DataError(f"{file}: another file of the directory also stands for device {file.stem!r}")
+        if all(len(column) == 0 for column in table.values()):
+            raise DataError(f"{file}: device {file.stem!r} has no rows; remove the file or give it data")
+    lengths = [len(next(iter(table.values()))) for table in tables]
+    ids = np.repeat(np.array(stems, dtype=object), lengths)
+    name = "(file)"
+    return {name: ids, **stacked}, name
+
+
+def stacked_column(name: str, files: list[Path], tables: list[Columns]) -> AnyArray:
+    parts = [table[name] for table in tables]
+    if any(part.dtype.kind == "O" for part in parts):
+        for k, (file, part) in enumerate(zip(files, parts, strict=True)):
+            if part.dtype.kind == "O":
+                continue
+            if part.dtype.kind == "f" and np.isnan(part).all():  # an empty column has no type of its own
+                parts[k] = np.full(len(part), None, dtype=object)
+                continue
+            other = next(f for f, p in zip(files, parts, strict=True) if p.dtype.kind == "O")
+            raise DataError(f"{file}: column {name!r} is numeric, but text in {other.name}: write it in one way")
+    return np.concatenate(parts)

@@ -1,0 +1,406 @@
+"""Algorithm 2 between processes: a central machine S holds all edge state, devices come and go.
+
+In each round S sends every device its theta, the pull of its edges and its probability of being there (2p + 1 numbers);
+a device that is there answers with its theta after the node step (p numbers). S waits for devices that are up, at most
+until the deadline of the round; who has not answered counts as absent, gets the penalty's part of its step, and is seen
+less often: gradients are divided by the share ``p_i(t) = (1 + rounds seen before t) / t``. A device keeps no state, so
+it may die and come back at any time. What S remembers is in its checkpoint, and S goes on from there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.admm import Shard, load_checkpoint, save_checkpoint
+from fedkin.federate.inbox import Inbox
+from fedkin.federate.journal import Journal
+from fedkin.federate.links.memory import Transport
+from fedkin.federate.lockstep import Patience, PeerError, Status, check_owner, hold_until
+from fedkin.federate.manifest import CENTRE, Manifest, Rows
+from fedkin.federate.messages import Expected, Kind, encode
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Tick = Callable[[], None]
+
+_LOOK_SECONDS = 0.2
+
+
+def star_keys(manifest: Manifest, sender: int, receiver: int) -> list[str]:
+    """The keys under which ``sender`` writes what ``receiver`` reads; one of them is the central machine."""
+    if sender == manifest.n_devices:
+        name = manifest.members[receiver].name
+        return [_key(manifest, "down", name), _key(manifest, "result", name), _key(manifest, "live", CENTRE)]
+    name = manifest.members[sender].name
+    return [_key(manifest, part, name) for part in ("theta", "done", "live")]
+
+
+def _key(manifest: Manifest, part: str, name: str) -> str:
+    return f"{manifest.run}/{part}/{name}"
+
+
+class Hub:
+    """What S knows and does in a round, without any network.
+
+    Parameters
+    ----------
+    manifest : Manifest
+
+    Attributes
+    ----------
+    presence : list of bool arrays (V,)
+        Who was there in each round so far.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.shard: Shard = manifest.rowless_shard(range(manifest.n_devices))
+        self.seen = np.zeros(manifest.n_devices, dtype=np.int64)
+        self.presence: list[Mask] = []
+
+    @property
+    def done(self) -> int:
+        """Rounds that are over."""
+        return len(self.presence)
+
+    def questions(self) -> Array:
+        """What the devices are told in the next round, ``(V, 2p + 1)``: theta, pull, probability of being there."""
+        return np.concatenate([self.shard.theta, self.shard.pull(), self._chance()[:, None]], axis=1)
+
+    def _chance(self) -> Array:
+        return np.asarray((1.0 + self.seen) / (self.done + 1))
+
+    def finish(self, answers: Mapping[int, Array]) -> None:
+        """End the round, given the thetas ``(p,)`` of the devices that answered."""
+        here = np.zeros(self.manifest.n_devices, dtype=np.bool_)
+        present = np.array(sorted(answers), dtype=np.int64)
+        here[present] = True
+        self.shard.node_step(self.done + 1, here, self._chance())
+        if present.size:
+            self.shard.take(present, np.stack([answers[int(u)] for u in present]))
+        self.shard.edge_step()
+        self.seen += here
+        self.presence.append(here)
+
+    def state(self) -> dict[str, NDArray[np.generic]]:
+        """Everything that changes."""
+        return {**self.shard.state(), "seen": self.seen, "presence": np.array(self.presence, dtype=np.bool_)}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go back to a `state`."""
+        self.seen = state["seen"].copy()
+        self.presence = list(state["presence"])
+        self.shard.restore(state, np.zeros((0, self.manifest.n_params)))
+
+
+class Answerer:
+    """What a device of a central placement does in a round, without any network.
+
+    Parameters
+    ----------
+    manifest : Manifest
+    position : int
+    rows : Rows
+    """
+
+    def __init__(self, manifest: Manifest, position: int, rows: Rows) -> None:
+        others = [v for v in range(manifest.n_devices) if v != position]
+        self.p = manifest.n_params
+        self.shard = manifest.shard({position: rows}, without=others)
+
+    def answer(self, t: int, question: Array) -> Array:
+        """Theta ``(p,)`` after the node step of round t, given a line of `Hub.questions`."""
+        theta, pull, chance = question[: self.p], question[self.p : 2 * self.p], question[2 * self.p :]
+        # 2 s - s is s, to the bit: this device has no edges of its own, S has told it the sum
+        state = self.shard.state() | {"theta": theta[None], "balance": pull[None], "balance_before": pull[None]}
+        self.shard.restore(state, np.zeros((0, self.p)))
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.shard.node_step(t, np.ones(1, dtype=np.bool_), np.clip(chance, 1e-9, 1.0))
+        return np.array(self.shard.theta[0])
+
+
+class Centre:
+    """The central machine S.
+
+    Parameters
+    ----------
+    manifest : Manifest
+    transport : Transport
+    journal : Journal
+    checkpoint : path, optional
+        Where its state is kept.
+    patience : Patience
+    tick : callable, optional
+        Called several times a second; it may raise `fedkin.federate.lockstep.Stopped`.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        transport: Transport,
+        journal: Journal,
+        *,
+        checkpoint: Path | None = None,
+        patience: Patience | None = None,
+        tick: Tick | None = None,
+    ) -> None:
+        self.manifest, self.transport, self.journal, self.checkpoint = manifest, transport, journal, checkpoint
+        self.patience, self.tick = patience or Patience(), tick or (lambda: None)
+        self.status = Status()
+        self.position = manifest.n_devices
+        self.hub = Hub(manifest)
+        self.names = {u: member.name for u, member in enumerate(manifest.members)}
+        self.inbox = Inbox(self.names, journal)
+        self.up: set[int] = set()
+        self._down: dict[int, bytes] = {}
+        self._results: dict[int, bytes] = {}
+        self._restore()
+        self._open()
+
+    def run(self) -> Array:
+        """Do all rounds that are left, and return the averaged parameters ``(V, p)``."""
+        if self.done < self.manifest.rounds:
+            self._gather()
+        self.status.state, self.status.round = "running", self.done
+        while self.done < self.manifest.rounds:
+            self._round(self.done + 1)
+            self.tick()
+        self._save()
+        self.status.state = "finished"
+        self.journal.write("info", "finished", round=self.done)
+        return self.hub.shard.average
+
+    @property
+    def done(self) -> int:
+        """Rounds that are over."""
+        return self.hub.done
+
+    def _gather(self) -> None:
+        """Wait for the devices before the first round, so that a slow start is not taken for absence."""
+        deadline = time.monotonic() + self.patience.gather
+        while len(self.up) < self.manifest.n_devices and time.monotonic() < deadline:
+            self.inbox.wait(Kind.THETA, [0], self.done + 1, _LOOK_SECONDS)
+            self.tick()
+        missing = [name for u, name in self.names.items() if u not in self.up]
+        if missing:
+            self.journal.write("warning", "starting without", peers=missing)
+
+    def _round(self, t: int) -> None:
+        self.status.round = t
+        before = self.hub.shard.theta.copy()
+        self.inbox.advance(Kind.THETA, t, t)
+        for u, question in enumerate(self.hub.questions()):
+            self._down[u] = encode(self.manifest.run_bytes, Kind.DOWN, self.position, t, question)
+            if u in self.up:
+                self.transport.publish(_key(self.manifest, "down", self.names[u]), self._down[u])
+        self.hub.finish({u: self.inbox.values(Kind.THETA, u, t) for u in self._collect(t)})
+        self.status.change = float(np.abs(self.hub.shard.theta - before).max(initial=0.0))
+        if t % self.manifest.checkpoint_every == 0:
+            self._save()
+
+    def _collect(self, t: int) -> list[int]:
+        """Who has answered: everybody who is up, or whoever has by the deadline; at least one."""
+        everybody = list(self.names)
+        began = time.monotonic()
+        deadline, next_pull, pause = (
+            began + self.patience.deadline,
+            began + self.patience.first_pull,
+            self.patience.first_pull,
+        )
+        next_complaint = began + self.patience.complain
+        while True:
+            missing = self.inbox.missing(Kind.THETA, everybody, t)
+            awaited = [u for u in missing if u in self.up]
+            now = time.monotonic()
+            if len(missing) < len(everybody) and (not awaited or now >= deadline):
+                break
+            if now >= next_pull:
+                for u in awaited:
+                    self.status.pulled += 1
+                    self.transport.publish(_key(self.manifest, "down", self.names[u]), self._down[u])
+                    self.transport.pull(_key(self.manifest, "theta", self.names[u]), t, self._slots[u])
+                next_pull, pause = now + pause, min(2.0 * pause, self.patience.last_pull)
+            if now >= next_complaint:
+                waiting = [self.names[u] for u in missing]
+                self.journal.write("warning", "waiting", round=t, peers=waiting, seconds=round(now - began, 1))
+                next_complaint = now + self.patience.complain
+            if now - began > self.patience.give_up:
+                raise PeerError(f"no device has answered in round {t} for {now - began:.0f} s; start some")
+            self.status.waiting_for = [self.names[u] for u in awaited] if now - began > 1.0 else []
+            self.inbox.wait(Kind.THETA, awaited or everybody, t, max(0.001, min(_LOOK_SECONDS, next_pull - now)))
+            self.tick()
+        for u in awaited:
+            self.journal.sparingly("warning", "up, but no answer before the deadline", peer=self.names[u])
+        return [u for u in everybody if u not in missing]
+
+    def linger(self) -> None:
+        """Hand out the results, until all devices have them or the time is over."""
+        for u in self.names:
+            frame = encode(self.manifest.run_bytes, Kind.RESULT, self.position, self.done, self.hub.shard.average[u])
+            self._results[u] = frame
+        deadline = time.monotonic() + self.patience.linger
+        everybody = list(self.names)
+        waiting = everybody
+        while waiting and time.monotonic() < deadline:
+            for u in waiting:
+                self.transport.publish(_key(self.manifest, "result", self.names[u]), self._results[u])
+            waiting = self.inbox.wait(Kind.DONE, everybody, self.done, 2 * _LOOK_SECONDS)
+            self.status.waiting_for = [self.names[u] for u in waiting]
+            self.tick()
+        if waiting:
+            self.journal.write("warning", "left before all devices had their result", peers=self.status.waiting_for)
+
+    # --- devices ---
+
+    def _open(self) -> None:
+        manifest = self.manifest
+        self._slots = {}
+        for u, name in self.names.items():
+            t = self.done + 1
+            theta = Expected(manifest.run_bytes, Kind.THETA, u, manifest.n_params, t, t, manifest.wire, manifest.radius)
+            self._slots[u] = self.inbox.expect(theta)
+            self.transport.subscribe(_key(manifest, "theta", name), self._slots[u])
+            done = Expected(manifest.run_bytes, Kind.DONE, u, 0, manifest.rounds, manifest.rounds)
+            self.transport.subscribe(_key(manifest, "done", name), self.inbox.expect(done))
+            self.transport.answer(_key(manifest, "down", name), _whatever_round(self._down, u))
+            self.transport.answer(_key(manifest, "result", name), _whatever_round(self._results, u))
+            self.transport.watch(_key(manifest, "live", name), self._presence_of(u))
+        self.transport.announce(_key(manifest, "live", CENTRE))
+        self.journal.write("info", "started", round=self.done)
+
+    def _presence_of(self, u: int) -> Callable[[bool], None]:
+        def on_presence(here: bool) -> None:
+            (self.up.add if here else self.up.discard)(u)
+            (self.status.up.add if here else self.status.up.discard)(self.names[u])
+            self.journal.write("info", "device up" if here else "device down", peer=self.names[u])
+            self.inbox.wake()
+
+        return on_presence
+
+    # --- checkpoints ---
+
+    def _save(self) -> None:
+        if self.checkpoint is None:
+            return
+        place, arrays, header = self.checkpoint, self.hub.state(), {"round": self.done, "device": CENTRE}
+        hold_until(
+            lambda: save_checkpoint(place, self.manifest.run, arrays, header),
+            place,
+            self.done,
+            self.status,
+            self.journal,
+            self.patience,
+            self.tick,
+        )
+
+    def _restore(self) -> None:
+        if self.checkpoint is None or not self.checkpoint.exists():
+            return
+        arrays, header = load_checkpoint(self.checkpoint, self.manifest.run)
+        check_owner(self.checkpoint, header, CENTRE)
+        self.hub.restore(arrays)
+
+
+def _whatever_round(frames: dict[int, bytes], u: int) -> Callable[[int], bytes | None]:
+    def on_pull(t: int) -> bytes | None:
+        return frames.get(u)
+
+    return on_pull
+
+
+class Worker:
+    """A device of a central placement: answers S until the result comes. It keeps nothing between rounds.
+
+    Parameters
+    ----------
+    manifest : Manifest
+    position : int
+    rows : Rows
+    transport : Transport
+    journal : Journal
+    patience : Patience
+    tick : callable, optional
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        position: int,
+        rows: Rows,
+        transport: Transport,
+        journal: Journal,
+        *,
+        patience: Patience | None = None,
+        tick: Tick | None = None,
+    ) -> None:
+        self.manifest, self.position, self.transport, self.journal = manifest, position, transport, journal
+        self.patience, self.tick = patience or Patience(), tick or (lambda: None)
+        self.status = Status()
+        self.name = manifest.members[position].name
+        centre, p, rounds = manifest.n_devices, manifest.n_params, manifest.rounds
+        self.answerer = Answerer(manifest, position, rows)
+        self.inbox = Inbox({centre: CENTRE}, journal)
+        self._answer: tuple[int, bytes] = (0, b"")
+        run = manifest.run_bytes
+        self._on_down = self.inbox.expect(Expected(run, Kind.DOWN, centre, 2 * p + 1, 1, rounds))
+        self._on_result = self.inbox.expect(Expected(run, Kind.RESULT, centre, p, rounds, rounds))
+        transport.subscribe(_key(manifest, "down", self.name), self._on_down)
+        transport.subscribe(_key(manifest, "result", self.name), self._on_result)
+        transport.answer(_key(manifest, "theta", self.name), self._on_pull)
+        transport.watch(_key(manifest, "live", CENTRE), self._on_centre)
+        transport.announce(_key(manifest, "live", self.name))
+        journal.write("info", "started")
+
+    def run(self) -> Array:
+        """Answer until the result ``(p,)`` is there."""
+        self.status.state = "running"
+        heard = time.monotonic()
+        centre = self.manifest.n_devices
+        next_pull = heard + self.patience.first_pull
+        while self.inbox.missing(Kind.RESULT, [centre], self.manifest.rounds):
+            message = self.inbox.newest(Kind.DOWN, centre, _LOOK_SECONDS)
+            now = time.monotonic()
+            if message is not None:
+                self._step(*message)
+                heard, next_pull = now, now + self.patience.last_pull
+            elif now >= next_pull:
+                self._pull()
+                next_pull = now + self.patience.last_pull
+            if now - heard > self.patience.give_up:
+                raise PeerError(f"nothing from the central machine for {now - heard:.0f} s: start it, then this device")
+            self.tick()
+        self.status.state, self.status.round = "finished", self.manifest.rounds
+        self.transport.publish(
+            _key(self.manifest, "done", self.name),
+            encode(self.manifest.run_bytes, Kind.DONE, self.position, self.manifest.rounds, np.zeros(0)),
+        )
+        return self.inbox.values(Kind.RESULT, centre, self.manifest.rounds)
+
+    def _step(self, t: int, values: Array) -> None:
+        """Answer S. A round may come again: S repeats itself, or has gone back to its checkpoint."""
+        self.status.round = t
+        moved = self.answerer.answer(t, values)
+        self.status.change = float(np.abs(moved - values[: moved.size]).max(initial=0.0))
+        self._answer = t, encode(self.manifest.run_bytes, Kind.THETA, self.position, t, moved, self.manifest.wire)
+        self.transport.publish(_key(self.manifest, "theta", self.name), self._answer[1])
+
+    def _on_pull(self, t: int) -> bytes | None:
+        held, frame = self._answer
+        return frame if held == t else None
+
+    def _on_centre(self, here: bool) -> None:
+        (self.status.up.add if here else self.status.up.discard)(CENTRE)
+        self.journal.write("info", "central machine up" if here else "central machine down")
+        if here:
+            self._pull()
+
+    def _pull(self) -> None:
+        self.status.pulled += 1
+        self.transport.pull(_key(self.manifest, "down", self.name), 0, self._on_down)
+        self.transport.pull(_key(self.manifest, "result", self.name), 0, self._on_result)

@@ -1,0 +1,161 @@
+"""Algorithm 2 for users of Flower: a ServerApp that is the central machine S, and a ClientApp that is a device.
+
+In the ``pyproject.toml`` of a Flower app (DIR is made by ``fedkin peer init DIR --placement central ...``)::
+
+    [tool.flwr.app.components]
+    serverapp = "fedkin.federate.flower:server"
+    clientapp = "fedkin.federate.flower:client"
+
+    [tool.flwr.app.config]
+    federation = "DIR"
+
+A node hosts the device of its ``partition-id``, or the device whose directory its node configuration names in
+``device``. S ends with the averaged parameters in ``DIR/flower.npz``. Who does not answer a round within ``deadline``
+seconds (60) counts as absent. The bits are those of ``fed_admm`` with the same devices absent. Flower starts a process
+per message and takes seconds per round when deployed: for speed use ``fedkin peer``.
+"""
+
+# mypy: disallow-untyped-decorators=False
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.errors import ParameterError, SolverError, missing_dependency
+from fedkin.federate.central import Answerer, Hub
+from fedkin.federate.directory import DEVICES
+from fedkin.federate.manifest import Manifest, load_manifest, load_rows
+from fedkin.federate.security import write_private
+
+try:
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+except ImportError:
+    raise missing_dependency("flwr", "running under Flower", "flower") from None
+
+RESULT = "flower.npz"
+_NUMBERS, _FACTS = "numbers", "facts"
+
+
+def client_app(directory: Path | None = None) -> ClientApp:
+    """A ClientApp for the devices in ``directory``, or in the run's configuration ``federation``."""
+    app = ClientApp()
+
+    @app.query()
+    def who(message: Message, context: Context) -> Message:
+        position = _position(_directory(directory, context.run_config), context.node_config)
+        return Message(RecordDict({_FACTS: ConfigRecord({"position": position})}), reply_to=message)
+
+    @app.train()
+    def step(message: Message, context: Context) -> Message:
+        place = _directory(directory, context.run_config)
+        answerer = _answerer(place, _position(place, context.node_config))
+        t = int(message.content[_FACTS]["round"])
+        theta = answerer.answer(t, _numbers(message))
+        return Message(_record(theta, {"round": t}), reply_to=message)
+
+    return app
+
+
+def server_app(directory: Path | None = None, deadline: float = 60.0) -> ServerApp:
+    """A ServerApp that does all rounds of the manifest and writes the averaged parameters ``(V, p)``."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        place = _directory(directory, context.run_config)
+        manifest = load_manifest(place)
+        seconds = float(context.run_config.get("deadline", deadline))  # type: ignore[arg-type, unused-ignore]
+        hub = Hub(manifest)
+        nodes = _find_devices(grid, manifest, seconds)
+        while hub.done < manifest.rounds:
+            hub.finish(_ask(grid, nodes, hub, seconds))
+        buffer = io.BytesIO()
+        np.savez(buffer, theta=hub.shard.average, available=np.array(hub.presence))
+        write_private(place / RESULT, buffer.getvalue())
+
+    return app
+
+
+def _find_devices(grid: Grid, manifest: Manifest, seconds: float) -> dict[int, int]:
+    """The node of each device; waits until all are there."""
+    deadline = time.monotonic() + max(seconds, 60.0)
+    while len(ids := list(grid.get_node_ids())) < manifest.n_devices:
+        if time.monotonic() > deadline:
+            raise SolverError(f"{len(ids)} Flower nodes for {manifest.n_devices} devices; start one for each")
+        time.sleep(0.5)
+    replies = grid.send_and_receive(
+        [Message(RecordDict(), dst_node_id=node, message_type="query") for node in ids], timeout=max(seconds, 60.0)
+    )
+    found = {
+        int(reply.content[_FACTS]["position"]): int(reply.metadata.src_node_id)
+        for reply in replies
+        if not reply.has_error()
+    }
+    missing = [member.name for u, member in enumerate(manifest.members) if u not in found]
+    if missing:
+        raise SolverError(f"no Flower node hosts {', '.join(missing)}; check partition-id or device of the nodes")
+    return found
+
+
+def _ask(grid: Grid, nodes: Mapping[int, int], hub: Hub, seconds: float) -> dict[int, NDArray[np.float64]]:
+    t, questions = hub.done + 1, hub.questions()
+    messages = [
+        Message(_record(questions[u], {"round": t}), dst_node_id=node, message_type="train")
+        for u, node in nodes.items()
+    ]
+    by_node = {node: u for u, node in nodes.items()}
+    answers: dict[int, NDArray[np.float64]] = {}
+    for reply in grid.send_and_receive(messages, timeout=seconds):
+        if reply.has_error() or int(reply.content[_FACTS]["round"]) != t:
+            continue
+        theta = _numbers(reply)
+        if theta.shape == (hub.manifest.n_params,) and np.isfinite(theta).all():
+            answers[by_node[reply.metadata.src_node_id]] = theta
+    return answers
+
+
+def _directory(given: Path | None, configuration: Mapping[str, Any]) -> Path:
+    if given is not None:
+        return given
+    if "federation" not in configuration:
+        raise ParameterError("the run's configuration needs federation = 'DIR', made by fedkin peer init")
+    return Path(str(configuration["federation"]))
+
+
+def _position(directory: Path, configuration: Mapping[str, Any]) -> int:
+    if "device" in configuration:
+        return load_manifest(directory).position(str(configuration["device"]))
+    if "partition-id" not in configuration:
+        raise ParameterError("the node's configuration needs device = 'NAME', or a partition-id")
+    return int(configuration["partition-id"])
+
+
+@cache
+def _answerer(directory: Path, position: int) -> Answerer:
+    place = directory / DEVICES / load_manifest(directory).members[position].name
+    manifest = load_manifest(place)
+    return Answerer(manifest, position, load_rows(place, manifest, position))
+
+
+def _record(values: NDArray[np.float64], facts: dict[str, Any]) -> RecordDict:
+    numbers = ArrayRecord({_NUMBERS: Array(np.ascontiguousarray(values))})
+    return RecordDict({_NUMBERS: numbers, _FACTS: ConfigRecord(facts)})
+
+
+def _numbers(message: Message) -> NDArray[np.float64]:
+    return np.asarray(message.content[_NUMBERS][_NUMBERS].numpy(), dtype=np.float64)
+
+
+# flwr looks for these names in the text of this file: each needs an assignment of its own
+server = server_app()
+client = client_app()

@@ -1,0 +1,204 @@
+"""What a device needs of a network, and a network in memory that can be as bad as one likes."""
+
+from __future__ import annotations
+
+import heapq
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+OnFrame = Callable[[bytes], object]
+OnPull = Callable[[int], bytes | None]
+OnPresence = Callable[[bool], None]
+
+
+class Transport(Protocol):
+    """Frames that are pushed under a key, frames that are pulled by key and round, and who is there.
+
+    Nothing is promised about a pushed frame: it may be lost, arrive twice or late. Callbacks run in the transport's
+    threads.
+    """
+
+    def publish(self, key: str, frame: bytes) -> None:
+        """Push a frame to all who subscribe to ``key``."""
+        ...
+
+    def subscribe(self, key: str, on_frame: OnFrame) -> None:
+        """Call ``on_frame`` for every frame pushed under ``key``."""
+        ...
+
+    def answer(self, key: str, on_pull: OnPull) -> None:
+        """Serve pulls of ``key``: ``on_pull(round)`` gives the frame, or None."""
+        ...
+
+    def pull(self, key: str, round: int, on_frame: OnFrame) -> None:
+        """Ask whoever serves ``key`` for the frame of a round; returns at once."""
+        ...
+
+    def announce(self, key: str) -> None:
+        """Be seen under ``key`` until `close`."""
+        ...
+
+    def watch(self, key: str, on_presence: OnPresence) -> None:
+        """Call ``on_presence(True)`` when somebody announces ``key``, ``on_presence(False)`` when it is gone."""
+        ...
+
+    def close(self) -> None:
+        """Leave."""
+        ...
+
+
+@dataclass(frozen=True)
+class Faults:
+    """How bad a network is.
+
+    Attributes
+    ----------
+    loss, duplication : float
+        Probabilities that a frame is lost, or arrives twice. Pulls and their answers are lost likewise.
+    delay : float
+        Frames take up to so many seconds, so they overtake each other.
+    """
+
+    loss: float = 0.0
+    duplication: float = 0.0
+    delay: float = 0.0
+
+
+class MemoryNetwork:
+    """A network inside one process, for tests: `join` gives each device its transport.
+
+    Parameters
+    ----------
+    faults : Faults
+        What goes wrong.
+    seed : int
+        Of what goes wrong.
+
+    Examples
+    --------
+    >>> from fedkin.federate.links.memory import MemoryNetwork
+    >>> network = MemoryNetwork()
+    >>> a, b = network.join(), network.join()
+    >>> got = []
+    >>> b.subscribe("theta/a", got.append)
+    >>> a.publish("theta/a", b"numbers")
+    >>> network.settle()
+    >>> got
+    [b'numbers']
+    >>> network.close()
+    """
+
+    def __init__(self, faults: Faults | None = None, seed: int = 0) -> None:
+        self.faults = faults or Faults()
+        self._random = random.Random(seed)
+        self._subscribers: dict[str, list[tuple[MemoryTransport, OnFrame]]] = {}
+        self._answers: dict[str, tuple[MemoryTransport, OnPull]] = {}
+        self._present: dict[str, MemoryTransport] = {}
+        self._watchers: dict[str, list[tuple[MemoryTransport, OnPresence]]] = {}
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._sent, self._busy = 0, False
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._deliver, daemon=True)
+        self._thread.start()
+        #: Frames that were lost on purpose.
+        self.lost = 0
+
+    def join(self) -> MemoryTransport:
+        """A new member's transport."""
+        return MemoryTransport(self)
+
+    def settle(self) -> None:
+        """Wait until nothing is under way."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._queue and not self._busy, timeout=10)
+
+    def close(self) -> None:
+        """Stop delivering."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(timeout=10)
+
+    def _post(self, deliver: Callable[[], None], *, faulty: bool = True) -> None:
+        with self._changed:
+            if faulty and self._random.random() < self.faults.loss:
+                self.lost += 1
+                return
+            copies = 1 + (faulty and self._random.random() < self.faults.duplication)
+            for _ in range(copies):
+                due = time.monotonic() + self._random.random() * self.faults.delay
+                self._sent += 1
+                heapq.heappush(self._queue, (due, self._sent, deliver))
+            self._changed.notify_all()
+
+    def _deliver(self) -> None:
+        while True:
+            with self._changed:
+                if self._closed:
+                    return
+                now = time.monotonic()
+                if not self._queue or self._queue[0][0] > now:
+                    self._changed.wait(self._queue[0][0] - now if self._queue else 1.0)
+                    continue
+                deliver = heapq.heappop(self._queue)[2]
+                self._busy = True
+            deliver()
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+
+class MemoryTransport:
+    """One member's end of a `MemoryNetwork`."""
+
+    def __init__(self, network: MemoryNetwork) -> None:
+        self.network = network
+        self._open = True
+
+    def publish(self, key: str, frame: bytes) -> None:
+        for member, on_frame in self.network._subscribers.get(key, []):
+            self.network._post(partial(member._get, on_frame, frame))
+
+    def subscribe(self, key: str, on_frame: OnFrame) -> None:
+        self.network._subscribers.setdefault(key, []).append((self, on_frame))
+
+    def answer(self, key: str, on_pull: OnPull) -> None:
+        self.network._answers[key] = (self, on_pull)
+
+    def pull(self, key: str, round: int, on_frame: OnFrame) -> None:
+        def ask() -> None:
+            member, on_pull = self.network._answers.get(key, (self, None))
+            frame = on_pull(round) if on_pull is not None and member._open else None
+            if frame is not None:
+                self.network._post(partial(self._get, on_frame, frame))
+
+        self.network._post(ask)
+
+    def announce(self, key: str) -> None:
+        self.network._present[key] = self
+        self._tell(key, True)
+
+    def watch(self, key: str, on_presence: OnPresence) -> None:
+        self.network._watchers.setdefault(key, []).append((self, on_presence))
+        if key in self.network._present:
+            self.network._post(partial(on_presence, True), faulty=False)
+
+    def close(self) -> None:
+        self._open = False
+        for key in [key for key, member in self.network._present.items() if member is self]:
+            del self.network._present[key]
+            self._tell(key, False)
+
+    def _get(self, on_frame: OnFrame, frame: bytes) -> None:
+        if self._open:
+            on_frame(frame)
+
+    def _tell(self, key: str, here: bool) -> None:
+        for _, on_presence in self.network._watchers.get(key, []):
+            self.network._post(partial(on_presence, here), faulty=False)

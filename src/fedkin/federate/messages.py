@@ -1,0 +1,224 @@
+"""What travels between devices: a header of 28 bytes and numbers, nothing that could be executed.
+
+::
+
+    offset  bytes  field
+    0       2      magic  "FK"
+    2       1      version of the format, now 1
+    3       1      kind (low half) and number format (high half: 0 float64, 1 float32)
+    4       8      run id
+    12      4      sender, its position in the manifest
+    16      4      round
+    20      4      how many numbers follow
+    24      4      CRC-32 of everything else
+    28      ...    the numbers, little endian
+
+A receiver knows what it expects (`Expected`), and `decode` compares the whole header with it before any memory is taken
+for the numbers. A message that differs in anything is refused with `MessageError`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.errors import FedkinError
+
+Array = NDArray[np.float64]
+Wire = Literal["float64", "float32"]
+
+MAGIC = b"FK"
+VERSION = 1
+_HEAD = struct.Struct("<2sBB8sIII")
+_CRC = struct.Struct("<I")
+HEADER_BYTES = _HEAD.size + _CRC.size
+RUN_BYTES = 8
+_FORMATS: tuple[np.dtype[np.float64] | np.dtype[np.float32], ...] = (np.dtype("<f8"), np.dtype("<f4"))
+_WIRES: tuple[Wire, ...] = ("float64", "float32")
+
+
+class Kind(IntEnum):
+    """What the numbers are."""
+
+    THETA = 1  #: a device's parameters after its node step
+    ALPHA = 2  #: the dual of one edge, for the comparison of its two replicas
+    DONE = 3  #: no numbers: the sender has finished its last round
+    DOWN = 4  #: from the central machine: theta, pull, probability
+    RESULT = 5  #: averaged parameters, for an owner who collects
+    SUMMARY = 6  #: a device's local fit, for edge selection
+    VERDICT = 7  #: the p-value of an edge, from the end that decides
+    PRESENT = 8  #: from a steward: who was there in a round
+    REPLICA = 9  #: from a steward: the state of its component
+
+
+class MessageError(FedkinError, ValueError):
+    """A message that is not what the receiver expects; the text says how it differs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """A message that passed every check.
+
+    Attributes
+    ----------
+    kind : Kind
+    sender : int
+        Position in the manifest.
+    round : int
+    values : array (length,)
+        Always float64 here.
+    """
+
+    kind: Kind
+    sender: int
+    round: int
+    values: Array
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a receiver knows about the next message on a key.
+
+    Attributes
+    ----------
+    run : bytes
+        The 8 bytes of the run id.
+    kind : Kind
+    sender : int
+        Who may write there.
+    length : int, or function of the round
+        Numbers in the message.
+    first, last : int
+        Rounds that are of use now, both included.
+    wire : "float64" | "float32"
+    bound : float or None
+        Largest size of the numbers, in the norm that ``bound_kind`` names.
+    bound_kind : "length" | "max" | "sum"
+        Euclidean for the parameter ball; for an edge dual, the dual norm of the penalty.
+    """
+
+    run: bytes
+    kind: Kind
+    sender: int
+    length: int | Callable[[int], int]
+    first: int
+    last: int
+    wire: Wire = "float64"
+    bound: float | None = None
+    bound_kind: Literal["length", "max", "sum"] = "length"
+
+
+def encode(run: bytes, kind: Kind, sender: int, round: int, values: Array, wire: Wire = "float64") -> bytes:
+    """The bytes of a message.
+
+    Parameters
+    ----------
+    run : bytes
+        8 bytes.
+    kind : Kind
+        What the numbers are.
+    sender, round : int
+        From 0 to 2**32 - 1.
+    values : array (length,)
+        The numbers.
+    wire : "float64" | "float32"
+        Their format on the way.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedkin.federate.messages import Expected, Kind, decode, encode
+    >>> frame = encode(b"run-0001", Kind.THETA, 3, 17, np.array([0.5, -2.0]))
+    >>> len(frame)
+    44
+    >>> decode(frame, Expected(b"run-0001", Kind.THETA, 3, 2, first=17, last=18)).values
+    array([ 0.5, -2. ])
+    """
+    code = _WIRES.index(wire)
+    numbers = values.astype(_FORMATS[code]).tobytes()
+    head = _HEAD.pack(MAGIC, VERSION, kind | code << 4, run, sender, round, values.size)
+    return head + _CRC.pack(zlib.crc32(numbers, zlib.crc32(head))) + numbers
+
+
+def decode(frame: bytes, expected: Expected, window: tuple[int, int] | None = None) -> Message:
+    """The message in ``frame``, if it is the expected one.
+
+    Parameters
+    ----------
+    frame : bytes
+        What came.
+    expected : Expected
+        What may come.
+    window : pair of int, optional
+        First and last round of use now, instead of those in ``expected``.
+
+    Raises
+    ------
+    MessageError
+        Naming the first thing that differs. Header and checksum are compared before numbers are allocated.
+    """
+    if len(frame) < HEADER_BYTES:
+        raise MessageError(f"{len(frame)} bytes are too few for a header of {HEADER_BYTES}")
+    magic, version, mixed, run, sender, round, length = _HEAD.unpack_from(frame)
+    if magic != MAGIC:
+        raise MessageError(f"it starts with {magic!r}, not {MAGIC!r}")
+    if version != VERSION:
+        raise MessageError(
+            f"format version {version}, but this program speaks {VERSION}; use the same fedkin everywhere"
+        )
+    if run != expected.run:
+        raise MessageError(f"run {run.hex()}, but this is run {expected.run.hex()}")
+    kind, code = mixed & 15, mixed >> 4
+    if kind != expected.kind:
+        raise MessageError(f"kind {kind}, expected {expected.kind.name} ({int(expected.kind)})")
+    if code != _WIRES.index(expected.wire):
+        raise MessageError(f"number format {code}, expected {expected.wire}")
+    if sender != expected.sender:
+        raise MessageError(f"it claims to come from device number {sender}, but {expected.sender} writes here")
+    wanted = expected.length if isinstance(expected.length, int) else expected.length(round)
+    if length != wanted:
+        raise MessageError(f"{length} numbers, expected {wanted}")
+    if len(frame) != HEADER_BYTES + length * _FORMATS[code].itemsize:
+        raise MessageError(f"{len(frame)} bytes do not hold a header and {length} numbers")
+    first, last = window or (expected.first, expected.last)
+    if not first <= round <= last:
+        raise OutsideWindow(f"round {round} is outside {first}..{last}", round)
+    (checksum,) = _CRC.unpack_from(frame, _HEAD.size)
+    view = memoryview(frame)
+    if zlib.crc32(view[HEADER_BYTES:], zlib.crc32(view[: _HEAD.size])) != checksum:
+        raise MessageError("the checksum does not fit: it was changed on the way")
+    values = np.frombuffer(frame, _FORMATS[code], length, HEADER_BYTES).astype(np.float64)
+    _check_values(values, expected)
+    return Message(Kind(kind), sender, round, values)
+
+
+class OutsideWindow(MessageError):
+    """A message of a round that is over or too far ahead: a replay, a duplicate, or a neighbour that catches up."""
+
+    def __init__(self, text: str, round: int) -> None:
+        super().__init__(text)
+        self.round = round
+
+
+def _check_values(values: Array, expected: Expected) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = float(values.dot(values))  # finite only if all numbers are
+    if not math.isfinite(squares) and not np.isfinite(values).all():
+        raise MessageError(f"number {int(np.flatnonzero(~np.isfinite(values))[0])} is not finite")
+    if expected.bound is None:
+        return
+    if expected.bound_kind == "length":
+        size = math.sqrt(squares)
+    else:
+        size = float(np.abs(values).max(initial=0.0) if expected.bound_kind == "max" else np.abs(values).sum())
+    # both ends round differently: a relative slack, far below anything that matters
+    if size > expected.bound * (1.0 + 1e-6):
+        raise MessageError(f"the numbers have size {size:.6g}, but at most {expected.bound:.6g} is possible")

@@ -1,0 +1,161 @@
+"""``fedkin peer select DIR/devices/U``: edge selection between devices.
+
+Each device fits its own rows and sends its neighbours the estimate, its covariance and what the test needs to know
+about them (``p^2 + 2 p + 5`` numbers). Both ends of an edge can then test it; the end with the smaller position decides
+and tells the other, so that rounding cannot make them disagree. The Bonferroni threshold ``level / |E|`` needs no one
+else.
+
+What differs from `fedkin.select_edges`, which sees all devices at once: noise variances are steadied across the two
+ends only, and a device without an estimate of its own takes the scale of its prior from its own rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.data import Federation
+from fedkin.errors import DegenerateDeviceWarning, FedkinError, ParameterError
+from fedkin.federate.directory import LOG, SELECTION
+from fedkin.federate.exchange import Exchange
+from fedkin.federate.journal import Journal
+from fedkin.federate.links.memory import Transport
+from fedkin.federate.lockstep import Patience
+from fedkin.federate.manifest import Manifest, Rows, load_manifest, load_rows
+from fedkin.federate.messages import Kind
+from fedkin.federate.process import (
+    FINISHED,
+    exit_code,
+    link_watcher,
+    links,
+    name_of,
+    own_position,
+    refusal_watcher,
+)
+from fedkin.federate.security import write_private
+from fedkin.stats import LocalFit, local_fit, wald_tests
+
+Array = NDArray[np.float64]
+
+
+def summary(manifest: Manifest, position: int, rows: Rows) -> Array:
+    """What a device tells about its own fit: theta, covariance, prior precision, and five facts."""
+    assert manifest.select is not None
+    member = manifest.members[position]
+    data: Any = rows.X if rows.y is None else (rows.X, rows.y) if rows.offset is None else (rows.X, rows.y, rows.offset)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DegenerateDeviceWarning)  # `rescued` travels, and the log says so
+        fit = local_fit(Federation({member.id: data}), manifest.loss_object(), manifest.select["variance"])
+    dof = fit.residual_dof[0] if np.isfinite(fit.residual_dof[0]) else -1.0
+    facts = [fit.n_samples[0], fit.dispersion[0], dof, fit.matrix_estimated[0], fit.rescued[0]]
+    return np.concatenate(
+        [fit.theta[0], fit.covariance[0].ravel(), fit.prior_precision[0], np.array(facts, dtype=float)]
+    )
+
+
+def summary_length(p: int) -> int:
+    """Numbers in a summary."""
+    return p * p + 2 * p + 5
+
+
+def _pair(manifest: Manifest, first: Array, second: Array) -> LocalFit:
+    """A `LocalFit` of two devices from their summaries."""
+    assert manifest.select is not None
+    p = manifest.n_params
+    both = np.stack([first, second])
+    samples, dispersion, dof, whole, rescued = both[:, -5:].T
+    return LocalFit(
+        devices=(0, 1),
+        theta=both[:, :p],
+        hessian=np.zeros((2, p, p)),
+        covariance=both[:, p : p + p * p].reshape(2, p, p),
+        n_samples=samples.astype(np.int64),
+        dispersion=dispersion,
+        residual_dof=np.where(dof < 0, np.inf, dof),
+        matrix_estimated=whole > 0.5,
+        prior_precision=both[:, p + p * p : 2 * p + p * p],
+        rescued=rescued > 0.5,
+        notes={},
+        variance=manifest.select["variance"],
+        losses=(str(manifest.loss["name"]),) * 2,
+    )
+
+
+def select(
+    manifest: Manifest, position: int, rows: Rows, transport: Transport, journal: Journal, patience: Patience
+) -> dict[str, Any]:
+    """Exchange summaries and verdicts; returns p-values and the names of neighbours whose edge is dropped."""
+    if manifest.select is None:
+        raise ParameterError("this federation selects no edges: make it with fedkin peer init --select-level 0.05")
+    own = summary(manifest, position, rows)
+    if own[-1]:
+        journal.write("warning", "no estimate of its own: a ridge fit stands in")
+    lengths = {Kind.SUMMARY: own.size, Kind.VERDICT: 1}
+    exchange = Exchange(manifest, position, transport, journal, lengths, patience)
+    exchange.send(Kind.SUMMARY, own)
+    others = exchange.receive(Kind.SUMMARY, exchange.neighbours)
+    p_values = {}
+    for v, other in others.items():
+        lower, upper = (own, other) if position < v else (other, own)
+        p_values[v] = float(wald_tests(_pair(manifest, lower, upper), np.array([[1, 0]]))[1][0])
+        if position < v:
+            exchange.send(Kind.VERDICT, np.array([p_values[v]]), v)
+    # the smaller end decides
+    p_values |= {
+        v: float(one[0]) for v, one in exchange.receive(Kind.VERDICT, [v for v in others if v < position]).items()
+    }
+    exchange.finish()
+    threshold = manifest.select["level"] / max(len(manifest.edges), 1)
+    dropped = [v for v, p_value in p_values.items() if p_value < threshold]
+    journal.write("info", "edges selected", kept=len(p_values) - len(dropped), of=len(p_values))
+    return {
+        "run": manifest.run,
+        "threshold": threshold,
+        "p_values": {manifest.members[v].name: p_value for v, p_value in sorted(p_values.items())},
+        "dropped": [manifest.members[v].name for v in sorted(dropped)],
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the selection of one device and write its ``selection.json``."""
+    parser = argparse.ArgumentParser(prog="fedkin peer select", description="Select the edges of one device.")
+    parser.add_argument("place", type=Path)
+    parser.add_argument("--give-up", type=float, default=Patience().give_up)
+    parser.add_argument("--linger", type=float, default=60.0)
+    given = parser.parse_args(arguments)
+    try:
+        from fedkin.federate.links.zenoh import ZenohTransport
+
+        place: Path = given.place
+        manifest = load_manifest(place)
+        name = name_of(place)
+        position = own_position(place, manifest, name)
+        journal = Journal(name, place / LOG)
+        neighbours = {manifest.members[v].name for v in manifest.neighbours(position)}
+        on_refusal = refusal_watcher(journal) if manifest.secure else None
+        on_link = link_watcher(journal, neighbours, manifest.secure)
+        transport = ZenohTransport(links(place, manifest), on_link, on_refusal)
+        try:
+            patience = Patience(give_up=given.give_up, linger=given.linger)
+            chosen = select(manifest, position, load_rows(place, manifest, position), transport, journal, patience)
+        finally:
+            transport.close()
+            journal.close()
+        write_private(place / f"{SELECTION}.tmp", json.dumps(chosen, indent=1).encode())
+        (place / f"{SELECTION}.tmp").replace(place / SELECTION)
+    except (FedkinError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return exit_code(error)
+    return FINISHED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

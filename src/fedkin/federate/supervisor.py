@@ -1,0 +1,288 @@
+"""All devices of a federation directory on this machine: started, watched, started again when they die, stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedkin._base import is_locked, lock
+from fedkin.errors import DataError
+from fedkin.federate.departures import left_devices
+from fedkin.federate.directory import DEVICES, LOCK, STATE, device_directories, read_result, read_status
+from fedkin.federate.lockstep import HOLDING
+from fedkin.federate.manifest import CENTRE, Manifest
+from fedkin.federate.overview import expected_names, is_device, is_running, own_name, silence
+from fedkin.federate.process import FINISHED, RESTARTS, STOPPED, WRONG
+from fedkin.federate.security import open_private
+
+#: A device that dies so often is given up.
+MAX_RESTARTS = 10
+#: Seconds before the first restart; doubled each time, up to a minute.
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
+_STOP_SECONDS = 20.0
+_LISTEN_SECONDS = 1.0  # between two looks at what a running device says
+STDERR = "stderr.txt"  # of a device under supervision
+#: What a supervisor holds while it runs, in the directory of the federation, and how it is asked to stop.
+SUPERVISOR_LOCK, STOP_SIGNAL = "up.lock", signal.SIGUSR1
+
+
+@dataclass
+class Child:
+    """A device under supervision."""
+
+    place: Path
+    process: subprocess.Popen[bytes] | None = None
+    restarts: int = 0
+    due: float = 0.0
+    state: str = "waiting"
+    why: str = ""  # it ended, the last time
+    restarts_before: int = 0  # under earlier supervisors
+    stderr_before: int = 0  # bytes of stderr.txt that are older than the process
+    listened: float = 0.0  # when its status was looked at
+    told: bool = False  # that it holds, or says nothing
+
+    @property
+    def name(self) -> str:
+        return self.place.name
+
+
+@dataclass
+class Supervisor:
+    """Runs the devices of a directory as child processes.
+
+    Parameters
+    ----------
+    directory : path
+        Of the federation.
+    options : sequence of str
+        Passed on to each device, see ``fedkin peer run --help``.
+    max_restarts : int
+        How often a device that dies is started again.
+    module : str
+        What a device runs.
+    places : sequence of path, optional
+        Directories of the devices to run; all that are here by default.
+    """
+
+    directory: Path
+    options: Sequence[str] = ()
+    max_restarts: int = MAX_RESTARTS
+    module: str = "fedkin.federate.process"
+    places: Sequence[Path] | None = None
+    children: list[Child] = field(default_factory=list)
+    #: What happened and has not been told yet: a sentence for each device that ended with an error.
+    news: list[str] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Start every device that is here; raises `DataError` when one runs already."""
+        check_idle(self.directory)
+        left = left_devices(self.directory)
+        places = device_directories(self.directory) if self.places is None else self.places
+        places = [place for place in places if place.name not in left]
+        self.children = [Child(place, restarts_before=int(read_status(place).get("restarts", 0))) for place in places]
+        for child in self.children:
+            self._start(child)
+
+    def _start(self, child: Child) -> None:
+        restarts = str(child.restarts_before + child.restarts)
+        with open_private(child.place / STDERR) as errors:
+            child.stderr_before = errors.tell()
+            child.process = subprocess.Popen(
+                [sys.executable, "-m", self.module, str(child.place), *self.options],
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                # Ctrl-C is for the supervisor, which then stops its devices
+                start_new_session=True,
+                # the arithmetic of one device is small: threads would only get into each other's way
+                env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, RESTARTS: restarts},
+            )
+        child.state = "running"
+
+    def poll(self) -> bool:
+        """Look after the devices; False when all have ended, well or not."""
+        now = time.monotonic()
+        for child in self.children:
+            if child.state == "waiting" and now >= child.due:
+                self._start(child)
+            if child.state != "running" or child.process is None:
+                continue
+            code = child.process.poll()
+            if code is None:
+                self._listen(child, now)
+                continue
+            if code == FINISHED:
+                child.state = "finished"
+            elif code == STOPPED:
+                child.state = "stopped"
+                self.news.append(f"{child.name}: stopped on request; it is not started again")
+            else:
+                self._after_error(child, code, now)
+        return any(child.state in ("running", "waiting") for child in self.children)
+
+    def _listen(self, child: Child, now: float) -> None:
+        """Tell once when a running device holds or says nothing, and once more when that is over."""
+        if now - child.listened < _LISTEN_SECONDS:
+            return
+        child.listened = now
+        status = read_status(child.place)
+        pid = None if child.process is None else child.process.pid
+        why = silence(child.place, status, pid)
+        if why is None and status.get("state") == HOLDING and status.get("pid") == pid:
+            why = f"{HOLDING}; log.jsonl in {child.place} says why"
+        if why is not None and not child.told:
+            self.news.append(f"{child.name}: {why}")
+        elif why is None and child.told:
+            self.news.append(f"{child.name}: it goes on")
+        child.told = why is not None
+
+    def _after_error(self, child: Child, code: int, now: float) -> None:
+        child.why = _why(child, code)
+        if code == WRONG or child.restarts >= self.max_restarts:
+            child.state = "failed"
+            self.news.append(f"{child.name}: {child.why}; it is not started again")
+            return
+        pause = min(FIRST_PAUSE * 2**child.restarts, LONGEST_PAUSE)
+        child.due = now + pause
+        child.restarts += 1
+        child.state = "waiting"
+        times = f"{child.restarts} of {self.max_restarts} times"
+        self.news.append(f"{child.name}: {child.why}; starting it again in {pause:g} s ({times})")
+
+    @property
+    def by_name(self) -> dict[str, Child]:
+        """The devices by their names."""
+        return {child.name: child for child in self.children}
+
+    def failed(self) -> list[Child]:
+        """Devices that are not started again."""
+        return [child for child in self.children if child.state == "failed"]
+
+    def stop(self) -> None:
+        """Ask all devices to stop, and end those that do not; none is started again."""
+        running = [(child, child.process) for child in self.children if child.state == "running"]
+        for child in self.children:
+            if child.state == "waiting":
+                child.state = "stopped"
+        for _, process in running:
+            if process is not None and process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_SECONDS
+        for child, process in running:
+            if process is None:
+                continue
+            try:
+                process.wait(max(deadline - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            child.state = "finished" if process.returncode == FINISHED else "stopped"
+
+    def stopped(self) -> bool:
+        """Whether devices were stopped before their end."""
+        return any(child.state == "stopped" for child in self.children)
+
+
+def _why(child: Child, code: int) -> str:
+    """Why a device ended, in its own words if it had the time."""
+    status = read_status(child.place)
+    if child.process is not None and status.get("pid") == child.process.pid and status.get("why"):
+        return str(status["why"])
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    with (child.place / STDERR).open("rb") as errors:
+        errors.seek(child.stderr_before)
+        words = errors.read().decode(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(words) if line.strip()), "")
+    return last.removeprefix("error: ").removeprefix(f"{child.name}: ") or f"ended with exit code {code}"
+
+
+def all_done(directory: Path, manifest: Manifest) -> bool:
+    """Whether all devices of the federation are here, or have left, and have done all that there is to do."""
+    left, central = left_devices(directory), manifest.placement == "central"
+    places = [place for place in device_directories(directory) if place.name not in left]
+    if {place.name for place in places} | set(left) != set(expected_names(manifest)):
+        return False  # somebody elsewhere may still need the last rounds
+
+    def is_done(place: Path) -> bool:
+        # who removes a checkpoint wants to start from round 0
+        kept = (place / STATE).exists() or (central and place.name != CENTRE)
+        result = place.name == CENTRE or read_result(place) is not None
+        return kept and result and read_status(place).get("state") == "done"
+
+    return all(is_done(place) for place in places)
+
+
+@contextmanager
+def only_supervisor(directory: Path) -> Iterator[None]:
+    """Hold the lock of a federation's supervisor; raises `DataError` when another process does.
+
+    Whoever holds it must take `STOP_SIGNAL` for the wish to stop.
+    """
+    descriptor = lock(directory / SUPERVISOR_LOCK, str(os.getpid()))
+    if descriptor is None:
+        raise DataError(
+            f"already running: fedkin peer up or tune, process {supervisor_of(directory)}; "
+            f"to end it first: fedkin peer stop {directory}"
+        )
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def supervisor_of(directory: Path) -> int | None:
+    """The number of the process that supervises the devices of a directory, if one does."""
+    path = directory / SUPERVISOR_LOCK
+    with suppress(OSError, ValueError):
+        return int(path.read_text()) if is_locked(path) else None
+    return None
+
+
+def check_idle(directory: Path) -> None:
+    """Raise `DataError` when devices of this directory run, under another supervisor or none."""
+    running = [place.name for place in device_directories(directory) if is_running(place)]
+    if running:
+        raise DataError(
+            f"already running: {', '.join(running)}; to see them: fedkin peer status {directory}; "
+            f"to end them first: fedkin peer stop {directory}"
+        )
+
+
+def stop_all(directory: Path) -> list[str]:
+    """Ask every device that runs here to stop, and their supervisor, which then starts none again.
+
+    Parameters
+    ----------
+    directory : path
+        Of a federation, or of one device.
+
+    Returns
+    -------
+    list of str
+        Who was asked.
+    """
+    if is_device(directory):
+        return [own_name(directory)] if _ask(directory / LOCK, signal.SIGTERM) else []
+    # first the supervisor: it must not start again what ends
+    supervised = _ask(directory / SUPERVISOR_LOCK, STOP_SIGNAL)
+    places = device_directories(directory) if (directory / DEVICES).is_dir() else []
+    stopped = [place.name for place in places if _ask(place / LOCK, signal.SIGTERM)]
+    return [*stopped, "the supervisor"] if supervised else stopped
+
+
+def _ask(lock: Path, number: signal.Signals) -> bool:
+    """Send a signal to the process that holds a lock, if there is one."""
+    # who holds the lock has written its number there, so it is not that of another process by now
+    if is_locked(lock):
+        with suppress(ProcessLookupError, ValueError):
+            os.kill(int(lock.read_text()), number)
+            return True
+    return False

@@ -1,0 +1,428 @@
+"""The choice of ``lam`` between devices: cross-validation in which rows stay where they are.
+
+Each device cuts its own rows into folds. For every fold and every level of the grid the fleet runs Fed-ADMM on the
+training rows, all of them side by side in one run: a device hosts a copy of itself for each (level, fold), copies of
+neighbours for the same (level, fold) are joined by an edge, and a message holds the thetas of all copies. The
+arithmetic is that of the rounds, `fedkin.admm.shard.Shard`, with all training rows in every round. In the end a
+device computes its own held-out losses.
+
+Without a given grid, two short stages come before. First all devices agree on one theta (Fed-ADMM on all rows with
+duals that nothing bounds): the duals that hold them together are an electrical flow, and the largest of them, over
+``w_e |V|``, is at least ``lam_max``. Then that largest number is passed on from neighbour to neighbour until all know
+it. The grid begins at the next level of a lattice that is the same everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.admm import DeviceRows, Gradients, Shard, StepRule, device_keys, local_curvature
+from fedkin.data import Federation, shuffled_ranks
+from fedkin.errors import DataError, ParameterError, SolverError
+from fedkin.federate.journal import Journal
+from fedkin.federate.links.memory import Transport
+from fedkin.federate.lockstep import Arrays, Lockstep, Patience
+from fedkin.federate.manifest import Manifest, Rows
+from fedkin.federate.messages import RUN_BYTES, Expected, Kind
+from fedkin.objective import build_terms, make_penalty
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+#: Bound of duals that nothing shall bound.
+UNBOUNDED = 1e300
+#: rho of a run without noise over that of a run with noise, as `fedkin.admm.plan` plans them.
+STILL_OVER_NOISY = 4.0
+#: Rounds between two checkpoints: what is kept for neighbours holds all copies.
+CHECKPOINT_EVERY = 20
+
+
+@dataclass(frozen=True)
+class TuneSettings:
+    """What all devices must be told alike.
+
+    Attributes
+    ----------
+    lams : tuple of float or None
+        Levels, decreasing; None to let the devices find ``n_lams`` of them.
+    n_lams : int
+    ratio : float
+        Smallest level of a found grid over the largest.
+    folds, rounds, seed : int
+    caution : float
+        Steps are this many times shorter than usual.
+    """
+
+    lams: tuple[float, ...] | None = None
+    n_lams: int = 10
+    ratio: float = 1e-3
+    folds: int = 5
+    rounds: int = 300
+    seed: int = 0
+    caution: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.lams is not None:
+            good = all(isinstance(lam, float) and 0 < lam < np.inf for lam in self.lams)
+            if not self.lams or not good or list(self.lams) != sorted(set(self.lams), reverse=True):
+                raise ParameterError(f"lams must be different positive numbers, the largest first, got {self.lams!r}")
+        if self.n_lams < 2:
+            raise ParameterError(f"n_lams must be at least 2, got {self.n_lams}")
+        if not 0 < self.ratio < 1:
+            raise ParameterError(f"ratio must lie between 0 and 1, got {self.ratio!r}")
+        for name, least in (("folds", 2), ("rounds", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ParameterError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if not 0 < self.caution < np.inf:
+            raise ParameterError(f"caution must be a positive number, got {self.caution!r}")
+
+    @property
+    def n_levels(self) -> int:
+        """Levels of the grid."""
+        return self.n_lams if self.lams is None else len(self.lams)
+
+    def run_bytes(self, manifest: Manifest) -> bytes:
+        """What messages are marked with: devices that were told something else do not understand them."""
+        text = json.dumps([manifest.run, manifest.revision, asdict(self)])
+        return hashlib.blake2b(text.encode(), digest_size=RUN_BYTES).digest()
+
+
+def own_folds(manifest: Manifest, position: int, n: int, settings: TuneSettings) -> Index:
+    """Fold ``(n,)`` of each row of a device, as `Federation.folds` deals them; -1 for a single row, which trains."""
+    if n < 2:
+        return np.full(n, -1, dtype=np.int64)
+    first = None if manifest.deal is None else manifest.deal[position]
+    return np.asarray(
+        ((first or 0) + shuffled_ranks(manifest.members[position].id, n, settings.seed, "folds")) % settings.folds
+    )
+
+
+def some_rows(rows: Rows, chosen: NDArray[np.bool_]) -> Rows:
+    """The chosen rows of a device."""
+    return Rows(
+        rows.X[chosen],
+        None if rows.y is None else rows.y[chosen],
+        None if rows.offset is None else rows.offset[chosen],
+    )
+
+
+def flood_rounds(manifest: Manifest, position: int) -> int:
+    """Rounds after which a number has gone from any device of a component to any other.
+
+    That is at most twice the distance from its first device to the farthest one.
+    """
+    around: dict[int, set[int]] = {}
+    for i, j in manifest.edges:
+        around.setdefault(i, set()).add(j)
+        around.setdefault(j, set()).add(i)
+
+    def distances(first: int) -> tuple[set[int], int]:
+        reached, border, rounds = {first}, {first}, 0
+        while border := set().union(*(around.get(u, set()) for u in border)) - reached:
+            reached |= border
+            rounds += 1
+        return reached, rounds
+
+    return 2 * distances(min(distances(position)[0]))[1]
+
+
+def lattice(top: float, n_lams: int, ratio: float) -> Array:
+    """Levels ``(n_lams,)`` from the first at or above ``top`` downwards, out of ``step ** k`` for all whole k.
+
+    Components of a graph find tops of their own; on a common lattice their curves can be added.
+
+    Examples
+    --------
+    >>> from fedkin.federate.tune import lattice
+    >>> lattice(0.07, 3, 0.01).round(6).tolist()
+    [0.1, 0.01, 0.001]
+    """
+    step = ratio ** (1.0 / (n_lams - 1))
+    first = int(np.floor(np.log(top) / np.log(step) + 1e-9))
+    return np.asarray(step ** np.arange(first, first + n_lams, dtype=np.float64))
+
+
+class Copies:
+    """Copies of one device, each with rows, steps and edge bounds of its own, in one shard.
+
+    Copy k of device u has the number ``k * V + u``.
+
+    Parameters
+    ----------
+    manifest : Manifest
+    position : int
+    parts : sequence of Rows
+        What copies may train on.
+    part_of : int array (K,)
+        Which part each copy trains on.
+    lams : array (K,)
+        Level of each copy; infinite for duals that nothing bounds.
+    without : collection of int
+        Neighbours whose edges are left out.
+    caution : float
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        position: int,
+        parts: Sequence[Rows],
+        part_of: Index,
+        lams: Array,
+        without: frozenset[int],
+        caution: float,
+    ) -> None:
+        v, copies = manifest.n_devices, part_of.size
+        kept = (manifest.edge_array == position).any(axis=1) & ~np.isin(manifest.edge_array, list(without)).any(axis=1)
+        edges, weights = manifest.edge_array[kept], manifest.edge_weights[kept]
+        shift = v * np.arange(copies, dtype=np.int64)
+        rows = _stacked(manifest, position, parts)
+        loss, ridge = rows.losses[0], rows.ridge
+        federation = Federation({k: _data(part) for k, part in enumerate(parts)})
+        curvature = local_curvature(build_terms(federation, rows.losses, ridge), rows)
+        start = caution * curvature.of_batches(rows)
+        hosted = DeviceRows(
+            rows.X,
+            rows.y,
+            rows.offset,
+            rows.starts[part_of],
+            rows.counts[part_of],
+            rows.keys[part_of],
+            (loss,) * copies,
+            rows.batch[part_of],
+            ridge,
+        )
+        rho = manifest.rho * (STILL_OVER_NOISY if manifest.noisy else 1.0)
+        # the paper's |N_i| is that of the graph as planned, also where edges were dropped
+        degree = float((manifest.edge_array == position).sum())
+        steps = StepRule(start[part_of], np.zeros(copies), np.full(copies, rho * degree))
+        strength = lams * v
+        radius = np.minimum(strength[:, None] * weights, UNBOUNDED)
+        sparsity = None if manifest.sparsity is None else np.tile(np.array(manifest.sparsity)[position], (copies, 1))
+        self.shard = Shard(
+            position + shift,
+            (edges + shift[:, None, None]).reshape(-1, 2),
+            radius.reshape(-1),
+            make_penalty(manifest.penalty),
+            rho,
+            steps,
+            Gradients(hosted, manifest.seed),
+            np.zeros((copies, manifest.n_params)),
+            sparsity=sparsity,
+            radius=manifest.radius,
+            average="last",
+        )
+        self.weights, self._devices = np.tile(weights, copies), v
+
+    def step(self, t: int) -> Array:
+        """Move all copies and return their thetas, ``(K p,)``."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.shard.node_step(t)
+        return self.shard.theta.ravel().copy()
+
+    def learn(self, theirs: Mapping[int, Array]) -> None:
+        """Take the thetas ``(K p,)`` of the neighbours, and move the duals."""
+        foreign = self.shard.foreign
+        if foreign.size:
+            p = self.shard.theta.shape[1]
+            thetas = np.stack([theirs[int(u % self._devices)].reshape(-1, p)[u // self._devices] for u in foreign])
+            self.shard.take(foreign, thetas)
+        self.shard.edge_step()
+
+    def largest_dual(self) -> float:
+        """Largest dual norm of an edge's dual over its weight."""
+        sizes = self.shard.penalty.dual_norm(self.shard.alpha)
+        return float((sizes / self.weights).max(initial=0.0))
+
+
+def _stacked(manifest: Manifest, position: int, parts: Sequence[Rows]) -> DeviceRows:
+    """The parts as devices of their own, all rows in every batch."""
+    counts = np.array([part.X.shape[0] for part in parts], dtype=np.int64)
+    y = [part.y for part in parts if part.y is not None]
+    offset = [part.offset for part in parts if part.offset is not None]
+    loss = manifest.loss_object()
+    return DeviceRows(
+        np.concatenate([part.X for part in parts]),
+        np.concatenate(y) if y else None,
+        np.concatenate(offset) if offset else None,
+        np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64),
+        counts,
+        np.tile(device_keys([manifest.members[position].id]), counts.size),
+        (loss,) * counts.size,
+        counts,
+        np.array(manifest.ridge),
+    )
+
+
+def _data(rows: Rows) -> Any:
+    if rows.y is None:
+        return rows.X
+    return (rows.X, rows.y) if rows.offset is None else (rows.X, rows.y, rows.offset)
+
+
+def held_out_losses(manifest: Manifest, parts: Mapping[int, Rows], theta: Array) -> Array:
+    """Mean loss of each part at ``theta (m, len(parts), p)``, shape ``(len(parts), m)``, without ridge."""
+    federation = Federation({fold: _data(part) for fold, part in parts.items()})
+    losses = (manifest.loss_object(),) * len(parts)
+    terms = build_terms(federation, losses, np.zeros(manifest.n_params))
+    return np.stack([terms.values(level) for level in theta], axis=1)
+
+
+class Tuner(Lockstep):
+    """A device's part in the choice of ``lam``: `run` gives its held-out losses.
+
+    Parameters
+    ----------
+    manifest : Manifest
+    position : int
+    rows : Rows
+        Its rows.
+    settings : TuneSettings
+    transport : Transport
+    journal : Journal
+    checkpoint : path, optional
+    patience : Patience
+    without : set of int
+        Neighbours whose edges were dropped by edge selection.
+    tick : callable, optional
+    """
+
+    activity = "tuning"
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        position: int,
+        rows: Rows,
+        settings: TuneSettings,
+        transport: Transport,
+        journal: Journal,
+        *,
+        checkpoint: Path | None = None,
+        patience: Patience | None = None,
+        without: frozenset[int] = frozenset(),
+        tick: Callable[[Any], None] | None = None,
+    ) -> None:
+        if manifest.placement != "peer":
+            raise ParameterError("lam is chosen between devices that talk to each other, not with --placement central")
+        if rows.X.shape[0] < 1:
+            raise DataError("the device has no rows")
+        self.rows, self.settings, self.without = rows, settings, without
+        found = settings.lams is None
+        #: Rounds of agreement, and of agreement and flood.
+        self.agreed = settings.rounds if found else 0
+        self.known = self.agreed + (flood_rounds(manifest, position) if found else 0)
+        self.lams: Array | None = None if found else np.array(settings.lams)
+        self.top = 0.0
+        self.fold_of = own_folds(manifest, position, rows.X.shape[0], settings)
+        super().__init__(
+            replace(manifest, wire="float64", compare_every=0, checkpoint_every=CHECKPOINT_EVERY),
+            position,
+            [int(v) for v in manifest.neighbours(position)],
+            transport,
+            journal,
+            run=settings.run_bytes(manifest),
+            rounds=self.known + settings.rounds,
+            checkpoint=checkpoint,
+            patience=patience,
+            tick=tick,
+        )
+        self._copies: Copies | None = None
+        self.load()
+        self.open()
+
+    def run(self) -> tuple[Array, Array]:
+        """Do all rounds; returns the grid ``(m,)`` and the held-out losses ``(folds, m)``, nan where there are none.
+
+        A device alone has nothing to say about ``lam``: its grid is empty.
+        """
+        if not self.neighbours and self.settings.lams is None:
+            return np.zeros(0), np.zeros((self.settings.folds, 0))
+        self.run_rounds()
+        grid, folds = self._grid(), self.settings.folds
+        theta = self._stage(self.rounds).shard.theta.reshape(grid.size, folds, -1)
+        curves = np.full((folds, grid.size), np.nan)
+        held = [fold for fold in range(folds) if (self.fold_of == fold).any()]
+        if held:
+            parts = {fold: some_rows(self.rows, self.fold_of == fold) for fold in held}
+            curves[held] = held_out_losses(self.manifest, parts, theta[:, held])
+        return grid, curves
+
+    def step(self, t: int) -> Array:
+        if self.agreed < t <= self.known:
+            return np.array([self.top])
+        copies = self._stage(t)
+        before = copies.shard.theta.copy()
+        theta = copies.step(t if t <= self.agreed else t - self.known)
+        if not np.isfinite(theta).all():
+            raise SolverError(f"the parameters of device {self.names[self.position]!r} diverged; use --caution 4")
+        self.status.change = float(np.abs(copies.shard.theta - before).max(initial=0.0))
+        return theta
+
+    def learn(self, t: int) -> None:
+        theirs = {v: self.inbox.values(Kind.THETA, v, t) for v in self.neighbours}
+        if self.agreed < t <= self.known:
+            self.top = max([self.top, *(float(one[0]) for one in theirs.values())])
+            return
+        copies = self._stage(t)
+        copies.learn(theirs)
+        if t == self.agreed:
+            self.top = copies.largest_dual() / self.manifest.n_devices
+            self._copies = None
+
+    def _stage(self, t: int) -> Copies:
+        """The copies that round t moves."""
+        if self._copies is None:
+            first = t <= self.agreed
+            self._copies = self._agreement() if first else self._cross_validation()
+        return self._copies
+
+    def _agreement(self) -> Copies:
+        one, unbounded = np.zeros(1, dtype=np.int64), np.full(1, np.inf)
+        return Copies(self.manifest, self.position, [self.rows], one, unbounded, self.without, self.settings.caution)
+
+    def _cross_validation(self) -> Copies:
+        grid, folds = self._grid(), self.settings.folds
+        parts = [some_rows(self.rows, self.fold_of != fold) for fold in range(folds)]
+        part_of = np.tile(np.arange(folds, dtype=np.int64), grid.size)
+        lams = np.repeat(grid, folds)
+        return Copies(self.manifest, self.position, parts, part_of, lams, self.without, self.settings.caution)
+
+    def _grid(self) -> Array:
+        if self.lams is None:
+            if not self.top > 0:
+                raise ParameterError("the devices agree without any penalty: there is no lam to choose, give --lams")
+            self.lams = lattice(self.top, self.settings.n_lams, self.settings.ratio)
+        return self.lams
+
+    def length(self, t: int) -> int:
+        """Numbers in a message of round t."""
+        p = self.manifest.n_params
+        if t <= self.known:
+            return p if t <= self.agreed else 1
+        return p * self.settings.folds * self.settings.n_levels
+
+    def expected(self, v: int) -> list[Expected]:
+        theta, done = super().expected(v)
+        return [replace(theta, length=self.length, bound=None), done]
+
+    def state(self) -> Arrays:
+        arrays: Arrays = {"top": np.array([self.top])}
+        if self._copies is not None:
+            arrays |= {f"shard_{name}": part for name, part in self._copies.shard.state().items()}
+        return arrays
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> None:
+        self.top, self._copies = float(arrays["top"][0]), None
+        if "shard_theta" in arrays:
+            copies = self._stage(min(self.done + 1, self.rounds))
+            state = {name.removeprefix("shard_"): part for name, part in arrays.items() if name.startswith("shard_")}
+            copies.shard.restore(state, np.zeros((copies.shard.foreign.size, self.manifest.n_params)))

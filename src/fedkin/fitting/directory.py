@@ -1,0 +1,239 @@
+"""The directory of a model: written as a whole or not at all, and read with its version and checksums verified.
+
+It holds three text files and nothing that can run code when it is read:
+
+- ``model.json``: what was fitted and how, with the format version and the checksums of the other two;
+- ``coefficients.csv``: a row per device (and per class but the first, for more than two classes);
+- ``edges.csv``: the graph that was used. The ends are named by id and by row number of the device.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import math
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from fedkin import __version__
+from fedkin.data import listed
+from fedkin.errors import ModelFileError
+
+FORMAT = "fedkin-model"
+FORMAT_VERSION = 1
+MODEL_FILE, COEFFICIENTS_FILE, EDGES_FILE = "model.json", "coefficients.csv", "edges.csv"
+_FILES = (MODEL_FILE, COEFFICIENTS_FILE, EDGES_FILE)
+_STALE_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """What a model directory holds.
+
+    Attributes
+    ----------
+    folder : Path
+        The directory that was read.
+    description : dict
+        The content of ``model.json``.
+    tables : dict {file name: text}
+        The other two files, as their checksums say they should be.
+    """
+
+    folder: Path
+    description: dict[str, Any]
+    tables: dict[str, str]
+
+
+def write_directory(target: Path, description: Mapping[str, Any], tables: Mapping[str, str]) -> None:
+    """Write a model.
+
+    Parameters
+    ----------
+    target : Path
+        The directory; what it holds already is replaced if it is a model, and refused otherwise.
+    description : mapping
+        The entries of ``model.json``; format, version and checksums are added here.
+    tables : mapping {file name: text}
+        The other files.
+    """
+    whole = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        **description,
+        "checksums": {name: _checksum(text) for name, text in tables.items()},
+    }
+    try:
+        text = json.dumps(_plain(whole), indent=2, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ModelFileError(f"the model cannot be written as JSON: {error}") from None
+    _replace_directory(target, {MODEL_FILE: text + "\n", **tables})
+
+
+def read_directory(directory: Path) -> StoredModel:
+    """Read what `write_directory` wrote; `ModelFileError` if anything is missing, changed or from another version."""
+    folder = _standing(directory)
+    description = _read_description(folder)
+    tables = {name: _read_checked(folder / name, description) for name in (COEFFICIENTS_FILE, EDGES_FILE)}
+    return StoredModel(folder, description, tables)
+
+
+def damaged(path: Path, what: str) -> NoReturn:
+    """Raise the error of a file that is not as it was written."""
+    raise ModelFileError(f"{path}: {what}; the file is damaged, copy the model again or fit it again") from None
+
+
+# --- writing --------------------------------------------------------------------------------------------------
+
+
+def _replace_directory(target: Path, contents: Mapping[str, str]) -> None:
+    """Write the files beside the target and rename: a reader sees the old model or the new one, never half of it."""
+    target = target.resolve()
+    _check_free(target)
+    mark = secrets.token_hex(6)
+    fresh, old = (target.with_name(f".{target.name}.{mark}.{kind}") for kind in ("new", "old"))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fresh.mkdir()
+        for name, text in contents.items():
+            with (fresh / name).open("w", encoding="utf-8", newline="") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+        replaced = target.exists()
+        if replaced:
+            target.rename(old)
+        try:
+            fresh.rename(target)
+        except OSError:
+            if replaced:
+                old.rename(target)
+            raise
+        _remove_leftovers(target)
+    except OSError as error:
+        raise ModelFileError(
+            f"cannot write the model to {target}: {error.strerror or error}; choose another place"
+        ) from None
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove what this save, and saves that were killed, put beside the target."""
+    for old in _leftovers(target, "old"):
+        shutil.rmtree(old, ignore_errors=True)
+    for fresh in _leftovers(target, "new"):
+        # a younger one may belong to somebody who is saving right now
+        if time.time() - fresh.stat().st_mtime > _STALE_SECONDS:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _leftovers(target: Path, kind: str) -> list[Path]:
+    return sorted(target.absolute().parent.glob(f".{glob.escape(target.name)}.*.{kind}"))
+
+
+def _standing(folder: Path) -> Path:
+    """The directory to read: after a crash between the two renames of a save, the older model beside it."""
+    if folder.exists():
+        return folder
+    older = _leftovers(folder, "old")
+    return max(older, key=lambda path: path.stat().st_mtime) if older else folder
+
+
+def _check_free(target: Path) -> None:
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise ModelFileError(f"{target} is a file, expected a directory for the model: choose another name")
+    held = sorted(entry.name for entry in target.iterdir())
+    if not held:
+        return
+    if MODEL_FILE in held:
+        _read_description(target, any_version=True)
+        foreign = [name for name in held if name not in _FILES]
+        if not foreign:
+            return
+        raise ModelFileError(
+            f"{target} holds a model, but also {listed(foreign)}, which replacing the model would delete: "
+            "move them away or choose another directory"
+        )
+    raise ModelFileError(
+        f"{target} is not empty and not a Fedkin model (it holds {listed(held)}): choose another directory"
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Numpy values, tuples and values that are not finite, as JSON can hold them."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, np.generic | np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)  # float() reads it back
+    return value
+
+
+def _checksum(text: str) -> str:
+    return "sha256:" + hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+# --- reading --------------------------------------------------------------------------------------------------
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        raise ModelFileError(
+            f"{path} is missing: copy the whole model directory again or fit the model again"
+        ) from None
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        damaged(path, "it is not UTF-8 text")
+
+
+def _read_description(folder: Path, any_version: bool = False) -> dict[str, Any]:
+    if not folder.is_dir():
+        kind = "is a file" if folder.exists() else "does not exist"
+        raise ModelFileError(f"{folder} {kind}, expected the directory of a model: check the path")
+    path = folder / MODEL_FILE
+    if not path.exists():
+        raise ModelFileError(
+            f"{folder} is not a Fedkin model: it has no {MODEL_FILE}. Give the directory that `fedkin fit --out` or "
+            "FittedModel.save wrote"
+        )
+    try:
+        description = json.loads(_read_text(path))
+    except json.JSONDecodeError as error:
+        damaged(path, f"not valid JSON in line {error.lineno} ({error.msg})")
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        raise ModelFileError(f'{path} is not the description of a Fedkin model: its "format" is not "{FORMAT}"')
+    if description.get("format_version") != FORMAT_VERSION and not any_version:
+        raise ModelFileError(
+            f"{path} has the format version {description.get('format_version')!r}, but Fedkin {__version__} reads "
+            f"version {FORMAT_VERSION}: install the Fedkin that wrote it ({description.get('fedkin_version')})"
+        )
+    return description
+
+
+def _read_checked(path: Path, description: Mapping[str, Any]) -> str:
+    text = _read_text(path)
+    sums = description.get("checksums")
+    expected = sums.get(path.name) if isinstance(sums, dict) else None
+    if _checksum(text) != expected:
+        damaged(path, f"its content does not match the checksum in {MODEL_FILE}: it was cut off or changed")
+    return text

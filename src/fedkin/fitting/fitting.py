@@ -1,0 +1,195 @@
+"""The fit itself: edges selected, ``lam`` chosen, the problem solved."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.data import Federation
+from fedkin.errors import ConvergenceWarning, DegenerateDeviceWarning, ParameterError, SolverError
+from fedkin.fitting.model import FittedModel
+from fedkin.fitting.options import FitOptions, Progress, silent
+from fedkin.fitting.preparation import Prepared, prepare
+from fedkin.fitting.well_posed import COLLINEAR, rescue_warning, well_posed_problem, with_light_ridge
+from fedkin.graph import Graph
+from fedkin.objective import Problem, Solution
+from fedkin.solvers import cross_validate_lam, solve
+from fedkin.stats import oracle_fit, select_edges
+
+_MOST_PAIRS = 5_000_000  # beyond this many edges nobody means "all pairs"
+
+
+def fit_federation(
+    federation: Federation,
+    graph: Graph | None = None,
+    options: FitOptions | None = None,
+    progress: Progress | None = None,
+) -> FittedModel:
+    """Fit a model for every device.
+
+    Parameters
+    ----------
+    federation : Federation
+        For "logistic" and "multinomial" the targets are class labels of any kind.
+    graph : Graph, optional
+        Over the devices of the federation, in any order. Without it all pairs of devices are edges (candidates for
+        edges, if ``options.select`` is on).
+    options : FitOptions, optional
+        How to fit.
+    progress : callable, optional
+        Called with a line of text before each step.
+
+    Returns
+    -------
+    FittedModel
+
+    Notes
+    -----
+    *Groups.* With edge selection the groups are the connected components of the kept edges; without it they are the
+    devices that came out exactly fused along edges.
+
+    *No minimiser.* Where the likelihood of a whole connected component has no maximum (classes separated, a class
+    missing, no counts), or its features are collinear, a ridge of a 25th of one row's worth is added for all devices.
+    The devices concerned have a note in the model; in the first case a `DegenerateDeviceWarning` is given.
+
+    *One device, or no edges.* There is nothing to choose: ``lam`` is 0 unless it is given as a number.
+
+    Examples
+    --------
+    >>> from fedkin.datasets import paper_design
+    >>> design = paper_design(n_devices=20, n_samples=60, n_features=10, n_clusters=2, seed=0)
+    >>> fit_federation(design.federation, design.graph, FitOptions(select="bonferroni")).n_clusters
+    2
+    """
+    options = FitOptions() if options is None else options
+    say = progress or silent
+    prepared = prepare(federation, options)
+    used, selection, notes = _used_graph(prepared, graph, options, say)
+    problem, reasons = well_posed_problem(prepared, used, options)
+    try:
+        solution, lam = _solved(problem, options, say)
+    except SolverError:
+        if reasons:
+            raise
+        # rows held out by a fold can take away the last overlap of two classes
+        reasons = dict.fromkeys(federation.devices, "without the rows of one fold, classes are separated")
+        problem = with_light_ridge(problem, used, list(federation.devices))
+        solution, lam = _solved(problem, options, say)
+    runaways = [device for device, reason in reasons.items() if reason != COLLINEAR]
+    if runaways:
+        warnings.warn(rescue_warning(runaways, reasons), DegenerateDeviceWarning, stacklevel=2)
+    for device, reason in reasons.items():
+        notes[device] = (*notes.get(device, ()), f"{reason}; a ridge of 1/25 of a row was added")
+    clusters = used.components() if options.select is not None else solution.clusters(used)
+    theta = solution.theta
+    if options.refit:
+        say(f"refitting {int(clusters.max()) + 1} groups without penalty")
+        theta = oracle_fit(prepared.federation, clusters.tolist(), prepared.loss)
+    model = prepared.model(theta, used, options)
+    return replace(
+        model,
+        clusters=clusters,
+        lam=lam,
+        gap=solution.gap,
+        n_iter=solution.n_iter,
+        status=solution.status,
+        selection=selection,
+        notes=notes,
+    )
+
+
+def _used_graph(
+    prepared: Prepared, graph: Graph | None, options: FitOptions, say: Progress
+) -> tuple[Graph, dict[str, Any] | None, dict[Hashable, tuple[str, ...]]]:
+    """The graph of the problem, a summary of the edge selection, and what it noted about devices."""
+    devices = prepared.federation.devices
+    n_pairs = len(devices) * (len(devices) - 1) // 2
+    if graph is None and n_pairs > _MOST_PAIRS:
+        raise ParameterError(
+            f"{len(devices)} devices have {n_pairs} pairs, too many to take all of them as edges: give a graph, for "
+            "example Graph.knn(coordinates, k)"
+        )
+    candidates = Graph.complete(devices) if graph is None else graph.aligned(devices)
+    if options.select is None:
+        return candidates, None, {}
+    if candidates.n_edges == 0:
+        return candidates, {"method": options.select, "candidates": 0, "kept": 0}, {}
+    say(f"testing {candidates.n_edges} candidate edges")
+    chosen = select_edges(
+        prepared.federation,
+        candidates,
+        loss=prepared.loss,
+        level=options.level,
+        method=options.select,
+        variance=options.variance,
+    )
+    summary = {
+        "method": options.select,
+        "level": options.level,
+        "variance": options.variance,
+        "candidates": candidates.n_edges,
+        "kept": chosen.graph.n_edges,
+    }
+    say(f"kept {chosen.graph.n_edges} of {candidates.n_edges} edges")
+    return chosen.graph, summary, {device: (str(line),) for device, line in chosen.notes.items()}
+
+
+def _solved(problem: Problem, options: FitOptions, say: Progress) -> tuple[Solution, float]:
+    lam = _chosen_lam(problem, options, say)
+    say(f"solving at lam = {lam:.4g}")
+    if options.solver == "exact":
+        return solve(problem.with_lam(lam), options.tol), lam
+    from fedkin.admm import fed_admm
+
+    solution = fed_admm(
+        problem.with_lam(lam),
+        options.rounds,
+        options.batch_size,
+        gradient="plain" if options.batch_size is None else "saga",
+        seed=options.seed,
+        tol=options.tol,
+        fuse=True,
+    )
+    return solution, lam
+
+
+def _chosen_lam(problem: Problem, options: FitOptions, say: Progress) -> float:
+    if options.lam != "cv":
+        return float(options.lam)
+    joined = np.flatnonzero(problem.graph.degree > 0)
+    if joined.size == 0:
+        return 0.0
+    say(f"choosing lam by {options.cv_folds}-fold cross-validation within devices")
+    part, share = problem, joined.size / problem.n_devices
+    if share < 1:
+        # devices without edges do not depend on lam; with V' of V devices left, V' lam' = V lam
+        part = _restricted(problem, joined)
+    with warnings.catch_warnings():
+        # candidates that are hard to solve are far from the best, whose solution gets a certificate of its own
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        choice = cross_validate_lam(
+            part,
+            folds=options.cv_folds,
+            rule=options.cv_rule,
+            seed=options.seed,
+            n_jobs=options.n_jobs,
+        )
+    return choice.lam * share
+
+
+def _restricted(problem: Problem, members: NDArray[np.int64]) -> Problem:
+    """The problem of some devices that no edge joins to the others."""
+    devices = [problem.federation.devices[u] for u in members]
+    place = np.full(problem.n_devices, -1)
+    place[members] = np.arange(members.size)
+    return replace(
+        problem,
+        federation=problem.federation.subset(devices),
+        graph=Graph.from_indices(devices, place[problem.graph.edges], problem.graph.weights),
+        sparsity=np.asarray(problem.sparsity)[members],
+    )

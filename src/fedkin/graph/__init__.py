@@ -1,0 +1,11 @@
+"""Who may be kin: edges between devices.
+
+In: edge lists, coordinates, files. Out: a `Graph` over named devices, its matrices and its spectrum.
+Imports: `data` (tables and ids), `_base`, `errors`.
+"""
+
+from __future__ import annotations
+
+from fedkin.graph.graph import Graph
+
+__all__ = ["Graph"]

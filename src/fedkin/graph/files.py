@@ -1,0 +1,166 @@
+"""Graph files: CSV edge lists and GraphML, read into names, edges and weights and written from them; networkx."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedkin.data import CSV_SUFFIXES, infer_column, read_cells, replacing, write_csv
+from fedkin.errors import DataError, GraphError, missing_dependency
+from fedkin.graph.checks import listed
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+_WHOLE_NUMBER = re.compile(r"(0|-?[1-9][0-9]*)(?:\.0*)?")  # a table with gaps makes 7.0 of 7
+
+_Listing = tuple[list[str], list[tuple[str, str]], "list[float] | None"]  # devices, edges, weights
+
+
+def reader_of(path: Path) -> Callable[[Path, tuple[Hashable, ...] | None], _Listing]:
+    suffix = path.suffix.lower()
+    if suffix == ".graphml":
+        return _read_graphml
+    if suffix in CSV_SUFFIXES:
+        return _read_edge_list
+    raise GraphError(
+        f"{path}: cannot tell the format from the suffix {path.suffix!r}, "
+        f"expected one of {', '.join((*CSV_SUFFIXES, '.graphml'))}"
+    )
+
+
+def _read_edge_list(path: Path, devices: tuple[Hashable, ...] | None) -> _Listing:
+    header, columns = read_cells(path)
+    if len(header) < 2:
+        raise GraphError(f"an edge list needs two columns for the ends, got {listed(header)}")
+    lower = [name.lower() for name in header]
+    standard = "source" in lower and "target" in lower
+    at = (lower.index("source"), lower.index("target")) if standard else (0, 1)
+    sources, targets = ([cell.strip() for cell in columns[k]] for k in at)
+    named = list(dict.fromkeys(name for pair in zip(sources, targets, strict=True) for name in pair if name))
+    if not standard:
+        likely = set(named) if devices is None else set(named) | {str(device) for device in devices}
+        if all(header[k] in likely or _WHOLE_NUMBER.fullmatch(header[k]) for k in at):
+            raise GraphError(
+                f"line 1 looks like the edge ({header[at[0]]}, {header[at[1]]}), "
+                "expected a header such as source,target"
+            )
+    weights = infer_column(columns[lower.index("weight")]) if "weight" in lower else None
+    if weights is not None and weights.dtype.kind != "f":
+        raise GraphError(f"the column weight must be numeric, got {next(w for w in weights if w is not None)!r}")
+    ends = []
+    kept = []
+    for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        if not source:
+            raise GraphError(
+                f"row {row} after the header has no device in the column {header[at[0]]!r} (counted from 0)"
+            )
+        if target:
+            ends.append((source, target))
+            kept.append(row)
+    return named, ends, None if weights is None else weights[kept].tolist()
+
+
+def _read_graphml(path: Path, devices: tuple[Hashable, ...] | None) -> _Listing:
+    networkx = _require_networkx("reading GraphML")
+    from xml.etree.ElementTree import ParseError
+
+    if not path.is_file():
+        raise GraphError(f"there is no file {path}: check the path")
+    try:
+        g = networkx.read_graphml(path)
+    except (ParseError, networkx.NetworkXError, KeyError, ValueError) as error:
+        raise GraphError(f"not a whole GraphML file ({error}); write or copy it again") from None
+    if g.is_directed():
+        raise GraphError('the graph is directed, but edges here have no direction: set edgedefault="undirected"')
+    triples = list(g.edges(data="weight", default=1.0))
+    return [str(node) for node in g], [(str(u), str(v)) for u, v, _ in triples], [weight for _, _, weight in triples]
+
+
+def write_graph(path: Path, devices: tuple[Hashable, ...], edges: IntArray, weights: FloatArray) -> None:
+    """Write devices, edges ``(E, 2)`` as pairs of their positions and weights ``(E,)``; `Graph.write` says how."""
+    reader_of(path)  # the same suffixes
+    names = [str(device) for device in devices]
+    _ids_by_text(devices)
+    for device, name in zip(devices, names, strict=True):
+        if not name or name != name.strip():
+            raise GraphError(f"device {device!r} is empty or padded with blanks as text, which a file cannot keep")
+    try:
+        if path.suffix.lower() == ".graphml":
+            networkx = _require_networkx("writing GraphML")
+            g = networkx_graph(devices, edges, weights, "writing GraphML")
+            g = networkx.relabel_nodes(g, dict(zip(devices, names, strict=True)))
+            with replacing(path) as temporary:
+                networkx.write_graphml(g, temporary)
+        else:
+            write_csv(path, *_csv_rows(names, edges, weights))
+    except DataError as error:
+        raise GraphError(str(error)) from None
+
+
+def _csv_rows(names: list[str], edges: IntArray, weights: FloatArray) -> tuple[list[str], list[list[object]]]:
+    ends = [(names[j], names[i]) for i, j in edges.tolist()]
+    degree = np.bincount(edges.ravel(), minlength=len(names))
+    alone = [names[u] for u in np.flatnonzero(degree == 0)]
+    in_order = list(dict.fromkeys([*(name for pair in ends for name in pair), *alone])) == names
+    weighted = not np.all(weights == 1)
+    header = ["source", "target", "weight"] if weighted else ["source", "target"]
+    joined: list[list[object]] = [list(pair) for pair in ends]
+    if weighted:
+        joined = [[*pair, weight] for pair, weight in zip(ends, weights.tolist(), strict=True)]
+    named: list[list[object]] = [[name, *[""] * (len(header) - 1)] for name in (alone if in_order else names)]
+    return header, joined + named if in_order else named + joined  # naming all devices first keeps their order
+
+
+def networkx_graph(devices: tuple[Hashable, ...], edges: IntArray, weights: FloatArray, purpose: str) -> Any:
+    """A `networkx.Graph` with the edge attribute ``weight``; ``purpose`` is for the error where it is not installed."""
+    g = _require_networkx(purpose).Graph()
+    g.add_nodes_from(devices)
+    ends = zip(edges.tolist(), weights.tolist(), strict=True)
+    g.add_weighted_edges_from((devices[j], devices[i], weight) for (i, j), weight in ends)
+    return g
+
+
+def _ids_by_text(ids: Sequence[Hashable]) -> dict[str, Hashable]:
+    known: dict[str, Hashable] = {}
+    for device in ids:
+        if str(device) in known:
+            raise GraphError(
+                f"devices {known[str(device)]!r} and {device!r} look the same in a file: rename one of them"
+            )
+        known[str(device)] = device
+    return known
+
+
+def named_in_file(named: list[str]) -> dict[str, Hashable]:
+    """The devices that the names of a file stand for: ints if all of them are whole numbers, else text."""
+    numbers = {name: match[1] for name in named if (match := _WHOLE_NUMBER.fullmatch(name))}
+    if len(numbers) == len(named):
+        return {name: int(number) for name, number in numbers.items()}
+    return {name: name for name in named}
+
+
+def named_among(named: list[str], ids: tuple[Hashable, ...]) -> dict[str, Hashable]:
+    """The devices among `ids` that the names of a file stand for."""
+    by_text = _ids_by_text(ids)
+    known: dict[str, Hashable] = {}
+    for name in named:
+        match = _WHOLE_NUMBER.fullmatch(name)
+        text = match[1] if match and name not in by_text else name
+        if text not in by_text:
+            raise GraphError(f"it names device {name!r}, which is not among the {len(ids)} devices ({listed(ids)})")
+        known[name] = by_text[text]
+    return known
+
+
+def _require_networkx(purpose: str) -> Any:
+    try:
+        import networkx
+    except ImportError:
+        raise missing_dependency("networkx", purpose, extra="graph") from None
+    return networkx

@@ -1,0 +1,636 @@
+"""The graph between the devices: edges as pairs of device positions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse
+
+from fedkin.errors import DataError, GraphError, ParameterError
+from fedkin.graph.checks import (
+    checked_edges,
+    checked_weights,
+    counted,
+    listed,
+    pair_numbers,
+    plain_ids,
+    positions,
+    sorted_edges,
+)
+from fedkin.graph.files import named_among, named_in_file, networkx_graph, reader_of, write_graph
+from fedkin.graph.matrices import (
+    component_labels,
+    incidence_matrix,
+    laplacian_matrix,
+    pairs_of_matrix,
+    square_matrix,
+)
+from fedkin.graph.shapes import all_pairs, clique_pairs, flipped_pairs, grid_pairs, nearest_pairs
+from fedkin.graph.spectrum import smallest_nonzero_eigenvalue
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, repr=False, init=False)
+class Graph:
+    """An undirected graph without self-loops. Immutable.
+
+    Parameters
+    ----------
+    devices : iterable of V hashable ids
+        The nodes, each named once.
+    edges : iterable of E pairs of ids
+        In either orientation, each pair once.
+    weights : array of shape (E,), optional
+        Positive edge weights w_e; 1 by default.
+
+    Attributes
+    ----------
+    devices : tuple of V ids
+    edges : int64 array of shape (E, 2)
+        Positions ``(i, j)`` in `devices` with ``i > j`` (the paper's e+ and e-), sorted lexicographically; read only.
+    weights : float64 array of shape (E,)
+        In the order of `edges`; read only.
+
+    Raises
+    ------
+    GraphError
+        If an edge names an unknown device, is a self-loop or comes twice, or a weight is not positive.
+
+    Examples
+    --------
+    >>> graph = Graph(["a", "b", "c"], [("a", "b"), ("c", "b")])
+    >>> graph
+    Graph(3 devices, 2 edges, 1 component)
+    >>> graph.edges.tolist()
+    [[1, 0], [2, 1]]
+    """
+
+    devices: tuple[Hashable, ...]
+    edges: IntArray
+    weights: FloatArray
+
+    def __init__(
+        self,
+        devices: Iterable[Hashable],
+        edges: Iterable[Any],
+        weights: npt.ArrayLike | None = None,
+    ) -> None:
+        ids, position = positions(devices)
+        pairs = edges.tolist() if isinstance(edges, np.ndarray) else list(edges)
+        flat: list[int] = []
+        for pair in pairs:
+            if not isinstance(pair, (tuple, list, np.ndarray)) or len(pair) != 2:
+                raise GraphError(f"an edge is a pair of device ids, got {pair!r}; weights have their own argument")
+            for end in pair:
+                try:
+                    flat.append(position[end])
+                except KeyError:
+                    raise GraphError(
+                        f"edge {tuple(pair)!r} names device {end!r}, which is not among the {len(ids)} devices "
+                        "of the graph; add the device or remove the edge"
+                    ) from None
+                except TypeError:
+                    raise GraphError(f"edge {tuple(pair)!r}: {end!r} cannot be a device id") from None
+        index = np.array(flat, dtype=np.int64).reshape(-1, 2)
+        self._set(ids, *checked_edges(ids, index, weights))
+
+    def _set(self, devices: tuple[Hashable, ...], edges: IntArray, weights: FloatArray) -> None:
+        edges.flags.writeable = False
+        weights.flags.writeable = False
+        object.__setattr__(self, "devices", devices)
+        object.__setattr__(self, "edges", edges)
+        object.__setattr__(self, "weights", weights)
+
+    @classmethod
+    def _of(cls, devices: tuple[Hashable, ...], edges: IntArray, weights: FloatArray | None = None) -> Graph:
+        """A graph from parts that are known to be right."""
+        made = object.__new__(cls)
+        made._set(devices, edges, np.ones(len(edges)) if weights is None else weights)
+        return made
+
+    # --- other ways to make one -------------------------------------------------------------------------------
+
+    @classmethod
+    def from_indices(
+        cls, devices: Iterable[Hashable], index: npt.ArrayLike, weights: npt.ArrayLike | None = None
+    ) -> Graph:
+        """A graph from pairs of device positions; the quick way for millions of edges.
+
+        Parameters
+        ----------
+        devices : iterable of V ids
+            The nodes.
+        index : int array of shape (E, 2)
+            Positions in `devices`, in either orientation, each pair once.
+        weights : array of shape (E,), optional
+            Positive edge weights; 1 by default.
+
+        Examples
+        --------
+        >>> Graph.from_indices("abc", [[0, 2], [1, 0]]).edges.tolist()
+        [[1, 0], [2, 0]]
+        """
+        ids, _ = positions(devices)
+        pairs = np.asarray(index)
+        if pairs.size == 0:
+            pairs = np.empty((0, 2), dtype=np.int64)
+        if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
+            raise GraphError(f"index must be an int array of shape (E, 2), got {pairs.dtype} {pairs.shape}")
+        outside = (pairs < 0) | (pairs >= len(ids))
+        if outside.any():
+            edge, end = np.argwhere(outside)[0]
+            raise GraphError(
+                f"edge number {edge} names position {pairs[edge, end]}, but the {len(ids)} devices of the graph "
+                f"have the positions 0..{len(ids) - 1}"
+            )
+        return cls._of(ids, *checked_edges(ids, pairs.astype(np.int64), weights))
+
+    @classmethod
+    def complete(cls, devices: Iterable[Hashable]) -> Graph:
+        """All pairs of devices.
+
+        Parameters
+        ----------
+        devices : iterable of V ids
+            The nodes.
+
+        Examples
+        --------
+        >>> Graph.complete(range(4)).n_edges
+        6
+        """
+        ids, _ = positions(devices)
+        return cls._of(ids, all_pairs(len(ids)))
+
+    @classmethod
+    def empty(cls, devices: Iterable[Hashable]) -> Graph:
+        """No edges: every device on its own.
+
+        Parameters
+        ----------
+        devices : iterable of V ids
+            The nodes.
+
+        Examples
+        --------
+        >>> Graph.empty(range(4))
+        Graph(4 devices, 0 edges, 4 components)
+        """
+        ids, _ = positions(devices)
+        return cls._of(ids, np.empty((0, 2), dtype=np.int64))
+
+    @classmethod
+    def clusters(
+        cls, labels: Mapping[Any, Hashable] | Iterable[Hashable], devices: Iterable[Hashable] | None = None
+    ) -> Graph:
+        """Disjoint cliques: an edge between any two devices with the same label.
+
+        Parameters
+        ----------
+        labels : mapping of device id to label, or iterable of V labels
+            Group of each device.
+        devices : iterable of V ids, optional
+            The devices that an iterable of labels is about; 0..V-1 by default.
+
+        Examples
+        --------
+        >>> list(Graph.clusters({"a": 0, "b": 1, "c": 0}).edge_ids())
+        [('c', 'a')]
+        >>> Graph.clusters([0, 0, 1, 1])
+        Graph(4 devices, 2 edges, 2 components)
+        """
+        if isinstance(labels, Mapping):
+            if devices is not None:
+                raise GraphError("give devices only with a sequence of labels: a mapping names them itself")
+            devices, labels = list(labels), list(labels.values())
+        groups = plain_ids(labels, "labels")
+        ids, _ = positions(range(len(groups)) if devices is None else devices)
+        if len(ids) != len(groups):
+            raise GraphError(f"{len(groups)} labels for {len(ids)} devices: give one label per device")
+        return cls._of(ids, *sorted_edges(clique_pairs(groups), None))
+
+    @classmethod
+    def from_networkx(cls, g: Any) -> Graph:
+        """A graph from an undirected networkx graph.
+
+        Parameters
+        ----------
+        g : networkx.Graph
+            Its edge attribute ``weight`` is the weight, 1 where it is absent.
+
+        Examples
+        --------
+        >>> import networkx
+        >>> Graph.from_networkx(networkx.path_graph(4))
+        Graph(4 devices, 3 edges, 1 component)
+        """
+        if not (hasattr(g, "nodes") and hasattr(g, "edges") and hasattr(g, "is_directed")):
+            raise GraphError(f"expected a networkx graph, got {type(g).__name__}")
+        if g.is_directed():
+            raise GraphError("the networkx graph is directed, but edges here have no direction: use g.to_undirected()")
+        ends = []
+        weights = []
+        for u, v, weight in g.edges(data="weight", default=1.0):
+            ends.append((u, v))
+            weights.append(weight)
+        return cls(g.nodes, ends, weights)
+
+    def to_networkx(self) -> Any:
+        """The same graph as a `networkx.Graph`, with the edge attribute ``weight``.
+
+        Examples
+        --------
+        >>> Graph(["a", "b"], [("a", "b")]).to_networkx().edges["a", "b"]
+        {'weight': 1.0}
+        """
+        return networkx_graph(self.devices, self.edges, self.weights, "Graph.to_networkx")
+
+    @classmethod
+    def from_scipy(cls, matrix: Any, devices: Iterable[Hashable] | None = None) -> Graph:
+        """A graph from a symmetric weight matrix.
+
+        Parameters
+        ----------
+        matrix : scipy sparse matrix or array of shape (V, V)
+            Symmetric up to rounding, with an empty diagonal; entries other than zero are edges and their weights.
+        devices : iterable of V ids, optional
+            0..V-1 by default.
+
+        Examples
+        --------
+        >>> import scipy.sparse
+        >>> Graph.from_scipy(scipy.sparse.coo_array([[0, 2.0], [2.0, 0]])).weights
+        array([2.])
+        """
+        square = square_matrix(matrix)
+        ids, _ = positions(range(square.shape[0]) if devices is None else devices)
+        if len(ids) != square.shape[0]:
+            raise GraphError(f"the matrix has {square.shape[0]} rows, but there are {len(ids)} devices")
+        return cls._of(ids, *checked_edges(ids, *pairs_of_matrix(square, ids)))
+
+    @classmethod
+    def knn(
+        cls,
+        coordinates: npt.ArrayLike | Mapping[Hashable, npt.ArrayLike],
+        k: int,
+        devices: Iterable[Hashable] | None = None,
+    ) -> Graph:
+        """Every device joined to its k nearest ones.
+
+        Parameters
+        ----------
+        coordinates : array of shape (V, d) or (V,), or mapping {device: place}
+            Place of each device.
+        k : int
+            Number of neighbours, from 1 to V-1.
+        devices : iterable of V ids, optional
+            0..V-1 by default.
+
+        Notes
+        -----
+        Euclidean distance. An edge is there when either end is among the k nearest of the other, so degrees are at
+        least k. A device is never its own neighbour; devices at the same place are neighbours at distance zero. Ties
+        for the last place are broken by the order of the search, the same in every run.
+
+        Examples
+        --------
+        >>> list(Graph.knn([0.0, 1.0, 5.0], k=1, devices="abc").edge_ids())
+        [('b', 'a'), ('c', 'b')]
+        """
+        if isinstance(coordinates, Mapping):
+            devices = tuple(coordinates) if devices is None else devices
+            coordinates = [coordinates[device] for device in devices]  # type: ignore[assignment]
+        places = np.asarray(coordinates, dtype=np.float64)
+        if places.ndim == 1:
+            places = places[:, None]
+        if places.ndim != 2:
+            raise GraphError(f"coordinates must have the shape (V, d), got {places.shape}")
+        size = len(places)
+        ids, _ = positions(range(size) if devices is None else devices)
+        if len(ids) != size:
+            raise GraphError(f"{size} coordinates for {len(ids)} devices: give one place per device")
+        if not np.isfinite(places).all():
+            at = int(np.flatnonzero(~np.isfinite(places).all(axis=1))[0])
+            raise GraphError(f"device {ids[at]!r} has the coordinates {places[at].tolist()}, which are not finite")
+        if not 1 <= k < size:
+            raise ParameterError(f"k must be from 1 to {size - 1} for {size} devices, got {k!r}")
+        return cls._of(ids, *sorted_edges(nearest_pairs(places, k), None))
+
+    @classmethod
+    def grid(cls, rows: int, cols: int) -> Graph:
+        """A rectangle of devices ``(r, c)``, each joined to the ones above, below, left and right.
+
+        Parameters
+        ----------
+        rows, cols : int
+            At least 1.
+
+        Examples
+        --------
+        >>> Graph.grid(2, 3)
+        Graph(6 devices, 7 edges, 1 component)
+        """
+        if rows < 1 or cols < 1:
+            raise ParameterError(f"a grid needs at least one row and one column, got {rows} x {cols}")
+        ids = tuple((r, c) for r in range(rows) for c in range(cols))
+        return cls._of(ids, *sorted_edges(grid_pairs(rows, cols), None))
+
+    # --- files ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], devices: Iterable[Hashable] | None = None) -> Graph:
+        """A graph from a CSV edge list or a GraphML file, by the suffix.
+
+        Parameters
+        ----------
+        path : path
+            ``.csv``, ``.tsv``, ``.txt``: a header line, then an edge per row. The columns ``source`` and ``target``,
+            or else the first two, are the ends; a column ``weight`` is the weight. A row without a second end names
+            a device without adding an edge. ``.graphml``: an undirected graph.
+        devices : iterable of ids, optional
+            Devices of the graph, in this order. Ids of the file match by their text where the types differ ("7"
+            is the device 7). By default the devices of the file in order of appearance, as ints when all of them are
+            plain integers and as text otherwise.
+
+        Examples
+        --------
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "graph.csv")
+        ...     _ = path.write_text("source,target\\n1,2\\n2,3\\n4,\\n")
+        ...     Graph.read(path)
+        Graph(4 devices, 2 edges, 2 components)
+        """
+        path = Path(path)
+        reader = reader_of(path)
+        ids = None if devices is None else positions(devices)[0]
+        try:
+            named, ends, weights = reader(path, ids)
+            known = named_in_file(named) if ids is None else named_among(named, ids)
+            nodes = dict.fromkeys(known.values()) if ids is None else ids
+            return cls(nodes, [(known[u], known[v]) for u, v in ends], weights)
+        except (GraphError, DataError) as error:
+            message = str(error)
+            raise GraphError(message if str(path) in message else f"{path}: {message}") from None
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write a CSV edge list or a GraphML file, by the suffix.
+
+        Parameters
+        ----------
+        path : path
+            ``.csv``, ``.tsv`` or ``.txt``, always with commas, or ``.graphml``. A file of that name is replaced.
+
+        Notes
+        -----
+        Ids are written as text; `read` makes plain integers ints again, and ``read(path, devices=...)`` finds ids of
+        any other kind. In CSV, devices without edges are rows with an empty target; the column ``weight`` is left out
+        when all weights are 1.
+
+        Examples
+        --------
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "graph.csv")
+        ...     Graph([1, 2, 3], [(1, 2)]).write(path)
+        ...     path.read_text()
+        'source,target\\n1,2\\n3,\\n'
+        """
+        write_graph(Path(path), self.devices, self.edges, self.weights)
+
+    # --- looking at it ----------------------------------------------------------------------------------------
+
+    @cached_property
+    def index(self) -> Mapping[Hashable, int]:
+        """Position of each device in `devices`."""
+        return {device: position for position, device in enumerate(self.devices)}
+
+    @property
+    def n_devices(self) -> int:
+        """Number of devices V."""
+        return len(self.devices)
+
+    @property
+    def n_edges(self) -> int:
+        """Number of edges E."""
+        return len(self.edges)
+
+    @cached_property
+    def degree(self) -> IntArray:
+        """Number of neighbours of each device, int64 array of shape (V,)."""
+        counted = np.bincount(self.edges.ravel(), minlength=self.n_devices).astype(np.int64)
+        counted.flags.writeable = False
+        return counted
+
+    def edge_ids(self) -> Iterator[tuple[Hashable, Hashable]]:
+        """The edges as pairs of ids, in the order of `edges`.
+
+        Examples
+        --------
+        >>> list(Graph(["a", "b"], [("a", "b")]).edge_ids())
+        [('b', 'a')]
+        """
+        return ((self.devices[i], self.devices[j]) for i, j in self.edges.tolist())
+
+    def incidence(self) -> sparse.csr_array:
+        """The signed incidence matrix D, sparse of shape (E, V): +1 at i and -1 at j for the edge (i, j), i > j.
+
+        Examples
+        --------
+        >>> Graph(["a", "b"], [("a", "b")]).incidence().toarray()
+        array([[-1.,  1.]])
+        """
+        return self._incidence
+
+    @cached_property
+    def _incidence(self) -> sparse.csr_array:
+        return incidence_matrix(self.n_devices, self.edges)
+
+    def laplacian(self, weighted: bool = True) -> sparse.csr_array:
+        """The Laplacian D'WD (degrees minus adjacency), sparse of shape (V, V).
+
+        Parameters
+        ----------
+        weighted : bool
+            Whether W holds the edge weights; otherwise it is the identity.
+
+        Examples
+        --------
+        >>> Graph(["a", "b"], [("a", "b")]).laplacian().toarray()
+        array([[ 1., -1.],
+               [-1.,  1.]])
+        """
+        return laplacian_matrix(self.n_devices, self.edges, self.weights if weighted else np.ones(self.n_edges))
+
+    def components(self) -> IntArray:
+        """Number of the connected component of each device, int64 array of shape (V,), numbered by first appearance.
+
+        Examples
+        --------
+        >>> Graph(["a", "b", "c"], [("a", "c")]).components()
+        array([0, 1, 0])
+        """
+        return self._components
+
+    @cached_property
+    def _components(self) -> IntArray:
+        numbered = component_labels(self.n_devices, self.edges)
+        numbered.flags.writeable = False
+        return numbered
+
+    @property
+    def n_components(self) -> int:
+        """Number of connected components, the paper's K(E)."""
+        return int(self.components().max()) + 1
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Graph):
+            return NotImplemented
+        return (
+            self.devices == other.devices
+            and np.array_equal(self.edges, other.edges)
+            and np.array_equal(self.weights, other.weights)
+        )
+
+    def __repr__(self) -> str:
+        counts = [(self.n_devices, "device"), (self.n_edges, "edge"), (self.n_components, "component")]
+        return f"Graph({', '.join(f'{count} {word}' + ('' if count == 1 else 's') for count, word in counts)})"
+
+    # --- making another one -----------------------------------------------------------------------------------
+
+    def keep(self, mask: npt.ArrayLike) -> Graph:
+        """The graph with some of its edges; their weights and all devices stay.
+
+        Parameters
+        ----------
+        mask : bool array of shape (E,)
+            Which edges to keep.
+
+        Examples
+        --------
+        >>> Graph.complete("abc").keep([True, False, False]).n_edges
+        1
+        """
+        kept = np.asarray(mask)
+        if kept.size == 0 and self.n_edges == 0:
+            return self
+        if kept.dtype != bool or kept.shape != (self.n_edges,):
+            raise GraphError(
+                f"mask must be a bool array of shape ({self.n_edges},), one per edge, got {kept.dtype} {kept.shape}"
+            )
+        return Graph._of(self.devices, self.edges[kept], self.weights[kept])
+
+    def reweighted(self, weights: npt.ArrayLike) -> Graph:
+        """The graph with other edge weights.
+
+        Parameters
+        ----------
+        weights : array of shape (E,)
+            Positive, in the order of `edges`.
+
+        Examples
+        --------
+        >>> Graph.complete("ab").reweighted([0.5]).weights
+        array([0.5])
+        """
+        return Graph._of(self.devices, self.edges, checked_weights(self.devices, self.edges, weights))
+
+    def aligned(self, devices: Iterable[Hashable]) -> Graph:
+        """The same graph with its devices in another order.
+
+        Parameters
+        ----------
+        devices : iterable of V ids
+            The devices of the graph.
+
+        Examples
+        --------
+        >>> Graph(["a", "b"], [("a", "b")]).aligned(["b", "a"]).devices
+        ('b', 'a')
+        """
+        ids, position = positions(devices)
+        if ids == self.devices:
+            return self
+        absent = [device for device in ids if device not in self.index]
+        if absent:
+            raise GraphError(
+                f"the graph does not have {counted(absent)} {listed(absent)}: add them to the graph, "
+                "if need be without edges"
+            )
+        extra = [device for device in self.devices if device not in position]
+        if extra:
+            raise GraphError(f"the graph has {counted(extra)} {listed(extra)} beyond the {len(ids)} devices asked for")
+        moved = np.array([position[device] for device in self.devices], dtype=np.int64)
+        return Graph._of(ids, *sorted_edges(moved[self.edges], self.weights))
+
+    def corrupt(self, varrho: float, seed: int | np.random.Generator) -> Graph:
+        """The graph with the edge status of every pair of devices flipped with probability varrho (section 5).
+
+        Parameters
+        ----------
+        varrho : float in [0, 1]
+            Probability of a flip, independently for each of the V(V-1)/2 pairs.
+        seed : int or numpy.random.Generator
+            Seed of `numpy.random.default_rng`, or a generator to draw from.
+
+        Notes
+        -----
+        Edges that stay keep their weights, new ones have weight 1. Time and memory are of order V^2. A V x V matrix
+        of uniform numbers is drawn, and the pair of positions a < b is flipped when the entry (a, b) is below varrho.
+
+        Examples
+        --------
+        >>> Graph.empty("abc").corrupt(1.0, seed=0) == Graph.complete("abc")
+        True
+        """
+        if not 0 <= varrho <= 1:
+            raise ParameterError(f"varrho is a probability, from 0 to 1, got {varrho!r}")
+        rng = np.random.default_rng(seed)
+        return Graph._of(
+            self.devices, *sorted_edges(*flipped_pairs(self.n_devices, self.edges, self.weights, varrho, rng))
+        )
+
+    # --- theory -----------------------------------------------------------------------------------------------
+
+    def fidelity(self, truth: Graph) -> float:
+        """The paper's graph fidelity GF = K(E0) / (K(E) + |E minus E0|), at most 1, of this graph for the true one.
+
+        Parameters
+        ----------
+        truth : Graph
+            The cliques of devices with the same parameter, ``Graph.clusters(labels)``, on the same devices.
+
+        Examples
+        --------
+        >>> truth = Graph.clusters([0, 0, 1, 1])
+        >>> truth.fidelity(truth), Graph.complete(range(4)).fidelity(truth)
+        (1.0, 0.4)
+        """
+        truth = truth.aligned(self.devices)
+        wrong = np.setdiff1d(pair_numbers(self.edges), pair_numbers(truth.edges), assume_unique=True)
+        return truth.n_components / (self.n_components + len(wrong))
+
+    def algebraic_connectivity(self) -> float:
+        """The smallest nonzero eigenvalue of D'D, the paper's gamma_G^2.
+
+        Returns
+        -------
+        float
+            The smallest over the components of their second eigenvalue (edge weights do not count); infinity for a
+            graph without edges, which has no nonzero eigenvalue.
+
+        Examples
+        --------
+        >>> round(Graph.complete(range(5)).algebraic_connectivity(), 12)
+        5.0
+        """
+        return smallest_nonzero_eigenvalue(self.laplacian(weighted=False), self.components())

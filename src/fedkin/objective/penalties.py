@@ -1,0 +1,140 @@
+"""Penalties on the difference of two neighbours: a norm phi with its prox and its dual ball.
+
+All functions work on stacked differences ``d (E, p)`` and broadcast a scale per edge ``(E,)`` or a number.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.errors import ParameterError
+
+Array = NDArray[np.float64]
+
+
+class Penalty(ABC):
+    """A norm phi on R^p.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedkin.objective import make_penalty
+    >>> make_penalty("l2").value(np.array([[3.0, 4.0]]))
+    array([5.])
+    """
+
+    name: str
+    #: True when phi is a sum over coordinates, so that they fuse one by one.
+    separable: bool = False
+
+    @abstractmethod
+    def value(self, d: Array) -> Array:
+        """``phi(d_e)``, shape ``(E,)``."""
+
+    @abstractmethod
+    def dual_norm(self, y: Array) -> Array:
+        """``phi*(y_e)``, shape ``(E,)``."""
+
+    @abstractmethod
+    def project(self, y: Array, radius: Array | float) -> Array:
+        """Nearest point of the dual ball ``phi*(y_e) <= radius_e``, shape ``(E, p)``."""
+
+    def prox(self, d: Array, scale: Array | float) -> Array:
+        """``argmin_x scale * phi(x) + ||x - d||^2 / 2``: by Moreau, what projection onto the dual ball leaves over."""
+        return d - self.project(d, scale)
+
+    @abstractmethod
+    def euclidean_bound(self, p: int) -> float:
+        """Smallest c with ``||d||_2 <= c * phi(d)``."""
+
+    def __repr__(self) -> str:
+        return f"Penalty({self.name!r})"
+
+
+class L1(Penalty):
+    """Sum of absolute differences: neighbours agree coordinate by coordinate."""
+
+    name = "l1"
+    separable = True
+
+    def value(self, d: Array) -> Array:
+        return np.asarray(np.abs(d).sum(axis=1))
+
+    def dual_norm(self, y: Array) -> Array:
+        return np.asarray(np.abs(y).max(axis=1, initial=0.0))
+
+    def project(self, y: Array, radius: Array | float) -> Array:
+        bound = _column(radius)
+        return np.clip(y, -bound, bound)
+
+    def euclidean_bound(self, p: int) -> float:
+        return 1.0
+
+
+class L2(Penalty):
+    """Euclidean length of the difference: neighbours agree as whole vectors or not at all."""
+
+    name = "l2"
+
+    def value(self, d: Array) -> Array:
+        return np.asarray(np.sqrt(np.einsum("ep,ep->e", d, d)))
+
+    def dual_norm(self, y: Array) -> Array:
+        return self.value(y)
+
+    def project(self, y: Array, radius: Array | float) -> Array:
+        size = self.value(y)
+        # a length of 0 is inside every ball
+        shrink = np.divide(radius, size, out=np.ones_like(size), where=size > radius)
+        return np.asarray(y * shrink[:, None])
+
+    def euclidean_bound(self, p: int) -> float:
+        return 1.0
+
+
+class LInf(Penalty):
+    """Largest absolute difference."""
+
+    name = "linf"
+
+    def value(self, d: Array) -> Array:
+        return np.asarray(np.abs(d).max(axis=1, initial=0.0))
+
+    def dual_norm(self, y: Array) -> Array:
+        return np.asarray(np.abs(y).sum(axis=1))
+
+    def project(self, y: Array, radius: Array | float) -> Array:
+        # projection onto the l1 ball by sorting (Duchi et al. 2008), all rows at once
+        size = np.abs(y)
+        bound = np.broadcast_to(np.asarray(radius, dtype=np.float64), size.shape[:1])
+        ordered = -np.sort(-size, axis=1)
+        excess = np.cumsum(ordered, axis=1) - bound[:, None]
+        rank = np.arange(1, y.shape[1] + 1)
+        positive = np.maximum((ordered * rank > excess).sum(axis=1), 1)
+        threshold = np.take_along_axis(excess, positive[:, None] - 1, axis=1)[:, 0] / positive
+        threshold = np.where(size.sum(axis=1) > bound, threshold, 0.0)
+        return np.asarray(np.sign(y) * np.maximum(size - threshold[:, None], 0.0))
+
+    def euclidean_bound(self, p: int) -> float:
+        return float(np.sqrt(p))
+
+
+def _column(scale: Array | float) -> Array:
+    scale = np.asarray(scale, dtype=np.float64)
+    return scale if scale.ndim == 0 else scale[:, None]
+
+
+PENALTY_NAMES = ("l1", "l2", "linf")
+
+
+def make_penalty(penalty: str | Penalty) -> Penalty:
+    """The penalty of that name."""
+    if isinstance(penalty, Penalty):
+        return penalty
+    known: dict[str, type[Penalty]] = {"l1": L1, "l2": L2, "linf": LInf}
+    if penalty not in known:
+        raise ParameterError(f"unknown penalty {penalty!r}; choose one of {', '.join(PENALTY_NAMES)}")
+    return known[penalty]()

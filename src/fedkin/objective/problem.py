@@ -1,0 +1,330 @@
+"""What is being solved: `Problem` (from data), `FusedObjective` (on arrays) and `Solution`."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedkin._base import check_nonnegative
+from fedkin.data import Federation
+from fedkin.errors import DataError, ParameterError, UnknownDeviceError
+from fedkin.graph import Graph
+from fedkin.losses import Loss, make_loss
+from fedkin.objective.penalties import Penalty, make_penalty
+from fedkin.objective.terms import DeviceTerms, build_terms
+
+Array = NDArray[np.float64]
+Status = Literal["converged", "iteration_limit", "interrupted"]
+
+LossLike = str | Loss | Mapping[Hashable, str | Loss]
+
+
+@dataclass(frozen=True, eq=False)
+class FusedObjective:
+    """``sum_u M_u(theta_u) + sum_e r_e phi(theta_i - theta_j) + sum_uc k_uc |theta_uc|``: |V| times the public one.
+
+    Attributes
+    ----------
+    terms : DeviceTerms
+    graph : Graph
+        Its devices are in the order of the terms.
+    penalty : Penalty
+    strength : float
+        ``lam * |V|``; ``r_e = strength * w_e``.
+    sparsity : array (V, p) or None
+        The ``k`` above.
+    radius : float or None
+        Radius of a ball that holds the minimisers, where the caller knows one.
+    """
+
+    terms: DeviceTerms
+    graph: Graph
+    penalty: Penalty
+    strength: float
+    sparsity: Array | None = None
+    radius: float | None = None
+
+    @cached_property
+    def edge_radius(self) -> Array:
+        """Radii ``r_e`` of the edge duals' balls, shape ``(E,)``."""
+        return self.strength * self.graph.weights
+
+    def differences(self, theta: Array) -> Array:
+        """``theta_i - theta_j`` for every edge, shape ``(E, p)``."""
+        return np.asarray(self.graph.incidence() @ theta)
+
+    def penalty_value(self, theta: Array) -> float:
+        """Edge penalty plus sparsity."""
+        total = float(self.edge_radius @ self.penalty.value(self.differences(theta)))
+        if self.sparsity is not None:
+            total += float((self.sparsity * np.abs(theta)).sum())
+        return total
+
+    def value(self, theta: Array) -> float:
+        """The objective at ``theta (V, p)``."""
+        return float(self.terms.values(theta).sum()) + self.penalty_value(theta)
+
+    def gap(
+        self, theta: Array, alpha: Array, zeta: Array | None, balance: Array, radius: float = np.inf
+    ) -> tuple[float, bool]:
+        """Duality gap of ``theta`` and feasible duals: an upper bound on ``value(theta) - min value``.
+
+        Parameters
+        ----------
+        theta : array (V, p)
+            Parameters.
+        alpha : array (E, p)
+            Edge duals inside their balls.
+        zeta : array (V, p) or None
+            Sparsity duals inside their boxes.
+        balance : array (V, p)
+            ``D' alpha + zeta``.
+        radius : float
+            Radius of a ball that holds a minimiser, for designs without a finite conjugate.
+
+        Returns
+        -------
+        gap : float
+        conditional : bool
+            Whether the radius was needed.
+        """
+        d = self.differences(theta)
+        # summed edge by edge before adding up, so that the small difference of large sums is accurate
+        edges = self.edge_radius * self.penalty.value(d) - np.einsum("ep,ep->e", alpha, d)
+        devices = self.terms.young_gaps(theta, balance)
+        unbounded = ~np.isfinite(devices)
+        if unbounded.any() and np.isfinite(radius):
+            devices[unbounded] = self.terms.young_gaps(theta, balance, radius)[unbounded]
+        total = float(devices.sum()) + float(edges.sum())
+        if self.sparsity is not None and zeta is not None:
+            total += float((self.sparsity * np.abs(theta) - zeta * theta).sum())
+        return total, bool(unbounded.any())
+
+    def with_strength(self, strength: float) -> FusedObjective:
+        """The same objective with another penalty strength."""
+        return replace(self, strength=strength)
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """M-estimation on a graph: ``F(Theta) = (1/|V|) sum_u M_u(theta_u) + lam sum_e w_e phi(theta_i - theta_j)``.
+
+    Parameters
+    ----------
+    federation : Federation
+    graph : Graph
+        Over the same devices, in any order.
+    loss : str, Loss or mapping {device: loss}
+        "mean", "linear", "logistic", "poisson", "huber", "multinomial", or an object.
+    penalty : str or Penalty
+        "l1", "l2" or "linf".
+    lam : float
+        The penalty level of F above, at least 0.
+    sparsity : float, mapping {device: float} or array (V,) or (V, p)
+        The extra ``(1/|V|) sum_u lam_u ||theta_u||_1``.
+    ridge : float or array (p,)
+        The extra ``(1/|V|) sum_u sum_c ridge_c theta_uc^2 / 2``.
+    radius : float, optional
+        Radius of the parameter ball. It only serves the certificate, and only where the design is singular.
+
+    Examples
+    --------
+    Two devices with one observation each, 0 and 2, pulled together by ``lam``:
+
+    >>> import fedkin
+    >>> fed = fedkin.Federation({"a": [[0.0]], "b": [[2.0]]})
+    >>> problem = fedkin.Problem(fed, fedkin.Graph.complete(["a", "b"]), loss="mean", lam=0.1)
+    >>> fedkin.solve(problem).theta.round(3).ravel().tolist()
+    [0.2, 1.8]
+    """
+
+    federation: Federation
+    graph: Graph
+    loss: LossLike = "linear"
+    penalty: str | Penalty = "l1"
+    lam: float = 0.0
+    sparsity: float | Mapping[Hashable, float] | ArrayLike = 0.0
+    ridge: float | ArrayLike = 0.0
+    radius: float | None = None
+
+    def __post_init__(self) -> None:
+        check_nonnegative("lam", self.lam)
+        if isinstance(self.loss, str):
+            make_loss(self.loss, self.federation.y)  # a name that is none is refused here, not by the first solver
+        object.__setattr__(self, "penalty", make_penalty(self.penalty))
+        object.__setattr__(self, "graph", self.graph.aligned(self.federation.devices))
+        if self.radius is not None and not self.radius > 0:
+            raise ParameterError(f"radius must be positive, got {self.radius!r}")
+
+    @property
+    def n_devices(self) -> int:
+        return self.federation.n_devices
+
+    @cached_property
+    def losses(self) -> tuple[Loss, ...]:
+        """One loss per device, in device order."""
+        return resolve_losses(self.loss, self.federation)
+
+    @cached_property
+    def n_params(self) -> int:
+        """Length p of each device's parameter."""
+        return self.losses[0].n_params(self.federation.n_features)
+
+    @property
+    def strength(self) -> float:
+        """``lam * |V|``: the one place where the paper's factor 1/|V| is moved to the penalty."""
+        return self.lam * self.n_devices
+
+    @cached_property
+    def terms(self) -> DeviceTerms:
+        """The devices' mean losses on arrays; computed once."""
+        ridge = np.asarray(self.ridge, dtype=np.float64)
+        if ridge.shape not in ((), (self.n_params,)):
+            raise ParameterError(f"ridge has shape {ridge.shape}, expected a number or ({self.n_params},)")
+        if not (np.isfinite(ridge) & (ridge >= 0)).all():
+            raise ParameterError(f"ridge must be finite and at least 0, got {self.ridge!r}")
+        return build_terms(self.federation, self.losses, np.broadcast_to(ridge, (self.n_params,)))
+
+    @cached_property
+    def fused(self) -> FusedObjective:
+        """The objective on arrays that solvers work with."""
+        assert isinstance(self.penalty, Penalty)
+        return FusedObjective(self.terms, self.graph, self.penalty, self.strength, self._sparsity_matrix(), self.radius)
+
+    def objective(self, theta: Array) -> float:
+        """``F(theta)`` for ``theta (V, p)``."""
+        return self.fused.value(np.asarray(theta, dtype=np.float64)) / self.n_devices
+
+    def with_lam(self, lam: float) -> Problem:
+        """The same problem at another ``lam``; what was computed from the rows is shared."""
+        other = replace(self, lam=lam)
+        for name in ("losses", "n_params", "terms"):
+            other.__dict__[name] = getattr(self, name)
+        return other
+
+    def _sparsity_matrix(self) -> Array | None:
+        shape = (self.n_devices, self.n_params)
+        if isinstance(self.sparsity, Mapping):
+            for device in self.sparsity:
+                if device not in self.federation:
+                    raise UnknownDeviceError(f"sparsity names device {device!r}, which the federation does not have")
+            per_device = [float(self.sparsity.get(device, 0.0)) for device in self.federation.devices]
+            values = np.asarray(per_device)[:, None]
+        else:
+            values = np.asarray(self.sparsity, dtype=np.float64)
+            values = values[:, None] if values.ndim == 1 else values
+        if not (np.isfinite(values) & (values >= 0)).all():
+            raise ParameterError("sparsity must be finite and at least 0")
+        try:
+            matrix = np.broadcast_to(values, shape)
+        except ValueError:
+            raise ParameterError(
+                f"sparsity has shape {values.shape}, expected a number, ({shape[0]},) or {shape}"
+            ) from None
+        return matrix.copy() if matrix.any() else None
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """What a solver found, with the certificate it can show for it.
+
+    Attributes
+    ----------
+    theta : array (V, p)
+        Parameters, a row per device of the problem's federation.
+    objective : float
+        ``F(theta)`` on the public scale.
+    gap : float
+        Relative duality gap: ``(F(theta) - min F) / max(|F(theta)|, floor)`` is at most this.
+    status : "converged" | "iteration_limit" | "interrupted"
+    n_iter : int
+    trace : mapping name -> array
+        ``n_iter``, ``objective`` and ``gap`` at each check.
+    alpha : array (E, p)
+        Edge duals, the rest of a warm start.
+    message : str
+        How it ended, and what to do about it.
+    radius : float or None
+        None when the certificate is unconditional; else it holds for minimisers in a ball of this radius.
+    """
+
+    theta: Array = field(repr=False)
+    objective: float
+    gap: float
+    status: Status
+    n_iter: int
+    trace: Mapping[str, Array] = field(repr=False)
+    alpha: Array = field(repr=False)
+    message: str = ""
+    radius: float | None = None
+
+    def clusters(self, graph: Graph) -> NDArray[np.int64]:
+        """Labels ``(V,)`` of devices joined by edges of ``graph`` along which they hold the same parameters.
+
+        Only bitwise equal rows count: solvers return fused devices exactly fused.
+        """
+        equal = (self.theta[graph.edges[:, 0]] == self.theta[graph.edges[:, 1]]).all(axis=1)
+        return graph.keep(equal).components()
+
+
+def resolve_losses(loss: LossLike, federation: Federation) -> tuple[Loss, ...]:
+    """One loss per device, in device order, each checked against the device's target."""
+    if isinstance(loss, Mapping):
+        losses = _losses_by_device(loss, federation)
+    else:
+        losses = (make_loss(loss, federation.y),) * federation.n_devices
+    if len({id(one) for one in losses}) == 1:
+        _check_all_targets(losses[0], federation)
+    else:
+        for device, one in zip(federation.devices, losses, strict=True):
+            one.check_target(federation[device].y, device)
+    return losses
+
+
+def _check_all_targets(loss: Loss, federation: Federation) -> None:
+    # the whole column first: a loop over devices only finds the culprit
+    try:
+        loss.check_target(federation.y, "all")
+    except DataError:
+        for device in federation.devices:
+            loss.check_target(federation[device].y, device)
+        raise
+
+
+def _losses_by_device(loss: Mapping[Hashable, str | Loss], federation: Federation) -> tuple[Loss, ...]:
+    for device in loss:
+        if device not in federation:
+            raise UnknownDeviceError(f"loss names device {device!r}, which the federation does not have")
+    missing = [device for device in federation.devices if device not in loss]
+    if missing:
+        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+        raise DataError(f"no loss is given for device {missing[0]!r}{others}; name every device")
+    made: dict[str, Loss] = {}
+    losses = []
+    for device in federation.devices:
+        wanted = loss[device]
+        if isinstance(wanted, str):
+            wanted = made.setdefault(wanted, make_loss(wanted, federation.y))
+        losses.append(wanted)
+    sizes = {one.n_params(federation.n_features): one for one in losses}
+    if len(sizes) > 1:
+        described = ", ".join(f"{one.name}: {p}" for p, one in sizes.items())
+        raise DataError(f"the devices' losses have parameters of different length ({described}); they must agree")
+    return tuple(losses)
+
+
+def check_labels(labels: Mapping[Hashable, object] | Sequence[object], devices: Sequence[Hashable]) -> list[object]:
+    """Group labels in device order, from a mapping or a sequence."""
+    if isinstance(labels, Mapping):
+        missing = [device for device in devices if device not in labels]
+        if missing:
+            raise UnknownDeviceError(f"no label is given for device {missing[0]!r}")
+        return [labels[device] for device in devices]
+    if len(labels) != len(devices):
+        raise DataError(f"got {len(labels)} labels for {len(devices)} devices; give one label per device")
+    return list(labels)

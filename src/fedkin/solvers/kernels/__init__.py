@@ -1,0 +1,1 @@
+"""Compiled loops (numba); `fedkin.solvers.compiled` drives them, `fedkin.solvers.backend` decides when."""

@@ -1,0 +1,321 @@
+"""Fits that need no graph: each device alone, all devices pooled, and devices pooled by known groups.
+
+Terms: a device has an *own* estimate when its mean loss has a unique minimiser. When it has none, a stated rule gives a
+finite estimate together with a variance that is wide where the rows say nothing (`LocalFit`, Notes).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.data import Federation
+from fedkin.errors import DegenerateDeviceWarning, ParameterError
+from fedkin.losses import Loss, MeanLoss, RowLoss
+from fedkin.objective import LossLike, check_labels, resolve_losses
+from fedkin.stats.newton import unit_diagonal
+from fedkin.stats.ownfits import OwnFits, by_loss, fit_devices, inverse_of, minimise_sum, ridge_of, row_batch
+from fedkin.stats.rowfit import RANK_TOLERANCE, minimise, minimise_with_ridge
+
+Array = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Index = NDArray[np.int64]
+Variance = Literal["model", "sandwich", "bartlett"]
+Weights = Literal["samples", "devices"]
+
+
+@dataclass(frozen=True, eq=False)
+class LocalFit:
+    """The devices' own estimates and how sure each device is of its own.
+
+    Attributes
+    ----------
+    devices : tuple of V ids
+    theta : array (V, p)
+        Minimisers of the devices' mean losses M_u, or what the rules below put in their place.
+    hessian : array (V, p, p)
+        Hessians of M_u at theta, without any ridge.
+    covariance : array (V, p, p)
+        Variance of theta_u, the paper's Omega_u (already divided by n_u); always finite and positive definite.
+    n_samples : int array (V,)
+    dispersion : array (V,)
+        Factor by which the variance of a score exceeds the Hessian (the noise variance of the linear loss).
+    residual_dof : array (V,)
+        Degrees of freedom behind the covariance, infinite where nothing about it is estimated apart from theta.
+    matrix_estimated : bool array (V,)
+        True where the covariance is estimated as a whole matrix (sandwich), False where at most its scale is.
+    prior_precision : array (V, p)
+        Inverse of the variance that each coordinate had before the rows were seen, for devices without an estimate of
+        their own; 0 for all others.
+    rescued : bool array (V,)
+        Devices without an estimate of their own.
+    notes : dict {device: str}
+        Why a device had no estimate or no variance of its own, and which rule was used.
+    variance : "model" | "sandwich" | "bartlett"
+    losses : tuple of V str
+        Names of the losses.
+
+    Notes
+    -----
+    **Variance.** With H the Hessian and S the mean outer product of the scores: "bartlett" is ``(n H)^{-1}``, the
+    paper's, right when the loss is a negative log-likelihood with nothing left to estimate (for the linear loss: noise
+    of variance 1); "model" is ``dispersion * (n H)^{-1}``, which allows a noise variance (the same for all rows of a
+    device); "sandwich" is ``H^{-1} S H^{-1} / (n - p)``, which allows any noise. For the mean loss "model" is the
+    sandwich too, with ``n - 1`` in the place of ``n - p``: that is the sample covariance of the mean. With no more rows
+    than columns it gives way to one variance for all columns.
+
+    **Devices without an estimate of their own** are those whose design does not have full rank (fewer rows than
+    features, constant or repeated columns), whose likelihood has no maximum (separated classes, one class only, no
+    counts), or whose user-defined loss has no unique minimiser. They get a ridge fit: ``sum_c ridge_c theta_c^2 / 2``
+    is added to M_u, and the variance is ``dispersion * {n (H + diag(ridge))}^{-1}``: what remains unknown after seeing
+    the rows, when before them ``theta_c`` had variance ``size / scale_c``. Here ``scale_c`` is the mean square of
+    feature c in the federation, and ``size`` is the mean square of the response (the larger one of the device's and
+    the federation's) or, for logits, 25 (odds of 148 to 1), and for log rates 25 plus the squared log of the mean
+    rate: any feature alone might explain everything. So ``ridge_c = dispersion * scale_c / (n * size)``, less than one
+    row's worth, and directions of which the rows say nothing keep a variance so wide that no difference of plausible
+    size is significant along them. For a user-defined loss, whose scale is not known, ``ridge_c`` is the curvature at
+    0 divided by n: one row's worth. These devices keep "model" when "sandwich" was asked for, because the scores of a
+    (nearly) perfect fit tell nothing of noise. (Firth's penalty was tried for separated data: when signals are strong,
+    its Wald tests reject the truth far too often, where these reject it too rarely.)
+
+    **Devices without residual degrees of freedom** (no more rows than parameters) take the dispersion pooled over the
+    other devices of the same loss; when no device has any, the mean square of the response stands in, which is wide.
+
+    Examples
+    --------
+    >>> import numpy as np, fedkin
+    >>> X = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
+    >>> fed = fedkin.Federation({"long": (X, [0.0, 1.0, 2.0, 4.0]), "short": (X[:1], [0.5])})
+    >>> fit = fedkin.local_fit(fed)
+    >>> fit.theta[0].round(2).tolist()
+    [-0.2, 1.3]
+    >>> fit.rescued.tolist(), sorted(fit.notes)
+    ([False, True], ['short'])
+    """
+
+    devices: tuple[Hashable, ...]
+    theta: Array
+    hessian: Array
+    covariance: Array
+    n_samples: Index
+    dispersion: Array
+    residual_dof: Array
+    matrix_estimated: Bools
+    prior_precision: Array
+    rescued: Bools
+    notes: Mapping[Hashable, str]
+    variance: Variance
+    losses: tuple[str, ...]
+
+
+def local_fit(federation: Federation, loss: LossLike = "linear", variance: Variance = "model") -> LocalFit:
+    """Fit every device on its own rows (the paper's eq. naive_est) and estimate how precise each fit is.
+
+    Parameters
+    ----------
+    federation : Federation
+        The devices and their rows.
+    loss : str, Loss or mapping {device: loss}
+        What each device minimises.
+    variance : "model" | "sandwich" | "bartlett"
+        How the covariance is estimated; see `LocalFit`.
+
+    Returns
+    -------
+    LocalFit
+        Finite on every device; `LocalFit.notes` names the devices that had no estimate of their own.
+
+    Examples
+    --------
+    >>> import numpy as np, fedkin
+    >>> rng = np.random.default_rng(0)
+    >>> fed = fedkin.Federation({u: (rng.normal(size=(9, 2)), rng.integers(0, 2, 9)) for u in "ab"})
+    >>> fedkin.local_fit(fed, "logistic").covariance.shape
+    (2, 2, 2)
+    """
+    check_variance(variance)
+    losses = resolve_losses(loss, federation)
+    n_devices, p = federation.n_devices, losses[0].n_params(federation.n_features)
+    theta, hessian, covariance = np.empty((n_devices, p)), np.empty((n_devices, p, p)), np.empty((n_devices, p, p))
+    dispersion, dof, prior_precision = np.empty(n_devices), np.empty(n_devices), np.empty((n_devices, p))
+    matrix_estimated, rescued = np.empty(n_devices, dtype=bool), np.empty(n_devices, dtype=bool)
+    notes: dict[int, str] = {}
+    for members, one in by_loss(losses, np.arange(n_devices)):
+        fits = fit_devices(federation, members, one)
+        covariance[members], dof[members], matrix_estimated[members] = _covariances(fits, variance)
+        theta[members], hessian[members] = fits.theta, fits.hessian
+        dispersion[members], rescued[members] = fits.dispersion, fits.rescued
+        noise = 1.0 if variance == "bartlett" else fits.dispersion[:, None]
+        prior_precision[members] = fits.n[:, None] * fits.ridge / noise
+        notes.update({int(members[k]): "; ".join(lines) for k, lines in fits.notes.items()})
+    return LocalFit(
+        devices=federation.devices,
+        theta=theta,
+        hessian=hessian,
+        covariance=covariance,
+        n_samples=federation.n_samples,
+        dispersion=dispersion,
+        residual_dof=dof,
+        matrix_estimated=matrix_estimated,
+        prior_precision=prior_precision,
+        rescued=rescued,
+        notes={federation.devices[u]: notes[u] for u in sorted(notes)},
+        variance=variance,
+        losses=tuple(one.name for one in losses),
+    )
+
+
+def global_fit(federation: Federation, loss: LossLike = "linear", weights: Weights = "samples") -> Array:
+    """One parameter for all devices.
+
+    Parameters
+    ----------
+    federation : Federation
+        The devices and their rows.
+    loss : str, Loss or mapping {device: loss}
+        What each device minimises.
+    weights : "samples" or "devices"
+        "samples" minimises ``sum_u n_u M_u``, every row counting alike: the pooled fit that section 5 calls Global.
+        "devices" minimises ``sum_u M_u``, every device counting alike: what the penalised estimator becomes when lam
+        grows without bound on a connected graph. They agree when all n_u are equal.
+
+    Returns
+    -------
+    array (p,)
+
+    Warns
+    -----
+    DegenerateDeviceWarning
+        When the pooled loss has no unique minimiser and a rule of `LocalFit` was used.
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> fed = fedkin.Federation({"a": [[0.0], [0.0], [0.0]], "b": [[4.0]]})
+    >>> fedkin.global_fit(fed, "mean").tolist(), fedkin.global_fit(fed, "mean", weights="devices").tolist()
+    ([1.0], [2.0])
+    """
+    return np.asarray(oracle_fit(federation, [0] * federation.n_devices, loss, weights)[0])
+
+
+def oracle_fit(
+    federation: Federation,
+    labels: Mapping[Hashable, object] | Sequence[object],
+    loss: LossLike = "linear",
+    weights: Weights = "samples",
+) -> Array:
+    """One parameter for each group of devices: what one could do knowing who is alike.
+
+    Parameters
+    ----------
+    federation : Federation
+        The devices and their rows.
+    labels : mapping {device: label}, or sequence of V labels in device order
+        Devices with the same label share a fit.
+    loss : str, Loss or mapping {device: loss}
+        What each device minimises.
+    weights : "samples" or "devices"
+        As in `global_fit`, within each group.
+
+    Returns
+    -------
+    array (V, p)
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> fed = fedkin.Federation({"a": [[0.0]], "b": [[2.0]], "c": [[9.0]]})
+    >>> fedkin.oracle_fit(fed, {"a": "low", "b": "low", "c": "high"}, "mean").ravel().tolist()
+    [1.0, 1.0, 9.0]
+    """
+    if weights not in get_args(Weights):
+        raise ParameterError(f"weights must be 'samples' or 'devices', got {weights!r}")
+    losses = resolve_losses(loss, federation)
+    groups: dict[object, list[int]] = {}
+    for u, label in enumerate(check_labels(labels, federation.devices)):
+        groups.setdefault(label, []).append(u)
+    theta = np.empty((federation.n_devices, losses[0].n_params(federation.n_features)))
+    for label, group in groups.items():
+        members = np.asarray(group)
+        theta[members], problem = _pooled(federation, members, losses, weights)
+        if problem:
+            warnings.warn(
+                f"group {label!r} of {members.size} devices has no unique minimiser: {problem}",
+                DegenerateDeviceWarning,
+                stacklevel=2,
+            )
+    return theta
+
+
+def check_variance(variance: str) -> None:
+    """Raise `ParameterError` unless ``variance`` is one of the three."""
+    if variance not in get_args(Variance):
+        raise ParameterError(f"unknown variance {variance!r}; choose one of {', '.join(get_args(Variance))}")
+
+
+# ---------------------------------------------------------------- variances and pooling
+
+
+def _covariances(fits: OwnFits, variance: Variance) -> tuple[Array, Array, Bools]:
+    """Covariances ``(M, p, p)``, their degrees of freedom, and where a sandwich was used."""
+    n = fits.n[:, None, None].astype(np.float64)
+    diagonal = np.arange(fits.n_params)
+    precision = fits.curvature.copy()
+    precision[:, diagonal, diagonal] += fits.ridge
+    bread = inverse_of(precision)
+    none = np.zeros(fits.members.size, dtype=bool)
+    if variance == "bartlett":
+        return bread / n, np.full(n.size, np.inf), none
+    model = fits.dispersion[:, None, None] * bread / n
+    # the mean loss models nothing but the mean: its columns may be correlated and of any scale
+    if variance == "model" and not isinstance(fits.loss, MeanLoss):
+        return model, fits.dof, none
+    paid = 1.0 if isinstance(fits.loss, MeanLoss) else float(fits.n_params)
+    sandwich = bread @ fits.score_cov @ bread / np.maximum(n - paid, 1.0)
+    sandwich = 0.5 * (sandwich + np.swapaxes(sandwich, 1, 2))
+    usable = ~fits.rescued & (fits.matrix_dof > 0)
+    # a sandwich that is flat where the model is not would be sure of what it cannot know
+    relative = np.linalg.eigvalsh(unit_diagonal(sandwich)[0])[:, 0]
+    usable &= (relative > RANK_TOLERANCE) & (np.einsum("mpp->mp", sandwich) > 0).all(axis=1)
+    short = np.flatnonzero(~usable & ~fits.rescued)
+    fits.note(short, "too few rows for a sandwich variance: the model's is used")
+    covariance = np.where(usable[:, None, None], sandwich, model)
+    return covariance, np.where(usable, fits.matrix_dof, fits.dof), usable
+
+
+def _pooled(federation: Federation, members: Index, losses: Sequence[Loss], weights: Weights) -> tuple[Array, str]:
+    """Common minimiser ``(p,)`` of some devices, and why it is not an ordinary one ("" when it is)."""
+    sizes = federation.n_samples[members]
+    n_rows = int(sizes.sum())
+    share = sizes / n_rows if weights == "samples" else np.full(members.size, 1.0 / members.size)
+    kinds = list(by_loss(losses, members))
+    if len(kinds) > 1 or not isinstance(losses[members[0]], RowLoss | MeanLoss):
+        data = [federation[federation.devices[u]] for u in members]
+        parts = [
+            (float(share[k]), losses[u], (data[k].X, data[k].y, data[k].offset)) for k, u in enumerate(members.tolist())
+        ]
+        theta, _, problem = minimise_sum(parts, n_rows, losses[members[0]].n_params(federation.n_features))
+        return theta, problem
+    weight = None if weights == "samples" else np.repeat(share * n_rows / sizes, sizes)
+    loss = kinds[0][1]
+    if isinstance(loss, MeanLoss):
+        return np.average(federation.X[_rows_of(federation, members)], axis=0, weights=weight), ""
+    assert isinstance(loss, RowLoss)
+    batch = row_batch(federation, _rows_of(federation, members), loss, weight)
+    if batch.full_rank[0]:
+        theta, exists = minimise(batch)
+        if exists[0]:
+            return theta[0], ""
+        why = f"the {loss.name} loss has no minimum"
+    else:
+        why = f"the design has rank {batch.rank[0]} for {federation.n_features} features"
+    return minimise_with_ridge(batch, ridge_of(batch))[0], f"{why}; a ridge fit is used"
+
+
+def _rows_of(federation: Federation, members: Index) -> Index:
+    return np.concatenate([np.arange(federation.starts[u], federation.starts[u + 1]) for u in members])

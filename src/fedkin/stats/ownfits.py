@@ -1,0 +1,371 @@
+"""Every device's own fit, with what its variance is made of, and the rule for devices that have none.
+
+`fedkin.stats.local` turns this into estimates and covariances and documents the rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.data import Federation
+from fedkin.losses import (
+    HuberLoss,
+    LinearLoss,
+    LogisticLoss,
+    Loss,
+    MeanLoss,
+    MultinomialLoss,
+    PoissonLoss,
+    RowLoss,
+    weighted_gram,
+)
+from fedkin.objective import row_blocks
+from fedkin.stats.newton import damped_newton, unit_diagonal
+from fedkin.stats.rowfit import RANK_TOLERANCE, RowBatch, minimise, minimise_with_ridge
+
+Array = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Index = NDArray[np.int64]
+
+_BATCH_ENTRIES = 2**22  # rows times features that are worked on at once
+_ROUNDING = 1e-20  # exact fits keep a variance above rounding: this share of the response's mean square
+_LOGIT_SIZE = 25.0  # mean square of a logit or log rate that is still plausible: 5 is odds of 148 to 1
+
+
+@dataclass(eq=False)
+class OwnFits:
+    """The fits of M devices that share one loss; rows of the arrays are positions in ``members``.
+
+    Attributes
+    ----------
+    theta : array (M, p)
+    hessian : array (M, p, p)
+        Hessians of the mean losses at theta, without the ridge.
+    ridge : array (M, p)
+        Ridge of each coordinate, 0 for devices with an estimate of their own.
+    curvature : array (M, p, p)
+        What stands for the Hessian in variances: its expected value where it is singular.
+    score_cov : array (M, p, p)
+        Mean outer products of the scores.
+    dispersion, dof : arrays (M,)
+        Dispersions and the degrees of freedom behind them, infinite where they are not estimated.
+    matrix_dof : array (M,)
+        Degrees of freedom of a sandwich variance, 0 where there are too few rows for one.
+    rescued : bool array (M,)
+        Devices without an estimate of their own.
+    notes : dict {position: lines}
+    """
+
+    federation: Federation
+    members: Index
+    loss: Loss
+    theta: Array = field(init=False)
+    hessian: Array = field(init=False)
+    ridge: Array = field(init=False)
+    curvature: Array = field(init=False)
+    score_cov: Array = field(init=False)
+    dispersion: Array = field(init=False)
+    dof: Array = field(init=False)
+    matrix_dof: Array = field(init=False)
+    rescued: Bools = field(init=False)
+    notes: dict[int, list[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        m, p = self.members.size, self.loss.n_params(self.federation.n_features)
+        self.theta, self.ridge = np.empty((m, p)), np.zeros((m, p))
+        self.hessian, self.score_cov, self.curvature = (np.empty((m, p, p)) for _ in range(3))
+        self.dispersion, self.dof, self.matrix_dof = np.ones(m), np.full(m, np.inf), np.zeros(m)
+        self.rescued = np.zeros(m, dtype=bool)
+
+    @property
+    def n(self) -> Index:
+        return self.federation.n_samples[self.members]
+
+    @property
+    def n_params(self) -> int:
+        return int(self.theta.shape[1])
+
+    def note(self, who: Index, text: str) -> None:
+        for k in who.tolist():
+            self.notes.setdefault(k, []).append(text)
+
+
+def fit_devices(federation: Federation, members: Index, loss: Loss) -> OwnFits:
+    """Fit the devices with positions ``members`` (ascending), which share one loss."""
+    fits = OwnFits(federation, members, loss)
+    if isinstance(loss, MeanLoss):
+        _fit_means(fits)
+    elif isinstance(loss, RowLoss):
+        _fit_rows(fits)
+    else:
+        _fit_functions(fits)
+    return fits
+
+
+def _fit_means(fits: OwnFits) -> None:
+    p = fits.n_params
+    fits.hessian[:] = fits.curvature[:] = np.eye(p)
+    for block in row_blocks(fits.federation, fits.members):
+        where = np.searchsorted(fits.members, block.devices)
+        mean = block.X.mean(axis=1)
+        centred = block.X - mean[:, None, :]
+        fits.theta[where] = mean
+        fits.score_cov[where] = np.matmul(np.swapaxes(centred, 1, 2), centred) / block.X.shape[1]
+    degrees = np.asarray((fits.n - 1.0) * p, dtype=np.float64)
+    total = np.einsum("mpp->m", fits.score_cov) * fits.n
+    X = fits.federation.X
+    _share_dispersion(fits, total, degrees, total, float(((X - X.mean(axis=0)) ** 2).mean()))
+    fits.dispersion = np.maximum(fits.dispersion, _ROUNDING * float((X**2).mean()))
+    # n - 1 degrees of freedom span R^p only when there are at least p of them
+    fits.matrix_dof = np.where(fits.n > p, fits.n - 1.0, 0.0)
+
+
+def _fit_rows(fits: OwnFits) -> None:
+    loss = fits.loss
+    assert isinstance(loss, RowLoss)
+    batches = list(_batches(fits.federation, fits.members, loss))
+    p = fits.n_params
+    scale = _column_scale(fits.federation.X, loss)
+    rank = np.empty(fits.members.size, dtype=np.int64)
+    size = np.empty(fits.members.size)
+    for where, batch in batches:
+        rank[where], size[where] = batch.rank, predictor_size(batch)
+        _fit_own(fits, where, batch)
+    unfit = fits.rescued
+    size = np.maximum(size, np.average(size, weights=fits.n))
+    size[size == 0] = 1.0
+    degrees = fits.n - rank * (p / fits.federation.n_features)
+    if loss.estimates_scale:
+        # a light ridge shows how large the noise is, and the noise then how large the ridge should be
+        fits.ridge[unfit] = 1e-3 * scale / fits.n[unfit, None]
+        _fit_ridge(fits, batches)
+        total = _residual_sums(fits, batches, loss)
+        # a fit through all its points is as noisy as least squares, however robust the loss
+        shared = _residual_sums(fits, batches, LinearLoss()) if isinstance(loss, HuberLoss) else total
+        _share_dispersion(fits, total, degrees, shared, float(np.average(size, weights=fits.n)))
+        fits.dispersion = np.maximum(fits.dispersion, _ROUNDING * size)
+    fits.ridge[unfit] = (fits.dispersion / (fits.n * size))[unfit, None] * scale
+    _fit_ridge(fits, batches)
+    for k in np.flatnonzero(unfit).tolist():
+        if rank[k] < fits.federation.n_features:
+            why = f"{fits.n[k]} rows and a design of rank {rank[k]} for {fits.federation.n_features} features"
+        else:
+            why = f"the {loss.name} loss has no minimum (separated classes, one class only or no counts)"
+        line = f"{why}: ridge fit, wide in the directions that the rows do not show"
+        fits.notes[k] = [line, *fits.notes.get(k, [])]
+    for where, batch in batches:
+        _describe_rows(fits, where, batch)
+
+
+def _fit_own(fits: OwnFits, where: Index, batch: RowBatch) -> None:
+    """Own estimates where they exist, NaN elsewhere."""
+    fits.theta[where], fits.rescued[where] = np.nan, True
+    full = np.flatnonzero(batch.full_rank)
+    if full.size:
+        theta, exists = minimise(batch.take(full))
+        own = where[full[exists]]
+        fits.theta[own], fits.rescued[own] = theta[exists], False
+
+
+def _fit_ridge(fits: OwnFits, batches: Sequence[tuple[Index, RowBatch]]) -> None:
+    for where, batch in batches:
+        poor = np.flatnonzero(fits.rescued[where])
+        if poor.size:
+            fits.theta[where[poor]] = minimise_with_ridge(batch.take(poor), fits.ridge[where[poor]])
+
+
+def _describe_rows(fits: OwnFits, where: Index, batch: RowBatch) -> None:
+    """Hessians, score covariances and the degrees of freedom of a sandwich at the estimates."""
+    everyone = np.arange(where.size)
+    theta, n, p = fits.theta[where], batch.n_rows, fits.n_params
+    eta = batch.predictors(theta, everyone)
+    slope, weights = batch.loss.slope_at(eta, batch.y), batch.loss.curvature_at(eta, batch.y)
+    fits.hessian[where] = weighted_gram(batch.X, weights)
+    fits.score_cov[where] = weighted_gram(batch.X, slope[..., :, None] * slope[..., None, :])
+    fits.curvature[where] = fits.hessian[where]
+    own = ~fits.rescued[where]
+    flat = own & (np.linalg.eigvalsh(unit_diagonal(fits.hessian[where])[0])[:, 0] <= RANK_TOLERANCE)
+    if flat.any():
+        # Huber's Hessian misses the rows beyond the corner; its expected value is their share times the Gram matrix
+        share = np.einsum("bnkk->b", weights) / (n * batch.loss.n_outputs)
+        eye = np.eye(batch.loss.n_outputs)
+        spread = np.einsum("kl,bqr->bkqlr", eye, batch.gram[flat]).reshape(-1, p, p)
+        fits.curvature[where[flat]] = np.maximum(share[flat], 1.0 / n)[:, None, None] * spread
+        fits.note(where[flat], "the Hessian at the estimate is singular: its expected value stands in for it")
+    if n > p:
+        usable = np.flatnonzero(own & ~flat)
+        inverse = inverse_of(fits.hessian[where[usable]])
+        k = batch.loss.n_outputs
+        blocks = inverse.reshape(usable.size, k, p // k, k, p // k)
+        X = batch.X[usable]
+        leverage = np.einsum("bnq,bkqlr,bnr,bnkl->bn", X, blocks, X, weights[usable], optimize=True)
+        # how far the mean of squared scores is from a Wishart matrix depends on how uneven the leverages are
+        uneven = np.maximum(3.0 * (leverage**2).mean(axis=1) / (p * (p + 2.0)), 1e-300)
+        fits.matrix_dof[where[usable]] = np.minimum((n - p) / uneven, n - p)
+
+
+def _fit_functions(fits: OwnFits) -> None:
+    """Devices with a loss that is known only as functions."""
+    for k, u in enumerate(fits.members):
+        data = fits.federation[fits.federation.devices[u]]
+        rows = (data.X, data.y, data.offset)
+        theta, ridge, problem = minimise_sum([(1.0, fits.loss, rows)], data.n_samples, fits.n_params)
+        fits.theta[k], fits.ridge[k] = theta, ridge
+        fits.rescued[k] = bool(problem)
+        if problem:
+            fits.note(np.array([k]), problem)
+        fits.hessian[k] = fits.curvature[k] = fits.loss.hessian(theta, *rows)
+        scores = fits.loss.scores(theta, *rows)
+        fits.score_cov[k] = scores.T @ scores / data.n_samples
+        fits.dispersion[k] = fits.loss.dispersion(theta, *rows)
+    degrees = fits.n.astype(np.float64) - fits.n_params
+    if fits.loss.estimates_scale:
+        total = fits.dispersion * np.maximum(degrees, 1.0)
+        _share_dispersion(fits, total, degrees, total, 1.0)
+    fits.matrix_dof = np.where(fits.rescued, 0.0, np.maximum(degrees, 0.0))
+
+
+# ---------------------------------------------------------------- noise
+
+
+def _share_dispersion(fits: OwnFits, total: Array, degrees: Array, shared: Array, fallback: float) -> None:
+    """Dispersions ``total / degrees``; devices without degrees of freedom take what the others' ``shared`` gives."""
+    own = degrees > 0
+    fits.dispersion = np.divide(total, degrees, out=np.ones_like(total), where=own)
+    fits.dof = np.where(own, degrees, np.inf)
+    if not own.all():
+        without = np.flatnonzero(~own)
+        if own.any():
+            pooled, pooled_dof = float(shared[own].sum() / degrees[own].sum()), float(degrees[own].sum())
+            text = f"no residual degrees of freedom: noise variance pooled over {own.sum()} other devices"
+        else:
+            pooled, pooled_dof = fallback, float(fits.n.sum())
+            text = "no device has residual degrees of freedom: the mean square of the response stands in for the noise"
+        fits.dispersion[without], fits.dof[without] = pooled, pooled_dof
+        fits.note(without, text)
+    fits.dispersion = np.maximum(fits.dispersion, 1e-100)
+
+
+def _residual_sums(fits: OwnFits, batches: Sequence[tuple[Index, RowBatch]], loss: RowLoss) -> Array:
+    """Dispersions times the degrees of freedom that `Loss.dispersion` divides by."""
+    total = np.empty(fits.members.size)
+    for where, batch in batches:
+        for b, k in enumerate(where.tolist()):
+            offset = None if batch.offset is None else batch.offset[b]
+            total[k] = loss.dispersion(fits.theta[k], batch.X[b], batch.y[b], offset)
+        total[where] *= max(batch.n_rows - loss.degrees_of_freedom(batch.X.shape[2]), 1)
+    return total
+
+
+def predictor_size(batch: RowBatch) -> Array:
+    """Mean square ``(B,)`` that a device's linear predictor may plausibly have."""
+    offset = np.zeros_like(batch.y) if batch.offset is None else batch.offset
+    if isinstance(batch.loss, LogisticLoss | MultinomialLoss):
+        return np.full(batch.n_devices, _LOGIT_SIZE)
+    if isinstance(batch.loss, PoissonLoss):
+        top = offset.max(axis=1)
+        exposure = top + np.log(np.exp(offset - top[:, None]).mean(axis=1))
+        rate = np.log(np.maximum(batch.y.mean(axis=1), 0.5 / batch.n_rows)) - exposure
+        return np.asarray(_LOGIT_SIZE + rate**2)
+    return np.asarray(((batch.y - offset) ** 2).mean(axis=1))
+
+
+# ---------------------------------------------------------------- pieces
+
+
+def minimise_sum(
+    parts: Sequence[tuple[float, Loss, tuple[Array, Array | None, Array | None]]], n_rows: int, p: int
+) -> tuple[Array, Array, str]:
+    """Minimiser of a weighted sum of mean losses, the ridge that it needed (0 for none), and why."""
+
+    def sums(theta: Array, ridge: Array) -> tuple[float, Array, Array]:
+        value, gradient, hessian = 0.5 * float(ridge @ theta**2), ridge * theta, np.diag(ridge)
+        for factor, loss, data in parts:
+            value += factor * loss.value(theta, *data)
+            gradient = gradient + factor * loss.gradient(theta, *data)
+            hessian = hessian + factor * loss.hessian(theta, *data)
+        return value, gradient, hessian
+
+    def run(ridge: Array) -> tuple[Array, bool]:
+        result = damped_newton(
+            lambda theta, who: np.array([sums(row, ridge)[0] for row in theta]),
+            lambda theta, who: (sums(theta[0], ridge)[1][None], sums(theta[0], ridge)[2][None]),
+            np.zeros((1, p)),
+            max_iter=300,
+        )
+        return result.theta[0], bool(result.converged[0])
+
+    none = np.zeros(p)
+    start = np.einsum("pp->p", sums(none, none)[2])
+    theta, converged = run(none)
+    if converged and np.isfinite(theta).all():
+        hessian = sums(theta, none)[2]
+        # curvature that has vanished, in some direction or compared with where the iterations began, means no minimiser
+        regular = np.linalg.eigvalsh(unit_diagonal(hessian)[0])[0] > RANK_TOLERANCE
+        if regular and n_rows * np.diag(hessian).max() > 1e-6 * start.max():
+            return theta, none, ""
+    scale = np.where(start > 0, start, start[start > 0].mean() if (start > 0).any() else 1.0)
+    ridge = scale / n_rows
+    return run(ridge)[0], ridge, "the loss has no unique minimiser: ridge fit with one row's worth of curvature"
+
+
+def inverse_of(matrices: Array) -> Array:
+    """Inverses of positive definite matrices, exactly symmetric."""
+    scaled, scale = unit_diagonal(matrices)
+    inverse = np.linalg.inv(scaled) / (scale[:, :, None] * scale[:, None, :])
+    return np.asarray(0.5 * (inverse + np.swapaxes(inverse, 1, 2)))
+
+
+def by_loss(losses: Sequence[Loss], members: Index) -> Iterator[tuple[Index, Loss]]:
+    """Devices grouped by loss; equal losses that are distinct objects count as one."""
+    groups: dict[object, list[int]] = {}
+    for u in members.tolist():
+        loss = losses[u]
+        stateless = not vars(loss)
+        groups.setdefault(type(loss) if stateless else loss, []).append(u)
+    for group in groups.values():
+        yield np.asarray(group), losses[group[0]]
+
+
+def _batches(federation: Federation, members: Index, loss: RowLoss) -> Iterator[tuple[Index, RowBatch]]:
+    """Batches of devices with equally many rows, and their positions in ``members`` (which ascend)."""
+    for block in row_blocks(federation, members):
+        assert block.y is not None
+        y = block.y.astype(np.float64, copy=False)
+        step = max(1, _BATCH_ENTRIES // max(block.X[0].size * loss.n_outputs, 1))
+        for start in range(0, block.devices.size, step):
+            part = slice(start, start + step)
+            offset = None if block.offset is None else block.offset[part]
+            yield np.searchsorted(members, block.devices[part]), RowBatch(loss, block.X[part], y[part], offset)
+
+
+def row_batch(federation: Federation, rows: Index, loss: RowLoss, weight: Array | None = None) -> RowBatch:
+    """Some rows of a federation as one device."""
+    assert federation.y is not None
+    y = federation.y[rows].astype(np.float64, copy=False)
+    offset = None if federation.offset is None else federation.offset[rows][None]
+    return RowBatch(loss, federation.X[rows][None], y[None], offset, None if weight is None else weight[None])
+
+
+def ridge_of(batch: RowBatch) -> Array:
+    """The ridge ``(1, p)`` of the rule, for one device that has no others to learn from."""
+    loss, n = batch.loss, batch.n_rows
+    scale = _column_scale(batch.X[0], loss)[None]
+    size = np.maximum(predictor_size(batch), 1e-100)
+    dispersion = 1.0
+    if loss.estimates_scale:
+        light = minimise_with_ridge(batch, 1e-3 * scale / n)
+        offset = None if batch.offset is None else batch.offset[0]
+        dispersion = loss.dispersion(light[0], batch.X[0], batch.y[0], offset)
+        dispersion = max(dispersion, _ROUNDING * float(size[0]))
+    return np.asarray(dispersion * scale / (n * size[:, None]))
+
+
+def _column_scale(X: Array, loss: RowLoss) -> Array:
+    """Mean square of each parameter's feature, ``(p,)``; 1 for a column of zeros, which has no scale."""
+    scale = np.tile((X**2).mean(axis=0), loss.n_outputs)
+    return np.where(scale > 0, scale, 1.0)
