@@ -14,19 +14,19 @@ _HERE = Path(__file__).parent
 
 def sources() -> list[Path]:
     """Files that kernels are made of: their own, the way they are compiled, and constants that are built in."""
-    return [*_HERE.glob("*kernels.py"), _HERE / "jit.py", _HERE / "pdhg.py"]
+    return [*_HERE.glob("*.py"), _HERE.parent / "pdhg.py"]
 
 
 def cached() -> bool:
     """Whether compiled kernels lie in one of numba's caches, no older than their sources."""
     newest = _newest_source()
-    return any(entry.stat().st_mtime >= newest for entry in entries("kernels.run-*"))
+    return any(entry.stat().st_mtime >= newest for entry in entries("steps.run-*"))
 
 
 def drop_stale() -> None:
     """Remove kernels from the caches that are older than any of the sources; numba compiles them again."""
     newest = _newest_source()
-    for source in _HERE.glob("*kernels.py"):
+    for source in _HERE.glob("*.py"):
         for entry in entries(f"{source.stem}.*"):
             try:
                 if entry.stat().st_mtime < newest:
