@@ -1,5 +1,6 @@
 # make demo   sets up .venv with the base dependencies and runs the demonstration
-# make test   adds the development tools (versions of requirements-dev.lock) and runs the tests
+# make test   adds the development tools (versions of requirements-dev.lock) and runs the tests;
+#             FAST=1 leaves out those that start processes or run studies
 # make lint   ruff, mypy --strict on src, and the direction of imports
 # make bench  the exact solver beside its peers; BENCH=--quick for a minute of it
 # make clean  removes .venv and what the tools left behind
@@ -9,6 +10,7 @@ PYTHON ?= python3
 VENV ?= .venv
 REPORT ?= demo-report
 JOBS ?= 2
+FAST ?=
 BENCH ?=
 
 BIN := $(VENV)/bin
@@ -42,7 +44,7 @@ demo: $(BASE)
 	@$(BIN)/fedkin demo --out $(REPORT)
 
 test: $(DEV)
-	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(if $(FAST),-m 'not processes and not studies')
 
 lint: $(DEV)
 	@$(BIN)/ruff check --quiet .

@@ -163,6 +163,7 @@ fed_admm(a_problem(), 10_000_000, 3, checkpoint=sys.argv[1], checkpoint_every=5)
 """
 
 
+@pytest.mark.processes
 def test_kill_9_at_any_time_leaves_a_whole_file(tmp_path):
     path = tmp_path / "run.npz"
     tests = Path(__file__).parent

@@ -37,7 +37,7 @@ from fedkin.stats import select_edges
 from terminals import on_terminal
 
 pytest.importorskip("zenoh")
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
 def init(folder: Path, rounds: int, *options: str, devices: int = 3) -> Problem:

@@ -42,6 +42,8 @@ from fedkin.studies.launch import launch
 from fedkin.studies.tasks import Replication
 from fedkin.studies.topojson import read_shapes
 
+pytestmark = pytest.mark.studies
+
 # Two unit squares side by side: the edge between them is one arc, which the right square walks backwards.
 SQUARES = {
     "type": "Topology",

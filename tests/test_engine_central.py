@@ -72,6 +72,7 @@ def test_questions_and_answers_have_the_bits_of_fed_admm(penalty: str) -> None:
     assert hub.shard.average.tobytes() == expected(problem, here).tobytes()
 
 
+@pytest.mark.processes
 def test_a_quiet_star_has_the_bits_of_fed_admm(tmp_path: Path) -> None:
     problem = small_problem(4)
     with star(tmp_path / "fed", problem, 60) as fleet:
@@ -81,6 +82,7 @@ def test_a_quiet_star_has_the_bits_of_fed_admm(tmp_path: Path) -> None:
         assert fleet.theta().tobytes() == expected(problem, presence(fleet)).tobytes()
 
 
+@pytest.mark.processes
 def test_devices_that_come_and_go_and_a_central_machine_that_dies(tmp_path: Path) -> None:
     problem = small_problem(4)
     with star(tmp_path / "fed", problem, 1500) as fleet:

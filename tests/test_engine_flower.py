@@ -21,7 +21,7 @@ from fedkin.federate.security import make_authority
 
 pytest.importorskip("flwr")
 pytest.importorskip("ray")
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 BIN = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 

@@ -45,6 +45,7 @@ def mpi(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
 needs_mpi = pytest.mark.skipif(MPIEXEC is None, reason="mpiexec is not installed")
 
 
+@pytest.mark.processes
 @needs_mpi
 @pytest.mark.parametrize(("ranks", "gradient"), [(2, "plain"), (3, "saga")])
 def test_ranks_have_the_bits_of_one_process(tmp_path: Path, ranks: int, gradient: str) -> None:
@@ -59,6 +60,7 @@ def test_ranks_have_the_bits_of_one_process(tmp_path: Path, ranks: int, gradient
         assert file["theta"].tobytes() == expected.tobytes()
 
 
+@pytest.mark.processes
 @needs_mpi
 @pytest.mark.parametrize(
     ("columns", "scale", "words"),
@@ -76,6 +78,7 @@ def test_rows_that_were_replaced_and_do_not_fit(tmp_path: Path, columns: int, sc
     assert re.search(words, done.stderr) and "fedkin peer init" in done.stderr, done.stderr
 
 
+@pytest.mark.processes
 @needs_mpi
 def test_a_killed_job_continues(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
@@ -113,6 +116,7 @@ def federation(folder: Path, devices: int, rounds: int, **changes: Any) -> tuple
     return folder / "fed", in_process(problem, manifest).gather("average")
 
 
+@pytest.mark.processes
 @needs_mpi
 def test_the_command_runs_continues_and_says_where_the_result_is(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -184,6 +188,7 @@ def test_what_is_missing_is_named_with_its_cure(
     assert "is not the directory of a federation" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 @needs_mpi
 def test_edges_that_devices_would_test_are_not_taken_as_they_are(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

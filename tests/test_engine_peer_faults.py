@@ -16,7 +16,7 @@ from fedkin.objective import Problem
 from fleet import Fleet, _capped
 
 pytest.importorskip("zenoh")
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 FAULTY = (str(Path(__file__).with_name("faulty_process.py")),)
 
 

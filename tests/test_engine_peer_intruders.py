@@ -32,7 +32,7 @@ from fedkin.federate.security import (
 from fleet import Fleet
 
 zenoh = pytest.importorskip("zenoh")
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
 def authority_of(fleet: Fleet) -> Pair:

@@ -15,7 +15,7 @@ from fedkin.federate.security import make_authority
 from fleet import Fleet
 
 pytest.importorskip("zenoh")
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
 def test_five_devices_over_tls_have_the_bits_of_fed_admm(tmp_path: Path) -> None:

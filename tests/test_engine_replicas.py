@@ -278,6 +278,7 @@ def fleet_of(folder: Path, problem: Problem, rounds: int, batch_size: int, **opt
     return Fleet(folder, manifest)
 
 
+@pytest.mark.processes
 def test_processes_with_planned_absence_have_the_bits_of_fed_admm(tmp_path: Path) -> None:
     pytest.importorskip("zenoh")
     problem = small_problem(5)
@@ -294,6 +295,7 @@ def test_processes_with_planned_absence_have_the_bits_of_fed_admm(tmp_path: Path
         assert fleet.theta().tobytes() == expected.theta.tobytes(), fleet.report()
 
 
+@pytest.mark.processes
 def test_a_process_that_is_killed_for_good_is_stepped_for_by_the_others(tmp_path: Path) -> None:
     pytest.importorskip("zenoh")
     problem = small_problem(5, n=30, lam=0.05)
@@ -340,6 +342,7 @@ def minimiser(problem: Problem, counted: Any) -> Any:
     return theta.value
 
 
+@pytest.mark.processes
 def test_a_process_that_was_away_for_a_while_leaves_the_error_of_algorithm_2(tmp_path: Path) -> None:
     """Absence in some rounds costs accuracy, but does not change where the devices go."""
     pytest.importorskip("zenoh")
@@ -371,6 +374,7 @@ def test_a_process_that_was_away_for_a_while_leaves_the_error_of_algorithm_2(tmp
         assert np.linalg.norm(expected - full) < 0.1 * np.linalg.norm(full - without), absent
 
 
+@pytest.mark.processes
 def test_without_the_steward_nobody_decides(tmp_path: Path) -> None:
     pytest.importorskip("zenoh")
     problem = small_problem(3)

@@ -24,7 +24,7 @@ from fedkin.federate.security import make_authority
 
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 needs_mpi = pytest.mark.skipif(
     MPIEXEC is None or not Path("/proc/self/cmdline").exists(), reason="needs mpiexec and a list of processes"
 )

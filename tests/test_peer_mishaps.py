@@ -29,7 +29,7 @@ from fedkin.federate.process import write_result
 from fedkin.federate.security import make_authority
 
 pytest.importorskip("zenoh")
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 
 def federation(folder: Path, n_devices: int = 3, **changes: Any) -> Manifest:

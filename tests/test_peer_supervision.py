@@ -31,7 +31,7 @@ from fedkin.federate.supervisor import Supervisor, check_idle, only_supervisor, 
 from fleet import Fleet
 
 pytest.importorskip("zenoh")
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 FOR_EVER = 1_000_000  # rounds
 

@@ -287,6 +287,7 @@ def ended(process: subprocess.Popen[bytes], folder: Path, seconds: float = 120) 
     return json.loads(out), err.decode()
 
 
+@pytest.mark.processes
 def test_five_processes_choose_the_lam_of_one_and_sign_it(tmp_path: Path) -> None:
     pytest.importorskip("zenoh")
     problem, folder = noisy_problem(5), tmp_path / "fed"
@@ -320,6 +321,7 @@ def test_five_processes_choose_the_lam_of_one_and_sign_it(tmp_path: Path) -> Non
     assert theta.tobytes() == fed_admm(problem.with_lam(told["lam"]), 50, 5, backend="numpy").theta.tobytes()
 
 
+@pytest.mark.processes
 def test_a_process_killed_while_tuning_is_started_again_and_nothing_changes(tmp_path: Path) -> None:
     pytest.importorskip("zenoh")
     problem, folder = noisy_problem(3), tmp_path / "fed"
@@ -347,6 +349,7 @@ def test_a_process_killed_while_tuning_is_started_again_and_nothing_changes(tmp_
     assert told["signed"] is False
 
 
+@pytest.mark.processes
 def test_edges_that_were_dropped_by_selection_are_dropped_here_too(tmp_path: Path) -> None:
     pytest.importorskip("zenoh")
     problem, folder = small_problem(4), tmp_path / "fed"

@@ -20,6 +20,8 @@ from fedkin.studies.tasks import Job, Replication, find_function, run_job
 from fedkin.studies.validation import fold_scores, validated_lam
 from small_studies import ESTIMATION, SMALL, without_times
 
+pytestmark = pytest.mark.studies
+
 
 def _least_squares(X: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.linalg.lstsq(X, y, rcond=None)[0]

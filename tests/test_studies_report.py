@@ -23,6 +23,8 @@ from fedkin.studies.summary import Summary, paired_difference
 from fedkin.studies.tables import Table, make_table
 from small_studies import ESTIMATION, SMALL, wait_for
 
+pytestmark = pytest.mark.studies
+
 
 def test_everything_is_drawn_from_the_rows_alone(small_study: Path, tmp_path: Path):
     study = load_study(small_study)

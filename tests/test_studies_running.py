@@ -21,6 +21,8 @@ from fedkin.studies.runner import run_study
 from fedkin.studies.store import Store, StudyError, read_rows, write_rows
 from small_studies import SMALL, wait_for, without_times
 
+pytestmark = pytest.mark.studies
+
 # --- processes ------------------------------------------------------------------------------------------------
 
 
