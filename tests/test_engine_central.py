@@ -10,7 +10,7 @@ import pytest
 
 from federations import free_ports, place, small_problem
 from fedkin.admm import Availability, Settings, fed_admm
-from fedkin.federate.central import Answerer, Hub
+from fedkin.federate.central import Hub, NodeWorker
 from fedkin.federate.deploy import device_parts, make_manifest
 from fedkin.federate.directory import write_federation
 from fedkin.federate.security import make_authority
@@ -65,7 +65,7 @@ def test_questions_and_answers_have_the_bits_of_fed_admm(penalty: str) -> None:
         centre="tls/127.0.0.1:9",
     )
     hub = Hub(manifest)
-    devices = [Answerer(manifest, u, rows) for u, rows in device_parts(problem).items()]
+    devices = [NodeWorker(manifest, u, rows) for u, rows in device_parts(problem).items()]
     for t in range(1, 81):
         questions = hub.questions()
         hub.finish({u: devices[u].answer(t, questions[u]) for u in np.flatnonzero(here[t - 1]).tolist()})

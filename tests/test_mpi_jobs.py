@@ -127,8 +127,7 @@ def test_a_result_that_could_not_be_written_is_refused_by_the_ranks(tmp_path: Pa
 @needs_mpi
 def test_a_placement_that_ranks_do_not_have_is_noted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("mpi4py")
-    absence = {"pattern": "bernoulli", "p": [0.5] * 4, "weighting": "known"}
-    directory = federation(tmp_path, 5, placement="replicas", absence=absence, compare_every=0)
+    directory = federation(tmp_path, 5, placement="replicas", compare_every=0)
     assert main(["mpi", "run", str(directory), "-n", "1"]) == 0
     errors = capfd.readouterr().err
-    assert "placement replicas and its planned absence are not used: on ranks all devices are there" in errors
+    assert "placement replicas is not used: on ranks all devices are there" in errors

@@ -6,7 +6,7 @@ Imports: `solvers` (certificates), `objective` and below.
 
 from __future__ import annotations
 
-from fedkin.admm.availability import Availability, Presence, recorded_rounds
+from fedkin.admm.availability import Availability, Presence
 from fedkin.admm.checkpoint import load_checkpoint, save_checkpoint
 from fedkin.admm.curvature import local_curvature
 from fedkin.admm.gradients import DeviceRows, GradientKind, Gradients
@@ -37,7 +37,6 @@ __all__ = [
     "load_checkpoint",
     "local_curvature",
     "plan_run",
-    "recorded_rounds",
     "save_checkpoint",
     "subgradient_descent",
 ]

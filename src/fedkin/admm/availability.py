@@ -216,11 +216,6 @@ class Presence:
         return available, np.broadcast_to(self.pattern.probability, available.shape).copy()
 
 
-def recorded_rounds(path: Path) -> int:
-    """Rounds in a file that `Availability.recorded` reads."""
-    return int((_read_npz(path) if path.suffix == ".npz" else _read_csv(path))[0].shape[0])
-
-
 # --- the rules ---
 
 

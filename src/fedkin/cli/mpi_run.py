@@ -55,8 +55,7 @@ def run(command: MpiCommand) -> None:
         check_out(command.out)
     check_no_job(command.directory)
     if manifest.placement != "peer":
-        absence = " and its planned absence are" if manifest.absence is not None else " is"
-        note(f"placement {manifest.placement}{absence} not used: on ranks all devices are there in every round")
+        note(f"placement {manifest.placement} is not used: on ranks all devices are there in every round")
     archive = command.directory / JOB / "theta.npz" if command.out is None or table else command.out
     arguments = [str(command.directory), "--out", str(archive), "--checkpoint-every", str(command.checkpoint_every)]
     arguments += ["--progress", *(["--fresh"] if command.fresh else [])]

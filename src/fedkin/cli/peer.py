@@ -73,10 +73,6 @@ def init(
             "replicas: to all they are connected with, and may come and go."
         ),
     ] = Placement.peer,
-    availability: Annotated[
-        str | None,
-        typer.Option(metavar="P|FILE", help="With replicas: planned absence, by probability or as recorded in a file."),
-    ] = None,
     centre: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Of the central machine.")] = None,
     ca_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Your own certificate authority, PEM.")] = None,
     ca_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, PEM.")] = None,
@@ -121,7 +117,6 @@ def init(
             endpoints=endpoints,
             port=port,
             placement=placement.value,
-            availability=availability,
             centre=centre,
             ca_cert=ca_cert,
             ca_key=ca_key,
@@ -148,7 +143,7 @@ def run(
     complain: Annotated[float, _seconds("To the first log line about a wait; to the next it doubles.")] = 5.0,
     give_up: GiveUp = 3600.0,
     linger: Annotated[float, _seconds("Longest stay after the end, for neighbours that have not finished.")] = 600.0,
-    gather: Annotated[float, _seconds("A central machine or steward waits so long before its first round,")] = 60.0,
+    gather: Annotated[float, _seconds("A central machine or leader waits so long before its first round,")] = 60.0,
     deadline: Annotated[float, _seconds("and so long for answers in a round.")] = 5.0,
     echo: Annotated[bool, typer.Option("--echo/--no-echo", help="Log to standard error, too.")] = True,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedkin.admm import Availability, Settings, recorded_rounds
+from fedkin.admm import Settings
 from fedkin.cli.console import note, output
 from fedkin.cli.tables import read_federation
 from fedkin.data import Federation
@@ -51,7 +51,6 @@ class InitCommand:
     endpoints: Path | None
     port: int
     placement: Literal["peer", "central", "replicas"]
-    availability: str | None
     centre: str | None
     ca_cert: Path | None
     ca_key: Path | None
@@ -92,7 +91,6 @@ def init(command: InitCommand) -> None:
         secure=command.secure,
         classes=classes,
         select=_selection(command),
-        absence=_absence(command, federation),
     )
     own = _own_authority(command)
     write_federation(
@@ -167,24 +165,6 @@ def _selection(command: InitCommand) -> dict[str, Any] | None:
         raise ParameterError(f"--select-level is for --placement peer, not for {command.placement}")
     check_variance(command.variance)
     return {"level": command.select_level, "variance": command.variance}
-
-
-def _absence(command: InitCommand, federation: Federation) -> dict[str, Any] | None:
-    """The pattern of planned absence, for the manifest."""
-    given = command.availability
-    if given is None:
-        return None
-    if command.placement != "replicas":
-        raise ParameterError("--availability is for --placement replicas: elsewhere absence is what happens")
-    try:
-        probability = float(given)
-    except ValueError:
-        bound = Availability.recorded(given, repeat=True).bind(federation.devices)
-        trace = bound.rounds(1, recorded_rounds(Path(given)))[0].astype(int)
-        lines = ["".join(map(str, line)) for line in trace.tolist()]
-        return {"pattern": "recorded", "available": lines, "repeat": True, "weighting": "known"}
-    values = Availability.bernoulli(probability).bind(federation.devices).rounds(1, 1)[1][0]
-    return {"pattern": "bernoulli", "p": values.tolist(), "weighting": "known"}
 
 
 def _encoded(federation: Federation, loss: str) -> tuple[Federation, list[Any] | None]:

@@ -99,7 +99,7 @@ class Hub:
         self.shard.restore(state, np.zeros((0, self.manifest.n_params)))
 
 
-class Answerer:
+class NodeWorker:
     """What a device of a central placement does in a round, without any network.
 
     Parameters
@@ -344,7 +344,7 @@ class Worker:
         self.status = Status()
         self.name = manifest.members[position].name
         centre, p, rounds = manifest.n_devices, manifest.n_params, manifest.rounds
-        self.answerer = Answerer(manifest, position, rows)
+        self.worker = NodeWorker(manifest, position, rows)
         self.inbox = Inbox({centre: CENTRE}, journal)
         self._answer: tuple[int, bytes] = (0, b"")
         run = manifest.run_bytes
@@ -385,7 +385,7 @@ class Worker:
     def _step(self, t: int, values: Array) -> None:
         """Answer S. A round may come again: S repeats itself, or has gone back to its checkpoint."""
         self.status.round = t
-        moved = self.answerer.answer(t, values)
+        moved = self.worker.answer(t, values)
         self.status.change = float(np.abs(moved - values[: moved.size]).max(initial=0.0))
         self._answer = t, encode(self.manifest.run_bytes, Kind.THETA, self.position, t, moved, self.manifest.wire)
         self.transport.publish(_key(self.manifest, "theta", self.name), self._answer[1])

@@ -51,8 +51,8 @@ DEVICES, OWNER, LINKS = "devices", "device.json", "zenoh.json5"
 KEY, CERTIFICATE, AUTHORITY_KEY = "device.key", "device.crt", "ca.key"
 STATE, LOG, STATUS, RESULT, LOCK = "state.npz", "log.jsonl", "status.json", "result.npz", "lock"
 SELECTION = "selection.json"  # p-values of the device's edges, and which of them it dropped
-PRESENCE = "presence.npz"  # of the central machine or a steward: who was there in which round
-RECORD = "record.bin"  # of a steward: what it decided since the last checkpoint
+PRESENCE = "presence.npz"  # of the central machine or a leader: who was there in which round
+RECORD = "record.bin"  # of a leader: what it decided since the last checkpoint
 
 
 def write_federation(

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.errors import ParameterError, SolverError, missing_dependency
-from fedkin.federate.central import Answerer, Hub
+from fedkin.federate.central import Hub, NodeWorker
 from fedkin.federate.directory import DEVICES
 from fedkin.federate.manifest import Manifest, load_manifest, load_rows
 from fedkin.federate.security import write_private
@@ -58,9 +58,9 @@ def client_app(directory: Path | None = None) -> ClientApp:
     @app.train()
     def step(message: Message, context: Context) -> Message:
         place = _directory(directory, context.run_config)
-        answerer = _answerer(place, _position(place, context.node_config))
+        worker = _worker(place, _position(place, context.node_config))
         t = int(message.content[_FACTS]["round"])
-        theta = answerer.answer(t, _numbers(message))
+        theta = worker.answer(t, _numbers(message))
         return Message(_record(theta, {"round": t}), reply_to=message)
 
     return app
@@ -141,10 +141,10 @@ def _position(directory: Path, configuration: Mapping[str, Any]) -> int:
 
 
 @cache
-def _answerer(directory: Path, position: int) -> Answerer:
+def _worker(directory: Path, position: int) -> NodeWorker:
     place = directory / DEVICES / load_manifest(directory).members[position].name
     manifest = load_manifest(place)
-    return Answerer(manifest, position, load_rows(place, manifest, position))
+    return NodeWorker(manifest, position, load_rows(place, manifest, position))
 
 
 def _record(values: NDArray[np.float64], facts: dict[str, Any]) -> RecordDict:

@@ -107,7 +107,7 @@ def keys_of(manifest: Manifest, sender: int, receiver: int) -> dict[Kind, str]:
     keys = {Kind.THETA: f"{manifest.run}/theta/{name}", Kind.DONE: f"{manifest.run}/done/{name}"}
     if sender < receiver and manifest.compare_every:
         keys[Kind.ALPHA] = f"{manifest.run}/alpha/{name}/{manifest.members[receiver].name}"
-    if manifest.placement == "replicas" and manifest.absence is None and sender == manifest.steward(sender):
+    if manifest.placement == "replicas" and sender == manifest.leader(sender):
         keys[Kind.PRESENT], keys[Kind.REPLICA] = f"{manifest.run}/present/{name}", f"{manifest.run}/replica/{name}"
     return keys
 

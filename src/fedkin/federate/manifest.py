@@ -128,9 +128,6 @@ class Manifest:
         ``w_e``; None where only ``edge_radius`` is known.
     deal : sequence of V ints or None
         Where the deal of each device's rows to folds begins (`fedkin.Federation.folds`), modulo `DEAL`.
-    absence : mapping or None
-        Of replicas: the pattern of planned absence (`fedkin.federate.replicas`); None for devices that come and go as
-        they will.
     revision : int
         How often the manifest was changed and signed again. Devices with different revisions do not understand each
         other.
@@ -172,7 +169,6 @@ class Manifest:
     select: Mapping[str, Any] | None = None
     weights: Sequence[float] | None = None
     deal: Sequence[int | None] | None = None
-    absence: Mapping[str, Any] | None = None
     revision: int = 0
     noisy: bool = False
     planned_for: str | None = None
@@ -223,7 +219,7 @@ class Manifest:
         """Positions of the devices that a device is connected with, itself included, increasing."""
         return list(self._components[position])
 
-    def steward(self, position: int) -> int:
+    def leader(self, position: int) -> int:
         """The first device of the component of a device."""
         return self._components[position][0]
 
@@ -345,8 +341,6 @@ class Manifest:
             raise ManifestError(
                 f"where devices come and go they keep no state, so gradient must be plain: {self.gradient}"
             )
-        if self.absence is not None and self.placement != "replicas":
-            raise ManifestError(f"planned absence needs placement replicas, not {self.placement}")
         if self.placement == "central" and self.centre is None:
             raise ManifestError("placement is central, but the endpoint of the central machine is missing")
 

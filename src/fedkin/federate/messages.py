@@ -55,8 +55,8 @@ class Kind(IntEnum):
     RESULT = 5  #: averaged parameters, for an owner who collects
     SUMMARY = 6  #: a device's local fit, for edge selection
     VERDICT = 7  #: the p-value of an edge, from the end that decides
-    PRESENT = 8  #: from a steward: who was there in a round
-    REPLICA = 9  #: from a steward: the state of its component
+    PRESENT = 8  #: from a leader: who was there in a round
+    REPLICA = 9  #: from a leader: the state of its component
 
 
 class MessageError(FedkinError, ValueError):

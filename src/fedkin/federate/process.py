@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +47,6 @@ from fedkin.federate.lockstep import Patience, PeerError, Status, Stopped
 from fedkin.federate.manifest import CENTRE, Manifest, load_manifest, load_rows
 from fedkin.federate.peer import Device
 from fedkin.federate.plans import PLAN
-from fedkin.federate.refusals import Refusal
 from fedkin.federate.security import (
     SecurityError,
     check_pair,
@@ -72,19 +71,19 @@ def run_device(place: Path, patience: Patience, *, echo: bool = False) -> int:
     name = name_of(place)
     with only_one(place):
         journal = Journal(name, place / LOG, echo=echo)
-        clerk = Clerk(place, int(read_status(place).get("rounds", 0)))
+        writer = StatusWriter(place, int(read_status(place).get("rounds", 0)))
         try:
             manifest = load_manifest(place)
-            clerk.rounds = manifest.rounds
+            writer.rounds = manifest.rounds
             position = own_position(place, manifest, name)
             check_not_left(place, manifest, position)
-            return _run(place, manifest, position, patience, journal, clerk)
+            return _run(place, manifest, position, patience, journal, writer)
         except Stopped:
             journal.write("info", "stopped on request")
             return STOPPED
         except (FedkinError, OSError) as error:
             journal.write("error", "cannot go on", why=str(error))
-            clerk.fail(str(error))
+            writer.fail(str(error))
             sys.stderr.write(f"{name}: {error}\n")
             return exit_code(error)
         finally:
@@ -142,25 +141,26 @@ def own_position(place: Path, manifest: Manifest, name: str) -> int:
     return manifest.n_devices if name == CENTRE else manifest.position(name)
 
 
-def _run(place: Path, manifest: Manifest, position: int, patience: Patience, journal: Journal, clerk: Clerk) -> int:
+def _run(
+    place: Path, manifest: Manifest, position: int, patience: Patience, journal: Journal, writer: StatusWriter
+) -> int:
     from fedkin.federate.links.zenoh import ZenohTransport
 
     others = {manifest.members[v].name for v in manifest.partners(position)}
     if manifest.placement == "central":
         others = {member.name for member in manifest.members} if position == manifest.n_devices else {CENTRE}
-    on_refusal = refusal_watcher(journal) if manifest.secure else None
-    transport = ZenohTransport(links(place, manifest), link_watcher(journal, others, manifest.secure), on_refusal)
+    transport = ZenohTransport(links(place, manifest), link_watcher(journal, others, manifest.secure))
     try:
         if position == manifest.n_devices:
-            _run_centre(place, manifest, transport, journal, patience, clerk)
+            _run_centre(place, manifest, transport, journal, patience, writer)
         elif manifest.placement == "central":
-            _run_worker(place, manifest, position, transport, journal, patience, clerk)
+            _run_worker(place, manifest, position, transport, journal, patience, writer)
         elif manifest.placement == "replicas":
-            _run_replica(place, manifest, position, transport, journal, patience, clerk)
+            _run_replica(place, manifest, position, transport, journal, patience, writer)
         else:
-            _run_peer(place, manifest, position, transport, journal, patience, clerk)
-        clerk.status.state = "done"
-        clerk.write(force=True)
+            _run_peer(place, manifest, position, transport, journal, patience, writer)
+        writer.status.state = "done"
+        writer.write(force=True)
         return FINISHED
     finally:
         transport.close()
@@ -173,7 +173,7 @@ def _run_peer(
     transport: Transport,
     journal: Journal,
     patience: Patience,
-    clerk: Clerk,
+    writer: StatusWriter,
 ) -> None:
     rows = load_rows(place, manifest, position)
     device = Device(
@@ -185,12 +185,12 @@ def _run_peer(
         checkpoint=place / STATE,
         patience=patience,
         left=read_notices(place, manifest) | read_selection(place, manifest),
-        tick=clerk.device_tick,
+        tick=writer.device_tick,
     )
-    clerk.status = device.status
+    writer.status = device.status
     theta = device.run()
     write_result(place, theta, device.shard.theta[0], manifest, position)
-    clerk.write(force=True)
+    writer.write(force=True)
     device.linger()
 
 
@@ -201,21 +201,28 @@ def _run_replica(
     transport: Transport,
     journal: Journal,
     patience: Patience,
-    clerk: Clerk,
+    writer: StatusWriter,
 ) -> None:
-    from fedkin.federate.replicas import Observed, Replica, Scheduled
+    from fedkin.federate.replicas import Replica
 
-    options: dict[str, Any] = {"checkpoint": place / STATE, "patience": patience, "tick": lambda _: clerk.tick()}
-    parts = (manifest, position, load_rows(place, manifest, position), transport, journal)
-    planned = manifest.absence is not None
-    device: Replica = Scheduled(*parts, **options) if planned else Observed(*parts, record=place / RECORD, **options)
-    clerk.status = device.status
+    device = Replica(
+        manifest,
+        position,
+        load_rows(place, manifest, position),
+        transport,
+        journal,
+        checkpoint=place / STATE,
+        record=place / RECORD,
+        patience=patience,
+        tick=lambda _: writer.tick(),
+    )
+    writer.status = device.status
     theta = device.run()
     write_result(place, theta, device.theta, manifest, position)
-    if isinstance(device, Observed) and device.leads:
+    if device.leads:
         names = [manifest.members[u].name for u in device.component.members]
         _write_presence(place, device.history, names)
-    clerk.write(force=True)
+    writer.write(force=True)
     device.linger()
 
 
@@ -226,27 +233,27 @@ def _run_worker(
     transport: Transport,
     journal: Journal,
     patience: Patience,
-    clerk: Clerk,
+    writer: StatusWriter,
 ) -> None:
     from fedkin.federate.central import Worker
 
     rows = load_rows(place, manifest, position)
-    worker = Worker(manifest, position, rows, transport, journal, patience=patience, tick=clerk.tick)
-    clerk.status = worker.status
+    worker = Worker(manifest, position, rows, transport, journal, patience=patience, tick=writer.tick)
+    writer.status = worker.status
     theta = worker.run()
     write_result(place, theta, theta, manifest, position)
 
 
 def _run_centre(
-    place: Path, manifest: Manifest, transport: Transport, journal: Journal, patience: Patience, clerk: Clerk
+    place: Path, manifest: Manifest, transport: Transport, journal: Journal, patience: Patience, writer: StatusWriter
 ) -> None:
     from fedkin.federate.central import Centre
 
-    centre = Centre(manifest, transport, journal, checkpoint=place / STATE, patience=patience, tick=clerk.tick)
-    clerk.status = centre.status
+    centre = Centre(manifest, transport, journal, checkpoint=place / STATE, patience=patience, tick=writer.tick)
+    writer.status = centre.status
     centre.run()
     _write_presence(place, centre.hub.presence, [member.name for member in manifest.members])
-    clerk.write(force=True)
+    writer.write(force=True)
     centre.linger()
 
 
@@ -283,20 +290,6 @@ def link_watcher(journal: Journal, neighbours: set[str], secure: bool) -> Any:
     return on_link
 
 
-def refusal_watcher(journal: Journal) -> Callable[[Refusal], None]:
-    """A function for what zenoh refuses, which names in the log who it was."""
-
-    def on_refusal(refusal: Refusal) -> None:
-        if refusal.what == "link":
-            fields = {"peer": refusal.peer, "address": refusal.address, "why": refusal.why}
-            journal.sparingly("warning", "link refused", **fields)
-        else:
-            fields = {"peer": refusal.peer, "what": refusal.what, "key": refusal.key}
-            journal.sparingly("warning", "refused by the access list", **fields)
-
-    return on_refusal
-
-
 def write_result(
     place: Path, theta: np.ndarray[Any, Any], last: np.ndarray[Any, Any], manifest: Manifest, position: int
 ) -> None:
@@ -314,7 +307,7 @@ def _replace_archive(path: Path, **parts: Any) -> None:
     temporary.replace(path)
 
 
-class Clerk:
+class StatusWriter:
     """Keeps ``status.json`` up to date, and passes on the wish to stop."""
 
     def __init__(self, place: Path, rounds: int) -> None:

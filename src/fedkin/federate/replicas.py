@@ -5,13 +5,10 @@ of who takes the step, and which an absent device cannot pass on. So devices of 
 not only to neighbours: a device that is there sends its theta to all, and all take the penalty's part of the step for
 who is absent, each in its own replica. Replicas hold the same bits as long as all know the same devices to be absent.
 
-`Scheduled`: presence is a function of seed, device and round (`fedkin.admm.Presence`), so all know it without a word.
-An absent device is silent: it publishes nothing, and follows in its replica what the others say.
-
-`Observed`: presence is what happens. One device of the component, the steward, says who was there in a round: those
+Presence is what happens. One device of the component, the leader, says who was there in a round: those
 whose theta it had got before the deadline. It writes that down, thetas included, before it says so. A device that has
-missed a round, or was not there at all, takes over the steward's replica. Nobody decides in the steward's place: two
-stewards on the two sides of a broken network would make two histories that no rule could join.
+missed a round, or was not there at all, takes over the leader's replica. Nobody decides in the leader's place: two
+leaders on the two sides of a broken network would make two histories that no rule could join.
 """
 
 from __future__ import annotations
@@ -26,41 +23,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.admm import Availability, Presence, Shard
+from fedkin.admm import Shard
 from fedkin.errors import SolverError
-from fedkin.federate.central import Answerer
+from fedkin.federate.central import NodeWorker
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Transport
 from fedkin.federate.lockstep import Arrays, Lockstep, Patience, Reminders, hold_until
-from fedkin.federate.manifest import Manifest, ManifestError, Rows
+from fedkin.federate.manifest import Manifest, Rows
 from fedkin.federate.messages import HEADER_BYTES, Expected, Kind, MessageError, decode, encode
 from fedkin.federate.plans import TOO_LONG
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-#: Messages of so many future rounds are kept at most.
-WIDEST_WINDOW = 64
 _LOOK_SECONDS = 0.2
 _PARTS = ("theta", "balance", "balance_before", "average", "average_balance", "alpha")
-
-
-def scheduled_presence(manifest: Manifest) -> Presence:
-    """Who is there in which round, as the manifest says."""
-    assert manifest.absence is not None
-    described = dict(manifest.absence)
-    try:
-        pattern, weighting = described["pattern"], described["weighting"]
-        if pattern == "bernoulli":
-            availability = Availability.bernoulli(np.array(described["p"]), weighting=weighting)
-        elif pattern == "recorded":
-            trace = np.array([[int(one) for one in line] for line in described["available"]])
-            availability = Availability.recorded(trace, repeat=described["repeat"], weighting=weighting)
-        else:
-            raise ManifestError(f"unknown pattern of absence {pattern!r}")
-    except (KeyError, TypeError) as error:
-        raise ManifestError(f"the manifest's pattern of absence cannot be read: {error!r}") from None
-    return availability.bind([member.id for member in manifest.members], manifest.seed)
 
 
 class Component:
@@ -146,8 +123,29 @@ class Component:
         self.restore({**state, "seen": seen}, done)
 
 
+class _Behind(Exception):
+    """The leader is ahead, and this is its replica."""
+
+    def __init__(self, round: int, vector: Array) -> None:
+        super().__init__(f"round {round}")
+        self.round, self.vector = round, vector
+
+
 class Replica(Lockstep):
-    """What scheduled and observed absence have in common: a replica of the component, and the device's own step."""
+    """A device of a component whose devices come and go; the first of them is the leader.
+
+    Parameters
+    ----------
+    record : path, optional
+        Where a leader writes down what it decided, round after round, until the next checkpoint.
+    other parameters
+        As of `fedkin.federate.peer.Device`. Only a leader needs a checkpoint.
+
+    Attributes
+    ----------
+    history : list of bool arrays (m,)
+        Of a leader: who was there in each round.
+    """
 
     def __init__(
         self,
@@ -158,16 +156,33 @@ class Replica(Lockstep):
         journal: Journal,
         *,
         checkpoint: Path | None = None,
+        record: Path | None = None,
         patience: Patience | None = None,
         tick: Callable[[Any], None] | None = None,
     ) -> None:
         members = manifest.component(position)
         self.component = Component(manifest, members)
-        self.answerer = Answerer(manifest, position, rows)
-        others = [u for u in members if u != position]
+        self.worker = NodeWorker(manifest, position, rows)
+        self.leader = manifest.leader(position)
+        self.leads = position == self.leader
+        self.history: list[Mask] = []
+        self.record = record if self.leads else None
+        self._lock = threading.Lock()
         super().__init__(
-            manifest, position, others, transport, journal, checkpoint=checkpoint, patience=patience, tick=tick
+            manifest,
+            position,
+            [u for u in members if u != position],
+            transport,
+            journal,
+            checkpoint=checkpoint if self.leads else None,
+            patience=patience,
+            tick=tick,
         )
+        if self.checkpoint is not None and self.checkpoint.exists():
+            self._load_checkpoint(self.checkpoint)
+        if self.record is not None:
+            self._replay(self.record)
+        self.open()
 
     def run(self) -> Array:
         """Do all rounds that are left, and return the averaged parameters ``(p,)``."""
@@ -181,7 +196,7 @@ class Replica(Lockstep):
 
     def _own(self, t: int, chance: Array) -> Array:
         question = self.component.question(self.position, chance)
-        theta = self.answerer.answer(t, question)
+        theta = self.worker.answer(t, question)
         if self.manifest.wire == "float32":
             theta = theta.astype(np.float32).astype(np.float64)
         if not np.isfinite(theta).all():
@@ -194,110 +209,11 @@ class Replica(Lockstep):
         self.done = self.component.done
         self.status.change = float(np.abs(self.theta - before).max(initial=0.0))
 
-    def state(self) -> Arrays:
-        return dict(self.component.state())
-
-    def restore(self, arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> None:
-        self.component.restore(arrays, self.done)
-
     def step(self, t: int) -> Array:
         raise NotImplementedError
 
     def learn(self, t: int) -> None:
         raise NotImplementedError
-
-
-class Scheduled(Replica):
-    """A device whose absence is planned; parameters as of `fedkin.federate.peer.Device`.
-
-    It keeps its last thetas for so long that a device can still get them that was silent for its longest time and
-    then fell back to its checkpoint.
-    """
-
-    def __init__(self, manifest: Manifest, position: int, rows: Rows, *arguments: Any, **options: Any) -> None:
-        super().__init__(manifest, position, rows, *arguments, **options)
-        self.presence = scheduled_presence(manifest)
-        available, self._chance = self.presence.rounds(1, manifest.rounds)
-        self._available = available
-        self.silence = longest_silence(available[:, self.component.members])
-        self.keep += self.silence
-        self.load()
-        self.open()
-
-    def _round(self, t: int) -> None:
-        self.status.round = t
-        members = self.component.members
-        here = [u for u in members if self._available[t - 1, u]]
-        chance = self._chance[t - 1, members]
-        thetas = {}
-        self.inbox.advance(Kind.THETA, t, t + 1 + min(self.silence, WIDEST_WINDOW))
-        if self.position in here:
-            thetas[self.position] = self._own(t, chance)
-            self._send(Kind.THETA, t, thetas[self.position])
-        others = [u for u in here if u != self.position]
-        self._await(Kind.THETA, others, t)
-        self._finish(thetas | {u: self.inbox.values(Kind.THETA, u, t) for u in others}, chance)
-        self._settle(t)
-
-
-def longest_silence(available: Mask) -> int:
-    """Most rounds on end in which a column of ``available (T, m)`` is False.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedkin.federate.replicas import longest_silence
-    >>> longest_silence(np.array([[1, 0], [0, 1], [0, 1], [1, 0]], dtype=bool))
-    2
-    """
-    longest = np.zeros(available.shape[1], dtype=np.int64)
-    run = longest.copy()
-    for line in available:
-        run = np.where(line, 0, run + 1)
-        longest = np.maximum(longest, run)
-    return int(longest.max(initial=0))
-
-
-class _Behind(Exception):
-    """The steward is ahead, and this is its replica."""
-
-    def __init__(self, round: int, vector: Array) -> None:
-        super().__init__(f"round {round}")
-        self.round, self.vector = round, vector
-
-
-class Observed(Replica):
-    """A device of a component whose devices come and go as they will; the first of them is the steward.
-
-    Parameters
-    ----------
-    record : path, optional
-        Where a steward writes down what it decided, round after round, until the next checkpoint.
-    other parameters
-        As of `fedkin.federate.peer.Device`. Only a steward needs a checkpoint.
-
-    Attributes
-    ----------
-    history : list of bool arrays (m,)
-        Of a steward: who was there in each round.
-    """
-
-    def __init__(
-        self, manifest: Manifest, position: int, rows: Rows, *arguments: Any, record: Path | None = None, **options: Any
-    ) -> None:
-        super().__init__(manifest, position, rows, *arguments, **options)
-        self.steward = manifest.steward(position)
-        self.leads = position == self.steward
-        if not self.leads:
-            self.checkpoint = None
-        self.history: list[Mask] = []
-        self.record = record if self.leads else None
-        self._lock = threading.Lock()
-        if self.checkpoint is not None and self.checkpoint.exists():
-            self._load_checkpoint(self.checkpoint)
-        if self.record is not None:
-            self._replay(self.record)
-        self.open()
 
     # --- rounds ---
 
@@ -382,8 +298,8 @@ class Observed(Replica):
         self.inbox.advance(Kind.PRESENT, t, t + 1)
         self.inbox.advance(Kind.REPLICA, t, self.rounds)
         self._send(Kind.THETA, t, own)
-        self._await(Kind.PRESENT, [self.steward], t)
-        told = self.inbox.values(Kind.PRESENT, self.steward, t)
+        self._await(Kind.PRESENT, [self.leader], t)
+        told = self.inbox.values(Kind.PRESENT, self.leader, t)
         here = [u for u, now in zip(self.component.members, told, strict=True) if now > 0.5]
         others = [u for u in here if u != self.position]
         self._await(Kind.THETA, others, t)
@@ -391,15 +307,15 @@ class Observed(Replica):
         if self.position in here:
             thetas[self.position] = own
         else:
-            self.journal.sparingly("warning", "counted as absent", peer=self.names[self.steward], round=t)
+            self.journal.sparingly("warning", "counted as absent", peer=self.names[self.leader], round=t)
         with self._lock:
             self._finish(thetas, chance)
 
     def _pull(self, kind: Kind, sender: int, t: int) -> None:
         super()._pull(kind, sender, t)
         if not self.leads and kind in (Kind.THETA, Kind.PRESENT):
-            # a sender may have died after the steward had its theta, or this device may be far behind
-            super()._pull(Kind.REPLICA, self.steward, t)
+            # a sender may have died after the leader had its theta, or this device may be far behind
+            super()._pull(Kind.REPLICA, self.leader, t)
 
     def _await(self, kind: Kind, senders: list[int], t: int) -> None:
         if self.leads:
@@ -407,7 +323,7 @@ class Observed(Replica):
             return
         reminders = Reminders(self.patience)
         while missing := self.inbox.missing(kind, senders, t):
-            ahead = self.inbox.newest(Kind.REPLICA, self.steward, 0.0)
+            ahead = self.inbox.newest(Kind.REPLICA, self.leader, 0.0)
             if ahead is not None:
                 raise _Behind(*ahead)
             now = time.monotonic()
@@ -422,18 +338,18 @@ class Observed(Replica):
             try:
                 self.component.take_vector(behind.vector, behind.round)
             except MessageError as error:
-                peer = self.names[self.steward]
+                peer = self.names[self.leader]
                 self.journal.sparingly("warning", "message refused", peer=peer, kind="REPLICA", why=str(error))
                 return
             was, self.done = self.done, self.component.done
-        self.journal.write("info", "took over the steward's replica", round=self.done, was=was)
+        self.journal.write("info", "took over the leader's replica", round=self.done, was=was)
         self._hint = True
 
     # --- messages ---
 
     def expected(self, v: int) -> list[Expected]:
         usual = super().expected(v)
-        if v != self.steward:
+        if v != self.leader:
             return usual
         t, members = self.done + 1, len(self.component.members)
         return [
@@ -457,7 +373,7 @@ class Observed(Replica):
     def awaited_at_the_end(self, waiting: list[int]) -> list[int]:
         return [u for u in waiting if self.names[u] in self.status.up]
 
-    # --- what a steward writes down ---
+    # --- what a leader writes down ---
 
     def _write_down(self, path: Path, t: int, here: Mask, thetas: Mapping[int, Array]) -> None:
         absent = np.zeros(self.manifest.n_params)
@@ -496,8 +412,8 @@ class Observed(Replica):
             self._remember(Kind.THETA, t, known[self.position])
 
     def state(self) -> Arrays:
-        return {**super().state(), "history": np.array(self.history, dtype=np.bool_)}
+        return {**self.component.state(), "history": np.array(self.history, dtype=np.bool_)}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> None:
-        super().restore(arrays, header)
+        self.component.restore(arrays, self.done)
         self.history = list(arrays["history"])

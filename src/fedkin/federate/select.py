@@ -38,7 +38,6 @@ from fedkin.federate.process import (
     links,
     name_of,
     own_position,
-    refusal_watcher,
 )
 from fedkin.federate.security import write_private
 from fedkin.stats import LocalFit, local_fit, wald_tests
@@ -140,9 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         position = own_position(place, manifest, name)
         journal = Journal(name, place / LOG)
         neighbours = {manifest.members[v].name for v in manifest.neighbours(position)}
-        on_refusal = refusal_watcher(journal) if manifest.secure else None
         on_link = link_watcher(journal, neighbours, manifest.secure)
-        transport = ZenohTransport(links(place, manifest), on_link, on_refusal)
+        transport = ZenohTransport(links(place, manifest), on_link)
         try:
             patience = Patience(give_up=given.give_up, linger=given.linger)
             chosen = select(manifest, position, load_rows(place, manifest, position), transport, journal, patience)

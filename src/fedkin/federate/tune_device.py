@@ -22,14 +22,13 @@ from fedkin.federate.manifest import Manifest, load_manifest, load_rows
 from fedkin.federate.process import (
     FINISHED,
     STOPPED,
-    Clerk,
+    StatusWriter,
     exit_code,
     link_watcher,
     links,
     name_of,
     only_one,
     own_position,
-    refusal_watcher,
 )
 from fedkin.federate.tune import Tuner, TuneSettings
 
@@ -67,11 +66,10 @@ def tune_device(place: Path, settings: TuneSettings, patience: Patience, *, by_f
         journal = Journal(name, place / LOG)
         neighbours = {manifest.members[v].name for v in manifest.neighbours(position)}
         _forget_other_runs(place / TUNING_STATE, run)
-        on_refusal = refusal_watcher(journal) if manifest.secure else None
         on_link = link_watcher(journal, neighbours, manifest.secure)
-        transport = ZenohTransport(links(place, manifest), on_link, on_refusal)
+        transport = ZenohTransport(links(place, manifest), on_link)
         try:
-            clerk = Clerk(place, 0)
+            writer = StatusWriter(place, 0)
             tuner = Tuner(
                 manifest,
                 position,
@@ -82,9 +80,9 @@ def tune_device(place: Path, settings: TuneSettings, patience: Patience, *, by_f
                 checkpoint=place / TUNING_STATE,
                 patience=patience,
                 without=read_selection(place, manifest),
-                tick=lambda _: clerk.tick(),
+                tick=lambda _: writer.tick(),
             )
-            clerk.status, clerk.rounds = tuner.status, tuner.rounds
+            writer.status, writer.rounds = tuner.status, tuner.rounds
             lams, losses = tuner.run()
             write_curve(place, run, lams, losses, by_fold=by_fold)
             journal.write("info", "tuned", levels=lams.size, change=tuner.status.change)
@@ -92,7 +90,7 @@ def tune_device(place: Path, settings: TuneSettings, patience: Patience, *, by_f
             for file in place.glob(f"{Path(TUNING_STATE).stem}.*"):
                 file.unlink()
             tuner.status.state = "tuned"
-            clerk.write(force=True)
+            writer.write(force=True)
             return FINISHED
         except Stopped:
             journal.write("info", "stopped on request")

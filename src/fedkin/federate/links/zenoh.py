@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 from fedkin.errors import FedkinError, missing_dependency
 from fedkin.federate.links.memory import OnFrame, OnPresence, OnPull
 from fedkin.federate.lockstep import PeerError
-from fedkin.federate.refusals import Refusal, RefusalWatch, without_source
 
 try:
     import zenoh
@@ -24,12 +24,20 @@ PULL_SECONDS = 5.0
 _ZENOH_LOG = "error"
 
 
+#: Where in zenoh's source code something was said.
+_SOURCE = re.compile(r"\s+at \S*\.rs:\d+\.?(?!\d)")
+
+
 class TransportError(PeerError):
     """The network could not be reached as configured; that may pass, as when another process still has the port."""
 
 
 class EndpointError(FedkinError, ValueError):
     """Links that cannot be opened on this machine, at any time."""
+
+
+def _without_source(text: str) -> str:
+    return _SOURCE.sub("", text)
 
 
 def not_opened(listen: Sequence[str], words: str) -> FedkinError:
@@ -42,7 +50,7 @@ def not_opened(listen: Sequence[str], words: str) -> FedkinError:
     words : str
         What zenoh says.
     """
-    why = f"cannot {f'listen on {listen[0]}' if listen else 'open links'}: {without_source(words)}"
+    why = f"cannot {f'listen on {listen[0]}' if listen else 'open links'}: {_without_source(words)}"
     host = listen[0].partition("/")[2].rpartition(":")[0] if listen else ""
     again = "correct its line in the table of --endpoints (or --centre, or --port) and run fedkin peer init again"
     nat = "behind NAT or in a container, let it listen on all addresses: docs/peer.md, 'Behind NAT and in containers'"
@@ -75,33 +83,25 @@ class ZenohTransport:
         From `fedkin.federate.security.link_configuration`, with absolute paths.
     on_link : callable, optional
         ``on_link(common_name, address, opened)`` for every link that opens or closes; the name is None without TLS.
-    on_refusal : callable, optional
-        Called for what zenoh refuses. Takes over the standard output of the process, see `fedkin.federate.refusals`.
     """
 
     def __init__(
         self,
         configuration: Mapping[str, Any],
         on_link: Callable[[str | None, str, bool], None] | None = None,
-        on_refusal: Callable[[Refusal], None] | None = None,
     ) -> None:
         try:
             checked = zenoh.Config.from_json5(json.dumps(dict(configuration)))
         except zenoh.ZError as error:
             raise EndpointError(
-                f"zenoh.json5 is not a configuration of zenoh ({without_source(str(error))}); carry it again from "
+                f"zenoh.json5 is not a configuration of zenoh ({_without_source(str(error))}); carry it again from "
                 "where peer init made it"
             ) from None
-        self._watch: RefusalWatch | None = None
         listen = configuration.get("listen", {}).get("endpoints", [])
-        if on_refusal is not None:
-            self._watch = RefusalWatch(on_refusal, _port(listen[0]) if listen else None)
         zenoh.init_log_from_env_or(_ZENOH_LOG)  # unless RUST_LOG says something else
         try:
             self._session = zenoh.open(checked)
         except zenoh.ZError as error:
-            if self._watch is not None:
-                self._watch.close()
             raise not_opened(listen, str(error)) from None
         self._publishers: dict[str, Any] = {}
         self._kept: list[Any] = []
@@ -109,10 +109,7 @@ class ZenohTransport:
 
     def _watch_links(self, on_link: Callable[[str | None, str, bool], None]) -> Any:
         def on_event(event: Any) -> None:
-            link, opened = event.link, event.kind == zenoh.SampleKind.PUT
-            if opened and self._watch is not None:
-                self._watch.on_link(str(link.zid), link.auth_identifier, link.dst)
-            on_link(link.auth_identifier, link.dst, opened)
+            on_link(event.link.auth_identifier, event.link.dst, event.kind == zenoh.SampleKind.PUT)
 
         return self._session.info.declare_link_events_listener(on_event, history=True)
 
@@ -156,10 +153,3 @@ class ZenohTransport:
     def close(self) -> None:
         with suppress(zenoh.ZError):
             self._session.close()  # type: ignore[no-untyped-call]
-        if self._watch is not None:
-            self._watch.close()
-
-
-def _port(endpoint: str) -> int | None:
-    digits = endpoint.rpartition(":")[2].partition("?")[0]
-    return int(digits) if digits.isdigit() else None
