@@ -9,11 +9,8 @@ from hypothesis import strategies as st
 
 from fedkin.graph import Graph
 from fedkin.objective import FusedObjective, QuadraticTerms, make_penalty
-from fedkin.solvers import solve_fused, start_iteration
-
-pytest.importorskip("numba")
-
 from fedkin.solvers import chains as module
+from fedkin.solvers import solve_fused, start_iteration
 from fedkin.solvers.chains import ChainIteration, chains_for, two_chain_sets
 from fedkin.solvers.compiled import CompiledIteration
 from fedkin.solvers.kernels.chains import chain_step

@@ -50,7 +50,6 @@ def test_a_resumed_run_is_the_uninterrupted_one(
     tmp_path_factory, first, every, gradient, average, availability, backend, shards, extras
 ):
     if backend == "numba":
-        pytest.importorskip("numba")
         shards = 1
     path = tmp_path_factory.mktemp("run") / "run.npz"
     problem = a_problem(sparsity=0.01 if extras else 0.0, ridge=0.01)

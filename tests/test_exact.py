@@ -210,8 +210,6 @@ def test_isolated_devices_keep_their_own_fit() -> None:
 
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
 def test_isolated_devices_with_fewer_rows_than_parameters(backend: str) -> None:
-    if backend == "numba":
-        pytest.importorskip("numba")
     fed = federation("linear", (2, 3, 9), q=4)
     solution = solve(Problem(fed, Graph(range(3), [(1, 2)]), lam=0.05), backend=backend)
     assert solution.status == "converged"

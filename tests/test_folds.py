@@ -46,7 +46,6 @@ def test_sums_of_parts_are_the_terms_of_the_rows(loss: str, ridge: float | list[
 
 
 def test_cores_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("numba")
     design = paper_design(30, 40, 4, 3)
     problem = Problem(design.federation, design.graph)
     lams = 1e-3 * np.geomspace(1, 1e-2, 12)
@@ -61,7 +60,6 @@ def test_cores_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_jobs_limit_threads() -> None:
-    pytest.importorskip("numba")
     design = paper_design(20, 40, 3, 2)
     problem = Problem(design.federation, design.graph)
     lams = [1e-3, 1e-4]

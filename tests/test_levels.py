@@ -9,11 +9,8 @@ from fedkin import Problem, lam_path, solve
 from fedkin.datasets import paper_design
 from fedkin.objective import FusedObjective, Solution
 from fedkin.solvers import solve_fused
-from random_problems import PENALTY_NAMES, federation, random_graph
-
-pytest.importorskip("numba")
-
 from fedkin.solvers.levels import solve_levels
+from random_problems import PENALTY_NAMES, federation, random_graph
 
 TOL = 1e-8
 

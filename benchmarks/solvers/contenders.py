@@ -74,8 +74,6 @@ class Fedkin:
         size = instance.objective.graph.n_edges * instance.objective.terms.n_params
         if self.backend == "numpy" and size > 2_000_000:
             return "too large to be worth it"
-        if self.backend == "numba" and importlib.util.find_spec("numba") is None:
-            return "numba is not installed"
         return None
 
     def attempts(self, instance: Instance, target: float) -> Iterator[Attempt]:

@@ -98,7 +98,7 @@ def first_fit() -> dict:
 
 def compiling() -> dict:
     """Seconds to compile (or load) the kernels."""
-    from fedkin.solvers.backend import compile_kernels
+    from fedkin.solvers import compile_kernels
 
     start = time.perf_counter()
     compile_kernels()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Literal
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedkin.admm.inprocess import LocalShards
 from fedkin.admm.sampling import FLOYD_LIMIT
-from fedkin.errors import ParameterError, missing_dependency
+from fedkin.errors import ParameterError
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -36,17 +35,15 @@ def choose_backend(local: LocalShards, backend: Backend, work: float) -> tuple[B
     """
     if backend not in ("auto", "numpy", "numba"):
         raise ParameterError(f"backend must be 'auto', 'numpy' or 'numba', got {backend!r}")
-    if backend == "numpy" or (backend == "auto" and (work < COMPILE_WORK or find_spec("numba") is None)):
+    if backend == "numpy" or (backend == "auto" and work < COMPILE_WORK):
         return "numpy", local.run
     reason = unsupported(local)
     if reason is not None:
         if backend == "auto":
             return "numpy", local.run
         raise ParameterError(f"backend='numba' cannot do this run: {reason}; use backend='numpy'")
-    try:
-        from fedkin.admm.compiled import CompiledRounds
-    except ImportError:
-        raise missing_dependency("numba", "backend='numba'", "fast") from None
+    from fedkin.admm.compiled import CompiledRounds
+
     return "numba", CompiledRounds(local)
 
 

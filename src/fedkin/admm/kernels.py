@@ -1,4 +1,4 @@
-"""The rounds of Fed-ADMM as compiled loops (numba, the extra ``fedkin[fast]``), for one shard that hosts every device.
+"""The rounds of Fed-ADMM as compiled loops (numba), for one shard that hosts every device.
 
 The same batches and the same steps as `fedkin.admm.shard`; sums are taken in another order, so results agree to
 rounding and not to the bit. Importing the module compiles it, or loads it from numba's cache. A round has two loops,

@@ -6,7 +6,7 @@ Imports: `objective` and below.
 
 from __future__ import annotations
 
-from fedkin.solvers.backend import installed, resolve_backend, start_iteration
+from fedkin.solvers.backend import compile_kernels, resolve_backend, start_iteration
 from fedkin.solvers.crossvalidation import cross_validate_lam
 from fedkin.solvers.exact import SCALE_FLOOR, solve, solve_fused
 from fedkin.solvers.fuse import fused_parameters
@@ -18,10 +18,10 @@ __all__ = [
     "SCALE_FLOOR",
     "MinimizerBall",
     "PrimalDual",
+    "compile_kernels",
     "cross_validate_lam",
     "fused_parameters",
     "initial_rho",
-    "installed",
     "lam_max",
     "lam_path",
     "resolve_backend",

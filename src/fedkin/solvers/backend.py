@@ -1,20 +1,19 @@
-"""What carries out the iterations: numpy, always there, or compiled kernels (numba, the extra ``fedkin[fast]``).
+"""What carries out the iterations: numpy or compiled kernels (numba).
 
-numpy is the reference. The kernels do the same steps several times faster, but loading them takes about half a second
-and compiling them, once per machine, many. So ``"auto"`` takes them when they are loaded already, or when the work
-ahead outweighs what it takes to get them; a first small fit never waits for a compiler.
+numpy is the reference. The kernels take the same steps several times faster, but loading them takes about half a
+second, and compiling them, once per machine, 10 to 20. So ``"auto"`` uses them when they are loaded already, or when
+the work ahead is worth the wait; a first small fit never waits for a compiler.
 """
 
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.errors import ParameterError, missing_dependency
+from fedkin.errors import ParameterError
 from fedkin.objective import FusedObjective, QuadraticTerms
 from fedkin.solvers.kernels.cache import cached
 from fedkin.solvers.pdhg import Iteration, NumpyIteration
@@ -48,9 +47,7 @@ def resolve_backend(backend: Backend, objective: FusedObjective, n_solves: int =
     Raises
     ------
     ParameterError
-        For an unknown name, or a penalty of one's own with "numba".
-    MissingDependencyError
-        When "numba" is asked for and not installed.
+        For an unknown name, or a custom penalty with "numba".
 
     Examples
     --------
@@ -69,10 +66,8 @@ def resolve_backend(backend: Backend, objective: FusedObjective, n_solves: int =
     if backend == "numba":
         if name not in COMPILED_PENALTIES:
             raise ParameterError(f"there are no kernels for the penalty {name!r}; use backend='numpy'")
-        if not installed():
-            raise missing_dependency("numba", "backend='numba'", "fast")
         return "numba"
-    if name not in COMPILED_PENALTIES or not installed():
+    if name not in COMPILED_PENALTIES:
         return "numpy"
     if _KERNELS in sys.modules:
         return "numba"
@@ -88,21 +83,8 @@ def expected_seconds(objective: FusedObjective) -> float:
     return 1e-9 * USUAL_ITERATIONS * (EDGE_COST * edges + GRAM_COST * entries)
 
 
-def installed() -> bool:
-    """Whether numba can be imported."""
-    return find_spec("numba") is not None
-
-
 def compile_kernels() -> None:
-    """Compile the kernels now and leave them in numba's cache; a second call only loads them.
-
-    Raises
-    ------
-    MissingDependencyError
-        When numba is not installed.
-    """
-    if not installed():
-        raise missing_dependency("numba", "compiling the kernels", "fast")
+    """Compile the kernels now and leave them in numba's cache; a second call only loads them."""
     from fedkin.solvers.kernels import levels  # noqa: F401  (and the kernels it calls)
 
 

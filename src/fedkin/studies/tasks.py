@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from fedkin.errors import ParameterError
+from fedkin.solvers import compile_kernels
 from fedkin.studies.config import Cell, put_on_path
 from fedkin.studies.store import environment
 
@@ -84,16 +85,12 @@ def run_job(job: Job) -> tuple[list[Row], float]:
 
 
 def settle_backend() -> str:
-    """Load the compiled kernels where they can be had, so that every solve of this process uses the same backend.
+    """Load the compiled kernels, so that every solve of this process uses the same backend.
 
     Left alone, the solver would begin with numpy and change when loading pays, and the last digits of a row would
     depend on what its process had done before.
     """
-    from fedkin.solvers import installed
-
-    if not installed():
-        return "numpy"
-    import_module("fedkin.solvers.kernels.steps")
+    compile_kernels()
     return "numba"
 
 

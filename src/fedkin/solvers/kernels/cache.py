@@ -1,4 +1,4 @@
-"""Compiled kernels in numba's caches: whether they are there, and whether they are still what the source says.
+"""numba's cache of compiled kernels: whether they are there, and whether the sources have changed since.
 
 numba compiles a kernel again when its own file has changed, but not when a kernel that it calls has, in another file.
 """
@@ -12,22 +12,22 @@ from pathlib import Path
 _HERE = Path(__file__).parent
 
 
-def sources() -> list[Path]:
-    """Files that kernels are made of: their own, the way they are compiled, and constants that are built in."""
-    return [*_HERE.glob("*.py"), _HERE.parent / "pdhg.py"]
+def sources(folder: Path = _HERE) -> list[Path]:
+    """Files that kernels are made of: their own, and the one whose constants are built in."""
+    return [*folder.glob("*.py"), folder.parent / "pdhg.py"]
 
 
-def cached() -> bool:
+def cached(folder: Path = _HERE) -> bool:
     """Whether compiled kernels lie in one of numba's caches, no older than their sources."""
-    newest = _newest_source()
-    return any(entry.stat().st_mtime >= newest for entry in entries("steps.run-*"))
+    newest = _newest_source(folder)
+    return any(entry.stat().st_mtime >= newest for entry in entries("steps.run-*", folder))
 
 
-def drop_stale() -> None:
-    """Remove kernels from the caches that are older than any of the sources; numba compiles them again."""
-    newest = _newest_source()
-    for source in _HERE.glob("*.py"):
-        for entry in entries(f"{source.stem}.*"):
+def drop_stale(folder: Path = _HERE) -> None:
+    """Remove kernels that are older than any of the sources from the caches; numba compiles them again."""
+    newest = _newest_source(folder)
+    for source in folder.glob("*.py"):
+        for entry in entries(f"{source.stem}.*", folder):
             try:
                 if entry.stat().st_mtime < newest:
                     entry.unlink()
@@ -35,14 +35,14 @@ def drop_stale() -> None:
                 continue
 
 
-def entries(pattern: str) -> Iterator[Path]:
+def entries(pattern: str, folder: Path = _HERE) -> Iterator[Path]:
     """Index files with such names in the places where numba keeps them."""
     pattern += ".nbi"
-    yield from (_HERE / "__pycache__").glob(pattern)
-    for folder in (os.environ.get("NUMBA_CACHE_DIR"), Path.home() / ".cache" / "numba"):
-        if folder and Path(folder).is_dir():
-            yield from Path(folder).glob(f"{_HERE.name}_*/{pattern}")
+    yield from (folder / "__pycache__").glob(pattern)
+    for place in (os.environ.get("NUMBA_CACHE_DIR"), Path.home() / ".cache" / "numba"):
+        if place and Path(place).is_dir():
+            yield from Path(place).glob(f"{folder.name}_*/{pattern}")
 
 
-def _newest_source() -> float:
-    return max(source.stat().st_mtime for source in sources())
+def _newest_source(folder: Path) -> float:
+    return max(source.stat().st_mtime for source in sources(folder))

@@ -1,4 +1,4 @@
-"""The primal-dual iteration as compiled loops (numba, the extra ``fedkin[fast]``).
+"""The primal-dual iteration as compiled loops (numba).
 
 Nothing here is called directly: `fedkin.solvers.compiled` drives these kernels, `fedkin.solvers.backend` decides when.
 Importing the module compiles them, or loads them from numba's cache. All release the GIL and work on a range
