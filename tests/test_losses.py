@@ -22,6 +22,9 @@ from fedkin.losses import (
     PoissonLoss,
     RowLoss,
     UserLoss,
+    by_loss,
+    describe_loss,
+    described_loss,
     make_loss,
     weighted_gram,
 )
@@ -479,3 +482,99 @@ def test_losses_are_convex_along_segments(loss):
 def test_own_functions_must_take_an_offset():
     with pytest.raises(ParameterError, match=r"value_fn is called as value_fn\(theta, X, y, offset\)"):
         UserLoss(lambda theta, X, y: 0.0, lambda theta, X, y, offset: theta)
+
+
+# ---------------------------------------------------------------- what other packages ask a loss
+
+
+@every_loss
+def test_compact_scores_tell_the_gradients_of_a_batch(loss):
+    samples = [device(loss, seed=20 + u, n=6) for u in range(3)]
+    theta, X, y, offset = (np.stack(parts) for parts in zip(*samples, strict=True))
+    compact = loss.compact_scores(theta, X, y, offset)
+    assert compact.shape == (3, 6, loss.compact_width(theta.shape[1]))
+    expected = [loss.gradient(*sample) for sample in samples]
+    np.testing.assert_allclose(loss.mean_of_compact(compact, X), expected, atol=1e-13)
+    np.testing.assert_allclose(loss.batch_gradients(theta, X, y, offset), expected, atol=1e-13)
+
+
+@every_loss
+def test_quadratic_terms_are_the_loss(loss):
+    theta, X, y, offset = device(loss, seed=21)
+    if not loss.quadratic:
+        with pytest.raises(NotImplementedError, match="not quadratic"):
+            loss.quadratic_terms(X[None], y[None], offset[None])
+        return
+    A, b, c = (part[0] for part in loss.quadratic_terms(X[None], y[None], offset[None]))
+    curved = 0.5 * theta @ (A * theta if A.ndim == 0 else A @ theta)
+    assert curved - b @ theta + c == pytest.approx(loss.value(theta, X, y, offset), rel=1e-12)
+
+
+@every_row_loss
+def test_row_curvatures_are_the_traces_of_single_rows_hessians(loss):
+    theta, X, y, offset = device(loss, seed=22, n=5)
+    thetas = np.stack([(1 + k) * theta for k in range(5)])
+    rows = [slice(k, k + 1) for k in range(5)]
+    expected = [np.trace(loss.hessian(thetas[k], X[row], y[row], offset[row])) for k, row in enumerate(rows)]
+    np.testing.assert_allclose(loss.row_curvatures(thetas, X, y, offset), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name, loss in LOSSES.items() if not name.startswith("user")])
+def test_built_in_losses_come_back_from_their_description(name):
+    loss = LOSSES[name]
+    restored = described_loss(describe_loss(loss))
+    assert type(restored) is type(loss)
+    assert vars(restored) == vars(loss)
+
+
+def test_descriptions_that_fit_no_loss_are_refused():
+    with pytest.raises(ParameterError, match=r"unknown loss 'hinge'.*linear"):
+        described_loss({"name": "hinge"})
+    with pytest.raises(ParameterError, match=r"linear loss does not have the parameters.*delta"):
+        described_loss({"name": "linear", "delta": 1.0})
+
+
+class SteepLogistic(LogisticLoss):
+    """A custom loss with the name of a built-in one."""
+
+
+def test_subclasses_are_custom_losses():
+    assert describe_loss(SteepLogistic()) == {"name": "logistic", "own": True, "own_prediction": True}
+    assert describe_loss(expectile(True)) == {"name": "expectile", "own": True, "own_prediction": False}
+    # it may compute something else than the compiled loops do
+    assert LogisticLoss().kernel == ("logistic", 0.0)
+    assert SteepLogistic().kernel is None
+    assert HuberLoss(0.7).kernel == ("huber", 0.7)
+    assert MultinomialLoss(3).kernel is None
+
+
+def test_equal_losses_are_grouped():
+    shared = expectile(True)
+    losses = [
+        HuberLoss(2.0),
+        LinearLoss(),
+        shared,
+        HuberLoss(2.0),
+        HuberLoss(3.0),
+        LinearLoss(),
+        shared,
+        SteepLogistic(),
+    ]
+    assert [who.tolist() for who, _ in by_loss(losses)] == [[0, 3], [1, 5], [2, 6], [4], [7]]
+    assert [(who.tolist(), loss.name) for who, loss in by_loss(losses, np.array([3, 5]))] == [
+        ([3], "huber"),
+        ([5], "linear"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "expected"),
+    [
+        (LogisticLoss(), [0, 1, 1, 1], [False, True]),
+        (MultinomialLoss(3), [0, 1, 2, 1], [True, True]),
+        (PoissonLoss(), [0, 3, 0, 0], [False, True]),
+        (LinearLoss(), [0, 0, 0, 0], [False, False]),
+    ],
+)
+def test_groups_whose_best_constant_is_infinite(loss, y, expected):
+    assert loss.constant_diverges(np.array(y, float), np.array([0, 0, 1, 1])).tolist() == expected

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedkin.admm.inprocess import LocalShards
 from fedkin.admm.sampling import FLOYD_LIMIT
 from fedkin.errors import ParameterError
+from fedkin.losses import COMPILED_LOSSES
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -57,9 +58,8 @@ def unsupported(local: LocalShards) -> str | None:
         return "it cannot draw from streams"
     if any(other is not loss for other in plan.rows.losses):
         return "it needs the same loss on every device"
-    names = ("mean", "linear", "logistic", "poisson", "huber")
-    if loss.name not in names or type(loss).__module__ != "fedkin.losses.builtin":
-        return f"it has no {loss.name} loss, only {', '.join(names)}"
+    if loss.kernel is None:
+        return f"it has no {loss.name} loss, only {', '.join(COMPILED_LOSSES)}"
     if ((plan.rows.batch > FLOYD_LIMIT) & (plan.rows.batch < plan.rows.counts)).any():
         return f"it cannot draw batches of more than {FLOYD_LIMIT} rows"
     if plan.penalty.name not in ("l1", "l2", "linf") or type(plan.penalty).__module__ != "fedkin.objective.penalties":

@@ -16,7 +16,6 @@ from fedkin.admm.gradients import Gradients
 from fedkin.admm.inprocess import LocalShards
 from fedkin.admm.sampling import device_roots
 from fedkin.admm.shard import averaging_weight
-from fedkin.losses import HuberLoss
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -43,18 +42,18 @@ class CompiledRounds:
         rows, steps = self.plan.rows, self.plan.steps
         work = float(rows.batch.sum() + self.plan.edges.shape[0]) * rows.ridge.size
         self.threads = threads or (available_threads() if work > THREADING_PAYS else 1)
-        loss = rows.losses[0]
+        kernel = rows.losses[0].kernel
+        assert kernel is not None, "see `fedkin.admm.backend.unsupported`"
         self._codes = np.array(
             [
-                kernels.LOSSES[loss.name],
+                kernels.LOSSES[kernel[0]],
                 kernels.GRADIENTS[self.plan.gradient],
                 kernels.AVERAGES[self.plan.average],
                 self.plan.snapshot_every,
             ],
             dtype=np.int64,
         )
-        delta = loss.delta if isinstance(loss, HuberLoss) else 0.0
-        self._numbers = np.array([delta, np.inf if self.plan.radius is None else self.plan.radius])
+        self._numbers = np.array([kernel[1], np.inf if self.plan.radius is None else self.plan.radius])
         none = np.empty(0)
         self._given = (
             rows.X,

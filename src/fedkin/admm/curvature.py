@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.admm.gradients import DeviceRows
-from fedkin.losses import Loss, MeanLoss, RowLoss
+from fedkin.losses import Loss, by_loss
 from fedkin.objective import DeviceTerms, QuadraticTerms
 
 Array = NDArray[np.float64]
@@ -111,33 +111,21 @@ def _rough_fit(terms: DeviceTerms) -> Array:
 def _row_curvature(rows: DeviceRows, theta: Array) -> tuple[Array, Array]:
     """Typical and largest curvature of one row on each device, infinite where the loss has no rows of its own."""
     typical, worst = np.empty(rows.starts.size), np.empty(rows.starts.size)
-    by_loss: dict[int, list[int]] = {}
-    for u, loss in enumerate(rows.losses):
-        by_loss.setdefault(id(loss), []).append(u)
-    for members in by_loss.values():
-        typical[members], worst[members] = _row_curvature_of(rows.losses[members[0]], rows, np.array(members), theta)
+    for members, loss in by_loss(rows.losses):
+        typical[members], worst[members] = _row_curvature_of(loss, rows, members, theta)
     return typical, worst
 
 
 def _row_curvature_of(loss: Loss, rows: DeviceRows, members: NDArray[np.int64], theta: Array) -> tuple[Array, Array]:
     ridge = rows.ridge.max()
-    if isinstance(loss, MeanLoss):
-        one = np.full(members.size, 1.0 + ridge)
-        return one, one
-    if not isinstance(loss, RowLoss):
-        unknown = np.full(members.size, np.inf)
-        return unknown, unknown
     counts = rows.counts[members]
     first = np.concatenate([[0], np.cumsum(counts)[:-1]])
     numbers = np.repeat(rows.starts[members] - first, counts) + np.arange(counts.sum())
-    X = rows.X[numbers]
-    own = np.repeat(members, counts)
-    weights = theta.reshape(theta.shape[0], loss.n_outputs, -1)
-    eta = np.stack([np.einsum("np,np->n", X, weights[own, k]) for k in range(loss.n_outputs)], axis=1)
-    if rows.offset is not None:
-        eta = eta + rows.offset[numbers][:, None]
-    y = np.zeros(numbers.size) if rows.y is None else rows.y[numbers]
-    each = np.trace(loss.curvature_at(eta, y), axis1=1, axis2=2) * np.einsum("np,np->n", X, X)
+    y, offset = (None if column is None else column[numbers] for column in (rows.y, rows.offset))
+    each = loss.row_curvatures(theta[np.repeat(members, counts)], rows.X[numbers], y, offset)
+    if each is None:
+        unknown = np.full(members.size, np.inf)
+        return unknown, unknown
     total = np.maximum(np.add.reduceat(each, first), np.finfo(float).tiny)
     # the trace of E(curvature^2 x x' / ...) over that of the Hessian: heavy rows count as much as they can hurt
     typical = np.add.reduceat(each * each, first) / total

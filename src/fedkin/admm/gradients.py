@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedkin.admm.sampling import draw_batches, round_states
 from fedkin.errors import DataError, SolverError
-from fedkin.losses import Loss, MeanLoss, RowLoss
+from fedkin.losses import Loss
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -60,7 +60,7 @@ class DeviceRows:
     def table_width(self) -> int:
         """Numbers that SAGA remembers of a row: its slopes, or its whole score where the loss has no slopes."""
         kinds = {id(loss): loss for loss in self.losses}.values()
-        return max((loss.n_outputs if isinstance(loss, RowLoss) else self.ridge.size) for loss in kinds)
+        return max(loss.compact_width(self.ridge.size) for loss in kinds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,39 +73,16 @@ class _Batch:
     offset: Array | None
 
     def per_row(self, theta: Array) -> Array:
-        """What identifies each row's gradient at ``theta (B, p)``: slopes ``(B, b, k)``, or scores ``(B, b, p)``."""
-        if isinstance(self.loss, RowLoss):
-            weights = theta.reshape(theta.shape[0], 1, self.loss.n_outputs, -1)
-            eta = (self.X[:, :, None, :] * weights).sum(axis=3)
-            if self.offset is not None:
-                eta = eta + self.offset[:, :, None]
-            if self.y is None:
-                raise DataError(f"the {self.loss.name} loss needs a target, but the rows have none")
-            return self.loss.slope_at(eta, self.y)
-        if isinstance(self.loss, MeanLoss):
-            return theta[:, None, :] - self.X
-        return np.stack([self.loss.scores(theta[u], *self._rows(u)) for u in range(theta.shape[0])])
+        """What tells each row's gradient at ``theta (B, p)``, as the table of SAGA remembers it."""
+        return self.loss.compact_scores(theta, self.X, self.y, self.offset)
 
     def mean(self, per_row: Array) -> Array:
         """Mean gradient ``(B, p)`` of rows given by `per_row`."""
-        size = self.X.shape[1]
-        if not isinstance(self.loss, RowLoss):
-            return np.asarray(per_row.sum(axis=1) / size)
-        if self.loss.n_outputs == 1:
-            return np.asarray((per_row * self.X).sum(axis=1) / size)
-        outer = (per_row[:, :, :, None] * self.X[:, :, None, :]).sum(axis=1) / size
-        return np.asarray(outer.reshape(outer.shape[0], -1))
+        return self.loss.mean_of_compact(per_row, self.X)
 
     def gradient(self, theta: Array) -> Array:
         """Mean gradient ``(B, p)`` at ``theta (B, p)``."""
-        if isinstance(self.loss, RowLoss):
-            return self.mean(self.per_row(theta))
-        if isinstance(self.loss, MeanLoss):
-            return np.asarray(theta - self.X.sum(axis=1) / self.X.shape[1])
-        return np.stack([self.loss.gradient(theta[u], *self._rows(u)) for u in range(theta.shape[0])])
-
-    def _rows(self, u: int) -> tuple[Array, Array | None, Array | None]:
-        return self.X[u], None if self.y is None else self.y[u], None if self.offset is None else self.offset[u]
+        return self.loss.batch_gradients(theta, self.X, self.y, self.offset)
 
 
 class Gradients:

@@ -25,8 +25,9 @@ from fedkin.cli.tables import (
 )
 from fedkin.data import Federation
 from fedkin.errors import DataError, ModelFileError, ParameterError
-from fedkin.fitting import CLASS_LOSSES, MODEL_FILE, Comparison, FitOptions, FittedModel, compare, fit_federation
+from fedkin.fitting import MODEL_FILE, Comparison, FitOptions, FittedModel, compare, fit_federation
 from fedkin.graph import Graph
+from fedkin.losses import CLASS_LOSSES
 from fedkin.stats import Method, Variance
 
 

@@ -20,10 +20,10 @@ from fedkin.federate.endpoints import centre_endpoint, local_endpoints, read_end
 from fedkin.federate.manifest import Manifest
 from fedkin.federate.security import Pair, make_authority, read_authority_files
 from fedkin.graph import Graph
+from fedkin.losses import CLASS_LOSSES
 from fedkin.objective import Problem
 from fedkin.stats import check_variance
 
-_CLASSIFIERS = ("logistic", "multinomial")
 _MOST_NAMES = 20  # written out
 _MOST_ROUNDS = 2**32 - 1  # that a message can count
 
@@ -168,7 +168,7 @@ def _selection(command: InitCommand) -> dict[str, Any] | None:
 
 
 def _encoded(federation: Federation, loss: str) -> tuple[Federation, list[Any] | None]:
-    if loss not in _CLASSIFIERS or federation.y is None:
+    if loss not in CLASS_LOSSES or federation.y is None:
         return federation, None
     classes, codes = np.unique(
         federation.y.astype(str) if federation.y.dtype == object else federation.y, return_inverse=True

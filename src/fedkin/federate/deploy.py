@@ -11,8 +11,9 @@ import numpy as np
 from fedkin._base import check_whole
 from fedkin.admm import Settings, device_rows, local_curvature, plan_run
 from fedkin.errors import DataError, ParameterError
-from fedkin.federate.manifest import DEAL, Manifest, Member, Rows, describe_loss, plain_names
+from fedkin.federate.manifest import DEAL, Manifest, ManifestError, Member, Rows, plain_names
 from fedkin.federate.messages import RUN_BYTES
+from fedkin.losses import describe_loss
 from fedkin.objective import Problem
 
 #: Bytes of own thetas that a device keeps in memory for neighbours that go back to their checkpoints.
@@ -46,7 +47,7 @@ def make_manifest(
     Parameters
     ----------
     problem : Problem
-        With one of fedkin's own losses, the same on all devices; ids are text or whole numbers.
+        With a built-in loss, the same on all devices; ids are text or whole numbers.
     rounds : int
         Rounds to do.
     settings : Settings
@@ -64,7 +65,8 @@ def make_manifest(
     Examples
     --------
     >>> from fedkin.datasets import paper_design
-    >>> from fedkin.objective import Problem
+    >>> from fedkin.losses import describe_loss
+from fedkin.objective import Problem
     >>> from fedkin.federate.deploy import make_manifest
     >>> from fedkin.admm import Settings
     >>> design = paper_design(n_devices=4, n_samples=30, n_features=3, n_clusters=2, seed=0)
@@ -80,6 +82,9 @@ def make_manifest(
         raise ParameterError(f"{len(endpoints)} endpoints for {federation.n_devices} devices; give one for each")
     if len({id(loss) for loss in problem.losses}) > 1:
         raise ParameterError("devices with different losses cannot be deployed yet; give one loss")
+    loss = describe_loss(problem.losses[0])
+    if loss.get("own"):
+        raise ManifestError(f"devices cannot be told about the custom loss {loss['name']!r}, as code is never sent")
     for device in federation.devices:
         if isinstance(device, bool) or not isinstance(device, str | int):
             raise DataError(f"device ids must be text or whole numbers to be deployed, got {device!r}")
@@ -93,7 +98,7 @@ def make_manifest(
         members=tuple(Member(device, name, endpoint) for device, name, endpoint in parts),  # type: ignore[arg-type]
         edges=plan.edges.tolist(),
         edge_radius=plan.edge_radius.tolist(),
-        loss=describe_loss(problem.losses[0]),
+        loss=loss,
         penalty=plan.penalty.name,
         lam=float(problem.lam),
         n_params=problem.n_params,

@@ -37,7 +37,7 @@ from fedkin.federate.plans import (
     encode_plan,
 )
 from fedkin.federate.security import check_private, read_signed
-from fedkin.losses import HuberLoss, Loss, MultinomialLoss, make_loss
+from fedkin.losses import Loss, described_loss
 from fedkin.objective import make_penalty
 
 Array = NDArray[np.float64]
@@ -348,11 +348,7 @@ class Manifest:
 
     def loss_object(self) -> Loss:
         """The loss that the manifest names."""
-        described = dict(self.loss)
-        name = described.pop("name")
-        if name == "huber":
-            return HuberLoss(**described)
-        return MultinomialLoss(**described) if name == "multinomial" else make_loss(name)
+        return described_loss(self.loss)
 
     def plan(self, rows: Mapping[int, Rows]) -> tuple[RunPlan, Index]:
         """The arithmetic of the devices whose ``rows`` are given, and their positions; edges are all edges."""
@@ -541,15 +537,3 @@ def plain_names(ids: Sequence[Hashable]) -> list[str]:
     if len(taken) < len(names) or CENTRE in taken:  # also where file systems do not tell cases apart
         names = [f"device-{k}" for k in range(len(ids))]
     return names
-
-
-def describe_loss(loss: Loss) -> dict[str, Any]:
-    """Name and parameters of a loss; code never travels, so a loss of one's own is refused."""
-    if isinstance(loss, HuberLoss | MultinomialLoss):
-        return {"name": loss.name, **asdict(loss)}
-    try:
-        if type(make_loss(loss.name)) is type(loss):
-            return {"name": loss.name}
-    except FedkinError:
-        pass
-    raise ManifestError(f"the loss {loss.name!r} is not one of fedkin's own, so devices cannot be told about it")

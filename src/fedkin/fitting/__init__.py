@@ -13,6 +13,5 @@ from fedkin.fitting.directory import MODEL_FILE
 from fedkin.fitting.fitting import fit_federation
 from fedkin.fitting.model import FittedModel, load
 from fedkin.fitting.options import FitOptions
-from fedkin.fitting.preparation import CLASS_LOSSES
 
-__all__ = ["CLASS_LOSSES", "MODEL_FILE", "Comparison", "FitOptions", "FittedModel", "compare", "fit_federation", "load"]
+__all__ = ["MODEL_FILE", "Comparison", "FitOptions", "FittedModel", "compare", "fit_federation", "load"]

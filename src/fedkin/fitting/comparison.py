@@ -198,7 +198,7 @@ def _row_errors(model: FittedModel, test: Federation, target: Array | None, resp
 
 
 def _own_losses(model: FittedModel, test: Federation) -> Array:
-    """Each held-out row's loss by a loss of one's own."""
+    """Each held-out row's loss by a custom loss."""
     X = np.column_stack([np.ones(len(test.X)), test.X]) if model.fit_intercept else test.X
     out = np.empty(len(X))
     for row, u in enumerate(test.device_index.tolist()):

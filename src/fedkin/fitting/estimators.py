@@ -31,9 +31,9 @@ from fedkin.errors import DataError, ParameterError
 from fedkin.fitting.fitting import fit_federation
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
-from fedkin.fitting.preparation import CLASS_LOSSES, plain_classes
+from fedkin.fitting.preparation import plain_classes
 from fedkin.graph import Graph
-from fedkin.losses import Loss
+from fedkin.losses import CLASS_LOSSES, Loss
 
 Array = NDArray[np.float64]
 
@@ -158,7 +158,7 @@ class FedADMMRegressor(RegressorMixin, _FedADMM):  # type: ignore[misc]
     Parameters
     ----------
     loss : "linear" | "huber" | "poisson" or Loss, default "linear"
-        Squared error, Huber's loss, counts with a log link, or a loss of one's own (`fedkin.losses.UserLoss`).
+        Squared error, Huber's loss, counts with a log link, or a custom loss (`fedkin.losses.UserLoss`).
     penalty : "l1" | "l2" | "linf", default "l1"
         phi. l1 fuses coefficient by coefficient, l2 and linf whole devices.
     lam : float or "cv", default "cv"

@@ -32,7 +32,7 @@ from fedkin.fitting.model_tables import (
     read_edges,
 )
 from fedkin.graph import Graph
-from fedkin.losses import Loss, MeanLoss, RowLoss, describe_loss, restore_loss
+from fedkin.losses import Loss, describe_loss, restore_loss
 
 Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -220,13 +220,12 @@ class FittedModel:
         return np.asarray(eta if shift is None else eta + shift[:, None])
 
     def _responses(self, X: object, device: object, offset: ArrayLike | None) -> Array:
-        if isinstance(self.loss, RowLoss):
-            return self.loss.response(self.linear_predictor(X, device, offset))
+        if self.loss.rowwise is not None:
+            return self.loss.rowwise.response(self.linear_predictor(X, device, offset))
         rows, position, shift = self._checked_rows(X, device, offset)
         if self.fit_intercept:
             rows = np.column_stack([np.ones(len(rows)), rows])
-        wide = isinstance(self.loss, MeanLoss)
-        out = np.empty((len(rows), self.n_features) if wide else len(rows))
+        out = np.empty((len(rows), self.n_features) if self.loss.location else len(rows))
         for u in np.unique(position):
             own = position == u
             out[own] = self.loss.predict(self._theta(u), rows[own], None if shift is None else shift[own])
@@ -333,7 +332,7 @@ class FittedModel:
 
         Notes
         -----
-        A loss of one's own is saved by name only: see `load`.
+        A custom loss is saved by name only: see `load`.
         """
         table = CoefficientTable(self.devices, self.clusters, self.n_samples, self.intercept, self.coef)
         tables = {
@@ -373,7 +372,7 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
     directory : path
         Where the model is.
     loss : Loss, optional
-        The loss of one's own that the model was fitted with. Code is never stored, so without it such a model predicts
+        The custom loss that the model was fitted with. Code is never stored, so without it such a model predicts
         the linear predictor, and says so with a warning.
 
     Returns

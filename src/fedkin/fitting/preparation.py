@@ -13,12 +13,10 @@ from fedkin.errors import DataError, ParameterError
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.graph import Graph
-from fedkin.losses import Loss, MeanLoss, RowLoss, make_loss
+from fedkin.losses import CLASS_LOSSES, Loss, make_loss
 
 Array = NDArray[np.float64]
 
-#: Losses whose targets are classes.
-CLASS_LOSSES = ("logistic", "multinomial")
 _MOST_NUMERIC_CLASSES = 20  # beyond this many different fractions nobody means classes
 
 
@@ -36,7 +34,7 @@ class Prepared:
 
     @property
     def n_outputs(self) -> int:
-        return self.loss.n_outputs if isinstance(self.loss, RowLoss) else 1
+        return max(self.loss.n_outputs, 1)
 
     def per_feature(self, value: float) -> Array:
         """A penalty level for each parameter ``(p,)``, 0 for the intercept."""
@@ -53,7 +51,7 @@ class Prepared:
             coef, intercept = blocks[:, :, 1:] / self.scale, blocks[:, :, 0]
             # sorted out feature by feature, as 0 * mean must stay exactly 0
             intercept = intercept - np.einsum("vkq,q->vk", coef, self.mean)
-        elif isinstance(self.loss, MeanLoss):
+        elif self.loss.location:
             coef = blocks * self.scale + self.mean
         else:
             coef = blocks / self.scale
@@ -85,11 +83,11 @@ def prepare(federation: Federation, options: FitOptions) -> Prepared:
         empty = federation.devices[int(np.flatnonzero(federation.n_samples == 0)[0])]
         raise DataError(f"device {empty!r} has no rows to fit: leave it out or give it data")
     loss, classes, encoded = _encoded(federation, options.loss)
-    has_intercept = options.fit_intercept and not isinstance(loss, MeanLoss)
+    has_intercept = options.fit_intercept and not loss.location
     mean, scale = np.zeros(federation.n_features), np.ones(federation.n_features)
     if options.standardize:
         centred, mean, scale = encoded.standardized()
-        if has_intercept or isinstance(loss, MeanLoss):
+        if has_intercept or loss.location:
             encoded = centred
         else:
             # without an intercept a shift of the features would be another model
@@ -97,7 +95,7 @@ def prepare(federation: Federation, options: FitOptions) -> Prepared:
             encoded = _with_features(encoded, encoded.X / scale)
     if has_intercept:
         encoded = encoded.with_intercept()
-    if not isinstance(loss, RowLoss) and loss.n_params(encoded.n_features) != encoded.n_features:
+    if loss.n_params(encoded.n_features) != max(loss.n_outputs, 1) * encoded.n_features:
         raise ParameterError(
             f"the {loss.name} loss has {loss.n_params(encoded.n_features)} parameters for {encoded.n_features} columns "
             "(the intercept among them); a model has one for each column: use Problem and solve for other losses"
@@ -126,7 +124,7 @@ def _encoded(federation: Federation, loss: str | Loss) -> tuple[Loss, tuple[Any,
     wanted = loss
     if isinstance(loss, str):
         wanted = "multinomial" if labels.size > 2 or name == "multinomial" else "logistic"
-    elif labels.size > (2 if name == "logistic" else loss.n_params(1) + 1):
+    elif labels.size > loss.n_params(1) + 1:
         raise DataError(f"the target has {labels.size} classes, more than the given {name} loss has")
     encoded = _with_target(federation, codes.astype(np.float64))
     return make_loss(wanted, encoded.y), plain_classes(labels), encoded

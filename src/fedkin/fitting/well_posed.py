@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.data import Federation
 from fedkin.fitting.options import FitOptions
-from fedkin.fitting.preparation import CLASS_LOSSES, Prepared
+from fedkin.fitting.preparation import Prepared
 from fedkin.graph import Graph
-from fedkin.losses import RowLoss
+from fedkin.losses import LOGIT_SIZE
 from fedkin.objective import Problem
 from fedkin.stats import local_fit
 
@@ -22,8 +21,6 @@ Reasons = dict[Hashable, str]  # device: why its parameters had to be held back
 
 COLLINEAR = "collinear features"
 _SEPARATED = "separated classes, a class that is missing, or no counts"
-_LEAST_SQUARES = ("linear", "huber")
-_LOGIT_SIZE = 25.0  # as in `LocalFit`: the mean square that a logit or log rate may plausibly have
 
 
 def well_posed_problem(prepared: Prepared, graph: Graph, options: FitOptions) -> tuple[Problem, Reasons]:
@@ -43,7 +40,8 @@ def well_posed_problem(prepared: Prepared, graph: Graph, options: FitOptions) ->
     if not reasons:
         return problem, {}
     # least squares along a collinear direction is only as steep as one device's ridge makes it
-    alone = Graph.empty(graph.devices) if prepared.loss.name in _LEAST_SQUARES else groups
+    rowwise = prepared.loss.rowwise
+    alone = Graph.empty(graph.devices) if rowwise is not None and rowwise.minimiser == "always" else groups
     return with_light_ridge(problem, alone, list(reasons)), reasons
 
 
@@ -54,7 +52,7 @@ def with_light_ridge(problem: Problem, groups: Graph, devices: list[Hashable]) -
     fewest = min(rows[fed.index[device]] for device in devices)
     scale = (fed.X**2).mean(axis=0)
     scale[scale == 0] = 1.0
-    light = np.tile(scale, problem.n_params // fed.n_features) / (_LOGIT_SIZE * fewest)
+    light = np.tile(scale, problem.n_params // fed.n_features) / (LOGIT_SIZE * fewest)
     return replace(problem, ridge=np.asarray(problem.ridge) + light)
 
 
@@ -70,16 +68,17 @@ def rescue_warning(devices: list[Hashable], reasons: Reasons) -> str:
 
 def _without_minimiser(prepared: Prepared, labels: NDArray[np.int64], options: FitOptions) -> Reasons:
     """Devices in groups whose pooled loss has no unique minimiser, and why."""
-    fed, loss = prepared.federation, prepared.loss
-    if not isinstance(loss, RowLoss) or loss.name not in (*CLASS_LOSSES, "poisson", *_LEAST_SQUARES):
+    fed, loss = prepared.federation, prepared.loss.rowwise
+    if loss is None or loss.minimiser == "unknown":
         return {}
     assert fed.y is not None
-    if loss.name in _LEAST_SQUARES:
+    if loss.minimiser == "always":
         return {} if options.ridge > 0 or options.sparsity > 0 else _with_collinear_features(fed, labels)
     group = labels[fed.device_index]
     if options.ridge > 0 or options.sparsity > 0:
         # only the intercept is free: it has nowhere to stop when a class, or every count, is missing
-        bad: dict[Hashable, str] = _without_some_class(group, fed.y, loss) if prepared.fit_intercept else {}
+        diverges = np.flatnonzero(loss.constant_diverges(fed.y, group)) if prepared.fit_intercept else ()
+        bad: dict[Hashable, str] = {int(label): _SEPARATED for label in diverges}
     else:
         fit = local_fit(Federation.from_arrays(fed.X, fed.y, group, offset=fed.offset), loss)
         bad = {
@@ -107,13 +106,3 @@ def _pooled_gram(federation: Federation, members: NDArray[np.bool_]) -> Array:
     size = np.sqrt((rows**2).mean(axis=0))
     rows = rows / np.where(size > 0, size, 1.0)
     return np.asarray(rows.T @ rows)
-
-
-def _without_some_class(group: NDArray[np.int64], y: NDArray[Any], loss: RowLoss) -> dict[Hashable, str]:
-    if loss.name == "poisson":
-        missing = np.bincount(group, weights=y) == 0
-    else:
-        seen = np.zeros((int(group.max()) + 1, loss.n_outputs + 1), dtype=bool)
-        seen[group, y.astype(np.int64)] = True
-        missing = ~seen.all(axis=1)
-    return dict.fromkeys(np.flatnonzero(missing).tolist(), _SEPARATED)

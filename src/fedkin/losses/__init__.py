@@ -1,26 +1,39 @@
-"""Losses: what a device minimises on its own rows.
+"""Losses: what a device minimises on its own rows, the mean over them of ``m(z; theta)``.
 
-A loss is the mean over a device's rows of ``m(z; theta)``. `interface` says what a loss has to offer, `builtin` holds
-the ones that have a name, and `UserLoss` wraps functions that somebody else wrote.
+In: rows. Out: values, derivatives, predictions, and everything else that depends on the loss (start values, plausible
+sizes, whether a minimiser exists, the name in compiled loops, the description in files), so that no other package asks
+which loss it has. Imports: `errors` only.
+
+A `Loss` is any function of theta; a `RowLoss` sees rows through linear predictors and states a few pointwise functions;
+`UserLoss` makes a loss of your own functions. A new built-in loss is a class in a module of its own and an entry in
+`named`.
 """
 
 from __future__ import annotations
 
-from fedkin.losses.builtin import (
-    LOSS_NAMES,
-    HuberLoss,
-    LinearLoss,
-    LogisticLoss,
-    MeanLoss,
-    MultinomialLoss,
-    PoissonLoss,
-    make_loss,
-)
 from fedkin.losses.custom import UserLoss
-from fedkin.losses.interface import Loss, RowLoss, weighted_gram
-from fedkin.losses.named import describe_loss, restore_loss
+from fedkin.losses.huber import HuberLoss
+from fedkin.losses.interface import Loss, by_loss
+from fedkin.losses.linear import LinearLoss
+from fedkin.losses.logistic import LogisticLoss
+from fedkin.losses.mean import MeanLoss
+from fedkin.losses.multinomial import MultinomialLoss
+from fedkin.losses.named import (
+    CLASS_LOSSES,
+    COMPILED_LOSSES,
+    LOSS_NAMES,
+    describe_loss,
+    described_loss,
+    make_loss,
+    restore_loss,
+)
+from fedkin.losses.poisson import PoissonLoss
+from fedkin.losses.rowwise import LOGIT_SIZE, RowLoss, weighted_gram
 
 __all__ = [
+    "CLASS_LOSSES",
+    "COMPILED_LOSSES",
+    "LOGIT_SIZE",
     "LOSS_NAMES",
     "HuberLoss",
     "LinearLoss",
@@ -31,7 +44,9 @@ __all__ = [
     "PoissonLoss",
     "RowLoss",
     "UserLoss",
+    "by_loss",
     "describe_loss",
+    "described_loss",
     "make_loss",
     "restore_loss",
     "weighted_gram",

@@ -1,4 +1,4 @@
-"""Losses of one's own, from functions that somebody else wrote."""
+"""Custom losses, from functions that somebody else wrote."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class UserLoss(Loss):
-    """A loss of one's own, from functions of ``(theta, X, y, offset)`` of one device.
+    """A custom loss, from functions of ``(theta, X, y, offset)`` of one device.
 
     Parameters
     ----------
@@ -73,6 +73,10 @@ class UserLoss(Loss):
 
     def n_params(self, n_features: int) -> int:
         return n_features if self.params is None else self.params
+
+    @property
+    def has_prediction(self) -> bool:
+        return self.predict_fn is not None
 
     def check_target(self, y: NDArray[Any] | None, device: object) -> None:
         """The user's functions know what they need."""

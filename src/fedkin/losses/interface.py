@@ -1,33 +1,47 @@
-"""What a loss has to offer.
-
-Losses that see a row only through linear predictors ``eta = X theta + offset`` derive from `RowLoss` and state three
-pointwise functions (value, slope, curvature), their convex conjugate and the mean response; everything else (scores,
-Hessians, certificates) follows from these.
-"""
+"""What every loss offers: `Loss`, and how the devices that share one are grouped."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.errors import DataError
 
+if TYPE_CHECKING:
+    from fedkin.losses.rowwise import RowLoss
+
 Array = NDArray[np.float64]
+Index = NDArray[np.int64]
 
 
 class Loss(ABC):
     """Mean loss of one device as a function of its parameter ``theta (p,)``.
 
-    Parameters of all methods: ``theta (p,)``, ``X (n, q)``, ``y (n,)`` or None, ``offset (n,)`` or None.
+    Parameters of all methods: ``theta (p,)``, ``X (n, q)``, ``y (n,)`` or None, ``offset (n,)`` or None. The methods on
+    batches take B devices with n rows each: ``theta (B, p)``, ``X (B, n, q)``, ``y`` and ``offset (B, n)`` or None.
     """
 
     name: str = "loss"
     #: False for losses of the features alone (the mean).
     needs_target: bool = True
+    #: True when targets are classes, numbered from 0.
+    needs_classes: bool = False
+    #: True when theta is a point among the rows: it moves with them, and has neither an intercept nor a predictor.
+    location: bool = False
+    #: True when `quadratic_terms` describes the loss completely; a `RowLoss` then has curvature 1.
+    quadratic: bool = False
+    #: A modulus of strong convexity that is certain for all rows.
+    strong_convexity: float = 0.0
+    #: Linear predictors of a row; 0 for losses that are not a `RowLoss`.
+    n_outputs: int = 0
+    #: True when the compiled rounds know the loss; subclasses do not inherit it, since they may compute something else.
+    compiled: bool = False
 
+    # --- the mean loss of one device ---
     @abstractmethod
     def n_params(self, n_features: int) -> int:
         """Length p of theta for ``n_features`` columns."""
@@ -62,112 +76,98 @@ class Loss(ABC):
                 "encode the labels as numbers, or use FedADMMClassifier, which does it"
             )
 
+    # --- noise ---
     def degrees_of_freedom(self, n_features: int) -> int:
-        """Number of parameters that the noise variance has to pay for."""
+        """Number of estimated parameters that the noise variance has to allow for."""
         return self.n_params(n_features)
 
     def dispersion(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
         """Factor by which the score covariance exceeds the Hessian; 1 for likelihoods without a free scale."""
         return 1.0
 
+    def lent_dispersion(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
+        """The dispersion as a guess for devices whose fit passes through all their points."""
+        return self.dispersion(theta, X, y, offset)
+
     @property
     def estimates_scale(self) -> bool:
         """Whether `dispersion` is an estimate (then tests refer to F instead of chi-square)."""
         return False
 
+    # --- what depends on the kind of loss ---
+    @property
+    def rowwise(self) -> RowLoss | None:
+        """The loss as a function of linear predictors; None when it is none."""
+        return None
 
-class RowLoss(Loss):
-    """Loss that sees a row through ``k`` linear predictors; ``theta`` is ``(k, q)`` flattened, ``k = n_outputs``.
+    @property
+    def kernel(self) -> tuple[str, float] | None:
+        """Name and parameter of the loss in compiled loops; None when these do not know it."""
+        return (self.name, self._kernel_parameter) if "compiled" in vars(type(self)) and self.compiled else None
 
-    Arrays of predictors have shape ``(..., k)`` and targets ``(...)``, so that one call
-    serves one device or a block of devices.
-    """
+    @property
+    def _kernel_parameter(self) -> float:
+        return 0.0
 
-    n_outputs: int = 1
-    #: True when every curvature is positive definite: then a gradient never leaves the range of its Hessian.
-    strictly_convex: bool = False
+    @property
+    def has_prediction(self) -> bool:
+        """Whether `predict` is more than the linear predictor."""
+        return True
 
-    # --- pointwise functions ---
-    @abstractmethod
-    def value_at(self, eta: Array, y: Array) -> Array:
-        """Loss of each row, ``(...)``."""
+    def quadratic_terms(self, X: Array, y: Array | None, offset: Array | None) -> tuple[Array, Array, Array]:
+        """``A, b, c`` of ``theta' A theta / 2 - b' theta + c`` on a batch, where `quadratic`.
 
-    @abstractmethod
-    def slope_at(self, eta: Array, y: Array) -> Array:
-        """Derivative of each row's loss in eta, ``(..., k)``."""
-
-    @abstractmethod
-    def curvature_at(self, eta: Array, y: Array) -> Array:
-        """Second derivative of each row's loss in eta, ``(..., k, k)``."""
-
-    @abstractmethod
-    def conjugate_at(self, a: Array, y: Array) -> Array:
-        """Convex conjugate of each row's loss at slope ``a (..., k)``; infinite outside its domain."""
-
-    @abstractmethod
-    def response(self, eta: Array) -> Array:
-        """Mean response for predictors ``(..., k)``."""
-
-    def repair_at(self, eta: Array, y: Array) -> Array:
-        """Weights ``(..., k, k)`` by which a dual point may move without leaving the conjugate's domain."""
-        return self.curvature_at(eta, y)
-
-    def curvature_bound(self) -> float:
-        """A number at least as large as any curvature, infinite when there is none."""
-        return float("inf")
-
-    def cautious_at(self, eta: Array, y: Array) -> Array:
-        """Curvature ``(..., k, k)`` of a quadratic model at eta whose minimiser can be trusted far away from eta.
-
-        By default the curvature bound, and the curvature itself where there is none.
+        ``A (B, p, p)``, or ``(B,)`` when all are multiples of the identity; ``b (B, p)``; ``c (B,)``.
         """
-        bound = self.curvature_bound()
-        if not np.isfinite(bound):
-            return self.curvature_at(eta, y)
-        return np.broadcast_to(bound * np.eye(self.n_outputs), (*eta.shape, self.n_outputs))
+        raise NotImplementedError(f"the {self.name} loss is not quadratic")
 
-    # --- the device's mean loss ---
-    def n_params(self, n_features: int) -> int:
-        return self.n_outputs * n_features
+    def row_curvatures(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array | None:
+        """Trace ``(n,)`` of each row's Hessian, row k at ``theta[k]`` of ``theta (n, p)``; None when not known."""
+        return None
 
-    def predictors(self, theta: Array, X: Array, offset: Array | None = None) -> Array:
-        """Linear predictors ``(n, k)``."""
-        eta = X @ theta.reshape(self.n_outputs, -1).T
-        return eta if offset is None else eta + offset[:, None]
+    # --- gradients of batches, in a compact form that SAGA can remember ---
+    def compact_width(self, n_params: int) -> int:
+        """Numbers that `compact_scores` needs for a row."""
+        return n_params
 
-    def value(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
-        return float(self.value_at(self.predictors(theta, X, offset), given(y)).mean())
+    def compact_scores(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array:
+        """What tells each row's gradient, given the row: ``(B, n, width)``. Here the whole score."""
+        return np.stack([self.scores(t, *rows) for t, *rows in _devices(theta, X, y, offset)])
 
-    def gradient(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
-        slope = self.slope_at(self.predictors(theta, X, offset), given(y))
-        return np.asarray(slope.T @ X / X.shape[0]).reshape(-1)
+    def mean_of_compact(self, compact: Array, X: Array) -> Array:
+        """Mean gradients ``(B, p)`` of a batch whose `compact_scores` are given."""
+        return np.asarray(compact.sum(axis=1) / X.shape[1])
 
-    def scores(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
-        slope = self.slope_at(self.predictors(theta, X, offset), given(y))
-        return np.asarray(slope[:, :, None] * X[:, None, :]).reshape(X.shape[0], -1)
-
-    def hessian(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
-        return weighted_gram(X, self.curvature_at(self.predictors(theta, X, offset), given(y)))
-
-    def predict(self, theta: Array, X: Array, offset: Array | None = None) -> Array:
-        return self.response(self.predictors(theta, X, offset))
+    def batch_gradients(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array:
+        """Gradients ``(B, p)`` of a batch; a device's bits do not depend on the others."""
+        return np.stack([self.gradient(t, *rows) for t, *rows in _devices(theta, X, y, offset)])
 
 
-def weighted_gram(X: Array, weights: Array) -> Array:
-    """``mean_k x_k x_k' (x) W_k`` for ``X (..., n, q)`` and ``weights (..., n, k, k)``: shape ``(..., kq, kq)``."""
-    n, q = X.shape[-2:]
-    k = weights.shape[-1]
-    out = np.empty((*X.shape[:-2], k, q, k, q))
-    for a in range(k):
-        for b in range(a + 1):
-            block = np.swapaxes(X * weights[..., a, b, None], -1, -2) @ X / n
-            out[..., a, :, b, :] = block
-            out[..., b, :, a, :] = block
-    return out.reshape(*X.shape[:-2], k * q, k * q)
+def by_loss(losses: Sequence[Loss], members: Index | None = None) -> list[tuple[Index, Loss]]:
+    """Devices (all, or those numbered ``members``) grouped by loss; equal losses count as one.
+
+    Examples
+    --------
+    >>> from fedkin.losses import HuberLoss, LinearLoss, by_loss
+    >>> [(who.tolist(), loss.name) for who, loss in by_loss([HuberLoss(), LinearLoss(), HuberLoss(), LinearLoss()])]
+    [([0, 2], 'huber'), ([1, 3], 'linear')]
+    """
+    groups: dict[object, list[int]] = {}
+    for u in range(len(losses)) if members is None else members.tolist():
+        loss = losses[u]
+        # losses without parameters are the same whichever object they are
+        key: object = loss if vars(loss) else type(loss)
+        groups.setdefault(key if isinstance(key, Hashable) else id(key), []).append(u)
+    return [(np.asarray(group, dtype=np.int64), losses[group[0]]) for group in groups.values()]
 
 
 def given(y: Array | None) -> Array:
     """The target, or the error that it is missing."""
     if y is None:
-        raise DataError("this loss needs a target, but the federation has none")
+        raise DataError("this loss needs a target, but the rows have none")
     return y
+
+
+def _devices(theta: Array, X: Array, y: Array | None, offset: Array | None) -> list[tuple[Any, ...]]:
+    none = [None] * len(X)
+    return list(zip(theta, X, none if y is None else y, none if offset is None else offset, strict=True))

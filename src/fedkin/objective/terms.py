@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from fedkin.data import Federation
-from fedkin.losses import LinearLoss, Loss, MeanLoss, RowLoss, weighted_gram
+from fedkin.losses import Loss, RowLoss, by_loss, weighted_gram
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -358,7 +358,7 @@ class LossTerms(DeviceTerms):
 
     def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
         residual = self.gradients(theta) + s
-        modulus = np.array([getattr(loss, "strong_convexity", 0.0) for loss in self.losses]) + self.ridge.min()
+        modulus = np.array([loss.strong_convexity for loss in self.losses]) + self.ridge.min()
         square = np.einsum("vp,vp->v", residual, residual)
         strong = np.divide(square, 2 * modulus, out=np.full(self.n_devices, np.inf), where=modulus > 0)
         return np.asarray(np.minimum(strong, _ball_gap(residual, theta, radius)))
@@ -491,63 +491,37 @@ def build_terms(federation: Federation, losses: Sequence[Loss], ridge: Array) ->
     ridge : array (p,)
         Adds ``sum_c ridge_c theta_c^2 / 2`` to each device.
     """
-    kinds: list[Loss] = []
-    kind_of = np.empty(len(losses), dtype=np.int64)
-    for u, loss in enumerate(losses):
-        kind = next((k for k, known in enumerate(kinds) if known is loss or _alike(known, loss)), len(kinds))
-        if kind == len(kinds):
-            kinds.append(loss)
-        kind_of[u] = kind
-    parts = []
-    for kind, loss in enumerate(kinds):
-        devices = np.flatnonzero(kind_of == kind)
-        parts.append((devices, _terms_of_kind(federation, devices, loss, ridge)))
+    parts = [(devices, _terms_of_kind(federation, devices, loss, ridge)) for devices, loss in by_loss(losses)]
     return parts[0][1] if len(parts) == 1 else MixedTerms(parts)
 
 
-def _alike(one: Loss, other: Loss) -> bool:
-    if type(one) is not type(other):
-        return False
-    return isinstance(one, MeanLoss | LinearLoss) or one == other or (not vars(one) and not vars(other))
-
-
 def _terms_of_kind(federation: Federation, devices: Index, loss: Loss, ridge: Array) -> DeviceTerms:
-    if not isinstance(loss, RowLoss | MeanLoss):
+    if not loss.quadratic and loss.rowwise is None:
         return LossTerms(federation, devices, [loss] * devices.size, ridge)
     place = np.full(federation.n_devices, -1)
     place[devices] = np.arange(devices.size)
     blocks = [RowBlock(place[b.devices], b.X, b.y, b.offset) for b in row_blocks(federation, devices)]
-    if isinstance(loss, MeanLoss):
-        return _mean_terms(blocks, devices.size, ridge)
-    if isinstance(loss, LinearLoss):
-        return _linear_terms(blocks, devices.size, ridge)
-    assert isinstance(loss, RowLoss)
-    return RowTerms(loss, blocks, ridge)
+    if loss.quadratic:
+        return _quadratic_terms(loss, blocks, devices.size, ridge)
+    assert loss.rowwise is not None
+    return RowTerms(loss.rowwise, blocks, ridge)
 
 
-def _mean_terms(blocks: Sequence[RowBlock], n_devices: int, ridge: Array) -> QuadraticTerms:
-    b, c = np.empty((n_devices, ridge.size)), np.empty(n_devices)
+def _quadratic_terms(loss: Loss, blocks: Sequence[RowBlock], n_devices: int, ridge: Array) -> QuadraticTerms:
+    p, even = ridge.size, bool((ridge == ridge[:1]).all())
+    A, b, c = np.empty(0), np.empty((n_devices, p)), np.empty(n_devices)
     for block in blocks:
-        b[block.devices] = block.X.mean(axis=1)
-        c[block.devices] = 0.5 * (block.X**2).sum(axis=2).mean(axis=1)
-    if (ridge == ridge[0]).all():
-        return QuadraticTerms(np.full(n_devices, 1.0 + ridge[0]), b, c)
-    return QuadraticTerms(np.broadcast_to(np.diag(1.0 + ridge), (n_devices, ridge.size, ridge.size)).copy(), b, c)
-
-
-def _linear_terms(blocks: Sequence[RowBlock], n_devices: int, ridge: Array) -> QuadraticTerms:
-    p = ridge.size
-    A, b, c = np.empty((n_devices, p, p)), np.empty((n_devices, p)), np.empty(n_devices)
-    for block in blocks:
-        assert block.y is not None
-        y = block.y if block.offset is None else block.y - block.offset
-        n = block.X.shape[1]
-        transposed = np.swapaxes(block.X, 1, 2)
-        A[block.devices] = np.matmul(transposed, block.X) / n
-        b[block.devices] = np.matmul(transposed, y[:, :, None])[:, :, 0] / n
-        c[block.devices] = 0.5 * (y**2).mean(axis=1)
-    diagonal = np.arange(p)
-    A[:, diagonal, diagonal] += ridge
+        matrices, b[block.devices], c[block.devices] = loss.quadratic_terms(block.X, block.y, block.offset)
+        if matrices.ndim == 1 and not even:
+            matrices = matrices[:, None, None] * np.eye(p)
+        if not A.size:
+            A = np.empty((n_devices, *matrices.shape[1:]))
+        A[block.devices] = matrices
+    if A.ndim == 1:
+        A += ridge[0]
+    else:
+        diagonal = np.arange(p)
+        A[:, diagonal, diagonal] += ridge
     return QuadraticTerms(A, b, c)
 
 

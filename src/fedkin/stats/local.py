@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from fedkin.data import Federation
 from fedkin.errors import DegenerateDeviceWarning, ParameterError
-from fedkin.losses import Loss, MeanLoss, RowLoss
+from fedkin.losses import Loss, by_loss
 from fedkin.objective import LossLike, check_labels, resolve_losses
 from fedkin.stats.newton import unit_diagonal
-from fedkin.stats.ownfits import OwnFits, by_loss, fit_devices, inverse_of, minimise_sum, ridge_of, row_batch
+from fedkin.stats.ownfits import OwnFits, fit_devices, has_means, inverse_of, minimise_sum, ridge_of, row_batch
 from fedkin.stats.rowfit import RANK_TOLERANCE, minimise, minimise_with_ridge
 
 Array = NDArray[np.float64]
@@ -272,10 +272,10 @@ def _covariances(fits: OwnFits, variance: Variance) -> tuple[Array, Array, Bools
     if variance == "bartlett":
         return bread / n, np.full(n.size, np.inf), none
     model = fits.dispersion[:, None, None] * bread / n
-    # the mean loss models nothing but the mean: its columns may be correlated and of any scale
-    if variance == "model" and not isinstance(fits.loss, MeanLoss):
+    # a location models nothing else: its columns may be correlated and of any scale
+    if variance == "model" and not fits.loss.location:
         return model, fits.dof, none
-    paid = 1.0 if isinstance(fits.loss, MeanLoss) else float(fits.n_params)
+    paid = 1.0 if fits.loss.location else float(fits.n_params)
     sandwich = bread @ fits.score_cov @ bread / np.maximum(n - paid, 1.0)
     sandwich = 0.5 * (sandwich + np.swapaxes(sandwich, 1, 2))
     usable = ~fits.rescued & (fits.matrix_dof > 0)
@@ -293,8 +293,9 @@ def _pooled(federation: Federation, members: Index, losses: Sequence[Loss], weig
     sizes = federation.n_samples[members]
     n_rows = int(sizes.sum())
     share = sizes / n_rows if weights == "samples" else np.full(members.size, 1.0 / members.size)
-    kinds = list(by_loss(losses, members))
-    if len(kinds) > 1 or not isinstance(losses[members[0]], RowLoss | MeanLoss):
+    kinds = by_loss(losses, members)
+    loss = kinds[0][1]
+    if len(kinds) > 1 or not (loss.rowwise or has_means(loss)):
         data = [federation[federation.devices[u]] for u in members]
         parts = [
             (float(share[k]), losses[u], (data[k].X, data[k].y, data[k].offset)) for k, u in enumerate(members.tolist())
@@ -302,11 +303,10 @@ def _pooled(federation: Federation, members: Index, losses: Sequence[Loss], weig
         theta, _, problem = minimise_sum(parts, n_rows, losses[members[0]].n_params(federation.n_features))
         return theta, problem
     weight = None if weights == "samples" else np.repeat(share * n_rows / sizes, sizes)
-    loss = kinds[0][1]
-    if isinstance(loss, MeanLoss):
+    if has_means(loss):
         return np.average(federation.X[_rows_of(federation, members)], axis=0, weights=weight), ""
-    assert isinstance(loss, RowLoss)
-    batch = row_batch(federation, _rows_of(federation, members), loss, weight)
+    assert loss.rowwise is not None
+    batch = row_batch(federation, _rows_of(federation, members), loss.rowwise, weight)
     if batch.full_rank[0]:
         theta, exists = minimise(batch)
         if exists[0]:

@@ -5,24 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.data import Federation
-from fedkin.losses import (
-    HuberLoss,
-    LinearLoss,
-    LogisticLoss,
-    Loss,
-    MeanLoss,
-    MultinomialLoss,
-    PoissonLoss,
-    RowLoss,
-    weighted_gram,
-)
+from fedkin.losses import Loss, RowLoss, weighted_gram
 from fedkin.objective import row_blocks
 from fedkin.stats.newton import damped_newton, unit_diagonal
 from fedkin.stats.rowfit import RANK_TOLERANCE, RowBatch, minimise, minimise_with_ridge
@@ -33,7 +23,6 @@ Index = NDArray[np.int64]
 
 _BATCH_ENTRIES = 2**22  # rows times features that are worked on at once
 _ROUNDING = 1e-20  # exact fits keep a variance above rounding: this share of the response's mean square
-_LOGIT_SIZE = 25.0  # mean square of a logit or log rate that is still plausible: 5 is odds of 148 to 1
 
 
 @dataclass(eq=False)
@@ -97,13 +86,18 @@ class OwnFits:
 def fit_devices(federation: Federation, members: Index, loss: Loss) -> OwnFits:
     """Fit the devices with positions ``members`` (ascending), which share one loss."""
     fits = OwnFits(federation, members, loss)
-    if isinstance(loss, MeanLoss):
+    if has_means(loss):
         _fit_means(fits)
-    elif isinstance(loss, RowLoss):
-        _fit_rows(fits)
+    elif loss.rowwise is not None:
+        _fit_rows(fits, loss.rowwise)
     else:
         _fit_functions(fits)
     return fits
+
+
+def has_means(loss: Loss) -> bool:
+    """Whether the mean of the rows minimises the loss."""
+    return loss.location and loss.quadratic
 
 
 def _fit_means(fits: OwnFits) -> None:
@@ -124,16 +118,14 @@ def _fit_means(fits: OwnFits) -> None:
     fits.matrix_dof = np.where(fits.n > p, fits.n - 1.0, 0.0)
 
 
-def _fit_rows(fits: OwnFits) -> None:
-    loss = fits.loss
-    assert isinstance(loss, RowLoss)
+def _fit_rows(fits: OwnFits, loss: RowLoss) -> None:
     batches = list(_batches(fits.federation, fits.members, loss))
     p = fits.n_params
     scale = _column_scale(fits.federation.X, loss)
     rank = np.empty(fits.members.size, dtype=np.int64)
     size = np.empty(fits.members.size)
     for where, batch in batches:
-        rank[where], size[where] = batch.rank, predictor_size(batch)
+        rank[where], size[where] = batch.rank, batch.plausible_size()
         _fit_own(fits, where, batch)
     unfit = fits.rescued
     size = np.maximum(size, np.average(size, weights=fits.n))
@@ -143,10 +135,9 @@ def _fit_rows(fits: OwnFits) -> None:
         # a light ridge shows how large the noise is, and the noise then how large the ridge should be
         fits.ridge[unfit] = 1e-3 * scale / fits.n[unfit, None]
         _fit_ridge(fits, batches)
-        total = _residual_sums(fits, batches, loss)
-        # a fit through all its points is as noisy as least squares, however robust the loss
-        shared = _residual_sums(fits, batches, LinearLoss()) if isinstance(loss, HuberLoss) else total
-        _share_dispersion(fits, total, degrees, shared, float(np.average(size, weights=fits.n)))
+        total = _residual_sums(fits, batches, loss.dispersion)
+        lent = total if degrees.min() > 0 else _residual_sums(fits, batches, loss.lent_dispersion)
+        _share_dispersion(fits, total, degrees, lent, float(np.average(size, weights=fits.n)))
         fits.dispersion = np.maximum(fits.dispersion, _ROUNDING * size)
     fits.ridge[unfit] = (fits.dispersion / (fits.n * size))[unfit, None] * scale
     _fit_ridge(fits, batches)
@@ -232,15 +223,15 @@ def _fit_functions(fits: OwnFits) -> None:
 # ---------------------------------------------------------------- noise
 
 
-def _share_dispersion(fits: OwnFits, total: Array, degrees: Array, shared: Array, fallback: float) -> None:
-    """Dispersions ``total / degrees``; devices without degrees of freedom take what the others' ``shared`` gives."""
+def _share_dispersion(fits: OwnFits, total: Array, degrees: Array, lent: Array, fallback: float) -> None:
+    """Dispersions ``total / degrees``; devices without degrees of freedom take the mean of what the others lend."""
     own = degrees > 0
     fits.dispersion = np.divide(total, degrees, out=np.ones_like(total), where=own)
     fits.dof = np.where(own, degrees, np.inf)
     if not own.all():
         without = np.flatnonzero(~own)
         if own.any():
-            pooled, pooled_dof = float(shared[own].sum() / degrees[own].sum()), float(degrees[own].sum())
+            pooled, pooled_dof = float(lent[own].sum() / degrees[own].sum()), float(degrees[own].sum())
             text = f"no residual degrees of freedom: noise variance pooled over {own.sum()} other devices"
         else:
             pooled, pooled_dof = fallback, float(fits.n.sum())
@@ -250,28 +241,15 @@ def _share_dispersion(fits: OwnFits, total: Array, degrees: Array, shared: Array
     fits.dispersion = np.maximum(fits.dispersion, 1e-100)
 
 
-def _residual_sums(fits: OwnFits, batches: Sequence[tuple[Index, RowBatch]], loss: RowLoss) -> Array:
+def _residual_sums(fits: OwnFits, batches: Sequence[tuple[Index, RowBatch]], dispersion: Callable[..., float]) -> Array:
     """Dispersions times the degrees of freedom that `Loss.dispersion` divides by."""
     total = np.empty(fits.members.size)
     for where, batch in batches:
         for b, k in enumerate(where.tolist()):
             offset = None if batch.offset is None else batch.offset[b]
-            total[k] = loss.dispersion(fits.theta[k], batch.X[b], batch.y[b], offset)
-        total[where] *= max(batch.n_rows - loss.degrees_of_freedom(batch.X.shape[2]), 1)
+            total[k] = dispersion(fits.theta[k], batch.X[b], batch.y[b], offset)
+        total[where] *= max(batch.n_rows - batch.loss.degrees_of_freedom(batch.X.shape[2]), 1)
     return total
-
-
-def predictor_size(batch: RowBatch) -> Array:
-    """Mean square ``(B,)`` that a device's linear predictor may plausibly have."""
-    offset = np.zeros_like(batch.y) if batch.offset is None else batch.offset
-    if isinstance(batch.loss, LogisticLoss | MultinomialLoss):
-        return np.full(batch.n_devices, _LOGIT_SIZE)
-    if isinstance(batch.loss, PoissonLoss):
-        top = offset.max(axis=1)
-        exposure = top + np.log(np.exp(offset - top[:, None]).mean(axis=1))
-        rate = np.log(np.maximum(batch.y.mean(axis=1), 0.5 / batch.n_rows)) - exposure
-        return np.asarray(_LOGIT_SIZE + rate**2)
-    return np.asarray(((batch.y - offset) ** 2).mean(axis=1))
 
 
 # ---------------------------------------------------------------- pieces
@@ -320,17 +298,6 @@ def inverse_of(matrices: Array) -> Array:
     return np.asarray(0.5 * (inverse + np.swapaxes(inverse, 1, 2)))
 
 
-def by_loss(losses: Sequence[Loss], members: Index) -> Iterator[tuple[Index, Loss]]:
-    """Devices grouped by loss; equal losses that are distinct objects count as one."""
-    groups: dict[object, list[int]] = {}
-    for u in members.tolist():
-        loss = losses[u]
-        stateless = not vars(loss)
-        groups.setdefault(type(loss) if stateless else loss, []).append(u)
-    for group in groups.values():
-        yield np.asarray(group), losses[group[0]]
-
-
 def _batches(federation: Federation, members: Index, loss: RowLoss) -> Iterator[tuple[Index, RowBatch]]:
     """Batches of devices with equally many rows, and their positions in ``members`` (which ascend)."""
     for block in row_blocks(federation, members):
@@ -355,7 +322,7 @@ def ridge_of(batch: RowBatch) -> Array:
     """The ridge ``(1, p)`` of the rule, for one device that has no others to learn from."""
     loss, n = batch.loss, batch.n_rows
     scale = _column_scale(batch.X[0], loss)[None]
-    size = np.maximum(predictor_size(batch), 1e-100)
+    size = np.maximum(batch.plausible_size(), 1e-100)
     dispersion = 1.0
     if loss.estimates_scale:
         light = minimise_with_ridge(batch, 1e-3 * scale / n)

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, MultinomialLoss, PoissonLoss, RowLoss, weighted_gram
+from fedkin.losses import LinearLoss, RowLoss, weighted_gram
 from fedkin.stats.newton import NewtonResult, damped_newton, solve_positive, unit_diagonal
 
 Array = NDArray[np.float64]
@@ -18,8 +18,6 @@ Index = NDArray[np.int64]
 RANK_TOLERANCE = 1e-10
 #: Information about some direction, in rows' worth, below which a likelihood counts as having no maximum.
 SEPARATION_TOLERANCE = 1e-6
-
-_LIKELIHOODS = (LogisticLoss, MultinomialLoss, PoissonLoss)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +73,10 @@ class RowBatch:
     @property
     def full_rank(self) -> NDArray[np.bool_]:
         return np.asarray(self.rank == self.X.shape[2])
+
+    def plausible_size(self) -> Array:
+        """Mean square ``(B,)`` that a device's linear predictor may plausibly have."""
+        return self.loss.plausible_size(self.y, self.offset)
 
     def take(self, who: Index | NDArray[np.bool_]) -> RowBatch:
         """Some of the devices."""
@@ -147,17 +149,15 @@ def minimise(batch: RowBatch) -> tuple[Array, NDArray[np.bool_]]:
     A likelihood without a maximum (separated classes, a class or all counts missing) shows in the Hessian at the end of
     the iterations: they follow some direction until practically no information about it is left.
     """
-    if isinstance(batch.loss, LinearLoss):
+    if batch.loss.quadratic:
         return _least_squares(batch), np.ones(batch.n_devices, dtype=bool)
     result = _newton(batch, np.zeros((batch.n_devices, batch.n_params)))
     exists = np.isfinite(result.theta).all(axis=1)
-    if isinstance(batch.loss, _LIKELIHOODS):
-        unit = np.ones(batch.n_devices)
-        if isinstance(batch.loss, PoissonLoss):
-            unit = batch.y.max(axis=1)
+    if batch.loss.minimiser == "separable":
+        unit = batch.loss.informative_curvature(batch.y)
         known = np.where(np.isfinite(result.theta), result.theta, 0.0)
         exists &= (unit > 0) & (batch.information(known) > SEPARATION_TOLERANCE * unit)
-    elif not isinstance(batch.loss, HuberLoss):
+    elif batch.loss.minimiser == "unknown":
         exists &= result.converged
     return result.theta, np.asarray(exists)
 
@@ -195,15 +195,15 @@ def _least_squares(batch: RowBatch) -> Array:
 
 def _start(batch: RowBatch) -> Array:
     """A start with finite value, close enough for counts of any size."""
-    if isinstance(batch.loss, HuberLoss):
-        return _least_squares(RowBatch(LinearLoss(), batch.X, batch.y, batch.offset, batch.weight))
     zero = np.zeros((batch.n_devices, batch.n_params))
-    if not isinstance(batch.loss, PoissonLoss):
+    working = batch.loss.working_response(batch.y)
+    if working is None:
         return zero
-    # the usual first working response of a log link: log(y + something), with that many counts as weight
-    raised = batch.y + 0.5 * np.maximum(batch.y.mean(axis=1, keepdims=True), 1e-8)
-    weight = raised if batch.weight is None else raised * batch.weight
-    theta = _least_squares(RowBatch(LinearLoss(), batch.X, np.log(raised), batch.offset, weight))
+    response, weight = working
+    if weight is None:
+        return _least_squares(RowBatch(LinearLoss(), batch.X, response, batch.offset, batch.weight))
+    weight = weight if batch.weight is None else weight * batch.weight
+    theta = _least_squares(RowBatch(LinearLoss(), batch.X, response, batch.offset, weight))
     everyone = np.arange(batch.n_devices)
     better = batch.values(theta, everyone) < batch.values(zero, everyone)
     return np.where(better[:, None], theta, zero)
