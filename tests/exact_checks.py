@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cvxpy_reference import reference
-from fedkin import Graph, Problem, Solution, solve
+from fedkin import Problem, Solution, solve
 
 #: Objective values are computed with about this relative error.
 ROUNDING = 1e-9
@@ -30,7 +30,3 @@ def check_gaps(solution: Solution, optimum: float) -> None:
     missing = (objective - optimum) / np.abs(objective)
     assert (gap >= missing - ROUNDING).all()
     assert solution.gap >= (solution.objective - optimum) / abs(solution.objective) - ROUNDING
-
-
-def ring(n: int) -> Graph:
-    return Graph.from_indices(range(n), [[u, (u + 1) % n] for u in range(n)])

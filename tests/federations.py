@@ -14,29 +14,8 @@ import numpy as np
 
 from fedkin.admm import device_keys
 from fedkin.admm.inprocess import LocalShards
-from fedkin.data import Federation
 from fedkin.federate.manifest import Manifest, Member, Rows
-from fedkin.graph import Graph
 from fedkin.objective import Problem
-
-
-def small_problem(
-    n_devices: int = 5, p: int = 3, n: int = 12, seed: int = 0, penalty: str = "l1", lam: float = 0.02
-) -> Problem:
-    """Linear regression in two groups, on a ring with some chords."""
-    rng = np.random.default_rng(seed)
-    names = [f"d{u}" for u in range(n_devices)]
-    truth = np.where(np.arange(n_devices)[:, None] < n_devices / 2, 1.0, -1.0) * np.ones(p)
-    data = {}
-    for name, theta in zip(names, truth, strict=True):
-        X = rng.normal(size=(n, p))
-        data[name] = (X, X @ theta + 0.3 * rng.normal(size=n))
-    pairs = {
-        (max(u, (u + step) % n_devices), min(u, (u + step) % n_devices)) for u in range(n_devices) for step in (1, 3)
-    }
-    pairs = {(i, j) for i, j in pairs if i != j}
-    graph = Graph(names, [(names[i], names[j]) for i, j in sorted(pairs)])
-    return Problem(Federation(data), graph, loss="linear", penalty=penalty, lam=lam)
 
 
 def manifest_of(problem: Problem, rounds: int, batch: int | None = 4, ports: int = 0, **changes: Any) -> Manifest:

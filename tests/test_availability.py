@@ -7,20 +7,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from builders import design_problem
 from fedkin.admm import Availability, Gradients, RunPlan, Shard, StepRule, device_rows, fed_admm
 from fedkin.admm.inprocess import LocalShards, rows_of
 from fedkin.admm.shard import node_update
-from fedkin.datasets import paper_design
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 from fedkin.solvers import solve
-
-
-def a_problem(V=12, **more):
-    design = paper_design(n_devices=V, n_samples=40, n_features=4, n_clusters=3, seed=1)
-    return Problem(design.federation, design.graph, lam=0.002, **more)
-
 
 # --- patterns ---
 
@@ -161,7 +155,7 @@ def test_bad_input(tmp_path):
     ids=["unequal", "blocks", "estimated", "adversarial", "adversarial, estimated", "recorded"],
 )
 def test_converges_to_the_same_minimiser(availability):
-    problem = a_problem()
+    problem = design_problem()
     exact = solve(problem, 1e-10)
     found = fed_admm(problem, 6000, 10, availability=availability, reference=exact)
     assert found.trace["distance"][-1] < 2e-3 * (exact.theta**2).sum() / 12
@@ -170,7 +164,7 @@ def test_converges_to_the_same_minimiser(availability):
 
 def test_without_weighting_the_limit_would_be_wrong():
     # devices of very different reliability: dividing by p_i is what keeps their weights equal
-    problem = a_problem()
+    problem = design_problem()
     exact = solve(problem, 1e-10)
     unequal = np.where(np.arange(12) % 2, 1.0, 0.2)
     right = fed_admm(problem, 4000, 10, availability=Availability.bernoulli(unequal), reference=exact)
@@ -200,14 +194,13 @@ def _plan(problem, batch):
 @pytest.mark.parametrize("kind", ["random", "path", "disconnected"])
 def test_central_machine_and_replicas_give_one_trajectory(kind):
     """Simulate both message patterns with the shard's own code, and count what travels."""
-    design_problem = a_problem(V=12, sparsity=0.01)
     g = {
         "random": networkx.gnp_random_graph(12, 0.3, seed=2),
         "path": networkx.path_graph(12),
         "disconnected": networkx.disjoint_union(networkx.cycle_graph(5), networkx.star_graph(6)),
     }[kind]
     graph = Graph.from_indices(range(12), np.array([(max(e), min(e)) for e in g.edges]))
-    problem = Problem(design_problem.federation, graph, lam=0.002, sparsity=0.01)
+    problem = Problem(design_problem().federation, graph, lam=0.002, sparsity=0.01)
     plan, rounds, p = _plan(problem, 5), 60, problem.n_params
     presence = Availability.bernoulli(0.5, weighting="estimated").bind(range(12), seed=3)
     available, probability = presence.rounds(1, rounds)

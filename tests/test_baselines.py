@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from algorithm1 import PROX
+from builders import design_problem
 from fedkin.admm import subgradient_descent
 from fedkin.admm.hallac import network_lasso_admm
 from fedkin.admm.subgradient import penalty_subgradient
 from fedkin.data import Federation
-from fedkin.datasets import paper_design
 from fedkin.errors import ParameterError, SolverError
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 from fedkin.solvers import solve
 
-
-def a_problem(loss="linear", penalty="l1", lam=0.002, **more):
-    design = paper_design(n_devices=10, n_samples=40, n_features=4, n_clusters=2, loss=loss, seed=1)
-    return Problem(design.federation, design.graph, loss=loss, penalty=penalty, lam=lam, **more)
+a_problem = partial(design_problem, V=10, groups=2)
 
 
 @pytest.mark.parametrize("penalty", ["l1", "l2", "linf"])

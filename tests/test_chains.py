@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from builders import grid, path
 from fedkin.graph import Graph
 from fedkin.objective import FusedObjective, QuadraticTerms, make_penalty
 from fedkin.solvers import chains as module
@@ -14,19 +15,6 @@ from fedkin.solvers import solve_fused, start_iteration
 from fedkin.solvers.chains import ChainIteration, chains_for, two_chain_sets
 from fedkin.solvers.compiled import CompiledIteration
 from fedkin.solvers.kernels.chains import chain_step
-
-
-def grid(rows: int, columns: int, by_column: bool = False) -> Graph:
-    number = np.arange(rows * columns).reshape(rows, columns)
-    if by_column:
-        number = np.arange(rows * columns).reshape(columns, rows).T
-    across = np.column_stack([number[:, 1:].ravel(), number[:, :-1].ravel()])
-    down = np.column_stack([number[1:].ravel(), number[:-1].ravel()])
-    return Graph.from_indices(range(rows * columns), np.concatenate([across, down]))
-
-
-def path(n: int, weights: np.ndarray | None = None) -> Graph:
-    return Graph.from_indices(range(n), np.column_stack([np.arange(1, n), np.arange(n - 1)]), weights)
 
 
 def objective_on(graph: Graph, p: int = 1, strength: float = 0.3, seed: int = 0, even: bool = False) -> FusedObjective:

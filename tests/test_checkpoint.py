@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from builders import design_problem
 from fedkin.admm import Availability, fed_admm, load_checkpoint, save_checkpoint
 from fedkin.admm.checkpoint import fingerprint
-from fedkin.datasets import paper_design
 from fedkin.errors import ModelFileError, ParameterError
-from fedkin.objective import Problem
 
-
-def a_problem(lam=0.002, **more):
-    design = paper_design(n_devices=8, n_samples=12, n_features=3, n_clusters=2, seed=1)
-    return Problem(design.federation, design.graph, lam=lam, **more)
+a_problem = partial(design_problem, V=8, n=12, p=3, groups=2)
 
 
 def same(one, two):

@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 import typer
 
-from federations import free_ports, in_process, small_problem, write_tables
+from builders import small_problem
+from federations import free_ports, in_process, write_tables
 from fedkin.admm import fed_admm, load_checkpoint, save_checkpoint
 from fedkin.cli import main
 from fedkin.cli.app import app

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from federations import free_ports, place, small_problem
+from builders import small_problem
+from federations import free_ports, place
 from fedkin.admm import Availability, Settings, fed_admm
 from fedkin.federate.central import Hub, NodeWorker
 from fedkin.federate.deploy import device_parts, make_manifest

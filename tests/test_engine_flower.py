@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from federations import small_problem
+from builders import small_problem
 from fedkin.admm import Availability, Settings, fed_admm
 from fedkin.federate.deploy import device_parts, make_manifest
 from fedkin.federate.directory import write_federation

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from federations import in_process, manifest_of, rows_of, small_problem
+from builders import small_problem
+from federations import in_process, manifest_of, rows_of
 from fedkin.cli import main
 from fedkin.cli.mpi_run import launch_command
 from fedkin.federate.directory import write_federation

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from builders import small_problem
 from dropping_proxy import Proxy
-from federations import in_process, place, small_problem
+from federations import in_process, place
 from fedkin.objective import Problem
 from fleet import Fleet, _capped
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from federations import in_process, place, small_problem
+from builders import small_problem
+from federations import in_process, place
 from fedkin.federate.directory import AUTHORITY_KEY
 from fedkin.federate.manifest import AUTHORITY, MANIFEST, ManifestError, Rows, load_manifest
 from fedkin.federate.messages import Kind, encode

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from federations import in_process, in_threads, manifest_of, rows_of, small_problem
+from builders import small_problem
+from federations import in_process, in_threads, manifest_of, rows_of
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Faults, MemoryNetwork
 from fedkin.federate.manifest import Manifest

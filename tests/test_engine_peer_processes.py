@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from federations import free_ports, small_problem
+from builders import small_problem
+from federations import free_ports
 from fedkin.admm import Settings, fed_admm
 from fedkin.federate.deploy import device_parts, make_manifest
 from fedkin.federate.directory import write_federation

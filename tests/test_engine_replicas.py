@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from federations import free_ports, in_threads, manifest_of, place, rows_of, small_problem, write_tables
+from builders import small_problem
+from federations import free_ports, in_threads, manifest_of, place, rows_of, write_tables
 from fedkin.admm import Availability, Settings, fed_admm
 from fedkin.admm.inprocess import LocalShards
 from fedkin.cli import main

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedkin
+from builders import LOSS_NAMES, PENALTY_NAMES, federation, random_graph, ring
 from cvxpy_reference import reference
-from exact_checks import check_against, check_gaps, ring
+from exact_checks import check_against, check_gaps
 from fedkin import Federation, Graph, Problem, solve
 from fedkin.datasets import paper_design
 from fedkin.errors import ConvergenceWarning
 from fedkin.losses import HuberLoss
-from random_problems import LOSS_NAMES, PENALTY_NAMES, federation, random_graph
 
 # --- against cvxpy ---------------------------------------------------------------------------------------------------
 

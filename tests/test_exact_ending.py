@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from exact_checks import check_gaps, ring
+from builders import federation, log_cosh, ring
+from exact_checks import check_gaps
 from fedkin import Graph, Problem, solve
 from fedkin.datasets import paper_design
 from fedkin.errors import ConvergenceWarning, ParameterError
 from fedkin.objective import L1
-from random_problems import federation, log_cosh
 
 # --- how it ends -----------------------------------------------------------------------------------------------------
 

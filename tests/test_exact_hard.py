@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from builders import PENALTY_NAMES, federation, random_graph, ring, star
 from cvxpy_reference import reference
-from exact_checks import check_against, ring
+from exact_checks import check_against
 from fedkin import Federation, Graph, Problem, solve
 from fedkin.errors import ParameterError, SolverError
 from fedkin.losses import HuberLoss
-from random_problems import PENALTY_NAMES, federation, random_graph
 
 # --- hard cases ------------------------------------------------------------------------------------------------------
 
@@ -155,11 +155,10 @@ def test_units_degrees_weights_and_near_collinearity_are_bearable(penalty: str) 
             Problem(Federation({u: (X[u], y[u]) for u in range(60)}), graph, "linear", penalty, lam=lam)
         ).n_iter
 
-    star = Graph.from_indices(range(60), [[0, u] for u in range(1, 60)])
     dense = random_graph(60, 0.2, seed=1)
     spread = dense.reweighted(10.0 ** rng.uniform(-3, 3, size=dense.n_edges))
     assert iterations(X * np.geomspace(1, 100, 4), dense, 1e-3) < 1000
-    assert iterations(X, star, 1e-3) < 300
+    assert iterations(X, star(60), 1e-3) < 300
     assert iterations(X, spread, 1e-4) < 1000
     almost = np.concatenate([X, X[:, :, :1] + 1e-2 * rng.normal(size=(60, 30, 1))], axis=2)
     assert iterations(almost, dense, 1e-3) < 10_000

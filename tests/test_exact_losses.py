@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from builders import PENALTY_NAMES, federation, log_cosh, ring
 from cvxpy_reference import reference
-from exact_checks import check_gaps, ring
+from exact_checks import check_gaps
 from fedkin import Federation, Graph, Problem, solve
 from fedkin.errors import SolverError
 from fedkin.losses import UserLoss
 from fedkin.solvers import MinimizerBall
-from random_problems import PENALTY_NAMES, federation, log_cosh
 
 # --- losses of one's own ---------------------------------------------------------------------------------------------
 
@@ -84,8 +84,7 @@ def test_losses_that_are_not_finite_are_named() -> None:
 def test_proven_balls_hold_the_minimiser(seed: int, penalty: str, lam: float) -> None:
     sizes = tuple(np.random.default_rng(seed).integers(1, 4, size=5))
     fed = federation("linear", (*sizes, 12), q=3, seed=seed)
-    graph = Graph.from_indices(range(6), [[5, 0], [0, 1], [1, 2], [2, 3], [3, 4], [4, 5]])
-    problem = Problem(fed, graph, "linear", penalty, lam=lam)
+    problem = Problem(fed, ring(6), "linear", penalty, lam=lam)
     best = reference(problem)
     longest = np.linalg.norm(best.theta, axis=1).max()
     for theta in (best.theta, np.zeros_like(best.theta)):

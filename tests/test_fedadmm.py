@@ -13,19 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedkin
+from builders import design_problem, expectile
 from fedkin.admm import Availability, fed_admm, subgradient_descent
 from fedkin.data import Federation
 from fedkin.datasets import paper_design
 from fedkin.errors import ConvergenceWarning, DataError, GraphError, ParameterError, SolverError, UnknownDeviceError
 from fedkin.graph import Graph
-from fedkin.losses import UserLoss
 from fedkin.objective import Problem
 from fedkin.solvers import solve
-
-
-def a_problem(loss="linear", penalty="l1", lam=0.002, V=12, n=40, p=4, **more):
-    design = paper_design(n_devices=V, n_samples=n, n_features=p, n_clusters=3, loss=loss, seed=1)
-    return Problem(design.federation, design.graph, loss=loss, penalty=penalty, lam=lam, **more)
 
 
 def slope(solution, first):
@@ -42,7 +37,7 @@ def slope(solution, first):
 @pytest.mark.parametrize("penalty", ["l1", "l2", "linf"])
 @pytest.mark.parametrize("gradient", ["saga", "svrg", None])
 def test_linear_convergence_without_noise(loss, penalty, gradient):
-    problem = a_problem(loss, penalty)
+    problem = design_problem(loss, penalty)
     exact = solve(problem, 1e-13)
     run = {"batch_size": None} if gradient is None else {"batch_size": 5, "gradient": gradient}
     found = fed_admm(problem, 1500, **run, reference=exact)
@@ -55,14 +50,14 @@ def test_linear_convergence_without_noise(loss, penalty, gradient):
 @pytest.mark.parametrize("loss", ["linear", "logistic"])
 @pytest.mark.parametrize("average", ["tail", "paper"])
 def test_plain_batches_converge_at_the_rate_of_the_theorem(loss, average):
-    problem = a_problem(loss, V=20, n=60, p=6)
+    problem = design_problem(loss, V=20, n=60, p=6)
     found = fed_admm(problem, 10_000, 10, average=average, reference=solve(problem, 1e-10), backend="numpy")
     # the theorem's bound is log T / T, whose slope between 300 and 10,000 rounds is -0.86; the tail forgets the start
     assert slope(found, 300) < (-0.9 if average == "tail" else -0.75)
 
 
 def test_variance_reduction_at_the_same_number_of_rows():
-    problem = a_problem(V=20, n=60, p=6)
+    problem = design_problem(V=20, n=60, p=6)
     exact = solve(problem, 1e-13)
     size = (exact.theta**2).sum() / 20
     plain = fed_admm(problem, 2000, 5, reference=exact)
@@ -77,7 +72,7 @@ def test_variance_reduction_at_the_same_number_of_rows():
 
 @pytest.mark.parametrize("weighting", ["known", "estimated"])
 def test_absence_costs_what_corollary_1_says(weighting):
-    problem = a_problem(V=20, n=60, p=6)
+    problem = design_problem(V=20, n=60, p=6)
     exact = solve(problem, 1e-10)
     errors = []
     for availability in (None, Availability.bernoulli(0.7, weighting=weighting)):
@@ -123,23 +118,12 @@ def heterogeneous(loss, ragged, seed=0, V=9, p=3):
     return Federation(data), Graph.clusters([u % 3 for u in range(V)]).corrupt(0.1, seed=0)
 
 
-def expectile():
-    def value(theta, X, y, offset):
-        r = y - X @ theta
-        return float(np.mean(np.where(r > 0, 0.8, 0.2) * r**2))
-
-    def gradient(theta, X, y, offset):
-        r = y - X @ theta
-        return -2 * X.T @ (np.where(r > 0, 0.8, 0.2) * r) / len(y)
-
-    return UserLoss(value, gradient, name="expectile")
-
-
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("loss", ["mean", "linear", "logistic", "poisson", "huber", "multinomial", "user", "mixed"])
 def test_automatic_steps_serve_every_loss(loss, ragged):
     federation, graph = heterogeneous(loss, ragged)
-    kinds = {"user": expectile(), "mixed": {u: ("linear", "huber", expectile())[u % 3] for u in range(9)}}
+    own = expectile(hessian=False)
+    kinds = {"user": own, "mixed": {u: ("linear", "huber", own)[u % 3] for u in range(9)}}
     problem = Problem(federation, graph, loss=kinds.get(loss, loss), lam=0.004, ridge=0.05)
     exact = solve(problem, 1e-8)
     start = problem.objective(np.zeros_like(exact.theta))
@@ -151,20 +135,20 @@ def test_automatic_steps_serve_every_loss(loss, ragged):
 
 
 def test_sparsity_and_ball():
-    problem = a_problem(sparsity=0.2)
+    problem = design_problem(sparsity=0.2)
     exact = solve(problem, 1e-10)
     found = fed_admm(problem, 1500, 5, gradient="saga", reference=exact)
     assert found.trace["distance"][-1] < 1e-10 and found.gap < 1e-10
     assert (exact.theta == 0).any() and np.array_equal(found.theta == 0, np.abs(exact.theta) < 1e-9)
     longest = np.sqrt((exact.theta**2).sum(axis=1)).max()
-    roomy = fed_admm(a_problem(sparsity=0.2, radius=1.01 * longest), 1500, 5, gradient="saga", reference=exact)
+    roomy = fed_admm(design_problem(sparsity=0.2, radius=1.01 * longest), 1500, 5, gradient="saga", reference=exact)
     assert roomy.trace["distance"][-1] < 1e-10
-    tight = fed_admm(a_problem(sparsity=0.2, radius=0.5 * longest), 100, 5)
+    tight = fed_admm(design_problem(sparsity=0.2, radius=0.5 * longest), 100, 5)
     assert np.sqrt((tight.theta**2).sum(axis=1)).max() <= 0.5 * longest * (1 + 1e-12)
 
 
 def test_special_cases():
-    problem = a_problem(lam=0.0)
+    problem = design_problem(lam=0.0)
     local = np.stack([np.linalg.lstsq(d.X, d.y)[0] for d in map(problem.federation.__getitem__, range(12))])
     assert np.abs(fed_admm(problem, 500).theta - local).max() < 1e-8
     alone = Problem(problem.federation, Graph.empty(range(12)), lam=1.0)
@@ -176,7 +160,7 @@ def test_special_cases():
 
 
 def test_relabelling_devices_changes_nothing_but_their_order():
-    problem = a_problem()
+    problem = design_problem()
     order = np.random.default_rng(0).permutation(12)
     federation = problem.federation.subset(order.tolist())
     other = Problem(federation, problem.graph, lam=0.002)
@@ -189,7 +173,7 @@ def test_relabelling_devices_changes_nothing_but_their_order():
 
 
 def test_trace():
-    problem = a_problem()
+    problem = design_problem()
     exact = solve(problem, 1e-10)
     found = fed_admm(problem, 100, 5, reference=exact, gradient="saga")
     trace = found.trace
@@ -207,7 +191,7 @@ def test_trace():
 
 
 def test_residuals_vanish_at_the_solution_only():
-    problem = a_problem(sparsity=0.05)
+    problem = design_problem(sparsity=0.05)
     exact = solve(problem, 1e-13)
     at = fed_admm(problem, 1, warm_start=exact)
     off = fed_admm(problem, 1)
@@ -216,7 +200,7 @@ def test_residuals_vanish_at_the_solution_only():
 
 
 def test_stops_at_the_gap():
-    problem = a_problem()
+    problem = design_problem()
     found = fed_admm(problem, 5000, tol=1e-7)
     assert found.status == "converged" and found.gap <= 1e-7 and found.n_iter < 5000
     assert found.trace["gap"][-1] <= 1e-7 < found.trace["gap"][-2]
@@ -225,7 +209,7 @@ def test_stops_at_the_gap():
 
 
 def test_warm_start_and_callbacks():
-    problem = a_problem()
+    problem = design_problem()
     seen = []
     exact = solve(problem, 1e-12)
     warm = fed_admm(problem, 30, warm_start=exact, callbacks=[seen.append], record_every=10)
@@ -238,7 +222,7 @@ def test_warm_start_and_callbacks():
 
 @pytest.mark.parametrize("penalty", ["l1", "l2"])
 def test_fused_devices_are_equal_to_the_bit_on_request(penalty):
-    problem = a_problem(penalty=penalty, lam={"l1": 0.004, "l2": 0.01}[penalty], sparsity=0.01)
+    problem = design_problem(penalty=penalty, lam={"l1": 0.004, "l2": 0.01}[penalty], sparsity=0.01)
     exact = solve(problem, 1e-12)
     plain = fed_admm(problem, 3000)
     fused = fed_admm(problem, 3000, fuse=True)
@@ -249,7 +233,7 @@ def test_fused_devices_are_equal_to_the_bit_on_request(penalty):
 
 
 def test_ctrl_c_returns_what_there_is():
-    problem = a_problem()
+    problem = design_problem()
     before = signal.getsignal(signal.SIGINT)
 
     def press(now):
@@ -310,7 +294,7 @@ def test_too_long_automatic_steps_are_shortened(monkeypatch):
 
     honest = Curvature.of_batches
     monkeypatch.setattr(Curvature, "of_batches", lambda *given, **more: honest(*given, **more) / 40)
-    problem = a_problem()
+    problem = design_problem()
     found = fed_admm(problem, 500, rho=0.01)
     assert "restarts with shorter steps" in found.message
     assert found.gap < 1e-5
@@ -330,7 +314,7 @@ def test_a_perfect_warm_start_is_not_a_divergence():
 
 
 def test_bad_arguments():
-    problem = a_problem()
+    problem = design_problem()
     for name, value, message in [
         ("rounds", 0, "rounds must be a whole number of at least 1, got 0"),
         ("batch_size", 41, "batch_size is 41, but device 0 has only 40 rows"),
@@ -355,7 +339,7 @@ def test_bad_arguments():
         with pytest.raises(ParameterError, match=message):
             fed_admm(problem, **{"rounds": 5, name: value})
     with pytest.raises(ParameterError, match="warm starts must come from the same graph"):
-        fed_admm(problem, 5, warm_start=solve(a_problem(V=9)))
+        fed_admm(problem, 5, warm_start=solve(design_problem(V=9)))
     with pytest.raises(ParameterError, match=r"p of device 3 is 0\.0, expected a number above 0"):
         fed_admm(problem, 5, availability=Availability.bernoulli([0.5] * 3 + [0.0] + [0.5] * 8))
     # an edge to a device without data
@@ -404,7 +388,7 @@ def test_threads_agree():
     from fedkin.admm.compiled import CompiledRounds
     from fedkin.admm.run import _Run
 
-    problem = a_problem(penalty="l2")
+    problem = design_problem(penalty="l2")
     states = []
     for threads in (1, 3):
         run = _Run(problem, Settings(batch_size=5), None, None, 1, None, 30, "numba")
@@ -419,7 +403,7 @@ def test_threads_agree():
 def test_numba_says_what_it_cannot_do():
     federation, graph = heterogeneous("linear", False)
     for problem, run, reason in [
-        (Problem(federation, graph, loss=expectile()), {}, "it has no expectile loss"),
+        (Problem(federation, graph, loss=expectile(hessian=False)), {}, "it has no expectile loss"),
         (Problem(federation, graph, loss={u: "linear" if u else "huber" for u in range(9)}), {}, "same loss"),
         (Problem(federation, graph), {"shards": 2}, "one shard, not 2"),
         (Problem(federation, graph), {"streams": {0: iter([])}}, "streams"),
@@ -430,7 +414,7 @@ def test_numba_says_what_it_cannot_do():
 
 def test_small_runs_never_wait_for_a_compiler(monkeypatch):
     monkeypatch.setitem(sys.modules, "fedkin.admm.compiled", None)  # importing it would fail
-    fed_admm(a_problem(), 50, 5)
+    fed_admm(design_problem(), 50, 5)
 
 
 def test_public_name():

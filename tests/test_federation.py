@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders import of_sizes
 from fedkin.data import Federation
 from fedkin.data.federation import DeviceData
 from fedkin.errors import DataError, UnknownDeviceError
-from sized_federations import of_sizes
 
 IDS = st.one_of(st.integers(-5, 5), st.sampled_from(["a", "b", "東京"]), st.tuples(st.integers(0, 2)))
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.preprocessing import StandardScaler
 
+from builders import TABLE, of_sizes
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
-from sized_federations import TABLE, of_sizes
 
 # --- take and subset ------------------------------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from builders import TABLE
 from fedkin.data import Federation
 from fedkin.errors import DataError
-from sized_federations import TABLE
 
 # --- frames ---------------------------------------------------------------------------------------------------
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders import edge_weights, random_graphs
 from fedkin.errors import FedkinError, GraphError
 from fedkin.graph import Graph
-from graph_strategies import edge_weights, random_graphs
 
 # --- construction ---------------------------------------------------------------------------------------------
 

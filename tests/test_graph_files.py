@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from builders import edge_weights
 from fedkin.errors import GraphError
 from fedkin.graph import Graph
-from graph_strategies import edge_weights
 
 TEXT_IDS = st.text(st.characters(categories=["L", "P", "S"]), min_size=1, max_size=5).filter(
     lambda name: name.strip() == name

@@ -9,9 +9,9 @@ import pytest
 import scipy.sparse
 from hypothesis import given
 
+from builders import edge_weights, random_graphs
 from fedkin.errors import GraphError, MissingDependencyError
 from fedkin.graph import Graph, spectrum
-from graph_strategies import edge_weights, random_graphs
 
 # --- networkx and scipy ---------------------------------------------------------------------------------------
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders import unit_weights
 from fedkin.errors import GraphError, ParameterError
 from fedkin.graph import Graph
 from fedkin.graph import checks as graph_checks
-from graph_strategies import unit_weights
 
 # --- named graphs ---------------------------------------------------------------------------------------------
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from builders import PENALTY_NAMES, federation, random_graph
 from fedkin import Problem, lam_path, solve
 from fedkin.datasets import paper_design
 from fedkin.objective import FusedObjective, Solution
 from fedkin.solvers import solve_fused
 from fedkin.solvers.levels import solve_levels
-from random_problems import PENALTY_NAMES, federation, random_graph
 
 TOL = 1e-8
 

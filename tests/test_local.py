@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from scipy import optimize
 
+from builders import responses, sites
 from fedkin.data import Federation
 from fedkin.errors import DataError, UnknownDeviceError
 from fedkin.losses import HuberLoss, LinearLoss, UserLoss
 from fedkin.stats import local_fit
 from fedkin.stats.newton import damped_newton, solve_positive
-from local_samples import federation, responses
 
 # ---------------------------------------------------------------- estimates and variances
 
@@ -24,7 +24,7 @@ def test_estimates_and_variances_agree_with_statsmodels(kind, offset):
     import statsmodels.api as sm
 
     family = {"linear": sm.families.Gaussian(), "logistic": sm.families.Binomial(), "poisson": sm.families.Poisson()}
-    fed = federation(kind, offset=offset)
+    fed = sites(kind, offset=offset)
     model, robust, plain = (local_fit(fed, kind, v) for v in ("model", "sandwich", "bartlett"))
     for u, device in enumerate(fed.devices):
         data = fed[device]
@@ -50,7 +50,7 @@ def test_estimates_and_variances_agree_with_statsmodels(kind, offset):
 def test_linear_sandwich_is_hc1():
     import statsmodels.api as sm
 
-    fed = federation("linear")
+    fed = sites("linear")
     fit = local_fit(fed, variance="sandwich")
     for u, device in enumerate(fed.devices):
         ols = sm.OLS(fed[device].y, fed[device].X).fit()
@@ -61,7 +61,7 @@ def test_multinomial_agrees_with_statsmodels_and_sklearn():
     import statsmodels.api as sm
     from sklearn.linear_model import LogisticRegression
 
-    fed = federation("multinomial")
+    fed = sites("multinomial")
     fit = local_fit(fed, "multinomial")
     for u, device in enumerate(fed.devices):
         X, y = fed[device].X, fed[device].y
@@ -75,7 +75,7 @@ def test_multinomial_agrees_with_statsmodels_and_sklearn():
 def test_huber_agrees_with_a_general_optimiser_and_with_rlm():
     import statsmodels.api as sm
 
-    fed = federation("huber", sizes=(60, 90))
+    fed = sites("huber", sizes=(60, 90))
     fit = local_fit(fed, HuberLoss(1.0))
     for u, device in enumerate(fed.devices):
         X, y = fed[device].X, fed[device].y
@@ -170,7 +170,7 @@ def test_mean_loss_with_too_few_rows_for_a_covariance_takes_equal_columns():
 
 
 def test_user_loss_is_fitted_by_its_functions():
-    fed = federation("linear")
+    fed = sites("linear")
 
     def value(theta, X, y, offset):
         return float(np.mean((y - X @ theta) ** 2) / 2)
@@ -187,7 +187,7 @@ def test_user_loss_is_fitted_by_its_functions():
 
 
 def test_a_loss_per_device():
-    fed = federation("poisson")
+    fed = sites("poisson")
     a, b, c = fed.devices
     mixed = local_fit(fed, {a: "poisson", b: "linear", c: LinearLoss()})
     np.testing.assert_allclose(mixed.theta[0], local_fit(fed, "poisson").theta[0])
@@ -201,7 +201,7 @@ def test_a_loss_per_device():
 
 @pytest.mark.parametrize("kind", ["linear", "logistic", "poisson", "huber", "multinomial"])
 def test_units_of_the_features_do_not_matter(kind):
-    fed = federation(kind)
+    fed = sites(kind)
     units = np.array([1e-6, 1.0, 1e7])
     scaled = Federation.from_arrays(fed.X * units, fed.y, [fed.devices[u] for u in fed.device_index])
     one, other = local_fit(fed, kind), local_fit(scaled, kind)
@@ -214,7 +214,7 @@ def test_units_of_the_features_do_not_matter(kind):
 @pytest.mark.parametrize("kind", ["linear", "logistic", "huber"])
 def test_devices_do_not_influence_each_other(kind):
     """Blocks, batches and the order of devices leave no trace."""
-    fed = federation(kind, sizes=(40, 60, 40, 41, 60))
+    fed = sites(kind, sizes=(40, 60, 40, 41, 60))
     together = local_fit(fed, kind)
     for u, device in enumerate(fed.devices):
         alone = local_fit(fed.subset([device]), kind)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from builders import responses, separated, sites
 from fedkin.data import Federation
 from fedkin.errors import ParameterError
 from fedkin.losses import MultinomialLoss, UserLoss
 from fedkin.stats import local_fit
-from local_samples import federation, responses, separated
 
 # ---------------------------------------------------------------- devices without an estimate of their own
 
@@ -17,7 +17,7 @@ from local_samples import federation, responses, separated
 def degenerate(kind: str) -> Federation:
     """Two ordinary devices and every kind of device that has no estimate."""
     rng = np.random.default_rng(6)
-    fed = federation(kind, sizes=(60, 80), q=4, seed=6)
+    fed = sites(kind, sizes=(60, 80), q=4, seed=6)
     data = {u: (fed[u].X, fed[u].y) for u in fed.devices}
     X = np.column_stack([np.ones(30), rng.standard_normal((30, 3))])
     y = responses(kind, X @ np.array([0.2, 0.5, -0.5, 0.3]), rng)
@@ -221,4 +221,4 @@ def test_a_user_loss_without_a_minimum():
 
 def test_unknown_variance():
     with pytest.raises(ParameterError, match=r"'robust'.*model, sandwich, bartlett"):
-        local_fit(federation("linear"), variance="robust")
+        local_fit(sites("linear"), variance="robust")

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy import optimize
 
+from builders import separated, sites
 from fedkin.data import Federation
 from fedkin.errors import DataError, DegenerateDeviceWarning, ParameterError, UnknownDeviceError
 from fedkin.losses import HuberLoss, make_loss
 from fedkin.stats import global_fit, local_fit, oracle_fit
-from local_samples import federation, separated
 
 # ---------------------------------------------------------------- pooled fits
 
@@ -18,7 +18,7 @@ from local_samples import federation, separated
 @pytest.mark.parametrize("kind", ["linear", "logistic", "poisson", "huber", "multinomial"])
 @pytest.mark.parametrize("weights", ["samples", "devices"])
 def test_global_fit_minimises_the_stated_sum(kind, weights):
-    fed = federation(kind, sizes=(30, 60, 200), offset=True)
+    fed = sites(kind, sizes=(30, 60, 200), offset=True)
     loss = make_loss(kind, fed.y)
 
     def total(theta):
@@ -40,17 +40,17 @@ def test_global_fit_minimises_the_stated_sum(kind, weights):
 def test_global_by_samples_is_the_fit_of_the_stacked_rows():
     import statsmodels.api as sm
 
-    fed = federation("logistic")
+    fed = sites("logistic")
     np.testing.assert_allclose(global_fit(fed, "logistic"), sm.Logit(fed.y, fed.X).fit(disp=0).params, atol=1e-8)
 
 
 def test_both_weights_agree_for_equal_sizes():
-    fed = federation("poisson", sizes=(50, 50, 50))
+    fed = sites("poisson", sizes=(50, 50, 50))
     np.testing.assert_allclose(global_fit(fed, "poisson"), global_fit(fed, "poisson", "devices"), rtol=1e-9)
 
 
 def test_global_fit_of_different_losses():
-    fed = federation("poisson", sizes=(50, 70, 40))
+    fed = sites("poisson", sizes=(50, 70, 40))
     losses = dict(zip(fed.devices, ("poisson", "linear", HuberLoss(0.5)), strict=True))
     for weights in ("samples", "devices"):
         theta = global_fit(fed, losses, weights)
@@ -63,7 +63,7 @@ def test_global_fit_of_different_losses():
 
 
 def test_oracle_is_global_within_groups():
-    fed = federation("linear", sizes=(30, 40, 50, 60))
+    fed = sites("linear", sizes=(30, 40, 50, 60))
     theta = oracle_fit(fed, ["x", "y", "x", "y"])
     a, b, c, d = fed.devices
     np.testing.assert_allclose(theta[0], global_fit(fed.subset([a, c])), rtol=1e-10)
@@ -75,7 +75,7 @@ def test_oracle_is_global_within_groups():
 
 
 def test_oracle_refuses_wrong_labels_and_weights():
-    fed = federation("linear")
+    fed = sites("linear")
     with pytest.raises(DataError, match="2 labels for 3 devices"):
         oracle_fit(fed, [0, 1])
     with pytest.raises(UnknownDeviceError, match="site 2"):

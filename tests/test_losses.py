@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, special
 
+from builders import expectile
 from fedkin.errors import DataError, ParameterError
 from fedkin.losses import (
     LOSS_NAMES,
@@ -28,26 +29,6 @@ from fedkin.losses import (
     make_loss,
     weighted_gram,
 )
-
-
-def expectile(with_hessian: bool) -> UserLoss:
-    def weights(r):
-        return np.where(r > 0, 0.8, 0.2)
-
-    def value(theta, X, y, offset):
-        r = y - X @ theta - (0.0 if offset is None else offset)
-        return float(np.mean(weights(r) * r**2))
-
-    def gradient(theta, X, y, offset):
-        r = y - X @ theta - (0.0 if offset is None else offset)
-        return -2 * X.T @ (weights(r) * r) / len(y)
-
-    def hessian(theta, X, y, offset):
-        r = y - X @ theta - (0.0 if offset is None else offset)
-        return 2 * (X.T * weights(r)) @ X / len(y)
-
-    return UserLoss(value, gradient, hessian if with_hessian else None, name="expectile")
-
 
 LOSSES = {
     "mean": MeanLoss(),

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from federations import manifest_of, rows_of, small_problem
+from builders import small_problem
+from federations import manifest_of, rows_of
 from fedkin.cli import main
 from fedkin.errors import DataError
 from fedkin.federate.directory import write_federation

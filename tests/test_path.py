@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
+from builders import LOSS_NAMES, PENALTY_NAMES, federation, log_cosh, path, random_graph, star
 from fedkin import Federation, Graph, Problem, lam_max, lam_path, solve
 from fedkin.datasets import paper_design
 from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
@@ -18,7 +19,6 @@ from fedkin.objective import make_penalty
 from fedkin.solvers import congestion
 from fedkin.solvers.congestion import least_congestion
 from fedkin.solvers.path import fused_gradients, fused_solution, lam_grid
-from random_problems import LOSS_NAMES, PENALTY_NAMES, federation, log_cosh, random_graph
 
 DUAL_NORMS = {"l1": "inf", "l2": 2, "linf": 1}
 
@@ -72,11 +72,10 @@ def test_the_largest_cut_sum_of_a_tree(penalty: str) -> None:
     """On a tree an edge carries the summed gradients of what it cuts off, so lam_max is the largest of these."""
     z = np.array([3.0, -1.0, 4.0, 1.0, -5.0, 9.0])
     fed = Federation({u: [[z[u]]] for u in range(6)})
-    chain = Graph(range(6), [(u, u + 1) for u in range(5)])
-    largest = np.abs(np.cumsum(z - z.mean()))[:-1].max()
-    assert 6 * lam_max(Problem(fed, chain, "mean", penalty)) == pytest.approx(largest, rel=1e-3)
-    star = Graph(range(6), [(0, u) for u in range(1, 6)])
-    assert 6 * lam_max(Problem(fed, star, "mean", penalty)) == pytest.approx(np.abs(z - z.mean())[1:].max(), rel=1e-3)
+    cut = np.abs(np.cumsum(z - z.mean()))[:-1].max()
+    assert 6 * lam_max(Problem(fed, path(6), "mean", penalty)) == pytest.approx(cut, rel=1e-3)
+    cut = np.abs(z - z.mean())[1:].max()
+    assert 6 * lam_max(Problem(fed, star(6), "mean", penalty)) == pytest.approx(cut, rel=1e-3)
 
 
 def test_l1_is_a_linear_program() -> None:

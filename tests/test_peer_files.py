@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from federations import free_ports, place, small_problem, write_tables
+from builders import small_problem
+from federations import free_ports, place, write_tables
 from fedkin.admm import fed_admm, load_checkpoint
 from fedkin.cli import main
 from fedkin.federate import process

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from federations import free_ports, manifest_of, place, rows_of, small_problem, write_tables
+from builders import small_problem
+from federations import free_ports, manifest_of, place, rows_of, write_tables
 from fedkin.cli import main
 from fedkin.cli.peer_choose import end_of_grid
 from fedkin.data import Federation

@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from federations import free_ports, manifest_of, place, rows_of, small_problem
+from builders import small_problem
+from federations import free_ports, manifest_of, place, rows_of
 from fedkin.cli import main
 from fedkin.federate import overview as overview_module
 from fedkin.federate.directory import write_federation

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from federations import free_ports, in_threads, small_problem
+from builders import small_problem
+from federations import free_ports, in_threads
 from fedkin.admm import Settings, fed_admm
 from fedkin.cli import main
 from fedkin.data import Federation

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from builders import federation, log_cosh
 from cvxpy_reference import mean_loss
 from fedkin.data import Federation
 from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, Loss, MeanLoss, MultinomialLoss, PoissonLoss, UserLoss
 from fedkin.objective import QuadraticTerms, build_terms, generalized_inverse, row_blocks, summed_terms
 from fedkin.objective.terms import LossTerms, MixedTerms, RowTerms
-from random_problems import federation, log_cosh
 
 LOSSES: dict[str, Loss] = {
     "mean": MeanLoss(),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from builders import path, star
 from fedkin.data import Federation
 from fedkin.datasets import paper_design
 from fedkin.errors import GraphError, ParameterError
@@ -30,8 +31,8 @@ from fedkin.stats.theory import (
 )
 
 GRAPHS = {
-    "path": Graph(range(6), [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]),
-    "star": Graph(range(6), [(0, k) for k in range(1, 6)]),
+    "path": path(6),
+    "star": star(6),
     "complete": Graph.complete(range(6)),
     "two parts": Graph(range(6), [(0, 1), (1, 2), (0, 2), (4, 5)]),
 }

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from builders import federation, log_cosh, random_graph
 from fedkin import Federation, Graph, Problem, cross_validate_lam, lam_max, lam_path
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, ParameterError
 from fedkin.solvers.crossvalidation import LamChoice
-from random_problems import federation, log_cosh, random_graph
 
 
 @pytest.fixture(scope="module")
