@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 import os
 import signal
@@ -417,7 +418,7 @@ def test_demo(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert list(error) == ["Local", "Global", "Fed-ADMM", "Fed-ADMM-ES", "Oracle"]
     assert error["Oracle"] <= error["Fed-ADMM-ES"] * 1.05 < error["Local"] < error["Global"]
     page = (place / "report" / "report.html").read_text(encoding="utf-8")
-    assert document["summary"].replace("'", "&#x27;") in page
+    assert document["summary"] in html.unescape(page)
     assert page.count("<svg") == 1
     assert "<script" not in page
     assert page.count("http") == 1  # the name space of SVG, which nobody fetches

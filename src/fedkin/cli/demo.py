@@ -17,7 +17,7 @@ from fedkin.data import Federation, replacing, write_csv
 from fedkin.datasets import Design, paper_design
 from fedkin.errors import ParameterError
 from fedkin.fitting import FitOptions, FittedModel, fit_federation
-from fedkin.report.page import DemoResult, demo_page, demo_picture
+from fedkin.report import DemoResult, demo_page, demo_picture
 from fedkin.stats import global_fit, local_fit, oracle_fit
 
 ROWS, FEATURES, GROUPS = 60, 20, 5
@@ -126,7 +126,6 @@ def _result(outcome: Outcome) -> DemoResult:
         given=design.graph,
         kept=model.graph,
         labels=design.labels,
-        wrong_edges=wrong,
         groups=[[names[u] for u in np.flatnonzero(model.clusters == k)] for k in range(model.n_clusters)],
         facts={
             "Sites": f"{model.n_devices}, each with {ROWS} rows to learn from, {ROWS} to test on, {FEATURES} features",

@@ -1,1 +1,11 @@
-"""Pictures and pages about results, made by hand: no plotting library is needed."""
+"""Pages that need nothing else: one set of templates for everything in HTML, without scripts or links to the outside.
+
+In: results as plain values. Out: HTML and SVG as text. Imports: `graph` and below; no plotting library.
+"""
+
+from __future__ import annotations
+
+from fedkin.report.demo import DemoResult, demo_page, demo_picture
+from fedkin.report.render import render
+
+__all__ = ["DemoResult", "demo_page", "demo_picture", "render"]

@@ -1,0 +1,101 @@
+"""The report of the demonstration: one HTML file that needs nothing else, and its picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.graph import Graph
+from fedkin.report.render import render
+
+
+@dataclass(frozen=True, eq=False)
+class DemoResult:
+    """What the page shows.
+
+    Attributes
+    ----------
+    summary : str
+        The result in a few plain sentences.
+    estimation, held_out : mapping of method to error
+    meaning : mapping of method to a few words
+    highlight : sequence of methods
+    given, kept : Graph
+        Before and after the edge tests.
+    labels : int array (V,)
+        True group of each device.
+    groups : sequence of groups of devices
+        As found.
+    facts : mapping of name to words
+    version : str
+    """
+
+    summary: str
+    estimation: Mapping[str, float]
+    held_out: Mapping[str, float]
+    meaning: Mapping[str, str]
+    highlight: Sequence[str]
+    given: Graph
+    kept: Graph
+    labels: NDArray[np.int64]
+    groups: Sequence[Sequence[Hashable]]
+    facts: Mapping[str, str]
+    version: str
+
+
+def demo_page(result: DemoResult) -> str:
+    """The whole page, HTML without scripts and without links to anything outside."""
+    groups = sorted(result.groups, key=len, reverse=True)
+    return render("demo.html", result=result, groups=groups, **_picture(result))
+
+
+def demo_picture(result: DemoResult) -> str:
+    """The given graph, the kept edges and the errors side by side, as one ``<svg>``."""
+    return render("demo.svg", **_picture(result)).strip()
+
+
+def _picture(result: DemoResult) -> dict[str, Any]:
+    """What ``demo.svg`` draws: the matrices of two graphs, and errors as dots on a logarithmic axis."""
+    errors = result.estimation
+    low = math.floor(math.log10(min(errors.values())) + 1e-9)
+    high = max(math.ceil(math.log10(max(errors.values())) - 1e-9), low + 1)
+
+    def share(value: float) -> float:
+        return (math.log10(value) - low) / (high - low)
+
+    return {
+        "matrices": [
+            _matrix(result.given, result.labels, "The graph as given"),
+            _matrix(result.kept, result.labels, "Edges that Fedkin kept"),
+        ],
+        "longest": max(map(len, errors)),
+        "ticks": [(share(10.0**power), f"{10.0**power:g}") for power in range(low, high + 1)],
+        "dots": [
+            {"name": name, "share": share(value), "label": f"{value:.3g}", "strong": name in result.highlight}
+            for name, value in errors.items()
+        ],
+    }
+
+
+def _matrix(graph: Graph, labels: NDArray[np.int64], title: str) -> dict[str, Any]:
+    """The matrix of a graph, devices sorted by group: a square for each edge, within groups and across them."""
+    rank = np.argsort(np.argsort(labels, kind="stable"))
+    within = labels[graph.edges[:, 0]] == labels[graph.edges[:, 1]]
+
+    def squares(chosen: NDArray[np.bool_]) -> str:
+        i, j = rank[graph.edges[chosen]].T
+        return "".join(f"M{x} {y}h1v1h-1z" for x, y in zip(np.r_[i, j].tolist(), np.r_[j, i].tolist(), strict=True))
+
+    note = f"{graph.n_edges} edges, {int((~within).sum())} of them wrong"
+    return {
+        "title": title,
+        "note": note,
+        "size": graph.n_devices,
+        "within": squares(within),
+        "across": squares(~within),
+    }
