@@ -47,6 +47,9 @@ def task(replication):
         value = float(rng.normal(loc=replication.params["n"]))
         yield {"side": side, "value": value, "threads": os.environ["OMP_NUM_THREADS"]}
 
+def no_arguments():
+    return []
+
 def failing(replication):
     raise ZeroDivisionError("seven over nothing")
 """

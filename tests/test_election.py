@@ -14,8 +14,10 @@ import fedkin
 from fedkin.errors import DataError
 from fedkin.graph import Graph
 from fedkin.objective import Solution
-from fedkin.studies import election_report
-from fedkin.studies.election import (
+from fedkin.studies.launch import launch
+from fedkin.studies.present import election as election_report
+from fedkin.studies.tasks import Replication
+from fedkin.studies.tasks.election import (
     LABELS,
     Protocol,
     Split,
@@ -25,7 +27,7 @@ from fedkin.studies.election import (
     historical_graph,
     scores,
 )
-from fedkin.studies.election_data import (
+from fedkin.studies.tasks.election_data import (
     EARLIER,
     FACTS,
     MAP,
@@ -38,9 +40,7 @@ from fedkin.studies.election_data import (
     read_outlines,
     write_outlines,
 )
-from fedkin.studies.launch import launch
-from fedkin.studies.tasks import Replication
-from fedkin.studies.topojson import read_shapes
+from fedkin.studies.tasks.topojson import read_shapes
 
 pytestmark = pytest.mark.studies
 
@@ -257,7 +257,7 @@ def test_nothing_is_learnt_from_test_rows():
     other = Split(replace(made, federation=fedkin.Federation.from_arrays(spoilt, target, devices)), PROTOCOL, seed=4)
     np.testing.assert_array_equal(other.raw[0].X, train.X)
     np.testing.assert_array_equal(other.train.X, split.train.X)
-    from fedkin.studies.election import _METHODS
+    from fedkin.studies.tasks.election import _METHODS
 
     for name in ("local", "global", "fed-loc", "fed-his"):
         here, there = _METHODS[name](split), _METHODS[name](other)
@@ -298,7 +298,7 @@ def test_logarithms_are_for_skewed_columns_that_are_never_negative():
 def test_ridge_fits_against_scikit_learn(name: str):
     from sklearn.linear_model import LogisticRegression
 
-    from fedkin.studies.election import _METHODS
+    from fedkin.studies.tasks.election import _METHODS
 
     split = Split(_made_up(), replace(PROTOCOL, intercept=False), seed=4)
     found = _METHODS[name](split)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from textwrap import dedent
 
@@ -12,11 +11,11 @@ import pytest
 import fedkin
 from fedkin.datasets import paper_design
 from fedkin.errors import ParameterError
-from fedkin.studies.config import load_study, parse_study
-from fedkin.studies.designs import false_edge_design, make_design
-from fedkin.studies.estimators import Settings, Workbench
-from fedkin.studies.preflight import check_study
-from fedkin.studies.tasks import Job, Replication, find_function, run_job
+from fedkin.studies.config import find_function, load_study, modules_beside, parse_study
+from fedkin.studies.run.runner import Job, run_job
+from fedkin.studies.tasks import Replication, check_study
+from fedkin.studies.tasks.designs import false_edge_design, make_design
+from fedkin.studies.tasks.estimators import Settings, Workbench
 from fedkin.studies.validation import fold_scores, validated_lam
 from small_studies import ESTIMATION, SMALL, without_times
 
@@ -108,7 +107,7 @@ def test_names_among_the_options_of_built_in_tasks(task: str, option: str, messa
         check_study(study)
 
 
-def test_options_of_ones_own_task_are_its_own(small_study: Path):
+def test_options_of_a_custom_task_are_its_own(small_study: Path):
     small_study.write_text(SMALL + '[options]\nanything = 1\nestimators = ["a", "a"]\ngenerator = "some"\n')
     check_study(load_study(small_study))
 
@@ -117,10 +116,8 @@ def test_unknown_names_are_refused():
     bench = Workbench(paper_design(4, 30, 2, 2), Settings(), seed=0)
     with pytest.raises(ParameterError, match="unknown estimator 'best'; choose from local"):
         bench.estimate("best")
-    with pytest.raises(ParameterError, match="unknown task 'nothing'"):
-        find_function("nothing", "task")
     with pytest.raises(ParameterError, match="has no function 'nothing'"):
-        find_function("fedkin.studies.tasks:nothing", "task")
+        find_function("fedkin.studies.tasks:nothing", "task 'nothing'")
 
 
 def test_a_job_gives_the_same_rows_every_time():
@@ -141,11 +138,8 @@ def test_warnings_stay_with_their_rows(small_study: Path):
     own.write_text("import warnings\ndef task(r):\n    warnings.warn('careful')\n    yield {'value': 1.0}\n")
     small_study.write_text(SMALL.replace("own:task", "loud:task"))
     study = load_study(small_study)
-    sys.path.insert(0, str(small_study.parent))
-    try:
-        rows, seconds = run_job(Job(study.cells()[0], study.folder))
-    finally:
-        sys.path.remove(str(small_study.parent))
+    with modules_beside(study.folder):
+        rows, seconds = run_job(Job(study.cells()[0]))
     assert [row["warnings"] for row in rows] == ["careful", "careful"] and seconds >= 0
 
 
@@ -157,7 +151,7 @@ def test_false_edges_are_exactly_as_many_and_all_false():
         false_edge_design(12, 10, 2, 3, false_edges=49)
 
 
-def test_a_generator_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_custom_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "mine.py").write_text(
         dedent("""
         from fedkin.datasets import paper_design
@@ -179,10 +173,10 @@ def test_a_generator_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 GENERATORS = """
 def plain(n_devices, jump: float, *, kind: str = "a", seed):
-    raise AssertionError("preflight reads, it does not run")
+    raise AssertionError("preflight looks at its arguments, it does not call it")
 def seedless(n_devices): ...
 def anything(**arguments): ...
-raise AssertionError("preflight reads, it does not run")
+number = 3
 """
 CALLS = """
 [study]
@@ -220,24 +214,21 @@ design = { jump = 1.0 }
             ('"gens:plain"\ndesign = { jump = 1.0 }', '"paper"\ndesign = { n_samples = "ten" }'),
             "[options], design: n_samples must be a whole number, got 'ten' (generator 'paper')",
         ),
-        (
-            ("gens:plain", "os:getenv"),
-            "generator = 'os:getenv': the module 'os' has no file of its own; name a function",
-        ),
+        (("gens:plain", "os:getenv"), "generator 'os:getenv' takes no seed; add seed to its arguments"),
+        (("gens:plain", "gens:number"), "gens.py is a int, not a function"),
         (("gens:plain", "sys:exit"), "generator = 'sys:exit': the module 'sys' has no file of its own"),
         (('task = "estimation"', 'task = "availability"'), "needs availability = [...], probabilities above 0"),
     ],
 )
 def test_a_generator_that_cannot_be_called_is_named_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, str], message: str
+    tmp_path: Path, change: tuple[str, str], message: str
 ):
     (tmp_path / "gens.py").write_text(GENERATORS)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    check_study(parse_study(CALLS, "calls.toml"))
-    check_study(parse_study(CALLS.replace("gens:plain", "gens:anything"), "calls.toml"))
+    check_study(parse_study(CALLS, "calls.toml", folder=tmp_path))
+    check_study(parse_study(CALLS.replace("gens:plain", "gens:anything"), "calls.toml", folder=tmp_path))
     assert CALLS.replace(*change) != CALLS
     with pytest.raises(ParameterError) as caught:
-        check_study(parse_study(CALLS.replace(*change), "calls.toml"))
+        check_study(parse_study(CALLS.replace(*change), "calls.toml", folder=tmp_path))
     assert message in str(caught.value) and str(caught.value).startswith("calls.toml, [")
 
 
@@ -261,7 +252,7 @@ def test_a_text_where_a_generator_needs_a_number_is_one_line(tmp_path: Path, mon
 def test_edge_selection_rows_against_scipy():
     from scipy.stats import chi2
 
-    from fedkin.studies.edge_selection import edge_selection
+    from fedkin.studies.tasks.edge_selection import edge_selection
 
     options = {"design": {"n_devices": 10, "n_features": 3, "n_clusters": 2, "varrho": 0.3}, "variances": ["bartlett"]}
     replication = Replication({"n_samples": 400, "signal": 5.0}, options, 0, 8)
@@ -281,7 +272,7 @@ TINY = {"design": {"n_devices": 8, "n_samples": 30, "n_features": 2, "n_clusters
 
 
 def test_availability_rows_are_paired():
-    from fedkin.studies.algorithms import VARIANTS, availability
+    from fedkin.studies.tasks.algorithms import VARIANTS, availability
 
     options = {**TINY, "rounds": 200}
     rows = {row["variant"]: row for row in availability(Replication({"availability": 0.5}, options, 0, 6))}
@@ -295,7 +286,7 @@ def test_availability_rows_are_paired():
 
 
 def test_convergence_rows_end_at_the_minimiser():
-    from fedkin.studies.algorithms import convergence
+    from fedkin.studies.tasks.algorithms import convergence
 
     rows = list(convergence(Replication({}, {**TINY, "rounds": 300}, 0, 6)))
     curves = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedkin.studies import checks
 from fedkin.studies.config import load_study
-from fedkin.studies.intervals import Interval, doubt, paired_ratios, student
-from fedkin.studies.report import write_report
-from fedkin.studies.store import write_rows
-from fedkin.studies.summary import Summary
+from fedkin.studies.present import claims as checks
+from fedkin.studies.present import write_report
+from fedkin.studies.present.intervals import Interval, doubt, paired_ratios, student
+from fedkin.studies.present.summary import Summary
+from fedkin.studies.rows import write_rows
 
 
 def _estimation_rows(es: float, local: float = 20 / 79) -> list[dict[str, object]]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from fedkin.errors import ParameterError
-from fedkin.studies.config import BUILT_IN, load_study, parse_study, replication_seed
+from fedkin.studies.config import BUILT_IN, find_function, load_study, parse_study, replication_seed
 from fedkin.studies.launch import launch
-from fedkin.studies.runner import run_study
-from fedkin.studies.tasks import find_function
+from fedkin.studies.run import run_study
 from small_studies import OWN, SMALL
 
 
@@ -21,12 +19,7 @@ def test_grid_is_a_union_of_products_and_blocks_come_round_by_round():
 
 
 def test_cells_cover_every_replication_once(small_study: Path):
-    study = load_study(small_study)
-    sys.path.insert(0, str(small_study.parent))
-    try:
-        cells = study.cells()
-    finally:
-        sys.path.remove(str(small_study.parent))
+    cells = load_study(small_study).cells()
     assert len(cells) == 4 * 3
     assert [cell.replications[0] for cell in cells] == [0] * 4 + [2] * 4 + [4] * 4
     seen = [(cell.point, number) for cell in cells for number in cell.replications]
@@ -66,7 +59,7 @@ def test_quick_changes_what_it_names():
     ("change", "message"),
     [
         (("seed = 3", "sed = 3"), "unknown entry 'sed'"),
-        (('task = "own:task"', ""), "needs task"),
+        (('task = "own:task"', ""), "task is missing; add task = "),
         (("replications = 6", "replications = 0"), "replications must be a whole number of at least 1, got 0"),
         (("n = [10, 20]", "n = []"), "grid entry 'n' must be a list"),
         (("n = [10, 20]", 'n = [10, "20"]'), "grid entry 'n' has numbers and texts, [10, '20']; give one kind"),
@@ -116,6 +109,9 @@ def test_what_quick_replaces_must_be_right_too(wrong: str):
         (("own:task", "nowhere:task"), "[study]: task = 'nowhere:task': there is no module 'nowhere'; put nowhere.py"),
         (("own:task", "own:tsk"), "own.py has no function 'tsk'"),
         (("own:task", "broken:task"), "broken.py, line 1"),
+        (("own:task", "falling:task"), "falling.py, line 2: ZeroDivisionError: division by zero; mend the module"),
+        (("own:task", "wanting:task"), "wanting.py, line 1: ModuleNotFoundError: No module named 'nowhere_at_all'"),
+        (("own:task", "own:no_arguments"), "it is called as no_arguments(replication), but too many positional"),
         (("seed = 3", 'checks = "own:checks"'), "[study]: checks = 'own:checks'"),
         (('x = "n"', 'kind = "own:bars"'), "[[figure]] 'picture': kind = 'own:bars'"),
         (
@@ -129,6 +125,8 @@ def test_what_quick_replaces_must_be_right_too(wrong: str):
 )
 def test_what_is_not_there_is_said_before_a_worker_starts(small_study: Path, change: tuple[str, str], message: str):
     small_study.with_name("broken.py").write_text("def task(:\n")
+    small_study.with_name("falling.py").write_text("def task(r): ...\n1 / 0\n")
+    small_study.with_name("wanting.py").write_text("import nowhere_at_all\n")
     text = SMALL + "[options]\ngenerator = 'GENERATOR'\nestimators = ESTIMATORS\n"
     if change[0] in ("ESTIMATORS", "GENERATOR"):
         text = text.replace("own:task", "estimation")
@@ -170,8 +168,7 @@ def test_an_unknown_study_lists_the_known_ones():
         load_study("estimaton")
 
 
-def test_edited_code_is_not_mistaken_for_what_was_run(small_study: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(small_study.parent))
+def test_edited_code_is_not_mistaken_for_what_was_run(small_study: Path):
     before = [cell.key for cell in load_study(small_study).cells()]
     assert before == [cell.key for cell in load_study(small_study).cells()]
     small_study.with_name("own.py").write_text(OWN + "\n# another thought\n")
@@ -179,8 +176,7 @@ def test_edited_code_is_not_mistaken_for_what_was_run(small_study: Path, monkeyp
     assert not set(before) & {cell.key for cell in load_study(small_study).cells(fingerprint="other data")}
 
 
-def test_a_picture_is_no_reason_to_run_again(small_study: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(small_study.parent))
+def test_a_picture_is_no_reason_to_run_again(small_study: Path):
     before = [cell.key for cell in load_study(small_study).cells()]
     small_study.write_text(
         SMALL.replace('title = "A small study"', 'title = "Another title"').replace('x = "n"', 'x = "kind"')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from fedkin.errors import ParameterError
-from fedkin.studies.config import load_study, parse_study
+from fedkin.studies.config import load_study
 from fedkin.studies.launch import launch
-from fedkin.studies.page import write_page
-from fedkin.studies.progress import Progress, TimeLeft, duration
-from fedkin.studies.report import write_report
-from fedkin.studies.runner import run_study
-from fedkin.studies.store import StudyError, read_rows, read_seconds, write_rows
-from fedkin.studies.summary import Summary, paired_difference
-from fedkin.studies.tables import Table, make_table
-from small_studies import ESTIMATION, SMALL, wait_for
+from fedkin.studies.present import write_report
+from fedkin.studies.present.report import study_page
+from fedkin.studies.present.summary import Summary, paired_difference
+from fedkin.studies.present.tables import Table, make_table
+from fedkin.studies.rows import StudyError, read_part, write_rows
+from fedkin.studies.run import duration, run_study
+from fedkin.studies.run.progress import progress
+from small_studies import SMALL
 
 pytestmark = pytest.mark.studies
 
@@ -89,16 +89,11 @@ def test_a_page_drawn_again_still_tells_the_computing_time(small_study: Path, tm
     small_study.write_text(SMALL.replace("replications = 6", "replications = 2") + "[options]\nsleep = 0.6\n")
     (first,) = launch(None, config=small_study, out=tmp_path / "out", jobs=2)
     assert "4 cells computed in" in first.page.read_text()
-    took = [read_seconds(path) for path in (tmp_path / "out" / "small" / "cells").glob("*.parquet")]
+    took = [read_part(path).seconds for path in (tmp_path / "out" / "small" / "cells").glob("*.parquet")]
     assert all(1.2 <= one < 10 for one in took)
     (again,) = launch(None, config=small_study, out=tmp_path / "out", jobs=2)
     page = again.page.read_text()
     assert f"4 cells found finished, all 4 took {duration(sum(took))} in sum (each in one process)." in page
-    # parts from before times were noted
-    part = next((tmp_path / "out" / "small" / "cells").glob("*.parquet"))
-    write_rows(part, read_rows(part))
-    (third,) = launch(None, config=small_study, out=tmp_path / "out", jobs=2)
-    assert "all 4 (1 of them without a noted time) took" in third.page.read_text()
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
@@ -109,13 +104,12 @@ def test_wide_tables_fit_the_window_and_the_paper(tmp_path: Path):
     line += ["0.00858 (0.00014)"] * 3 + ["7.31e-04 (2e-05)"]
     names = [*head, "Pooled by true cluster", "Pooled along the true edges of G"]
     table = Table("t", names, [line], [], [])
-    study = load_study("estimation")
-    page = write_page(study, [], [], [], [table], "", tmp_path)
+    study = replace(load_study("estimation"), figures=())
+    text = study_page(study, [], [], [table], "", tmp_path)
     measure = (
         "<script>onload = () => { const wide = document.querySelector('.wide');"
         "document.title = wide.scrollWidth <= wide.clientWidth ? 'all of it' : 'a part' }</script></body>"
     )
-    text = page.read_text()
     # paper is measured on the screen, by the rules of print
     paper = text.replace("@media print", "@media screen")
     assert "@media print" in text
@@ -148,7 +142,7 @@ def test_tables_are_means_with_standard_errors():
 def test_legends_do_not_cover_panels(panels: int, series: int):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    from fedkin.studies.figures import line_panels
+    from fedkin.studies.present.figures import line_panels
 
     rng = np.random.default_rng(0)
     rows = [
@@ -172,7 +166,7 @@ def test_legends_do_not_cover_panels(panels: int, series: int):
 def test_availability_says_what_it_shows_and_the_label_fits():
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    from fedkin.studies.figures import line_panels
+    from fedkin.studies.present.figures import line_panels
 
     study = load_study("availability")
     (spec,) = study.figures
@@ -207,29 +201,21 @@ def test_durations():
     assert [duration(seconds) for seconds in (0, 59.4, 61, 3600)] == ["0 s", "59 s", "1 min 1 s", "1 h 0 min"]
 
 
-def test_lines_come_while_no_cell_ends():
-    stream = StringIO()
-    with Progress("slow", 3, 0, stream, every=0.05) as progress:
-        wait_for(lambda: stream.getvalue().count("slow: 0 of 3 cells\n") >= 2, 10.0)
-        progress.advance(None)
-        wait_for(lambda: "slow: 1 of 3 cells\n" in stream.getvalue(), 10.0)
-        progress.advance(10_000.0)
-        wait_for(lambda: "slow: 2 of 3 cells, 2 h 46 min left\n" in stream.getvalue(), 10.0)
-        progress.advance(0.0)
-    lines = stream.getvalue().splitlines()
-    assert lines[0] == "slow: 3 cells" and lines[-1] == "slow: 3 of 3 cells, done"
-    time.sleep(0.15)
-    assert stream.getvalue().splitlines() == lines  # silent after the end
+def test_a_bar_with_the_time_left_on_a_terminal_and_one_line_elsewhere(monkeypatch: pytest.MonkeyPatch):
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
 
-
-def test_no_time_left_before_every_process_has_ended_a_cell():
-    cells = parse_study(ESTIMATION, "test").cells()
-    assert [TimeLeft(cells, jobs=2).finished(cells[0], 5.0), TimeLeft(cells, jobs=1).finished(cells[0], 5.0)] == [
-        None,
-        5,
-    ]
-    left = TimeLeft(cells[:1], jobs=8)
-    assert left.finished(cells[0], 5.0) == 0.0
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    for stream, wanted in ((StringIO(), ["slow: 3 cells, 1 found finished"]), (Terminal(), ["3/3", "left"])):
+        monkeypatch.setattr("sys.stderr", stream)
+        with progress("slow", 3, 1) as advance:
+            advance()
+            advance()
+        lines = stream.getvalue().splitlines()
+        assert all(any(words in line for line in lines) for words in wanted)
+        assert stream.isatty() or len(lines) == 1
 
 
 def test_the_example_of_the_documentation(repository: Path, tmp_path: Path):

@@ -16,9 +16,10 @@ import fedkin
 from fedkin.errors import ParameterError
 from fedkin.studies.config import load_study
 from fedkin.studies.launch import launch
-from fedkin.studies.pool import WorkerError, map_in_processes
-from fedkin.studies.runner import run_study
-from fedkin.studies.store import Store, StudyError, read_rows, write_rows
+from fedkin.studies.rows import StudyError, read_rows, write_rows
+from fedkin.studies.run import run_study
+from fedkin.studies.run.pool import WorkerError, map_in_processes
+from fedkin.studies.run.store import Store
 from small_studies import SMALL, wait_for, without_times
 
 pytestmark = pytest.mark.studies
@@ -99,7 +100,7 @@ def test_a_quick_run_leaves_a_full_one_alone(small_study: Path, tmp_path: Path):
     (quick,) = launch(None, config=small_study, out=out, jobs=1, quick=True)
     assert full.page == out / "small" / "index.html" and quick.page == out / "small-quick" / "index.html"
     assert {path: path.read_bytes() for path in (out / "small").rglob("*") if path.is_file()} == before
-    assert len(read_rows(out / "small-quick" / "rows.parquet")) == 4 * 2 * 2
+    assert len(read_rows(out / "small-quick" / "rows.parquet").rows) == 4 * 2 * 2
 
 
 def test_a_failing_task_names_its_cell_and_keeps_the_rest(small_study: Path, tmp_path: Path):
@@ -149,20 +150,6 @@ def test_damaged_cells_are_named_first_and_computed_again(
     assert f"{cells[5].key}.parquet cannot be read (" in said[2]
 
 
-def test_cells_from_before_keys_were_noted(small_study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    out = tmp_path / "out"
-    first = run_study(load_study(small_study), out, jobs=1)
-    store, cells = Store(out / "small"), load_study(small_study).cells()
-    parts = [store.read(cell) for cell in cells]
-    for cell, rows in zip(cells, parts, strict=True):
-        write_rows(store.part(cell), rows)
-    assert run_study(load_study(small_study), out, jobs=1).cached == 12
-    write_rows(store.part(cells[2]), parts[3])
-    again = run_study(load_study(small_study), out, jobs=1)
-    assert again.computed == 1 and "rows of another grid point" in capsys.readouterr().err
-    assert again.rows == first.rows
-
-
 def test_a_generator_that_is_not_there(small_study: Path, tmp_path: Path):
     small_study.write_text(SMALL.replace("own:task", "nowhere:task"))
     with pytest.raises(ParameterError, match="no module 'nowhere'"):
@@ -182,6 +169,11 @@ def _command(config: Path, out: Path, jobs: int = 2) -> list[str]:
         "--jobs",
         str(jobs),
     ]
+
+
+def _parts(out: Path) -> list[Path]:
+    """Finished cells; files that are being written begin with a dot."""
+    return [path for path in (out / "small" / "cells").glob("*.parquet") if not path.name.startswith(".")]
 
 
 def _slow(small_study: Path) -> Path:
@@ -210,11 +202,11 @@ def test_killed_in_the_middle_and_started_again_gives_the_same_rows(small_study:
     out = tmp_path / "killed"
     process = subprocess.Popen(_command(small_study, out), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
-        wait_for(lambda: len(list((out / "small" / "cells").glob("*.parquet"))) >= 4)
+        wait_for(lambda: len(_parts(out)) >= 4)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait(timeout=30)
-    finished = len(list((out / "small" / "cells").glob("*.parquet")))
+    finished = len(_parts(out))
     assert 4 <= finished < 24
     assert not (out / "small" / "rows.parquet").exists()
     workers = {int(line.split()[0]) for line in log.read_text().splitlines()}
@@ -228,7 +220,7 @@ def test_killed_in_the_middle_and_started_again_gives_the_same_rows(small_study:
     again = log.read_text().splitlines()[len(before) :]
     # nothing that was stored is done again; nothing is lost
     assert len(again) == 2 * (24 - finished)
-    rows = read_rows(out / "small" / "rows.parquet")
+    rows = read_rows(out / "small" / "rows.parquet").rows
     untouched = run_study(load_study(small_study), tmp_path / "whole", jobs=2).rows
     assert len(rows) == 4 * 12 * 2
     assert [without_times(row) for row in rows] == [without_times(row) for row in untouched]
@@ -240,7 +232,7 @@ def test_ctrl_c_leaves_no_process_and_no_half_file(small_study: Path, tmp_path: 
     out = tmp_path / "stopped"
     process = subprocess.Popen(_command(small_study, out), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     try:
-        wait_for(lambda: len(list((out / "small" / "cells").glob("*.parquet"))) >= 2)
+        wait_for(lambda: len(_parts(out)) >= 2)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     finally:
@@ -249,9 +241,9 @@ def test_ctrl_c_leaves_no_process_and_no_half_file(small_study: Path, tmp_path: 
     assert "Traceback" not in errors
     workers = {int(line.split()[0]) for line in log.read_text().splitlines()}
     wait_for(lambda: not any(_alive(pid) for pid in workers), 20.0)
-    assert not list((out / "small").rglob("*.writing"))
-    for part in (out / "small" / "cells").glob("*.parquet"):
-        assert read_rows(part)
+    assert not list((out / "small" / "cells").glob(".*"))
+    for part in _parts(out):
+        assert read_rows(part).rows
 
 
 def test_two_runs_in_one_directory_are_kept_apart(tmp_path: Path):
@@ -264,7 +256,7 @@ def test_two_runs_in_one_directory_are_kept_apart(tmp_path: Path):
 
 def test_leftovers_of_a_kill_are_swept_and_broken_files_named(tmp_path: Path):
     store = Store(tmp_path)
-    leftover = store.cells / "abc.parquet.writing"
+    leftover = store.cells / ".abc.0123456789abcdef.parquet"
     leftover.write_bytes(b"half")
     with store.lock():
         assert not leftover.exists()
@@ -277,5 +269,5 @@ def test_leftovers_of_a_kill_are_swept_and_broken_files_named(tmp_path: Path):
 def test_rows_with_different_columns_and_lists_survive(tmp_path: Path):
     rows = [{"a": 1, "b": [1.0, 2.0], "c": None}, {"a": 2, "d": "ü"}]
     write_rows(tmp_path / "rows.parquet", rows)
-    back = read_rows(tmp_path / "rows.parquet")
+    back = read_rows(tmp_path / "rows.parquet").rows
     assert back == [{"a": 1, "b": [1.0, 2.0], "c": None, "d": None}, {"a": 2, "b": None, "c": None, "d": "ü"}]

@@ -11,7 +11,7 @@ import typer
 from fedkin import __version__
 from fedkin.cli.mpi import mpi
 from fedkin.cli.peer import peer
-from fedkin.studies.command import study
+from fedkin.studies import study
 
 app = typer.Typer(
     no_args_is_help=True,

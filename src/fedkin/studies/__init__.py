@@ -1,20 +1,27 @@
-"""The paper's studies, and a runner for studies of one's own.
+"""The paper's studies, and a runner for custom ones.
 
-The way one cell takes::
+In: a study, built in or from a TOML file. Out: a directory with rows (Parquet), figures, tables, claims, an HTML page.
+A leaf that only `fedkin.cli` imports; it may import every package below.
 
-    TOML --config--> Study --cells--> Cell (parameters, replications, seeds)
-      --pool--> worker process: task(replication) -> rows
-      --store--> one Parquet part file per cell, written atomically; a cell whose part exists is never run again
-      --report--> figures, tables and one HTML page, from the rows alone
+How a cell travels::
 
-| module | what is in it |
+    TOML --config--> Study --> Cell (parameters, replications, seeds)
+      --run--> worker process: task(replication) -> rows
+      --rows--> one Parquet part file per cell, written atomically; a cell whose part exists is never run again
+      --present--> figures, tables and one HTML page, from the rows alone
+
+| part | what is in it |
 |---|---|
-| `config` | a study as data: TOML -> `Study` -> `Cell` |
-| `specs`, `preflight` | what a file may say, and whether the functions that it names are there |
-| `pool`, `store`, `runner` | processes, part files, and the loop that joins them |
-| `designs`, `estimators`, `tasks` | what a cell computes |
-| `election`, `election_data`, `topojson` | section 6 of the paper |
-| `checks` | the claims that a study puts to the test |
-| `figures`, `tables`, `page`, `report` | what is shown |
-| `command` | ``fedkin study`` |
+| `config` | a study as data: its file, checked; its cells; the functions that it names |
+| `rows` | rows in Parquet files |
+| `tasks` | what a replication computes; what is wrong with a study, said before it runs |
+| `run` | processes, finished cells, and the loop that joins them |
+| `present` | what is shown: summaries, claims, figures, tables, the page |
+| `launch`, `command` | ``fedkin study`` |
 """
+
+from __future__ import annotations
+
+from fedkin.studies.command import study
+
+__all__ = ["study"]

@@ -1,4 +1,4 @@
-"""``fedkin study NAME``: run a study of the paper, or one's own, and show it."""
+"""``fedkin study NAME``: run a study of the paper, or a custom one, and show it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def study(
         ),
     ] = False,
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE.toml", help="A study of your own instead of NAME.")
+        Path | None, typer.Option("--config", metavar="FILE.toml", help="A custom study instead of NAME.")
     ] = None,
     jobs: Annotated[int | None, typer.Option("--jobs", metavar="N", help="Processes; by default one per core.")] = None,
     data: Annotated[

@@ -7,12 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedkin.errors import ParameterError, missing_dependency
-from fedkin.studies.config import BUILT_IN, Study, load_study, put_on_path
-from fedkin.studies.preflight import check_study
-from fedkin.studies.progress import duration, say
-from fedkin.studies.report import Report, write_report
-from fedkin.studies.runner import StudyRun, run_study
-from fedkin.studies.store import ROWS, read_seconds
+from fedkin.studies.config import BUILT_IN, Study, load_study, modules_beside
+from fedkin.studies.present import Report, write_report
+from fedkin.studies.rows import ROWS, read_rows
+from fedkin.studies.run import StudyRun, duration, run_study, say
+from fedkin.studies.tasks import check_study
 
 
 def launch(
@@ -81,7 +80,7 @@ def check_data(study: Study, data: Path | None) -> str:
         return ""
     if study.data != "election":
         raise ParameterError(f'study {study.name!r}: data = {study.data!r} is not known; "election" is')
-    from fedkin.studies import election_data
+    from fedkin.studies.tasks import election_data
 
     if data is None:
         files = "\n".join(f"  {file}: from {source}" for file, source in election_data.SOURCES.items())
@@ -95,7 +94,7 @@ def check_data(study: Study, data: Path | None) -> str:
 
 def _prepare(study: Study, out: Path, data: Path | None) -> None:
     if study.data == "election" and data is not None:
-        from fedkin.studies.election_data import write_outlines
+        from fedkin.studies.tasks.election_data import write_outlines
 
         write_outlines(data, out / study.directory)
 
@@ -107,9 +106,8 @@ def _redraw(study: Study, out: Path, data: Path | None) -> Report:
     if not rows.is_file():
         raise ParameterError(f"--redraw: there is no {rows}; run the study first, without --redraw, or mend --out")
     check_out(out, folder)
-    put_on_path(study.folder)
     _prepare(study, out, data)
-    seconds = read_seconds(rows)
+    seconds = read_rows(rows).seconds
     took = "" if seconds is None else f"; its cells took {duration(seconds)} in sum (each in one process)"
     return _show(study, folder, f"Drawn from the rows of an earlier run{took}.")
 
@@ -121,7 +119,8 @@ def _run(study: Study, out: Path, jobs: int | None, data: Path | None, fingerpri
 
 
 def _show(study: Study, folder: Path, notes: str) -> Report:
-    report = write_report(study, folder, notes)
+    with modules_beside(study.folder):
+        report = write_report(study, folder, notes)
     for check in report.checks:
         verdict = check.verdict.upper() if check.holds is False else check.verdict
         say(f"{study.name}: {verdict}: {check.claim} ({check.observed})")
@@ -135,8 +134,5 @@ def notes_on(run: StudyRun) -> str:
     parts = [f"{run.computed} cells computed in {duration(run.seconds)}"] if run.computed else []
     if run.cached:
         parts.append(f"{run.cached} cells found finished")
-    n_cells = run.computed + run.cached
-    if run.untimed < n_cells:
-        others = f" ({run.untimed} of them without a noted time)" if run.untimed else ""
-        parts.append(f"all {n_cells}{others} took {duration(run.process_seconds)} in sum (each in one process)")
+    parts.append(f"all {run.computed + run.cached} took {duration(run.process_seconds)} in sum (each in one process)")
     return f"{', '.join(parts)}."

@@ -1,0 +1,291 @@
+"""Figures from rows: panels of lines with error bars, in the arrangement that the study's ``[[figure]]`` asks for.
+
+::
+
+    [[figure]]
+    name = "estimation"             # of the files
+    kind = "lines"                  # "lines", a built-in kind of this module, or "module:function"
+    x = "n_devices"                 # columns of the rows
+    y = "error"
+    series = "estimator"
+    rows = "varrho"                 # panels below each other, and side by side; both optional
+    columns = "n_samples"
+    series_values = [...]           # which values of it, in that order; optional
+    x_label, y_label, x_scale, y_scale, caption, where, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkin.errors import ParameterError, missing_dependency
+from fedkin.studies.config import find_function
+from fedkin.studies.present.summary import Summary, check_columns, distinct, summarize
+from fedkin.studies.rows import Row
+from fedkin.studies.tasks.estimators import LABELS as ESTIMATOR_LABELS
+
+FORMATS = ("svg", "pdf", "png")
+
+#: Names of columns and of their values as people read them.
+COLUMN_LABELS: Mapping[str, str] = {
+    "n_samples": "n",
+    "n_devices": "|V|",
+    "varrho": "ϱ",
+    "signal": "signal",
+    "n_clusters": "K₀",
+    "false_edges": "|S|",
+}
+VALUE_LABELS: dict[str, str] = {
+    **ESTIMATOR_LABELS,
+    "fedadmm-full": "Fed-ADMM, all samples",
+    "fedadmm-batch": "Fed-ADMM, batches of 10",
+    "gd": "GD, all samples",
+    "sgd": "SGD, batches of 10",
+    "known-central": "p known, central S",
+    "estimated-central": "p estimated, central S",
+    "known-replicas": "p known, S-less",
+    "estimated-replicas": "p estimated, S-less",
+    "bartlett": "the paper's (Bartlett)",
+    "model": "noise estimated, F test",
+}
+
+# Colours differ in lightness as well, and every series has its own marker and dashes, so that a grey print can be read
+# (Okabe and Ito's palette, from dark to light).
+STYLES: Sequence[Mapping[str, Any]] = (
+    {"color": "#000000", "marker": "s", "linestyle": (0, (1, 1))},
+    {"color": "#CC79A7", "marker": "v", "linestyle": (0, (6, 2))},
+    {"color": "#0072B2", "marker": "D", "linestyle": "-"},
+    {"color": "#E69F00", "marker": "^", "linestyle": (0, (4, 1, 1, 1))},
+    {"color": "#D55E00", "marker": "o", "linestyle": "-"},
+    {"color": "#009E73", "marker": "X", "linestyle": (0, (3, 1.5))},
+    {"color": "#56B4E9", "marker": "P", "linestyle": (0, (1, 2))},
+)
+
+
+_REFERENCE: Mapping[str, Any] = {"color": "#555555", "linewidth": 1.0, "linestyle": (0, (2, 2))}
+
+_STYLE: Any = {
+    "savefig.dpi": 200,
+    "svg.hashsalt": "fedkin",
+    "svg.fonttype": "path",
+    "pdf.fonttype": 42,
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+}
+
+#: Kinds of figures, and the functions ``(spec, rows, folder) -> matplotlib Figure`` that draw them.
+_KINDS: Mapping[str, str] = {
+    "lines": "fedkin.studies.present.figures:line_panels",
+    "scaling": "fedkin.studies.present.figures:scaling",
+    "state_map": "fedkin.studies.present.election_figures:state_map",
+    "accuracy": "fedkin.studies.present.election_figures:accuracy",
+}
+
+
+def label_of(value: Any) -> str:
+    """A value as people read it."""
+    return VALUE_LABELS.get(value, str(value)) if isinstance(value, str) else f"{value:g}"
+
+
+def draw(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Draw one figure and write it as SVG, PDF and PNG.
+
+    Parameters
+    ----------
+    spec : mapping
+        An entry of ``[[figure]]``.
+    rows : sequence of mappings
+        The study's rows.
+    folder : Path
+        Where the files go.
+
+    Returns
+    -------
+    list of Path
+        The files written.
+    """
+    kind = spec.get("kind", "lines")
+    drawer = find_function(_KINDS.get(kind, kind), f"figure {spec['name']!r}, kind = {kind!r}")
+    wanted = spec.get("where", {})
+    asked = {name: spec[name] for name in ("x", "y", "series", "rows", "columns") if name in spec}
+    asked |= {f"points[{k}]": name for k, name in enumerate(spec.get("points", ()))}
+    asked |= {f"reference[{k}]": line["column"] for k, line in enumerate(spec.get("reference", ())) if "column" in line}
+    if ":" not in kind:
+        check_columns(f"figure {spec.get('name')!r}", rows, asked, wanted, numbers=("x", "y"))
+    chosen = [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
+    if not chosen:
+        raise ParameterError(f"figure {spec.get('name')!r}: no row has {wanted}")
+    try:
+        import matplotlib
+    except ImportError:
+        raise missing_dependency("matplotlib", "drawing figures", "report") from None
+    paths = [folder / f"{spec['name']}.{suffix}" for suffix in FORMATS]
+    with matplotlib.rc_context(_STYLE):
+        figure = drawer(spec, chosen, folder)
+        for path in paths:
+            # without dates, so that the same rows give the same files
+            figure.savefig(path, metadata={".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix))
+    return paths
+
+
+def line_panels(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path | None = None) -> Any:
+    """Mean of ``y`` against ``x``, a line per series, panels by the columns ``rows`` and ``columns``."""
+    from matplotlib.figure import Figure
+
+    down, across = spec.get("rows"), spec.get("columns")
+    down_values = distinct(rows, down) if down else [None]
+    across_values = distinct(rows, across) if across else [None]
+    series = spec.get("series_values") or (distinct(rows, spec["series"]) if "series" in spec else [None])
+    shape = (len(down_values), len(across_values))
+    size = (max(2.9 * shape[1], 4.8) + 0.4, max(2.35 * shape[0] + 1.0, 4.3))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(*shape, sharex=spec.get("share_x", True), sharey=spec.get("share_y", True), squeeze=False)
+    for i, vertical in enumerate(down_values):
+        for j, horizontal in enumerate(across_values):
+            axis = axes[i, j]
+            panel = [
+                row
+                for row in rows
+                if (down is None or row[down] == vertical) and (across is None or row[across] == horizontal)
+            ]
+            axis.set_xscale(spec.get("x_scale", "linear"))
+            axis.set_yscale(spec.get("y_scale", "linear"))
+            _draw_series(axis, spec, panel, series)
+            titles = [_fixed(down, vertical), _fixed(across, horizontal)]
+            axis.set_title(", ".join(title for title in titles if title), loc="left")
+            _finish_axis(axis, spec, panel)
+    figure.supxlabel(spec.get("x_label", spec["x"]), fontsize=10)
+    figure.supylabel(spec.get("y_label", spec["y"]), fontsize=10)
+    add_legend(figure, axes, spec.get("reference", ()))
+    return figure
+
+
+def scaling(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path | None = None) -> Any:
+    """Mean of ``y`` against the mean of ``x`` at every grid point, both logarithmic, with the line ``y = x``."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.6, 4.6), layout="constrained")
+    axis = figure.subplots()
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    x, y = (summarize(rows, spec["points"], spec[name]) for name in ("x", "y"))
+    place = list(spec["points"]).index(spec["series"])
+    for k, one in enumerate(distinct(rows, spec["series"])):
+        keys = sorted((key for key in y if key[place] == one), key=lambda key: x[key].mean)
+        style = {**STYLES[k % len(STYLES)], "label": _series_label(spec, one)}
+        _points(axis, [x[key].mean for key in keys], [y[key] for key in keys], style)
+    ends = np.array([min(one.mean for one in x.values()), max(one.mean for one in x.values())])
+    axis.plot(ends, ends, **_REFERENCE, label="slope 1", zorder=1)
+    axis.set_xlabel(spec.get("x_label", spec["x"]))
+    axis.set_ylabel(spec.get("y_label", spec["y"]))
+    add_legend(figure, [axis])
+    return figure
+
+
+def _series_label(spec: Mapping[str, Any], one: Any) -> str:
+    return f"{spec.get('series_label', '')}{label_of(one)}"
+
+
+def _finish_axis(axis: Any, spec: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    if not rows:
+        axis.set_axis_off()
+        return
+    if spec.get("x_ticks") == "values":
+        axis.set_xticks(distinct(rows, spec["x"]))
+        axis.minorticks_off()
+        axis.xaxis.set_major_formatter("{x:g}")
+    if "y_limits" in spec:
+        axis.set_ylim(*spec["y_limits"])
+    for line in spec.get("reference", ()):
+        # a level given as it is, or the mean of a column
+        level = line["y"] if "y" in line else np.mean([row[line["column"]] for row in rows])
+        axis.axhline(level, **_REFERENCE, zorder=1)
+
+
+def _draw_series(axis: Any, spec: Mapping[str, Any], rows: Sequence[Row], series: Sequence[Any]) -> None:
+    name = spec.get("series")
+    keys = [spec["x"]] if name is None else [spec["x"], name]
+    table = summarize(rows, keys, spec["y"])
+    for k, one in enumerate(series):
+        points = {key[0]: summary for key, summary in table.items() if name is None or key[1] == one}
+        if not points:
+            continue
+        x = sorted(points)
+        style = {**STYLES[k % len(STYLES)], "label": None if one is None else _series_label(spec, one)}
+        summaries = [points[value] for value in x]
+        if spec.get("markers", True):
+            _points(axis, _dodged(x, k, len(series), spec), summaries, style, spec.get("interval", "student"))
+        else:
+            _curve(axis, x, summaries, style)
+
+
+def _dodged(x: Sequence[float], k: int, n: int, spec: Mapping[str, Any]) -> Any:
+    """Series side by side by a hair, so that those on top of each other can all be seen."""
+    values = np.asarray(x, dtype=np.float64)
+    share = 0.012 * (k - (n - 1) / 2)
+    if spec.get("x_scale") == "log":
+        return values * np.exp(share * np.log(max(values.max() / values.min(), 2.0)))
+    return values + share * (np.ptp(values) or 1.0)
+
+
+def _points(
+    axis: Any, x: Any, summaries: Sequence[Summary], style: Mapping[str, Any], interval: str = "student"
+) -> None:
+    mean, low, high = _intervals(axis, summaries, interval)
+    marks = {"markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.5}
+    bars = np.clip([mean - low, high - mean], 0.0, None)
+    axis.errorbar(x, mean, yerr=bars, capsize=2.0, elinewidth=1.0, linewidth=1.4, **marks, **style)
+
+
+def _curve(axis: Any, x: Sequence[float], summaries: Sequence[Summary], style: Mapping[str, Any]) -> None:
+    mean, low, high = _intervals(axis, summaries, "student")
+    # a few markers tell the curves apart without hiding them
+    axis.plot(x, mean, linewidth=1.4, markersize=4.5, markevery=max(len(x) // 6, 1), **style)
+    axis.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
+
+
+def _intervals(axis: Any, summaries: Sequence[Summary], interval: str) -> tuple[Any, Any, Any]:
+    """Means with the ends of their 95% intervals; on a logarithmic axis intervals of log mean, which stay positive."""
+    mean = np.array([summary.mean for summary in summaries])
+    if interval == "wilson":
+        low, high = np.array([summary.wilson() for summary in summaries]).T
+        return mean, low, high
+    half = np.nan_to_num([summary.half_width for summary in summaries])
+    if axis.get_yscale() != "log":
+        return mean, mean - half, mean + half
+    factor = np.exp(half / mean)
+    return mean, mean / factor, mean * factor
+
+
+def _fixed(name: str | None, value: Any) -> str:
+    return "" if name is None else f"{COLUMN_LABELS.get(name, name)} = {label_of(value)}"
+
+
+def add_legend(figure: Any, axes: Any, reference: Sequence[Mapping[str, Any]] = ()) -> None:
+    """One legend for all panels, above them, where it cannot cover data."""
+    from matplotlib.lines import Line2D
+
+    found: dict[str, Any] = {}
+    for axis in np.asarray(axes).flat:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    for line in reference:
+        found[line["label"]] = Line2D([], [], **_REFERENCE)
+    if found:
+        room = figure.get_figwidth() / (0.075 * max(map(len, found)) + 0.75)  # inches of text and of its sign
+        columns = max(1, min(len(found), int(room)))
+        rows = -(-len(found) // columns)
+        columns = -(-len(found) // rows)  # evenly filled
+        figure.legend(list(found.values()), list(found), loc="outside upper center", ncols=columns, handlelength=3.2)

@@ -1,0 +1,401 @@
+"""The task of section 6: predict which ticket a county preferred, with a model per state.
+
+What the paper leaves open is a parameter of `Protocol` with a stated default. What is chosen from data (ridge, lam) is
+chosen by cross-validation within the training rows of a split; test rows are looked at once, for the scores.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.data import INTERCEPT, Federation
+from fedkin.errors import ParameterError
+from fedkin.graph import Graph
+from fedkin.objective import Problem, Solution
+from fedkin.solvers import lam_path, solve
+from fedkin.stats import select_edges
+from fedkin.studies.tasks.election_data import Election, load_election
+from fedkin.studies.tasks.replication import Replication, settle_backend
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+#: Methods by their names in rows, with the names that tables show.
+LABELS: Mapping[str, str] = {
+    "always-republican": "Always Republican (floor)",
+    "state-majority": "Majority of the state (floor)",
+    "local": "Local, ridge validated",
+    "global": "Global, ridge validated",
+    "fed-loc": "Fed-ADMM, D_loc",
+    "fed-his": "Fed-ADMM, D_his",
+    "local-steps": "Local, 10 gradient steps",
+    "global-steps": "Global, 10 gradient steps",
+    "boosting": "Gradient boosting, pooled (ceiling)",
+}
+
+
+#: Columns with a larger skewness than this are the ones that logarithms are for.
+SKEWED = 2.0
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What the paper leaves open.
+
+    Attributes
+    ----------
+    more_than : int
+        States with more counties than this are devices.
+    test_size : float
+        Share of each state's counties that is held out.
+    standardize : "pooled" | "logs" | "state" | "none"
+        Means and standard deviations of the training rows, of all states together or of each; "logs" is "pooled" after
+        ``log(1 + x)`` of the predictors that are never negative and very skewed in the training rows.
+    intercept : bool
+        A column of ones, fused like the others.
+    ridges, fed_ridges : sequence of float
+        Candidates for Local and Global, and for Fed-ADMM.
+    intercept_ridge : float
+        The ridge of the intercept, for all methods: as good as free, but finite in states with labels of one kind.
+    lams : sequence of float
+        Candidates for Fed-ADMM.
+    folds : int
+        Of the inner cross-validation that chooses ridge and lam, cut within states; its score is the mean log-loss of
+        held-out training counties.
+    penalty : str
+    level, variance
+        Of the edge test that makes D_loc; "bartlett" is the paper's.
+    path_tol, tol : float
+        Relative duality gaps in the folds and of the final fits.
+    """
+
+    more_than: int = 50
+    test_size: float = 1 / 3
+    standardize: str = "pooled"
+    intercept: bool = True
+    ridges: Sequence[float] = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+    fed_ridges: Sequence[float] = (1e-3, 3e-3, 1e-2, 3e-2)
+    intercept_ridge: float = 1e-3
+    lams: Sequence[float] = (1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4, 3.2e-4, 6.4e-4, 1.28e-3)
+    folds: int = 5
+    penalty: str = "l1"
+    level: float = 0.05
+    variance: Any = "bartlett"
+    path_tol: float = 1e-3
+    tol: float = 1e-4
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Protocol:
+        """The protocol among a study's parameters and options."""
+        return cls(**{name: settings[name] for name in cls.__dataclass_fields__ if name in settings})
+
+
+OPTIONS = {
+    "election": {**dict.fromkeys(["allow_incomplete", *Protocol.__dataclass_fields__], ()), "methods": tuple(LABELS)}
+}
+
+
+def election(replication: Replication) -> Iterator[dict[str, Any]]:
+    """A row per method on one split: accuracy, balanced accuracy, log-loss, and what was chosen."""
+    if replication.data is None:
+        raise ParameterError("the election study needs the directory of its data (--data DIR)")
+    backend = settle_backend()
+    protocol = Protocol.of({**replication.options, **replication.params})
+    loaded = _loaded(replication.data, protocol.more_than)
+    split = Split(loaded, protocol, replication.seed % 2**31)
+    for name in replication.options.get("methods", list(LABELS)):
+        if name not in _METHODS:
+            raise ParameterError(f"unknown method {name!r}; choose from {', '.join(_METHODS)}")
+        started = process_time()
+        found = _METHODS[name](split)
+        yield {
+            "method": name,
+            **scores(split.test.y, found.probability),
+            "ridge": found.ridge,
+            "lam": found.lam,
+            "inner_log_loss": found.inner_log_loss,
+            "kept_edges": None if found.graph is None else found.graph.n_edges,
+            "components": None if found.graph is None else found.graph.n_components,
+            "states": list(split.train.devices),
+            "group": None if found.graph is None else found.graph.components().tolist(),
+            "common_share": found.common_share,
+            "cpu_seconds": process_time() - started,
+            "backend": backend,
+        }
+
+
+@lru_cache(maxsize=2)
+def _loaded(folder: Path, more_than: int) -> Election:
+    return load_election(folder, more_than)
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a method says about the test rows, and what it chose.
+
+    Attributes
+    ----------
+    probability : array (N_test,)
+        Of the label 1.
+    ridge, lam : float or None
+    inner_log_loss : float or None
+        Mean log-loss of held-out training rows in the cross-validation that chose them.
+    graph : Graph or None
+    common_share : list of V floats or None
+        Share of a state's coefficients that have the value which most states share.
+    """
+
+    probability: Array
+    ridge: float | None = None
+    lam: float | None = None
+    inner_log_loss: float | None = None
+    graph: Graph | None = None
+    common_share: list[float] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Training and test rows of one split, prepared with training statistics only."""
+
+    election: Election
+    protocol: Protocol
+    seed: int
+
+    @cached_property
+    def raw(self) -> tuple[Federation, Federation]:
+        """Training and test rows as they come."""
+        return self.election.federation.split(self.protocol.test_size, self.seed)
+
+    @cached_property
+    def _prepared(self) -> tuple[Federation, Federation]:
+        train, test = self.raw
+        if self.protocol.standardize == "logs":
+            columns = _skewed(train.X)
+            train, test = (_logged(one, columns) for one in (train, test))
+        mean, scale = _standards(train, self.protocol.standardize)
+        return tuple(_applied(one, mean, scale, self.protocol.intercept) for one in (train, test))  # type: ignore[return-value]
+
+    @property
+    def train(self) -> Federation:
+        """Training rows, standardised."""
+        return self._prepared[0]
+
+    @property
+    def test(self) -> Federation:
+        """Test rows, standardised with the training rows' means and deviations."""
+        return self._prepared[1]
+
+    @cached_property
+    def fold(self) -> Index:
+        """Fold of each training row, cut within states."""
+        return self.train.folds(self.protocol.folds, self.seed)
+
+    def probabilities(self, theta: Array) -> Array:
+        """Of the test rows, from parameters ``theta (V, p)``."""
+        return _sigmoid(_predictors(self.test, theta))
+
+    def best(self, fits: Callable[[Federation], Iterable[Array]]) -> tuple[int, float]:
+        """Number of the candidate with the smallest mean log-loss of held-out training rows, and that loss.
+
+        Parameters
+        ----------
+        fits : callable
+            ``fits(rows)`` gives the parameters ``(V, p)`` of each candidate.
+        """
+        loss: dict[int, float] = defaultdict(float)
+        for fold in range(self.protocol.folds):
+            kept, held_out = (
+                self.train.take(rows, allow_empty=True) for rows in (self.fold != fold, self.fold == fold)
+            )
+            for k, theta in enumerate(fits(kept)):
+                loss[k] += _log_loss(held_out.y, _predictors(held_out, theta)).sum()
+        chosen = min(loss, key=loss.__getitem__)
+        return chosen, float(loss[chosen] / len(self.train.X))
+
+    def penalised(self, graph: Graph) -> Found:
+        """Fed-ADMM's objective along a graph, with ridge and lam by inner cross-validation."""
+        protocol = self.protocol
+        lams = sorted(protocol.lams, reverse=True)
+        candidates = [(ridge, lam) for ridge in protocol.fed_ridges for lam in lams]
+
+        def problem(rows: Federation, ridge: float, lam: float = 0.0) -> Problem:
+            vector = self._ridge_vector(ridge)
+            return Problem(rows, graph, loss="logistic", penalty=protocol.penalty, lam=lam, ridge=vector)
+
+        def fits(rows: Federation) -> Iterator[Array]:
+            for ridge in protocol.fed_ridges:
+                path = lam_path(problem(rows, ridge), lams, tol=protocol.path_tol)
+                yield from (solution.theta for solution in path.solutions)
+
+        chosen, loss = self.best(fits)
+        ridge, lam = candidates[chosen]
+        solution = solve(problem(self.train, ridge, lam), tol=protocol.tol)
+        graph = graph.aligned(self.train.devices)
+        common = common_share(solution, graph).tolist()
+        return Found(self.probabilities(solution.theta), ridge, lam, loss, graph, common)
+
+    def ridged(self, rows_of: Callable[[Federation], Federation]) -> Found:
+        """Fits without a graph on the devices of ``rows_of(train)``, with the ridge by inner cross-validation."""
+        devices, ridges = self.train.n_devices, self.protocol.ridges
+
+        def fit(rows: Federation, ridge: float) -> Array:
+            own = rows_of(rows)
+            problem = Problem(own, Graph.empty(own.devices), loss="logistic", ridge=self._ridge_vector(ridge))
+            return np.broadcast_to(solve(problem, tol=1e-9).theta, (devices, rows.n_features))
+
+        chosen, loss = self.best(lambda rows: (fit(rows, ridge) for ridge in ridges))
+        return Found(self.probabilities(fit(self.train, ridges[chosen])), ridges[chosen], inner_log_loss=loss)
+
+    def _ridge_vector(self, ridge: float) -> Array:
+        vector = np.full(self.train.n_features, ridge)
+        if self.train.feature_names[0] == INTERCEPT:
+            vector[0] = self.protocol.intercept_ridge
+        return vector
+
+    def stepped(self, rows_of: Callable[[Federation], Federation], steps: int = 10) -> Found:
+        """A few gradient steps from zero: what an optimiser that was stopped early gives."""
+        own = rows_of(self.train)
+        terms = Problem(own, Graph.empty(own.devices), loss="logistic").terms
+        theta = np.zeros((own.n_devices, own.n_features))
+        # the largest curvature that the logistic loss can have on a device
+        size = [np.linalg.norm(own[device].X, 2) ** 2 / (4 * own[device].n_samples) for device in own.devices]
+        for _ in range(steps):
+            theta = theta - terms.gradients(theta) / np.array(size)[:, None]
+        return Found(self.probabilities(np.broadcast_to(theta, (self.train.n_devices, own.n_features))))
+
+
+def scores(y: Any, probability: Array) -> dict[str, float]:
+    """Accuracy, balanced accuracy and log-loss (nats) of probabilities of the label 1."""
+    label, says = np.asarray(y) > 0.5, probability > 0.5
+    right = says == label
+    each = [float(right[label == side].mean()) for side in (False, True) if (label == side).any()]
+    clipped = np.clip(probability, 1e-12, 1 - 1e-12)
+    return {
+        "accuracy": float(right.mean()),
+        "balanced_accuracy": float(np.mean(each)),
+        "log_loss": float(-np.log(np.where(label, clipped, 1 - clipped)).mean()),
+    }
+
+
+def common_share(solution: Solution, graph: Graph) -> Array:
+    """Share of each device's coefficients that lie in the largest fused group of that coefficient, ``(V,)``."""
+    theta = solution.theta
+    share = np.zeros(theta.shape[0])
+    for column in theta.T:
+        equal = column[graph.edges[:, 0]] == column[graph.edges[:, 1]]
+        labels = graph.keep(equal).components()
+        sizes = np.bincount(labels)
+        if sizes.max() > 1:
+            share += labels == sizes.argmax()
+    return np.asarray(share / theta.shape[1])
+
+
+def historical_graph(election: Election, devices: Sequence[Any]) -> Graph:
+    """D_his: the states of each lean (red, blue, swing) are all joined."""
+    return Graph.clusters([election.lean[state] for state in devices], devices=devices)
+
+
+def _skewed(X: Array) -> NDArray[np.bool_]:
+    """Columns of training rows ``(N, q)`` that are never negative and have a skewness above `SKEWED`."""
+    centred = X - X.mean(axis=0)
+    spread = np.maximum(centred.std(axis=0), np.finfo(float).tiny)
+    return np.asarray((X.min(axis=0) >= 0) & ((centred**3).mean(axis=0) > SKEWED * spread**3))
+
+
+def _logged(rows: Federation, columns: NDArray[np.bool_]) -> Federation:
+    X = rows.X.copy()
+    # a test row may lie below all training rows
+    X[:, columns] = np.log1p(np.maximum(X[:, columns], 0.0))
+    device = [rows.devices[u] for u in rows.device_index]
+    return Federation.from_arrays(X, rows.y, device, feature_names=rows.feature_names)
+
+
+def _standards(train: Federation, how: str) -> tuple[Array, Array]:
+    """Means and scales ``(V, q)`` of the training rows."""
+    shape = (train.n_devices, train.n_features)
+    if how == "none":
+        return np.zeros(shape), np.ones(shape)
+    if how in ("pooled", "logs"):
+        _, mean, scale = train.standardized()
+        return np.broadcast_to(mean, shape), np.broadcast_to(scale, shape)
+    if how != "state":
+        raise ParameterError(f'standardize must be "pooled", "logs", "state" or "none", got {how!r}')
+    mean = np.stack([train[state].X.mean(axis=0) for state in train.devices])
+    scale = np.stack([train[state].X.std(axis=0) for state in train.devices])
+    return mean, np.where(scale > 0, scale, 1.0)
+
+
+def _applied(rows: Federation, mean: Array, scale: Array, intercept: bool) -> Federation:
+    of = rows.device_index
+    X = (rows.X - mean[of]) / scale[of]
+    device = [rows.devices[u] for u in of]
+    federation = Federation.from_arrays(X, rows.y, device, feature_names=rows.feature_names)
+    return federation.with_intercept() if intercept else federation
+
+
+def _predictors(rows: Federation, theta: Array) -> Array:
+    return np.asarray(np.einsum("np,np->n", rows.X, theta[rows.device_index]))
+
+
+def _log_loss(y: Any, predictor: Array) -> Array:
+    return np.asarray(np.logaddexp(0.0, np.where(np.asarray(y) > 0.5, -predictor, predictor)))
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(np.exp(-np.logaddexp(0.0, -x)))
+
+
+def _as_they_are(rows: Federation) -> Federation:
+    return rows
+
+
+def _all_in_one(rows: Federation) -> Federation:
+    return Federation.from_arrays(rows.X, rows.y, ["all"] * len(rows.X), feature_names=rows.feature_names)
+
+
+def _always_republican(split: Split) -> Found:
+    share = float(np.asarray(split.train.y).mean())
+    return Found(np.full(len(split.test.X), min(share, 0.5)))
+
+
+def _state_majority(split: Split) -> Found:
+    # one county of each kind is added, so that a state of one kind is not certain
+    train = split.train
+    ahead = np.bincount(train.device_index, weights=train.y, minlength=train.n_devices)
+    return Found(((ahead + 1) / (train.n_samples + 2))[split.test.device_index])
+
+
+def _selected(split: Split) -> Found:
+    protocol = split.protocol
+    chosen = select_edges(split.train, None, "logistic", protocol.level, variance=protocol.variance)
+    return split.penalised(chosen.graph)
+
+
+def _boosting(split: Split) -> Found:
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    train, test = split.raw
+    model = HistGradientBoostingClassifier(random_state=split.seed).fit(train.X, train.y)
+    return Found(np.asarray(model.predict_proba(test.X)[:, 1]))
+
+
+_METHODS: Mapping[str, Callable[[Split], Found]] = {
+    "always-republican": _always_republican,
+    "state-majority": _state_majority,
+    "local": lambda split: split.ridged(_as_they_are),
+    "global": lambda split: split.ridged(_all_in_one),
+    "fed-loc": _selected,
+    "fed-his": lambda split: split.penalised(historical_graph(split.election, split.train.devices)),
+    "local-steps": lambda split: split.stepped(_as_they_are),
+    "global-steps": lambda split: split.stepped(_all_in_one),
+    "boosting": _boosting,
+}

@@ -1,0 +1,263 @@
+"""Counties, votes and the map of section 6, read from a directory that the user points to; no data come with Fedkin."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.data import Federation
+from fedkin.errors import DataError
+from fedkin.studies.tasks.topojson import Rings, read_shapes
+
+RESULTS = "2020_US_County_Level_Presidential_Results.csv"
+EARLIER = "US_County_Level_Presidential_Results_08-16.csv"
+FACTS = "county_facts.csv"
+MAP = "states-albers-500k.topojson"
+OUTLINES = "outlines.json"
+
+#: Where each file comes from, for the message that says it is missing.
+SOURCES: Mapping[str, str] = {
+    RESULTS: "github.com/tonmcg/US_County_Level_Election_Results_08-20, at its root",
+    EARLIER: "github.com/tonmcg/US_County_Level_Election_Results_08-20, at its root",
+    FACTS: "kaggle.com/benhamner/2016-us-election (copies on GitHub, for example bcdunbar/datasets)",
+    MAP: "github.com/tonmcg/US_County_Level_Election_Results_08-20, cartography/2020/",
+}
+
+_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    RESULTS: ("county_fips", "votes_gop", "votes_dem"),
+    EARLIER: ("fips_code", "dem_2008", "gop_2008", "dem_2012", "gop_2012"),
+    FACTS: ("fips", "state_abbreviation"),
+}
+
+#: What the complete files give: states with more than 50 counties, counties in them; rows of the earlier elections.
+COMPLETE = (30, 2710)
+EARLIER_ROWS = 3112
+
+#: Shannon County became Oglala Lakota; county_facts and the 2008-16 file use the old number.
+RECODED = {46113: 46102}
+ALASKA = 2
+
+# Not in the files: the states that the Democratic ticket won; all others went to the Republican one.
+_DEMOCRATIC = {
+    2000: "CA CT DE DC HI IL IA ME MD MA MI MN NJ NM NY OR PA RI VT WA WI",
+    2004: "CA CT DE DC HI IL ME MD MA MI MN NH NJ NY OR PA RI VT WA WI",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Election:
+    """What section 6 needs.
+
+    Attributes
+    ----------
+    federation : Federation
+        A device per state (two letters), a row per county, y = 1 where the Democratic ticket out-polled the Republican
+        one in 2020.
+    lean : dict state -> "red" | "blue" | "swing"
+        Red or blue when one party won every election of 2000-2012.
+    shapes : dict state -> rings
+        All states of the map.
+    """
+
+    federation: Federation
+    lean: dict[str, str]
+    shapes: dict[str, Rings]
+
+
+def load_election(folder: Path, more_than: int = 50) -> Election:
+    """Read the election data.
+
+    Parameters
+    ----------
+    folder : Path
+        With the four files of `SOURCES`.
+    more_than : int
+        States with more counties than this become devices.
+
+    Raises
+    ------
+    DataError
+        If a file or column is missing; the message says where the file comes from.
+
+    Notes
+    -----
+    Alaska reports districts that are no counties, and is left out. Rows of ``county_facts.csv`` without a state are
+    sums over states.
+    """
+    check_files(folder)
+    facts, names, state_of_number = _facts(folder / FACTS)
+    votes = _votes(folder / RESULTS)
+    joined = sorted(fips for fips in facts if fips in votes and fips // 1000 != ALASKA)
+    by_state: dict[str, list[int]] = defaultdict(list)
+    for fips in joined:
+        by_state[state_of_number[fips // 1000]].append(fips)
+    states = sorted(state for state, counties in by_state.items() if len(counties) > more_than)
+    if not states:
+        raise DataError(f"no state in {folder} has more than {more_than} counties with facts and votes")
+    rows = [fips for state in states for fips in by_state[state]]
+    X = np.array([facts[fips] for fips in rows])
+    y = np.array([float(votes[fips]) for fips in rows])
+    device = [state for state in states for _ in by_state[state]]
+    federation = Federation.from_arrays(X, y, device, feature_names=names)
+    return Election(federation, _leans(folder / EARLIER, state_of_number), _shapes(folder / MAP, state_of_number))
+
+
+def write_outlines(data: Path, folder: Path) -> None:
+    """Put the states' outlines beside the rows, so that the map can be drawn again without the data (whole metres)."""
+    check_files(data)
+    _, _, state_of_number = _facts(data / FACTS)
+    shapes = _shapes(data / MAP, state_of_number)
+    whole = {state: [np.rint(ring).astype(int).tolist() for ring in rings] for state, rings in shapes.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / OUTLINES).write_text(json.dumps(whole, separators=(",", ":")), encoding="utf-8")
+
+
+def read_outlines(folder: Path) -> dict[str, Rings]:
+    """The outlines that `write_outlines` put beside the rows."""
+    path = folder / OUTLINES
+    if not path.is_file():
+        raise DataError(f"there is no {path}; run the election study again with --data DIR to draw its map")
+    shapes = json.loads(path.read_text(encoding="utf-8"))
+    return {state: tuple(np.asarray(ring, dtype=np.float64) for ring in rings) for state, rings in shapes.items()}
+
+
+def check_files(folder: Path) -> None:
+    """Raise `DataError` unless the directory has every file."""
+    if not Path(folder).is_dir():
+        raise DataError(f"there is no directory {folder}; give --data the directory that holds {', '.join(SOURCES)}")
+    missing = [name for name in SOURCES if not (Path(folder) / name).is_file()]
+    if missing:
+        lines = "\n".join(f"  {name}: from {SOURCES[name]}" for name in missing)
+        raise DataError(f"{folder} lacks {len(missing)} of the {len(SOURCES)} files of the election study:\n{lines}")
+
+
+def check_data(folder: Path, more_than: int = 50, *, allow_incomplete: bool = False) -> None:
+    """Raise `DataError` unless the files can be read and are as complete as those that the study was made for.
+
+    Parameters
+    ----------
+    folder, more_than
+        As in `load_election`.
+    allow_incomplete : bool
+        Whether fewer states, counties or outlines will do.
+    """
+    found = load_election(folder, more_than)
+    without = [state for state in found.federation.devices if state not in found.shapes]
+    if without:
+        raise DataError(
+            f"{folder / MAP} has no outline of {', '.join(map(str, without))}; take it again from {SOURCES[MAP]}"
+        )
+    if allow_incomplete:
+        return
+    remedy = "take the files again, or put allow_incomplete = true under [options] of a study's file of your own"
+    sizes = found.federation.n_samples if more_than <= 50 else load_election(folder, 50).federation.n_samples
+    sizes = sizes[sizes > 50]
+    states, counties = COMPLETE
+    if sizes.size < states or sizes.sum() < counties:
+        raise DataError(
+            f"{folder}: {sizes.size} states with more than 50 counties that have facts and votes, "
+            f"{sizes.sum()} counties in them; the complete files give {states} and {counties}, so "
+            f"{FACTS} or {RESULTS} is cut off: {remedy}"
+        )
+    earlier = len(_read(folder / EARLIER))
+    if earlier < EARLIER_ROWS:
+        raise DataError(f"{folder / EARLIER} has {earlier} rows; the complete file has {EARLIER_ROWS}: {remedy}")
+
+
+def fingerprint(folder: Path) -> str:
+    """Digest of the files' contents, so that rows computed from other data are not reused."""
+    check_files(folder)
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        digest.update((Path(folder) / name).read_bytes())
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    rows = []
+    with path.open(encoding="utf-8-sig", newline="") as handle:
+        reader = csv.DictReader(handle)
+        columns = reader.fieldnames or ()
+        if not columns:
+            raise DataError(f"{path} is empty; take it again from {SOURCES[path.name]}")
+        missing = [name for name in _COLUMNS[path.name] if name not in columns]
+        if missing:
+            raise DataError(f"{path} has no column {missing[0]!r}; take the file from {SOURCES[path.name]}")
+        for row in reader:
+            if None in row or None in row.values():
+                count = len([value for value in row.values() if value is not None])
+                words = f"more than the {len(columns)}" if None in row else f"{count} of the {len(columns)}"
+                raise DataError(
+                    f"{path}, line {reader.line_num}: {words} columns, as in a file that was cut off or edited; "
+                    f"take it again from {SOURCES[path.name]}"
+                )
+            rows.append(row)
+    if not rows:
+        raise DataError(f"{path} has no rows; take it again from {SOURCES[path.name]}")
+    return rows
+
+
+def _number(text: str, path: Path, column: str, line: int) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise DataError(f"{path}, line {line}: column {column!r} holds {text!r}, a number is expected") from None
+
+
+def _facts(path: Path) -> tuple[dict[int, NDArray[np.float64]], Sequence[str], dict[int, str]]:
+    """Predictors by county, their names, and the states' letters by their number."""
+    rows = _read(path)
+    names = [name for name in rows[0] if name not in ("fips", "area_name", "state_abbreviation")]
+    facts, state_of_number = {}, {}
+    for line, row in enumerate(rows, start=2):
+        if not row["state_abbreviation"]:
+            continue  # the country, or a state
+        fips = int(_number(row["fips"], path, "fips", line))
+        fips = RECODED.get(fips, fips)
+        facts[fips] = np.array([_number(row[name], path, name, line) for name in names])
+        state_of_number[fips // 1000] = row["state_abbreviation"]
+    return facts, names, state_of_number
+
+
+def _votes(path: Path) -> dict[int, bool]:
+    """Whether the Democratic ticket was ahead, by county."""
+    ahead = {}
+    for line, row in enumerate(_read(path), start=2):
+        fips = int(_number(row["county_fips"], path, "county_fips", line))
+        democratic, republican = (_number(row[name], path, name, line) for name in ("votes_dem", "votes_gop"))
+        ahead[fips] = democratic > republican
+    return ahead
+
+
+def _leans(path: Path, state_of_number: Mapping[int, str]) -> dict[str, str]:
+    margin: dict[int, dict[str, float]] = {2008: defaultdict(float), 2012: defaultdict(float)}
+    for line, row in enumerate(_read(path), start=2):
+        number = int(_number(row["fips_code"], path, "fips_code", line)) // 1000
+        state = state_of_number.get(number)
+        if state is None:
+            continue
+        for year, sums in margin.items():
+            for column, sign in ((f"dem_{year}", 1), (f"gop_{year}", -1)):
+                sums[state] += sign * _number(row[column], path, column, line)
+    leans = {}
+    for state in set(state_of_number.values()):
+        won = [state in _DEMOCRATIC[year].split() for year in (2000, 2004)]
+        won += [sums[state] > 0 for sums in margin.values()]  # Alaska is not in the file and counts as Republican
+        leans[state] = "blue" if all(won) else "red" if not any(won) else "swing"
+    return leans
+
+
+def _shapes(path: Path, state_of_number: Mapping[int, str]) -> dict[str, Rings]:
+    try:
+        shapes = read_shapes(path)
+    except DataError as error:
+        raise DataError(f"{error}; take it again from {SOURCES[path.name]}") from error
+    return {state_of_number[int(number)]: rings for number, rings in shapes.items() if int(number) in state_of_number}
