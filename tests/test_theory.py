@@ -17,6 +17,7 @@ from fedkin.graph import Graph
 from fedkin.losses import make_loss
 from fedkin.stats import select_edges
 from fedkin.stats.theory import (
+    Sizes,
     compatibility_lower_bound,
     gamma_squared,
     graph_fidelity,
@@ -277,15 +278,27 @@ def test_the_two_forms_of_the_bound():
 
 
 def test_rate_and_bound_of_theorem_2():
-    assert theorem2_rate(50, 100, 20, 5, 3, sigma=2.0) == pytest.approx(4 * 20 * 8 / 5000)
+    assert theorem2_rate(Sizes(50, 100, 20, 5, 300, 3), sigma=2.0) == pytest.approx(4 * 20 * 8 / 5000)
     given = {"gamma_squared": 2.0, "kappa": 1.5, "kappa_0": 0.5, "xi": 0.1, "sigma": 2.0, "c_rho": 3.0, "c_lambda": 5.0}
     unit = 4 * 20 / 5000
     expected = 2 * 2.25 * (3 * unit * 5 * math.log(10) + 4 * 5 / (0.5 * 2) * unit * 7 * math.log(300 / 0.1))
-    assert theorem2_bound(50, 100, 20, 5, 300, 7, **given) == pytest.approx(expected, rel=1e-12)
-    no_edges = theorem2_bound(50, 100, 20, 100, 0, 0, gamma_squared=math.inf, kappa=1.0, kappa_0=1.0)
+    assert theorem2_bound(Sizes(50, 100, 20, 5, 300, 7), **given) == pytest.approx(expected, rel=1e-12)
+    no_edges = theorem2_bound(Sizes(50, 100, 20, 100, 0, 0), gamma_squared=math.inf, kappa=1.0, kappa_0=1.0)
     assert no_edges == pytest.approx(2 * 20 / 50 * math.log(20))
     with pytest.raises(ParameterError, match="xi"):
-        theorem2_bound(50, 100, 20, 5, 300, 7, gamma_squared=1.0, kappa=1.0, kappa_0=1.0, xi=0.0)
+        theorem2_bound(Sizes(50, 100, 20, 5, 300, 7), gamma_squared=1.0, kappa=1.0, kappa_0=1.0, xi=0.0)
+
+
+def test_sizes_are_counted_on_the_data():
+    design = paper_design(n_devices=12, n_samples=25, n_features=4, seed=0)
+    fed, theta = design.federation, design.theta_star
+    graph = Graph.complete(fed.devices)
+    different = sum((theta[i] != theta[j]).any() for i, j in graph.edges)
+    assert different > 0
+    assert Sizes.of(fed, graph, theta) == Sizes(25, 12, 4, 1, 66, different)
+    assert Sizes.of(fed, Graph.empty(fed.devices), theta) == Sizes(25, 12, 4, 12, 0, 0)
+    with pytest.raises(ParameterError, match=r"theta_star has shape \(3, 4\).*12 devices"):
+        Sizes.of(fed, graph, theta[:3])
 
 
 def test_rho_follows_the_rate_of_theorem_2():
@@ -294,7 +307,7 @@ def test_rho_follows_the_rate_of_theorem_2():
     for seed in range(60):
         design = paper_design(n_devices=20, n_samples=25, n_features=4, varrho=0.0, seed=seed)
         squares.append(rho(design.federation, design.graph, design.theta_star) ** 2)
-    assert np.mean(squares) == pytest.approx(theorem2_rate(25, 20, 4, 5, 0), rel=0.15)
+    assert np.mean(squares) == pytest.approx(theorem2_rate(Sizes(25, 20, 4, 5, 0, 0)), rel=0.15)
 
 
 # ---------------------------------------------------------------- Theorem 3
