@@ -9,6 +9,7 @@ from builders import federation, log_cosh, random_graph
 from fedkin import Federation, Graph, Problem, cross_validate_lam, lam_max, lam_path
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, ParameterError
+from fedkin.fitting import FitOptions, compare
 from fedkin.solvers.crossvalidation import LamChoice
 
 
@@ -119,8 +120,17 @@ def test_folds_without_rows_are_left_out() -> None:
 
 def test_devices_with_one_row_each_leave_nothing_to_hold_out() -> None:
     fed = Federation({"a": ([[1.0]], [1.0]), "b": ([[1.0]], [0.5])})
-    with pytest.raises(DataError, match=r"every device has a single row.*give lam as a number"):
+    with pytest.raises(DataError, match=r"no device has two rows to train on.*give lam as a number"):
         cross_validate_lam(Problem(fed, Graph.complete(fed.devices)))
+
+
+def test_devices_with_two_rows_are_not_said_to_have_one() -> None:
+    """One of their rows is kept for the comparison, so none is left for cross-validation to hold out."""
+    fed = Federation({u: ([[1.0], [2.0]], [1.0, u]) for u in (0.0, 0.5)})
+    train, test = fed.split(test_size=0.5, seed=0)
+    with pytest.raises(DataError, match="no device has two rows to train on") as caught:
+        compare(train, test, Graph.complete(fed.devices), FitOptions(lam="cv"))
+    assert "single row" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("loss", "classes"), [("logistic", 2), ("multinomial", 3)])

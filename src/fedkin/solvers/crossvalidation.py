@@ -161,6 +161,6 @@ def _stretch_scores(
 def _check_rows(problem: Problem) -> None:
     if problem.federation.n_samples.max() < 2:
         raise DataError(
-            "every device has a single row, so cross-validation within devices has none to hold out; "
-            "give lam as a number"
+            "no device has two rows to train on, so cross-validation within devices has none to hold out "
+            "(rows kept for a comparison do not train); give lam as a number"
         )
