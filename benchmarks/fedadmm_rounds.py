@@ -23,10 +23,9 @@ import numpy as np
 import scipy
 from scipy import sparse
 
-from fedkin.admm import Settings, device_rows, fed_admm, plan_run
+from fedkin.admm import LocalShards, Settings, device_rows, fed_admm, plan_run
 from fedkin.admm.compiled import CompiledRounds
 from fedkin.admm.curvature import Curvature
-from fedkin.admm.inprocess import LocalShards
 from fedkin.data import Federation
 from fedkin.datasets import paper_design
 from fedkin.graph import Graph

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkin.admm import device_keys
-from fedkin.admm.inprocess import LocalShards
+from fedkin.admm import LocalShards, device_keys
 from fedkin.federate.manifest import Manifest, Member, Rows
 from fedkin.objective import Problem
 
@@ -59,7 +58,7 @@ def rows_of(problem: Problem) -> dict[int, Rows]:
 
 def in_process(problem: Problem, manifest: Manifest) -> LocalShards:
     """The same run, in one process and one shard."""
-    plan, _ = manifest.plan(rows_of(problem))
+    plan = manifest.plan(rows_of(problem))
     assert np.array_equal(plan.rows.keys, device_keys(problem.federation.devices))
     local = LocalShards(
         plan, np.zeros(problem.n_devices, dtype=np.int64), np.zeros((problem.n_devices, problem.n_params))

@@ -8,8 +8,7 @@ import pytest
 from scipy import stats
 
 from builders import design_problem
-from fedkin.admm import Availability, Gradients, RunPlan, Shard, StepRule, device_rows, fed_admm
-from fedkin.admm.inprocess import LocalShards, rows_of
+from fedkin.admm import Availability, LocalShards, Plan, StepRule, device_rows, fed_admm
 from fedkin.admm.shard import node_update
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
 from fedkin.graph import Graph
@@ -185,7 +184,7 @@ def _plan(problem, batch):
     degree = problem.graph.degree.astype(float)
     steps = StepRule(np.full(problem.n_devices, 8.0), np.full(problem.n_devices, 0.4), 0.2 * degree)
     objective = problem.fused
-    return RunPlan(
+    return Plan(
         rows, problem.graph.edges, objective.edge_radius, objective.penalty, 0.2, steps, 0, "plain", 1, "tail",
         objective.sparsity, problem.radius,
     )  # fmt: skip
@@ -209,7 +208,7 @@ def test_central_machine_and_replicas_give_one_trajectory(kind):
     together = LocalShards(plan, np.zeros(12, dtype=np.int64), start)
     together.run(1, rounds, available, probability)
 
-    own = [Gradients(rows_of(plan.rows, np.array([u])), plan.seed) for u in range(12)]
+    own = [plan.shard(np.array([u])).gradients for u in range(12)]
 
     def step_of(u, t, theta, pull):
         """What device u computes on its own machine from its theta and the pull of its edges."""
@@ -220,11 +219,7 @@ def test_central_machine_and_replicas_give_one_trajectory(kind):
         return node_update(theta[None], direction, steps.eta(t, chance), plan.sparsity[[u]], plan.radius)[0]
 
     def without_rows(members):
-        touching = np.isin(plan.edges, members).any(axis=1)
-        steps = StepRule(plan.steps.start[members], plan.steps.growth[members], plan.steps.damping[members])
-        edges, bounds = plan.edges[touching], plan.edge_radius[touching]
-        sparsity = plan.sparsity[members]
-        return Shard(members, edges, bounds, plan.penalty, plan.rho, steps, None, start[members], sparsity=sparsity)
+        return plan.shard(members, theta=start[members], rowless=True)
 
     # a central machine S with all edge state; it takes the steps of absent devices itself
     centre, sent = without_rows(np.arange(12)), 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
+import resource
 import signal
+import sqlite3
 import subprocess
 import sys
-import time
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import design_problem
-from fedkin.admm import Availability, fed_admm, load_checkpoint, save_checkpoint
+from fedkin.admm import Availability, Store, fed_admm
 from fedkin.admm.checkpoint import fingerprint
 from fedkin.errors import ModelFileError, ParameterError
 
@@ -126,61 +126,88 @@ def test_files_that_cannot_be_used(tmp_path):
         fed_admm(problem, 20, 3, checkpoint=path, resume=True)
     fed_admm(problem, 10, 3, checkpoint=path)
     content = path.read_bytes()
-    for damaged in (content[: len(content) // 2], b"", b"not a zip file", content[:-30]):
+    for damaged in (content[: len(content) // 2], b"", b"not a database", content[:-5000]):
         path.write_bytes(damaged)
         with pytest.raises(ModelFileError, match="cannot be read as a checkpoint"):
             fed_admm(problem, 20, 3, checkpoint=path, resume=True)
-    np.savez(path, header=np.array('{"format": "something else"}'))
+    with closing(sqlite3.connect(path := tmp_path / "other.db")) as other:
+        other.execute("create table state (something)")
     with pytest.raises(ModelFileError, match="not a checkpoint of this version"):
         fed_admm(problem, 20, 3, checkpoint=path, resume=True)
-    np.savez(path, header=np.array([{"pickle": 1}], dtype=object))
-    with pytest.raises(ModelFileError, match="cannot be read"):
-        fed_admm(problem, 20, 3, checkpoint=path, resume=True)
 
 
-def test_a_failed_write_leaves_the_file_before_it(tmp_path, monkeypatch):
+@pytest.mark.parametrize("k", range(8))
+def test_a_changed_bit_is_noticed(tmp_path, k):
+    problem, path = a_problem(), tmp_path / "run.npz"
+    found = fed_admm(problem, 10, 3, average="last", checkpoint=path)
+    content = bytearray(path.read_bytes())
+    content[content.index(found.theta.tobytes()) + 24 * k] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ModelFileError, match=r"run\.npz: cannot be read as a checkpoint: the digest"):
+        fed_admm(problem, 20, 3, average="last", checkpoint=path, resume=True)
+
+
+@contextmanager
+def no_file_grows_beyond(size):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_failed_write_leaves_the_state_before_it(tmp_path):
     path = tmp_path / "run.npz"
-    save_checkpoint(path, "run", {"x": np.arange(3)}, {"done": 1})
-    for name in ("fsync", "fdopen"):
-        with monkeypatch.context() as patched:
-            patched.setattr(os, name, lambda *args: (_ for _ in ()).throw(OSError("disk full")))
-            with pytest.raises(OSError, match="disk full"):
-                save_checkpoint(path, "run", {"x": np.arange(9)}, {"done": 2})
-        arrays, header = load_checkpoint(path, "run")
-        assert arrays["x"].tolist() == [0, 1, 2] and header["done"] == 1
-        assert [file.name for file in tmp_path.iterdir()] == ["run.npz"]
+    store = Store(path, "run")
+    store.save(1, {"x": np.arange(3)}, {"caution": 2.0}, durable=True)
+    for size in (0, 20_000):
+        with no_file_grows_beyond(size), pytest.raises(OSError, match=r"run\.npz"):
+            store.save(2, {"x": np.arange(90_000)}, {}, durable=True)
+        found = store.load()
+        assert (found.round, found.arrays["x"].tolist(), found.header) == (1, [0, 1, 2], {"caution": 2.0})
+    store.save(2, {"x": np.arange(90_000)}, {}, durable=True)
+    assert store.load().round == 2
+    store.close()
+    assert [file.name for file in tmp_path.iterdir()] == ["run.npz"]
+
+
+def test_another_file_of_that_name_is_replaced_unless_it_is_to_be_resumed(tmp_path):
+    path = tmp_path / "run.npz"
+    path.write_bytes(b"something else")
+    fed_admm(a_problem(), 10, 3, checkpoint=path)
+    same(fed_admm(a_problem(), 20, 3), fed_admm(a_problem(), 20, 3, checkpoint=path, resume=True))
 
 
 KILLED = """
 import sys
 from test_checkpoint import a_problem
-from fedkin.admm.run import fed_admm
-fed_admm(a_problem(), 10_000_000, 3, checkpoint=sys.argv[1], checkpoint_every=5)
+from fedkin.admm import fed_admm
+tell = lambda progress: print(progress.n_iter, flush=True)
+fed_admm(a_problem(), 10_000_000, 3, checkpoint=sys.argv[1], checkpoint_every=5, callbacks=[tell])
 """
 
 
 @pytest.mark.processes
-def test_kill_9_at_any_time_leaves_a_whole_file(tmp_path):
+def test_kill_9_at_any_time_leaves_a_whole_state(tmp_path):
     path = tmp_path / "run.npz"
-    tests = Path(__file__).parent
-    for patience in (0.0, 0.05):
-        child = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], cwd=tests)
+    for least in (6, 40):
+        command = [sys.executable, "-c", KILLED, str(path)]
+        child = subprocess.Popen(command, cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True)
         try:
-            deadline = time.monotonic() + 60
-            while not path.exists() and time.monotonic() < deadline:
-                time.sleep(0.01)
-            time.sleep(patience)
+            while int(child.stdout.readline()) < least:
+                pass
         finally:
             child.kill()
-            child.wait(timeout=30)
+            child.communicate(timeout=30)
         done = load_and_resume(path)
-        assert done > 0
+        assert done >= least - 5
         path.unlink()
 
 
 def load_and_resume(path):
-    with np.load(path, allow_pickle=False) as file:
-        done = json.loads(str(file["header"]))["done"]
+    with closing(sqlite3.connect(path)) as file:
+        ((done,),) = file.execute("select round from state").fetchall()
     same(fed_admm(a_problem(), done + 7, 3), fed_admm(a_problem(), done + 7, 3, checkpoint=path, resume=True))
     return done
 

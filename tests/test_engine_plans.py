@@ -68,7 +68,7 @@ def test_the_manifest_is_the_same_whatever_the_rows_of_a_device() -> None:
 def test_rows_in_every_round_are_all_rows_of_a_device_and_no_number() -> None:
     whole = planned(uneven_problem())
     assert whole.batch == [0] * 5
-    plan, _ = whole.plan(device_parts(uneven_problem()))
+    plan = whole.plan(device_parts(uneven_problem()))
     assert plan.rows.batch.tolist() == [7, 10, 13, 16, 19]
 
 

@@ -386,16 +386,16 @@ def test_numba_agrees(loss, penalty, gradient, average, absent, extras, p, ragge
 def test_threads_agree():
     from fedkin.admm import Settings
     from fedkin.admm.compiled import CompiledRounds
-    from fedkin.admm.run import _Run
+    from fedkin.admm.session import Session, Setting
 
     problem = design_problem(penalty="l2")
     states = []
     for threads in (1, 3):
-        run = _Run(problem, Settings(batch_size=5), None, None, 1, None, 30, "numba")
+        run = Session(problem, Setting(Settings(batch_size=5), 30, backend="numba"))
         rounds = CompiledRounds(run.local, threads)
         rounds(1, 20, None, None)
         rounds(21, 10, None, None)
-        states.append(run.local.state())
+        states.append(vars(run.local.state()))
     for name, values in states[0].items():
         assert np.allclose(values, states[1][name], rtol=0, atol=1e-12), name
 

@@ -12,9 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from algorithm1 import PROX, Algorithm1, prox_l1_exact
-from fedkin.admm import Availability, DeviceRows, Gradients, RunPlan, Shard, StepRule, device_keys, fed_admm
+from fedkin.admm import (
+    Availability,
+    DeviceRows,
+    Gradients,
+    LocalShards,
+    Plan,
+    Shard,
+    StepRule,
+    UpdateRule,
+    device_keys,
+    fed_admm,
+)
 from fedkin.admm.gradients import SampleStream
-from fedkin.admm.inprocess import LocalShards
 from fedkin.admm.shard import averaging_weight, node_update
 from fedkin.data import Federation
 from fedkin.errors import DataError, SolverError
@@ -34,7 +44,7 @@ def rows_for(X, y, counts, loss, batch, ridge=0.0):
 
 def plan_for(rows, edges, L, penalty, rho, steps, **more):
     settings = {"seed": 0, "gradient": "plain", "snapshot_every": 3, "average": "tail", **more}
-    return RunPlan(rows, np.asarray(edges), np.asarray(L, dtype=float), make_penalty(penalty), rho, steps, **settings)
+    return Plan(rows, np.asarray(edges), np.asarray(L, dtype=float), make_penalty(penalty), rho, steps, **settings)
 
 
 def in_one_shard(plan, theta):
@@ -400,12 +410,9 @@ def test_a_lonely_shard_of_one_device_needs_no_neighbour():
         np.array([0]),
         np.empty((0, 2), dtype=np.int64),
         np.empty(0),
-        make_penalty("l1"),
-        1.0,
-        steps,
+        UpdateRule(make_penalty("l1"), 1.0, steps, average="last"),
         Gradients(rows, 0),
         np.zeros((1, 1)),
-        average="last",
     )
     shard.node_step(1)
     shard.edge_step()

@@ -1,20 +1,23 @@
 """The paper's algorithms: Fed-ADMM as shards that step, exchange thetas and step again.
 
-In: a `Problem`, or the rows and plan of some devices. Out: a `Solution`, or a shard to run somewhere else.
+In: a `Problem` (`fed_admm` gives a `Solution`), or a `Plan`, which makes shards that run anywhere.
+Out: `run_rounds(shard, link, store, course)`, the one loop of rounds; links and processes are `federate`'s.
 Imports: `solvers` (certificates), `objective` and below.
 """
 
 from __future__ import annotations
 
+from fedkin.admm.archive import load_checkpoint, save_checkpoint
 from fedkin.admm.availability import Availability, Presence
-from fedkin.admm.checkpoint import load_checkpoint, save_checkpoint
 from fedkin.admm.curvature import local_curvature
 from fedkin.admm.gradients import DeviceRows, GradientKind, Gradients
-from fedkin.admm.inprocess import RunPlan
-from fedkin.admm.plan import Settings, device_rows, plan_run
+from fedkin.admm.inprocess import LocalShards
+from fedkin.admm.plan import Plan, Settings, device_rows, plan_run
+from fedkin.admm.rounds import Course, DirectLink, Link, run_rounds
 from fedkin.admm.run import fed_admm
 from fedkin.admm.sampling import device_keys
-from fedkin.admm.shard import Average, Shard, StepRule
+from fedkin.admm.shard import Average, Shard, ShardState, StepRule, UpdateRule
+from fedkin.admm.store import Saved, Sent, Store
 from fedkin.admm.subgradient import subgradient_descent
 from fedkin.admm.trace import Callback, Progress
 
@@ -22,21 +25,31 @@ __all__ = [
     "Availability",
     "Average",
     "Callback",
+    "Course",
     "DeviceRows",
+    "DirectLink",
     "GradientKind",
     "Gradients",
+    "Link",
+    "LocalShards",
+    "Plan",
     "Presence",
     "Progress",
-    "RunPlan",
+    "Saved",
+    "Sent",
     "Settings",
     "Shard",
+    "ShardState",
     "StepRule",
+    "Store",
+    "UpdateRule",
     "device_keys",
     "device_rows",
     "fed_admm",
     "load_checkpoint",
     "local_curvature",
     "plan_run",
+    "run_rounds",
     "save_checkpoint",
     "subgradient_descent",
 ]

@@ -7,47 +7,22 @@ device gets only the penalty's part of its step. Like the batches, presence is d
 
 from __future__ import annotations
 
-import csv
 import os
-import zipfile
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedkin.admm.sampling import PRESENCE, device_keys, round_states, uniforms
-from fedkin.errors import DataError, ParameterError, UnknownDeviceError
+from fedkin._base import check_choice
+from fedkin.admm.patterns import Bernoulli, BoundPattern, Bursts, Pattern, PerDevice, Recorded, read_recorded, zero_one
 
 Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Weighting = Literal["known", "estimated"]
 Placement = Literal["central", "replicas"]
-PerDevice = float | Mapping[Any, float] | Sequence[float] | Array
-
-
-class Pattern(Protocol):
-    """A rule that says who is there."""
-
-    def bind(self, devices: Sequence[Hashable], seed: int) -> BoundPattern:
-        """The rule for these devices, in this order."""
-        ...
-
-
-class BoundPattern(Protocol):
-    """A rule for known devices."""
-
-    @property
-    def probability(self) -> Array:
-        """Long-run share ``(V,)`` of rounds in which each device is there."""
-        ...
-
-    def available(self, rounds: Index) -> Mask:
-        """Presence ``(R, V)`` in these rounds."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +56,8 @@ class Availability:
     placement: Placement = "central"
 
     def __post_init__(self) -> None:
-        _check_choice("weighting", self.weighting, ("known", "estimated"))
-        _check_choice("placement", self.placement, ("central", "replicas"))
+        check_choice("weighting", self.weighting, ("known", "estimated"))
+        check_choice("placement", self.placement, ("central", "replicas"))
 
     @classmethod
     def bernoulli(
@@ -113,7 +88,7 @@ class Availability:
         >>> bool((available[:, 0] == available[:, 1]).all()), bool((available[:, 0] == available[:, 2]).all())
         (True, False)
         """
-        return cls(_Bernoulli(p, blocks), weighting, placement)
+        return cls(Bernoulli(p, blocks), weighting, placement)
 
     @classmethod
     def recorded(
@@ -146,11 +121,9 @@ class Availability:
         """
         if isinstance(trace, str | os.PathLike):
             path = Path(trace)
-            values, names = _read_npz(path) if path.suffix == ".npz" else _read_csv(path)
-            return cls(_Recorded(values, names, repeat, str(path)), weighting, placement)
-        return cls(
-            _Recorded(_zero_one(np.asarray(trace), "the trace"), None, repeat, "the trace"), weighting, placement
-        )
+            values, names = read_recorded(path)
+            return cls(Recorded(values, names, repeat, str(path)), weighting, placement)
+        return cls(Recorded(zero_one(np.asarray(trace), "the trace"), None, repeat, "the trace"), weighting, placement)
 
     @classmethod
     def adversarial(
@@ -182,7 +155,7 @@ class Availability:
         >>> presence.rounds(1, 4)[0].astype(int).tolist()
         [[1, 0], [1, 0], [0, 1], [0, 1]]
         """
-        return cls(_Bursts(p, period, groups), weighting, placement)
+        return cls(Bursts(p, period, groups), weighting, placement)
 
     def bind(self, devices: Sequence[Hashable], seed: int = 0) -> Presence:
         """Presence of these devices in a run with this seed."""
@@ -214,204 +187,3 @@ class Presence:
         if self.estimated:
             return available, (1.0 + before) / numbers[:, None]
         return available, np.broadcast_to(self.pattern.probability, available.shape).copy()
-
-
-# --- the rules ---
-
-
-@dataclass(frozen=True, eq=False)
-class _Bernoulli:
-    p: PerDevice
-    blocks: Mapping[Any, Hashable] | Sequence[Hashable] | None
-
-    def bind(self, devices: Sequence[Hashable], seed: int) -> BoundPattern:
-        p = _per_device(self.p, devices)
-        keys = device_keys(devices)
-        if self.blocks is not None:
-            keys = device_keys(_labels(self.blocks, devices, "blocks"))
-        return _BoundBernoulli(p, keys, seed)
-
-
-@dataclass(frozen=True, eq=False)
-class _BoundBernoulli:
-    probability: Array
-    keys: NDArray[np.uint64]
-    seed: int
-
-    def available(self, rounds: Index) -> Mask:
-        return uniforms(round_states(self.keys, self.seed, rounds, PRESENCE)) < self.probability
-
-
-@dataclass(frozen=True, eq=False)
-class _Recorded:
-    values: Mask
-    names: list[str] | None
-    repeat: bool
-    source: str
-
-    def bind(self, devices: Sequence[Hashable], seed: int) -> BoundPattern:
-        values = self.values
-        if self.names is not None:
-            column = {name: k for k, name in enumerate(self.names)}
-            missing = [device for device in devices if str(device) not in column]
-            if missing:
-                raise UnknownDeviceError(
-                    f"{self.source} has no column for device {missing[0]!r}; add one for every device"
-                )
-            values = values[:, [column[str(device)] for device in devices]]
-        elif values.shape[1] != len(devices):
-            raise DataError(f"{self.source} has {values.shape[1]} columns for {len(devices)} devices")
-        share = values.mean(axis=0)
-        if (share == 0).any():
-            device = devices[int(np.argmin(share))]
-            raise ParameterError(
-                f"device {device!r} is never available in {self.source}: its p_i is 0 and its data cannot be weighted; "
-                "leave the device out"
-            )
-        return _BoundTrace(share, values, self.repeat, self.source)
-
-
-@dataclass(frozen=True, eq=False)
-class _BoundTrace:
-    probability: Array
-    values: Mask
-    repeat: bool
-    source: str
-
-    def available(self, rounds: Index) -> Mask:
-        length = self.values.shape[0]
-        if not self.repeat and rounds[-1] > length:
-            raise ParameterError(
-                f"{self.source} has {length} rounds, but round {rounds[-1]} was asked for; "
-                "run fewer rounds, or use Availability.recorded(..., repeat=True)"
-            )
-        return np.asarray(self.values[(rounds - 1) % length])
-
-
-@dataclass(frozen=True, eq=False)
-class _Bursts:
-    p: float
-    period: int
-    groups: Mapping[Any, Hashable] | Sequence[Hashable] | None
-
-    def bind(self, devices: Sequence[Hashable], seed: int) -> BoundPattern:
-        if not isinstance(self.period, int | np.integer) or self.period < 1:
-            raise ParameterError(f"period must be a whole number of at least 1, got {self.period!r}")
-        share = float(_per_device(self.p, devices)[0])
-        length = round(share * self.period)
-        if length < 1:
-            raise ParameterError(f"p={self.p!r} of a period of {self.period} is less than one round; raise either")
-        labels = (
-            [k % 2 for k in range(len(devices))] if self.groups is None else _labels(self.groups, devices, "groups")
-        )
-        number: dict[Hashable, int] = {}
-        shift = np.array([number.setdefault(label, len(number)) for label in labels]) * length
-        return _BoundBursts(np.full(len(devices), length / self.period), shift, length, int(self.period))
-
-
-@dataclass(frozen=True, eq=False)
-class _BoundBursts:
-    probability: Array
-    shift: Index
-    length: int
-    period: int
-
-    def available(self, rounds: Index) -> Mask:
-        return np.asarray((rounds[:, None] - 1 - self.shift) % self.period < self.length, dtype=np.bool_)
-
-
-# --- what users give ---
-
-
-def _per_device(p: PerDevice, devices: Sequence[Hashable]) -> Array:
-    if isinstance(p, Mapping):
-        unknown = [device for device in p if device not in set(devices)]
-        if unknown:
-            raise UnknownDeviceError(f"p names device {unknown[0]!r}, which the federation does not have")
-        missing = [device for device in devices if device not in p]
-        if missing:
-            raise ParameterError(f"no p is given for device {missing[0]!r}; name every device, or give one number")
-        values = np.array([float(p[device]) for device in devices])
-    else:
-        given = np.asarray(p, dtype=np.float64)
-        if given.ndim > 1 or (given.ndim == 1 and given.size != len(devices)):
-            raise ParameterError(
-                f"p has shape {given.shape}, expected a number or one for each of {len(devices)} devices"
-            )
-        values = np.broadcast_to(given, (len(devices),)).copy()
-    bad = ~((values > 0) & (values <= 1))
-    if bad.any():
-        device, value = devices[int(np.argmax(bad))], float(values[bad][0])
-        raise ParameterError(
-            f"the availability p of device {device!r} is {value!r}, expected a number above 0 and at most 1; "
-            "a device that is never there cannot be weighted: leave it out"
-        )
-    return values
-
-
-def _labels(
-    labels: Mapping[Any, Hashable] | Sequence[Hashable], devices: Sequence[Hashable], what: str
-) -> list[Hashable]:
-    if isinstance(labels, Mapping):
-        missing = [device for device in devices if device not in labels]
-        if missing:
-            raise UnknownDeviceError(f"{what} has no label for device {missing[0]!r}")
-        return [labels[device] for device in devices]
-    if len(labels) != len(devices):
-        raise ParameterError(f"{what} has {len(labels)} labels for {len(devices)} devices; give one per device")
-    return list(labels)
-
-
-def _zero_one(values: NDArray[Any], source: str) -> Mask:
-    if values.ndim != 2 or values.size == 0:
-        raise DataError(f"{source} has shape {values.shape}, expected rounds x devices, at least one of each")
-    if values.dtype.kind not in "biuf" or not np.isin(values, (0, 1)).all():
-        raise DataError(f"{source} may hold only 0 and 1")
-    return values.astype(np.bool_)
-
-
-def _read_csv(path: Path) -> tuple[Mask, list[str]]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = [line for line in csv.reader(file) if line]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as CSV: {error}") from None
-    if len(lines) < 2:
-        raise DataError(f"{path}: expected a line of device names and at least one round, got {len(lines)} lines")
-    names = [name.strip() for name in lines[0]]
-    wanted = [k for k, name in enumerate(names) if name.lower() != "round"]
-    if len({names[k] for k in wanted}) < len(wanted):
-        raise DataError(f"{path}: a device has more than one column")
-    rows = []
-    for number, line in enumerate(lines[1:], start=2):
-        if len(line) != len(names):
-            raise DataError(f"{path}: line {number} has {len(line)} cells, expected {len(names)}")
-        cells = [line[k].strip() for k in wanted]
-        bad = next((k for k, cell in enumerate(cells) if cell not in ("0", "1")), None)
-        if bad is not None:
-            raise DataError(
-                f"{path}: line {number}, device {names[wanted[bad]]!r}: expected 0 or 1, got {cells[bad]!r}"
-            )
-        rows.append([cell == "1" for cell in cells])
-    return np.array(rows, dtype=np.bool_), [names[k] for k in wanted]
-
-
-def _read_npz(path: Path) -> tuple[Mask, list[str] | None]:
-    try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            if "available" not in file:
-                raise DataError(f"{path}: has no array 'available'; it holds {', '.join(file.files) or 'nothing'}")
-            values = _zero_one(file["available"], str(path))
-            names = [str(name) for name in file["devices"].tolist()] if "devices" in file else None
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path}: cannot be read as NPZ: {error}") from None
-    if names is not None and len(names) != values.shape[1]:
-        raise DataError(f"{path}: {len(names)} device names for {values.shape[1]} columns")
-    return values, names
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ParameterError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

@@ -1,24 +1,70 @@
-"""Checkpoints: one file of plain arrays, replaced in one step, bound to the run that wrote it."""
+"""The checkpoint of a run inside one process: a `Store`, bound to everything that the course of the run depends on."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import os
-import tempfile
-import zipfile
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.admm.gradients import DeviceRows
+from fedkin.admm.plan import Settings
+from fedkin.admm.store import Saved, Store
 from fedkin.errors import ModelFileError, ParameterError
+from fedkin.objective import Problem
 
-_FORMAT = "fedkin-checkpoint-1"
-_HEADER = "header"
+
+class Checkpoint:
+    """The file that a run can be resumed from.
+
+    Parameters
+    ----------
+    path : path
+    parts : iterable
+        What the course of the run depends on; see `describe`.
+    fresh : bool
+        Whether the first save replaces whatever is there.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], parts: Iterable[object], *, fresh: bool) -> None:
+        self._store, self._fresh = Store(path, fingerprint(parts)), fresh
+
+    def save(self, done: int, arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> None:
+        """Replace the state by that after ``done`` rounds; a crash leaves the one before or this one."""
+        if self._fresh:
+            self._store.clear()
+            self._fresh = False
+        self._store.save(done, arrays, header, durable=True)
+
+    def load(self) -> Saved:
+        """The state that this run saved.
+
+        Raises
+        ------
+        ModelFileError
+            When there is none, or the file is damaged.
+        ParameterError
+            When another run wrote it.
+        """
+        path = self._store.path
+        if not path.exists():
+            raise ModelFileError(f"{path}: there is no checkpoint to resume from; run once without resume")
+        saved = self._store.load()
+        if saved is None and self._store.others():
+            raise ParameterError(
+                f"{path}: was written by a run with other data, another graph or other settings; resume needs the same "
+                "problem, batch size, steps, seed and availability (only rounds and shards may change)"
+            )
+        if saved is None:
+            raise ModelFileError(f"{path}: cannot be read as a checkpoint: it holds no state")
+        return saved
+
+    def close(self) -> None:
+        """Close the file."""
+        self._store.close()
 
 
 def fingerprint(parts: Iterable[object]) -> str:
@@ -43,72 +89,29 @@ def fingerprint(parts: Iterable[object]) -> str:
     return digest.hexdigest()
 
 
-def save_checkpoint(
-    path: str | os.PathLike[str], run: str, arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]
-) -> None:
-    """Write a checkpoint; a crash at any time leaves the file before it or this one, never half of it.
-
-    Parameters
-    ----------
-    path : path
-        Of the file. A temporary file next to it is written first.
-    run : str
-        `fingerprint` of the run.
-    arrays : mapping {name: array}
-        The state.
-    header : mapping
-        Numbers and strings that go with it.
-    """
-    target = Path(path)
-    text = json.dumps({"format": _FORMAT, "run": run, **header})
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, **{_HEADER: np.array(text)}, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink()
-        raise
-    _sync_directory(target.parent)
+def describe(problem: Problem, rows: DeviceRows, settings: Settings) -> list[object]:
+    """Everything that the course of a run depends on, for `fingerprint`."""
+    objective = problem.fused
+    kinds = {id(loss): loss for loss in problem.losses}
+    numbers = {key: k for k, key in enumerate(kinds)}
+    plain = [(type(loss).__name__, loss.name, sorted(_plain_parts(vars(loss)), key=str)) for loss in kinds.values()]
+    return [
+        *(part for part in (rows.X, rows.y, rows.offset, rows.starts, rows.batch, rows.keys, rows.ridge)),
+        np.array([numbers[id(loss)] for loss in problem.losses]),
+        plain,
+        problem.graph.edges,
+        objective.edge_radius,
+        objective.penalty.name,
+        objective.sparsity,
+        problem.radius,
+        (settings.rho, settings.step, settings.kappa, settings.average, settings.gradient, settings.seed),
+    ]
 
 
-def load_checkpoint(path: str | os.PathLike[str], run: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """The arrays and the header of a checkpoint that ``run`` wrote.
-
-    Raises
-    ------
-    ModelFileError
-        When there is no such file, or it cannot be read as a checkpoint.
-    ParameterError
-        When another run wrote it.
-    """
-    try:
-        # opened here: numpy would leave a damaged file open
-        with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            header = json.loads(str(file[_HEADER]))
-            arrays = {name: file[name] for name in file.files if name != _HEADER}
-    except FileNotFoundError:
-        raise ModelFileError(f"{path}: there is no checkpoint to resume from; run once without resume") from None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise ModelFileError(f"{path}: cannot be read as a checkpoint: {error}") from None
-    if not isinstance(header, dict) or header.get("format") != _FORMAT:
-        raise ModelFileError(f"{path}: is not a checkpoint of this version ({_FORMAT})")
-    if header.get("run") != run:
-        raise ParameterError(
-            f"{path}: was written by a run with other data, another graph or other settings; resume needs the same "
-            "problem, batch size, steps, seed and availability (only rounds and shards may change)"
-        )
-    return arrays, header
-
-
-def _sync_directory(directory: Path) -> None:
-    # the new name is durable only when the directory is; some systems cannot open directories
-    with contextlib.suppress(OSError):
-        handle = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def _plain_parts(parts: Mapping[str, Any]) -> Iterable[tuple[str, object]]:
+    """What can be compared between processes: numbers, words, and the names of functions."""
+    for name, value in parts.items():
+        if callable(value):
+            yield name, getattr(value, "__qualname__", type(value).__name__)
+        elif isinstance(value, int | float | str):
+            yield name, value

@@ -24,6 +24,9 @@ Mask = NDArray[np.bool_]
 GradientKind = Literal["plain", "saga", "svrg"]
 GRADIENT_KINDS = ("plain", "saga", "svrg")
 
+#: Table, anchor gradient, anchor theta, stale, looked.
+Memory = tuple[Array, Array, Array, Mask, Index]
+
 #: Batches of several rounds are drawn at once, up to this many row numbers.
 _DRAW_AHEAD = 200_000
 
@@ -125,6 +128,34 @@ class Gradients:
         self.looked = np.zeros(shape[0], dtype=np.int64)
         self._groups = [_Group(rows, members, seed) for members in self._stored_groups()]
 
+    def _own_lines(self) -> Index | slice:
+        """Lines of the table that belong to the hosted devices."""
+        rows = self.rows
+        if int(rows.counts.sum()) == self.table.shape[0] or not self.table.shape[0]:
+            return slice(None)
+        return np.concatenate([np.arange(s, s + n) for s, n in zip(rows.starts, rows.counts, strict=True)])
+
+    def memory(self) -> Memory:
+        """Copies of what changes, in the order of the last fields of `fedkin.admm.shard.ShardState`."""
+        table = self.table[self._own_lines()].copy()
+        return table, self.anchor_gradient.copy(), self.anchor_theta.copy(), self.stale.copy(), self.looked.copy()
+
+    def restore(self, memory: Memory) -> None:
+        """Go back to a `memory`.
+
+        Raises
+        ------
+        DataError
+            When it is of devices with other rows.
+        """
+        lines = self._own_lines()
+        places = (self.table[lines], self.anchor_gradient, self.anchor_theta, self.stale, self.looked)
+        if any(there.shape != kept.shape for there, kept in zip(places, memory, strict=True)):
+            raise DataError("the state was written with another number of rows")
+        self.table[lines] = memory[0]
+        for there, kept in zip(places[1:], memory[1:], strict=True):
+            there[...] = kept
+
     def _stored_groups(self) -> list[Index]:
         """Devices with the same loss and batch size, which are computed together."""
         by_kind: dict[tuple[int, int], list[int]] = {}
@@ -180,6 +211,12 @@ class Gradients:
                 members = waiting[counts == n]
                 numbers = self.rows.starts[members][:, None] + np.arange(n)
                 self.anchor_gradient[members] = group.batch(numbers).gradient(theta[members])
+
+
+def no_memory(theta: Array) -> Memory:
+    """The memory of devices ``(B, p)`` that have no rows."""
+    empty = np.zeros((0, theta.shape[1]))
+    return np.zeros((0, 1)), empty, empty, np.ones(theta.shape[0], dtype=np.bool_), np.zeros(len(theta), dtype=np.int64)
 
 
 class _Group:

@@ -1,9 +1,9 @@
-"""What a run of Fed-ADMM needs before its first round: checked arguments, steps and rho from the devices' curvature."""
+"""The plan of a run, which makes its shards: checked arguments, steps and rho from the devices' curvature."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from fedkin._base import check_choice, check_positive, check_whole
 from fedkin.admm.curvature import Curvature
-from fedkin.admm.gradients import GRADIENT_KINDS, DeviceRows, GradientKind, SampleStream
-from fedkin.admm.inprocess import RunPlan, split_evenly
+from fedkin.admm.gradients import GRADIENT_KINDS, DeviceRows, GradientKind, Gradients, SampleStream
 from fedkin.admm.sampling import check_seed, device_keys
-from fedkin.admm.shard import AVERAGES, Average, StepRule
+from fedkin.admm.shard import AVERAGES, Average, Shard, StepRule, UpdateRule
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
 from fedkin.objective import Penalty, Problem, Solution
 
@@ -59,6 +58,113 @@ class Settings:
         check_choice("gradient", self.gradient, GRADIENT_KINDS)
 
 
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All that the devices of a run agree on, and what is planned for V of them; the only maker of shards.
+
+    Attributes
+    ----------
+    rows : DeviceRows
+        Of the V devices.
+    edges : int array (E, 2)
+        Of the whole federation.
+    edge_radius : array (E,)
+    penalty : Penalty
+    rho : float
+    steps : StepRule
+        Of the V devices.
+    seed : int
+    gradient : "plain" | "saga" | "svrg"
+    snapshot_every : int
+    average : "tail" | "paper" | "last"
+    sparsity : array (V, p) or None
+    radius : float or None
+    devices : int array (V,), optional
+        Their positions in the federation, increasing; by default these are all its devices.
+    """
+
+    rows: DeviceRows
+    edges: Index
+    edge_radius: Array
+    penalty: Penalty
+    rho: float
+    steps: StepRule
+    seed: int
+    gradient: GradientKind
+    snapshot_every: int
+    average: Average
+    sparsity: Array | None = None
+    radius: float | None = None
+    devices: Index | None = None
+
+    @property
+    def n_devices(self) -> int:
+        return int(self.rows.starts.size)
+
+    @property
+    def n_params(self) -> int:
+        return int(self.rows.ridge.size)
+
+    def shard(
+        self,
+        devices: Index | None = None,
+        *,
+        theta: Array | None = None,
+        alpha: Array | None = None,
+        without: Sequence[int] = (),
+        rowless: bool = False,
+        table: Array | None = None,
+        streams: Mapping[int, SampleStream] | None = None,
+    ) -> Shard:
+        """The shard that hosts some devices.
+
+        Parameters
+        ----------
+        devices : int array (B,), optional
+            Their positions, increasing; by default all that are planned for.
+        theta : array (B, p), optional
+            Where they start; at 0 by default.
+        alpha : array (E, p), optional
+            Where the duals of all edges start; at 0 by default.
+        without : sequence of int
+            Devices that have left: their edges are dropped.
+        rowless : bool
+            Without gradients, as for a central machine or a replica.
+        table : array (N, width), optional
+            SAGA's memory, where several shards share it like they share the rows.
+        streams : mapping {position: SampleStream}
+            Devices that see new samples in every round.
+        """
+        planned = np.arange(self.n_devices) if self.devices is None else self.devices
+        here = planned if devices is None else devices
+        which = np.searchsorted(planned, here)
+        touching = np.isin(self.edges, here).any(axis=1) & ~np.isin(self.edges, list(without)).any(axis=1)
+        start, growth, damping = (part[which] for part in vars(self.steps).values())
+        sparsity = None if self.sparsity is None else self.sparsity[which]
+        rule = UpdateRule(self.penalty, self.rho, StepRule(start, growth, damping), sparsity, self.radius, self.average)
+        gradients = None
+        if not rowless:
+            rows = self.rows if which.size == planned.size else rows_of(self.rows, which)
+            own = {k: streams[int(u)] for k, u in enumerate(here) if int(u) in streams} if streams else {}
+            every = self.snapshot_every
+            gradients = Gradients(rows, self.seed, self.gradient, snapshot_every=every, table=table, streams=own)
+        at = np.zeros((here.size, self.n_params)) if theta is None else theta
+        duals = None if alpha is None else alpha[touching]
+        return Shard(here, self.edges[touching], self.edge_radius[touching], rule, gradients, at, duals)
+
+
+def rows_of(rows: DeviceRows, members: Index) -> DeviceRows:
+    """The part of ``rows`` that belongs to some devices; the arrays of rows are shared."""
+    return replace(
+        rows,
+        starts=rows.starts[members],
+        counts=rows.counts[members],
+        keys=rows.keys[members],
+        losses=[rows.losses[u] for u in members],
+        batch=rows.batch[members],
+    )
+
+
 def plan_run(
     problem: Problem,
     settings: Settings,
@@ -68,7 +174,7 @@ def plan_run(
     noisy: bool,
     absent: bool = False,
     caution: float = 1.0,
-) -> RunPlan:
+) -> Plan:
     """Everything that the devices of a run agree on.
 
     Parameters
@@ -96,7 +202,7 @@ def plan_run(
     average: Average = settings.average or ("last" if still else "tail")
     assert isinstance(problem.penalty, Penalty)
     objective = problem.fused
-    return RunPlan(
+    return Plan(
         rows=rows,
         edges=problem.graph.edges,
         edge_radius=objective.edge_radius,
@@ -197,19 +303,6 @@ def sample_streams(problem: Problem, streams: Mapping[Any, Iterable[Any]] | None
     return out
 
 
-def hosts_of(shards: int | Sequence[int], n_devices: int) -> Index:
-    """The shard of each device, ``(V,)``."""
-    if np.ndim(shards) == 0:
-        check_whole("shards", shards, least=1)
-        return split_evenly(n_devices, min(int(np.asarray(shards)), n_devices))
-    hosts = np.asarray(shards)
-    if hosts.shape != (n_devices,) or hosts.dtype.kind not in "iu":
-        raise ParameterError(
-            f"shards must be a whole number or one for each of the {n_devices} devices, got {shards!r}"
-        )
-    return hosts.astype(np.int64)
-
-
 def starting_point(problem: Problem, warm_start: Solution | None) -> tuple[Array, Array | None]:
     """Theta ``(V, p)`` and edge duals ``(E, p)`` to start from."""
     shape, edges = (problem.n_devices, problem.n_params), (problem.graph.n_edges, problem.n_params)
@@ -222,31 +315,3 @@ def starting_point(problem: Problem, warm_start: Solution | None) -> tuple[Array
         )
     assert isinstance(problem.penalty, Penalty)
     return warm_start.theta, problem.penalty.project(warm_start.alpha, problem.fused.edge_radius)
-
-
-def describe(problem: Problem, rows: DeviceRows, settings: Settings) -> list[object]:
-    """Everything that the course of a run depends on, for `fedkin.admm.checkpoint.fingerprint`."""
-    objective = problem.fused
-    kinds = {id(loss): loss for loss in problem.losses}
-    numbers = {key: k for k, key in enumerate(kinds)}
-    plain = [(type(loss).__name__, loss.name, sorted(_plain_parts(vars(loss)), key=str)) for loss in kinds.values()]
-    return [
-        *(part for part in (rows.X, rows.y, rows.offset, rows.starts, rows.batch, rows.keys, rows.ridge)),
-        np.array([numbers[id(loss)] for loss in problem.losses]),
-        plain,
-        problem.graph.edges,
-        objective.edge_radius,
-        objective.penalty.name,
-        objective.sparsity,
-        problem.radius,
-        (settings.rho, settings.step, settings.kappa, settings.average, settings.gradient, settings.seed),
-    ]
-
-
-def _plain_parts(parts: Mapping[str, Any]) -> Iterable[tuple[str, object]]:
-    """What can be compared between processes: numbers, words, and the names of functions."""
-    for name, value in parts.items():
-        if callable(value):
-            yield name, getattr(value, "__qualname__", type(value).__name__)
-        elif isinstance(value, int | float | str):
-            yield name, value

@@ -15,7 +15,7 @@ which is Algorithm 1 of the paper with its copies beta eliminated (docs/fed-admm
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from fedkin.admm.gradients import Gradients
+from fedkin.admm.gradients import Gradients, no_memory
 from fedkin.objective import Penalty
 
 Array = NDArray[np.float64]
@@ -58,6 +58,67 @@ class StepRule:
         """Steps ``(B,)`` in round ``t = 1, 2, ...``, given the probabilities ``(B,)`` of being available."""
         start = self.start if probability is None else self.start / probability
         return np.asarray(1.0 / (start + self.growth * t + self.damping))
+
+
+@dataclass(frozen=True, eq=False)
+class UpdateRule:
+    """How the hosted devices and their edges move.
+
+    Attributes
+    ----------
+    penalty : Penalty
+    rho : float
+    steps : StepRule
+    sparsity : array (B, p), optional
+        Weights of ``|theta|``.
+    radius : float, optional
+        Of the parameter ball.
+    average : "tail" | "paper" | "last"
+    """
+
+    penalty: Penalty
+    rho: float
+    steps: StepRule
+    sparsity: Array | None = None
+    radius: float | None = None
+    average: Average = "tail"
+
+
+@dataclass(frozen=True, eq=False)
+class ShardState:
+    """Everything of a shard that changes from round to round, for B hosted devices and E edges.
+
+    Attributes
+    ----------
+    theta, balance, balance_before, average, average_balance : arrays (B, p)
+    alpha : array (E, p)
+        Edge duals.
+    table : array (n, width)
+        SAGA's memory, a line for each row of the hosted devices; empty otherwise.
+    anchor_gradient, anchor_theta : arrays (B, p), or empty
+        Mean gradient of the table (SAGA) or of the snapshot (SVRG), and the snapshot.
+    stale : bool array (B,)
+        Whose snapshot is due.
+    looked : int array (B,)
+        Rows that each device has looked at.
+
+    Notes
+    -----
+    ``vars(state)`` gives the arrays by name, ``ShardState(**arrays)`` makes a state of them. The neighbours' thetas are
+    no part of it: every round brings them anew before they are used.
+    """
+
+    theta: Array
+    balance: Array
+    balance_before: Array
+    average: Array
+    average_balance: Array
+    alpha: Array
+    table: Array
+    anchor_gradient: Array
+    anchor_theta: Array
+    stale: Mask
+    looked: Index
 
 
 def averaging_weight(average: Average, t: int) -> float:
@@ -119,22 +180,15 @@ class Shard:
         Every edge ``(i, j)``, ``i > j``, with a hosted end, as positions in the federation, in the federation's order.
     edge_radius : array (E,)
         ``strength * w_e``.
-    penalty : Penalty
-    rho : float
-    steps : StepRule
+    rule : UpdateRule
+        Of the hosted devices.
     gradients : Gradients or None
-        None for a shard that has no rows (a central machine, replicas of neighbours); it needs ``node_step(...,
-        gradient=)`` or devices that are all absent.
+        None for a shard that has no rows (a central machine, replicas of neighbours): its devices get the penalty's
+        part of the step only.
     theta : array (B, p)
         Where hosted devices start.
-    foreign_theta : array (F, p), optional
-        Where the neighbours hosted elsewhere start, in the order of `foreign`.
     alpha : array (E, p), optional
         Edge duals to start from; 0 by default.
-    sparsity : array (B, p), optional
-    radius : float, optional
-        Of the parameter ball.
-    average : "tail" | "paper" | "last"
 
     Attributes
     ----------
@@ -150,7 +204,7 @@ class Shard:
     >>> import numpy as np
     >>> from fedkin.admm import DeviceRows, Gradients
     >>> from fedkin.admm import device_keys
-    >>> from fedkin.admm import Shard, StepRule
+    >>> from fedkin.admm import Shard, StepRule, UpdateRule
     >>> from fedkin.losses import MeanLoss
     >>> from fedkin.objective import L1
     >>> one = np.ones(2, dtype=np.int64)
@@ -158,8 +212,9 @@ class Shard:
     >>> X = np.array([[0.0], [2.0]])
     >>> rows = DeviceRows(X, None, None, np.array([0, 1]), one, device_keys("ab"), (loss, loss), one, np.zeros(1))
     >>> steps = StepRule(np.full(2, 1.0), np.zeros(2), np.full(2, 1.0))
-    >>> shard = Shard(np.array([0, 1]), np.array([[1, 0]]), np.array([0.2]), L1(), 1.0, steps, Gradients(rows, 0),
-    ...               np.zeros((2, 1)), average="last")
+    >>> rule = UpdateRule(L1(), 1.0, steps, average="last")
+    >>> gradients = Gradients(rows, 0)
+    >>> shard = Shard(np.array([0, 1]), np.array([[1, 0]]), np.array([0.2]), rule, gradients, np.zeros((2, 1)))
     >>> for t in range(1, 100):
     ...     shard.node_step(t)
     ...     shard.edge_step()
@@ -172,21 +227,26 @@ class Shard:
         devices: Index,
         edges: Index,
         edge_radius: Array,
-        penalty: Penalty,
-        rho: float,
-        steps: StepRule,
+        rule: UpdateRule,
         gradients: Gradients | None,
         theta: Array,
-        *,
-        foreign_theta: Array | None = None,
         alpha: Array | None = None,
-        sparsity: Array | None = None,
-        radius: float | None = None,
-        average: Average = "tail",
     ) -> None:
-        self.devices, self.edges, self.edge_radius = devices, edges, edge_radius
-        self.penalty, self.rho, self.steps, self.gradients = penalty, rho, steps, gradients
-        self.sparsity, self.radius, self.average_kind = sparsity, radius, average
+        self.devices, self.rule, self.gradients = devices, rule, gradients
+        self._all_theta = theta.copy()
+        self._host(edges, edge_radius)
+        self.alpha = np.zeros((edges.shape[0], theta.shape[1])) if alpha is None else alpha.copy()
+        self.balance = np.asarray(self._sum_duals @ self.alpha)
+        self.balance_before = self.balance.copy()
+        self.average = theta.copy()
+        self.average_balance = self.balance.copy()
+        self._weight = 1.0
+        self._left = theta
+
+    def _host(self, edges: Index, edge_radius: Array) -> None:
+        """Set up everything that depends on which edges there are."""
+        devices = self.devices
+        self.edges, self.edge_radius = edges, edge_radius
         hosted = np.isin(edges, devices)
         self.foreign: Index = np.unique(edges[~hosted])
         self.boundary: Index = np.unique(edges[hosted & ~hosted[:, ::-1]])
@@ -196,20 +256,10 @@ class Shard:
         self._heads, self._tails = np.ascontiguousarray(ends[:, 0]), np.ascontiguousarray(ends[:, 1])
         self._boundary_here = np.searchsorted(devices, self.boundary)
         self._sum_duals = _signed_sums(ends, devices.size)
-        n_foreign = self.foreign.size
-        p = theta.shape[1]
         # hosted devices first, then the neighbours' last known thetas
-        self._all_theta = np.zeros((devices.size + n_foreign, p))
-        self._all_theta[: devices.size] = theta
-        if n_foreign:
-            self._all_theta[devices.size :] = theta[:1] if foreign_theta is None else foreign_theta
-        self.alpha = np.zeros((edges.shape[0], p)) if alpha is None else alpha.copy()
-        self.balance = np.asarray(self._sum_duals @ self.alpha)
-        self.balance_before = self.balance.copy()
-        self.average = theta.copy()
-        self.average_balance = self.balance.copy()
-        self._weight = 1.0
-        self._left = theta
+        self._all_theta = np.concatenate(
+            [self._all_theta[: devices.size], np.zeros((self.foreign.size, self._all_theta.shape[1]))]
+        )
 
     @property
     def theta(self) -> Array:
@@ -239,14 +289,14 @@ class Shard:
         probability : array (B,), optional
             Probability with which each device is there; gradients are divided by it.
         """
-        theta = self.theta
+        theta, rule = self.theta, self.rule
         direction = self.pull()
         if self.gradients is not None:
             gradient = self.gradients(t, theta, available)
             direction = direction + (gradient if probability is None else gradient / probability[:, None])
-        moved = node_update(theta, direction, self.steps.eta(t, probability), self.sparsity, self.radius)
-        self._weight = averaging_weight(self.average_kind, t)
-        if self.average_kind == "paper":
+        moved = node_update(theta, direction, rule.steps.eta(t, probability), rule.sparsity, rule.radius)
+        self._weight = averaging_weight(rule.average, t)
+        if rule.average == "paper":
             self._left = theta.copy()
         self._all_theta[: self.devices.size] = moved
 
@@ -266,35 +316,58 @@ class Shard:
         """Move the dual of every touching edge, given the thetas at both ends."""
         difference = self._all_theta.take(self._heads, axis=0)
         difference -= self._all_theta.take(self._tails, axis=0)
-        self.alpha = edge_update(self.alpha, difference, self.rho, self.edge_radius, self.penalty)
+        self.alpha = edge_update(self.alpha, difference, self.rule.rho, self.edge_radius, self.rule.penalty)
         self.balance_before = self.balance
         self.balance = np.asarray(self._sum_duals @ self.alpha)
         # the paper averages theta(0), ..., theta(t-1)
-        taken = self._left if self.average_kind == "paper" else self.theta
+        taken = self._left if self.rule.average == "paper" else self.theta
         self.average = self.average + self._weight * (taken - self.average)
         self.average_balance = self.average_balance + self._weight * (self.balance - self.average_balance)
 
+    def round_thetas(self) -> None:
+        """Round the hosted thetas to float32, where that is what travels: both ends of an edge must use the same."""
+        self.take(self.devices, self.theta.astype(np.float32).astype(np.float64))
+
+    def take_duals(self, alpha: Array) -> None:
+        """Replace the edge duals ``(E, p)``."""
+        self.alpha = alpha.copy()
+        self.balance = np.asarray(self._sum_duals @ self.alpha)
+
+    def drop(self, gone: Iterable[int]) -> None:
+        """Remove the edges to foreign devices that have left for good; their duals count as 0 from now on.
+
+        It may be done at any time, also between a node step and the edge step.
+        """
+        kept = ~np.isin(self.edges, list(gone)).any(axis=1)
+        alpha, known = self.alpha[kept], dict(zip(self._place.tolist(), self._all_theta, strict=True))
+        self._host(self.edges[kept], self.edge_radius[kept])
+        self._all_theta[:] = [known[u] for u in self._place.tolist()]
+        self.take_duals(alpha)
+        self.balance_before = self.balance.copy()
+
     # --- state ---
 
-    def state(self) -> dict[str, Array]:
-        """Everything that changes, one line per hosted device; ``alpha`` has one line per edge."""
-        state = {
-            "theta": self.theta,
-            "balance": self.balance,
-            "balance_before": self.balance_before,
-            "average": self.average,
-            "average_balance": self.average_balance,
-            "alpha": self.alpha,
-        }
-        return {name: values.copy() for name, values in state.items()}
+    def state(self) -> ShardState:
+        """A copy of everything that changes."""
+        memory = no_memory(self.theta) if self.gradients is None else self.gradients.memory()
+        return ShardState(
+            self.theta.copy(),
+            self.balance.copy(),
+            self.balance_before.copy(),
+            self.average.copy(),
+            self.average_balance.copy(),
+            self.alpha.copy(),
+            *memory,
+        )
 
-    def restore(self, state: Mapping[str, Array], foreign_theta: Array) -> None:
-        """Go back to a `state`, given the thetas of foreign neighbours at that time."""
-        self._all_theta[: self.devices.size] = state["theta"]
-        self._all_theta[self.devices.size :] = foreign_theta
-        self.balance, self.balance_before = state["balance"].copy(), state["balance_before"].copy()
-        self.average, self.average_balance = state["average"].copy(), state["average_balance"].copy()
-        self.alpha = state["alpha"].copy()
+    def restore(self, state: ShardState) -> None:
+        """Go back to a `state`."""
+        self._all_theta[: self.devices.size] = state.theta
+        self.balance, self.balance_before = state.balance.copy(), state.balance_before.copy()
+        self.average, self.average_balance = state.average.copy(), state.average_balance.copy()
+        self.alpha = state.alpha.copy()
+        if self.gradients is not None:
+            self.gradients.restore((state.table, state.anchor_gradient, state.anchor_theta, state.stale, state.looked))
 
 
 def _signed_sums(ends: Index, n_devices: int) -> sparse.csr_array:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.admm import Shard, load_checkpoint, save_checkpoint
+from fedkin.admm import Shard, ShardState, load_checkpoint, save_checkpoint
 from fedkin.federate.inbox import Inbox
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Transport
@@ -90,13 +91,13 @@ class Hub:
 
     def state(self) -> dict[str, NDArray[np.generic]]:
         """Everything that changes."""
-        return {**self.shard.state(), "seen": self.seen, "presence": np.array(self.presence, dtype=np.bool_)}
+        return {**vars(self.shard.state()), "seen": self.seen, "presence": np.array(self.presence, dtype=np.bool_)}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go back to a `state`."""
         self.seen = state["seen"].copy()
         self.presence = list(state["presence"])
-        self.shard.restore(state, np.zeros((0, self.manifest.n_params)))
+        self.shard.restore(ShardState(**{name: state[name] for name in ShardState.__dataclass_fields__}))
 
 
 class NodeWorker:
@@ -118,8 +119,8 @@ class NodeWorker:
         """Theta ``(p,)`` after the node step of round t, given a line of `Hub.questions`."""
         theta, pull, chance = question[: self.p], question[self.p : 2 * self.p], question[2 * self.p :]
         # 2 s - s is s, to the bit: this device has no edges of its own, S has told it the sum
-        state = self.shard.state() | {"theta": theta[None], "balance": pull[None], "balance_before": pull[None]}
-        self.shard.restore(state, np.zeros((0, self.p)))
+        told = replace(self.shard.state(), theta=theta[None], balance=pull[None], balance_before=pull[None])
+        self.shard.restore(told)
         with np.errstate(over="ignore", invalid="ignore"):
             self.shard.node_step(t, np.ones(1, dtype=np.bool_), np.clip(chance, 1e-9, 1.0))
         return np.array(self.shard.theta[0])

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.admm import Average, DeviceRows, GradientKind, Gradients, RunPlan, Shard, StepRule, device_keys
+from fedkin.admm import Average, DeviceRows, GradientKind, Plan, Shard, StepRule, device_keys
 from fedkin.errors import DataError, FedkinError
 from fedkin.federate.messages import RUN_BYTES, Wire
 from fedkin.federate.plans import (
@@ -350,8 +350,8 @@ class Manifest:
         """The loss that the manifest names."""
         return described_loss(self.loss)
 
-    def plan(self, rows: Mapping[int, Rows]) -> tuple[RunPlan, Index]:
-        """The arithmetic of the devices whose ``rows`` are given, and their positions; edges are all edges."""
+    def plan(self, rows: Mapping[int, Rows]) -> Plan:
+        """The plan of the devices whose ``rows`` are given."""
         here = np.array(sorted(rows), dtype=np.int64)
         parts = [rows[int(u)] for u in here]
         counts = np.array([part.X.shape[0] for part in parts], dtype=np.int64)
@@ -368,7 +368,7 @@ class Manifest:
             np.where(batch > 0, batch, counts),
             np.array(self.ridge),
         )
-        plan = RunPlan(
+        return Plan(
             stacked,
             self.edge_array,
             np.array(self.edge_radius),
@@ -381,8 +381,8 @@ class Manifest:
             self.average,
             None if self.sparsity is None else np.array(self.sparsity)[here],
             self.radius,
+            here,
         )
-        return plan, here
 
     def _steps(self, here: Index) -> StepRule:
         return StepRule(*(self._planned(name, here) for name in STEPS))
@@ -405,29 +405,12 @@ class Manifest:
         without : sequence of int
             Positions of devices that have left: their edges are dropped.
         """
-        plan, here = self.plan(rows)
-        touching = np.isin(plan.edges, here).any(axis=1) & ~np.isin(plan.edges, list(without)).any(axis=1)
-        gradients = Gradients(plan.rows, plan.seed, plan.gradient, snapshot_every=plan.snapshot_every)
-        return Shard(
-            here,
-            plan.edges[touching],
-            plan.edge_radius[touching],
-            plan.penalty,
-            plan.rho,
-            plan.steps,
-            gradients,
-            np.zeros((here.size, self.n_params)),
-            sparsity=plan.sparsity,
-            radius=plan.radius,
-            average=plan.average,
-        )
+        return self.plan(rows).shard(without=without)
 
     def rowless_shard(self, positions: Sequence[int]) -> Shard:
         """A shard that hosts devices without their rows: of a central machine, or a replica of a component."""
         nothing = {u: Rows(np.zeros((1, self.n_params))) for u in positions}
-        shard = replace(self, batch=[0] * self.n_devices).shard(nothing)
-        shard.gradients = None
-        return shard
+        return replace(self, batch=[0] * self.n_devices).plan(nothing).shard(rowless=True)
 
 
 @dataclass(frozen=True, eq=False)

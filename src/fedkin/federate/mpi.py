@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import is_locked, lock
-from fedkin.admm import Shard, load_checkpoint, save_checkpoint
+from fedkin.admm import Shard, ShardState, load_checkpoint, save_checkpoint
 from fedkin.errors import DataError, FedkinError, ParameterError, SolverError, missing_dependency
 from fedkin.federate.directory import DEVICES
 from fedkin.federate.manifest import Manifest, Rows, load_manifest, load_rows
@@ -38,7 +38,6 @@ Index = NDArray[np.int64]
 #: Sub-directory of a federation for the state of the ranks and the result.
 JOB = "mpi"
 _LOCK = "lock"
-_GRADIENT_STATE = ("table", "anchor_gradient", "anchor_theta", "stale", "looked")
 
 
 class Rank:
@@ -116,8 +115,7 @@ class Rank:
 
     def save(self, folder: Path) -> None:
         """Write the state of this rank, and keep the one before: another rank may die before it has written its own."""
-        arrays: dict[str, NDArray[np.generic]] = {f"shard_{k}": part for k, part in self.shard.state().items()}
-        arrays |= {f"gradients_{name}": getattr(self.shard.gradients, name) for name in _GRADIENT_STATE}
+        arrays = dict(vars(self.shard.state()))
         save_checkpoint(self._path(folder, self.done), self.manifest.run, arrays, {"round": self.done})
         self.communicator.Barrier()
         for t in sorted(self._rounds(folder))[:-2]:
@@ -135,10 +133,7 @@ class Rank:
         if not common:
             return
         arrays, _ = load_checkpoint(self._path(folder, max(common)), self.manifest.run)
-        state = {name.removeprefix("shard_"): part for name, part in arrays.items() if name.startswith("shard_")}
-        self.shard.restore(state, np.zeros((self.shard.foreign.size, self.manifest.n_params)))
-        for name in _GRADIENT_STATE:
-            getattr(self.shard.gradients, name)[...] = arrays[f"gradients_{name}"]
+        self.shard.restore(ShardState(**arrays))
         self.done = max(common)
 
 

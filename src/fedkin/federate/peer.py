@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.errors import ModelFileError, SolverError
+from fedkin.admm import ShardState
+from fedkin.errors import DataError, ModelFileError, SolverError
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Transport
 from fedkin.federate.lockstep import Arrays, Lockstep, Patience, keys_of
@@ -26,7 +27,6 @@ Array = NDArray[np.float64]
 #: Differences between the replicas of an edge dual up to this share of its bound are rounding of different processors.
 SAME_DUAL = 1e-9
 _BOUND_KIND = {"l1": "max", "l2": "length", "linf": "sum"}  # dual norms of the penalties
-_GRADIENT_STATE = ("table", "anchor_gradient", "anchor_theta", "stale", "looked")
 
 
 class Device(Lockstep):
@@ -65,8 +65,6 @@ class Device(Lockstep):
     ) -> None:
         self.rows = rows
         self.shard = manifest.shard({position: rows})
-        assert self.shard.gradients is not None
-        self.gradients = self.shard.gradients
         neighbours = self.shard.foreign.tolist()
         super().__init__(
             manifest, position, neighbours, transport, journal, checkpoint=checkpoint, patience=patience, tick=tick
@@ -87,8 +85,7 @@ class Device(Lockstep):
             self.shard.node_step(t)
         if self.manifest.wire == "float32":
             # both ends of an edge must compute with the same numbers: what is sent is what is used
-            rounded = self.shard.theta.astype(np.float32).astype(np.float64)
-            self.shard.take(self.shard.devices, rounded)
+            self.shard.round_thetas()
         theta: Array = self.shard.theta[0].copy()
         if not np.isfinite(theta).all():
             raise SolverError(f"round {t}: the parameters of device {self.names[self.position]!r} diverged: {TOO_LONG}")
@@ -145,9 +142,7 @@ class Device(Lockstep):
                 self.status.repaired += 1
             alpha[edge] = theirs
         if alpha.tobytes() != self.shard.alpha.tobytes():
-            sign = np.where(self.shard.edges[:, 0] == self.position, 1.0, -1.0)
-            state = self.shard.state() | {"alpha": alpha, "balance": (sign[:, None] * alpha).sum(axis=0)[None]}
-            self.shard.restore(state, self._foreign_theta())
+            self.shard.take_duals(alpha)
 
     def _answer_with(self, kind: Kind, v: int, t: int, values: Array) -> bytes | None:
         if kind is Kind.ALPHA:
@@ -165,45 +160,24 @@ class Device(Lockstep):
         if not gone:
             return
         self.left = self.left | gone
-        state, kept = self.shard.state(), ~np.isin(self.shard.edges, list(gone)).any(axis=1)
-        held = {int(v): theta for v, theta in zip(self.shard.foreign, self._foreign_theta(), strict=True)}
-        weight, before = self.shard._weight, self.shard._left
-        shard = self.manifest.shard({self.position: self.rows}, without=sorted(self.left))
-        shard.gradients = self.gradients
-        sign = np.where(shard.edges[:, 0] == self.position, 1.0, -1.0)
-        state["alpha"] = state["alpha"][kept]
-        state["balance"] = (sign[:, None] * state["alpha"]).sum(axis=0)[None]
-        state["balance_before"] = state["balance"].copy()
-        foreign = np.array([held[int(v)] for v in shard.foreign]).reshape(shard.foreign.size, self.manifest.n_params)
-        shard.restore(state, foreign)
-        shard._weight, shard._left = weight, before
-        self.shard = shard
+        self.shard.drop(gone)
         self.neighbours = [v for v in self.neighbours if v not in gone]
         for v in sorted(gone):
             self.inbox.forget(v)
             self.journal.write("warning", "edge dropped", peer=self.names[v], round=self.done)
 
-    def _foreign_theta(self) -> Array:
-        return self.shard._all_theta[1:].copy()
-
     # --- checkpoints ---
 
     def state(self) -> Arrays:
-        arrays: Arrays = {f"shard_{name}": part for name, part in self.shard.state().items()}
-        for name in _GRADIENT_STATE:
-            arrays[f"gradients_{name}"] = getattr(self.gradients, name)
-        return arrays
+        return dict(vars(self.shard.state()))
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> None:
         if header["left"]:
             self.drop(frozenset(header["left"]))
-        state = {name.removeprefix("shard_"): part for name, part in arrays.items() if name.startswith("shard_")}
-        self.shard.restore(state, self._foreign_theta())
-        for name in _GRADIENT_STATE:
-            there, kept = getattr(self.gradients, name), arrays[f"gradients_{name}"]
-            if there.shape != kept.shape:
-                raise ModelFileError(
-                    f"{self.checkpoint} was written with another number of rows: put the rows of before back into "
-                    "rows.npz, or make the federation again with fedkin peer init"
-                )
-            there[...] = kept
+        try:
+            self.shard.restore(ShardState(**{name: arrays[name] for name in ShardState.__dataclass_fields__}))
+        except DataError:
+            raise ModelFileError(
+                f"{self.checkpoint} was written with another number of rows: put the rows of before back into "
+                "rows.npz, or make the federation again with fedkin peer init"
+            ) from None

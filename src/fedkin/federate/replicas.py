@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.admm import Shard
+from fedkin.admm import Shard, ShardState
 from fedkin.errors import SolverError
 from fedkin.federate.central import NodeWorker
 from fedkin.federate.journal import Journal
@@ -85,11 +85,12 @@ class Component:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Everything that changes, except `done`."""
-        return {**self.shard.state(), "seen": self.seen.copy()}
+        return {**vars(self.shard.state()), "seen": self.seen.copy()}
 
     def restore(self, state: Mapping[str, NDArray[Any]], done: int) -> None:
         """Go back, or ahead, to a `state`."""
-        self.shard.restore(state, np.zeros((0, self.shard.theta.shape[1])))
+        known = vars(self.shard.state())
+        self.shard.restore(ShardState(**{name: state.get(name, part) for name, part in known.items()}))
         self.seen, self.done = np.asarray(state["seen"], dtype=np.int64).copy(), done
 
     # --- as one vector ---
@@ -116,7 +117,7 @@ class Component:
         ends = np.cumsum([m * p] * 5 + [self.shard.edges.shape[0] * p])
         *parts, seen = np.split(vector, ends)
         state: dict[str, NDArray[Any]] = {name: part.reshape(-1, p) for name, part in zip(_PARTS, parts, strict=True)}
-        if (self.shard.penalty.dual_norm(state["alpha"]) > self.shard.edge_radius * (1.0 + 1e-6)).any():
+        if (self.shard.rule.penalty.dual_norm(state["alpha"]) > self.shard.edge_radius * (1.0 + 1e-6)).any():
             raise MessageError("a replica with duals outside their balls")
         if (seen != np.round(seen)).any() or (seen < 0).any() or (seen > done).any():
             raise MessageError(f"a replica with impossible counts of presence after {done} rounds")

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.admm import DeviceRows, Gradients, Shard, StepRule, device_keys, local_curvature
+from fedkin.admm import DeviceRows, Plan, ShardState, StepRule, device_keys, local_curvature
 from fedkin.data import Federation, shuffled_ranks
 from fedkin.errors import DataError, ParameterError, SolverError
 from fedkin.federate.journal import Journal
@@ -207,19 +207,22 @@ class Copies:
         strength = lams * v
         radius = np.minimum(strength[:, None] * weights, UNBOUNDED)
         sparsity = None if manifest.sparsity is None else np.tile(np.array(manifest.sparsity)[position], (copies, 1))
-        self.shard = Shard(
-            position + shift,
+        plan = Plan(
+            hosted,
             (edges + shift[:, None, None]).reshape(-1, 2),
             radius.reshape(-1),
             make_penalty(manifest.penalty),
             rho,
             steps,
-            Gradients(hosted, manifest.seed),
-            np.zeros((copies, manifest.n_params)),
-            sparsity=sparsity,
-            radius=manifest.radius,
-            average="last",
+            manifest.seed,
+            "plain",
+            1,
+            "last",
+            sparsity,
+            manifest.radius,
+            position + shift,
         )
+        self.shard = plan.shard()
         self.weights, self._devices = np.tile(weights, copies), v
 
     def step(self, t: int) -> Array:
@@ -239,7 +242,7 @@ class Copies:
 
     def largest_dual(self) -> float:
         """Largest dual norm of an edge's dual over its weight."""
-        sizes = self.shard.penalty.dual_norm(self.shard.alpha)
+        sizes = self.shard.rule.penalty.dual_norm(self.shard.alpha)
         return float((sizes / self.weights).max(initial=0.0))
 
 
@@ -417,7 +420,7 @@ class Tuner(Lockstep):
     def state(self) -> Arrays:
         arrays: Arrays = {"top": np.array([self.top])}
         if self._copies is not None:
-            arrays |= {f"shard_{name}": part for name, part in self._copies.shard.state().items()}
+            arrays |= {f"shard_{name}": part for name, part in vars(self._copies.shard.state()).items()}
         return arrays
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> None:
@@ -425,4 +428,4 @@ class Tuner(Lockstep):
         if "shard_theta" in arrays:
             copies = self._stage(min(self.done + 1, self.rounds))
             state = {name.removeprefix("shard_"): part for name, part in arrays.items() if name.startswith("shard_")}
-            copies.shard.restore(state, np.zeros((copies.shard.foreign.size, self.manifest.n_params)))
+            copies.shard.restore(ShardState(**state))

@@ -1,0 +1,268 @@
+"""What a run keeps on disk: its state after a round, and the vectors that it has sent lately.
+
+One SQLite file in write-ahead mode. Every round is one transaction, which reaches the kernel but does not wait for the
+disk: a process that is killed finds its last round. A durable save also moves the log into the file and waits for the
+disk: after a loss of power the run goes back at most to the last durable save. Records are bound to a run and to its
+revision, and carry a digest: a damaged record is reported, never used.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.errors import ModelFileError
+
+Array = NDArray[np.float64]
+Arrays = Mapping[str, NDArray[Any]]
+
+#: Marks the file as ours, and its format.
+_APPLICATION, _FORMAT = 0x66656B69, 1
+_TABLES = """
+create table state (slot integer primary key, run text, revision integer, round integer, header text, digest blob,
+    content blob);
+create table sent (kind integer, slot integer, run text, revision integer, round integer, digest blob, content blob,
+    primary key (kind, slot)) without rowid;
+"""
+_PRIVATE = 0o600
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """A state that was read back.
+
+    Attributes
+    ----------
+    round : int
+    arrays : dict {name: array}
+    header : dict
+    """
+
+    round: int
+    arrays: dict[str, NDArray[Any]]
+    header: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """A vector that was sent: what it is, its round, and its numbers ``(n,)``."""
+
+    kind: int
+    round: int
+    values: Array
+
+
+class Store:
+    """The file of one run.
+
+    Parameters
+    ----------
+    path : path
+        Of the file; it is made at the first save.
+    run : str
+        States of another run do not count.
+    revision : int
+        Nor do those of another revision of it.
+    rounds : int
+        How many of the last saved states are kept.
+    sent : int
+        For how many rounds sent vectors are kept.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from fedkin.admm import Store
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> store = Store(f"{folder.name}/state.db", "run-1", revision=0)
+    >>> store.save(7, {"theta": np.array([0.5, 1.0])}, {"left": []}, durable=True)
+    >>> store.close()
+    >>> found = Store(f"{folder.name}/state.db", "run-1", revision=0).load()
+    >>> found.round, found.arrays, found.header
+    (7, {'theta': array([0.5, 1. ])}, {'left': []})
+    >>> Store(f"{folder.name}/state.db", "run-1", revision=1).load() is None
+    True
+    >>> folder.cleanup()
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], run: str, revision: int = 0, *, rounds: int = 1, sent: int = 1
+    ) -> None:
+        self.path, self.run, self.revision = Path(path), run, revision
+        self._rounds, self._sent = rounds, sent
+        self._open: sqlite3.Connection | None = None
+        self._layout: tuple[object, str] = (None, "")
+
+    # --- writing ---
+
+    def save(
+        self, round: int, arrays: Arrays, header: Mapping[str, Any], sent: Iterable[Sent] = (), *, durable: bool
+    ) -> None:
+        """Write the state after a round and what was sent in it, in one transaction.
+
+        Raises
+        ------
+        OSError
+            When the disk does not take it; what was saved before is still there.
+        """
+        parts = [np.ascontiguousarray(part) for part in arrays.values()]
+        text = self._describe(arrays, parts, header)
+        content = b"".join([part.tobytes() for part in parts])
+        state = (round % self._rounds, self.run, self.revision, round, text, self._digest(round, text, content))
+        try:
+            file = self._connection()
+            file.execute("begin")
+            file.execute("replace into state values (?, ?, ?, ?, ?, ?, ?)", (*state, content))
+            for one in sent:
+                numbers = one.values.tobytes()
+                where = (one.kind, one.round % self._sent, self.run, self.revision, one.round)
+                record = (*where, self._digest(one.round, one.kind, numbers), numbers)
+                file.execute("replace into sent values (?, ?, ?, ?, ?, ?, ?)", record)
+            file.execute("commit")
+            if durable:
+                self._flush(file)
+        except sqlite3.OperationalError as error:
+            # the next attempt begins with a new connection: this one may be in any state
+            self._abandon()
+            raise OSError(errno.EIO, f"{self.path}: {error}") from None
+        except (sqlite3.DatabaseError, OverflowError) as error:
+            self._abandon()
+            raise self._damaged(error) from None
+
+    def _flush(self, file: sqlite3.Connection) -> None:
+        blocked, _, _ = file.execute("pragma wal_checkpoint(truncate)").fetchone()
+        if blocked:
+            raise sqlite3.OperationalError("another process reads the file")
+
+    def _describe(self, arrays: Arrays, parts: Sequence[NDArray[Any]], header: Mapping[str, Any]) -> str:
+        shapes = (tuple(arrays), [(part.dtype.str, part.shape) for part in parts], repr(header))
+        if self._layout[0] != shapes:  # the same in most rounds
+            layout = {name: [part.dtype.str, part.shape] for name, part in zip(arrays, parts, strict=True)}
+            self._layout = shapes, json.dumps({"arrays": layout, "header": dict(header)})
+        return self._layout[1]
+
+    def _digest(self, round: int, what: object, content: bytes) -> bytes:
+        digest = hashlib.blake2b(f"{self.run} {self.revision} {round} {what}".encode(), digest_size=16)
+        digest.update(content)
+        return digest.digest()
+
+    # --- reading ---
+
+    def load(self, round: int | None = None) -> Saved | None:
+        """The last state of this run and revision, or that of a round; None when there is none.
+
+        Raises
+        ------
+        ModelFileError
+            When the file or the record is damaged.
+        """
+        query = "select round, header, digest, content from state where run = ? and revision = ? order by round desc"
+        for found, text, digest, content in self._read(query):
+            if round in (None, found):
+                if self._digest(found, text, content) != digest:
+                    raise self._damaged(f"the digest of the state after round {found} does not fit")
+                return _unpack(found, text, content)
+        return None
+
+    def sent(self) -> list[Sent]:
+        """What this run has sent and still keeps, oldest first."""
+        query = "select round, kind, digest, content from sent where run = ? and revision = ? order by round"
+        out = []
+        for round, kind, digest, content in self._read(query):
+            if self._digest(round, kind, content) != digest:
+                raise self._damaged(f"the digest of what was sent in round {round} does not fit")
+            out.append(Sent(kind, round, np.frombuffer(content).copy()))
+        return out
+
+    def saved_rounds(self) -> list[int]:
+        """Rounds whose state is here, increasing."""
+        query = "select round from state where run = ? and revision = ? order by round"
+        return [round for (round,) in self._read(query)]
+
+    def others(self) -> list[tuple[str, int, int]]:
+        """Run, revision and round of states that do not count here."""
+        query = "select run, revision, round from state where not (run = ? and revision = ?)"
+        return self._read(query)
+
+    def _read(self, query: str) -> list[Any]:
+        if not self.path.exists() or not self.path.stat().st_size:
+            return []
+        try:
+            if self._open is not None:
+                return self._open.execute(query, (self.run, self.revision)).fetchall()
+            with closing(self._connect()) as file:
+                return file.execute(query, (self.run, self.revision)).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(error) from None
+
+    def _damaged(self, why: object) -> ModelFileError:
+        return ModelFileError(f"{self.path}: cannot be read as a checkpoint: {why}")
+
+    # --- the file ---
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._open is None:
+            self._open = self._connect()
+        return self._open
+
+    def _connect(self) -> sqlite3.Connection:
+        fresh = not self.path.exists() or not self.path.stat().st_size
+        if fresh:
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, _PRIVATE))
+        file = sqlite3.connect(self.path, timeout=1.0, isolation_level=None, check_same_thread=False)
+        try:
+            # one process has the file: no shared memory, no lock for every transaction
+            file.execute("pragma locking_mode = exclusive")
+            if fresh:
+                file.execute("pragma page_size = 4096")
+            file.execute("pragma journal_mode = wal").fetchone()
+            file.execute("pragma synchronous = normal")
+            file.execute("pragma wal_autocheckpoint = 8000")
+            (application,), (version,) = (
+                file.execute(f"pragma {name}").fetchone() for name in ("application_id", "user_version")
+            )
+            if not application and not file.execute("select count(*) from sqlite_master").fetchone()[0]:
+                marks = f"pragma application_id = {_APPLICATION}; pragma user_version = {_FORMAT};"
+                file.executescript(f"begin; {_TABLES} {marks} commit;")
+                self._flush(file)
+            elif (application, version) != (_APPLICATION, _FORMAT):
+                raise ModelFileError(f"{self.path}: is not a checkpoint of this version ({_FORMAT})")
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _abandon(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def close(self) -> None:
+        """Close the file; the next save opens it again."""
+        self._abandon()
+
+    def clear(self) -> None:
+        """Remove the file and its log."""
+        self.close()
+        for path in (self.path, *(self.path.with_name(self.path.name + end) for end in ("-wal", "-shm", "-journal"))):
+            path.unlink(missing_ok=True)
+
+
+def _unpack(round: int, text: str, content: bytes) -> Saved:
+    described, arrays, place = json.loads(text), {}, 0
+    for name, (kind, shape) in described["arrays"].items():
+        count = int(np.prod(shape, dtype=np.int64))
+        arrays[name] = np.frombuffer(content, np.dtype(kind), count, place).reshape(shape).copy()
+        place += arrays[name].nbytes
+    return Saved(round, arrays, described["header"])
