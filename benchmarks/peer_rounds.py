@@ -32,13 +32,13 @@ import zenoh
 
 from fedkin.admm import Settings
 from fedkin.data import Federation
-from fedkin.federate.deploy import device_parts, make_manifest
-from fedkin.federate.directory import read_status, write_federation
-from fedkin.federate.manifest import Manifest, load_manifest
+from fedkin.federate.contract.manifest import Manifest, load_manifest
 from fedkin.federate.messages import Kind
 from fedkin.federate.peer import keys_of
-from fedkin.federate.security import make_authority, with_absolute_paths
+from fedkin.federate.setup.deploy import device_parts, make_manifest
+from fedkin.federate.setup.directory import read_status, write_federation
 from fedkin.federate.trail import Trail, boot_number
+from fedkin.federate.trust.security import make_authority, with_absolute_paths
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 
@@ -201,7 +201,7 @@ def measure(devices: int, p: int, rounds: int) -> dict[str, object]:
             row["bare_ms_per_round"] = 1000 * (time.monotonic() - began) / (rounds - 1)
             row["bare_pss_mib"] = max(pss(child.pid) for child in run.children)
         began = time.monotonic()
-        with Run(folder, manifest, ["-m", "fedkin.federate.process"]) as run:
+        with Run(folder, manifest, ["-m", "fedkin.federate.programs.run"]) as run:
             while min(run.rounds()) < 1:
                 time.sleep(0.05)
                 assert time.monotonic() < began + 300

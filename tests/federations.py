@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedkin.admm import LocalShards, device_keys
-from fedkin.federate.manifest import Manifest, Member, Rows
+from fedkin.federate.contract.manifest import Manifest, Member, Rows
 from fedkin.objective import Problem
 
 

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from federations import free_ports, manifest_of, place, rows_of
-from fedkin.federate.directory import read_result, read_status, write_federation
-from fedkin.federate.manifest import Manifest
-from fedkin.federate.security import Pair, make_authority
+from fedkin.federate.contract.manifest import Manifest
+from fedkin.federate.setup.directory import read_result, read_status, write_federation
+from fedkin.federate.trust.security import Pair, make_authority
 from fedkin.objective import Problem
 
 MEMORY = 3 * 2**30  # address space; resident memory is a hundredth of it
-PROGRAM = ("-m", "fedkin.federate.process")
+PROGRAM = ("-m", "fedkin.federate.programs.run")
 QUICK = ("--first-pull", "0.1", "--complain", "1", "--give-up", "60", "--linger", "30")
 
 

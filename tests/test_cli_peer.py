@@ -26,11 +26,11 @@ from fedkin.admm import fed_admm, load_checkpoint, save_checkpoint
 from fedkin.cli import main
 from fedkin.cli.app import app
 from fedkin.data import Federation
-from fedkin.federate.departures import read_notices, write_notice
-from fedkin.federate.directory import read_result
-from fedkin.federate.manifest import load_manifest
-from fedkin.federate.overview import is_running
-from fedkin.federate.security import SecurityError, make_authority
+from fedkin.federate.contract.manifest import load_manifest
+from fedkin.federate.programs.overview import is_running
+from fedkin.federate.setup.departures import read_notices, write_notice
+from fedkin.federate.setup.directory import read_result
+from fedkin.federate.trust.security import SecurityError, make_authority
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 from fedkin.solvers import solve

@@ -15,9 +15,9 @@ import pytest
 
 from builders import small_problem
 from fedkin.admm import Availability, Settings, fed_admm
-from fedkin.federate.deploy import device_parts, make_manifest
-from fedkin.federate.directory import write_federation
-from fedkin.federate.security import make_authority
+from fedkin.federate.setup.deploy import device_parts, make_manifest
+from fedkin.federate.setup.directory import write_federation
+from fedkin.federate.trust.security import make_authority
 
 pytest.importorskip("flwr")
 pytest.importorskip("ray")

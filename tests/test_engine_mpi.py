@@ -21,10 +21,10 @@ from builders import small_problem
 from federations import in_process, manifest_of, rows_of
 from fedkin.cli import main
 from fedkin.cli.mpi_run import launch_command
-from fedkin.federate.directory import write_federation
-from fedkin.federate.manifest import Rows
+from fedkin.federate.contract.manifest import Rows
 from fedkin.federate.partition import small_cut
-from fedkin.federate.security import make_authority
+from fedkin.federate.setup.directory import write_federation
+from fedkin.federate.trust.security import make_authority
 
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 

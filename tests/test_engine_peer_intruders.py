@@ -14,10 +14,10 @@ import pytest
 
 from builders import small_problem
 from federations import in_process, place
-from fedkin.federate.directory import AUTHORITY_KEY
-from fedkin.federate.manifest import AUTHORITY, MANIFEST, ManifestError, Rows, load_manifest
+from fedkin.federate.contract.manifest import AUTHORITY, MANIFEST, ManifestError, Rows, load_manifest
 from fedkin.federate.messages import Kind, encode
-from fedkin.federate.security import (
+from fedkin.federate.setup.directory import AUTHORITY_KEY
+from fedkin.federate.trust.security import (
     Pair,
     SecurityError,
     issue,

@@ -10,9 +10,9 @@ import pytest
 
 from builders import small_problem
 from federations import in_process, in_threads, manifest_of, rows_of
+from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Faults, MemoryNetwork
-from fedkin.federate.manifest import Manifest
 from fedkin.federate.peer import Device, Patience
 from fedkin.objective import Problem
 

@@ -14,12 +14,12 @@ from federations import place
 from fedkin.admm import Settings
 from fedkin.data import Federation
 from fedkin.errors import DataError
-from fedkin.federate.deploy import device_parts, make_manifest
-from fedkin.federate.directory import write_federation
-from fedkin.federate.manifest import Manifest, ManifestError, load_manifest
-from fedkin.federate.plans import COLUMNS
-from fedkin.federate.process import own_position
-from fedkin.federate.security import SecurityError, make_authority
+from fedkin.federate.contract.manifest import Manifest, ManifestError, load_manifest
+from fedkin.federate.contract.plans import COLUMNS
+from fedkin.federate.programs.run import own_position
+from fedkin.federate.setup.deploy import device_parts, make_manifest
+from fedkin.federate.setup.directory import write_federation
+from fedkin.federate.trust.security import SecurityError, make_authority
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 

@@ -15,15 +15,15 @@ from builders import small_problem
 from federations import free_ports, in_threads, manifest_of, place, rows_of, write_tables
 from fedkin.admm import Availability, LocalShards, Settings, fed_admm
 from fedkin.cli import main
-from fedkin.federate.deploy import device_parts, make_manifest
-from fedkin.federate.directory import read_result, write_federation
+from fedkin.federate.contract.manifest import Manifest, ManifestError
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Faults, MemoryNetwork, MemoryTransport
 from fedkin.federate.lockstep import Patience
-from fedkin.federate.manifest import Manifest, ManifestError
 from fedkin.federate.messages import HEADER_BYTES, Kind, MessageError
 from fedkin.federate.replicas import Component, Replica
-from fedkin.federate.security import make_authority
+from fedkin.federate.setup.deploy import device_parts, make_manifest
+from fedkin.federate.setup.directory import read_result, write_federation
+from fedkin.federate.trust.security import make_authority
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 from fleet import Fleet

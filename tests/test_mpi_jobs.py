@@ -19,9 +19,9 @@ from builders import small_problem
 from federations import manifest_of, rows_of
 from fedkin.cli import main
 from fedkin.errors import DataError
-from fedkin.federate.directory import write_federation
 from fedkin.federate.mpi import check_no_job, only_job
-from fedkin.federate.security import make_authority
+from fedkin.federate.setup.directory import write_federation
+from fedkin.federate.trust.security import make_authority
 
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

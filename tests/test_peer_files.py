@@ -19,10 +19,10 @@ from builders import small_problem
 from federations import free_ports, place, write_tables
 from fedkin.admm import fed_admm, load_checkpoint
 from fedkin.cli import main
-from fedkin.federate import process
-from fedkin.federate.directory import read_result
-from fedkin.federate.manifest import Rows, load_manifest
-from fedkin.federate.security import make_authority
+from fedkin.federate.contract.manifest import Rows, load_manifest
+from fedkin.federate.programs import run as process
+from fedkin.federate.setup.directory import read_result
+from fedkin.federate.trust.security import make_authority
 from test_peer_mishaps import federation, init, last_line, run
 
 pytest.importorskip("zenoh")
@@ -380,7 +380,7 @@ def test_a_read_only_directory_is_not_tried_again(
             raise OSError(number, os.strerror(number), str(path))
         return usual(path, flags, *rest, **more)
 
-    monkeypatch.setattr("fedkin.federate.process.os.open", read_only)
+    monkeypatch.setattr("fedkin.federate.programs.run.os.open", read_only)
     assert process.main([str(own)]) == 2
     text = capsys.readouterr().err
     assert f"{own} cannot be written ({os.strerror(number)})" in text and "make it writable" in text

@@ -20,14 +20,14 @@ from fedkin.cli import main
 from fedkin.cli.peer_choose import end_of_grid
 from fedkin.data import Federation
 from fedkin.errors import DataError
-from fedkin.federate.curves import Choice
-from fedkin.federate.departures import read_notices
-from fedkin.federate.directory import collect, result_of, write_federation
-from fedkin.federate.endpoints import read_endpoints
-from fedkin.federate.manifest import Manifest, Rows, load_manifest
-from fedkin.federate.process import _write_presence as write_presence
-from fedkin.federate.process import write_result
-from fedkin.federate.security import make_authority
+from fedkin.federate.contract.manifest import Manifest, Rows, load_manifest
+from fedkin.federate.programs.run import _write_presence as write_presence
+from fedkin.federate.programs.run import write_result
+from fedkin.federate.setup.departures import read_notices
+from fedkin.federate.setup.directory import collect, result_of, write_federation
+from fedkin.federate.setup.endpoints import read_endpoints
+from fedkin.federate.trust.security import make_authority
+from fedkin.federate.tuning.curves import Choice
 
 pytest.importorskip("zenoh")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
@@ -44,7 +44,7 @@ def federation(folder: Path, n_devices: int = 3, **changes: Any) -> Manifest:
 def run(device: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """``fedkin peer run`` as systemd would call it."""
     return subprocess.run(
-        [sys.executable, "-m", "fedkin.federate.process", str(device), "--give-up", "2", *options],
+        [sys.executable, "-m", "fedkin.federate.programs.run", str(device), "--give-up", "2", *options],
         capture_output=True,
         text=True,
         timeout=60,
@@ -221,7 +221,7 @@ def test_who_was_there_is_private_and_written_in_one_step(tmp_path: Path, monkey
             path.write_bytes(content[:10])
             raise OSError("no room")
 
-        monkeypatch.setattr("fedkin.federate.process.write_private", full)
+        monkeypatch.setattr("fedkin.federate.programs.run.write_private", full)
         with pytest.raises(OSError, match="no room"):
             write_presence(tmp_path, [[1, 1]], ["a", "b"])
         assert path.read_bytes() == whole

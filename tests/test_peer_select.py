@@ -14,7 +14,7 @@ from fedkin.datasets import paper_design
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Faults, MemoryNetwork
 from fedkin.federate.peer import Patience
-from fedkin.federate.select import select, summary, summary_length
+from fedkin.federate.programs.select import select, summary, summary_length
 from fedkin.objective import Problem
 from fedkin.stats import select_edges
 

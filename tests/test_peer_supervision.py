@@ -22,13 +22,13 @@ import pytest
 from builders import small_problem
 from federations import free_ports, manifest_of, place, rows_of
 from fedkin.cli import main
-from fedkin.federate import overview as overview_module
-from fedkin.federate.directory import write_federation
-from fedkin.federate.manifest import Manifest, load_manifest
-from fedkin.federate.overview import Line, is_running, overview, prometheus, silence
-from fedkin.federate.process import only_one
-from fedkin.federate.security import make_authority
-from fedkin.federate.supervisor import Supervisor, check_idle, only_supervisor, supervisor_of
+from fedkin.federate.contract.manifest import Manifest, load_manifest
+from fedkin.federate.programs import overview as overview_module
+from fedkin.federate.programs.overview import Line, is_running, overview, prometheus, silence
+from fedkin.federate.programs.run import only_one
+from fedkin.federate.programs.supervisor import Supervisor, check_idle, only_supervisor, supervisor_of
+from fedkin.federate.setup.directory import write_federation
+from fedkin.federate.trust.security import make_authority
 from fleet import Fleet
 
 pytest.importorskip("zenoh")
@@ -276,7 +276,7 @@ def test_up_names_who_is_elsewhere_and_starts_the_others(tmp_path: Path) -> None
     directory = tmp_path / "fed"
     place(directory, "d2").rename(tmp_path / "elsewhere")
     other = subprocess.Popen(
-        [sys.executable, "-m", "fedkin.federate.process", str(tmp_path / "elsewhere"), "--give-up", "40"],
+        [sys.executable, "-m", "fedkin.federate.programs.run", str(tmp_path / "elsewhere"), "--give-up", "40"],
         env=ENVIRONMENT,
         stderr=subprocess.DEVNULL,
     )
@@ -414,7 +414,7 @@ def test_a_short_patience_is_honoured(tmp_path: Path, placement: str) -> None:
     device = place(tmp_path / "fed", "d0" if placement == "peer" else "centre")
     waits = ["--give-up", "1", "--gather", "0", "--complain", "40"]
     done = subprocess.run(
-        [sys.executable, "-m", "fedkin.federate.process", str(device), *waits],
+        [sys.executable, "-m", "fedkin.federate.programs.run", str(device), *waits],
         env=ENVIRONMENT,
         capture_output=True,
         text=True,

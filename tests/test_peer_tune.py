@@ -21,16 +21,16 @@ from fedkin.admm import Settings, fed_admm
 from fedkin.cli import main
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
-from fedkin.federate.curves import Curve, choose, read_curve, write_curve
-from fedkin.federate.deploy import device_parts, make_manifest
-from fedkin.federate.directory import read_result, write_federation
+from fedkin.federate.contract.manifest import Manifest, load_manifest
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Faults, MemoryNetwork
 from fedkin.federate.lockstep import Patience
-from fedkin.federate.manifest import Manifest, load_manifest
-from fedkin.federate.security import make_authority
-from fedkin.federate.supervisor import is_running
-from fedkin.federate.tune import Tuner, TuneSettings, flood_rounds, lattice
+from fedkin.federate.programs.supervisor import is_running
+from fedkin.federate.setup.deploy import device_parts, make_manifest
+from fedkin.federate.setup.directory import read_result, write_federation
+from fedkin.federate.trust.security import make_authority
+from fedkin.federate.tuning.curves import Curve, choose, read_curve, write_curve
+from fedkin.federate.tuning.tuner import Tuner, TuneSettings, flood_rounds, lattice
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 from fedkin.solvers import cross_validate_lam, lam_max

@@ -20,7 +20,7 @@ from fedkin.cli.peer_commands import coefficient_names
 from fedkin.cli.peer_places import federation_in
 from fedkin.data import write_csv
 from fedkin.errors import MissingDependencyError, ParameterError, SolverError, missing_dependency
-from fedkin.federate.manifest import Manifest
+from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.mpi import JOB, check_no_job, check_out
 
 NO_MPIEXEC = (

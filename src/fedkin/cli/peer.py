@@ -188,8 +188,8 @@ def tune(
     """Choose lam by cross-validation between the devices, before the rounds; rows stay where they are."""
     from fedkin.cli.peer_choose import TuneCommand, tune
     from fedkin.errors import ParameterError
-    from fedkin.federate.tune import TuneSettings
-    from fedkin.federate.tune_device import levels
+    from fedkin.federate.programs.tune import levels
+    from fedkin.federate.tuning.tuner import TuneSettings
 
     chosen = None if lams is None else levels(lams)
     try:

@@ -10,15 +10,15 @@ from fedkin.cli.peer_commands import check_patience, select_all, shown, supervis
 from fedkin.cli.peer_places import federation_in, note_who_is_not_here
 from fedkin.cli.tables import add_row, plain_table
 from fedkin.errors import DataError, ParameterError, SolverError
-from fedkin.federate.curves import Choice, choose, read_curve, shared_curves
-from fedkin.federate.departures import read_authority
-from fedkin.federate.directory import AUTHORITY_KEY, DEVICES, device_directories, sign_again
-from fedkin.federate.manifest import Manifest
-from fedkin.federate.overview import is_device
-from fedkin.federate.security import Pair
-from fedkin.federate.supervisor import Supervisor
-from fedkin.federate.tune import TuneSettings
-from fedkin.federate.tune_device import check_before, options_of
+from fedkin.federate.contract.manifest import Manifest
+from fedkin.federate.programs.overview import is_device
+from fedkin.federate.programs.supervisor import Supervisor
+from fedkin.federate.programs.tune import check_before, options_of
+from fedkin.federate.setup.departures import read_authority
+from fedkin.federate.setup.directory import AUTHORITY_KEY, DEVICES, device_directories, sign_again
+from fedkin.federate.trust.security import Pair
+from fedkin.federate.tuning.curves import Choice, choose, read_curve, shared_curves
+from fedkin.federate.tuning.tuner import TuneSettings
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def tune(command: TuneCommand) -> None:
     """One device, when its directory was named; otherwise all that are here, and then the choice."""
     check_patience(command.restarts, command.give_up)
     if is_device(command.place):
-        from fedkin.federate.tune_device import main
+        from fedkin.federate.programs.tune import main
 
         options = options_of(command.settings, by_fold=command.one_se)
         raise SystemExit(main([str(command.place), *options, "--give-up", str(command.give_up)]))
@@ -87,7 +87,7 @@ def run_devices(command: TuneCommand, manifest: Manifest) -> None:
     if places:
         note_who_is_not_here(directory, manifest)
     options = (*options_of(command.settings, by_fold=command.one_se), "--give-up", str(command.give_up))
-    supervisor = Supervisor(directory, options, command.restarts, "fedkin.federate.tune_device", places)
+    supervisor = Supervisor(directory, options, command.restarts, "fedkin.federate.programs.tune", places)
     watch(supervisor, manifest)
     if supervisor.stopped() and not supervisor.failed():
         raise StopRequested

@@ -28,13 +28,21 @@ from fedkin.cli.peer_places import federation_in, note_who_is_not_here
 from fedkin.cli.tables import add_row, plain_table
 from fedkin.data import write_csv
 from fedkin.errors import DataError, ParameterError, SolverError
-from fedkin.federate.departures import LEFT, left_devices, write_notice
-from fedkin.federate.directory import DEVICES, SELECTION, device_directories
-from fedkin.federate.directory import collect as collect_results
+from fedkin.federate.contract.manifest import Manifest, load_manifest
 from fedkin.federate.lockstep import Patience
-from fedkin.federate.manifest import Manifest, load_manifest
-from fedkin.federate.overview import TROUBLE, Line, overview, prometheus
-from fedkin.federate.supervisor import STDERR, STOP_SIGNAL, Supervisor, all_done, check_idle, only_supervisor, stop_all
+from fedkin.federate.programs.overview import TROUBLE, Line, overview, prometheus
+from fedkin.federate.programs.supervisor import (
+    STDERR,
+    STOP_SIGNAL,
+    Supervisor,
+    all_done,
+    check_idle,
+    only_supervisor,
+    stop_all,
+)
+from fedkin.federate.setup.departures import LEFT, left_devices, write_notice
+from fedkin.federate.setup.directory import DEVICES, SELECTION, device_directories
+from fedkin.federate.setup.directory import collect as collect_results
 
 _LOOK_SECONDS = 0.3
 _FRAME_LINES = 6  # of the live view: head, rule, margins, and the line of the prompt
@@ -44,12 +52,12 @@ def run_one(place: Path, patience: Patience, echo: bool) -> None:
     """Become the device process: what the command line has loaded is not needed any more."""
     options = [f"--{name.replace('_', '-')}={value!r}" for name, value in vars(patience).items()]
     echoes = ["--echo"] if echo else []
-    os.execv(sys.executable, [sys.executable, "-m", "fedkin.federate.process", str(place), *echoes, *options])
+    os.execv(sys.executable, [sys.executable, "-m", "fedkin.federate.programs.run", str(place), *echoes, *options])
 
 
 def select_one(place: Path, give_up: float) -> None:
     """Run the edge selection of one device."""
-    from fedkin.federate.select import main
+    from fedkin.federate.programs.select import main
 
     check_patience(0, give_up)
     raise SystemExit(main([str(place), "--give-up", str(give_up)]))
@@ -58,7 +66,7 @@ def select_one(place: Path, give_up: float) -> None:
 def select_all(directory: Path, give_up: float) -> None:
     """Run the edge selection of all devices on this machine that have not done it."""
     places = [place for place in device_directories(directory) if not (place / SELECTION).exists()]
-    command = [sys.executable, "-m", "fedkin.federate.select", "--give-up", str(give_up)]
+    command = [sys.executable, "-m", "fedkin.federate.programs.select", "--give-up", str(give_up)]
     running: list[subprocess.Popen[bytes]] = []
     try:
         for place in places:

@@ -14,11 +14,11 @@ from fedkin.cli.console import note, output
 from fedkin.cli.tables import read_federation
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
-from fedkin.federate.deploy import device_parts, make_manifest
-from fedkin.federate.directory import DEVICES, write_federation
-from fedkin.federate.endpoints import centre_endpoint, local_endpoints, read_endpoints
-from fedkin.federate.manifest import Manifest
-from fedkin.federate.security import Pair, make_authority, read_authority_files
+from fedkin.federate.contract.manifest import Manifest
+from fedkin.federate.setup.deploy import device_parts, make_manifest
+from fedkin.federate.setup.directory import DEVICES, write_federation
+from fedkin.federate.setup.endpoints import centre_endpoint, local_endpoints, read_endpoints
+from fedkin.federate.trust.security import Pair, make_authority, read_authority_files
 from fedkin.graph import Graph
 from fedkin.losses import CLASS_LOSSES
 from fedkin.objective import Problem

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from fedkin.cli.console import note
 from fedkin.errors import DataError
-from fedkin.federate.departures import left_devices
-from fedkin.federate.directory import DEVICES
-from fedkin.federate.manifest import Manifest, load_manifest
-from fedkin.federate.overview import NOT_HERE, expected_names, is_device, missing_or_damaged
+from fedkin.federate.contract.manifest import Manifest, load_manifest
+from fedkin.federate.programs.overview import NOT_HERE, expected_names, is_device, missing_or_damaged
+from fedkin.federate.setup.departures import left_devices
+from fedkin.federate.setup.directory import DEVICES
 
 
 def federation_in(directory: Path, command: str, instead: str) -> Manifest:

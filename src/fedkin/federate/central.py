@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.admm import Shard, ShardState, load_checkpoint, save_checkpoint
+from fedkin.federate.contract.manifest import CENTRE, Manifest, Rows
 from fedkin.federate.inbox import Inbox
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Transport
 from fedkin.federate.lockstep import Patience, PeerError, Status, check_owner, hold_until
-from fedkin.federate.manifest import CENTRE, Manifest, Rows
 from fedkin.federate.messages import Expected, Kind, encode
 
 Array = NDArray[np.float64]

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.inbox import Inbox
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Transport
 from fedkin.federate.lockstep import Patience, PeerError
-from fedkin.federate.manifest import Manifest
 from fedkin.federate.messages import Expected, Kind, encode
 
 Array = NDArray[np.float64]

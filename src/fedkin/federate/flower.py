@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 
 from fedkin.errors import ParameterError, SolverError, missing_dependency
 from fedkin.federate.central import Hub, NodeWorker
-from fedkin.federate.directory import DEVICES
-from fedkin.federate.manifest import Manifest, load_manifest, load_rows
-from fedkin.federate.security import write_private
+from fedkin.federate.contract.manifest import Manifest, load_manifest, load_rows
+from fedkin.federate.setup.directory import DEVICES
+from fedkin.federate.trust.security import write_private
 
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from fedkin.admm import load_checkpoint, save_checkpoint
 from fedkin.errors import DataError, FedkinError, ModelFileError, ParameterError
+from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.inbox import Inbox
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Transport
-from fedkin.federate.manifest import Manifest
 from fedkin.federate.messages import Expected, Kind, encode
 from fedkin.federate.trail import Trail, boot_number
 

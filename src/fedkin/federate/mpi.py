@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from fedkin._base import is_locked, lock
 from fedkin.admm import Shard, ShardState, load_checkpoint, save_checkpoint
 from fedkin.errors import DataError, FedkinError, ParameterError, SolverError, missing_dependency
-from fedkin.federate.directory import DEVICES
-from fedkin.federate.manifest import Manifest, Rows, load_manifest, load_rows
+from fedkin.federate.contract.manifest import Manifest, Rows, load_manifest, load_rows
+from fedkin.federate.contract.plans import TOO_LONG
 from fedkin.federate.partition import small_cut
-from fedkin.federate.plans import TOO_LONG
-from fedkin.federate.security import PRIVATE_DIRECTORY, write_private
+from fedkin.federate.setup.directory import DEVICES
+from fedkin.federate.trust.security import PRIVATE_DIRECTORY, write_private
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]

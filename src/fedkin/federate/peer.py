@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from fedkin.admm import ShardState
 from fedkin.errors import DataError, ModelFileError, SolverError
+from fedkin.federate.contract.manifest import Manifest, Rows
+from fedkin.federate.contract.plans import TOO_LONG
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Transport
 from fedkin.federate.lockstep import Arrays, Lockstep, Patience, keys_of
-from fedkin.federate.manifest import Manifest, Rows
 from fedkin.federate.messages import Expected, Kind
-from fedkin.federate.plans import TOO_LONG
 
 Array = NDArray[np.float64]
 

@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 from fedkin.admm import Shard, ShardState
 from fedkin.errors import SolverError
 from fedkin.federate.central import NodeWorker
+from fedkin.federate.contract.manifest import Manifest, Rows
+from fedkin.federate.contract.plans import TOO_LONG
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Transport
 from fedkin.federate.lockstep import Arrays, Lockstep, Patience, Reminders, hold_until
-from fedkin.federate.manifest import Manifest, Rows
 from fedkin.federate.messages import HEADER_BYTES, Expected, Kind, MessageError, decode, encode
-from fedkin.federate.plans import TOO_LONG
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

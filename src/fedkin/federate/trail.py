@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.federate.security import PRIVATE_FILE
+from fedkin.federate.trust.security import PRIVATE_FILE
 
 #: Larger states are written with checkpoints only.
 MOST_BYTES = 4 << 20

@@ -80,7 +80,7 @@ class ZenohTransport:
     Parameters
     ----------
     configuration : mapping
-        From `fedkin.federate.security.link_configuration`, with absolute paths.
+        From `fedkin.federate.trust.security.link_configuration`, with absolute paths.
     on_link : callable, optional
         ``on_link(common_name, address, opened)`` for every link that opens or closes; the name is None without TLS.
     """

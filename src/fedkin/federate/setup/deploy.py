@@ -11,7 +11,7 @@ import numpy as np
 from fedkin._base import check_whole
 from fedkin.admm import Settings, device_rows, local_curvature, plan_run
 from fedkin.errors import DataError, ParameterError
-from fedkin.federate.manifest import DEAL, Manifest, ManifestError, Member, Rows, plain_names
+from fedkin.federate.contract.manifest import DEAL, Manifest, ManifestError, Member, Rows, plain_names
 from fedkin.federate.messages import RUN_BYTES
 from fedkin.losses import describe_loss
 from fedkin.objective import Problem
@@ -25,7 +25,7 @@ def usual_checkpoint_every(n_params: int) -> int:
 
     Examples
     --------
-    >>> from fedkin.federate.deploy import usual_checkpoint_every
+    >>> from fedkin.federate.setup.deploy import usual_checkpoint_every
     >>> usual_checkpoint_every(20), usual_checkpoint_every(10_000)
     (100, 31)
     """
@@ -67,7 +67,7 @@ def make_manifest(
     >>> from fedkin.datasets import paper_design
     >>> from fedkin.losses import describe_loss
 from fedkin.objective import Problem
-    >>> from fedkin.federate.deploy import make_manifest
+    >>> from fedkin.federate.setup.deploy import make_manifest
     >>> from fedkin.admm import Settings
     >>> design = paper_design(n_devices=4, n_samples=30, n_features=3, n_clusters=2, seed=0)
     >>> problem = Problem(design.federation, design.graph, lam=0.01)

@@ -1,6 +1,6 @@
-"""``python -m fedkin.federate.tune_device DIR/devices/U``: one device's part in the choice of ``lam``.
+"""``python -m fedkin.federate.programs.tune DIR/devices/U``: one device's part in the choice of ``lam``.
 
-What is computed is in `fedkin.federate.tune`. Exit codes are those of ``fedkin.federate.process``.
+What is computed is in `fedkin.federate.tuning.tuner`. Exit codes are those of ``fedkin.federate.programs.run``.
 """
 
 from __future__ import annotations
@@ -13,13 +13,10 @@ from pathlib import Path
 
 from fedkin.admm import load_checkpoint
 from fedkin.errors import DataError, FedkinError, ModelFileError, ParameterError
-from fedkin.federate.curves import write_curve
-from fedkin.federate.departures import read_notices
-from fedkin.federate.directory import LOG, STATE, read_selection
+from fedkin.federate.contract.manifest import Manifest, load_manifest, load_rows
 from fedkin.federate.journal import Journal
 from fedkin.federate.lockstep import Patience, Stopped
-from fedkin.federate.manifest import Manifest, load_manifest, load_rows
-from fedkin.federate.process import (
+from fedkin.federate.programs.run import (
     FINISHED,
     STOPPED,
     StatusWriter,
@@ -30,7 +27,10 @@ from fedkin.federate.process import (
     only_one,
     own_position,
 )
-from fedkin.federate.tune import Tuner, TuneSettings
+from fedkin.federate.setup.departures import read_notices
+from fedkin.federate.setup.directory import LOG, STATE, read_selection
+from fedkin.federate.tuning.curves import write_curve
+from fedkin.federate.tuning.tuner import Tuner, TuneSettings
 
 TUNING_STATE = "tuning-state.npz"
 

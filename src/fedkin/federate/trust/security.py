@@ -48,7 +48,7 @@ def make_authority(name: str) -> Pair:
 
     Examples
     --------
-    >>> from fedkin.federate.security import issue, make_authority, sign, verify
+    >>> from fedkin.federate.trust.security import issue, make_authority, sign, verify
     >>> authority = make_authority("three hospitals")
     >>> verify(authority.certificate, b"words", sign(authority, b"words"))
     >>> b"BEGIN CERTIFICATE" in issue(authority, "north", ["127.0.0.1"]).certificate

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from fedkin._base import is_locked, lock
 from fedkin.errors import DataError
-from fedkin.federate.departures import left_devices
-from fedkin.federate.directory import DEVICES, LOCK, STATE, device_directories, read_result, read_status
+from fedkin.federate.contract.manifest import CENTRE, Manifest
 from fedkin.federate.lockstep import HOLDING
-from fedkin.federate.manifest import CENTRE, Manifest
-from fedkin.federate.overview import expected_names, is_device, is_running, own_name, silence
-from fedkin.federate.process import FINISHED, RESTARTS, STOPPED, WRONG
-from fedkin.federate.security import open_private
+from fedkin.federate.programs.overview import expected_names, is_device, is_running, own_name, silence
+from fedkin.federate.programs.run import FINISHED, RESTARTS, STOPPED, WRONG
+from fedkin.federate.setup.departures import left_devices
+from fedkin.federate.setup.directory import DEVICES, LOCK, STATE, device_directories, read_result, read_status
+from fedkin.federate.trust.security import open_private
 
 #: A device that dies so often is given up.
 MAX_RESTARTS = 10
@@ -74,7 +74,7 @@ class Supervisor:
     directory: Path
     options: Sequence[str] = ()
     max_restarts: int = MAX_RESTARTS
-    module: str = "fedkin.federate.process"
+    module: str = "fedkin.federate.programs.run"
     places: Sequence[Path] | None = None
     children: list[Child] = field(default_factory=list)
     #: What happened and has not been told yet: a sentence for each device that ended with an error.

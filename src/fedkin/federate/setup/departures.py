@@ -12,9 +12,9 @@ import json
 from pathlib import Path
 
 from fedkin.errors import DataError
-from fedkin.federate.directory import AUTHORITY_KEY, device_directories
-from fedkin.federate.manifest import AUTHORITY, Manifest, load_manifest
-from fedkin.federate.security import (
+from fedkin.federate.contract.manifest import AUTHORITY, Manifest, load_manifest
+from fedkin.federate.setup.directory import AUTHORITY_KEY, device_directories
+from fedkin.federate.trust.security import (
     PRIVATE_DIRECTORY,
     Pair,
     SecurityError,

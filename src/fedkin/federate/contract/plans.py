@@ -57,7 +57,7 @@ def decode_plan(text: bytes, run: str) -> tuple[str | None, Columns]:
 
     Examples
     --------
-    >>> from fedkin.federate.plans import decode_plan, encode_plan
+    >>> from fedkin.federate.contract.plans import decode_plan, encode_plan
     >>> decode_plan(encode_plan("0123456789abcdef", "north", {"batch": {"north": 10}}), "0123456789abcdef")
     ('north', {'batch': {'north': 10}})
     """

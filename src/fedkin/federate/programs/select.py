@@ -24,14 +24,13 @@ from numpy.typing import NDArray
 
 from fedkin.data import Federation
 from fedkin.errors import DegenerateDeviceWarning, FedkinError, ParameterError
-from fedkin.federate.directory import LOG, SELECTION
+from fedkin.federate.contract.manifest import Manifest, Rows, load_manifest, load_rows
 from fedkin.federate.exchange import Exchange
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Transport
 from fedkin.federate.lockstep import Patience
-from fedkin.federate.manifest import Manifest, Rows, load_manifest, load_rows
 from fedkin.federate.messages import Kind
-from fedkin.federate.process import (
+from fedkin.federate.programs.run import (
     FINISHED,
     exit_code,
     link_watcher,
@@ -39,7 +38,8 @@ from fedkin.federate.process import (
     name_of,
     own_position,
 )
-from fedkin.federate.security import write_private
+from fedkin.federate.setup.directory import LOG, SELECTION
+from fedkin.federate.trust.security import write_private
 from fedkin.stats import LocalFit, local_fit, wald_tests
 
 Array = NDArray[np.float64]

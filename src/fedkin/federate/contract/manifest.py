@@ -1,8 +1,8 @@
 """What all devices of a federation agree on, in one signed file; and the rows of one device, in another.
 
 The manifest names devices, edges and every number that the rounds need, except those that are for one device only
-(`fedkin.federate.plans`). It holds no rows. Each device has a copy, and checks the authority's signature before it
-believes it.
+(`fedkin.federate.contract.plans`). It holds no rows. Each device has a copy, and checks the authority's signature
+before it believes it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from fedkin.admm import Average, DeviceRows, GradientKind, Plan, Shard, StepRule, device_keys
 from fedkin.errors import DataError, FedkinError
-from fedkin.federate.messages import RUN_BYTES, Wire
-from fedkin.federate.plans import (
+from fedkin.federate.contract.plans import (
     COLUMNS,
     OWN,
     PLAN,
@@ -36,7 +35,8 @@ from fedkin.federate.plans import (
     decode_plan,
     encode_plan,
 )
-from fedkin.federate.security import check_private, read_signed
+from fedkin.federate.messages import RUN_BYTES, Wire
+from fedkin.federate.trust.security import check_private, read_signed
 from fedkin.losses import Loss, described_loss
 from fedkin.objective import make_penalty
 
@@ -425,7 +425,7 @@ class Rows:
         """Write an NPZ file that only the owner may read."""
         import io
 
-        from fedkin.federate.security import write_private
+        from fedkin.federate.trust.security import write_private
 
         parts = {"X": self.X, "y": self.y, "offset": self.offset}
         buffer = io.BytesIO()
@@ -511,7 +511,7 @@ def plain_names(ids: Sequence[Hashable]) -> list[str]:
 
     Examples
     --------
-    >>> from fedkin.federate.manifest import plain_names
+    >>> from fedkin.federate.contract.manifest import plain_names
     >>> plain_names(["north", 7, "a b/c"])
     ['north', '7', 'device-2']
     """

@@ -30,11 +30,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.errors import DataError
+from fedkin.federate.contract.manifest import AUTHORITY, CENTRE, MANIFEST, ROWS, SIGNATURE, Manifest, Rows
+from fedkin.federate.contract.plans import PLAN, PLAN_SIGNATURE
 from fedkin.federate.exchange import selection_keys
 from fedkin.federate.lockstep import keys_of, presence_key
-from fedkin.federate.manifest import AUTHORITY, CENTRE, MANIFEST, ROWS, SIGNATURE, Manifest, Rows
-from fedkin.federate.plans import PLAN, PLAN_SIGNATURE
-from fedkin.federate.security import (
+from fedkin.federate.trust.security import (
     PRIVATE_DIRECTORY,
     Grant,
     Pair,

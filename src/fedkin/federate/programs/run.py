@@ -1,4 +1,4 @@
-"""``python -m fedkin.federate.process DIR/devices/NAME``: what ``fedkin peer run`` becomes, light enough for a device.
+"""``python -m fedkin.federate.programs.run DIR/devices/NAME``: what ``fedkin peer run`` becomes, light for a device.
 
 Exit codes: 0 finished, 3 stopped on request, 4 cannot go on now (start again later), 2 wrong directory or input.
 """
@@ -24,8 +24,14 @@ import numpy as np
 
 from fedkin._base import lock
 from fedkin.errors import DataError, FedkinError
-from fedkin.federate.departures import read_notices
-from fedkin.federate.directory import (
+from fedkin.federate.contract.manifest import CENTRE, Manifest, load_manifest, load_rows
+from fedkin.federate.contract.plans import PLAN
+from fedkin.federate.journal import Journal
+from fedkin.federate.links.memory import Transport
+from fedkin.federate.lockstep import Patience, PeerError, Status, Stopped
+from fedkin.federate.peer import Device
+from fedkin.federate.setup.departures import read_notices
+from fedkin.federate.setup.directory import (
     CERTIFICATE,
     DEVICES,
     KEY,
@@ -41,13 +47,7 @@ from fedkin.federate.directory import (
     read_selection,
     read_status,
 )
-from fedkin.federate.journal import Journal
-from fedkin.federate.links.memory import Transport
-from fedkin.federate.lockstep import Patience, PeerError, Status, Stopped
-from fedkin.federate.manifest import CENTRE, Manifest, load_manifest, load_rows
-from fedkin.federate.peer import Device
-from fedkin.federate.plans import PLAN
-from fedkin.federate.security import (
+from fedkin.federate.trust.security import (
     SecurityError,
     check_pair,
     check_place,

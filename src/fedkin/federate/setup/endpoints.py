@@ -73,7 +73,7 @@ def centre_endpoint(text: str) -> str:
 
     Examples
     --------
-    >>> from fedkin.federate.endpoints import centre_endpoint
+    >>> from fedkin.federate.setup.endpoints import centre_endpoint
     >>> centre_endpoint("192.0.2.1:7447"), centre_endpoint("[2001:db8::1]:7447")
     ('192.0.2.1:7447', '[2001:db8::1]:7447')
     """

@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from fedkin.admm import DeviceRows, Plan, ShardState, StepRule, device_keys, local_curvature
 from fedkin.data import Federation, shuffled_ranks
 from fedkin.errors import DataError, ParameterError, SolverError
+from fedkin.federate.contract.manifest import Manifest, Rows
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Transport
 from fedkin.federate.lockstep import Arrays, Lockstep, Patience
-from fedkin.federate.manifest import Manifest, Rows
 from fedkin.federate.messages import RUN_BYTES, Expected, Kind
 from fedkin.objective import build_terms, make_penalty
 
@@ -141,7 +141,7 @@ def lattice(top: float, n_lams: int, ratio: float) -> Array:
 
     Examples
     --------
-    >>> from fedkin.federate.tune import lattice
+    >>> from fedkin.federate.tuning.tuner import lattice
     >>> lattice(0.07, 3, 0.01).round(6).tolist()
     [0.1, 0.01, 0.001]
     """

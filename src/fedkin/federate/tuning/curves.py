@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.errors import DataError
-from fedkin.federate.directory import DEVICES, why_not_shared
-from fedkin.federate.manifest import Manifest
-from fedkin.federate.security import write_private
+from fedkin.federate.contract.manifest import Manifest
+from fedkin.federate.setup.directory import DEVICES, why_not_shared
+from fedkin.federate.trust.security import write_private
 
 Array = NDArray[np.float64]
 
@@ -88,7 +88,7 @@ def write_curve(place: Path, run: bytes, lams: Array, losses: Array, *, by_fold:
     place : path
         The device's directory.
     run : bytes
-        Of the tuning (`fedkin.federate.tune.TuneSettings.run_bytes`).
+        Of the tuning (`fedkin.federate.tuning.tuner.TuneSettings.run_bytes`).
     lams : array (m,)
         Levels.
     losses : array (folds, m)

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 from fedkin._base import is_locked
 from fedkin.errors import DataError
-from fedkin.federate.departures import left_devices, read_notices
-from fedkin.federate.directory import DEVICES, LINKS, LOCK, OWNER, STATUS, read_result, read_status
+from fedkin.federate.contract.manifest import CENTRE, Manifest
 from fedkin.federate.lockstep import HOLDING
-from fedkin.federate.manifest import CENTRE, Manifest
-from fedkin.federate.process import CANNOT
+from fedkin.federate.programs.run import CANNOT
+from fedkin.federate.setup.departures import left_devices, read_notices
+from fedkin.federate.setup.directory import DEVICES, LINKS, LOCK, OWNER, STATUS, read_result, read_status
 
 #: States of devices that have no directory here, or one with which they cannot start, or that run and say nothing.
 NOT_HERE, DAMAGED, SILENT = "not here", "damaged", "silent"
@@ -221,7 +221,7 @@ def prometheus(lines: Sequence[Line]) -> str:
 
     Examples
     --------
-    >>> from fedkin.federate.overview import Line, prometheus
+    >>> from fedkin.federate.programs.overview import Line, prometheus
     >>> line = Line("north", "running", 12, 100, 0.5, 2, (), 3, 0, 1, 4711)
     >>> print(prometheus([line]).splitlines()[2])
     fedkin_round{device="north"} 12

@@ -1,0 +1,1 @@
+"""Who is who: certificates, signatures, private files, and access lists. Knows nothing of runs or rows."""

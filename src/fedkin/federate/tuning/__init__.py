@@ -1,0 +1,1 @@
+"""The choice of ``lam`` between devices: cross-validation in which rows stay where they are."""
