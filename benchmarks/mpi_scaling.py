@@ -27,7 +27,8 @@ from solvers.instances import SEED, block_graph
 def rank_main(n: int, p: int, rounds: int) -> None:
     from mpi4py import MPI
 
-    from fedkin.federate.contract.manifest import Manifest, Member, Rows
+    from fedkin.data import Rows
+    from fedkin.federate.contract.manifest import Manifest, Member
     from fedkin.federate.mpi import Rank
     from fedkin.federate.partition import small_cut
 

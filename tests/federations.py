@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from fedkin.admm import LocalShards, device_keys
-from fedkin.federate.contract.manifest import Manifest, Member, Rows
+from fedkin.data import Rows
+from fedkin.federate.contract.manifest import Manifest, Member
 from fedkin.objective import Problem
 
 
@@ -53,7 +54,7 @@ def manifest_of(problem: Problem, rounds: int, batch: int | None = 4, ports: int
 def rows_of(problem: Problem) -> dict[int, Rows]:
     """The rows of each device."""
     fed = problem.federation
-    return {u: Rows(fed[name].X, fed[name].y, fed[name].offset) for u, name in enumerate(fed.devices)}
+    return {u: fed[name] for u, name in enumerate(fed.devices)}
 
 
 def in_process(problem: Problem, manifest: Manifest) -> LocalShards:

@@ -21,7 +21,7 @@ from builders import small_problem
 from federations import in_process, manifest_of, rows_of
 from fedkin.cli import main
 from fedkin.cli.mpi_run import launch_command
-from fedkin.federate.contract.manifest import Rows
+from fedkin.data import Rows
 from fedkin.federate.partition import small_cut
 from fedkin.federate.setup.directory import write_federation
 from fedkin.federate.trust.security import make_authority

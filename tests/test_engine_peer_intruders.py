@@ -14,7 +14,7 @@ import pytest
 
 from builders import small_problem
 from federations import in_process, place
-from fedkin.federate.contract.manifest import AUTHORITY, MANIFEST, ManifestError, Rows, load_manifest
+from fedkin.federate.contract.manifest import AUTHORITY, MANIFEST, ManifestError, load_manifest, load_rows
 from fedkin.federate.messages import Kind, encode
 from fedkin.federate.setup.directory import AUTHORITY_KEY
 from fedkin.federate.trust.security import (
@@ -196,10 +196,11 @@ def test_files_are_private_and_changes_are_noticed(tmp_path: Path) -> None:
     own = place(fleet.directory, "d1")
     assert not any("key" in path.name for path in own.iterdir() if path.name not in ("device.key",))
     rows = own / "rows.npz"
-    assert Rows.load(rows).X.shape == (12, 3)
+    manifest = load_manifest(own)
+    assert load_rows(own, manifest, 1).X.shape == (12, 3)
     rows.chmod(0o640)
     with pytest.raises(SecurityError, match="others may read"):
-        Rows.load(rows)
+        load_rows(own, manifest, 1)
     text = (own / MANIFEST).read_bytes()
     (own / MANIFEST).write_bytes(text.replace(b'"rounds": 5', b'"rounds": 6'))
     with pytest.raises(SecurityError, match="changed after signing"):

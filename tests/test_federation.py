@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import of_sizes
-from fedkin.data import Federation
-from fedkin.data.federation import DeviceData
+from fedkin.data import Federation, Rows
 from fedkin.errors import DataError, UnknownDeviceError
 
 IDS = st.one_of(st.integers(-5, 5), st.sampled_from(["a", "b", "東京"]), st.tuples(st.integers(0, 2)))
@@ -98,7 +97,7 @@ def test_dtypes_and_shapes():
 
 
 def test_the_mean_loss_needs_no_target():
-    fed = Federation({"a": np.ones((2, 3)), "b": DeviceData(np.zeros((1, 3))), "c": (np.zeros((1, 3)), None)})
+    fed = Federation({"a": np.ones((2, 3)), "b": Rows(np.zeros((1, 3))), "c": (np.zeros((1, 3)), None)})
     assert fed.y is None
     assert fed["a"].y is None
     assert fed.n_samples.tolist() == [2, 1, 1]

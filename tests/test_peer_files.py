@@ -19,7 +19,8 @@ from builders import small_problem
 from federations import free_ports, place, write_tables
 from fedkin.admm import fed_admm, load_checkpoint
 from fedkin.cli import main
-from fedkin.federate.contract.manifest import Rows, load_manifest
+from fedkin.data import Rows
+from fedkin.federate.contract.manifest import load_manifest
 from fedkin.federate.programs import run as process
 from fedkin.federate.setup.directory import read_result
 from fedkin.federate.trust.security import make_authority

@@ -18,9 +18,9 @@ from builders import small_problem
 from federations import free_ports, manifest_of, place, rows_of, write_tables
 from fedkin.cli import main
 from fedkin.cli.peer_choose import end_of_grid
-from fedkin.data import Federation
+from fedkin.data import Federation, Rows
 from fedkin.errors import DataError
-from fedkin.federate.contract.manifest import Manifest, Rows, load_manifest
+from fedkin.federate.contract.manifest import Manifest, load_manifest
 from fedkin.federate.programs.run import _write_presence as write_presence
 from fedkin.federate.programs.run import write_result
 from fedkin.federate.setup.departures import read_notices

@@ -26,7 +26,7 @@ from fedkin.admm import (
 )
 from fedkin.admm.gradients import SampleStream
 from fedkin.admm.shard import averaging_weight, node_update
-from fedkin.data import Federation
+from fedkin.data import Federation, Rows
 from fedkin.errors import DataError, SolverError
 from fedkin.graph import Graph
 from fedkin.losses import MeanLoss, UserLoss, make_loss
@@ -39,7 +39,7 @@ def rows_for(X, y, counts, loss, batch, ridge=0.0):
     losses = [loss] * counts.size if not isinstance(loss, list) else loss
     p = losses[0].n_params(X.shape[1])
     batch = np.broadcast_to(batch, counts.shape).astype(np.int64)
-    return DeviceRows(X, y, None, starts, counts, device_keys(range(counts.size)), losses, batch, np.full(p, ridge))
+    return DeviceRows(Rows(X, y), starts, counts, device_keys(range(counts.size)), losses, batch, np.full(p, ridge))
 
 
 def plan_for(rows, edges, L, penalty, rho, steps, **more):
@@ -80,7 +80,7 @@ def test_equals_algorithm_1_over_400_rounds(penalty, form):
         return e / (1 + rho * degree[i] * e) if form == "proximal" else e
 
     def gradient(i, at, t):
-        X, y = rows.X[i * n : (i + 1) * n], rows.y[i * n : (i + 1) * n]
+        X, y = rows.data.X[i * n : (i + 1) * n], rows.data.y[i * n : (i + 1) * n]
         return X.T @ (X @ at - y) / n
 
     literal = Algorithm1(theta, edges.tolist(), L, rho, eta, gradient, PROX[penalty])
@@ -295,9 +295,9 @@ def test_absent_devices_see_nothing():
 def test_streams_are_cut_into_batches_and_checked():
     blocks = iter([(np.arange(6.0).reshape(3, 2), [0, 1, 2]), ([9.0, 9.0], 3.0), (np.ones((4, 2)), np.arange(4))])
     stream = SampleStream("a", blocks, 2)
-    X, y, _ = stream.batch(2, 1)
+    X, y, _ = stream.batch(2, 1).arrays
     assert X.shape == (1, 2, 2) and y.tolist() == [[0, 1]]
-    assert stream.batch(3, 2)[1].tolist() == [[2, 3, 0]]
+    assert stream.batch(3, 2).y.tolist() == [[2, 3, 0]]
     with pytest.raises(SolverError, match="samples of device 'a' ended in round 3 after 5 rows"):
         stream.batch(4, 3)
     with pytest.raises(DataError, match=r"expected \(2,\)"):

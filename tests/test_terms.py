@@ -104,8 +104,8 @@ def test_blocks_follow_the_order_of_the_devices_asked_for() -> None:
         seen = []
         for block in row_blocks(fed, np.array(devices)):
             for place, u in enumerate(block.devices):
-                np.testing.assert_array_equal(block.X[place], fed[fed.devices[u]].X)
-                np.testing.assert_array_equal(block.y[place], fed[fed.devices[u]].y)
+                np.testing.assert_array_equal(block.rows.X[place], fed[fed.devices[u]].X)
+                np.testing.assert_array_equal(block.rows.y[place], fed[fed.devices[u]].y)
                 seen.append(int(u))
         assert sorted(seen) == sorted(devices)
 

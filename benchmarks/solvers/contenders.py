@@ -159,9 +159,9 @@ def _cvxpy_problem(objective: FusedObjective) -> tuple[object, object]:
         for u in range(n):
             block = next(one for one in terms.blocks if u in one.devices)
             k = int(np.flatnonzero(block.devices == u)[0])
-            blocks.append(block.X[k])
-            targets.append(block.y[k])
-            weights.append(np.full(len(block.y[k]), 1.0 / len(block.y[k])))
+            blocks.append(block.rows.X[k])
+            targets.append(block.rows.y[k])
+            weights.append(np.full(len(block.rows.y[k]), 1.0 / len(block.rows.y[k])))
         eta = sparse.block_diag(blocks, format="csr") @ x
         y, weight = np.concatenate(targets), np.concatenate(weights)
         cost = weight @ (cvxpy.logistic(eta) - cvxpy.multiply(y, eta))

@@ -96,7 +96,8 @@ def describe(problem: Problem, rows: DeviceRows, settings: Settings) -> list[obj
     numbers = {key: k for k, key in enumerate(kinds)}
     plain = [(type(loss).__name__, loss.name, sorted(_plain_parts(vars(loss)), key=str)) for loss in kinds.values()]
     return [
-        *(part for part in (rows.X, rows.y, rows.offset, rows.starts, rows.batch, rows.keys, rows.ridge)),
+        *rows.data.arrays,
+        *(rows.starts, rows.batch, rows.keys, rows.ridge),
         np.array([numbers[id(loss)] for loss in problem.losses]),
         plain,
         problem.graph.edges,

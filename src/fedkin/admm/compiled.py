@@ -56,9 +56,9 @@ class CompiledRounds:
         self._numbers = np.array([kernel[1], np.inf if self.plan.radius is None else self.plan.radius])
         none = np.empty(0)
         self._given = (
-            rows.X,
-            none if rows.y is None else rows.y,
-            none if rows.offset is None else rows.offset,
+            rows.data.X,
+            none if rows.data.y is None else rows.data.y,
+            none if rows.data.offset is None else rows.data.offset,
             np.ascontiguousarray(rows.starts),
             np.ascontiguousarray(rows.counts),
             rows.batch,

@@ -121,8 +121,7 @@ def _row_curvature_of(loss: Loss, rows: DeviceRows, members: NDArray[np.int64], 
     counts = rows.counts[members]
     first = np.concatenate([[0], np.cumsum(counts)[:-1]])
     numbers = np.repeat(rows.starts[members] - first, counts) + np.arange(counts.sum())
-    y, offset = (None if column is None else column[numbers] for column in (rows.y, rows.offset))
-    each = loss.row_curvatures(theta[np.repeat(members, counts)], rows.X[numbers], y, offset)
+    each = loss.row_curvatures(theta[np.repeat(members, counts)], *rows.data.take(numbers).arrays)
     if each is None:
         unknown = np.full(members.size, np.inf)
         return unknown, unknown

@@ -8,13 +8,14 @@ has the same bits wherever it is computed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.admm.sampling import draw_batches, round_states
+from fedkin.data import Rows
 from fedkin.errors import DataError, SolverError
 from fedkin.losses import Loss
 
@@ -37,9 +38,8 @@ class DeviceRows:
 
     Attributes
     ----------
-    X : array (N, q)
-        Stacked rows; it may hold rows of other devices too.
-    y, offset : array (N,) or None
+    data : Rows
+        N stacked rows; they may include rows of other devices.
     starts, counts : int arrays (B,)
         The rows of device number u are ``starts[u] : starts[u] + counts[u]``.
     keys : uint64 array (B,)
@@ -50,15 +50,24 @@ class DeviceRows:
     ridge : array (p,)
     """
 
-    X: Array
-    y: Array | None
-    offset: Array | None
+    data: Rows
     starts: Index
     counts: Index
     keys: NDArray[np.uint64]
     losses: Sequence[Loss]
     batch: Index
     ridge: Array
+
+    def take(self, devices: Index) -> DeviceRows:
+        """The part of some devices, given by number; the arrays of rows are shared."""
+        return replace(
+            self,
+            starts=self.starts[devices],
+            counts=self.counts[devices],
+            keys=self.keys[devices],
+            losses=[self.losses[u] for u in devices],
+            batch=self.batch[devices],
+        )
 
     def table_width(self) -> int:
         """Numbers that SAGA remembers of a row: its slopes, or its whole score where the loss has no slopes."""
@@ -71,21 +80,19 @@ class _Batch:
     """``X (B, b, q)``, ``y (B, b)``, ``offset (B, b)`` of B devices with one loss."""
 
     loss: Loss
-    X: Array
-    y: Array | None
-    offset: Array | None
+    rows: Rows
 
     def per_row(self, theta: Array) -> Array:
         """What tells each row's gradient at ``theta (B, p)``, as the table of SAGA remembers it."""
-        return self.loss.compact_scores(theta, self.X, self.y, self.offset)
+        return self.loss.compact_scores(theta, *self.rows.arrays)
 
     def mean(self, per_row: Array) -> Array:
         """Mean gradient ``(B, p)`` of rows given by `per_row`."""
-        return self.loss.mean_of_compact(per_row, self.X)
+        return self.loss.mean_of_compact(per_row, self.rows.X)
 
     def gradient(self, theta: Array) -> Array:
         """Mean gradient ``(B, p)`` at ``theta (B, p)``."""
-        return self.loss.batch_gradients(theta, self.X, self.y, self.offset)
+        return self.loss.batch_gradients(theta, *self.rows.arrays)
 
 
 class Gradients:
@@ -99,7 +106,7 @@ class Gradients:
     snapshot_every : int
         Rounds between the full passes of SVRG; the first is in round 1.
     table : array (N, width), optional
-        SAGA's memory, a line for each line of ``rows.X``; it is written to. Zeros by default.
+        SAGA's memory, a line for each row of ``rows.data``; it is written to. Zeros by default.
     streams : mapping {number of hosted device: SampleStream}
         Devices that see new samples in every round instead of stored ones.
     """
@@ -120,9 +127,9 @@ class Gradients:
         #: Mean gradient of the table (SAGA) or of the snapshot (SVRG), and the snapshot itself.
         self.anchor_gradient = np.zeros(shape if kind != "plain" else (0, shape[1]))
         self.anchor_theta = np.zeros(shape if kind == "svrg" else (0, shape[1]))
-        self.table = np.zeros((rows.X.shape[0] if kind == "saga" else 0, 1)) if table is None else table
+        self.table = np.zeros((rows.data.n_samples if kind == "saga" else 0, 1)) if table is None else table
         if kind == "saga" and table is None:
-            self.table = np.zeros((rows.X.shape[0], rows.table_width()))
+            self.table = np.zeros((rows.data.n_samples, rows.table_width()))
         #: Devices whose snapshot is due (SVRG), and rows that each device has looked at.
         self.stale = np.ones(shape[0], dtype=np.bool_)
         self.looked = np.zeros(shape[0], dtype=np.int64)
@@ -179,7 +186,7 @@ class Gradients:
                 out[live] = self._estimate(group, group.numbers(t, available), live, theta[live])
         for u, stream in self.streams.items():
             if available is None or available[u]:
-                batch = _Batch(self.rows.losses[u], *stream.batch(int(self.rows.batch[u]), t))
+                batch = _Batch(self.rows.losses[u], stream.batch(int(self.rows.batch[u]), t))
                 out[u] = batch.gradient(theta[u : u + 1])[0]
         return out + theta * self.rows.ridge * present[:, None]
 
@@ -230,7 +237,7 @@ class _Group:
         self._first, self._drawn = -1, np.empty((0, 0, 0), dtype=np.int64)
 
     def numbers(self, t: int, available: Mask | None) -> Index:
-        """Lines of X that the (available) members look at in round t, ``(B, b)``."""
+        """Rows that the (available) members look at in round t, ``(B, b)``."""
         first = (t // self._ahead) * self._ahead
         if first != self._first:
             states = round_states(self.rows.keys[self.members], self.seed, np.arange(first, first + self._ahead))
@@ -241,13 +248,7 @@ class _Group:
         return np.asarray(numbers if available is None else numbers[available[self.members]])
 
     def batch(self, numbers: Index) -> _Batch:
-        rows = self.rows
-        return _Batch(
-            self.loss,
-            rows.X.take(numbers, axis=0),  # take is twice as fast as indexing
-            None if rows.y is None else rows.y.take(numbers),
-            None if rows.offset is None else rows.offset.take(numbers),
-        )
+        return _Batch(self.loss, self.rows.data.take(numbers))
 
 
 class SampleStream:
@@ -267,39 +268,37 @@ class SampleStream:
     --------
     >>> from fedkin.admm.gradients import SampleStream
     >>> stream = SampleStream("a", (([float(k)], 2.0 * k) for k in range(10)), n_features=1)
-    >>> X, y, offset = stream.batch(3, t=1)
-    >>> X.shape, y.tolist()
+    >>> rows = stream.batch(3, t=1)
+    >>> rows.X.shape, rows.y.tolist()
     ((1, 3, 1), [[0.0, 2.0, 4.0]])
     """
 
     def __init__(self, device: object, samples: Iterable[Any], n_features: int) -> None:
         self.device, self.n_features = device, n_features
         self._samples: Iterator[Any] = iter(samples)
-        self._left: list[tuple[Array, Array | None, Array | None]] = []
+        self._left: list[Rows] = []
         #: Rows handed out so far.
         self.used = 0
 
-    def batch(self, size: int, t: int) -> tuple[Array, Array | None, Array | None]:
+    def batch(self, size: int, t: int) -> Rows:
         """The next ``size`` samples as arrays with a leading axis of length 1."""
         parts, missing = [], size
         while missing:
             part = self._left.pop() if self._left else self._next(t)
-            if part[0].shape[0] > missing:
-                self._left.append(_cut(part, slice(missing, None)))
-                part = _cut(part, slice(0, missing))
-            missing -= part[0].shape[0]
+            if part.n_samples > missing:
+                self._left.append(part.take(slice(missing, None)))
+                part = part.take(slice(0, missing))
+            missing -= part.n_samples
             parts.append(part)
         self.used += size
-        X, y, offset = (_joined(pieces) for pieces in zip(*parts, strict=True))
-        assert X is not None
-        return X, y, offset
+        return Rows.stack(parts).map(lambda part: part[None])
 
     def skip(self, rows: int) -> None:
         """Pass over samples that a run before this one has seen."""
         if rows:
             self.batch(rows, 0)
 
-    def _next(self, t: int) -> tuple[Array, Array | None, Array | None]:
+    def _next(self, t: int) -> Rows:
         try:
             item = next(self._samples)
         except StopIteration:
@@ -320,14 +319,4 @@ class SampleStream:
                 raise DataError(f"a sample of device {self.device!r} has {X.shape[0]} rows but {part.shape[0]} targets")
             if not np.isfinite(part).all():
                 raise DataError(f"a sample of device {self.device!r} (row {self.used} of its stream) is not finite")
-        return X, rest[0] if rest else None, rest[1] if len(rest) > 1 else None
-
-
-def _cut(part: tuple[Array, Array | None, Array | None], where: slice) -> tuple[Array, Array | None, Array | None]:
-    X, y, offset = part
-    return X[where], None if y is None else y[where], None if offset is None else offset[where]
-
-
-def _joined(pieces: tuple[Array | None, ...]) -> Array | None:
-    given = [piece for piece in pieces if piece is not None]
-    return np.concatenate(given)[None] if given else None
+        return Rows(X, *rest[:2])

@@ -46,7 +46,7 @@ class LocalShards:
     ) -> None:
         self.plan, self.hosts, self.streams = plan, hosts, dict(streams or {})
         self.devices = np.arange(plan.n_devices)
-        shape = (plan.rows.X.shape[0], plan.rows.table_width()) if plan.gradient == "saga" else (0, 1)
+        shape = (plan.rows.data.n_samples, plan.rows.table_width()) if plan.gradient == "saga" else (0, 1)
         #: SAGA's memory, shared by the shards like the rows are.
         self.table = np.zeros(shape)
         self.shards: list[Shard] = []
@@ -119,7 +119,7 @@ class LocalShards:
         own = [np.concatenate([np.arange(rows.starts[u], rows.starts[u] + rows.counts[u]) for u in m]) for m in members]
         return dict.fromkeys(ShardState.__dataclass_fields__, devices) | {
             "alpha": (self._edge_numbers, self.plan.edges.shape[0]),
-            "table": (own, rows.X.shape[0]) if kind == "saga" else none,
+            "table": (own, rows.data.n_samples) if kind == "saga" else none,
             "anchor_gradient": none if kind == "plain" else devices,
             "anchor_theta": devices if kind == "svrg" else none,
         }

@@ -144,25 +144,13 @@ class Plan:
         rule = UpdateRule(self.penalty, self.rho, StepRule(start, growth, damping), sparsity, self.radius, self.average)
         gradients = None
         if not rowless:
-            rows = self.rows if which.size == planned.size else rows_of(self.rows, which)
+            rows = self.rows if which.size == planned.size else self.rows.take(which)
             own = {k: streams[int(u)] for k, u in enumerate(here) if int(u) in streams} if streams else {}
             every = self.snapshot_every
             gradients = Gradients(rows, self.seed, self.gradient, snapshot_every=every, table=table, streams=own)
         at = np.zeros((here.size, self.n_params)) if theta is None else theta
         duals = None if alpha is None else alpha[touching]
         return Shard(here, self.edges[touching], self.edge_radius[touching], rule, gradients, at, duals)
-
-
-def rows_of(rows: DeviceRows, members: Index) -> DeviceRows:
-    """The part of ``rows`` that belongs to some devices; the arrays of rows are shared."""
-    return replace(
-        rows,
-        starts=rows.starts[members],
-        counts=rows.counts[members],
-        keys=rows.keys[members],
-        losses=[rows.losses[u] for u in members],
-        batch=rows.batch[members],
-    )
 
 
 def plan_run(
@@ -253,9 +241,7 @@ def device_rows(problem: Problem, batch_size: BatchSize, streaming: set[Hashable
     y = federation.y
     ridge = np.broadcast_to(np.asarray(problem.ridge, dtype=np.float64), (problem.n_params,)).copy()
     return DeviceRows(
-        federation.X,
-        None if y is None else np.asarray(y, dtype=np.float64),
-        federation.offset,
+        replace(federation.rows, y=None if y is None else np.asarray(y, dtype=np.float64)),
         federation.starts[:-1],
         counts,
         device_keys(federation.devices),

@@ -205,12 +205,13 @@ class Shard:
     >>> from fedkin.admm import DeviceRows, Gradients
     >>> from fedkin.admm import device_keys
     >>> from fedkin.admm import Shard, StepRule, UpdateRule
+    >>> from fedkin.data import Rows
     >>> from fedkin.losses import MeanLoss
     >>> from fedkin.objective import L1
     >>> one = np.ones(2, dtype=np.int64)
     >>> loss = MeanLoss()
     >>> X = np.array([[0.0], [2.0]])
-    >>> rows = DeviceRows(X, None, None, np.array([0, 1]), one, device_keys("ab"), (loss, loss), one, np.zeros(1))
+    >>> rows = DeviceRows(Rows(X), np.array([0, 1]), one, device_keys("ab"), (loss, loss), one, np.zeros(1))
     >>> steps = StepRule(np.full(2, 1.0), np.zeros(2), np.full(2, 1.0))
     >>> rule = UpdateRule(L1(), 1.0, steps, average="last")
     >>> gradients = Gradients(rows, 0)

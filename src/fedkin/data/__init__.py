@@ -6,8 +6,9 @@ Imports: `_base`, `errors`.
 
 from __future__ import annotations
 
+from fedkin.data.checks import listed, shuffled_ranks
 from fedkin.data.federation import INTERCEPT, Federation
-from fedkin.data.rows import listed, shuffled_ranks
+from fedkin.data.rows import Rows
 from fedkin.data.tables import (
     CSV_SUFFIXES,
     PARQUET_SUFFIXES,
@@ -26,6 +27,7 @@ __all__ = [
     "INTERCEPT",
     "PARQUET_SUFFIXES",
     "Federation",
+    "Rows",
     "columns_of",
     "device_id",
     "device_ids",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedkin.data.files import chosen_features, directory_columns
-from fedkin.data.rows import (
-    DeviceData,
+from fedkin.data.checks import (
     RowNames,
     check_finite,
     check_labels,
@@ -23,7 +21,7 @@ from fedkin.data.rows import (
     checked_matrix,
     checked_offset,
     checked_target,
-    device_data,
+    device_rows,
     distinct_ids,
     frozen,
     grouped,
@@ -33,16 +31,12 @@ from fedkin.data.rows import (
     stacked_offsets,
     stacked_targets,
 )
-from fedkin.data.tables import (
-    Columns,
-    columns_of,
-    read_columns,
-)
+from fedkin.data.files import chosen_features, directory_columns
+from fedkin.data.rows import AnyArray, FloatArray, Rows
+from fedkin.data.tables import Columns, columns_of, read_columns
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
 
-FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-AnyArray = npt.NDArray[Any]
 
 INTERCEPT = "(intercept)"
 _NAMES_A_ROW = re.compile(r"row \d+\b")
@@ -54,7 +48,7 @@ class Federation:
 
     Parameters
     ----------
-    data : mapping of device id to ``(X, y)``, ``(X, y, offset)``, `DeviceData` or ``X`` alone
+    data : mapping of device id to ``(X, y)``, ``(X, y, offset)``, `Rows` or ``X`` alone
         X of shape (n_u, q), y and offset of shape (n_u,). ``X`` alone is for the mean loss. Device ids are any
         hashable values. Numbers in y become float64; bool and text labels stay what they are.
     feature_names : sequence of q str, optional
@@ -63,11 +57,13 @@ class Federation:
     Attributes
     ----------
     devices : tuple of V ids
-    X : array of shape (N, q)
+    rows : Rows
         Rows of all devices, device after device; read only, as all arrays here.
+    X : array of shape (N, q)
     y : array of shape (N,) or None
         float64 for numbers, bool or object (str) for labels.
     offset : array of shape (N,) or None
+        The arrays of ``rows``.
     starts : int64 array of shape (V + 1,)
         The rows of device number u are ``starts[u]:starts[u + 1]``.
     row_order : int64 array of shape (N,)
@@ -92,9 +88,7 @@ class Federation:
     """
 
     devices: tuple[Hashable, ...]
-    X: FloatArray
-    y: AnyArray | None
-    offset: FloatArray | None
+    rows: Rows
     starts: IntArray
     row_order: IntArray
     feature_names: tuple[str, ...]
@@ -113,7 +107,7 @@ class Federation:
         if not data:
             raise DataError("a federation needs at least one device, got an empty mapping")
         devices = distinct_ids(data)
-        parts = [device_data(device, value) for device, value in zip(devices, data.values(), strict=True)]
+        parts = [device_rows(device, value) for device, value in zip(devices, data.values(), strict=True)]
         for device, part in zip(devices, parts, strict=True):
             if part.n_samples == 0:
                 raise DataError(f"device {device!r} has no rows: leave it out or give it data")
@@ -129,32 +123,26 @@ class Federation:
         check_finite(X, names, rows)
         y = stacked_targets(devices, [part.y for part in parts], rows)
         offset = stacked_offsets(devices, [part.offset for part in parts], rows)
-        self._set(devices, counts, X, y, offset, np.arange(len(X)), names, None)
+        self._set(devices, counts, Rows(X, y, offset), np.arange(len(X)), names, None)
 
     def _set(
         self,
         devices: tuple[Hashable, ...],
         counts: IntArray,
-        X: FloatArray,
-        y: AnyArray | None,
-        offset: FloatArray | None,
+        rows: Rows,
         row_order: npt.NDArray[np.integer],
         feature_names: tuple[str, ...],
         target_name: str | None,
     ) -> None:
         fields = {
             "devices": devices,
-            "X": np.ascontiguousarray(X),
-            "y": y,
-            "offset": offset,
-            "starts": np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-            "row_order": row_order.astype(np.int64),
+            "rows": rows.map(lambda part: frozen(np.ascontiguousarray(part))),
+            "starts": frozen(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)),
+            "row_order": frozen(row_order.astype(np.int64)),
             "feature_names": feature_names,
             "target_name": target_name,
         }
         for name, value in fields.items():
-            if isinstance(value, np.ndarray):
-                value.flags.writeable = False
             object.__setattr__(self, name, value)
 
     @classmethod
@@ -227,9 +215,7 @@ class Federation:
         return cls._of(
             devices,
             np.bincount(codes, minlength=len(devices)),
-            X[order],
-            None if target is None else target[order],
-            None if shift is None else shift[order],
+            Rows(X, target, shift).take(order),
             order,
             names,
             target_name,
@@ -375,14 +361,24 @@ class Federation:
         """Position of the device of each stacked row, int64 array of shape (N,)."""
         return frozen(np.repeat(np.arange(self.n_devices, dtype=np.int64), self.n_samples))
 
-    def __getitem__(self, device: Hashable) -> DeviceData:
+    @property
+    def X(self) -> FloatArray:
+        """Features of all rows, array of shape (N, q)."""
+        return self.rows.X
+
+    @property
+    def y(self) -> AnyArray | None:
+        """Target of all rows, array of shape (N,) or None."""
+        return self.rows.y
+
+    @property
+    def offset(self) -> FloatArray | None:
+        """Offset of all rows, array of shape (N,) or None."""
+        return self.rows.offset
+
+    def __getitem__(self, device: Hashable) -> Rows:
         u = self._position(device)
-        rows = slice(int(self.starts[u]), int(self.starts[u + 1]))
-        return DeviceData(
-            self.X[rows],
-            None if self.y is None else self.y[rows],
-            None if self.offset is None else self.offset[rows],
-        )
+        return self.rows.take(slice(int(self.starts[u]), int(self.starts[u + 1])))
 
     def _position(self, device: Hashable) -> int:
         try:
@@ -466,9 +462,7 @@ class Federation:
         return Federation._of(
             devices,
             counts,
-            self.X[rows],
-            None if self.y is None else self.y[rows],
-            None if self.offset is None else self.offset[rows],
+            self.rows.take(rows),
             self.row_order[rows],
             self.feature_names,
             self.target_name,
@@ -582,6 +576,5 @@ class Federation:
         return self._with_features(centred / scale, self.feature_names), mean, scale
 
     def _with_features(self, X: FloatArray, names: tuple[str, ...]) -> Federation:
-        return Federation._of(
-            self.devices, self.n_samples, X, self.y, self.offset, self.row_order, names, self.target_name
-        )
+        rows = replace(self.rows, X=X)
+        return Federation._of(self.devices, self.n_samples, rows, self.row_order, names, self.target_name)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedkin.data.rows import listed
+from fedkin.data.checks import listed
 from fedkin.data.tables import CSV_SUFFIXES, PARQUET_SUFFIXES, Columns, read_columns
 from fedkin.errors import DataError
 

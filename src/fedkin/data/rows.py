@@ -1,26 +1,28 @@
-"""The rows of one device, and the checks of rows, targets and offsets that come into a `Federation`."""
+"""Rows: features, and target and offset where there are any. The only container of rows."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Hashable, Iterable, Sequence
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedkin.data.tables import as_column, device_ids, unwrapped
+from fedkin._base.files import replacing
 from fedkin.errors import DataError
 
 FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 AnyArray = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class DeviceData:
-    """The rows of one device.
+class Rows:
+    """Rows of one device, or of several that are stacked.
 
     Parameters
     ----------
@@ -31,12 +33,18 @@ class DeviceData:
     offset : array of shape (n,), optional
         Known part of the linear predictor.
 
+    Notes
+    -----
+    Blocks of rows have further leading axes, the same for all arrays: ``X (B, n, q)``, ``y (B, n)``.
+
     Examples
     --------
-    >>> from fedkin.data import Federation
-    >>> fed = Federation({"a": ([[1.0], [2.0]], [0.5, 1.5])})
-    >>> fed["a"].n_samples
-    2
+    >>> from fedkin.data import Rows
+    >>> rows = Rows(np.array([[1.0], [2.0], [3.0]]), np.array([0.5, 1.5, 2.5]))
+    >>> rows.n_samples, rows.take(slice(1, None)).y
+    (3, array([1.5, 2.5]))
+    >>> Rows.stack([rows, rows]).n_samples
+    6
     """
 
     X: FloatArray
@@ -45,235 +53,60 @@ class DeviceData:
 
     @property
     def n_samples(self) -> int:
-        """Number of rows n."""
+        """Length of the first axis."""
         return int(self.X.shape[0])
 
+    @property
+    def arrays(self) -> tuple[FloatArray, AnyArray | None, FloatArray | None]:
+        """``(X, y, offset)``, as losses take them."""
+        return self.X, self.y, self.offset
 
-@dataclass(frozen=True)
-class RowNames:
-    """How to name a stacked row in a message."""
+    def map(self, change: Callable[[AnyArray], AnyArray]) -> Rows:
+        """Rows whose arrays are changed one by one."""
+        return Rows(*(None if part is None else change(part) for part in self.arrays))  # type: ignore[arg-type]
 
-    devices: tuple[Hashable, ...]
-    codes: npt.NDArray[np.integer]
-    counts: IntArray | None  # given when rows are counted within devices
+    def take(self, rows: int | slice | npt.NDArray[np.integer] | npt.NDArray[np.bool_]) -> Rows:
+        """Some of the rows: a view for a number or slice, a copy for row numbers of any shape or a mask."""
+        if isinstance(rows, np.ndarray) and rows.dtype.kind != "b":
+            return self.map(lambda part: part.take(rows, axis=0))  # twice as fast as indexing
+        return self.map(lambda part: part[rows])
 
-    def __call__(self, row: int) -> str:
-        u = int(self.codes[row])
-        if self.counts is None:
-            return f"row {row} (device {self.devices[u]!r})"
-        return f"device {self.devices[u]!r}, row {row - int(self.counts[:u].sum())}"
+    @classmethod
+    def stack(cls, parts: Sequence[Rows]) -> Rows:
+        """The rows of all parts, in their order; either all have a target (an offset) or none."""
+        columns = zip(*(part.arrays for part in parts), strict=True)
+        return cls(*(None if column[0] is None else np.concatenate(column) for column in columns))  # type: ignore[arg-type]
 
+    # --- as a file ---
 
-def frozen(array: IntArray) -> IntArray:
-    array.flags.writeable = False
-    return array
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write an NPZ file that only the owner may read."""
+        given = {name: part for name, part in zip(("X", "y", "offset"), self.arrays, strict=True) if part is not None}
+        with replacing(path, private=True) as temporary, temporary.open("wb") as file:
+            np.savez(file, **given)  # type: ignore[arg-type]
 
-
-def listed(names: Iterable[object], most: int = 5) -> str:
-    shown = [repr(name) for name in names]
-    return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
-
-
-def distinct_ids(values: Iterable[object]) -> tuple[Hashable, ...]:
-    ids = tuple(device_ids(values))
-    seen: set[Hashable] = set()
-    for device in ids:
-        if device in seen:
-            raise DataError(f"device {device!r} is given twice: every device must be named once")
-        seen.add(device)
-    return ids
-
-
-def device_data(device: Hashable, value: Any) -> DeviceData:
-    where = f"device {device!r}: "
-    if isinstance(value, DeviceData):
-        value = (value.X, value.y, value.offset)
-    if not isinstance(value, tuple):
-        value = (value,)
-    if not 1 <= len(value) <= 3:
-        raise DataError(f"{where}expected X, (X, y) or (X, y, offset), got a tuple of {len(value)}")
-    X, y, offset = (*value, None, None)[:3]
-    matrix = checked_matrix(X, where)
-    return DeviceData(
-        matrix,
-        None if y is None else checked_target(y, len(matrix), where),
-        None if offset is None else checked_offset(offset, len(matrix), where),
-    )
-
-
-def checked_matrix(X: Any, where: str) -> FloatArray:
-    """X as float64 of shape (n, q); ``where`` says whose it is."""
-    if hasattr(X, "toarray"):
-        raise DataError(f"{where}X is a sparse matrix, expected a dense array: X.toarray()")
-    try:
-        raw = np.asarray(X)
-    except ValueError:
-        raise DataError(f"{where}the rows of X have different lengths, expected an array of shape (n, q)") from None
-    if raw.ndim != 2:
-        cure = "; for one feature use X.reshape(-1, 1)" if raw.ndim == 1 else ""
-        raise DataError(f"{where}X has shape {raw.shape}, expected two dimensions (n, q){cure}")
-    if raw.dtype.kind == "c":
-        raise DataError(f"{where}X is complex, expected real numbers")
-    if raw.dtype.kind not in "biufOUS":
-        raise DataError(f"{where}X is not numeric: it has the type {raw.dtype}; turn it into numbers")
-    if raw.dtype.kind in "OUS":
-        for (row, column), cell in np.ndenumerate(raw.astype(object)):
-            if cell is not None and not isinstance(cell, (int, float, np.number, np.bool_)):
-                raise DataError(
-                    f"{where}X is not numeric: row {row}, column {column} is {cell!r}; "
-                    "encode text as numbers, fill gaps"
-                )
-    return np.array(raw, dtype=np.float64)
-
-
-def checked_feature_names(names: Sequence[str] | None, q: int) -> tuple[str, ...]:
-    if names is None:
-        return tuple(f"x{k}" for k in range(q))
-    given = tuple(str(name) for name in names)
-    if len(given) != q:
-        raise DataError(f"{len(given)} feature names for {q} features")
-    for name in given:
-        if given.count(name) > 1:
-            raise DataError(f"feature name {name!r} is given twice")
-    return given
-
-
-def check_finite(X: FloatArray, names: tuple[str, ...], rows: RowNames) -> None:
-    if np.isfinite(X).all():
-        return
-    row, column = (int(k) for k in np.argwhere(~np.isfinite(X))[0])
-    raise DataError(
-        f"{rows(row)}, feature {names[column]!r} is {X[row, column]}: fill or drop such values "
-        f"({int((~np.isfinite(X)).any(axis=1).sum())} of {len(X)} rows have one)"
-    )
-
-
-def vector(values: Any, n: int, name: str, where: str) -> AnyArray:
-    try:
-        raw = np.asarray(values)
-    except ValueError:
-        raise DataError(f"{where}{name} has nested values of different lengths, expected {n} values") from None
-    if raw.ndim != 1:
-        raise DataError(f"{where}{name} has shape {raw.shape}, expected ({n},)")
-    if len(raw) != n:
-        raise DataError(f"{where}{name} has {len(raw)} values, but X has {n} rows")
-    return raw
-
-
-def checked_target(y: Any, n: int, where: str) -> AnyArray:
-    """y as float64, bool or object (text)."""
-    raw = vector(y, n, "y", where)
-    if raw.dtype.kind == "c":
-        raise DataError(f"{where}y is complex, expected numbers or class labels")
-    if not isinstance(y, np.ndarray) and raw.dtype.kind == "U":
-        raw = np.fromiter(y, dtype=object, count=n)  # [1, "a"] must not become ["1", "a"]
-    column = as_column(raw)
-    if column.dtype.kind == "O":
-        kinds = {type(cell).__name__ for cell in column if cell is not None}
-        if kinds == {"int"}:  # beyond 2**53
-            return column.astype(np.float64)
-        if len(kinds) > 1:
-            raise DataError(f"{where}y mixes {' and '.join(sorted(kinds))}: use labels of one type")
-    return column
-
-
-def checked_offset(offset: Any, n: int, where: str) -> FloatArray:
-    column = as_column(vector(offset, n, "offset", where))
-    if column.dtype.kind not in "fb":
-        raise DataError(f"{where}offset is not numeric, expected {n} numbers")
-    return column.astype(np.float64)
-
-
-def check_labels(values: AnyArray, name: str, rows: RowNames) -> None:
-    """No missing or infinite value in a target or offset."""
-    if values.dtype.kind == "O":
-        bad = np.fromiter((cell is None for cell in values), dtype=bool, count=len(values))
-    else:
-        bad = ~np.isfinite(values)
-    if bad.any():
-        row = int(np.flatnonzero(bad)[0])
-        raise DataError(
-            f"{rows(row)}: the {name} is {values[row]}; fill or drop such rows ({int(bad.sum())} of {len(values)})"
-        )
-
-
-def all_or_none(devices: tuple[Hashable, ...], parts: list[Any], name: str) -> bool:
-    absent = [device for device, part in zip(devices, parts, strict=True) if part is None]
-    if absent and len(absent) < len(devices):
-        raise DataError(f"{listed(absent)} came without {name}, other devices with one: give it to all or to none")
-    return not absent
-
-
-def stacked_targets(devices: tuple[Hashable, ...], parts: list[AnyArray | None], rows: RowNames) -> AnyArray | None:
-    if not all_or_none(devices, parts, "y"):
-        return None
-    words = {"f": "numbers", "b": "truth values", "O": "labels"}
-    kinds = [words[part.dtype.kind] for part in parts if part is not None]
-    for device, kind in zip(devices, kinds, strict=True):
-        if kind != kinds[0]:
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Rows:
+        """Read the numbers that `save` wrote; raises `DataError` when the file is not whole or not finite."""
+        try:
+            # opened here: numpy would leave a damaged file open
+            with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+                parts = {name: np.ascontiguousarray(file[name], dtype=np.float64) for name in file.files}
+        except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            why = "" if "pickle" in str(error) else f" ({error})"  # numpy's advice to trust the file is not ours
             raise DataError(
-                f"y of device {device!r} is made of {kind}, but that of device {devices[0]!r} of {kinds[0]}: "
-                "use one type for all devices"
-            )
-    stacked: AnyArray = np.concatenate([part for part in parts if part is not None])
-    check_labels(stacked, "target", rows)
-    return stacked
-
-
-def stacked_offsets(devices: tuple[Hashable, ...], parts: list[FloatArray | None], rows: RowNames) -> FloatArray | None:
-    if not all_or_none(devices, parts, "offset"):
-        return None
-    stacked = np.concatenate([part for part in parts if part is not None])
-    check_labels(stacked, "offset", rows)
-    return stacked
-
-
-def grouped(device: Any) -> tuple[tuple[Hashable, ...], IntArray]:
-    """Device ids in order of first appearance, and the number of the device of each row."""
-    if isinstance(device, (str, bytes)) or not isinstance(device, Iterable):
-        raise DataError(f"device must hold one id per row, got {device!r}")
-    device = unwrapped(device)
-    if isinstance(device, np.ndarray):
-        if device.ndim != 1:
-            raise DataError(f"device has shape {device.shape}, expected one id per row")
-        if device.dtype.kind in "biufUS":
-            values, first, codes = np.unique(device, return_index=True, return_inverse=True)
-            by_appearance = np.argsort(first)
-            number = np.empty(len(values), dtype=np.int64)
-            number[by_appearance] = np.arange(len(values))
-            return tuple(device_ids(values[by_appearance])), number[codes]
-    numbers: dict[Hashable, int] = {}
-    row_codes = [numbers.setdefault(value, len(numbers)) for value in device_ids(device)]
-    return tuple(numbers), np.array(row_codes, dtype=np.int64)
-
-
-def row_numbers(rows: npt.ArrayLike, n: int) -> IntArray:
-    chosen = np.asarray(rows)
-    if chosen.size == 0 and chosen.dtype.kind == "f":  # np.asarray([])
-        chosen = chosen.astype(np.int64)
-    if chosen.ndim != 1 or chosen.dtype.kind not in "biu":
-        raise DataError(
-            f"rows must be a bool array of shape ({n},) or an array of row numbers, got {chosen.dtype} {chosen.shape}"
-        )
-    if chosen.dtype.kind == "b":
-        if len(chosen) != n:
-            raise DataError(f"the mask has {len(chosen)} values, but the federation has {n} rows")
-        return np.flatnonzero(chosen).astype(np.int64)
-    outside = (chosen < 0) | (chosen >= n)
-    if outside.any():
-        raise DataError(f"row {int(chosen[outside][0])} is outside 0..{n - 1}")
-    return chosen.astype(np.int64)
-
-
-def stable_hash(purpose: str, device: Hashable) -> int:
-    """The same in every process, unlike hash()."""
-    text = f"{purpose}:{type(device).__name__}:{device!r}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def shuffled_ranks(device: Hashable, n: int, seed: int, purpose: str) -> IntArray:
-    """For each of a device's n rows its place in a shuffle that depends on seed, purpose and device only."""
-    return np.random.default_rng([seed, stable_hash(purpose, device)]).permutation(n).astype(np.int64)
-
-
-# --- columns and files ----------------------------------------------------------------------------------------
+                f"{path} is damaged, or not an NPZ file{why}; carry it again from where peer init made it"
+            ) from None
+        if "X" not in parts or not parts.keys() <= {"X", "y", "offset"}:
+            raise DataError(f"{path} has the arrays {', '.join(parts) or 'none'}, expected X, and y and offset if used")
+        for name, part in parts.items():
+            if part.ndim != (2 if name == "X" else 1):
+                raise DataError(
+                    f"{path}: {name} has shape {part.shape}, expected {'(n, q)' if name == 'X' else '(n,)'}"
+                )
+            if len(part) != len(parts["X"]):
+                raise DataError(f"{path}: {name} has {len(part)} values, but X has {len(parts['X'])} rows")
+            if not np.isfinite(part).all():
+                row = int(np.argwhere(~np.isfinite(part))[0, 0])
+                raise DataError(f"{path}: {name} has a number that is not finite in row {row + 1}, counted from 1")
+        return cls(**parts)

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.admm import Shard, ShardState, load_checkpoint, save_checkpoint
-from fedkin.federate.contract.manifest import CENTRE, Manifest, Rows
+from fedkin.data import Rows
+from fedkin.federate.contract.manifest import CENTRE, Manifest
 from fedkin.federate.inbox import Inbox
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Transport

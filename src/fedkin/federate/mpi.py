@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 
 from fedkin._base import is_locked, lock
 from fedkin.admm import Shard, ShardState, load_checkpoint, save_checkpoint
+from fedkin.data import Rows
 from fedkin.errors import DataError, FedkinError, ParameterError, SolverError, missing_dependency
-from fedkin.federate.contract.manifest import Manifest, Rows, load_manifest, load_rows
+from fedkin.federate.contract.manifest import Manifest, load_manifest, load_rows
 from fedkin.federate.contract.plans import TOO_LONG
 from fedkin.federate.partition import small_cut
 from fedkin.federate.setup.directory import DEVICES

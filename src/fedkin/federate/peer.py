@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.admm import ShardState
+from fedkin.data import Rows
 from fedkin.errors import DataError, ModelFileError, SolverError
-from fedkin.federate.contract.manifest import Manifest, Rows
+from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.contract.plans import TOO_LONG
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Transport

@@ -24,9 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.admm import Shard, ShardState
+from fedkin.data import Rows
 from fedkin.errors import SolverError
 from fedkin.federate.central import NodeWorker
-from fedkin.federate.contract.manifest import Manifest, Rows
+from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.contract.plans import TOO_LONG
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Transport

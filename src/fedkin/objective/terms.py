@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from fedkin.data import Federation
+from fedkin.data import Federation, Rows
 from fedkin.losses import Loss, RowLoss, by_loss, weighted_gram
 
 Array = NDArray[np.float64]
@@ -171,12 +171,10 @@ class QuadraticTerms(DeviceTerms):
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Devices with the same number of rows: ``X (B, n, q)``, ``y (B, n)``, ``offset (B, n)``."""
+    """Devices ``(B,)`` with the same number of rows, and these: ``X (B, n, q)``, ``y (B, n)``, ``offset (B, n)``."""
 
     devices: Index
-    X: Array
-    y: Array | None
-    offset: Array | None
+    rows: Rows
 
 
 def row_blocks(federation: Federation, devices: Index) -> tuple[RowBlock, ...]:
@@ -190,17 +188,10 @@ def row_blocks(federation: Federation, devices: Index) -> tuple[RowBlock, ...]:
         where = slice(int(rows[0]), int(rows[-1]) + 1) if contiguous else rows
         shape = (members.size, int(size))
 
-        def cut(array: Array, where: slice | Index = where, shape: tuple[int, int] = shape) -> Array:
-            return array[where].reshape(*shape, *array.shape[1:])
+        def fold(array: Array, shape: tuple[int, int] = shape) -> Array:
+            return array.reshape(*shape, *array.shape[1:])
 
-        blocks.append(
-            RowBlock(
-                members,
-                cut(federation.X),
-                None if federation.y is None else cut(federation.y),
-                None if federation.offset is None else cut(federation.offset),
-            )
-        )
+        blocks.append(RowBlock(members, federation.rows.take(where).map(fold)))
     return tuple(blocks)
 
 
@@ -224,16 +215,16 @@ class RowTerms(DeviceTerms):
     def _predictors(self, block: RowBlock, theta: Array) -> Array:
         k = self.loss.n_outputs
         weights = theta[block.devices].reshape(block.devices.size, k, -1)
-        eta = np.matmul(block.X, np.swapaxes(weights, 1, 2))
-        return np.asarray(eta if block.offset is None else eta + block.offset[:, :, None])
+        eta = np.matmul(block.rows.X, np.swapaxes(weights, 1, 2))
+        return np.asarray(eta if block.rows.offset is None else eta + block.rows.offset[:, :, None])
 
     def _targets(self, block: RowBlock) -> Array:
-        assert block.y is not None
-        return block.y
+        assert block.rows.y is not None
+        return block.rows.y
 
     def _back(self, block: RowBlock, slope: Array) -> Array:
         """Mean of ``slope (x) x`` over a device's rows, ``(B, p)``."""
-        mean = np.matmul(np.swapaxes(slope, 1, 2), block.X) / block.X.shape[1]
+        mean = np.matmul(np.swapaxes(slope, 1, 2), block.rows.X) / block.rows.X.shape[1]
         return np.asarray(mean).reshape(block.devices.size, -1)
 
     def values(self, theta: Array) -> Array:
@@ -274,7 +265,7 @@ class RowTerms(DeviceTerms):
         out = np.empty((self.n_devices, self.n_params, self.n_params))
         for block in self.blocks:
             weights = weights_at(self._predictors(block, theta), self._targets(block))
-            out[block.devices] = weighted_gram(block.X, weights)
+            out[block.devices] = weighted_gram(block.rows.X, weights)
         diagonal = np.arange(self.n_params)
         out[:, diagonal, diagonal] += self.ridge
         return out
@@ -294,11 +285,11 @@ class RowTerms(DeviceTerms):
         slope = self.loss.slope_at(eta, y)
         weights = self.loss.repair_at(eta, y)
         residual = self._back(block, slope) + own * self.ridge + s
-        gram = weighted_gram(block.X, weights)
+        gram = weighted_gram(block.rows.X, weights)
         diagonal = np.arange(self.n_params)
         gram[:, diagonal, diagonal] += self.ridge
         u, left = _solve_and_rest(gram, residual)
-        shift = np.matmul(block.X, np.swapaxes(u.reshape(u.shape[0], self.loss.n_outputs, -1), 1, 2))
+        shift = np.matmul(block.rows.X, np.swapaxes(u.reshape(u.shape[0], self.loss.n_outputs, -1), 1, 2))
         a = slope - np.matmul(weights, shift[..., None])[..., 0]
         rows = self.loss.value_at(eta, y) + self.loss.conjugate_at(a, y) - (a * eta).sum(axis=-1)
         moved = np.maximum(rows.mean(axis=1), 0.0) + 0.5 * (u**2) @ self.ridge + _ball_gap(left, own, radius)
@@ -314,14 +305,7 @@ class RowTerms(DeviceTerms):
         blocks = []
         for block in self.blocks:
             chosen = place[block.devices] >= 0
-            blocks.append(
-                RowBlock(
-                    place[block.devices[chosen]],
-                    block.X[chosen],
-                    None if block.y is None else block.y[chosen],
-                    None if block.offset is None else block.offset[chosen],
-                )
-            )
+            blocks.append(RowBlock(place[block.devices[chosen]], block.rows.take(chosen)))
         return RowTerms(self.loss, [block for block in blocks if block.devices.size], self.ridge)
 
 
@@ -330,20 +314,20 @@ class LossTerms(DeviceTerms):
 
     def __init__(self, federation: Federation, devices: Index, losses: Sequence[Loss], ridge: Array) -> None:
         ids = [federation.devices[u] for u in devices]
-        self.rows = [(federation[u].X, federation[u].y, federation[u].offset) for u in ids]
+        self.rows = [federation[u] for u in ids]
         self.losses, self.ridge = tuple(losses), ridge
         self.n_devices, self.n_params = devices.size, ridge.size
 
     def values(self, theta: Array) -> Array:
-        own = [loss.value(t, *rows) for loss, t, rows in zip(self.losses, theta, self.rows, strict=True)]
+        own = [loss.value(t, *rows.arrays) for loss, t, rows in zip(self.losses, theta, self.rows, strict=True)]
         return np.asarray(own + 0.5 * (theta**2) @ self.ridge)
 
     def gradients(self, theta: Array) -> Array:
-        own = [loss.gradient(t, *rows) for loss, t, rows in zip(self.losses, theta, self.rows, strict=True)]
+        own = [loss.gradient(t, *rows.arrays) for loss, t, rows in zip(self.losses, theta, self.rows, strict=True)]
         return np.stack(own) + theta * self.ridge
 
     def hessians(self, theta: Array) -> Array:
-        own = [loss.hessian(t, *rows) for loss, t, rows in zip(self.losses, theta, self.rows, strict=True)]
+        own = [loss.hessian(t, *rows.arrays) for loss, t, rows in zip(self.losses, theta, self.rows, strict=True)]
         return np.stack(own) + np.diag(self.ridge)
 
     def cautious_hessians(self, theta: Array) -> Array:
@@ -500,7 +484,7 @@ def _terms_of_kind(federation: Federation, devices: Index, loss: Loss, ridge: Ar
         return LossTerms(federation, devices, [loss] * devices.size, ridge)
     place = np.full(federation.n_devices, -1)
     place[devices] = np.arange(devices.size)
-    blocks = [RowBlock(place[b.devices], b.X, b.y, b.offset) for b in row_blocks(federation, devices)]
+    blocks = [RowBlock(place[b.devices], b.rows) for b in row_blocks(federation, devices)]
     if loss.quadratic:
         return _quadratic_terms(loss, blocks, devices.size, ridge)
     assert loss.rowwise is not None
@@ -511,7 +495,7 @@ def _quadratic_terms(loss: Loss, blocks: Sequence[RowBlock], n_devices: int, rid
     p, even = ridge.size, bool((ridge == ridge[:1]).all())
     A, b, c = np.empty(0), np.empty((n_devices, p)), np.empty(n_devices)
     for block in blocks:
-        matrices, b[block.devices], c[block.devices] = loss.quadratic_terms(block.X, block.y, block.offset)
+        matrices, b[block.devices], c[block.devices] = loss.quadratic_terms(*block.rows.arrays)
         if matrices.ndim == 1 and not even:
             matrices = matrices[:, None, None] * np.eye(p)
         if not A.size:

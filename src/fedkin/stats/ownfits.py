@@ -105,10 +105,11 @@ def _fit_means(fits: OwnFits) -> None:
     fits.hessian[:] = fits.curvature[:] = np.eye(p)
     for block in row_blocks(fits.federation, fits.members):
         where = np.searchsorted(fits.members, block.devices)
-        mean = block.X.mean(axis=1)
-        centred = block.X - mean[:, None, :]
+        X = block.rows.X
+        mean = X.mean(axis=1)
+        centred = X - mean[:, None, :]
         fits.theta[where] = mean
-        fits.score_cov[where] = np.matmul(np.swapaxes(centred, 1, 2), centred) / block.X.shape[1]
+        fits.score_cov[where] = np.matmul(np.swapaxes(centred, 1, 2), centred) / X.shape[1]
     degrees = np.asarray((fits.n - 1.0) * p, dtype=np.float64)
     total = np.einsum("mpp->m", fits.score_cov) * fits.n
     X = fits.federation.X
@@ -301,13 +302,13 @@ def inverse_of(matrices: Array) -> Array:
 def _batches(federation: Federation, members: Index, loss: RowLoss) -> Iterator[tuple[Index, RowBatch]]:
     """Batches of devices with equally many rows, and their positions in ``members`` (which ascend)."""
     for block in row_blocks(federation, members):
-        assert block.y is not None
-        y = block.y.astype(np.float64, copy=False)
-        step = max(1, _BATCH_ENTRIES // max(block.X[0].size * loss.n_outputs, 1))
+        X, y, offset = block.rows.map(lambda part: part.astype(np.float64, copy=False)).arrays
+        assert y is not None
+        step = max(1, _BATCH_ENTRIES // max(X[0].size * loss.n_outputs, 1))
         for start in range(0, block.devices.size, step):
             part = slice(start, start + step)
-            offset = None if block.offset is None else block.offset[part]
-            yield np.searchsorted(members, block.devices[part]), RowBatch(loss, block.X[part], y[part], offset)
+            some = None if offset is None else offset[part]
+            yield np.searchsorted(members, block.devices[part]), RowBatch(loss, X[part], y[part], some)
 
 
 def row_batch(federation: Federation, rows: Index, loss: RowLoss, weight: Array | None = None) -> RowBatch:

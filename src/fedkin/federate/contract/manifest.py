@@ -11,8 +11,6 @@ import hashlib
 import json
 import math
 import re
-import zipfile
-import zlib
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -23,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.admm import Average, DeviceRows, GradientKind, Plan, Shard, StepRule, device_keys
+from fedkin.data import Rows
 from fedkin.errors import DataError, FedkinError
 from fedkin.federate.contract.plans import (
     COLUMNS,
@@ -354,13 +353,11 @@ class Manifest:
         """The plan of the devices whose ``rows`` are given."""
         here = np.array(sorted(rows), dtype=np.int64)
         parts = [rows[int(u)] for u in here]
-        counts = np.array([part.X.shape[0] for part in parts], dtype=np.int64)
+        counts = np.array([part.n_samples for part in parts], dtype=np.int64)
         batch = self._planned("batch", here).astype(np.int64)
         loss = self.loss_object()
         stacked = DeviceRows(
-            np.concatenate([part.X for part in parts]),
-            None if parts[0].y is None else np.concatenate([part.y for part in parts if part.y is not None]),
-            None if parts[0].offset is None else np.concatenate([p.offset for p in parts if p.offset is not None]),
+            Rows.stack(parts),
             np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64),
             counts,
             device_keys([self.members[u].id for u in here]),
@@ -413,56 +410,10 @@ class Manifest:
         return replace(self, batch=[0] * self.n_devices).plan(nothing).shard(rowless=True)
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """The rows of one device: ``X (n, q)``, ``y (n,)``, ``offset (n,)``."""
-
-    X: Array
-    y: Array | None = None
-    offset: Array | None = None
-
-    def save(self, path: Path) -> None:
-        """Write an NPZ file that only the owner may read."""
-        import io
-
-        from fedkin.federate.trust.security import write_private
-
-        parts = {"X": self.X, "y": self.y, "offset": self.offset}
-        buffer = io.BytesIO()
-        np.savez(buffer, **{name: part for name, part in parts.items() if part is not None})  # type: ignore[arg-type]
-        write_private(path, buffer.getvalue())
-
-    @classmethod
-    def load(cls, path: Path) -> Rows:
-        """Read the file that `save` wrote; it must be private, whole and finite."""
-        check_private(path)
-        try:
-            # opened here: numpy would leave a damaged file open
-            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-                parts = {name: np.ascontiguousarray(file[name], dtype=np.float64) for name in file.files}
-        except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            why = "" if "pickle" in str(error) else f" ({error})"  # numpy's advice to trust the file is not ours
-            raise DataError(
-                f"{path} is damaged, or not an NPZ file{why}; carry it again from where peer init made it"
-            ) from None
-        if "X" not in parts or not parts.keys() <= {"X", "y", "offset"}:
-            raise DataError(f"{path} has the arrays {', '.join(parts) or 'none'}, expected X, and y and offset if used")
-        for name, part in parts.items():
-            if part.ndim != (2 if name == "X" else 1):
-                raise DataError(
-                    f"{path}: {name} has shape {part.shape}, expected {'(n, q)' if name == 'X' else '(n,)'}"
-                )
-            if len(part) != len(parts["X"]):
-                raise DataError(f"{path}: {name} has {len(part)} values, but X has {len(parts['X'])} rows")
-            if not np.isfinite(part).all():
-                row = int(np.argwhere(~np.isfinite(part))[0, 0])
-                raise DataError(f"{path}: {name} has a number that is not finite in row {row + 1}, counted from 1")
-        return cls(**parts)
-
-
 def load_rows(place: Path, manifest: Manifest, position: int) -> Rows:
     """The rows in a device's directory; raises `DataError` when they do not fit the run."""
     path = place / ROWS
+    check_private(path)
     rows = Rows.load(path)
     n, q = rows.X.shape
     loss = manifest.loss_object()

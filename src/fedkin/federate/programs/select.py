@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.data import Federation
+from fedkin.data import Federation, Rows
 from fedkin.errors import DegenerateDeviceWarning, FedkinError, ParameterError
-from fedkin.federate.contract.manifest import Manifest, Rows, load_manifest, load_rows
+from fedkin.federate.contract.manifest import Manifest, load_manifest, load_rows
 from fedkin.federate.exchange import Exchange
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Transport
@@ -49,10 +49,9 @@ def summary(manifest: Manifest, position: int, rows: Rows) -> Array:
     """What a device tells about its own fit: theta, covariance, prior precision, and five facts."""
     assert manifest.select is not None
     member = manifest.members[position]
-    data: Any = rows.X if rows.y is None else (rows.X, rows.y) if rows.offset is None else (rows.X, rows.y, rows.offset)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DegenerateDeviceWarning)  # `rescued` travels, and the log says so
-        fit = local_fit(Federation({member.id: data}), manifest.loss_object(), manifest.select["variance"])
+        fit = local_fit(Federation({member.id: rows}), manifest.loss_object(), manifest.select["variance"])
     dof = fit.residual_dof[0] if np.isfinite(fit.residual_dof[0]) else -1.0
     facts = [fit.n_samples[0], fit.dispersion[0], dof, fit.matrix_estimated[0], fit.rescued[0]]
     return np.concatenate(

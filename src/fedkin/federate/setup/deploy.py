@@ -10,8 +10,9 @@ import numpy as np
 
 from fedkin._base import check_whole
 from fedkin.admm import Settings, device_rows, local_curvature, plan_run
+from fedkin.data import Rows
 from fedkin.errors import DataError, ParameterError
-from fedkin.federate.contract.manifest import DEAL, Manifest, ManifestError, Member, Rows, plain_names
+from fedkin.federate.contract.manifest import DEAL, Manifest, ManifestError, Member, plain_names
 from fedkin.federate.messages import RUN_BYTES
 from fedkin.losses import describe_loss
 from fedkin.objective import Problem
@@ -65,8 +66,7 @@ def make_manifest(
     Examples
     --------
     >>> from fedkin.datasets import paper_design
-    >>> from fedkin.losses import describe_loss
-from fedkin.objective import Problem
+    >>> from fedkin.objective import Problem
     >>> from fedkin.federate.setup.deploy import make_manifest
     >>> from fedkin.admm import Settings
     >>> design = paper_design(n_devices=4, n_samples=30, n_features=3, n_clusters=2, seed=0)
@@ -128,9 +128,5 @@ from fedkin.objective import Problem
 def device_parts(problem: Problem) -> dict[int, Rows]:
     """The rows of each device, by position."""
     federation = problem.federation
-    parts = {}
-    for position, device in enumerate(federation.devices):
-        data = federation[device]
-        y = None if data.y is None else np.asarray(data.y, dtype=np.float64)
-        parts[position] = Rows(data.X, y, data.offset)
-    return parts
+    parts = enumerate(federation[device] for device in federation.devices)
+    return {position: rows.map(lambda part: np.asarray(part, dtype=np.float64)) for position, rows in parts}

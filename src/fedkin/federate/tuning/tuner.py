@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.admm import DeviceRows, Plan, ShardState, StepRule, device_keys, local_curvature
-from fedkin.data import Federation, shuffled_ranks
+from fedkin.data import Federation, Rows, shuffled_ranks
 from fedkin.errors import DataError, ParameterError, SolverError
-from fedkin.federate.contract.manifest import Manifest, Rows
+from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Transport
 from fedkin.federate.lockstep import Arrays, Lockstep, Patience
@@ -105,15 +105,6 @@ def own_folds(manifest: Manifest, position: int, n: int, settings: TuneSettings)
     )
 
 
-def some_rows(rows: Rows, chosen: NDArray[np.bool_]) -> Rows:
-    """The chosen rows of a device."""
-    return Rows(
-        rows.X[chosen],
-        None if rows.y is None else rows.y[chosen],
-        None if rows.offset is None else rows.offset[chosen],
-    )
-
-
 def flood_rounds(manifest: Manifest, position: int) -> int:
     """Rounds after which a number has gone from any device of a component to any other.
 
@@ -185,21 +176,10 @@ class Copies:
         edges, weights = manifest.edge_array[kept], manifest.edge_weights[kept]
         shift = v * np.arange(copies, dtype=np.int64)
         rows = _stacked(manifest, position, parts)
-        loss, ridge = rows.losses[0], rows.ridge
-        federation = Federation({k: _data(part) for k, part in enumerate(parts)})
-        curvature = local_curvature(build_terms(federation, rows.losses, ridge), rows)
+        federation = Federation(dict(enumerate(parts)))
+        curvature = local_curvature(build_terms(federation, rows.losses, rows.ridge), rows)
         start = caution * curvature.of_batches(rows)
-        hosted = DeviceRows(
-            rows.X,
-            rows.y,
-            rows.offset,
-            rows.starts[part_of],
-            rows.counts[part_of],
-            rows.keys[part_of],
-            (loss,) * copies,
-            rows.batch[part_of],
-            ridge,
-        )
+        hosted = rows.take(part_of)
         rho = manifest.rho * (STILL_OVER_NOISY if manifest.noisy else 1.0)
         # the paper's |N_i| is that of the graph as planned, also where edges were dropped
         degree = float((manifest.edge_array == position).sum())
@@ -248,14 +228,10 @@ class Copies:
 
 def _stacked(manifest: Manifest, position: int, parts: Sequence[Rows]) -> DeviceRows:
     """The parts as devices of their own, all rows in every batch."""
-    counts = np.array([part.X.shape[0] for part in parts], dtype=np.int64)
-    y = [part.y for part in parts if part.y is not None]
-    offset = [part.offset for part in parts if part.offset is not None]
+    counts = np.array([part.n_samples for part in parts], dtype=np.int64)
     loss = manifest.loss_object()
     return DeviceRows(
-        np.concatenate([part.X for part in parts]),
-        np.concatenate(y) if y else None,
-        np.concatenate(offset) if offset else None,
+        Rows.stack(parts),
         np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64),
         counts,
         np.tile(device_keys([manifest.members[position].id]), counts.size),
@@ -265,15 +241,9 @@ def _stacked(manifest: Manifest, position: int, parts: Sequence[Rows]) -> Device
     )
 
 
-def _data(rows: Rows) -> Any:
-    if rows.y is None:
-        return rows.X
-    return (rows.X, rows.y) if rows.offset is None else (rows.X, rows.y, rows.offset)
-
-
 def held_out_losses(manifest: Manifest, parts: Mapping[int, Rows], theta: Array) -> Array:
     """Mean loss of each part at ``theta (m, len(parts), p)``, shape ``(len(parts), m)``, without ridge."""
-    federation = Federation({fold: _data(part) for fold, part in parts.items()})
+    federation = Federation(parts)
     losses = (manifest.loss_object(),) * len(parts)
     terms = build_terms(federation, losses, np.zeros(manifest.n_params))
     return np.stack([terms.values(level) for level in theta], axis=1)
@@ -355,7 +325,7 @@ class Tuner(Lockstep):
         curves = np.full((folds, grid.size), np.nan)
         held = [fold for fold in range(folds) if (self.fold_of == fold).any()]
         if held:
-            parts = {fold: some_rows(self.rows, self.fold_of == fold) for fold in held}
+            parts = {fold: self.rows.take(self.fold_of == fold) for fold in held}
             curves[held] = held_out_losses(self.manifest, parts, theta[:, held])
         return grid, curves
 
@@ -394,7 +364,7 @@ class Tuner(Lockstep):
 
     def _cross_validation(self) -> Copies:
         grid, folds = self._grid(), self.settings.folds
-        parts = [some_rows(self.rows, self.fold_of != fold) for fold in range(folds)]
+        parts = [self.rows.take(self.fold_of != fold) for fold in range(folds)]
         part_of = np.tile(np.arange(folds, dtype=np.int64), grid.size)
         lams = np.repeat(grid, folds)
         return Copies(self.manifest, self.position, parts, part_of, lams, self.without, self.settings.caution)
