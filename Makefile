@@ -16,6 +16,8 @@ BENCH ?=
 BIN := $(VENV)/bin
 BASE := $(VENV)/.base-installed
 DEV := $(VENV)/.dev-installed
+# one thread per process; compiled modules are kept, because tests start hundreds of processes
+QUICK := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(abspath $(VENV))/pycache
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet --no-compile
 
 .DEFAULT_GOAL := help
@@ -44,7 +46,7 @@ demo: $(BASE)
 	@$(BIN)/fedkin demo --out $(REPORT)
 
 test: $(DEV)
-	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(if $(FAST),-m 'not processes and not studies')
+	@$(QUICK) $(BIN)/python -m pytest -n $(JOBS) $(if $(FAST),-m 'not processes and not studies')
 
 lint: $(DEV)
 	@$(BIN)/ruff check --quiet .
@@ -52,7 +54,7 @@ lint: $(DEV)
 	@$(BIN)/lint-imports --no-logo --no-cache
 
 bench: $(DEV)
-	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python benchmarks/run.py $(BENCH)
+	@$(QUICK) $(BIN)/python benchmarks/run.py $(BENCH)
 
 clean:
 	@rm -rf $(VENV) $(REPORT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -10,11 +10,14 @@ import os
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from processes import child_processes, end_processes, processes_on
 from small_studies import OWN, SMALL
 
 # A busy machine is no reason to fail: slow examples are caught by the time-out of the test. Examples are the same in
@@ -40,6 +43,21 @@ def real_data() -> Path:
     if not place.is_dir():
         pytest.skip("the public data sets are not there (expected in ../shared/data)")
     return place
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that leaves a process behind fails itself, instead of one that comes after it."""
+    before = child_processes()
+    folder = None
+    if any(map(request.node.get_closest_marker, ("processes", "studies"))) and "tmp_path" in request.fixturenames:
+        folder = request.getfixturevalue("tmp_path")
+    yield
+    end = time.monotonic() + 10  # what was told to end may take a moment
+    while left := child_processes() - before | (processes_on(folder) if folder else set()):
+        if time.monotonic() > end:
+            pytest.fail("processes were left behind:\n" + "\n".join(end_processes(left)))
+        time.sleep(0.05)
 
 
 @pytest.fixture

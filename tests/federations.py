@@ -12,10 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from builders import small_problem
 from fedkin.admm import LocalShards, device_keys
 from fedkin.data import Rows
 from fedkin.federate.contract.manifest import Manifest, Member
+from fedkin.federate.setup.directory import write_federation
+from fedkin.federate.trust.security import make_authority
 from fedkin.objective import Problem
+from processes import free_ports
 
 
 def manifest_of(problem: Problem, rounds: int, batch: int | None = 4, ports: int = 0, **changes: Any) -> Manifest:
@@ -57,6 +61,14 @@ def rows_of(problem: Problem) -> dict[int, Rows]:
     return {u: fed[name] for u, name in enumerate(fed.devices)}
 
 
+def write_small_federation(folder: Path, n_devices: int = 3, rounds: int = 5, **changes: Any) -> Manifest:
+    """A federation in ``folder / "fed"``, nothing of which runs."""
+    problem = small_problem(n_devices)
+    manifest = manifest_of(problem, rounds, ports=free_ports(n_devices + 1), **changes)
+    write_federation(folder / "fed", manifest, rows_of(problem), make_authority("tests"), share_result=True)
+    return manifest
+
+
 def in_process(problem: Problem, manifest: Manifest) -> LocalShards:
     """The same run, in one process and one shard."""
     plan = manifest.plan(rows_of(problem))
@@ -66,27 +78,6 @@ def in_process(problem: Problem, manifest: Manifest) -> LocalShards:
     )
     local.run(1, manifest.rounds)
     return local
-
-
-def free_ports(count: int) -> int:
-    """The first of ``count`` consecutive ports that are free now."""
-    import socket
-
-    for _ in range(200):
-        first = int(np.random.default_rng().integers(20_000, 60_000 - count))
-        held = []
-        try:
-            for port in range(first, first + count):
-                one = socket.socket()
-                held.append(one)
-                one.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        finally:
-            for one in held:
-                one.close()
-        return first
-    raise RuntimeError("no free ports")
 
 
 def place(directory: Path, name: str) -> Path:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import resource
 import signal
 import subprocess
 import sys
@@ -14,20 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from federations import free_ports, manifest_of, place, rows_of
+from federations import manifest_of, place, rows_of
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.setup.directory import read_result, read_status, write_federation
 from fedkin.federate.trust.security import Pair, make_authority
 from fedkin.objective import Problem
+from processes import capped, free_ports, wait_for
 
-MEMORY = 3 * 2**30  # address space; resident memory is a hundredth of it
 PROGRAM = ("-m", "fedkin.federate.programs.run")
 QUICK = ("--first-pull", "0.1", "--complain", "1", "--give-up", "60", "--linger", "30")
-
-
-def _capped() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 class Fleet:
@@ -58,7 +51,7 @@ class Fleet:
             child.wait(10)
 
     def start(
-        self, *names: str, options: tuple[str, ...] = (), program: tuple[str, ...] = PROGRAM, preexec: Any = _capped
+        self, *names: str, options: tuple[str, ...] = (), program: tuple[str, ...] = PROGRAM, preexec: Any = capped
     ) -> None:
         for name in names or self.names:
             log = (self.directory / f"{name}.stderr").open("ab")
@@ -67,7 +60,6 @@ class Fleet:
                 stderr=log,
                 stdout=log,
                 preexec_fn=preexec,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )
             log.close()
 
@@ -90,11 +82,11 @@ class Fleet:
         return int(read_status(place(self.directory, name)).get("round", 0))
 
     def wait_for_round(self, name: str, t: int, seconds: float = 60) -> None:
-        deadline = time.monotonic() + seconds
-        while self.round(name) < t:
-            assert time.monotonic() < deadline, self.report()
+        def arrived() -> bool:
             assert self.children[name].poll() in (None, 0), self.report()
-            time.sleep(0.05)
+            return self.round(name) >= t
+
+        wait_for(arrived, seconds, self.report)
 
     def join(self, seconds: float = 120) -> None:
         """Wait until all have ended well."""
@@ -113,7 +105,8 @@ class Fleet:
 
     def log(self, name: str) -> list[dict[str, Any]]:
         path = place(self.directory, name) / "log.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        written = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in written.splitlines(keepends=True) if line.endswith("\n")]  # whole lines
 
     def report(self) -> str:
         lines = []

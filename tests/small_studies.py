@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 SMALL = """
 [study]
 name = "small"
@@ -73,11 +71,3 @@ n_lams = 5
 def without_times(row: dict[str, object]) -> dict[str, object]:
     """A row without what differs between two runs."""
     return {name: value for name, value in row.items() if name != "cpu_seconds"}
-
-
-def wait_for(condition, seconds: float = 60.0) -> None:
-    """Wait until ``condition()`` holds, and fail when it does not in time."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)

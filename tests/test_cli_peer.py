@@ -21,7 +21,7 @@ import pytest
 import typer
 
 from builders import small_problem
-from federations import free_ports, in_process, write_tables
+from federations import in_process, write_tables
 from fedkin.admm import fed_admm, load_checkpoint, save_checkpoint
 from fedkin.cli import main
 from fedkin.cli.app import app
@@ -35,7 +35,7 @@ from fedkin.graph import Graph
 from fedkin.objective import Problem
 from fedkin.solvers import solve
 from fedkin.stats import select_edges
-from terminals import on_terminal
+from processes import capped, free_ports, on_terminal, wait_for
 
 pytest.importorskip("zenoh")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -62,8 +62,7 @@ def init(folder: Path, rounds: int, *options: str, devices: int = 3) -> Problem:
 
 
 def started(*arguments: str) -> subprocess.Popen[bytes]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-m", "fedkin.cli", "peer", *arguments], env=environment)
+    return subprocess.Popen([sys.executable, "-m", "fedkin.cli", "peer", *arguments], preexec_fn=capped)
 
 
 def ended(process: subprocess.Popen[bytes], directory: Path) -> None:
@@ -313,10 +312,7 @@ def test_a_device_that_never_comes_back_leaves_by_a_signed_notice(
     quick = ["--complain", "0.5", "--give-up", "60", "--linger", "20"]
     running = [started("run", str(directory / "devices" / f"d{u}"), *quick) for u in range(3)]
     try:
-        deadline = time.monotonic() + 60
-        while status_of(directory, capsys)[0]["waiting_for"] != ["d3"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        wait_for(lambda: status_of(directory, capsys)[0]["waiting_for"] == ["d3"], 60)
         assert main(["peer", "leave", str(directory), "d3"]) == 0
         assert [process.wait(60) for process in running] == [0, 0, 0]
     finally:
@@ -375,18 +371,17 @@ def test_bad_input_is_one_line(
 
 
 def until_round(directory: Path, capsys: pytest.CaptureFixture[str], least: int) -> list[dict[str, Any]]:
-    deadline = time.monotonic() + 120
-    while min((lines := status_of(directory, capsys)), key=lambda line: line["round"])["round"] < least:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    return lines
+    def arrived() -> list[dict[str, Any]]:
+        lines = status_of(directory, capsys)
+        return lines if min(line["round"] for line in lines) >= least else []
+
+    return wait_for(arrived, 120)
 
 
 def heard(*arguments: str) -> subprocess.Popen[str]:
     """As `started`, with standard error kept."""
     command = [sys.executable, "-m", "fedkin.cli", "peer", *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, preexec_fn=capped, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def run_to_end(place: Path, *options: str) -> None:
@@ -427,10 +422,7 @@ def test_a_signal_to_up_stops_the_edge_selection(tmp_path: Path) -> None:
     process = heard("up", str(directory))
     try:
         logs = [directory / "devices" / f"d{u}" / "log.jsonl" for u in range(2)]
-        deadline = time.monotonic() + 60
-        while not all(log.exists() for log in logs):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_for(lambda: all(log.exists() for log in logs), 60)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         if not children.exists():
             pytest.skip("no list of child processes on this system")
@@ -461,10 +453,7 @@ def test_up_beside_running_devices_starts_nothing(tmp_path: Path, capsys: pytest
         assert {line["state"] for line in after} == {"running"}
     finally:
         ended(process, directory)
-    deadline = time.monotonic() + 20
-    while any(is_running(directory / "devices" / f"d{u}") for u in range(2)):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for(lambda: not any(is_running(directory / "devices" / f"d{u}") for u in range(2)), 20)
 
 
 def test_a_port_in_use_is_told_at_once_and_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

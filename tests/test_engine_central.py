@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from builders import small_problem
-from federations import free_ports, place
+from federations import place
 from fedkin.admm import Availability, Settings, fed_admm
 from fedkin.federate.central import Hub, NodeWorker
 from fedkin.federate.setup.deploy import device_parts, make_manifest
@@ -18,6 +18,7 @@ from fedkin.federate.trust.security import make_authority
 from fedkin.objective import Problem
 from fedkin.solvers import solve
 from fleet import Fleet
+from processes import free_ports
 
 pytest.importorskip("zenoh")
 pytestmark = pytest.mark.timeout(180)

@@ -25,11 +25,11 @@ from fedkin.data import Rows
 from fedkin.federate.partition import small_cut
 from fedkin.federate.setup.directory import write_federation
 from fedkin.federate.trust.security import make_authority
+from processes import capped
 
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 
 
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def mpi_command(ranks: int, *arguments: str) -> list[str]:
@@ -39,7 +39,7 @@ def mpi_command(ranks: int, *arguments: str) -> list[str]:
 
 def mpi(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        mpi_command(ranks, *arguments), env=ENVIRONMENT, timeout=120, capture_output=True, text=True, check=False
+        mpi_command(ranks, *arguments), preexec_fn=capped, timeout=120, capture_output=True, text=True, check=False
     )
 
 
@@ -89,7 +89,7 @@ def test_a_killed_job_continues(tmp_path: Path) -> None:
     write_federation(tmp_path / "fed", manifest, rows_of(problem), make_authority("test"))
     folder = tmp_path / "fed" / "mpi"
     command = mpi_command(2, str(tmp_path / "fed"), "--checkpoint-every", "100")
-    job = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    job = subprocess.Popen(command, preexec_fn=capped, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
         while not list(folder.glob("rank-1-*.npz")):
@@ -103,7 +103,7 @@ def test_a_killed_job_continues(tmp_path: Path) -> None:
     newest = max(folder.glob("rank-0-*.npz"), key=lambda path: int(path.stem.rpartition("-")[2]))
     if len(list(folder.glob("rank-0-*.npz"))) > 1:
         newest.unlink()
-    done = mpi(2, str(tmp_path / "fed"), "--checkpoint-every", "100")
+    done = mpi(2, str(tmp_path / "fed"), "--checkpoint-every", "2000")
     assert done.returncode == 0, done.stderr
     with np.load(folder / "theta.npz") as file:
         assert file["theta"].tobytes() == in_process(problem, manifest).gather("average").tobytes()

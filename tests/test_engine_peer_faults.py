@@ -14,7 +14,8 @@ from builders import small_problem
 from dropping_proxy import Proxy
 from federations import in_process, place
 from fedkin.objective import Problem
-from fleet import Fleet, _capped
+from fleet import Fleet
+from processes import capped, wait_for
 
 pytest.importorskip("zenoh")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -29,7 +30,7 @@ def assert_same_bits(fleet: Fleet, problem: Problem) -> None:
 def test_killed_devices_start_again_and_nothing_is_lost(tmp_path: Path, victims: int, gradient: str) -> None:
     problem = small_problem(5)
     rng = np.random.default_rng(victims)
-    with Fleet.make(tmp_path / "fed", problem, 700, gradient=gradient, average="tail", checkpoint_every=20) as fleet:
+    with Fleet.make(tmp_path / "fed", problem, 500, gradient=gradient, average="tail", checkpoint_every=20) as fleet:
         fleet.start()
         fleet.wait_for_round("d0", 20)
         for _ in range(2):
@@ -128,17 +129,15 @@ def test_a_killed_device_goes_on_where_it_was_or_else_from_its_checkpoint(tmp_pa
 
 def test_a_full_disk_holds_the_device_until_there_is_room(tmp_path: Path) -> None:
     def tight() -> None:
-        _capped()
+        capped()
         resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
 
     problem = small_problem(3)
     with Fleet.make(tmp_path / "fed", problem, 60, checkpoint_every=10) as fleet:
         fleet.start("d0", "d1")
         fleet.start("d2", preexec=tight)
-        deadline = time.monotonic() + 30
-        while not any(entry["event"] == "checkpoint failed, holding" for entry in fleet.log("d2")):
-            assert time.monotonic() < deadline, fleet.report()
-            time.sleep(0.1)
+        holding = "checkpoint failed, holding"
+        wait_for(lambda: any(entry["event"] == holding for entry in fleet.log("d2")), report=fleet.report)
         assert not list(place(fleet.directory, "d2").glob("*.tmp"))
         infinite = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
         resource.prlimit(fleet.children["d2"].pid, resource.RLIMIT_FSIZE, infinite)
@@ -161,10 +160,7 @@ def test_sigterm_ends_a_device_and_the_same_command_continues(tmp_path: Path) ->
 def test_a_device_runs_once(tmp_path: Path) -> None:
     with Fleet.make(tmp_path / "fed", small_problem(3), 10) as fleet:
         fleet.start("d0")
-        deadline = time.monotonic() + 20
-        while not fleet.log("d0"):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(lambda: fleet.log("d0"))
         first = fleet.children.pop("d0")
         try:
             fleet.start("d0")

@@ -27,6 +27,7 @@ from fedkin.federate.trust.security import (
     write_private,
 )
 from fleet import Fleet
+from processes import wait_for
 
 zenoh = pytest.importorskip("zenoh")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -74,10 +75,7 @@ def events(fleet: Fleet, name: str, event: str) -> list[dict[str, Any]]:
 
 
 def wait_for_event(fleet: Fleet, name: str, event: str, **fields: object) -> None:
-    deadline = time.monotonic() + 60
-    while not any(fields.items() <= entry.items() for entry in events(fleet, name, event)):
-        assert time.monotonic() < deadline, fleet.report()
-        time.sleep(0.1)
+    wait_for(lambda: any(fields.items() <= entry.items() for entry in events(fleet, name, event)), report=fleet.report)
 
 
 @pytest.fixture

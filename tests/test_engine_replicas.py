@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from builders import small_problem
-from federations import free_ports, in_threads, manifest_of, place, rows_of, write_tables
+from federations import in_threads, manifest_of, place, rows_of, write_tables
 from fedkin.admm import Availability, LocalShards, Settings, fed_admm
 from fedkin.cli import main
 from fedkin.federate.contract.manifest import Manifest, ManifestError
@@ -27,6 +27,7 @@ from fedkin.federate.trust.security import make_authority
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 from fleet import Fleet
+from processes import free_ports, wait_for
 
 pytestmark = pytest.mark.timeout(240)
 QUICK = Patience(first_pull=0.05, last_pull=0.3, complain=0.5, give_up=30.0, linger=5.0, gather=5.0, deadline=2.0)
@@ -261,10 +262,7 @@ def test_a_process_that_was_away_for_a_while_leaves_the_error_of_algorithm_2(tmp
         # how long a process takes to start must not decide how many rounds it misses
         fleet.signal("d0", signal.SIGSTOP)
         fleet.start("d2")
-        deadline = time.monotonic() + 30
-        while sum(entry["event"] == "started" for entry in fleet.log("d2")) < 2:
-            assert time.monotonic() < deadline, fleet.report()
-            time.sleep(0.1)
+        wait_for(lambda: sum(entry["event"] == "started" for entry in fleet.log("d2")) >= 2, report=fleet.report)
         fleet.signal("d0", signal.SIGCONT)
         fleet.join()
         with np.load(place(fleet.directory, "d0") / "presence.npz") as file:

@@ -15,16 +15,13 @@ from typing import Any
 
 import pytest
 
-from builders import small_problem
-from federations import manifest_of, rows_of
+from federations import write_small_federation
 from fedkin.cli import main
 from fedkin.errors import DataError
 from fedkin.federate.mpi import check_no_job, only_job
-from fedkin.federate.setup.directory import write_federation
-from fedkin.federate.trust.security import make_authority
+from processes import capped
 
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 needs_mpi = pytest.mark.skipif(
     MPIEXEC is None or not Path("/proc/self/cmdline").exists(), reason="needs mpiexec and a list of processes"
@@ -32,8 +29,7 @@ needs_mpi = pytest.mark.skipif(
 
 
 def federation(folder: Path, rounds: int, **changes: Any) -> Path:
-    problem = small_problem(4)
-    write_federation(folder / "fed", manifest_of(problem, rounds, **changes), rows_of(problem), make_authority("test"))
+    write_small_federation(folder, 4, rounds, **changes)
     return folder / "fed"
 
 
@@ -51,7 +47,7 @@ def processes_of(directory: Path) -> list[int]:
 def long_job(directory: Path) -> Iterator[subprocess.Popen[str]]:
     """``fedkin mpi run`` on two ranks that have begun; whatever happens, nothing of it stays behind."""
     command = [sys.executable, "-m", "fedkin.cli", "mpi", "run", str(directory), "-n", "2", "--checkpoint-every", "50"]
-    job = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    job = subprocess.Popen(command, preexec_fn=capped, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 60
         while not list(directory.glob("mpi/rank-1-*.npz")):
@@ -91,7 +87,7 @@ def test_a_second_job_on_the_same_directory_is_refused(tmp_path: Path, capfd: py
         # a launcher of one's own calls the ranks without the command
         command = [str(MPIEXEC), "--oversubscribe", "--allow-run-as-root", "-n", "1", sys.executable, "-m"]
         command += ["fedkin.federate.mpi", str(directory), "--fresh"]
-        direct = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+        direct = subprocess.run(command, preexec_fn=capped, capture_output=True, text=True, timeout=60, check=False)
         assert direct.returncode == 2 and "is in use by another job" in direct.stderr
         assert list(directory.glob("mpi/rank-1-of-2-*")) and not list(directory.glob("mpi/rank-*-of-1-*"))
     assert (directory / "mpi" / "lock").exists()
@@ -120,7 +116,7 @@ def test_a_result_that_could_not_be_written_is_refused_by_the_ranks(tmp_path: Pa
     directory = federation(tmp_path, 5)
     command = [str(MPIEXEC), "--oversubscribe", "--allow-run-as-root", "-n", "1", sys.executable, "-m"]
     command += ["fedkin.federate.mpi", str(directory), "--out", str(tmp_path / "no" / "theta.npz")]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, preexec_fn=capped, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2 and "there is no directory" in done.stderr and "Traceback" not in done.stderr
     assert not list(directory.glob("mpi/rank-*"))
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from builders import small_problem
-from federations import free_ports, place, write_tables
+from federations import place, write_small_federation, write_tables
 from fedkin.admm import fed_admm, load_checkpoint
 from fedkin.cli import main
 from fedkin.data import Rows
@@ -24,10 +24,11 @@ from fedkin.federate.contract.manifest import load_manifest
 from fedkin.federate.programs import run as process
 from fedkin.federate.setup.directory import read_result
 from fedkin.federate.trust.security import make_authority
-from test_peer_mishaps import federation, init, last_line, run
+from processes import free_ports
+from test_peer_mishaps import init, last_line, run
 
 pytest.importorskip("zenoh")
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 
 def refused(device: Path, *words: str, code: int = 2) -> str:
@@ -54,7 +55,7 @@ def lonely(folder: Path, *options: str, devices: int = 2) -> Path:
 
 @pytest.mark.parametrize("secure", [True, False])
 def test_a_device_is_not_who_its_owners_file_says(tmp_path: Path, secure: bool) -> None:
-    federation(tmp_path, secure=secure)
+    write_small_federation(tmp_path, secure=secure)
     own = place(tmp_path / "fed", "d0")
     (own / "device.json").write_text(json.dumps({"device": "d1", "share_result": True}))
     refused(own, "device.json says that this is d1, but plan.json is that of d0", "carry the directory of d1 again")
@@ -66,7 +67,7 @@ def test_a_device_is_not_who_its_owners_file_says(tmp_path: Path, secure: bool) 
 
 @pytest.mark.parametrize("command", ["select", "tune"])
 def test_nor_when_it_selects_or_tunes(tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    federation(tmp_path, select={"level": 0.05, "variance": "model"} if command == "select" else None)
+    write_small_federation(tmp_path, select={"level": 0.05, "variance": "model"} if command == "select" else None)
     own = place(tmp_path / "fed", "d0")
     (own / "device.json").write_text(json.dumps({"device": "d1"}))
     assert main(["peer", command, str(own)]) == 2
@@ -97,7 +98,7 @@ def test_marks_of_another_device_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_archive_is_not_to_be_trusted(tmp_path: Path) -> None:
-    federation(tmp_path)
+    write_small_federation(tmp_path)
     own = place(tmp_path / "fed", "d0")
     (own / "rows.npz").write_text("site,x\nd0,1\n")
     assert "pickle" not in refused(own, "rows.npz is damaged, or not an NPZ file; carry it again")
@@ -210,7 +211,7 @@ OWNER_CURE = 'device.json needs {"device": "NAME"}: write it, or carry it again'
 def test_the_file_and_the_cure_are_named(
     tmp_path: Path, file: str, damage: Callable[[Path], None], words: str, cure: str
 ) -> None:
-    federation(tmp_path)
+    write_small_federation(tmp_path)
     own = place(tmp_path / "fed", "d0")
     damage(own / file)
     text = refused(own, words, cure, str(own))
@@ -218,7 +219,7 @@ def test_the_file_and_the_cure_are_named(
 
 
 def test_a_links_file_that_zenoh_does_not_take(tmp_path: Path) -> None:
-    federation(tmp_path, secure=False)
+    write_small_federation(tmp_path, secure=False)
     own = place(tmp_path / "fed", "d0")
     (own / "zenoh.json5").write_text('{"listen": {"endpoints": ["nowhere"]}}')
     text = refused(own, "zenoh.json5 is not a configuration of zenoh", "carry it again")
@@ -226,7 +227,7 @@ def test_a_links_file_that_zenoh_does_not_take(tmp_path: Path) -> None:
 
 
 def test_a_manifest_of_a_federation_that_was_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    federation(tmp_path)
+    write_small_federation(tmp_path)
     changed(tmp_path / "fed" / "manifest.json")
     assert main(["peer", "status", str(tmp_path / "fed")]) == 2
     words = " ".join(capsys.readouterr().err.split())
@@ -236,7 +237,7 @@ def test_a_manifest_of_a_federation_that_was_changed(tmp_path: Path, capsys: pyt
 
 
 def test_a_notice_that_nobody_signed_is_named(tmp_path: Path) -> None:
-    federation(tmp_path)
+    write_small_federation(tmp_path)
     own = place(tmp_path / "fed", "d0")
     (own / "left").mkdir()
     (own / "left" / "d1").write_text(json.dumps({"signature": "00" * 64}))
@@ -372,7 +373,7 @@ def test_a_device_may_listen_elsewhere_than_where_others_connect(tmp_path: Path)
 def test_a_read_only_directory_is_not_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
-    federation(tmp_path)
+    write_small_federation(tmp_path)
     own = place(tmp_path / "fed", "d0")
     usual = os.open
 

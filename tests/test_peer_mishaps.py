@@ -15,30 +15,23 @@ import numpy as np
 import pytest
 
 from builders import small_problem
-from federations import free_ports, manifest_of, place, rows_of, write_tables
+from federations import place, write_small_federation, write_tables
 from fedkin.cli import main
 from fedkin.cli.peer_choose import end_of_grid
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError
-from fedkin.federate.contract.manifest import Manifest, load_manifest
+from fedkin.federate.contract.manifest import load_manifest
 from fedkin.federate.programs.run import _write_presence as write_presence
 from fedkin.federate.programs.run import write_result
 from fedkin.federate.setup.departures import read_notices
-from fedkin.federate.setup.directory import collect, result_of, write_federation
+from fedkin.federate.setup.directory import collect, result_of
 from fedkin.federate.setup.endpoints import read_endpoints
 from fedkin.federate.trust.security import make_authority
 from fedkin.federate.tuning.curves import Choice
+from processes import capped, free_ports
 
 pytest.importorskip("zenoh")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
-
-
-def federation(folder: Path, n_devices: int = 3, **changes: Any) -> Manifest:
-    """A federation in ``folder / "fed"``, nothing of which runs."""
-    problem = small_problem(n_devices)
-    manifest = manifest_of(problem, 5, ports=free_ports(n_devices), **changes)
-    write_federation(folder / "fed", manifest, rows_of(problem), make_authority("tests"), share_result=True)
-    return manifest
 
 
 def run(device: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -48,7 +41,7 @@ def run(device: Path, *options: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=capped,
         check=False,
     )
 
@@ -63,7 +56,7 @@ def last_line(device: Path) -> dict[str, Any]:
 
 
 def test_collect_takes_results_of_this_run_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    manifest = federation(tmp_path, 5)
+    manifest = write_small_federation(tmp_path, 5)
     devices = [place(tmp_path / "fed", f"d{u}") for u in range(5)]
     theta = np.arange(3.0)
     write_result(devices[0], theta, theta, manifest, 0)
@@ -86,7 +79,7 @@ def test_collect_takes_results_of_this_run_only(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_result_without_its_run_is_not_taken(tmp_path: Path) -> None:
-    manifest = federation(tmp_path)
+    manifest = write_small_federation(tmp_path)
     device = place(tmp_path / "fed", "d0")
     np.savez(device / "result.npz", theta=np.zeros(3), last=np.zeros(3))
     with pytest.raises(DataError, match="does not say of which run"):
@@ -116,7 +109,7 @@ def cut(path: Path) -> None:
     ],
 )
 def test_a_damaged_file_is_named_and_not_tried_again(tmp_path: Path, file: str, damage: Any, words: str) -> None:
-    federation(tmp_path)
+    write_small_federation(tmp_path)
     device = place(tmp_path / "fed", "d0")
     damage(device / file)
     ended = run(device)
@@ -143,14 +136,14 @@ def test_rows_that_do_not_fit_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_the_directory_of_a_federation_is_not_that_of_a_device(tmp_path: Path) -> None:
-    federation(tmp_path)
+    write_small_federation(tmp_path)
     ended = run(tmp_path / "fed")
     assert ended.returncode == 2
     assert f"give that of a device, {tmp_path / 'fed' / 'devices'}/NAME" in ended.stderr
 
 
 def test_a_device_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
-    federation(tmp_path)
+    write_small_federation(tmp_path)
     device = place(tmp_path / "fed", "d0")
     device.chmod(0o770)
     ended = run(device)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,44 +20,26 @@ from typing import Any
 import pytest
 
 from builders import small_problem
-from federations import free_ports, manifest_of, place, rows_of
+from federations import place, write_small_federation
 from fedkin.cli import main
-from fedkin.federate.contract.manifest import Manifest, load_manifest
+from fedkin.federate.contract.manifest import load_manifest
 from fedkin.federate.programs import overview as overview_module
 from fedkin.federate.programs.overview import Line, is_running, overview, prometheus, silence
 from fedkin.federate.programs.run import only_one
 from fedkin.federate.programs.supervisor import Supervisor, check_idle, only_supervisor, supervisor_of
-from fedkin.federate.setup.directory import write_federation
-from fedkin.federate.trust.security import make_authority
 from fleet import Fleet
+from processes import capped, free_ports, wait_for
 
 pytest.importorskip("zenoh")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 FOR_EVER = 1_000_000  # rounds
-
-
-def federation(folder: Path, n_devices: int = 3, rounds: int = 5, **changes: Any) -> Manifest:
-    """A federation in ``folder / "fed"``, nothing of which runs."""
-    problem = small_problem(n_devices)
-    manifest = manifest_of(problem, rounds, ports=free_ports(n_devices + 1), **changes)
-    write_federation(folder / "fed", manifest, rows_of(problem), make_authority("tests"), share_result=True)
-    return manifest
-
-
-def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return found
 
 
 @contextmanager
 def going_up(directory: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """``fedkin peer up`` with its output kept; whatever happens, nothing of it stays behind."""
     command = [sys.executable, "-m", "fedkin.cli", "peer", "up", str(directory), *options]
-    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, preexec_fn=capped, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process
     finally:
@@ -86,14 +68,14 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 def test_stop_reaches_a_device_that_pauses_before_its_restart(tmp_path: Path) -> None:
     """Killed four times, d1 pauses for four seconds and has no process: stop must reach the supervisor."""
-    federation(tmp_path, 2, FOR_EVER)
+    write_small_federation(tmp_path, 2, FOR_EVER)
     directory = tmp_path / "fed"
     with going_up(directory) as process:
         assert process.stderr is not None
         for _ in range(4):
-            victim = until(lambda: (line := lines_of(directory)["d1"]).state == "running" and line.pid)
+            victim = wait_for(lambda: (line := lines_of(directory)["d1"]).state == "running" and line.pid)
             os.kill(victim, signal.SIGKILL)
-            until(lambda victim=victim: lines_of(directory)["d1"].pid != victim)
+            wait_for(lambda victim=victim: lines_of(directory)["d1"].pid != victim)
         for line in process.stderr:
             if "starting it again in 4 s" in line:
                 break
@@ -107,10 +89,10 @@ def test_stop_reaches_a_device_that_pauses_before_its_restart(tmp_path: Path) ->
 
 
 def test_one_device_is_stopped_by_its_own_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    federation(tmp_path, 2, FOR_EVER)
+    write_small_federation(tmp_path, 2, FOR_EVER)
     directory = tmp_path / "fed"
     with going_up(directory) as process:
-        until(lambda: all(line.round > 2 for line in lines_of(directory).values()))
+        wait_for(lambda: all(line.round > 2 for line in lines_of(directory).values()))
         code, out, _ = said(capsys, "stop", str(place(directory, "d1")))
         assert code == 0 and out == "asked to stop: d1\n"
         assert process.stderr is not None
@@ -124,11 +106,11 @@ def test_one_device_is_stopped_by_its_own_directory(tmp_path: Path, capsys: pyte
 
 def test_stop_ends_the_edge_selection(tmp_path: Path) -> None:
     """One device is missing, so that the selection of the others waits."""
-    federation(tmp_path, 3, select={"level": 0.05, "variance": "model"})
+    write_small_federation(tmp_path, 3, select={"level": 0.05, "variance": "model"})
     directory = tmp_path / "fed"
     place(directory, "d2").rename(tmp_path / "elsewhere")
     with going_up(directory) as process:
-        until(lambda: all((place(directory, name) / "log.jsonl").exists() for name in ("d0", "d1")))
+        wait_for(lambda: all((place(directory, name) / "log.jsonl").exists() for name in ("d0", "d1")))
         assert main(["peer", "stop", str(directory)]) == 0
         _, errors = process.communicate(timeout=20)
         assert process.returncode == 3 and "stopping the edge selection" in errors
@@ -136,7 +118,7 @@ def test_stop_ends_the_edge_selection(tmp_path: Path) -> None:
 
 
 def test_devices_that_were_just_stopped_are_not_starting(tmp_path: Path) -> None:
-    manifest = federation(tmp_path, 2, FOR_EVER)
+    manifest = write_small_federation(tmp_path, 2, FOR_EVER)
     directory = tmp_path / "fed"
     supervisor = Supervisor(directory)
     try:
@@ -148,7 +130,7 @@ def test_devices_that_were_just_stopped_are_not_starting(tmp_path: Path) -> None
 
 
 def test_there_is_one_supervisor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    federation(tmp_path)
+    write_small_federation(tmp_path)
     directory = tmp_path / "fed"
     with only_supervisor(directory):
         assert supervisor_of(directory) == os.getpid()
@@ -179,7 +161,7 @@ def test_who_looks_does_not_keep_a_device_from_starting(tmp_path: Path) -> None:
 
 
 def test_status_and_metrics_of_a_device_that_was_carried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    federation(tmp_path)
+    write_small_federation(tmp_path)
     carried = tmp_path / "machine"
     place(tmp_path / "fed", "d1").rename(carried)
     code, out, _ = said(capsys, "status", str(carried))
@@ -206,7 +188,7 @@ def test_status_and_metrics_of_a_device_that_was_carried(tmp_path: Path, capsys:
 def test_other_commands_say_that_they_need_the_federation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], words: str
 ) -> None:
-    federation(tmp_path)
+    write_small_federation(tmp_path)
     device = place(tmp_path / "fed", "d1")
     if command[0] == "mpi":
         called, code = "mpi run", main(["mpi", "run", str(device)])
@@ -220,11 +202,11 @@ def test_other_commands_say_that_they_need_the_federation(
 
 @pytest.mark.parametrize("command", [["select"], ["run"]])
 def test_commands_for_a_device_say_so_in_a_federation(tmp_path: Path, command: list[str]) -> None:
-    federation(tmp_path)
+    write_small_federation(tmp_path)
     done = subprocess.run(
         [sys.executable, "-m", "fedkin.cli", "peer", *command, "."],
         cwd=tmp_path / "fed",
-        env=ENVIRONMENT,
+        preexec_fn=capped,
         capture_output=True,
         text=True,
         timeout=60,
@@ -238,7 +220,7 @@ def test_commands_for_a_device_say_so_in_a_federation(tmp_path: Path, command: l
 
 
 def test_status_lists_devices_that_are_elsewhere_or_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    federation(tmp_path)
+    write_small_federation(tmp_path)
     directory = tmp_path / "fed"
     place(directory, "d0").rename(tmp_path / "elsewhere")
     (place(directory, "d1") / "device.json").unlink()
@@ -261,7 +243,7 @@ def test_status_lists_devices_that_are_elsewhere_or_damaged(tmp_path: Path, caps
 def test_up_does_not_let_the_others_wait_for_a_damaged_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    federation(tmp_path)
+    write_small_federation(tmp_path)
     directory = tmp_path / "fed"
     (place(directory, "d1") / "device.json").unlink()
     code, _, errors = said(capsys, "up", str(directory), "--give-up", "5")
@@ -272,12 +254,12 @@ def test_up_does_not_let_the_others_wait_for_a_damaged_device(
 
 def test_up_names_who_is_elsewhere_and_starts_the_others(tmp_path: Path) -> None:
     """As with one device on another machine: the run ends, and its status says where the third one is."""
-    manifest = federation(tmp_path, 3, 20)
+    manifest = write_small_federation(tmp_path, 3, 20)
     directory = tmp_path / "fed"
     place(directory, "d2").rename(tmp_path / "elsewhere")
     other = subprocess.Popen(
         [sys.executable, "-m", "fedkin.federate.programs.run", str(tmp_path / "elsewhere"), "--give-up", "40"],
-        env=ENVIRONMENT,
+        preexec_fn=capped,
         stderr=subprocess.DEVNULL,
     )
     try:
@@ -301,7 +283,7 @@ def test_a_device_that_cannot_write_is_told_by_up_and_status(
 ) -> None:
     """No file of the device may grow any more: neither its status nor its log can tell."""
     monkeypatch.setattr(overview_module, "SILENT_SECONDS", 4.0)
-    manifest = federation(tmp_path, 2, FOR_EVER, checkpoint_every=5)
+    manifest = write_small_federation(tmp_path, 2, FOR_EVER, checkpoint_every=5)
     directory = tmp_path / "fed"
     supervisor = Supervisor(directory)
     news: list[str] = []
@@ -314,13 +296,13 @@ def test_a_device_that_cannot_write_is_told_by_up_and_status(
 
     try:
         supervisor.start()
-        until(lambda: polled() or all(line.round > 2 for line in lines_of(directory).values()))
+        wait_for(lambda: polled() or all(line.round > 2 for line in lines_of(directory).values()))
         assert not news
         child = supervisor.by_name["d1"].process
         assert child is not None
         infinite = resource.RLIM_INFINITY
         resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (0, infinite))
-        until(polled)
+        wait_for(polled)
         assert news[0].startswith("d1: its process runs, but has not written status.json for"), news
         assert f"cannot write in {place(directory, 'd1')}" in news[0]
         line = {one.name: one for one in overview(directory, manifest, supervisor.by_name)}["d1"]
@@ -329,7 +311,7 @@ def test_a_device_that_cannot_write_is_told_by_up_and_status(
         assert code == 0 and re.search(r"d1 +silent", out) and "has not written status.json for" in errors
         assert 'fedkin_trouble{device="d1"} 1' in said(capsys, "status", str(directory), "--metrics")[1]
         resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (infinite, infinite))
-        until(lambda: len(polled()) > 1)
+        wait_for(lambda: len(polled()) > 1)
         assert news[1:] == ["d1: it goes on"]
         assert lines_of(directory)["d1"].state == "running"
     finally:
@@ -337,7 +319,7 @@ def test_a_device_that_cannot_write_is_told_by_up_and_status(
 
 
 def test_a_full_disk_is_named_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    federation(tmp_path)
+    write_small_federation(tmp_path)
     device = place(tmp_path / "fed", "d0")
     status = {"pid": os.getpid(), "time": time.time() - 5.0, "state": "running"}
     with only_one(device):
@@ -358,7 +340,7 @@ def test_a_device_that_holds_logs_ever_less_often(tmp_path: Path) -> None:
         fleet.start("d0", "d1")
         fleet.start("d2", preexec=tight)
         event = "checkpoint failed, holding"
-        first = until(lambda: [entry for entry in fleet.log("d2") if entry["event"] == event])[0]
+        first = wait_for(lambda: [entry for entry in fleet.log("d2") if entry["event"] == event])[0]
         assert first["seconds"] == 0
         time.sleep(6.5)
         seconds = [entry["seconds"] for entry in fleet.log("d2") if entry["event"] == event]
@@ -410,12 +392,12 @@ def test_a_short_patience_is_honoured(tmp_path: Path, placement: str) -> None:
     changes: dict[str, Any] = {}
     if placement == "central":
         changes = {"placement": "central", "centre": f"tls/127.0.0.1:{free_ports(1)}", "compare_every": 0}
-    federation(tmp_path, **changes)
+    write_small_federation(tmp_path, **changes)
     device = place(tmp_path / "fed", "d0" if placement == "peer" else "centre")
     waits = ["--give-up", "1", "--gather", "0", "--complain", "40"]
     done = subprocess.run(
         [sys.executable, "-m", "fedkin.federate.programs.run", str(device), *waits],
-        env=ENVIRONMENT,
+        preexec_fn=capped,
         capture_output=True,
         text=True,
         timeout=60,
@@ -442,7 +424,7 @@ def test_a_short_patience_is_honoured(tmp_path: Path, placement: str) -> None:
 def test_waits_that_are_no_times_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
 ) -> None:
-    federation(tmp_path)
+    write_small_federation(tmp_path)
     command, *rest = options
     directory = tmp_path / "fed" if command in ("up", "tune") else place(tmp_path / "fed", "d0")
     code, _, errors = said(capsys, command, str(directory), *rest)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from builders import small_problem
-from federations import free_ports, in_threads
+from federations import in_threads
 from fedkin.admm import Settings, fed_admm
 from fedkin.cli import main
 from fedkin.data import Federation
@@ -35,6 +35,7 @@ from fedkin.graph import Graph
 from fedkin.objective import Problem
 from fedkin.solvers import cross_validate_lam, lam_max
 from fedkin.solvers.folds import cut_folds
+from processes import capped, free_ports
 
 pytestmark = pytest.mark.timeout(180)
 QUICK = Patience(first_pull=0.1, last_pull=0.5, complain=1.0, give_up=60.0, linger=5.0)
@@ -272,9 +273,8 @@ def federation(folder: Path, problem: Problem, **options: Any) -> Manifest:
 
 
 def tune(folder: Path, *options: str) -> subprocess.Popen[bytes]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "fedkin.cli", "peer", "tune", str(folder), "--give-up", "60", "--json", *options]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(command, preexec_fn=capped, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def ended(process: subprocess.Popen[bytes], folder: Path, seconds: float = 120) -> tuple[dict[str, Any], str]:

@@ -20,7 +20,8 @@ from fedkin.studies.rows import StudyError, read_rows, write_rows
 from fedkin.studies.run import run_study
 from fedkin.studies.run.pool import WorkerError, map_in_processes
 from fedkin.studies.run.store import Store
-from small_studies import SMALL, wait_for, without_times
+from processes import wait_for
+from small_studies import SMALL, without_times
 
 pytestmark = pytest.mark.studies
 
