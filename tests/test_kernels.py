@@ -19,13 +19,13 @@ from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.objective import L1, FusedObjective, Problem, QuadraticTerms, make_penalty
 from fedkin.solvers import backend as choice
-from fedkin.solvers import compiled, fused_parameters, initial_rho, solve_fused
+from fedkin.solvers import compiled, fused_parameters, solve_fused
 from fedkin.solvers import renumber as places
 from fedkin.solvers.compiled import CompiledIteration
 from fedkin.solvers.kernels import cache as kernel_cache
 from fedkin.solvers.kernels import grams as gram_kernels
 from fedkin.solvers.kernels import steps as kernels
-from fedkin.solvers.pdhg import NumpyIteration
+from fedkin.solvers.pdhg import NumpyIteration, initial_rho
 
 
 def random_graph(n: int, n_edges: int, seed: int = 0, weighted: bool = True) -> Graph:

@@ -18,7 +18,7 @@ from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
 from fedkin.objective import make_penalty
 from fedkin.solvers import congestion
 from fedkin.solvers.congestion import least_congestion
-from fedkin.solvers.path import fused_gradients, fused_solution, lam_grid
+from fedkin.solvers.grids import fused_gradients, fused_solution, lam_grid
 
 DUAL_NORMS = {"l1": "inf", "l2": 2, "linf": 1}
 

@@ -30,10 +30,10 @@ from fedkin.federate.setup.deploy import device_parts, make_manifest
 from fedkin.federate.setup.directory import read_result, write_federation
 from fedkin.federate.trust.security import make_authority
 from fedkin.federate.tuning.curves import Curve, choose, read_curve, write_curve
-from fedkin.federate.tuning.tuner import Tuner, TuneSettings, flood_rounds, lattice
+from fedkin.federate.tuning.tuner import Tuner, TuneSettings, flood_rounds
 from fedkin.graph import Graph
 from fedkin.objective import Problem
-from fedkin.solvers import cross_validate_lam, lam_max
+from fedkin.solvers import cross_validate_lam, lam_max, lattice
 from fedkin.solvers.folds import cut_folds
 from processes import capped, free_ports
 

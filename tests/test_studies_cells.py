@@ -16,7 +16,6 @@ from fedkin.studies.run.runner import Job, run_job
 from fedkin.studies.tasks import Replication, check_study
 from fedkin.studies.tasks.designs import false_edge_design, make_design
 from fedkin.studies.tasks.estimators import Settings, Workbench
-from fedkin.studies.validation import fold_scores, validated_lam
 from small_studies import ESTIMATION, SMALL, without_times
 
 pytestmark = pytest.mark.studies
@@ -58,25 +57,13 @@ def test_penalised_estimators_solve_their_own_problem():
     assert bench.estimate("oracle").graph == design.truth
 
 
-@pytest.mark.parametrize(("n_samples", "loss"), [(40, "linear"), (12, "mean"), (5, "linear")])
-def test_bulk_validation_gives_the_scores_of_the_library(n_samples: int, loss: str):
-    # five rows for four parameters: training sets are singular
-    design = paper_design(9, n_samples, 4, 3, varrho=0.2, seed=2)
-    graph = design.graph.reweighted(np.linspace(0.5, 2.0, design.graph.n_edges))
-    problem = fedkin.Problem(design.federation, graph, loss=loss)
-    lams = np.geomspace(0.1, 1e-3, 6)
-    expected = fedkin.cross_validate_lam(problem, lams, folds=4, seed=3, tol=1e-9)
-    found = fold_scores(problem, lams, folds=4, seed=3, tol=1e-9)
-    np.testing.assert_allclose(found, expected.scores, rtol=2e-4)
-    assert validated_lam(problem, lams, folds=4, seed=3, tol=1e-9) == expected.lam
-
-
-def test_validation_of_other_losses_is_the_librarys():
-    design = paper_design(6, 30, 2, 2, loss="logistic", seed=2)
-    problem = fedkin.Problem(design.federation, design.graph, loss="logistic", ridge=0.01)
-    lams = np.geomspace(0.1, 1e-3, 4)
-    expected = fedkin.cross_validate_lam(problem, lams, folds=3, seed=3, tol=1e-4)
-    assert validated_lam(problem, lams, folds=3, seed=3, tol=1e-4) == expected.lam
+def test_lam_is_that_of_cross_validation():
+    design = paper_design(9, 40, 4, 3, varrho=0.2, seed=2)
+    settings = Settings(folds=4, n_lams=6)
+    found = Workbench(design, settings, seed=3).estimate("fedadmm")
+    problem = fedkin.Problem(design.federation, design.graph)
+    lams = fedkin.lam_max(problem, tol=1.0) * np.geomspace(1.0, 1e-3, 6)
+    assert found.lam == fedkin.cross_validate_lam(problem, lams, folds=4, seed=3, tol=1e-4).lam
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from .measure import bandwidth, peak_gigabytes
 def large(n: int, p: int, penalty: str, loss: str, edges_per_device: float = 5.0, scrambled: bool = False) -> dict:
     """A certified solve at a size where memory counts, and what one iteration takes against the memory's bandwidth."""
     import fedkin.solvers.kernels.steps  # noqa: F401  (loading kernels is not part of a solve)
-    from fedkin.solvers import initial_rho
     from fedkin.solvers.compiled import CompiledIteration
+    from fedkin.solvers.pdhg import initial_rho
 
     strength = {"l2": 0.1, "l1": 0.06 if p == 1 else 0.04}[penalty]
     instance = clustered(

@@ -14,8 +14,9 @@ from fedkin._base import check_positive, check_whole
 from fedkin.errors import DataError, ParameterError
 from fedkin.objective import Problem
 from fedkin.solvers.backend import Backend, Resolved, resolve_backend
-from fedkin.solvers.folds import Batch, cut_folds, in_batches
-from fedkin.solvers.path import checked_grid, lam_grid, path_stretch, path_threads, stretches_of, warn_of_limits
+from fedkin.solvers.folds import Batch, assign_folds, cut_folds, in_batches
+from fedkin.solvers.grids import checked_grid, lam_grid
+from fedkin.solvers.path import path_stretch, path_threads, stretches_of, warn_of_limits
 from fedkin.solvers.workload import run_side_by_side
 
 Array = NDArray[np.float64]
@@ -108,20 +109,34 @@ def cross_validate_lam(
         raise ParameterError("n_jobs must not be 0; give a number of jobs, or -1 for as many as there are cores")
     _check_rows(problem)
     grid = lam_grid(problem, n_lams, ratio) if lams is None else checked_grid(lams)
-    fold_of = problem.federation.folds(folds, seed)
-    # a device with one row has none to hold out: it always trains
-    fold_of[(problem.federation.n_samples < 2)[problem.federation.device_index]] = -1
+    fold_of = assign_folds(problem.federation, folds, seed)
     # with few rows in all, a fold may be empty
     held_out = [fold for fold in range(folds) if (fold_of == fold).any()]
     # decided here and not by each process for itself: many processes give what one gives, to the bit
     resolved = resolve_backend(backend, problem.fused, len(held_out) * grid.size)
     batches = in_batches(cut_folds(problem, fold_of, held_out), resolved)
     scores = _scores(batches, grid * problem.n_devices, tol, resolved, n_jobs)
-    mean, error = scores.mean(axis=0), scores.std(axis=0, ddof=1) / np.sqrt(len(held_out))
+    mean, error = mean_and_error(scores)
+    return LamChoice(float(grid[best_level(mean, error if rule == "1se" else None)]), grid, scores, mean, error, rule)
+
+
+def mean_and_error(scores: Array) -> tuple[Array, Array]:
+    """Means over folds of ``scores (folds, m)`` and their standard errors, each ``(m,)``."""
+    return scores.mean(axis=0), scores.std(axis=0, ddof=1) / np.sqrt(scores.shape[0])
+
+
+def best_level(mean: Array, error: Array | None = None) -> int:
+    """Position of the level with the smallest held-out loss.
+
+    Parameters
+    ----------
+    mean : array (m,)
+        Held-out losses of the levels, the largest level first.
+    error : array (m,), optional
+        Their standard errors: then the largest level within one of them of the best (the rule "1se").
+    """
     best = int(mean.argmin())
-    if rule == "1se":
-        best = int(np.flatnonzero(mean <= mean[best] + error[best])[0])
-    return LamChoice(float(grid[best]), grid, scores, mean, error, rule)
+    return best if error is None else int(np.flatnonzero(mean <= mean[best] + error[best])[0])
 
 
 def _scores(batches: list[Batch], strengths: Array, tol: float, backend: Resolved, n_jobs: int | None) -> Array:

@@ -1,13 +1,15 @@
-"""Training and held-out parts of a problem, cut within devices."""
+"""Folds: which rows belong to which, and the training and held-out parts of a problem."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.data import Federation, shuffled_ranks
 from fedkin.graph import Graph
 from fedkin.objective import DeviceTerms, FusedObjective, Problem, QuadraticTerms, build_terms
 from fedkin.solvers.backend import Resolved
@@ -17,6 +19,60 @@ Index = NDArray[np.int64]
 
 #: Up to this many edge duals, numpy solves all folds as one problem with a copy of the graph each.
 STACKED = 1_000_000
+
+
+def deal_folds(device: Hashable, n: int, folds: int, seed: int, first: int = 0) -> Index:
+    """Fold ``(n,)`` of each row of one device; -1 for a single row, which always trains.
+
+    Parameters
+    ----------
+    device : hashable
+        Its id, which decides with the seed how its rows are shuffled.
+    n, folds, seed : int
+        Numbers of rows and of folds, and the seed.
+    first : int
+        Rows of the devices before it: dealing goes on where they ended, as in `Federation.folds`.
+    """
+    if n < 2:
+        return np.full(n, -1, dtype=np.int64)
+    return np.asarray((first + shuffled_ranks(device, n, seed, "folds")) % folds, dtype=np.int64)
+
+
+def assign_folds(federation: Federation, folds: int, seed: int) -> Index:
+    """Fold ``(N,)`` of each row, cut within devices; -1 for the row of a device that has a single one."""
+    fold_of = federation.folds(folds, seed)
+    fold_of[(federation.n_samples < 2)[federation.device_index]] = -1
+    return fold_of
+
+
+def held_out_losses(
+    federation: Federation,
+    fold_of: Index,
+    fits: Callable[[Federation], Iterable[Array]],
+    loss: Callable[[Federation, Array], Array],
+) -> Array:
+    """Loss of every row under candidates that were fitted without its fold, ``(candidates, N)``.
+
+    Parameters
+    ----------
+    federation : Federation
+        All rows.
+    fold_of : int array (N,)
+        Their folds; rows below 0 always train, and have a loss of 0.
+    fits : callable
+        ``fits(rows)`` gives the parameters ``(V, p)`` of each candidate.
+    loss : callable
+        ``loss(rows, theta)`` gives the loss of each row.
+    """
+    columns = []
+    for fold in range(int(fold_of.max()) + 1):
+        held_out = fold_of == fold
+        kept, rest = (federation.take(rows, allow_empty=True) for rows in (~held_out, held_out))
+        columns.append((held_out, [loss(rest, theta) for theta in fits(kept)]))
+    out = np.zeros((len(columns[0][1]), fold_of.size))
+    for held_out, losses in columns:
+        out[:, held_out] = losses
+    return out
 
 
 @dataclass(frozen=True, eq=False)

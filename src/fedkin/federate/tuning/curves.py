@@ -20,6 +20,7 @@ from fedkin.errors import DataError
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.setup.directory import DEVICES, why_not_shared
 from fedkin.federate.trust.security import write_private
+from fedkin.solvers import best_level, mean_and_error
 
 Array = NDArray[np.float64]
 
@@ -175,15 +176,12 @@ def choose(curves: Mapping[int, Curve], reasons: Mapping[int, str], *, one_se: b
         each = np.stack([curve.by_fold[:, at] for curve, at in zip(linked, columns, strict=True)])  # type: ignore[index]
         there = ~np.isnan(each).any(axis=2)
         scores = np.stack([each[there[:, f], f].mean(axis=0) for f in range(each.shape[1]) if there[:, f].any()])
-        mean, error = scores.mean(axis=0), scores.std(axis=0, ddof=1) / np.sqrt(scores.shape[0])
-        best = int(mean.argmin())
-        best = int(np.flatnonzero(mean <= mean[best] + error[best])[0])
+        mean, error = mean_and_error(scores)
     else:
         weight = np.array([curve.folds for curve in linked], dtype=np.float64)
         values = np.stack([curve.mean[at] for curve, at in zip(linked, columns, strict=True)])
         mean = np.asarray((weight[:, None] * values).sum(axis=0) / weight.sum())
-        best = int(mean.argmin())
-    return Choice(float(lams[best]), lams, mean, error, len(curves), dict(reasons))
+    return Choice(float(lams[best_level(mean, error)]), lams, mean, error, len(curves), dict(reasons))
 
 
 def _columns(own: Array, lams: Array) -> NDArray[np.int64]:

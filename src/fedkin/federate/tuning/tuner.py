@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.admm import DeviceRows, Plan, ShardState, StepRule, device_keys, local_curvature
-from fedkin.data import Federation, Rows, shuffled_ranks
+from fedkin.data import Federation, Rows
 from fedkin.errors import DataError, ParameterError, SolverError
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.journal import Journal
@@ -33,6 +33,7 @@ from fedkin.federate.links.memory import Transport
 from fedkin.federate.lockstep import Arrays, Lockstep, Patience
 from fedkin.federate.messages import RUN_BYTES, Expected, Kind
 from fedkin.objective import build_terms, make_penalty
+from fedkin.solvers import deal_folds, lattice
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -97,12 +98,8 @@ class TuneSettings:
 
 def own_folds(manifest: Manifest, position: int, n: int, settings: TuneSettings) -> Index:
     """Fold ``(n,)`` of each row of a device, as `Federation.folds` deals them; -1 for a single row, which trains."""
-    if n < 2:
-        return np.full(n, -1, dtype=np.int64)
     first = None if manifest.deal is None else manifest.deal[position]
-    return np.asarray(
-        ((first or 0) + shuffled_ranks(manifest.members[position].id, n, settings.seed, "folds")) % settings.folds
-    )
+    return deal_folds(manifest.members[position].id, n, settings.folds, settings.seed, first or 0)
 
 
 def flood_rounds(manifest: Manifest, position: int) -> int:
@@ -123,22 +120,6 @@ def flood_rounds(manifest: Manifest, position: int) -> int:
         return reached, rounds
 
     return 2 * distances(min(distances(position)[0]))[1]
-
-
-def lattice(top: float, n_lams: int, ratio: float) -> Array:
-    """Levels ``(n_lams,)`` from the first at or above ``top`` downwards, out of ``step ** k`` for all whole k.
-
-    Components of a graph find tops of their own; on a common lattice their curves can be added.
-
-    Examples
-    --------
-    >>> from fedkin.federate.tuning.tuner import lattice
-    >>> lattice(0.07, 3, 0.01).round(6).tolist()
-    [0.1, 0.01, 0.001]
-    """
-    step = ratio ** (1.0 / (n_lams - 1))
-    first = int(np.floor(np.log(top) / np.log(step) + 1e-9))
-    return np.asarray(step ** np.arange(first, first + n_lams, dtype=np.float64))
 
 
 class Copies:

@@ -6,7 +6,6 @@ chosen by cross-validation within the training rows of a split; test rows are lo
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -21,7 +20,7 @@ from fedkin.data import INTERCEPT, Federation
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.objective import Problem, Solution
-from fedkin.solvers import lam_path, solve
+from fedkin.solvers import best_level, held_out_losses, lam_path, solve
 from fedkin.stats import select_edges
 from fedkin.studies.tasks.election_data import Election, load_election
 from fedkin.studies.tasks.replication import Replication, settle_backend
@@ -211,15 +210,12 @@ class Split:
         fits : callable
             ``fits(rows)`` gives the parameters ``(V, p)`` of each candidate.
         """
-        loss: dict[int, float] = defaultdict(float)
-        for fold in range(self.protocol.folds):
-            kept, held_out = (
-                self.train.take(rows, allow_empty=True) for rows in (self.fold != fold, self.fold == fold)
-            )
-            for k, theta in enumerate(fits(kept)):
-                loss[k] += _log_loss(held_out.y, _predictors(held_out, theta)).sum()
-        chosen = min(loss, key=loss.__getitem__)
-        return chosen, float(loss[chosen] / len(self.train.X))
+
+        def row_loss(rows: Federation, theta: Array) -> Array:
+            return _log_loss(rows.y, _predictors(rows, theta))
+
+        mean = held_out_losses(self.train, self.fold, fits, row_loss).mean(axis=1)
+        return (chosen := best_level(mean)), float(mean[chosen])
 
     def penalised(self, graph: Graph) -> Found:
         """Fed-ADMM's objective along a graph, with ridge and lam by inner cross-validation."""

@@ -19,9 +19,8 @@ from fedkin.datasets import Design
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.objective import Problem
-from fedkin.solvers import lam_max, solve
+from fedkin.solvers import cross_validate_lam, lam_grid, solve
 from fedkin.stats import LocalFit, global_fit, local_fit, oracle_fit, select_edges
-from fedkin.studies.validation import validated_lam
 
 Array = NDArray[np.float64]
 
@@ -118,8 +117,11 @@ class Workbench:
             return Estimate(self.local.theta, 0.0, graph)
         problem = Problem(federation, graph, loss=settings.loss, penalty=settings.penalty)
         # a factor of two is enough: the grid only has to begin where everything is fused
-        grid = lam_max(problem, tol=1.0) * np.geomspace(1.0, settings.ratio, settings.n_lams)
-        lam = validated_lam(problem, grid, folds=settings.folds, seed=self.seed, tol=settings.path_tol)
+        grid = lam_grid(problem, settings.n_lams, settings.ratio, tol=1.0)
+        # one job: the replications of a study run side by side
+        lam = cross_validate_lam(
+            problem, grid, folds=settings.folds, seed=self.seed, tol=settings.path_tol, n_jobs=1
+        ).lam
         return Estimate(solve(problem.with_lam(lam), tol=settings.tol).theta, lam, graph)
 
     def selected(self, candidates: Graph | None) -> Estimate:
