@@ -15,7 +15,7 @@ X = rng.normal(size=(800, 4))
 slopes = np.array([[1.0, 0.5, 0.0, -1.0], [0.0, 0.5, 2.0, 1.0]])
 y = (X * slopes[kind]).sum(axis=1) + rng.normal(size=800)
 
-model = FedADMMRegressor(select="bonferroni").fit(X, y, device=clinic)
+model = FedADMMRegressor().fit(X, y, device=clinic)
 
 for number in range(model.clusters_.max() + 1):
     members = [name for name, group in zip(model.devices_, model.clusters_, strict=True) if group == number]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,8 @@ import fedkin
 import fedkin.cli.demo
 import fedkin.cli.fit
 from fedkin.cli import main
-from fedkin.errors import ConvergenceWarning, SolverError
-from fedkin.fitting import FitOptions, compare
+from fedkin.errors import FedkinWarning, SolverError
+from fedkin.fitting import FitOptions, compare, fit_federation
 
 HEADER = ["clinic", "age", "dose", "outcome"]
 NORTH = ["Zürich", "Bern", "[red]Basel[/]"]
@@ -93,7 +94,7 @@ def test_fit_as_json_agrees_with_the_library(place: Path, capsys: pytest.Capture
     assert main(["fit", "sites.csv", *FIT, "--test-size", "0.5", "--seed", "3", "--json", "--out", "model"]) == 0
     document = json.loads(capsys.readouterr().out)
     federation = fedkin.Federation.read("sites.csv", device="clinic", target="outcome")
-    options = FitOptions(lam=0.01, select="bonferroni", standardize=True, seed=3)
+    options = FitOptions(lam=0.01, seed=3)
     expected = compare(*federation.split(0.5, 3), None, options)
     assert document["comparison"]["errors"] == pytest.approx(expected.errors)
     assert document["comparison"]["metric"] == expected.metric
@@ -123,6 +124,41 @@ def test_a_graph_limits_who_can_be_kin(place: Path, capsys: pytest.CaptureFixtur
     assert len(groups) == 5
     assert main([*fit, "--select", "none"]) == 0
     assert json.loads(capsys.readouterr().out)["edges"] == 2
+
+
+def test_the_defaults_are_those_of_python(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = ["--device", "clinic", "--target", "outcome"]
+    table = np.array([row[1:] for row in clinic_rows()], dtype=float)
+    ids = [row[0] for row in clinic_rows()]
+    federation = fedkin.Federation.read("sites.csv", device="clinic", target="outcome")
+    for options, words in (
+        ({}, []),
+        ({"select": "none"}, ["--select", "none"]),
+        ({"select": None}, ["--select", "none"]),
+    ):
+        assert main(["fit", "sites.csv", *columns, *words]) == 0
+        model = fedkin.load("fedkin-model")
+        fitted = fit_federation(federation, None, FitOptions(**options))
+        estimator = fedkin.FedADMMRegressor(**options).fit(table[:, :2], table[:, 2], device=ids)
+        for other in (fitted, estimator.model_):
+            assert (model.devices, model.lam) == (other.devices, other.lam)
+            np.testing.assert_array_equal(model.coef, other.coef)
+            np.testing.assert_array_equal(model.intercept, other.intercept)
+        assert model.graph.n_edges == (6 if not options else 15)
+
+
+def test_every_option_of_a_fit_is_an_option_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    from typer.main import get_command
+
+    from fedkin.cli.app import make_app
+    from fedkin.cli.options import flag
+
+    command = get_command(make_app(["fit"])).commands["fit"]
+    known = {one.name: one for one in command.params}
+    for item in fields(FitOptions):
+        assert flag(item.name) in known[item.name].opts
+        if item.name != "cv_rule":  # a flag for one of two rules
+            assert known[item.name].default == item.default
 
 
 def test_one_file_per_device(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,10 +220,11 @@ def test_degenerate_devices_are_named(place: Path, capsys: pytest.CaptureFixture
     ages = rng.normal(size=120).tolist()
     rows = [[f"s{k % 3}", x, "yes" if k % 3 == 2 or x + rng.logistic() > 0 else "no"] for k, x in enumerate(ages)]
     write(place / "one_class.csv", ["site", "x", "state"], rows)
-    fit = ["fit", "one_class.csv", "--device", "site", "--target", "state", "--lam", "0.1", "--test-size", "0"]
+    fit = ["fit", "one_class.csv", "--device", "site", "--target", "state", "--lam", "0.1", "--select", "holm"]
     assert main(fit) == 0
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
     assert any("s2" in line for line in notes)
+    assert len(notes) == len(set(notes)) == sum("s2" in line for line in notes)  # once, not for every fit
     assert main(["inspect", "fedkin-model"]) == 0
     assert "s2" in capsys.readouterr().out.partition("Notes")[2]
 
@@ -266,7 +303,7 @@ def test_many_groups_and_features_are_summarised(place: Path, capsys: pytest.Cap
         (["--device", "clinic", "--target", "outcom"], ["'outcom'", "did you mean 'outcome'?"]),
         ([*FIT, "--features", "age,doses"], ["'doses'", "did you mean 'dose'?"]),
         ([*FIT, "--features", "zzz"], ["'zzz'", "the table has"]),
-        ([*FIT, "--lam", "much"], ["--lam must be cv or a number", "'much'"]),
+        ([*FIT, "--lam", "much"], ["lam must be a number", "'cv'", "'much'"]),
         ([*FIT, "--lam", "-1"], ["lam", "-1"]),
         ([*FIT, "--level", "2"], ["level", "2"]),
         ([*FIT, "--test-size", "1"], ["--test-size", "got 1"]),
@@ -348,19 +385,67 @@ def test_solver_failures_have_their_own_exit_code(
 def test_warnings_become_notes(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fit_federation = fedkin.cli.fit.fit_federation
-
     def warn(*arguments: object) -> object:
-        for k in range(5):
-            warnings.warn(f"stopped early, {k}", ConvergenceWarning, stacklevel=2)
+        for k in (0, 0, 1, 2, 3, 4):
+            warnings.warn(f"something odd, {k}", FedkinWarning, stacklevel=2)
         return fit_federation(*arguments)
 
     monkeypatch.setattr(fedkin.cli.fit, "fit_federation", warn)
     assert main(["fit", "sites.csv", *FIT, "--test-size", "0"]) == 0
     shown = capsys.readouterr().err
-    assert shown.count("note: stopped early") == 3
+    assert shown.count("note: something odd") == 3
+    assert shown.count("something odd, 0") == 1
     assert "2 more" in shown
-    assert "ConvergenceWarning: " not in shown
+    assert "FedkinWarning: " not in shown
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+@pytest.mark.parametrize(
+    ("limit", "cure"), [(["--max-iter", "1"], "--max-iter"), (["--solver", "fedadmm", "--rounds", "2"], "--rounds")]
+)
+def test_a_fit_that_did_not_converge_is_a_failure_and_is_not_saved(
+    place: Path, capsys: pytest.CaptureFixture[str], limit: list[str], cure: str, more: list[str]
+) -> None:
+    fit = ["fit", "sites.csv", *FIT, "--select", "none", "--tol", "1e-9", *more]
+    line = failing(capsys, *fit, *limit, code=1)
+    for words in ("did not converge", "no model was saved", "relative gap", "1.0e-09", cure, "--tol", "--ridge"):
+        assert words in line
+    assert sorted(path.name for path in place.iterdir()) == ["sites.csv"]
+    assert main(fit) == 0  # the limit was the reason
+    assert fedkin.load("fedkin-model").status == "converged"
+    before = (place / "fedkin-model" / "model.json").read_bytes()
+    capsys.readouterr()
+    failing(capsys, *fit, *limit, code=1)
+    assert (place / "fedkin-model" / "model.json").read_bytes() == before  # a good model is not replaced by a bad one
+
+
+def test_a_comparison_that_did_not_converge_is_noted(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hasty(*arguments: object) -> object:
+        found = compare(*arguments)
+        stopped = replace(found.models["Fedkin"], status="iteration_limit", gap=0.5)
+        return replace(found, models=found.models | {"Fedkin": stopped})
+
+    monkeypatch.setattr(fedkin.cli.fit, "compare", hasty)
+    assert main(["fit", "sites.csv", *FIT]) == 0
+    assert "did not converge (relative gap 5.0e-01)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("out", ["sites.csv/model", "sites.csv/deep/model", "/proc/no/model"])
+def test_an_unwritable_place_is_noticed_before_the_fit(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    def never(*_: object) -> None:
+        pytest.fail("fitted first")
+
+    if out.startswith("/proc") and not Path("/proc/self").exists():
+        pytest.skip("no /proc here")
+    monkeypatch.setattr(fedkin.cli.fit, "compare", never)
+    line = failing(capsys, "fit", "sites.csv", *FIT, "--out", out)
+    assert "--out: cannot write the model to" in line
+    assert out.rsplit("/", 1)[1] in line
+    assert sorted(path.name for path in place.iterdir()) == ["sites.csv"]
 
 
 def test_ctrl_c_ends_a_solver_that_would_go_on(

@@ -24,7 +24,7 @@ from builders import small_problem
 from federations import in_process, write_tables
 from fedkin.admm import fed_admm, load_checkpoint, save_checkpoint
 from fedkin.cli import main
-from fedkin.cli.app import app
+from fedkin.cli.app import make_app
 from fedkin.data import Federation
 from fedkin.federate.contract.manifest import load_manifest
 from fedkin.federate.programs.overview import is_running
@@ -108,7 +108,7 @@ def test_init_up_status_collect(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_the_page_of_commands_has_all_options() -> None:
     text = (Path(__file__).parent.parent / "docs" / "command-line.md").read_text(encoding="utf-8")
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(make_app([]))
     for name, command in root.commands.items():  # type: ignore[attr-defined]
         for inner in getattr(command, "commands", {"": command}).values():
             options = [max(one.opts, key=len) for one in inner.params if one.opts[0].startswith("-")]

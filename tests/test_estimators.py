@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import fields
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,14 +19,16 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fedkin
 from fedkin import FedADMMClassifier, FedADMMRegressor, Graph
-from fedkin.errors import DataError, GraphError, ParameterError, UnknownDeviceError
+from fedkin.errors import DataError, FedkinWarning, GraphError, ParameterError, UnknownDeviceError
+from fedkin.fitting import FitOptions
 from fedkin.fitting.estimators import WithinDeviceKFold
 from fedkin.fitting.scoring import DeviceScorer
 from fedkin.losses import HuberLoss
 
 
-# several checks fit classes that can be separated, of which a DegenerateDeviceWarning rightly tells
+# several checks fit classes that can be separated, of which a DegenerateDeviceWarning rightly tells; all fit one device
 @pytest.mark.filterwarnings("ignore::fedkin.errors.DegenerateDeviceWarning")
+@pytest.mark.filterwarnings("ignore:fit was not told the devices:fedkin.errors.FedkinWarning")
 @parametrize_with_checks(
     [
         FedADMMRegressor(),
@@ -61,7 +66,7 @@ def three_sites(n=40, classes=None, seed=0):
 
 def test_one_device_is_ordinary_least_squares():
     X, y, _ = three_sites()
-    model = FedADMMRegressor(tol=1e-12).fit(X, y)
+    model = FedADMMRegressor(tol=1e-12).fit(X, y, device="all")
     plain = LinearRegression().fit(X, y)
     np.testing.assert_allclose(model.coef_, [plain.coef_], rtol=1e-8)
     np.testing.assert_allclose(model.predict(X), plain.predict(X), rtol=1e-8)
@@ -74,7 +79,7 @@ def test_one_device_is_ordinary_least_squares():
 )
 def test_one_device_is_logistic_regression_with_any_labels(labels):
     X, y, _ = three_sites(classes=labels)
-    model = FedADMMClassifier(tol=1e-9).fit(X, y)
+    model = FedADMMClassifier(tol=1e-9).fit(X, y, device="all")
     plain = LogisticRegression(C=np.inf, tol=1e-10, max_iter=2000).fit(X, y)
     assert model.classes_.tolist() == plain.classes_.tolist()
     np.testing.assert_allclose(model.predict_proba(X), plain.predict_proba(X), atol=1e-4)
@@ -112,13 +117,15 @@ def test_selection_finds_the_kin():
     assert groups == {frozenset("ab"), frozenset("c")}
     assert list(model.graph_.edge_ids()) in ([("b", "a")], [("a", "b")])
     assert model.selection_["candidates"] == 3 and model.selection_["kept"] == 1
-    assert not hasattr(FedADMMRegressor(lam=0.1).fit(X, y, device=site), "selection_")
-    assert not hasattr(model.set_params(select=None, lam=0.1).fit(X, y, device=site), "selection_")
+    for nothing in (None, "none"):
+        assert not hasattr(FedADMMRegressor(lam=0.1, select=nothing).fit(X, y, device=site), "selection_")
+        refitted = FedADMMRegressor().fit(X, y, device=site).set_params(select=nothing, lam=0.1).fit(X, y, device=site)
+        assert not hasattr(refitted, "selection_")
 
 
 def test_attributes_are_those_of_the_model():
     X, y, site = three_sites(classes=["x", "y", "z"])
-    model = FedADMMClassifier(lam=0.01, standardize=True).fit(X, y, device=site)
+    model = FedADMMClassifier(lam=0.01, select=None).fit(X, y, device=site)
     assert model.coef_.shape == (3, 2, 3) and model.intercept_.shape == (3, 2)
     assert model.gap_ <= 1e-6 and model.n_iter_ > 0 and model.lam_ == 0.01
     assert model.model_.classes == ("x", "y", "z")
@@ -170,7 +177,7 @@ def test_random_state_reaches_the_folds():
     X, y, site = three_sites(n=12)
 
     def chosen(state):
-        return FedADMMRegressor(random_state=state, cv=2).fit(X, y, device=site).lam_
+        return FedADMMRegressor(random_state=state, cv=2, select=None).fit(X, y, device=site).lam_
 
     assert len({chosen(seed) for seed in (0, 1, 2)}) > 1
     assert chosen(None) == chosen(0)
@@ -179,7 +186,7 @@ def test_random_state_reaches_the_folds():
 
 def test_folds_in_parallel_choose_the_same():
     X, y, site = three_sites(n=15)
-    one, two = (FedADMMRegressor(n_jobs=jobs, cv=2).fit(X, y, device=site) for jobs in (None, 2))
+    one, two = (FedADMMRegressor(n_jobs=jobs, cv=2, select=None).fit(X, y, device=site) for jobs in (None, 2))
     assert one.lam_ == two.lam_
     np.testing.assert_array_equal(one.coef_, two.coef_)
 
@@ -265,7 +272,7 @@ def test_cross_validation_with_devices(routing):
 
 def test_grid_search_in_a_pipeline(routing):
     X, y, site = three_sites(classes=["no", "yes"], n=60)
-    classifier = FedADMMClassifier().set_fit_request(device=True, graph=True)
+    classifier = FedADMMClassifier(select=None).set_fit_request(device=True, graph=True)
     classifier.set_score_request(device=True).set_predict_request(device=True)
     search = GridSearchCV(
         make_pipeline(StandardScaler(), classifier),
@@ -308,6 +315,35 @@ def test_without_routing_scores_cannot_be_wrong_silently():
     X, y, site = three_sites(n=20)
     with pytest.raises(DataError, match="3 devices"):
         FedADMMRegressor(lam=0.01).fit(X, y, device=site).score(X, y)
+
+
+def test_groups_without_routing_are_told_of():
+    """cross_val_score hands groups to the splitter only: each fit is one model for all sites, and must say so."""
+    X, y, site = three_sites(n=20)
+    with pytest.warns(FedkinWarning, match=r"ONE model.*device=.*metadata routing.*groups= never reaches"):
+        scores = cross_val_score(FedADMMRegressor(lam=0.01), X, y, groups=site, cv=WithinDeviceKFold(3))
+    assert scores.max() < 0.9  # a, b and c together make no good model
+
+
+def test_one_device_may_be_named_once():
+    X, y, _ = three_sites(n=20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = FedADMMRegressor().fit(X, y, device="here")
+        assert model.devices_ == ("here",)
+        assert FedADMMRegressor().fit(X, y, device=7).devices_ == (7,)
+    with pytest.warns(FedkinWarning, match="ONE model"):
+        np.testing.assert_array_equal(FedADMMRegressor().fit(X, y).coef_, model.coef_)
+
+
+def test_options_are_those_of_fit_options():
+    renamed = {"cv_folds": "cv", "seed": "random_state"}
+    for estimator, loss in ((FedADMMRegressor, "linear"), (FedADMMClassifier, "logistic")):
+        expected = {renamed.get(item.name, item.name): item.default for item in fields(FitOptions)} | {"loss": loss}
+        assert estimator().get_params() == expected
+        assert all(f"\n    {name} : " in estimator.__doc__ for name in expected)
+        with pytest.raises(TypeError, match="lamda"):
+            estimator(lamda=1.0)
 
 
 def test_within_device_folds():

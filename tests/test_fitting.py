@@ -16,8 +16,7 @@ import fedkin
 from fedkin import Federation, Graph, Problem, solve
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, DegenerateDeviceWarning, GraphError, ParameterError
-from fedkin.fitting import FitOptions, compare, fit_federation
-from fedkin.fitting.comparison import auc
+from fedkin.fitting import FitOptions, compare, fit_federation, prepare
 from fedkin.losses import HuberLoss, UserLoss
 
 
@@ -43,7 +42,9 @@ def two_devices(loss="linear", n=80, seed=0):
     return Federation.from_arrays(X, y, device)
 
 
-ALONE = FitOptions(lam=0.0, tol=1e-10)
+#: Features as they are, all edges kept.
+PLAIN = FitOptions(select=None, standardize=False)
+ALONE = replace(PLAIN, lam=0.0, tol=1e-10)
 
 
 # --- units ----------------------------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ def test_lam_refers_to_standardised_features():
 def test_it_is_the_problem_that_was_announced():
     """The pieces by hand: intercept column, complete graph, lam on the public scale."""
     fed = two_devices()
-    model = fit_federation(fed, None, FitOptions(lam=0.05, penalty="l2", tol=1e-9))
+    model = fit_federation(fed, None, replace(PLAIN, lam=0.05, penalty="l2", tol=1e-9))
     problem = Problem(fed.with_intercept(), Graph.complete(fed.devices), "linear", "l2", lam=0.05)
     theta = solve(problem, 1e-9).theta
     np.testing.assert_allclose(np.hstack([model.intercept, model.coef[:, 0]]), theta, rtol=1e-6, atol=1e-8)
@@ -156,9 +157,9 @@ def test_it_is_the_problem_that_was_announced():
 
 def test_groups_without_selection_are_fused_devices():
     fed = Federation({"a": [[0.0]], "b": [[0.1]], "c": [[5.0]], "d": [[5.1]]})
-    model = fit_federation(fed, Graph.clusters([0, 0, 1, 1], fed.devices), FitOptions(loss="mean", lam=1.0))
+    model = fit_federation(fed, Graph.clusters([0, 0, 1, 1], fed.devices), replace(PLAIN, loss="mean", lam=1.0))
     assert model.groups() == (("a", "b"), ("c", "d"))
-    assert fit_federation(fed, None, FitOptions(loss="mean", lam=0.0)).n_clusters == 4
+    assert fit_federation(fed, None, replace(PLAIN, loss="mean", lam=0.0)).n_clusters == 4
 
 
 def test_groups_with_selection_are_components_of_kept_edges_and_refit_is_the_oracle():
@@ -193,10 +194,10 @@ def test_a_graph_of_other_devices_is_an_error():
 def test_devices_without_edges_do_not_change_the_choice_of_lam():
     design = paper_design(n_devices=8, n_samples=40, n_features=3, n_clusters=2, seed=3)
     fed = design.federation
-    alone = fit_federation(fed, design.graph, FitOptions())
+    alone = fit_federation(fed, design.graph, PLAIN)
     extra = {u: (fed[u].X, fed[u].y) for u in fed.devices} | {"hermit": (fed[0].X[:1], fed[0].y[:1])}
     edges = list(design.graph.edge_ids())
-    joined = fit_federation(Federation(extra), Graph(extra, edges), FitOptions())
+    joined = fit_federation(Federation(extra), Graph(extra, edges), PLAIN)
     np.testing.assert_allclose(joined.lam * 9, alone.lam * 8, rtol=1e-12)
     np.testing.assert_allclose(joined.coef[:8], alone.coef, rtol=1e-3, atol=1e-4)
 
@@ -244,11 +245,40 @@ def test_a_fit_can_be_repeated_and_the_folds_follow_the_seed():
         {"ridge": -0.1},
         {"sparsity": math.inf},
         {"tol": 0.0},
+        {"max_iter": 0},
+        {"rounds": 0},
+        {"solver": "magic"},
     ],
 )
 def test_options_out_of_range(bad):
     with pytest.raises(ParameterError, match=next(iter(bad))):
         FitOptions(**bad)
+
+
+def test_no_selection_has_one_meaning():
+    assert FitOptions(select="none") == FitOptions(select=None)
+    assert FitOptions(select="none").plain()["select"] is None
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"), [("linear", "linear"), ("logistic", "logistic"), ("multinomial", "multinomial")]
+)
+def test_the_loss_follows_from_the_target(loss, expected):
+    assert fit_federation(two_devices(loss), None, FitOptions(lam=0.1)).loss.name == expected
+
+
+def test_rows_are_prepared_in_one_place():
+    fed = two_devices("multinomial")
+    prepared = prepare(fed, FitOptions(loss="logistic"))
+    assert (prepared.classes, prepared.loss.name) == (("low", "mid", "top"), "multinomial")
+    assert prepared.federation.feature_names[0] == "(intercept)"
+    np.testing.assert_allclose(prepared.federation.X[:, 1:].std(axis=0), 1.0)
+    np.testing.assert_array_equal(np.array(prepared.classes)[prepared.federation.y.astype(int)], fed.y)
+    theta = np.random.default_rng(0).normal(size=(2, 8))
+    model = prepared.model(theta, Graph.empty(fed.devices), FitOptions())
+    eta = np.einsum("nq,nkq->nk", prepared.federation.X, theta.reshape(2, 2, 4)[fed.device_index])
+    ids = [fed.devices[u] for u in fed.device_index]
+    np.testing.assert_allclose(model.linear_predictor(fed.X, ids), eta)
 
 
 # --- inputs that go wrong -------------------------------------------------------------------------------------
@@ -285,7 +315,7 @@ def test_a_device_of_one_row_is_fitted_with_the_others():
 
 def test_a_continuous_target_is_no_set_of_classes():
     _, X, y = rows(n=40, q=2)
-    with pytest.raises(DataError, match=r"40 different numbers such as .* use a regression loss"):
+    with pytest.raises(DataError, match=r"numbers such as .* needs classes: use loss=\"linear\""):
         fit_federation(Federation({"a": (X, y)}), None, FitOptions(loss="logistic"))
 
 
@@ -294,9 +324,9 @@ def test_a_device_with_one_class_learns_from_its_neighbours():
     only = {"u": fed["u"], "one-sided": (fed["v"].X[fed["v"].y], fed["v"].y[fed["v"].y])}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model = fit_federation(Federation(only), None, FitOptions(loss="logistic", lam=1.0))
+        model = fit_federation(Federation(only), None, replace(PLAIN, loss="logistic", lam=1.0))
     assert model.groups() == (("u", "one-sided"),)
-    cross_validated = fit_federation(Federation(only), None, FitOptions(loss="logistic", standardize=True))
+    cross_validated = fit_federation(Federation(only), None, FitOptions(loss="logistic", select=None))
     assert np.abs(cross_validated.coef).max() < 50
 
 
@@ -363,7 +393,7 @@ def test_duplicate_rows_change_nothing_when_all_are_doubled():
     fed = two_devices()
     ids = [fed.devices[u] for u in fed.device_index]
     twice = Federation.from_arrays(np.vstack([fed.X, fed.X]), np.append(fed.y, fed.y), ids + ids)
-    one, two = (fit_federation(f, None, FitOptions(lam=0.02, tol=1e-9)) for f in (fed, twice))
+    one, two = (fit_federation(f, None, replace(PLAIN, lam=0.02, tol=1e-9)) for f in (fed, twice))
     np.testing.assert_allclose(one.coef, two.coef, rtol=1e-5, atol=1e-7)
 
 
@@ -393,15 +423,15 @@ def test_losses_with_parameters_of_another_length_are_refused():
 
 def test_comparison_with_local_and_global_by_hand():
     train, test = two_devices().split(0.3, seed=1)
-    found = compare(train, test, None, FitOptions(lam=0.02))
+    found = compare(train, test, None, replace(PLAIN, lam=0.02))
     pooled = LinearRegression().fit(train.X, train.y)
     own = np.concatenate([LinearRegression().fit(train[u].X, train[u].y).predict(test[u].X) for u in "uv"])
-    assert found.metric == "mean squared error" and not found.higher_is_better
+    assert found.metric == "mean squared error"
     assert found.errors["Global"] == pytest.approx(mean_squared_error(test.y, pooled.predict(test.X)), rel=1e-8)
     assert found.errors["Local"] == pytest.approx(mean_squared_error(test.y, own), rel=1e-8)
     fedkins = found.models["Fedkin"].predict(test.X, [test.devices[u] for u in test.device_index])
     assert found.errors["Fedkin"] == pytest.approx(mean_squared_error(test.y, fedkins))
-    assert found.per_device["Local"][1] == pytest.approx(mean_squared_error(test["v"].y, own[-len(test["v"].y) :]))
+    assert found.per_device("Local")[1] == pytest.approx(mean_squared_error(test["v"].y, own[-len(test["v"].y) :]))
     assert found.more["explained variance"]["Local"] == pytest.approx(1 - found.errors["Local"] / np.var(test.y))
 
 
@@ -428,7 +458,7 @@ def test_ridge_helps_local_and_global_too():
     rng, X, y = rows(n=60, q=5)
     fed = Federation.from_arrays(X, y + rng.normal(size=60), np.repeat(["u", "v"], 30))
     train, test = fed.split(0.5, seed=0)
-    models = compare(train, test, None, FitOptions(lam=0.1, ridge=0.5)).models
+    models = compare(train, test, None, replace(PLAIN, lam=0.1, ridge=0.5)).models
     own = Ridge(alpha=0.5 * len(train["u"].y)).fit(train["u"].X, train["u"].y)
     np.testing.assert_allclose(models["Local"].coef[0, 0], own.coef_, rtol=1e-3, atol=1e-5)
     pooled = Ridge(alpha=0.5 * len(train.y)).fit(train.X, train.y)
@@ -444,7 +474,7 @@ def test_comparison_with_devices_that_cannot_be_fitted_alone():
     assert all(np.isfinite(value) for value in found.errors.values())
     single = fed.subset(["a", "b"]).take(np.arange(81))
     found = compare(single, single.split(0.1)[1], None, FitOptions(lam=0.05))
-    assert math.isnan(found.per_device["Local"][1])
+    assert math.isnan(found.per_device("Local")[1])
 
 
 def test_comparisons_that_cannot_be_made():
@@ -473,14 +503,6 @@ def test_own_losses_are_compared_by_their_own_value():
     assert found.errors["Local"] == pytest.approx(known.errors["Local"], rel=1e-3)
 
 
-def test_auc_is_scikit_learns():
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        truth, score = rng.integers(0, 2, 30), rng.integers(0, 6, 30).astype(float)
-        assert auc(truth, score) == pytest.approx(roc_auc_score(truth, score))
-    assert math.isnan(auc(np.ones(3), np.arange(3.0)))
-
-
 # --- the paper's design ---------------------------------------------------------------------------------------
 
 
@@ -488,7 +510,7 @@ def test_auc_is_scikit_learns():
 def test_section_5(varrho):
     """V = 100, n = 100, p = 20, five clusters: edge selection finds the oracle, Fed-ADMM lies between it and Local."""
     design = paper_design(varrho=varrho, seed=1)
-    fed, no_intercept = design.federation, FitOptions(fit_intercept=False, tol=1e-4)
+    fed, no_intercept = design.federation, replace(PLAIN, fit_intercept=False, tol=1e-4)
     plain = fit_federation(fed, design.graph, no_intercept)
     selected = fit_federation(fed, design.graph, replace(no_intercept, select="bonferroni"))
     oracle = design.error(fedkin.oracle_fit(fed, design.labels.tolist()))

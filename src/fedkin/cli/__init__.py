@@ -1,7 +1,13 @@
-"""The command line: ``fedkin fit``, ``fedkin predict``, ``fedkin inspect`` and ``fedkin demo``."""
+"""The command line, ``fedkin COMMAND``: parsing and printing only.
+
+In: the arguments of the process. Out: results on standard output; progress, notes and errors in one line on standard
+error; an exit code. A module per command, `options` for what they take, `console` and `tables` for how they print.
+Imports: everything below; nothing imports the command line.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 
@@ -16,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 when all went well, 1 when a solver failed, 2 for wrong input, 130 after Ctrl-C.
+        0 when all went well, 1 when a solver failed or did not converge, 2 for wrong input, 130 after Ctrl-C.
 
     Examples
     --------
@@ -24,11 +30,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fedkin 0.1.0
     0
     """
-    from fedkin.cli.console import guarded
+    try:
+        from fedkin.cli.console import guarded, interrupts_later
+    except KeyboardInterrupt:
+        return 130  # there is nothing to say it with yet
+    words = list(sys.argv[1:] if arguments is None else arguments)
 
     def run() -> None:
-        from fedkin.cli.app import app
+        with interrupts_later():
+            from fedkin.cli.app import make_app
 
-        app(args=None if arguments is None else list(arguments), prog_name="fedkin")
+            app = make_app(words)
+        app(args=words, prog_name="fedkin")
 
     return guarded(run)

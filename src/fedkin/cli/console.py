@@ -94,17 +94,27 @@ def _print_error(words: str) -> None:
 
 
 def as_options(words: str) -> str:
-    """A message of the library, with the names of its arguments as those of the command line.
+    """A message of the library, with the arguments of Python spelled as those of the command line.
 
     Examples
     --------
-    >>> as_options("say which columns to use with features=, or encode them")
-    'say which columns to use with --features, or encode them'
+    >>> as_options("say which columns to use with features=, or add ridge=1e-3 or so")
+    'say which columns to use with --features, or add --ridge 1e-3 or so'
     >>> as_options("unknown loss 'x'; choose one of mean, linear, or pass a Loss object")
     "unknown loss 'x'; choose one of mean, linear"
     """
-    words = words.replace(", or pass a Loss object", "")
-    return re.sub(r"\b(device|features|graph|lam|level|offset|ridge|target)=(?:\.\.\.)?(?=[\s,;:.)]|$)", r"--\1", words)
+    if "=" not in words:
+        return words.replace(", or pass a Loss object", "")
+    from fedkin.cli.options import flag
+    from fedkin.fitting import DEFAULTS
+
+    names = "|".join((*DEFAULTS, "device", "features", "graph", "offset", "target"))
+
+    def spelled(found: re.Match[str]) -> str:
+        value = (found[2] or "").strip("\"'")
+        return f"{flag(found[1])} {value}" if value else flag(found[1])
+
+    return re.sub(rf"\b({names})=(\.\.\.|\"\w+\"|'\w+'|[\d.e+-]*\d)?(?=[\s,;:.)]|$)", spelled, words)
 
 
 @contextmanager
@@ -115,6 +125,16 @@ def _interrupts() -> Iterator[None]:
 
     with handling([signal.SIGINT], interrupt):
         yield
+
+
+@contextmanager
+def interrupts_later() -> Iterator[None]:
+    """Keep Ctrl-C until the end of this context. For imports, some of which swallow every exception."""
+    came: list[int] = []
+    with handling([signal.SIGINT], lambda number, frame: came.append(number)):
+        yield
+    if came:
+        raise Interrupted
 
 
 @contextmanager
@@ -161,8 +181,12 @@ def ended_like_ctrl_c(on_request: signal.Signals | None = None) -> Iterator[None
 @contextmanager
 def _warnings_as_notes() -> Iterator[None]:
     seen: Counter[str] = Counter()
+    said = set()
 
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        if str(message) in said:
+            return
+        said.add(str(message))
         seen[category.__name__] += 1
         if seen[category.__name__] <= _SHOWN_PER_KIND:
             note(str(message))

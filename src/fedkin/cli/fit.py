@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import warnings
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
 from fedkin import __version__
-from fedkin.cli.console import note, output, print_json, working
+from fedkin.cli.console import Report, note, output, print_json, working
+from fedkin.cli.options import Json, flag, takes_fit_options
 from fedkin.cli.tables import (
     MOST_GROUPS,
     add_row,
     count,
+    gap_words,
     graph_words,
     group_words,
     groups_table,
@@ -24,193 +28,170 @@ from fedkin.cli.tables import (
     read_federation,
 )
 from fedkin.data import Federation
-from fedkin.errors import DataError, ModelFileError, ParameterError
-from fedkin.fitting import MODEL_FILE, Comparison, FitOptions, FittedModel, compare, fit_federation
+from fedkin.errors import (
+    ConvergenceWarning,
+    DataError,
+    DegenerateDeviceWarning,
+    ModelFileError,
+    ParameterError,
+    SolverError,
+)
+from fedkin.fitting import Comparison, FitOptions, FittedModel, check_model_place, compare, fit_federation
 from fedkin.graph import Graph
-from fedkin.losses import CLASS_LOSSES
-from fedkin.stats import Method, Variance
 
 
-@dataclass(frozen=True)
-class FitCommand:
-    """What the user asked for."""
-
-    data: Path
-    device: str | None
-    target: str | None
-    features: tuple[str, ...] | None
-    offset: str | None
-    graph: Path | None
-    loss: str
-    penalty: str
-    select: Method | Literal["none"]
-    level: float
-    variance: Variance
-    lam: str
-    one_se: bool
-    refit: bool
-    standardize: bool
-    ridge: float
-    test_size: float
-    seed: int
-    jobs: int
-    out: Path
-    as_json: bool
-
-
-def run(command: FitCommand) -> None:
-    """Read, compare on held-out rows, fit on all rows, save, and say what was found."""
-    lam = _lam(command.lam)
-    if not 0 <= command.test_size < 1:
-        raise ParameterError(f"--test-size must be at least 0 and less than 1, got {command.test_size:g}")
-    _check_place(command.out)
-    comparison = None
-    with working(f"reading {command.data}") as say:
-        federation = read_federation(
-            command.data,
-            device=command.device,
-            target=_target(command),
-            features=command.features,
-            offset=command.offset,
-        )
-        graph = None if command.graph is None else Graph.read(command.graph, federation.devices)
-        loss = _loss(command.loss, federation)
-        options = FitOptions(
-            loss=loss,
-            penalty=command.penalty,
-            lam=lam,
-            select=None if command.select == "none" else command.select,
-            level=command.level,
-            variance=command.variance,
-            refit=command.refit,
-            standardize=command.standardize,
-            ridge=command.ridge,
-            cv_rule="1se" if command.one_se else "min",
-            seed=command.seed,
-            n_jobs=command.jobs,
-        )
-        if command.test_size > 0:
-            train, test = federation.split(command.test_size, command.seed)
-            comparison = compare(train, test, graph, options, lambda words: say(f"comparison: {words}"))
-        fitted = fit_federation(federation, graph, options, lambda words: say(f"all rows: {words}"))
-        model = replace(
-            fitted,
-            offset_name=command.offset,
-            options={**fitted.options, "device_column": command.device},
-        )
-        say(f"writing {command.out}")
-        model.save(command.out)
-    if command.as_json:
-        _print_document(command, model, comparison)
-    else:
-        _print_tables(command, federation, model, comparison)
-
-
-def _lam(text: str) -> float | Literal["cv"]:
-    if text == "cv":
-        return "cv"
+@takes_fit_options
+def fit(
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="CSV or Parquet file, or a directory with one file per device.")
+    ],
+    options: dict[str, Any],
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="COL", help="Column that says which device a row belongs to. (A directory needs none.)"),
+    ] = None,
+    target: Annotated[str | None, typer.Option(metavar="COL", help="Column to predict.")] = None,
+    features: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Columns to predict from; by default all others.")
+    ] = None,
+    offset: Annotated[
+        str | None, typer.Option(metavar="COL", help="Column that is added to the linear predictor as it is.")
+    ] = None,
+    graph: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Edges between devices, CSV or GraphML; by default all pairs."),
+    ] = None,
+    test_size: Annotated[
+        float, typer.Option(help="Share of each device's rows to hold out for the comparison; 0 for no comparison.")
+    ] = 0.25,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the model.")] = Path("fedkin-model"),
+    as_json: Json = False,
+) -> None:
+    """Fit a model for every device of a table, and compare it with Local and Global on held-out rows."""
+    how = FitOptions(**options)
+    if not 0 <= test_size < 1:
+        raise ParameterError(f"--test-size must be at least 0 and less than 1, got {test_size:g}")
+    _check_target(target, how)
     try:
-        return float(text)
-    except ValueError:
-        raise ParameterError(f"--lam must be cv or a number of at least 0, got {text!r}") from None
+        check_model_place(out)
+    except ModelFileError as error:
+        raise ModelFileError(f"--out: {error}") from None
+    with working(f"reading {data}") as say:
+        columns = None if features is None else [name.strip() for name in features.split(",") if name.strip()]
+        federation = read_federation(data, device=device, target=target, features=columns, offset=offset)
+        edges = None if graph is None else Graph.read(graph, federation.devices)
+        _hint_at_classes(federation, how)
+        comparison, model = _fitted(federation, edges, how, test_size, say)
+        model = replace(model, offset_name=offset, options={**model.options, "device_column": device})
+        say(f"writing {out}")
+        model.save(out)
+    if as_json:
+        _print_document(data, graph, out, model, comparison, test_size)
+        return
+    given = "all pairs of devices" if graph is None else str(graph)
+    sizes = {"device": model.n_devices, "row": len(federation.X), "feature": model.n_features}
+    about = "" if target is None else f", target {target}"
+    print_facts(
+        {
+            "data": f"{data}: {', '.join(count(n, word) for word, n in sizes.items())}",
+            "model": f"{model.loss.name} loss, {model.penalty} penalty{about}",
+            "graph": f"{given}: {graph_words(model)}",
+        }
+    )
+    if comparison is not None:
+        _print_comparison(comparison, test_size)
+    _print_model(out, model, compared=comparison is not None)
 
 
-def _target(command: FitCommand) -> str | None:
-    if command.target is None and command.loss != "mean":
+def _check_target(target: str | None, how: FitOptions) -> None:
+    if target is None and how.loss != "mean":
         raise DataError(
             "say which column to predict: --target COL (or --loss mean, which estimates the means of the features)"
         )
-    if command.target is not None and command.loss == "mean":
-        raise DataError(f"the mean loss has no target: leave out --target {command.target}, or name it in --features")
-    return command.target
+    if target is not None and how.loss == "mean":
+        raise DataError(f"the mean loss has no target: leave out --target {target}, or name it in --features")
 
 
-def _loss(name: str, federation: Federation) -> str:
+def _hint_at_classes(federation: Federation, how: FitOptions) -> None:
     y = federation.y
-    if y is None:
-        return name
-    if y.dtype.kind != "f":
-        return "logistic" if name == "auto" else name  # more than two classes make it multinomial
-    if name in CLASS_LOSSES and np.any(y != np.floor(y)):
-        number = y[y != np.floor(y)][0]
-        raise DataError(
-            f"the target {federation.target_name!r} has numbers such as {number:g}, but the {name} loss needs classes: "
-            "use --loss linear, or a column of labels"
-        )
-    if name != "auto":
-        return name
-    if set(np.unique(y).tolist()) == {0.0, 1.0}:
+    if how.loss == "auto" and y is not None and y.dtype.kind == "f" and set(np.unique(y).tolist()) == {0.0, 1.0}:
         note(f"the target {federation.target_name!r} is 0 or 1 everywhere; to model it as a class, add --loss logistic")
-    return "linear"
 
 
-def _check_place(out: Path) -> None:
-    """Before the long work, not after it."""
-    taken = out.is_file() or (out.is_dir() and any(out.iterdir()) and not (out / MODEL_FILE).exists())
-    if taken:
-        raise ModelFileError(f"{out} exists and is not a Fedkin model: choose another place with --out")
+def _fitted(
+    federation: Federation, graph: Graph | None, how: FitOptions, test_size: float, say: Report
+) -> tuple[Comparison | None, FittedModel]:
+    """The comparison on held-out rows, and the model of all rows, which has converged."""
+    comparison = None
+    with warnings.catch_warnings():
+        # the model tells both itself: by its status, and by its notes
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", DegenerateDeviceWarning)
+        if test_size > 0:
+            train, test = federation.split(test_size, how.seed)
+            comparison = compare(train, test, graph, how, lambda words: say(f"comparison: {words}"))
+        model = fit_federation(federation, graph, how, lambda words: say(f"all rows: {words}"))
+    if model.status != "converged":
+        more = "rounds" if how.solver == "fedadmm" else "max_iter"
+        raise SolverError(
+            f"the fit did not converge, so no model was saved: after {model.n_iter} iterations the relative gap is "
+            f"{model.gap:.1e}, not {how.tol:.1e}. Raise {flag(more)}, accept a larger {flag('tol')}, or add "
+            f"{flag('ridge')} 0.001"
+        )
+    if comparison is not None and comparison.models["Fedkin"].status != "converged":
+        gap = comparison.models["Fedkin"].gap
+        note(f"in the comparison, the fit of Fedkin did not converge (relative gap {gap:.1e}); on all rows it did")
+    return comparison, model
 
 
-def _print_tables(
-    command: FitCommand, federation: Federation, model: FittedModel, comparison: Comparison | None
-) -> None:
+def _print_comparison(comparison: Comparison, test_size: float) -> None:
+    table = plain_table("method", comparison.metric, *comparison.more)
+    best = min(comparison.errors, key=lambda name: comparison.errors[name])
+    for name, error in comparison.errors.items():
+        extra = [f"{values[name]:.4g}" for values in comparison.more.values()]
+        add_row(table, name, f"{error:.4g}", *extra, style="bold green" if name == best else "")
     console = output()
-    given = "all pairs of devices" if command.graph is None else str(command.graph)
-    facts = {
-        "data": f"{command.data}: {count(federation.n_devices, 'device')}, {count(len(federation.X), 'row')}, "
-        f"{count(federation.n_features, 'feature')}",
-        "model": f"{model.loss.name} loss, {model.penalty} penalty"
-        + ("" if model.target_name is None else f", target {model.target_name}"),
-        "graph": f"{given}: {graph_words(model)}",
-    }
-    print_facts(facts)
-    if comparison is not None:
-        _print_comparison(command, comparison)
+    console.print(f"\nError on the {test_size:.0%} of each device's rows that were held out", style="bold")
+    console.print(f"({comparison.metric}: lower is better)")
+    console.print(table)
+
+
+def _print_model(out: Path, model: FittedModel, compared: bool) -> None:
     if 1 < model.n_clusters <= MOST_GROUPS:
+        console = output()
         console.print(f"{count(model.n_clusters, 'group')} of devices that belong together", style="bold")
         console.print(groups_table(model))
-    how = "cross-validation" + (", one standard error" if command.one_se else "") if command.lam == "cv" else "given"
-    facts = {
-        "groups": group_words(model),
-        "lam": f"{model.lam:.4g} ({how})",
-        "gap": f"{model.gap:.1e} ({model.status.replace('_', ' ')})",
-        "saved": f"{command.out}, fitted on all {len(federation.X)} rows"
-        + ("" if comparison is None else " (the comparison held some out)"),
-    }
-    print_facts(facts)
+    rule = ", one standard error" if model.options["cv_rule"] == "1se" else ""
+    how = f"cross-validation{rule}" if model.options["lam"] == "cv" else "given"
+    print_facts(
+        {
+            "groups": group_words(model),
+            "lam": f"{model.lam:.4g} ({how})",
+            "gap": gap_words(model),
+            "saved": f"{out}, fitted on all {count(int(model.n_samples.sum()), 'row')}"
+            + (" (the comparison held some out)" if compared else ""),
+        }
+    )
     for words in note_lines(model.notes):
         note(words)
 
 
-def _print_comparison(command: FitCommand, comparison: Comparison) -> None:
-    better = "more" if comparison.higher_is_better else "less"
-    table = plain_table("method", comparison.metric, *comparison.more)
-    ranked = sorted(comparison.errors, key=lambda name: comparison.errors[name], reverse=comparison.higher_is_better)
-    for name, error in comparison.errors.items():
-        extra = [f"{values[name]:.4g}" for values in comparison.more.values()]
-        add_row(table, name, f"{error:.4g}", *extra, style="bold green" if name == ranked[0] else "")
-    console = output()
-    console.print(f"\nError on the {command.test_size:.0%} of each device's rows that were held out", style="bold")
-    console.print(f"(of the first column, {better} is better)")
-    console.print(table)
-
-
-def _print_document(command: FitCommand, model: FittedModel, comparison: Comparison | None) -> None:
-    compared = None
-    if comparison is not None:
-        compared = {
-            "test_size": command.test_size,
-            "metric": comparison.metric,
-            "higher_is_better": comparison.higher_is_better,
-            "errors": comparison.errors,
-            "more": comparison.more,
-        }
+def _print_document(
+    data: Path, graph: Path | None, out: Path, model: FittedModel, comparison: Comparison | None, test_size: float
+) -> None:
+    compared = comparison and {
+        "test_size": test_size,
+        "metric": comparison.metric,
+        "higher_is_better": False,
+        "errors": comparison.errors,
+        "more": comparison.more,
+    }
     print_json(
         {
             "fedkin_version": __version__,
-            "model": str(command.out),
-            "data": str(command.data),
-            "graph": None if command.graph is None else str(command.graph),
+            "model": str(out),
+            "data": str(data),
+            "graph": None if graph is None else str(graph),
             "comparison": compared,
             **model_document(model),
         }

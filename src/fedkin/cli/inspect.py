@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from fedkin.cli.console import output, print_json
+from fedkin.cli.options import Json, Model
 from fedkin.cli.tables import (
     add_row,
     count,
+    gap_words,
     graph_words,
     group_words,
     groups_table,
@@ -25,32 +25,31 @@ _MOST_FEATURES = 10
 _MOST_COLUMNS = 6
 
 
-def run(place: Path, as_json: bool) -> None:
-    """Show a model directory."""
-    model = load(place)
+def inspect(model: Model, as_json: Json = False) -> None:
+    """Show what a fitted model found: groups, graph, coefficients, and notes on single devices."""
+    fitted = load(model)
     if as_json:
-        document = {"fedkin_version": model.fedkin_version, "model": str(place), **model_document(model)}
-        print_json({**document, "options": dict(model.options)})
+        document = {"fedkin_version": fitted.fedkin_version, "model": str(model), **model_document(fitted)}
+        print_json({**document, "options": dict(fitted.options)})
         return
     console = output()
+    classes = None if fitted.classes is None else ", ".join(map(str, fitted.classes))
+    about = {"target": fitted.target_name, "offset": fitted.offset_name, "classes": classes}
     print_facts(
         {
-            "model": f"{place}, written by Fedkin {model.fedkin_version}",
-            "loss": model.loss.name
-            + ("" if model.target_name is None else f", target {model.target_name}")
-            + ("" if model.offset_name is None else f", offset {model.offset_name}")
-            + ("" if model.classes is None else f", classes {', '.join(map(str, model.classes))}"),
-            "devices": f"{model.n_devices}, fitted on {count(int(model.n_samples.sum()), 'row')}",
-            "penalty": f"{model.penalty}, lam {model.lam:.4g}",
-            "gap": f"{model.gap:.1e} ({model.status.replace('_', ' ')} after {count(model.n_iter, 'iteration')})",
-            "groups": group_words(model),
-            "graph": f"{graph_words(model)}; {count(model.graph.n_components, 'connected component')}",
+            "model": f"{model}, written by Fedkin {fitted.fedkin_version}",
+            "loss": ", ".join([fitted.loss.name, *(f"{key} {value}" for key, value in about.items() if value)]),
+            "devices": f"{fitted.n_devices}, fitted on {count(int(fitted.n_samples.sum()), 'row')}",
+            "penalty": f"{fitted.penalty}, lam {fitted.lam:.4g}",
+            "gap": f"{gap_words(fitted)} after {count(fitted.n_iter, 'iteration')}",
+            "groups": group_words(fitted),
+            "graph": f"{graph_words(fitted)}; {count(fitted.graph.n_components, 'connected component')}",
         }
     )
-    console.print(f"\n{count(model.n_clusters, 'group')}", style="bold")
-    console.print(groups_table(model))
-    _print_coefficients(model)
-    lines = note_lines(model.notes)
+    console.print(f"\n{count(fitted.n_clusters, 'group')}", style="bold")
+    console.print(groups_table(fitted))
+    _print_coefficients(fitted)
+    lines = note_lines(fitted.notes)
     if lines:
         console.print("Notes", style="bold")
         for line in lines:

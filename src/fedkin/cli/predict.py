@@ -6,28 +6,45 @@ import csv
 import sys
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
 from fedkin.cli.console import messages, print_json
+from fedkin.cli.options import Json, Model
 from fedkin.cli.tables import count, read_federation
 from fedkin.data import write_csv
 from fedkin.fitting import FittedModel, load
 
 
-def run(place: Path, data: Path, device: str | None, offset: str | None, out: Path | None, as_json: bool) -> None:
-    """Predict the rows of `data`, in their order."""
-    model = load(place)
-    column = device or model.options.get("device_column")
-    if model.offset_name is not None and offset is None:
-        offset = model.offset_name
-    federation = read_federation(data, device=column, features=model.feature_names, offset=offset)
+def predict(
+    model: Model,
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="Rows to predict: a file, or a directory with one file per device.")
+    ],
+    device: Annotated[
+        str | None, typer.Option(metavar="COL", help="Column of the devices; by default the one of the fit.")
+    ] = None,
+    offset: Annotated[
+        str | None, typer.Option(metavar="COL", help="Column of the offset; by default the one of the fit.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.csv", help="File for the predictions; by default standard output.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Predict rows of known devices with a fitted model."""
+    fitted = load(model)
+    column = device or fitted.options.get("device_column")
+    federation = read_federation(
+        data, device=column, features=fitted.feature_names, offset=offset or fitted.offset_name
+    )
     rows = np.argsort(federation.row_order)  # back to the order of the file
-    ids = _known_ids(model, federation.devices)
+    ids = _known_ids(fitted, federation.devices)
     devices = [ids[u] for u in federation.device_index[rows].tolist()]
     shift = None if federation.offset is None else federation.offset[rows]
-    columns = _columns(model, federation.X[rows], devices, shift)
+    columns = _columns(fitted, federation.X[rows], devices, shift)
     header = ["row", column or "device", *columns]
     table: list[list[Any]] = [
         [number, *cells] for number, cells in enumerate(zip(devices, *columns.values(), strict=True))
@@ -37,7 +54,7 @@ def run(place: Path, data: Path, device: str | None, offset: str | None, out: Pa
     if as_json:
         print_json(
             {
-                "model": str(place),
+                "model": str(model),
                 "data": str(data),
                 "written": None if out is None else str(out),
                 "columns": header,

@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from fedkin.cli.console import output
+from fedkin.cli.console import as_options, output
 from fedkin.data import CSV_SUFFIXES, PARQUET_SUFFIXES, Federation, read_columns
 from fedkin.errors import DataError, FedkinError
 from fedkin.fitting import FittedModel
@@ -125,7 +125,7 @@ def note_lines(notes: Mapping[Hashable, Sequence[str]]) -> list[str]:
     for devices in list(alike.values())[:_MOST_NOTES]:
         differ = any(notes[device] != notes[devices[0]] for device in devices)
         whose = f" (the numbers are those of {devices[0]})" if differ else ""
-        shown.append(f"{members(devices, 40)}: {'; '.join(notes[devices[0]])}{whose}")
+        shown.append(as_options(f"{members(devices, 40)}: {'; '.join(notes[devices[0]])}{whose}"))
     left = list(alike.values())[_MOST_NOTES:]
     if left:
         shown.append(f"and notes on {count(sum(map(len, left)), 'more device')}: fedkin inspect shows them with --json")
@@ -148,6 +148,11 @@ def group_words(model: FittedModel) -> str:
     words = f"{model.n_clusters} among {count(model.n_devices, 'device')}"
     distinct = n_distinct(model)
     return words if distinct == model.n_clusters else f"{words}, holding {count(distinct, 'different model')}"
+
+
+def gap_words(model: FittedModel) -> str:
+    """The certificate, and how the solver ended."""
+    return f"{model.gap:.1e} ({model.status.replace('_', ' ')})"
 
 
 def graph_words(model: FittedModel) -> str:

@@ -1,17 +1,33 @@
-"""One fit from rows to a model, for the scikit-learn face and for the command line alike.
+"""One fit from rows to a model, the same for Python, scikit-learn and the command line.
 
-Classes are encoded, an intercept column is added, features are standardised if asked for (`preparation`); edges are
-selected, ``lam`` is chosen, the problem is solved (`fit`), with a light ridge where it would have no minimiser
-(`well_posed`); and what comes out is a `FittedModel` in the units of the user's columns. `comparison` puts it beside
-its two extremes on held-out rows.
+In: a `Federation`, a `Graph` or none, and `FitOptions`, the only place where options, defaults and checks live.
+On the way: `prepare` encodes classes, adds the intercept, standardises; then edges are selected, ``lam`` is chosen and
+the problem is solved, with a light ridge where it would have no minimiser.
+Out: a `FittedModel` in the units of the user's columns, with its directory of open files; a `Comparison` with its two
+extremes on held-out rows. `fedkin.fitting.estimators` and `fedkin.fitting.scoring` are imported by name, since they
+need scikit-learn. Imports: `admm`, `solvers`, `stats` and below.
 """
 
 from __future__ import annotations
 
 from fedkin.fitting.comparison import Comparison, compare
-from fedkin.fitting.directory import MODEL_FILE
+from fedkin.fitting.directory import check_model_place
 from fedkin.fitting.fitting import fit_federation
 from fedkin.fitting.model import FittedModel, load
-from fedkin.fitting.options import FitOptions
+from fedkin.fitting.options import DEFAULTS, DESCRIPTIONS, FitOptions, choices
+from fedkin.fitting.preparation import Prepared, prepare
 
-__all__ = ["MODEL_FILE", "Comparison", "FitOptions", "FittedModel", "compare", "fit_federation", "load"]
+__all__ = [
+    "DEFAULTS",
+    "DESCRIPTIONS",
+    "Comparison",
+    "FitOptions",
+    "FittedModel",
+    "Prepared",
+    "check_model_place",
+    "choices",
+    "compare",
+    "fit_federation",
+    "load",
+    "prepare",
+]

@@ -16,6 +16,7 @@ import math
 import os
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -92,13 +93,49 @@ def damaged(path: Path, what: str) -> NoReturn:
     raise ModelFileError(f"{path}: {what}; the file is damaged, copy the model again or fit it again") from None
 
 
+def check_model_place(target: str | os.PathLike[str]) -> None:
+    """Raise `ModelFileError` unless a model could be written to this directory: before the long work, not after it."""
+    target = Path(target).resolve()
+    if target.is_dir():
+        _check_replaceable(target)
+    elif target.exists():
+        raise ModelFileError(f"{target} is a file, expected a directory for the model: choose another name")
+    parent = next(place for place in target.parents if os.path.lexists(place))
+    try:
+        Path(tempfile.mkdtemp(dir=parent, prefix=".fedkin-")).rmdir()
+    except OSError as error:
+        _unwritable(target, error)
+
+
+def _check_replaceable(target: Path) -> None:
+    held = sorted(entry.name for entry in target.iterdir())
+    if held and MODEL_FILE not in held:
+        raise ModelFileError(
+            f"{target} is not empty and not a Fedkin model (it holds {listed(held)}): choose another directory"
+        )
+    if held:
+        _read_description(target, any_version=True)
+    foreign = [name for name in held if name not in _FILES]
+    if foreign:
+        raise ModelFileError(
+            f"{target} holds a model, but also {listed(foreign)}, which replacing the model would delete: "
+            "move them away or choose another directory"
+        )
+
+
+def _unwritable(target: Path, error: OSError) -> NoReturn:
+    raise ModelFileError(
+        f"cannot write the model to {target}: {error.strerror or error}; choose another directory"
+    ) from None
+
+
 # --- writing --------------------------------------------------------------------------------------------------
 
 
 def _replace_directory(target: Path, contents: Mapping[str, str]) -> None:
     """Write the files beside the target and rename: a reader sees the old model or the new one, never half of it."""
     target = target.resolve()
-    _check_free(target)
+    check_model_place(target)
     mark = secrets.token_hex(6)
     fresh, old = (target.with_name(f".{target.name}.{mark}.{kind}") for kind in ("new", "old"))
     try:
@@ -120,9 +157,7 @@ def _replace_directory(target: Path, contents: Mapping[str, str]) -> None:
             raise
         _remove_leftovers(target)
     except OSError as error:
-        raise ModelFileError(
-            f"cannot write the model to {target}: {error.strerror or error}; choose another place"
-        ) from None
+        _unwritable(target, error)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -147,28 +182,6 @@ def _standing(folder: Path) -> Path:
         return folder
     older = _leftovers(folder, "old")
     return max(older, key=lambda path: path.stat().st_mtime) if older else folder
-
-
-def _check_free(target: Path) -> None:
-    if not target.exists():
-        return
-    if not target.is_dir():
-        raise ModelFileError(f"{target} is a file, expected a directory for the model: choose another name")
-    held = sorted(entry.name for entry in target.iterdir())
-    if not held:
-        return
-    if MODEL_FILE in held:
-        _read_description(target, any_version=True)
-        foreign = [name for name in held if name not in _FILES]
-        if not foreign:
-            return
-        raise ModelFileError(
-            f"{target} holds a model, but also {listed(foreign)}, which replacing the model would delete: "
-            "move them away or choose another directory"
-        )
-    raise ModelFileError(
-        f"{target} is not empty and not a Fedkin model (it holds {listed(held)}): choose another directory"
-    )
 
 
 def _plain(value: Any) -> Any:

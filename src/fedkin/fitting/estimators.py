@@ -14,9 +14,10 @@ training rows has no model to be tested.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from dataclasses import replace
-from typing import Any, Literal, Self
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from inspect import Parameter, Signature
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,106 +28,91 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedkin.data import Federation
-from fedkin.errors import DataError, ParameterError
+from fedkin.errors import DataError, FedkinWarning, ParameterError
 from fedkin.fitting.fitting import fit_federation
 from fedkin.fitting.model import FittedModel
-from fedkin.fitting.options import FitOptions
-from fedkin.fitting.preparation import plain_classes
+from fedkin.fitting.options import DEFAULTS, FitOptions, documented
 from fedkin.graph import Graph
-from fedkin.losses import CLASS_LOSSES, Loss
+from fedkin.losses import CLASS_LOSSES
 
 Array = NDArray[np.float64]
+Devices = ArrayLike | Hashable | None
 
 #: The device of all rows when none are named.
 SINGLE_DEVICE = "all"
+#: Options that scikit-learn's users know by another name.
+_NAMES = {"cv_folds": "cv", "seed": "random_state"}
+_REGRESSION_LOSSES = ("linear", "huber", "poisson")
+_NO_DEVICE = (
+    "fit was not told the devices of the rows, so it made ONE model for all of them: pass device= with an id per row "
+    "(cross_val_score, GridSearchCV and the like pass it on only with metadata routing; groups= never reaches a "
+    "model), or device='all' if one model is what you want"
+)
 
 
-class _FedADMM(BaseEstimator):  # type: ignore[misc]
-    """What regressor and classifier share."""
+def _constructor(**changed: object) -> Callable[..., None]:
+    """An ``__init__`` that takes the options of `FitOptions` as scikit-learn wants: each by name, stored unchecked."""
+    defaults = DEFAULTS | changed
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    named = [Parameter(_NAMES.get(name, name), kind, default=value) for name, value in defaults.items()]
+    signature = Signature([Parameter("self", kind), *named])
+
+    def __init__(self: Any, *args: Any, **given: Any) -> None:
+        bound = signature.bind(self, *args, **given)
+        bound.apply_defaults()
+        for parameter in named:
+            setattr(self, parameter.name, bound.arguments[parameter.name])
+
+    __init__.__signature__ = signature  # type: ignore[attr-defined]
+    return __init__
+
+
+class _FedADMM:
+    """What regressor and classifier share; before scikit-learn's mixins, whose scores know no devices."""
 
     model_: FittedModel
 
-    def __init__(
-        self,
-        loss: str | Loss = "linear",
-        penalty: str = "l1",
-        lam: float | Literal["cv"] = "cv",
-        select: str | None = None,
-        level: float = 0.05,
-        variance: str = "model",
-        refit: bool = False,
-        fit_intercept: bool = True,
-        standardize: bool = False,
-        ridge: float = 0.0,
-        sparsity: float = 0.0,
-        cv: int = 5,
-        cv_rule: str = "min",
-        tol: float = 1e-6,
-        random_state: int | np.random.RandomState | None = None,
-        n_jobs: int | None = None,
-        solver: str = "exact",
-        rounds: int = 1000,
-        batch_size: int | None = None,
-    ) -> None:
-        self.loss = loss
-        self.penalty = penalty
-        self.lam = lam
-        self.select = select
-        self.level = level
-        self.variance = variance
-        self.refit = refit
-        self.fit_intercept = fit_intercept
-        self.standardize = standardize
-        self.ridge = ridge
-        self.sparsity = sparsity
-        self.cv = cv
-        self.cv_rule = cv_rule
-        self.tol = tol
-        self.random_state = random_state
-        self.n_jobs = n_jobs
-        self.solver = solver
-        self.rounds = rounds
-        self.batch_size = batch_size
-
     def _options(self) -> FitOptions:
-        state = self.random_state
+        given = self.get_params(deep=False)  # type: ignore[attr-defined]
+        options = {name: given[_NAMES.get(name, name)] for name in DEFAULTS}
+        state = options["seed"]
         if isinstance(state, np.random.RandomState):
-            state = int(state.randint(2**31))
-        return FitOptions(
-            loss=self.loss,
-            penalty=self.penalty,
-            lam=self.lam,
-            select=self.select,  # type: ignore[arg-type]
-            level=self.level,
-            variance=self.variance,  # type: ignore[arg-type]
-            refit=self.refit,
-            fit_intercept=self.fit_intercept,
-            standardize=self.standardize,
-            ridge=self.ridge,
-            sparsity=self.sparsity,
-            cv_folds=self.cv,
-            cv_rule=self.cv_rule,  # type: ignore[arg-type]
-            tol=self.tol,
-            seed=0 if state is None else int(state),
-            n_jobs=self.n_jobs,
-            solver=self.solver,  # type: ignore[arg-type]
-            rounds=self.rounds,
-            batch_size=self.batch_size,
-        )
+            state = state.randint(2**31)
+        return FitOptions(**options | {"seed": 0 if state is None else int(state)})
 
-    def _fit(
+    def fit(
         self,
-        X: Array,
-        y: NDArray[Any],
-        device: Any,
-        graph: Any,
-        offset: ArrayLike | None,
-        classes: tuple[Any, ...] | None = None,
+        X: ArrayLike,
+        y: ArrayLike,
+        device: Devices = None,
+        graph: Graph | None = None,
+        offset: ArrayLike | None = None,
     ) -> Self:
-        ids = np.full(len(X), SINGLE_DEVICE) if device is None else device
+        """Fit a model for every device.
+
+        Parameters
+        ----------
+        X : array (n, q)
+            Rows of all devices, in any order.
+        y : array (n,)
+            Targets, or class labels.
+        device : array (n,) of ids, or one id
+            The device of each row, or of all rows. Without it all rows are one device, and a `FedkinWarning` says so.
+        graph : Graph or networkx graph, optional
+            Between the devices; all pairs without it.
+        offset : array (n,), optional
+            Known part of the linear predictor, such as the log of an exposure.
+        """
+        options = self._options()
+        rows, target = self._checked(X, y)
+        if device is None:
+            warnings.warn(_NO_DEVICE, FedkinWarning, stacklevel=2)
+            device = SINGLE_DEVICE
+        each = isinstance(device, Iterable) and not isinstance(device, str | bytes)
+        ids: Any = device if each else [device] * len(rows)
         names = getattr(self, "feature_names_in_", None)
-        federation = Federation.from_arrays(X, y, ids, offset=offset, feature_names=names)
-        model = replace(fit_federation(federation, _as_graph(graph), self._options()), classes=classes)
+        federation = Federation.from_arrays(rows, target, ids, offset=offset, feature_names=names)
+        model = fit_federation(federation, _as_graph(graph), options)
         squeezed = model.coef.shape[1] == 1
         self.model_ = model
         self.coef_ = model.coef[:, 0] if squeezed else model.coef
@@ -137,11 +123,56 @@ class _FedADMM(BaseEstimator):  # type: ignore[misc]
         self.lam_ = model.lam
         self.gap_ = model.gap
         self.n_iter_ = model.n_iter
-        if self.select is not None:
+        if model.selection is not None:
             self.selection_ = model.selection
         elif hasattr(self, "selection_"):
             del self.selection_
         return self
+
+    def _checked(self, X: ArrayLike, y: ArrayLike) -> tuple[Array, NDArray[Any]]:
+        raise NotImplementedError
+
+    def predict(self, X: ArrayLike, device: Devices = None, offset: ArrayLike | None = None) -> NDArray[Any]:
+        """Mean responses, or class labels.
+
+        Parameters
+        ----------
+        X : array (n, q)
+            Rows to predict.
+        device : array (n,) of ids, or one id
+            The device of each row, or of all rows. It may be left out only when one device was fitted.
+        offset : array (n,), optional
+            Needed when the fit had one.
+
+        Returns
+        -------
+        array (n,)
+        """
+        rows = self._rows(X)
+        return self.model_.predict(rows, device, offset)
+
+    def score(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        device: Devices = None,
+        offset: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> float:
+        """R^2 of a regressor, accuracy of a classifier, over all rows.
+
+        Parameters
+        ----------
+        X, device, offset
+            As in `predict`.
+        y : array (n,)
+            True targets.
+        sample_weight : array (n,), optional
+            Weights of the rows.
+        """
+        return float(self._metric(y, self.predict(X, device, offset), sample_weight=sample_weight))
+
+    _metric: ClassVar[Callable[..., float]]
 
     def _rows(self, X: ArrayLike) -> Array:
         check_is_fitted(self)
@@ -149,48 +180,16 @@ class _FedADMM(BaseEstimator):  # type: ignore[misc]
         return rows
 
 
-class FedADMMRegressor(RegressorMixin, _FedADMM):  # type: ignore[misc]
+class FedADMMRegressor(_FedADMM, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """A regression for every device, with devices that are alike sharing what they know.
 
     Minimises ``(1/|V|) sum_u M_u(theta_u) + lam sum_e w_e phi(theta_i - theta_j)`` over the edges of a graph between
-    the devices, M_u being the mean loss of device u.
+    the devices, M_u being the mean loss of device u. All options, their names and defaults are those of
+    `fedkin.fitting.FitOptions`, except that `cv` stands for `cv_folds` and `random_state` for `seed`.
 
     Parameters
     ----------
-    loss : "linear" | "huber" | "poisson" or Loss, default "linear"
-        Squared error, Huber's loss, counts with a log link, or a custom loss (`fedkin.losses.UserLoss`).
-    penalty : "l1" | "l2" | "linf", default "l1"
-        phi. l1 fuses coefficient by coefficient, l2 and linf whole devices.
-    lam : float or "cv", default "cv"
-        The penalty level, or its choice by cross-validation within devices; 0 with one device or without edges.
-    select : None | "bonferroni" | "holm" | "bh" | "by", default None
-        Test the edges first (section 3.2 of the paper) and keep those whose ends look alike.
-    level : float, default 0.05
-        Of that test.
-    variance : "model" | "sandwich" | "bartlett", default "model"
-        Of that test; see `fedkin.select_edges`.
-    refit : bool, default False
-        Fit each group of devices in `clusters_` once more, pooled and without penalty.
-    fit_intercept : bool, default True
-        Add a constant, which is fused like the coefficients, but not subject to `ridge` and `sparsity`.
-    standardize : bool, default False
-        Fit on features of pooled mean 0 and standard deviation 1; `coef_` is in the units of X all the same.
-    ridge, sparsity : float, default 0
-        The extras ``(1/|V|) sum_u ridge ||theta_u||^2 / 2`` and ``(1/|V|) sum_u sparsity ||theta_u||_1``.
-    cv : int, default 5
-        Folds of the choice of lam.
-    cv_rule : "min" | "1se", default "min"
-        The best lam, or the largest within one standard error of it.
-    tol : float, default 1e-6
-        Relative duality gap to reach.
-    random_state : int, RandomState or None, default None
-        Of the folds. None is the same as 0: a fit can always be repeated.
-    n_jobs : int or None
-        Folds at the same time.
-    solver : "exact" | "fedadmm", default "exact"
-        `fedkin.solve`, or the rounds that devices between themselves would do (`fedkin.fed_admm`).
-    rounds, batch_size : int, default 1000 and None
-        Of "fedadmm": the most rounds, and the rows that a device draws in each (all by default; SAGA on batches).
+    <options>
 
     Attributes
     ----------
@@ -207,7 +206,7 @@ class FedADMMRegressor(RegressorMixin, _FedADMM):  # type: ignore[misc]
         The penalty level used, and the certificate: a relative duality gap.
     n_iter_ : int
     selection_ : dict
-        Summary of the edge selection, with `select` only.
+        Summary of the edge selection; absent with ``select=None``.
     model_ : FittedModel
         Everything together; `model_.save(directory)` writes it, `fedkin.load` reads it.
     n_features_in_, feature_names_in_
@@ -220,100 +219,36 @@ class FedADMMRegressor(RegressorMixin, _FedADMM):  # type: ignore[misc]
     >>> rng = np.random.default_rng(0)
     >>> X, site = rng.normal(size=(300, 2)), np.repeat(["a", "b", "c"], 100)
     >>> y = X[:, 0] * np.where(site == "c", -1.0, 1.0) + 0.1 * rng.normal(size=300)
-    >>> model = FedADMMRegressor(select="bonferroni").fit(X, y, device=site)
+    >>> model = FedADMMRegressor().fit(X, y, device=site)
     >>> model.clusters_
     array([0, 0, 1])
     >>> model.predict([[1.0, 0.0]], device="c").round(1)
     array([-1.])
     """
 
+    __doc__ = documented(__doc__, _NAMES, _REGRESSION_LOSSES)
+    __init__ = _constructor(loss=_REGRESSION_LOSSES[0])
+    _metric = staticmethod(r2_score)
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.target_tags.positive_only = self.loss == "poisson" or getattr(self.loss, "name", None) == "poisson"
+        tags.target_tags.positive_only = _loss_name(self.loss) == "poisson"
         return tags
 
-    def fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        device: ArrayLike | None = None,
-        graph: Graph | None = None,
-        offset: ArrayLike | None = None,
-    ) -> Self:
-        """Fit a model for every device.
-
-        Parameters
-        ----------
-        X : array (n, q)
-            Rows of all devices, in any order.
-        y : array (n,)
-            Targets.
-        device : array (n,) of ids, optional
-            The device of each row; without it all rows are one device.
-        graph : Graph or networkx graph, optional
-            Between the devices; all pairs without it.
-        offset : array (n,), optional
-            Known part of the linear predictor, such as the log of an exposure.
-        """
-        if self.loss == "mean" or (isinstance(self.loss, str) and self.loss in CLASS_LOSSES):
-            cure = "FedADMMClassifier" if self.loss in CLASS_LOSSES else "fedkin.Problem, as it has no target"
+    def _checked(self, X: ArrayLike, y: ArrayLike) -> tuple[Array, NDArray[Any]]:
+        if self.loss in ("mean", *CLASS_LOSSES):
+            cure = "fedkin.Problem, as it has no target" if self.loss == "mean" else "FedADMMClassifier"
             raise ParameterError(f"loss={self.loss!r} is not for regression; use it with {cure}")
         rows, target = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
-        return self._fit(rows, target, device, graph, offset)
-
-    def predict(
-        self, X: ArrayLike, device: ArrayLike | Hashable | None = None, offset: ArrayLike | None = None
-    ) -> Array:
-        """Mean responses.
-
-        Parameters
-        ----------
-        X : array (n, q)
-            Rows to predict.
-        device : array (n,) of ids, or one id
-            The device of each row, or of all rows. It may be left out only when one device was fitted.
-        offset : array (n,), optional
-            Needed when the fit had one.
-
-        Returns
-        -------
-        array (n,)
-        """
-        rows = self._rows(X)
-        return np.asarray(self.model_.predict(rows, device, offset))
-
-    def score(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        device: ArrayLike | Hashable | None = None,
-        offset: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-    ) -> float:
-        """R^2 over all rows.
-
-        Parameters
-        ----------
-        X, device, offset
-            As in `predict`.
-        y : array (n,)
-            True targets.
-        sample_weight : array (n,), optional
-            Weights of the rows.
-        """
-        return float(r2_score(y, self.predict(X, device, offset), sample_weight=sample_weight))
+        return rows, target
 
 
-class FedADMMClassifier(ClassifierMixin, _FedADMM):  # type: ignore[misc]
+class FedADMMClassifier(_FedADMM, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A logistic regression for every device, with devices that are alike sharing what they know.
 
     Parameters
     ----------
-    loss : "logistic" | "multinomial" or Loss, default "logistic"
-        "logistic" is binary for two classes and multinomial for more.
-    penalty, lam, select, level, variance, refit, fit_intercept, standardize, ridge, sparsity, cv, cv_rule, tol, \
-random_state, n_jobs, solver, rounds, batch_size
-        As in `FedADMMRegressor`.
+    <options>
 
     Attributes
     ----------
@@ -326,6 +261,8 @@ random_state, n_jobs, solver, rounds, batch_size
 
     Notes
     -----
+    The losses are "logistic", which becomes multinomial for more than two classes, and "multinomial".
+
     A device may have rows of one class only: it learns from the devices that it is joined to. When nothing holds the
     parameters back (separated classes on a whole component of the graph), a ridge of a 25th of one row is added and a
     `DegenerateDeviceWarning` says so.
@@ -342,145 +279,36 @@ random_state, n_jobs, solver, rounds, batch_size
     ['yes', 'no']
     """
 
-    def __init__(
-        self,
-        loss: str | Loss = "logistic",
-        penalty: str = "l1",
-        lam: float | Literal["cv"] = "cv",
-        select: str | None = None,
-        level: float = 0.05,
-        variance: str = "model",
-        refit: bool = False,
-        fit_intercept: bool = True,
-        standardize: bool = False,
-        ridge: float = 0.0,
-        sparsity: float = 0.0,
-        cv: int = 5,
-        cv_rule: str = "min",
-        tol: float = 1e-6,
-        random_state: int | np.random.RandomState | None = None,
-        n_jobs: int | None = None,
-        solver: str = "exact",
-        rounds: int = 1000,
-        batch_size: int | None = None,
-    ) -> None:
-        super().__init__(
-            loss=loss,
-            penalty=penalty,
-            lam=lam,
-            select=select,
-            level=level,
-            variance=variance,
-            refit=refit,
-            fit_intercept=fit_intercept,
-            standardize=standardize,
-            ridge=ridge,
-            sparsity=sparsity,
-            cv=cv,
-            cv_rule=cv_rule,
-            tol=tol,
-            random_state=random_state,
-            n_jobs=n_jobs,
-            solver=solver,
-            rounds=rounds,
-            batch_size=batch_size,
-        )
+    __doc__ = documented(__doc__, _NAMES, CLASS_LOSSES)
+    __init__ = _constructor(loss=CLASS_LOSSES[0])
+    _metric = staticmethod(accuracy_score)
 
-    def fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        device: ArrayLike | None = None,
-        graph: Graph | None = None,
-        offset: ArrayLike | None = None,
-    ) -> Self:
-        """Fit a model for every device.
-
-        Parameters
-        ----------
-        X : array (n, q)
-            Rows of all devices, in any order.
-        y : array (n,)
-            Class labels.
-        device : array (n,) of ids, optional
-            The device of each row; without it all rows are one device.
-        graph : Graph or networkx graph, optional
-            Between the devices; all pairs without it.
-        offset : array (n,), optional
-            Known part of the linear predictor.
-        """
-        name = self.loss if isinstance(self.loss, str) else self.loss.name
-        if name not in CLASS_LOSSES:
+    def _checked(self, X: ArrayLike, y: ArrayLike) -> tuple[Array, NDArray[Any]]:
+        if _loss_name(self.loss) not in CLASS_LOSSES:
             raise ParameterError(f"loss={self.loss!r} is not for classes; use {' or '.join(map(repr, CLASS_LOSSES))}")
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(labels)
-        self.classes_, codes = np.unique(labels, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise DataError(
-                f"all {len(rows)} rows have the class {self.classes_[0]!r}; a classifier needs at least two classes "
-                "(a single device may have one class only)"
-            )
-        return self._fit(rows, codes, device, graph, offset, plain_classes(self.classes_))
+        self.classes_ = np.unique(labels)
+        return rows, labels
 
-    def predict(
-        self, X: ArrayLike, device: ArrayLike | Hashable | None = None, offset: ArrayLike | None = None
-    ) -> NDArray[Any]:
-        """Class labels.
-
-        Parameters
-        ----------
-        X : array (n, q)
-            Rows to predict.
-        device : array (n,) of ids, or one id
-            The device of each row, or of all rows. It may be left out only when one device was fitted.
-        offset : array (n,), optional
-            Needed when the fit had one.
-
-        Returns
-        -------
-        array (n,)
-        """
+    def predict(self, X: ArrayLike, device: Devices = None, offset: ArrayLike | None = None) -> NDArray[Any]:
+        """Class labels; arguments as in `FedADMMRegressor.predict`."""
         chances = self.predict_proba(X, device, offset)
         labels: NDArray[Any] = self.classes_[chances.argmax(axis=1)]
         return labels
 
-    def predict_proba(
-        self, X: ArrayLike, device: ArrayLike | Hashable | None = None, offset: ArrayLike | None = None
-    ) -> Array:
+    def predict_proba(self, X: ArrayLike, device: Devices = None, offset: ArrayLike | None = None) -> Array:
         """Probabilities ``(n, C)`` of the classes, in the order of `classes_`; arguments as in `predict`."""
         rows = self._rows(X)
         return self.model_.predict_proba(rows, device, offset)
 
-    def decision_function(
-        self, X: ArrayLike, device: ArrayLike | Hashable | None = None, offset: ArrayLike | None = None
-    ) -> Array:
+    def decision_function(self, X: ArrayLike, device: Devices = None, offset: ArrayLike | None = None) -> Array:
         """Logits ``(n,)`` of the second class, or ``(n, C)`` with 0 for the first class; arguments as in `predict`."""
         rows = self._rows(X)
         eta = self.model_.linear_predictor(rows, device, offset)
         if len(self.classes_) == 2:
             return np.asarray(eta[:, 0])
         return np.column_stack([np.zeros(len(eta)), eta])
-
-    def score(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        device: ArrayLike | Hashable | None = None,
-        offset: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-    ) -> float:
-        """Accuracy over all rows.
-
-        Parameters
-        ----------
-        X, device, offset
-            As in `predict`.
-        y : array (n,)
-            True labels.
-        sample_weight : array (n,), optional
-            Weights of the rows.
-        """
-        return float(accuracy_score(y, self.predict(X, device, offset), sample_weight=sample_weight))
 
 
 class WithinDeviceKFold(BaseCrossValidator):  # type: ignore[misc]
@@ -491,7 +319,7 @@ class WithinDeviceKFold(BaseCrossValidator):  # type: ignore[misc]
     n_splits : int
         Number of folds.
     seed : int
-        Of the shuffle within each device.
+        Seed of the shuffle within each device.
 
     Notes
     -----
@@ -527,7 +355,7 @@ class WithinDeviceKFold(BaseCrossValidator):  # type: ignore[misc]
         Parameters
         ----------
         X : array (n, q)
-            Its number of rows matters only.
+            Only its number of rows matters.
         y : ignored
             Present for the interface.
         groups : array (n,) of ids
@@ -535,15 +363,16 @@ class WithinDeviceKFold(BaseCrossValidator):  # type: ignore[misc]
         """
         if groups is None:
             raise DataError("WithinDeviceKFold needs the device of each row: pass groups=device")
-        rows = Federation.from_arrays(np.zeros((_n_rows(X), 1)), None, groups)  # type: ignore[arg-type]
-        fold = np.empty(len(rows.X), dtype=np.int64)
+        n = int(X.shape[0]) if hasattr(X, "shape") else len(X)
+        rows = Federation.from_arrays(np.zeros((n, 1)), None, groups)  # type: ignore[arg-type]
+        fold = np.empty(n, dtype=np.int64)
         fold[rows.row_order] = np.where(rows.n_samples[rows.device_index] > 1, rows.folds(self.n_splits, self.seed), -1)
         for k in range(self.n_splits):
             yield np.flatnonzero(fold != k), np.flatnonzero(fold == k)
 
 
-def _n_rows(X: Any) -> int:
-    return int(X.shape[0]) if hasattr(X, "shape") else len(X)
+def _loss_name(loss: Any) -> str:
+    return str(getattr(loss, "name", loss))
 
 
 def _as_graph(graph: Any) -> Graph | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 from fedkin.data import Federation
 from fedkin.errors import ConvergenceWarning, DegenerateDeviceWarning, ParameterError, SolverError
 from fedkin.fitting.model import FittedModel
-from fedkin.fitting.options import FitOptions, Progress, silent
+from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Prepared, prepare
 from fedkin.fitting.well_posed import COLLINEAR, rescue_warning, well_posed_problem, with_light_ridge
 from fedkin.graph import Graph
 from fedkin.objective import Problem, Solution
 from fedkin.solvers import cross_validate_lam, solve
-from fedkin.stats import oracle_fit, select_edges
+from fedkin.stats import Method, oracle_fit, select_edges
 
+Progress = Callable[[str], None]
 _MOST_PAIRS = 5_000_000  # beyond this many edges nobody means "all pairs"
 
 
@@ -67,7 +68,7 @@ def fit_federation(
     2
     """
     options = FitOptions() if options is None else options
-    say = progress or silent
+    say = progress or _silent
     prepared = prepare(federation, options)
     used, selection, notes = _used_graph(prepared, graph, options, say)
     problem, reasons = well_posed_problem(prepared, used, options)
@@ -103,6 +104,10 @@ def fit_federation(
     )
 
 
+def _silent(line: str) -> None:
+    """The progress that nobody asked for."""
+
+
 def _used_graph(
     prepared: Prepared, graph: Graph | None, options: FitOptions, say: Progress
 ) -> tuple[Graph, dict[str, Any] | None, dict[Hashable, tuple[str, ...]]]:
@@ -125,7 +130,7 @@ def _used_graph(
         candidates,
         loss=prepared.loss,
         level=options.level,
-        method=options.select,
+        method=cast(Method, options.select),
         variance=options.variance,
     )
     summary = {
@@ -143,7 +148,7 @@ def _solved(problem: Problem, options: FitOptions, say: Progress) -> tuple[Solut
     lam = _chosen_lam(problem, options, say)
     say(f"solving at lam = {lam:.4g}")
     if options.solver == "exact":
-        return solve(problem.with_lam(lam), options.tol), lam
+        return solve(problem.with_lam(lam), options.tol, max_iter=options.max_iter), lam
     from fedkin.admm import fed_admm
 
     solution = fed_admm(

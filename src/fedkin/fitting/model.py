@@ -142,7 +142,7 @@ class FittedModel:
         >>> import fedkin
         >>> from fedkin.fitting import FitOptions, fit_federation
         >>> fed = fedkin.Federation({u: [[float(u > 1)]] for u in range(4)})
-        >>> fit_federation(fed, None, FitOptions(loss="mean", lam=0.02)).groups()
+        >>> fit_federation(fed, None, FitOptions(loss="mean", lam=0.02, select="none")).groups()
         ((0, 1), (2, 3))
         """
         members: list[list[Hashable]] = [[] for _ in range(self.n_clusters)]

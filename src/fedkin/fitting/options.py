@@ -1,66 +1,42 @@
-"""How to fit: the options of a fit, checked when they are made."""
+"""How to fit: every option, its default, its check and its description, for Python and the command line alike."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from itertools import chain
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from fedkin._base import check_nonnegative
+from fedkin._base import check_choice, check_nonnegative, check_positive, check_whole
 from fedkin.errors import ParameterError
-from fedkin.losses import Loss, describe_loss
-from fedkin.objective import make_penalty
+from fedkin.losses import LOSS_NAMES, Loss, describe_loss
 from fedkin.stats import Method, Variance
 
-Progress = Callable[[str], None]
+PenaltyName = Literal["l1", "l2", "linf"]
 CvRule = Literal["min", "1se"]
+Solver = Literal["exact", "fedadmm"]
+
+#: The loss that depends on the target.
+AUTO = "auto"
+_NAMED_LOSSES = (AUTO, *LOSS_NAMES)
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """How to fit.
+    """How to fit. The estimators and ``fedkin fit`` take the same options with the same defaults.
 
     Parameters
     ----------
-    loss : str or Loss
-        "linear", "logistic" (more than two classes make it multinomial), "poisson", "huber", "multinomial", "mean",
-        or an object.
-    penalty : "l1" | "l2" | "linf"
-        Of the difference of two neighbours: l1 fuses coefficient by coefficient, l2 and linf whole devices.
-    lam : float or "cv"
-        Strength of the penalty on the scale of the objective, or its choice by cross-validation within devices.
-    select : None | "bonferroni" | "holm" | "bh" | "by"
-        Test the edges first and keep those whose ends look alike; see `fedkin.select_edges`.
-    level : float
-        Of that test.
-    variance : "model" | "sandwich" | "bartlett"
-        Of that test.
-    refit : bool
-        Replace the estimate of each group of devices (`FittedModel.clusters`) by its pooled fit without any penalty.
-        A chain of kept edges makes one group, even when its ends differ: for groups that stand well apart only.
-    fit_intercept : bool
-        Add a constant column; its coefficient is fused like the others, but neither shrunk nor made sparse.
-    standardize : bool
-        Fit on features of pooled mean 0 and standard deviation 1. ``lam``, ``ridge`` and ``sparsity`` then refer to
-        these; coefficients are still reported in the units of the features.
-    ridge : float
-        The extra ``(1/|V|) sum_u ridge ||theta_u||^2 / 2``.
-    sparsity : float
-        The extra ``(1/|V|) sum_u sparsity ||theta_u||_1``.
-    cv_folds : int
-    cv_rule : "min" | "1se"
-        The best ``lam``, or the largest within one standard error of it.
-    tol : float
-        Relative duality gap to reach.
-    seed : int
-        Of the folds.
-    n_jobs : int, optional
-        Folds at the same time.
-    solver : "exact" | "fedadmm"
-        Solve by `fedkin.solve`, or by the rounds that devices between themselves would do (`fedkin.fed_admm`, until
-        ``tol`` or ``rounds`` are reached). ``lam`` is chosen with exact solutions in both cases.
-    rounds, batch_size : int
-        Of "fedadmm"; all rows of a device in every round when ``batch_size`` is None, else SAGA on batches.
+    <options>
+
+    Notes
+    -----
+    With ``standardize``, ``lam``, ``ridge`` and ``sparsity`` refer to the standardised features. The extras are
+    ``(1/|V|) sum_u ridge ||theta_u||^2 / 2`` and ``(1/|V|) sum_u sparsity ||theta_u||_1``.
+
+    A chain of kept edges makes one group even when its ends differ, so ``refit`` is for groups that stand well apart.
+    ``lam`` is chosen with exact solutions, whatever the solver. ``select`` may also be None, which means "none".
 
     Examples
     --------
@@ -68,27 +44,49 @@ class FitOptions:
     'l1'
     """
 
-    loss: str | Loss = "linear"
-    penalty: str = "l1"
-    lam: float | Literal["cv"] = "cv"
-    select: Method | None = None
-    level: float = 0.05
-    variance: Variance = "model"
-    refit: bool = False
-    fit_intercept: bool = True
-    standardize: bool = False
-    ridge: float = 0.0
-    sparsity: float = 0.0
-    cv_folds: int = 5
-    cv_rule: CvRule = "min"
-    tol: float = 1e-6
-    seed: int = 0
-    n_jobs: int | None = None
-    solver: Literal["exact", "fedadmm"] = "exact"
-    rounds: int = 1000
-    batch_size: int | None = None
+    loss: Annotated[
+        str | Loss, "Loss of a device's rows; auto takes linear for numbers, and logistic or multinomial for labels."
+    ] = AUTO
+    penalty: Annotated[
+        PenaltyName,
+        "Norm of the difference between two neighbours: l1 fuses single coefficients, l2 and linf whole devices.",
+    ] = "l1"
+    lam: Annotated[
+        float | Literal["cv"],
+        "Strength of the penalty: a number, or cv to choose it by cross-validation within devices.",
+    ] = "cv"
+    select: Annotated[
+        Method | Literal["none"] | None,
+        "Test every edge first and drop those between devices that differ; none keeps all edges.",
+    ] = "bonferroni"
+    level: Annotated[float, "Level of the edge tests."] = 0.05
+    variance: Annotated[Variance, "Variance that the edge tests use."] = "model"
+    refit: Annotated[bool, "Fit each group once more, pooled and without the penalty."] = False
+    fit_intercept: Annotated[bool, "Add a constant; it is fused like the coefficients, but not shrunk."] = True
+    standardize: Annotated[
+        bool, "Fit on features of mean 0 and standard deviation 1; coefficients stay in the units of the features."
+    ] = True
+    ridge: Annotated[float, "Extra quadratic penalty on every device, for separable classes or collinear features."] = (
+        0.0
+    )
+    sparsity: Annotated[float, "Extra l1 penalty on the coefficients of every device."] = 0.0
+    cv_folds: Annotated[int, "Folds of the cross-validation."] = 5
+    cv_rule: Annotated[
+        CvRule, "The lam that cross-validation takes: the best, or the largest within one standard error of it."
+    ] = "min"
+    tol: Annotated[float, "Relative duality gap to reach."] = 1e-6
+    max_iter: Annotated[int, "Most iterations of the exact solver."] = 20_000
+    seed: Annotated[int, "Seed of everything that is drawn: folds, batches, held-out rows."] = 0
+    n_jobs: Annotated[int | None, "Folds to run at the same time; one by default."] = None
+    solver: Annotated[Solver, "Solve directly, or by the rounds that the devices would do between themselves."] = (
+        "exact"
+    )
+    rounds: Annotated[int, "Most rounds of fedadmm."] = 1000
+    batch_size: Annotated[int | None, "Rows that a device draws in a round of fedadmm; all by default."] = None
 
     def __post_init__(self) -> None:
+        if self.select == "none":
+            object.__setattr__(self, "select", None)
         if isinstance(self.lam, str):
             if self.lam != "cv":
                 raise ParameterError(f"lam must be a number of at least 0 or 'cv', got {self.lam!r}")
@@ -96,17 +94,15 @@ class FitOptions:
             check_nonnegative("lam", self.lam)
         check_nonnegative("ridge", self.ridge)
         check_nonnegative("sparsity", self.sparsity)
-        make_penalty(self.penalty)
-        _check_choice("select", self.select, (None, *get_args(Method)))
-        _check_choice("variance", self.variance, get_args(Variance))
-        _check_choice("cv_rule", self.cv_rule, get_args(CvRule))
-        _check_choice("solver", self.solver, ("exact", "fedadmm"))
+        for name in ("penalty", "select", "variance", "cv_rule", "solver"):
+            allowed: tuple[object, ...] = (*choices(name), *((None,) if name == "select" else ()))
+            check_choice(name, getattr(self, name), allowed)
         if not 0 < self.level < 1:
             raise ParameterError(f"level must lie between 0 and 1, got {self.level!r}")
-        if not self.tol > 0:
-            raise ParameterError(f"tol must be positive, got {self.tol!r}")
-        if self.cv_folds < 2:
-            raise ParameterError(f"cv_folds must be at least 2, got {self.cv_folds!r}")
+        check_positive("tol", self.tol)
+        check_whole("cv_folds", self.cv_folds, least=2)
+        check_whole("max_iter", self.max_iter, least=1)
+        check_whole("rounds", self.rounds, least=1)
 
     def plain(self) -> dict[str, Any]:
         """The options in plain values, as a model file keeps them."""
@@ -115,10 +111,56 @@ class FitOptions:
         return made
 
 
-def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices:
-        raise ParameterError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+_TYPES = get_type_hints(FitOptions, include_extras=True)
+#: {option: default}, in order.
+DEFAULTS = {item.name: item.default for item in fields(FitOptions)}
+#: {option: one line that says what it is}.
+DESCRIPTIONS: dict[str, str] = {name: _TYPES[name].__metadata__[0] for name in DEFAULTS}
 
 
-def silent(line: str) -> None:
-    """The progress that nobody asked for."""
+def choices(name: str) -> tuple[str, ...]:
+    """The values by name that an option may have; () where there is no list of them.
+
+    Examples
+    --------
+    >>> choices("penalty"), choices("level")
+    (('l1', 'l2', 'linf'), ())
+    """
+    if name == "loss":
+        return _NAMED_LOSSES
+    kind = get_args(_TYPES[name])[0]
+    parts = [kind] if get_origin(kind) is Literal else [part for part in get_args(kind) if part is not NoneType]
+    return tuple(chain(*map(get_args, parts))) if all(get_origin(part) is Literal for part in parts) else ()
+
+
+def documented(doc: str | None, names: Mapping[str, str] | None = None, losses: tuple[str, ...] = _NAMED_LOSSES) -> str:
+    """A docstring with its line ``<options>`` replaced by the parameters of `FitOptions`.
+
+    Parameters
+    ----------
+    doc : str
+        The docstring of a class.
+    names : mapping {option: name}, optional
+        Options that the class calls by another name.
+    losses : tuple of str
+        The losses that the class takes, its default first.
+    """
+    lines = []
+    for name, description in DESCRIPTIONS.items():
+        kind, default, words = _type_words(get_args(_TYPES[name])[0]), DEFAULTS[name], description
+        if name == "loss":
+            kind, default = f"{' | '.join(map(repr, losses))} | Loss", losses[0]
+            words = words if AUTO in losses else words.partition(";")[0] + "."
+        lines.append(f"    {(names or {}).get(name, name)} : {kind}, default {default!r}\n        {words}")
+    return (doc or "").replace("    <options>", "\n".join(lines))
+
+
+def _type_words(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " | ".join(map(repr, get_args(kind)))
+    if kind is NoneType:
+        return "None"
+    return " | ".join(map(_type_words, get_args(kind))) or str(kind.__name__)
+
+
+FitOptions.__doc__ = documented(FitOptions.__doc__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,11 @@ from numpy.typing import NDArray
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting.model import FittedModel
-from fedkin.fitting.options import FitOptions
+from fedkin.fitting.options import AUTO, FitOptions
 from fedkin.graph import Graph
 from fedkin.losses import CLASS_LOSSES, Loss, make_loss
 
 Array = NDArray[np.float64]
-
-_MOST_NUMERIC_CLASSES = 20  # beyond this many different fractions nobody means classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +90,7 @@ def prepare(federation: Federation, options: FitOptions) -> Prepared:
         else:
             # without an intercept a shift of the features would be another model
             mean = np.zeros_like(mean)
-            encoded = _with_features(encoded, encoded.X / scale)
+            encoded = _with_rows(encoded, X=encoded.X / scale)
     if has_intercept:
         encoded = encoded.with_intercept()
     if loss.n_params(encoded.n_features) != max(loss.n_outputs, 1) * encoded.n_features:
@@ -105,50 +103,68 @@ def prepare(federation: Federation, options: FitOptions) -> Prepared:
 
 def _encoded(federation: Federation, loss: str | Loss) -> tuple[Loss, tuple[Any, ...] | None, Federation]:
     """The loss, the classes (None for regression), and the federation with targets 0, 1, ... for classes."""
+    y = federation.y
+    if loss == AUTO:
+        loss = "linear" if y is None or y.dtype.kind == "f" else "logistic"
     name = loss if isinstance(loss, str) else loss.name
     if name not in CLASS_LOSSES:
-        return make_loss(loss, federation.y), None, federation
-    if federation.y is None:
+        return make_loss(loss, y), None, federation
+    if y is None:
         raise DataError(f"the federation has no target, but the {name} loss needs classes")
-    labels, codes = np.unique(federation.y, return_inverse=True)
-    if labels.size < 2:
-        raise DataError(
-            f"all {len(codes)} rows have the class {plain_classes(labels)[0]!r}; a classifier needs at least two "
-            "classes in the federation (a single device may have one class only)"
-        )
-    if labels.dtype.kind == "f" and labels.size > _MOST_NUMERIC_CLASSES and (labels != np.floor(labels)).any():
-        raise DataError(
-            f"the target has {labels.size} different numbers such as {labels[0]:g} and {labels[1]:g}, which are not "
-            "classes; use a regression loss (linear, huber), or encode the classes"
-        )
-    wanted = loss
+    classes, codes = encoded_classes(y, name, federation.target_name)
     if isinstance(loss, str):
-        wanted = "multinomial" if labels.size > 2 or name == "multinomial" else "logistic"
-    elif labels.size > loss.n_params(1) + 1:
-        raise DataError(f"the target has {labels.size} classes, more than the given {name} loss has")
-    encoded = _with_target(federation, codes.astype(np.float64))
-    return make_loss(wanted, encoded.y), plain_classes(labels), encoded
+        loss = "multinomial" if len(classes) > 2 or name == "multinomial" else "logistic"
+    elif len(classes) > loss.n_params(1) + 1:
+        raise DataError(f"the target has {len(classes)} classes, more than the given {name} loss has")
+    return make_loss(loss, codes), classes, _with_rows(federation, y=codes)
 
 
-def plain_classes(labels: NDArray[Any]) -> tuple[Any, ...]:
-    """Class labels as Python values; whole numbers as ints."""
-    if labels.dtype.kind == "f" and (labels == np.floor(labels)).all():
-        return tuple(int(label) for label in labels)
-    return tuple(labels.tolist())
+def encoded_classes(y: NDArray[Any], loss: str, target: str | None = None) -> tuple[tuple[Any, ...], Array]:
+    """The classes of a target in order, whole numbers as ints, and the number of each row's class.
+
+    Parameters
+    ----------
+    y : array (n,)
+        Labels of any kind.
+    loss, target : str
+        Names to use in errors.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> encoded_classes(np.array(["no", "yes", "no"]), "logistic")
+    (('no', 'yes'), array([0., 1., 0.]))
+    """
+    labels, codes = np.unique(y, return_inverse=True)
+    if labels.dtype.kind == "f":
+        fractions = labels[labels != np.floor(labels)]
+        if fractions.size:
+            named = "" if target is None else f" {target!r}"
+            raise DataError(
+                f"the target{named} has numbers such as {fractions[0]:g}, but the {loss} loss needs classes: "
+                'use loss="linear", or a column of labels'
+            )
+        labels = labels.astype(np.int64)
+    classes = tuple(labels.tolist())
+    if len(classes) < 2:
+        raise DataError(
+            f"all {len(codes)} rows have the class {classes[0]!r}; a classifier needs at least two classes in the "
+            "federation (a single device may have one class only)"
+        )
+    return classes, codes.astype(np.float64)
 
 
-def _with_target(federation: Federation, y: Array) -> Federation:
-    return Federation._of(
-        federation.devices,
-        federation.n_samples,
-        federation.X,
-        y,
-        federation.offset,
-        federation.row_order,
-        federation.feature_names,
-        federation.target_name,
-    )
+def class_numbers(y: NDArray[Any], classes: tuple[Any, ...]) -> Array:
+    """The number of each label of new rows among the classes of a fit."""
+    number = {label: k for k, label in enumerate(classes)}
+    unknown = [label for label in np.unique(y).tolist() if label not in number]
+    if unknown:
+        raise DataError(f"class {unknown[0]!r} is in the held-out rows, but not in the training rows")
+    return np.array([number[label] for label in y.tolist()], dtype=np.float64)
 
 
-def _with_features(federation: Federation, X: Array) -> Federation:
-    return federation._with_features(X, federation.feature_names)
+def _with_rows(federation: Federation, **arrays: Array) -> Federation:
+    """The federation with another ``X`` or ``y`` of the same size."""
+    rows = replace(federation.rows, **arrays)
+    parts = (federation.row_order, federation.feature_names, federation.target_name)
+    return Federation._of(federation.devices, federation.n_samples, rows, *parts)

@@ -295,7 +295,12 @@ def minimise_sum(
 def inverse_of(matrices: Array) -> Array:
     """Inverses of positive definite matrices, exactly symmetric."""
     scaled, scale = unit_diagonal(matrices)
-    inverse = np.linalg.inv(scaled) / (scale[:, :, None] * scale[:, None, :])
+    try:
+        inverse = np.linalg.inv(scaled)
+    except np.linalg.LinAlgError:
+        # rows without noise make a ridge that is lost in rounding
+        inverse = np.linalg.inv(scaled + RANK_TOLERANCE * np.eye(scaled.shape[1]))
+    inverse = inverse / (scale[:, :, None] * scale[:, None, :])
     return np.asarray(0.5 * (inverse + np.swapaxes(inverse, 1, 2)))
 
 

@@ -1,0 +1,78 @@
+"""What commands take: the options of a fit, made from `FitOptions`, and what several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import typer
+
+from fedkin.fitting import DEFAULTS, DESCRIPTIONS, FitOptions, choices
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of tables.")]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory that fedkin fit wrote.")]
+
+#: Options that the command line calls by another name.
+_NAMES = {"fit_intercept": "intercept", "n_jobs": "jobs", "cv_folds": "folds", "cv_rule": "one_se"}
+_METAVARS = {"lam": "cv|X", "n_jobs": "N", "batch_size": "B"}
+_PANELS = {
+    "Model": ("loss", "penalty", "lam", "refit", "fit_intercept", "standardize", "ridge", "sparsity"),
+    "Edge tests": ("select", "level", "variance"),
+    "Choice of lam": ("cv_folds", "cv_rule"),
+    "Computation": ("solver", "tol", "max_iter", "rounds", "batch_size", "seed", "n_jobs"),
+}
+
+
+def flag(name: str) -> str:
+    """How the command line spells an argument of Python's.
+
+    Examples
+    --------
+    >>> flag("max_iter"), flag("n_jobs")
+    ('--max-iter', '--jobs')
+    """
+    return "--" + _NAMES.get(name, name).replace("_", "-")
+
+
+def takes_fit_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with every option of `FitOptions`; it gets them together, as the dict ``options``."""
+    own = [one for one in signature(command, eval_str=True).parameters.values() if one.name != "options"]
+    added = [_parameter(name, panel) for panel, names in _PANELS.items() for name in names]
+
+    def run(**given: Any) -> None:
+        options = {name: _value(name, given.pop(name)) for name in DEFAULTS}
+        command(**given, options=options)
+
+    parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in (*own, *added)]
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    run.__signature__ = signature(command).replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def _parameter(name: str, panel: str) -> Parameter:
+    kind, default, spelled = get_type_hints(FitOptions)[name], DEFAULTS[name], flag(name)
+    if name == "lam":
+        kind = str
+    elif name == "cv_rule":  # of two rules, one is a flag
+        kind, default = bool, False
+    elif choices(name):
+        kind = Literal[choices(name)]
+    if default is True:
+        spelled = f"{spelled}/--no-{spelled[2:]}"
+    words = "Take the largest lam within one standard error of the best." if name == "cv_rule" else DESCRIPTIONS[name]
+    option = typer.Option(spelled, help=words, metavar=_METAVARS.get(name), rich_help_panel=panel)
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+
+
+def _value(name: str, given: Any) -> Any:
+    if name == "cv_rule":
+        return "1se" if given else DEFAULTS[name]
+    if name != "lam":
+        return given
+    try:
+        return float(given)
+    except ValueError:
+        return given  # cv; FitOptions says what else is wrong
