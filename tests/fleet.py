@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,12 @@ class Fleet:
             return self.round(name) >= t
 
         wait_for(arrived, seconds, self.report)
+
+    def wait_for_event(
+        self, name: str, event: str, accept: Callable[[dict[str, Any]], bool] = lambda entry: True
+    ) -> None:
+        """Wait until a device has logged that event, in an entry that ``accept`` takes."""
+        wait_for(lambda: any(entry["event"] == event and accept(entry) for entry in self.log(name)), report=self.report)
 
     def join(self, seconds: float = 120) -> None:
         """Wait until all have ended well."""

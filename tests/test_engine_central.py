@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -91,11 +90,10 @@ def test_devices_that_come_and_go_and_a_central_machine_that_dies(tmp_path: Path
         fleet.start(options=OPTIONS)
         fleet.wait_for_round("centre", 30)
         fleet.kill("d1")
-        time.sleep(0.5)
+        fleet.wait_for_round("centre", fleet.round("centre") + 5)
         fleet.kill("centre")
-        time.sleep(0.3)
         fleet.start("centre", options=(*OPTIONS, "--gather", "3"))
-        time.sleep(1.0)
+        fleet.wait_for_round("centre", fleet.round("centre") + 5)
         fleet.start("d1", options=OPTIONS)
         fleet.kill("d3")
         fleet.start("d3", options=OPTIONS)

@@ -204,6 +204,7 @@ def test_ratios_are_paired_and_cover():
     assert np.median(widths) < 0.06  # unpaired: about 0.5
 
 
+@pytest.mark.studies
 @pytest.mark.parametrize(("n", "verdict"), [(4, "too few replications to tell (-6."), (100, "does not hold")])
 def test_the_page_says_how_verdicts_come_about(tmp_path, n: int, verdict: str):
     """The same deviation of Local: noise with the replications of a quick run, a verdict with those of the full one."""
