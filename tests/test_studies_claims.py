@@ -8,8 +8,8 @@ import pytest
 from fedkin.studies.config import load_study
 from fedkin.studies.present import claims as checks
 from fedkin.studies.present import write_report
-from fedkin.studies.present.intervals import Interval, doubt, paired_ratios, student
-from fedkin.studies.present.summary import Summary
+from fedkin.studies.present.claims import doubt
+from fedkin.studies.present.summary import Summary, paired_ratios, student
 from fedkin.studies.rows import write_rows
 
 
@@ -178,12 +178,12 @@ def test_intervals_against_scipy():
     from scipy import stats
 
     x = np.random.default_rng(3).normal(loc=2.0, size=9)
-    interval = Interval.of(Summary.of(x))
+    interval = Summary.of(x).interval()
     assert (interval.low, interval.high) == pytest.approx(stats.t.interval(0.95, 8, loc=x.mean(), scale=stats.sem(x)))
-    together = Interval.of(Summary.of(x), 5)
+    together = Summary.of(x).interval(5)
     assert (together.low, together.high) == pytest.approx(stats.t.interval(0.99, 8, loc=x.mean(), scale=stats.sem(x)))
     assert student(9) == pytest.approx(stats.t.isf(0.025, 8))
-    share = Interval.of_share(Summary.of([1.0] * 17 + [0.0] * 3))
+    share = Summary.of([1.0] * 17 + [0.0] * 3).share_interval()
     assert (share.low, share.high) == pytest.approx(stats.binomtest(17, 20).proportion_ci(method="wilson"))
     assert doubt([interval], low=interval.high + 0.1) == "" == doubt([interval], low=interval.low - 0.1)
     assert doubt([interval], high=float(x.mean())) == interval.text()
@@ -197,7 +197,7 @@ def test_ratios_are_paired_and_cover():
         common = rng.normal(loc=1.0, scale=0.2, size=6)
         own = common * (1.2 + 0.02 * rng.normal(size=6))
         rows = [{"replication": r, "m": m, "x": v[r]} for r in range(6) for m, v in (("a", own), ("b", common))]
-        interval = Interval.of(paired_ratios(rows, [], "m", [("a", "b")], "x")["a", "b"])
+        interval = paired_ratios(rows, [], "m", ("a", "b"), "x")[()].interval()
         hits += interval.low <= 1.2 <= interval.high
         widths.append(interval.high - interval.low)
     assert 0.92 <= hits / 400 <= 0.98

@@ -188,12 +188,13 @@ def test_intervals_against_scipy_and_statsmodels():
     x = np.random.default_rng(1).normal(size=12)
     summary = Summary.of(x)
     low, high = stats.t.interval(0.95, 11, loc=x.mean(), scale=stats.sem(x))
-    assert (summary.mean - summary.half_width, summary.mean + summary.half_width) == pytest.approx((low, high))
+    assert (summary.mean - summary.half_width(), summary.mean + summary.half_width()) == pytest.approx((low, high))
     zeros = Summary.of([1.0] * 17 + [0.0] * 3)
-    assert zeros.wilson() == pytest.approx(proportion_confint(17, 20, method="wilson"))
+    share = zeros.share_interval()
+    assert (share.low, share.high) == pytest.approx(proportion_confint(17, 20, method="wilson"))
     y = x + np.random.default_rng(2).normal(size=12)
     rows = [{"replication": r, "m": m, "v": v[r]} for r in range(12) for m, v in (("x", x), ("y", y))]
-    difference = paired_difference(rows, "m", "x", "y", "v")
+    difference = paired_difference(rows, "m", ("x", "y"), "v")
     assert difference.mean / difference.error == pytest.approx(stats.ttest_rel(x, y).statistic)
 
 

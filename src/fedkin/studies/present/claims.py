@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from fedkin.studies.present.figures import COLUMN_LABELS, label_of
-from fedkin.studies.present.intervals import Interval, doubt, paired_ratios, student
-from fedkin.studies.present.summary import distinct, group, paired_difference, summarize
+from fedkin.studies.present.labels import label_of, point_label
+from fedkin.studies.present.summary import (
+    Interval,
+    Summary,
+    distinct,
+    group,
+    paired,
+    paired_difference,
+    paired_ratios,
+    student,
+    summarize,
+)
 from fedkin.studies.rows import Row
 
 
@@ -47,71 +57,82 @@ class Check:
         return "observation" if self.holds is None else "holds" if self.holds else "does not hold"
 
 
+def doubt(
+    intervals: Iterable[Interval], low: float = -math.inf, high: float = math.inf, form: str = ".3g", unit: str = ""
+) -> str:
+    """Why intervals do not settle whether all numbers lie between ``low`` and ``high``; "" when they do.
+
+    They do when all lie between the two, or when one lies outside as a whole.
+
+    Examples
+    --------
+    >>> doubt([Interval(1.09, 1.01, 1.17), Interval(1.0, 0.8, 1.2)], high=1.05)
+    '1.09 ± 0.08'
+    >>> doubt([Interval(1.09, 1.06, 1.12)], high=1.05), doubt([Interval(1.0, 0.99, 1.01)], high=1.05)
+    ('', '')
+    """
+    found = list(intervals)
+    reaching = [one for one in found if one.high > high or one.low < low]
+    if not reaching or any(one.low > high or one.high < low for one in found):
+        return ""
+    # the estimate that is farthest outside, as a reader sees it among what was observed; else the interval that is
+    farthest = max(
+        reaching,
+        key=lambda one: (max(one.estimate - high, low - one.estimate, 0.0), max(one.high - high, low - one.low)),
+    )
+    return farthest.text(form) + unit
+
+
 def estimation(rows: Sequence[Row]) -> list[Check]:
     """Edge selection is as good as the oracle, and Local is what theory says."""
     names = ["varrho", "n_samples", "n_devices"]
-    table = summarize(rows, [*names, "estimator"], "error")
-    points = list(dict.fromkeys(key[:-1] for key in table))
-    paired = paired_ratios(rows, names, "estimator", [("es", "oracle"), ("es", "attainable")], "error")
+    oracle, best, gap = (
+        paired_ratios(rows, names, "estimator", sides, "error")
+        for sides in (("es", "oracle"), ("es", "attainable"), ("attainable", "pooled"))
+    )
     checks = []
     for sizes, bound in (("n >= 100", 1.05), ("n = 50", 1.25)):
-        chosen = [point for point in points if (point[1] >= 100) == (sizes == "n >= 100")]
-        if not chosen:
-            continue
-        ratio = {point: table[(*point, "es")].mean / table[(*point, "oracle")].mean for point in chosen}
-        worst = max(ratio, key=ratio.__getitem__)
-        within = sum(value <= bound for value in ratio.values())
-        observed = f"{within} of {len(ratio)} cells; the largest is {ratio[worst]:.3f} at {_at(names, worst)}"
-        claim = f"Fed-ADMM-ES / Oracle <= {bound} in every cell with {sizes}"
-        intervals = [Interval.of(paired[(*point, "es", "oracle")], len(chosen)) for point in chosen]
-        checks.append(Check(claim, observed, within == len(ratio), doubt(intervals, high=bound, form=".3f")))
-    reference = {
-        point: table[(*point, "es")].mean / table[(*point, "attainable")].mean for point in points if point[1] >= 100
-    }
-    if reference:
-        worst = max(reference, key=reference.__getitem__)
-        gap = {point: table[(*point, "attainable")].mean / table[(*point, "pooled")].mean for point in reference}
-        widest = max(gap, key=gap.__getitem__)
+        ratios = {point: one for point, one in oracle.items() if (point[1] >= 100) == (sizes == "n >= 100")}
+        if ratios:
+            within = sum(one.mean <= bound for one in ratios.values())
+            observed = f"{within} of {len(ratios)} cells; the largest is {_largest(ratios, names)}"
+            claim = f"Fed-ADMM-ES / Oracle <= {bound} in every cell with {sizes}"
+            checks.append(Check(claim, observed, within == len(ratios), _doubt(ratios, high=bound, form=".3f")))
+    best, gap = ({point: one for point, one in ratios.items() if point[1] >= 100} for ratios in (best, gap))
+    if best:
         observed = (
-            f"the largest is {reference[worst]:.3f} at {_at(names, worst)}; that best / pooled by true cluster is at "
-            f"most {gap[widest]:.3f} at {_at(names, widest)}"
+            f"the largest is {_largest(best, names)}; that best / pooled by true cluster is at most "
+            f"{_largest(gap, names)}"
         )
         claim = "Fed-ADMM-ES / the best that choosing among the edges of G can do <= 1.05 in every cell with n >= 100"
-        intervals = [Interval.of(paired[(*point, "es", "attainable")], len(reference)) for point in reference]
-        checks.append(Check(claim, observed, reference[worst] <= 1.05, doubt(intervals, high=1.05, form=".3f")))
+        holds = max(one.mean for one in best.values()) <= 1.05
+        checks.append(Check(claim, observed, holds, _doubt(best, high=1.05, form=".3f")))
     p = 20
-    expected = {point: p / (point[1] - p - 1) for point in points}
-    off = {point: table[(*point, "local")].mean / expected[point] - 1 for point in points}
-    worst = max(off, key=lambda point: abs(off[point]))
-    observed = f"the largest deviation is {off[worst]:+.1%} at {_at(names, worst)}"
-    intervals = [
-        Interval.of(table[(*point, "local")].scaled(100 / expected[point], -100.0), len(points)) for point in points
-    ]
-    in_doubt = doubt(intervals, -5.0, 5.0, "+.1f", " %")
-    checks.append(Check("Local within 5% of p / (n - p - 1)", observed, abs(off[worst]) <= 0.05, in_doubt))
+    local = summarize([row for row in rows if row["estimator"] == "local"], names, "error")
+    off = {point: one.scaled(100 * (point[1] - p - 1) / p, -100.0) for point, one in local.items()}  # percent
+    worst = max(off, key=lambda point: abs(off[point].mean))
+    observed = f"the largest deviation is {off[worst].mean:+.1f}% at {point_label(names, worst)}"
+    in_doubt = _doubt(off, -5.0, 5.0, "+.1f", " %")
+    checks.append(Check("Local within 5% of p / (n - p - 1)", observed, abs(off[worst].mean) <= 5, in_doubt))
     return checks
 
 
 def sensitivity(rows: Sequence[Row]) -> list[Check]:
     """Edge selection survives any graph; selection among all pairs does not look at the graph."""
     names = ["n_samples", "n_devices"]
-    table = summarize(rows, [*names, "varrho", "estimator"], "error")
-    points = list(dict.fromkeys(key[:-1] for key in table))
-    ratio = {point: table[(*point, "es")].mean / table[(*point, "local")].mean for point in points}
-    worst = max(ratio, key=ratio.__getitem__)
-    below = f"the largest Fed-ADMM-ES / Local is {ratio[worst]:.3f} at {_at([*names, 'varrho'], worst)}"
-    paired = paired_ratios(rows, [*names, "varrho"], "estimator", [("es", "local")], "error")
-    in_doubt = doubt([Interval.of(one, len(paired)) for one in paired.values()], high=1.0)
-    checks = [Check("Fed-ADMM-ES below Local at every ϱ", below, ratio[worst] < 1, in_doubt)]
-    levels = distinct(rows, "varrho")
-    panels = list(dict.fromkeys(point[:-1] for point in points))
-    steepest, where, fewest = 0.0, panels[0], min(one.n for one in table.values())
+    ratios = paired_ratios(rows, [*names, "varrho"], "estimator", ("es", "local"), "error")
+    below = f"the largest Fed-ADMM-ES / Local is {_largest(ratios, [*names, 'varrho'])}"
+    holds = max(one.mean for one in ratios.values()) < 1
+    checks = [Check("Fed-ADMM-ES below Local at every ϱ", below, holds, _doubt(ratios, high=1.0))]
+    lines = summarize([row for row in rows if row["estimator"] == "local-es"], [*names, "varrho"], "error")
+    panels = list(dict.fromkeys(point[:-1] for point in lines))
+    steepest, where, fewest = 0.0, panels[0], min(one.n for one in lines.values())
     for panel in panels:
-        line = [table[(*panel, varrho, "local-es")] for varrho in levels]
-        slope, error = _slope(levels, [one.mean for one in line], [one.error for one in line])
+        line = {point[-1]: one for point, one in lines.items() if point[:-1] == panel}
+        slope, error = _slope(list(line), [one.mean for one in line.values()], [one.error for one in line.values()])
         if error > 0 and abs(slope / error) > abs(steepest):
             steepest, where = slope / error, panel
-    flat = f"the steepest line has a slope of {steepest:+.1f} standard errors, at {_at(names, where)}"
+    flat = f"the steepest line has a slope of {steepest:+.1f} standard errors, at {point_label(names, where)}"
     # the largest of a handful of normal numbers exceeds 3 in about one study in sixty
     claim = "Fed-ADMM-Local-ES flat in ϱ (slope within 3 standard errors of 0)"
     # few replications do not know their standard errors well: Student's quantile in place of 3
@@ -123,29 +144,24 @@ def sensitivity(rows: Sequence[Row]) -> list[Check]:
 def selection(rows: Sequence[Row]) -> list[Check]:
     """The promise of Theorem 3 where its condition holds, and Bonferroni's everywhere."""
     names = ["variance", "signal", "n_samples"]
-    exact, ratio = summarize(rows, names, "exact"), group(rows, names, "signal_ratio")
-    strong = [point for point in exact if min(ratio[point]) >= 1]
-    checks = []
-    if strong:
-        worst = min(strong, key=lambda point: exact[point].mean)
-        # one cell among many may fall below by chance: what counts is that the interval reaches the promise
-        broken = [point for point in strong if exact[point].wilson()[1] < 0.95]
-        observed = (
-            f"lowest {exact[worst].mean:.3f} of {len(strong)} cells, at {_at(names, worst)}; "
-            f"{_none_or(len(broken))} below"
-        )
-        claim = "Exact recovery with probability >= 0.95 wherever the signal condition holds (95% intervals)"
-        intervals = [Interval.of_share(exact[point], len(strong)) for point in strong]
-        checks.append(Check(claim, observed, not broken, doubt(intervals, low=0.95, form=".2f")))
+    ratio = group(rows, names, "signal_ratio")
+    strong = {point: one for point, one in summarize(rows, names, "exact").items() if min(ratio[point]) >= 1}
     safe = summarize(rows, names, "no_true_edge_dropped")
-    broken = [point for point in safe if safe[point].wilson()[1] < 0.95]
-    worst = min(safe, key=lambda point: safe[point].mean)
-    observed = (
-        f"lowest {safe[worst].mean:.3f}, at {_at(names, worst)}; {_none_or(len(broken))} of {len(safe)} cells below"
-    )
-    claim = "No true edge dropped with probability >= 0.95 in every cell (95% intervals)"
-    intervals = [Interval.of_share(one, len(safe)) for one in safe.values()]
-    checks.append(Check(claim, observed, not broken, doubt(intervals, low=0.95, form=".2f")))
+    checks = []
+    for claim, shares in (
+        ("Exact recovery with probability >= 0.95 wherever the signal condition holds (95% intervals)", strong),
+        ("No true edge dropped with probability >= 0.95 in every cell (95% intervals)", safe),
+    ):
+        if shares:
+            worst = min(shares, key=lambda point: shares[point].mean)
+            # one cell among many may fall below by chance: what counts is that the interval reaches the promise
+            broken = sum(one.share_interval().high < 0.95 for one in shares.values())
+            observed = (
+                f"lowest {shares[worst].mean:.3f}, at {point_label(names, worst)}; {broken or 'none'} of {len(shares)} "
+                "cells below"
+            )
+            intervals = [one.share_interval(len(shares)) for one in shares.values()]
+            checks.append(Check(claim, observed, not broken, doubt(intervals, low=0.95, form=".2f")))
     return checks
 
 
@@ -180,22 +196,17 @@ def rate(rows: Sequence[Row]) -> list[Check]:
 def convergence(rows: Sequence[Row]) -> list[Check]:
     """Fed-ADMM ahead of gradient descent from the hundredth round on."""
     names = ["n_samples", "n_devices", "round"]
-    table = summarize(rows, [*names, "method"], "distance")
-    pairs = [("fedadmm-full", "gd"), ("fedadmm-batch", "sgd")]
-    paired = paired_ratios([row for row in rows if row["round"] >= 100], names, "method", pairs, "distance")
+    late = [row for row in rows if row["round"] >= 100]
     checks = []
-    for fed, other in pairs:
-        points = [key[:-1] for key in table if key[-1] == fed and key[2] >= 100 and (*key[:-1], other) in table]
-        if not points:
-            continue
-        ratio = {point: table[(*point, fed)].mean / table[(*point, other)].mean for point in points}
-        worst = max(ratio, key=ratio.__getitem__)
-        last = max(points, key=lambda point: point[2])[2]
-        at_end = max(value for point, value in ratio.items() if point[2] == last)
-        observed = f"largest ratio {ratio[worst]:.3g} at {_at(names, worst)}; at round {last} at most {at_end:.2g}"
-        claim = f'"{label_of(fed)}" closer to the minimiser than "{label_of(other)}" at every round from 100 on'
-        intervals = [Interval.of(paired[(*point, fed, other)], len(points)) for point in points]
-        checks.append(Check(claim, observed, ratio[worst] < 1, doubt(intervals, high=1.0)))
+    for fed, other in (("fedadmm-full", "gd"), ("fedadmm-batch", "sgd")):
+        ratios = paired_ratios(late, names, "method", (fed, other), "distance")
+        if ratios:
+            last = max(point[2] for point in ratios)
+            at_end = max(one.mean for point, one in ratios.items() if point[2] == last)
+            observed = f"largest ratio {_largest(ratios, names, '.3g')}; at round {last} at most {at_end:.2g}"
+            claim = f'"{label_of(fed)}" closer to the minimiser than "{label_of(other)}" at every round from 100 on'
+            holds = max(one.mean for one in ratios.values()) < 1
+            checks.append(Check(claim, observed, holds, _doubt(ratios, high=1.0)))
     return checks
 
 
@@ -203,48 +214,51 @@ def availability(rows: Sequence[Row]) -> list[Check]:
     """Estimated probabilities are as good as known ones, S-less is the same as S, and the price of absence."""
     noisy, texts, unlikely, single = [], [], [], False
     levels = distinct(rows, "availability")
+    table = summarize(rows, ["availability", "variant"], "distance")
     for p in levels:
         chosen = [row for row in rows if row["availability"] == p]
-        table = summarize(chosen, ["variant"], "distance")
-        known, estimated = table[("known-central",)], table[("estimated-central",)]
-        paired = paired_difference(chosen, "variant", "estimated-central", "known-central", "distance")
+        known, estimated = table[p, "known-central"], table[p, "estimated-central"]
+        apart = paired_difference(chosen, "variant", ("estimated-central", "known-central"), "distance")
         noise = math.hypot(known.error, estimated.error)
-        noisy.append(not abs(paired.mean) > 2 * noise)
+        noisy.append(not abs(apart.mean) > 2 * noise)
         # few replications do not know their standard errors well: Student's quantile in place of 2
-        unlikely.append(abs(paired.mean) > student(paired.n, len(levels)) * noise)
-        single = single or paired.n < 2
-        texts.append((abs(paired.mean) / known.mean, f"p = {p}: {paired.mean / known.mean:+.1%} of {known.mean:.1e}"))
+        unlikely.append(abs(apart.mean) > student(apart.n, len(levels)) * noise)
+        single = single or apart.n < 2
+        texts.append((abs(apart.mean) / known.mean, f"p = {p}: {apart.mean / known.mean:+.1%} of {known.mean:.1e}"))
     observed = f"{sum(noisy)} of {len(noisy)} availabilities; the largest difference is at {max(texts)[1]}"
     in_doubt = max(texts)[1] if single or not (all(noisy) or any(unlikely)) else ""
     checks = [Check("Estimated p_i as good as known p_i, within 2 standard errors", observed, all(noisy), in_doubt)]
-    apart = 0.0
-    for weighting in distinct(rows, "weighting"):
-        chosen = [row for row in rows if row["weighting"] == weighting]
-        unit = ("availability", "replication")
-        sides = [
-            {tuple(row[name] for name in unit): row["distance"] for row in chosen if row["placement"] == placement}
-            for placement in ("central", "replicas")
-        ]
-        apart = max([apart, *(abs(sides[0][key] - sides[1][key]) for key in sides[0] if key in sides[1])])
-    checks.append(Check("S-less equals S", f"largest difference of squared distances {apart:g}", apart == 0))
+    pairs = paired(rows, ["weighting", "availability"], "placement", ("central", "replicas"), "distance")
+    farthest = max((float(abs(x - y).max()) for x, y in pairs.values()), default=0.0)
+    checks.append(Check("S-less equals S", f"largest difference of squared distances {farthest:g}", farthest == 0))
     known_rows = [row for row in rows if row["variant"] == "known-central"]
-    table = summarize(known_rows, ["availability"], "distance")
-    full = table.get((1.0,))
-    if full is not None:
-        price = {p: table[(p,)].mean / full.mean * p for (p,) in table}
-        extreme = max(price, key=lambda p: abs(math.log(price[p])))
-        observed = f"the farthest is {price[extreme] / extreme:.2f} at p = {extreme}, where 1/p is {1 / extreme:.2f}"
+    if 1.0 in levels:
+        price = {
+            p: one.scaled(p)
+            for p in levels
+            if p != 1.0
+            for one in paired_ratios(known_rows, [], "availability", (p, 1.0), "distance").values()
+        }
+        means = {1.0: 1.0} | {p: one.mean for p, one in price.items()}
+        extreme = max(levels, key=lambda p: abs(math.log(means[p])))
+        observed = f"the farthest is {means[extreme] / extreme:.2f} at p = {extreme}, where 1/p is {1 / extreme:.2f}"
         claim = "The squared distance grows as 1/p, within a factor of 2 (Corollary 1)"
-        absent = [p for p in levels if p != 1.0]
-        ratios = paired_ratios(known_rows, [], "availability", [(p, 1.0) for p in absent], "distance")
-        intervals = [Interval.of(ratios[p, 1.0].scaled(p), len(absent)) for p in absent if (p, 1.0) in ratios]
-        in_doubt = doubt(intervals, 0.5, 2.0, ".2f", " of 1/p")
-        checks.append(Check(claim, observed, all(0.5 <= value <= 2 for value in price.values()), in_doubt))
+        in_doubt = _doubt(price, 0.5, 2.0, ".2f", " of 1/p")
+        checks.append(Check(claim, observed, all(0.5 <= value <= 2 for value in means.values()), in_doubt))
     return checks
 
 
-def _none_or(count: int) -> str:
-    return str(count) if count else "none"
+def _largest(ratios: Mapping[tuple[Any, ...], Summary], names: Sequence[str], form: str = ".3f") -> str:
+    """The largest of some means, and where it is."""
+    worst = max(ratios, key=lambda point: ratios[point].mean)
+    return f"{ratios[worst].mean:{form}} at {point_label(names, worst)}"
+
+
+def _doubt(
+    found: Mapping[Any, Summary], low: float = -math.inf, high: float = math.inf, form: str = ".3g", unit: str = ""
+) -> str:
+    """`doubt` about means, by intervals that hold together."""
+    return doubt((one.interval(len(found)) for one in found.values()), low, high, form, unit)
 
 
 def _slope(x: Sequence[float], y: Sequence[float], error: Sequence[float]) -> tuple[float, float]:
@@ -256,10 +270,3 @@ def _slope(x: Sequence[float], y: Sequence[float], error: Sequence[float]) -> tu
     centred = x_ - np.average(x_, weights=weight)
     square = float((weight * centred**2).sum())
     return float((weight * centred * y_).sum()) / square, square**-0.5
-
-
-def _at(names: Sequence[str], point: Sequence[object]) -> str:
-    """A grid point in the words of the figures: ``ϱ = 0.2, n = 100, |V| = 20``."""
-    return ", ".join(
-        f"{COLUMN_LABELS.get(name, name)} = {label_of(value)}" for name, value in zip(names, point, strict=True)
-    )

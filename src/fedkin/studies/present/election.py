@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.graph import Graph
-from fedkin.studies.present.claims import Check
-from fedkin.studies.present.intervals import Interval, doubt
+from fedkin.studies.present.claims import Check, doubt
 from fedkin.studies.present.summary import Summary, distinct, paired_difference, summarize
 from fedkin.studies.present.tables import Table
 from fedkin.studies.rows import Row
@@ -85,7 +84,7 @@ def difference_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
                 line = [PROTOCOLS.get(protocol, protocol), f"{LABELS[fed]} minus {LABELS[other]}"]
                 numbers: list[Any] = [protocol, fed, other]
                 for measure in ("accuracy", "balanced_accuracy", "log_loss"):
-                    difference = paired_difference(chosen, "method", fed, other, measure)
+                    difference = paired_difference(chosen, "method", (fed, other), measure)
                     line.append(f"{difference.mean:+.4f} ({difference.error:.4f})")
                     numbers += [difference.mean, difference.error]
                 text.append(line)
@@ -178,24 +177,24 @@ def checks(rows: Sequence[Row]) -> list[Check]:
     for fed in ("fed-loc", "fed-his"):
         mean = accuracy[fed].mean
         claim = f"{protocol}: {LABELS[fed]}: accuracy at or above 0.94"
-        in_doubt = doubt([Interval.of(accuracy[fed])], low=0.94, form=".4f")
+        in_doubt = doubt([accuracy[fed].interval()], low=0.94, form=".4f")
         out.append(Check(claim, f"{mean:.4f}; {beside}", mean >= 0.94, in_doubt))
         for other in ("local", "global"):
-            difference = paired_difference(main, "method", fed, other, "accuracy")
+            difference = paired_difference(main, "method", (fed, other), "accuracy")
             observed = f"{difference.mean:+.4f}, standard error {difference.error:.4f} ({difference.n} splits)"
             claim = f"{LABELS[fed]} above {LABELS[other]} by more than two standard errors of the paired mean"
-            in_doubt = doubt([Interval.of(difference)], low=0.0, form="+.4f")
+            in_doubt = doubt([difference.interval()], low=0.0, form="+.4f")
             out.append(Check(f"{protocol}: {claim}", observed, difference.mean > 2 * difference.error, in_doubt))
     floor = accuracy["always-republican"]
     below = [name for name, (value, _) in PUBLISHED.items() if value < floor.mean]
     observed = f"{len(below)} of 4 lie below {floor.mean:.3f}"
-    in_doubt = doubt([Interval.of(floor)], high=min(value for value, _ in PUBLISHED.values()), form=".3f")
+    in_doubt = doubt([floor.interval()], high=min(value for value, _ in PUBLISHED.values()), form=".3f")
     out.append(Check('Published accuracies lie above the floor "always Republican"', observed, not below, in_doubt))
     for name, (value, sd) in PUBLISHED.items():
         claim = (
             f"{protocol}: published accuracy of {_short(name)}, {value:.3f}, met within its standard deviation {sd:.3f}"
         )
-        in_doubt = doubt([Interval.of(accuracy[name])], value - sd, value + sd, ".3f")
+        in_doubt = doubt([accuracy[name].interval()], value - sd, value + sd, ".3f")
         out.append(Check(claim, f"{accuracy[name].mean:.3f}", abs(accuracy[name].mean - value) <= sd, in_doubt))
     found = groups(rows)
     parts = int(found.labels.max()) + 1

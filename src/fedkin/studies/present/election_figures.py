@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedkin.studies.present.election import PROTOCOLS, PUBLISHED, Groups, groups
+from fedkin.studies.present.figures import add_legend
 from fedkin.studies.present.summary import distinct, summarize
 from fedkin.studies.rows import Row
 from fedkin.studies.tasks.election import LABELS
@@ -59,11 +60,7 @@ def accuracy(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> Any:
         axis.set_title(PROTOCOLS.get(protocol, protocol), loc="left")
         axis.grid(axis="y", visible=False)
     figure.supxlabel("accuracy: share of held-out counties predicted right", fontsize=10)
-    handles: dict[str, Any] = {}
-    for axis in axes:
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=3, handlelength=2.8)
+    add_legend(figure, axes)
     return figure
 
 

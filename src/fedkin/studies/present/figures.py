@@ -22,36 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from fedkin.errors import ParameterError, missing_dependency
+from fedkin.errors import missing_dependency
 from fedkin.studies.config import find_function
-from fedkin.studies.present.summary import Summary, check_columns, distinct, summarize
+from fedkin.studies.present.labels import label_of, point_label
+from fedkin.studies.present.summary import Summary, chosen_rows, distinct, summarize
 from fedkin.studies.rows import Row
-from fedkin.studies.tasks.estimators import LABELS as ESTIMATOR_LABELS
 
 FORMATS = ("svg", "pdf", "png")
-
-#: Names of columns and of their values as people read them.
-COLUMN_LABELS: Mapping[str, str] = {
-    "n_samples": "n",
-    "n_devices": "|V|",
-    "varrho": "ϱ",
-    "signal": "signal",
-    "n_clusters": "K₀",
-    "false_edges": "|S|",
-}
-VALUE_LABELS: dict[str, str] = {
-    **ESTIMATOR_LABELS,
-    "fedadmm-full": "Fed-ADMM, all samples",
-    "fedadmm-batch": "Fed-ADMM, batches of 10",
-    "gd": "GD, all samples",
-    "sgd": "SGD, batches of 10",
-    "known-central": "p known, central S",
-    "estimated-central": "p estimated, central S",
-    "known-replicas": "p known, S-less",
-    "estimated-replicas": "p estimated, S-less",
-    "bartlett": "the paper's (Bartlett)",
-    "model": "noise estimated, F test",
-}
 
 # Colours differ in lightness as well, and every series has its own marker and dashes, so that a grey print can be read
 # (Okabe and Ito's palette, from dark to light).
@@ -94,11 +71,6 @@ _KINDS: Mapping[str, str] = {
 }
 
 
-def label_of(value: Any) -> str:
-    """A value as people read it."""
-    return VALUE_LABELS.get(value, str(value)) if isinstance(value, str) else f"{value:g}"
-
-
 def draw(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> list[Path]:
     """Draw one figure and write it as SVG, PDF and PNG.
 
@@ -118,15 +90,12 @@ def draw(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> list[Pat
     """
     kind = spec.get("kind", "lines")
     drawer = find_function(_KINDS.get(kind, kind), f"figure {spec['name']!r}, kind = {kind!r}")
-    wanted = spec.get("where", {})
     asked = {name: spec[name] for name in ("x", "y", "series", "rows", "columns") if name in spec}
     asked |= {f"points[{k}]": name for k, name in enumerate(spec.get("points", ()))}
     asked |= {f"reference[{k}]": line["column"] for k, line in enumerate(spec.get("reference", ())) if "column" in line}
-    if ":" not in kind:
-        check_columns(f"figure {spec.get('name')!r}", rows, asked, wanted, numbers=("x", "y"))
-    chosen = [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
-    if not chosen:
-        raise ParameterError(f"figure {spec.get('name')!r}: no row has {wanted}")
+    if ":" in kind:
+        asked = {}  # the function knows what its entries mean
+    chosen = chosen_rows(f"figure {spec['name']!r}", rows, asked, spec.get("where", {}), numbers=("x", "y"))
     try:
         import matplotlib
     except ImportError:
@@ -163,8 +132,8 @@ def line_panels(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path | Non
             axis.set_xscale(spec.get("x_scale", "linear"))
             axis.set_yscale(spec.get("y_scale", "linear"))
             _draw_series(axis, spec, panel, series)
-            titles = [_fixed(down, vertical), _fixed(across, horizontal)]
-            axis.set_title(", ".join(title for title in titles if title), loc="left")
+            fixed = {name: value for name, value in ((down, vertical), (across, horizontal)) if name is not None}
+            axis.set_title(point_label(list(fixed), list(fixed.values())), loc="left")
             _finish_axis(axis, spec, panel)
     figure.supxlabel(spec.get("x_label", spec["x"]), fontsize=10)
     figure.supylabel(spec.get("y_label", spec["y"]), fontsize=10)
@@ -260,17 +229,13 @@ def _intervals(axis: Any, summaries: Sequence[Summary], interval: str) -> tuple[
     """Means with the ends of their 95% intervals; on a logarithmic axis intervals of log mean, which stay positive."""
     mean = np.array([summary.mean for summary in summaries])
     if interval == "wilson":
-        low, high = np.array([summary.wilson() for summary in summaries]).T
-        return mean, low, high
-    half = np.nan_to_num([summary.half_width for summary in summaries])
+        ends = [summary.share_interval() for summary in summaries]
+        return mean, np.array([one.low for one in ends]), np.array([one.high for one in ends])
+    half = np.array([summary.half_width() if summary.n > 1 else 0.0 for summary in summaries])
     if axis.get_yscale() != "log":
         return mean, mean - half, mean + half
     factor = np.exp(half / mean)
     return mean, mean / factor, mean * factor
-
-
-def _fixed(name: str | None, value: Any) -> str:
-    return "" if name is None else f"{COLUMN_LABELS.get(name, name)} = {label_of(value)}"
 
 
 def add_legend(figure: Any, axes: Any, reference: Sequence[Mapping[str, Any]] = ()) -> None:

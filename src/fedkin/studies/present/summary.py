@@ -1,4 +1,4 @@
-"""Means, standard errors and confidence intervals of rows, by groups."""
+"""Means, standard errors and confidence intervals of rows, by groups; pairs of methods on the same replications."""
 
 from __future__ import annotations
 
@@ -8,9 +8,36 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedkin.errors import ParameterError
 from fedkin.studies.rows import Row
+
+Array = NDArray[np.float64]
+Point = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with the ends of its confidence interval.
+
+    Attributes
+    ----------
+    estimate, low, high : float
+    """
+
+    estimate: float
+    low: float
+    high: float
+
+    def text(self, form: str = ".3g") -> str:
+        """``1.09 ± 0.08``, or the two ends where they are not symmetric."""
+        if math.isinf(self.high - self.low):
+            return f"{self.estimate:{form}}, without an interval"
+        up, down = self.high - self.estimate, self.estimate - self.low
+        if math.isclose(up, down, rel_tol=1e-6, abs_tol=1e-12):
+            return f"{self.estimate:{form}} ± {up:.2g}"
+        return f"{self.estimate:{form}}, between {self.low:{form}} and {self.high:{form}}"
 
 
 @dataclass(frozen=True)
@@ -26,7 +53,7 @@ class Summary:
     Examples
     --------
     >>> summary = Summary.of([1.0, 2.0, 3.0])
-    >>> summary.mean, summary.sd, round(summary.half_width, 2)
+    >>> summary.mean, summary.sd, round(summary.half_width(), 2)
     (2.0, 1.0, 2.48)
     """
 
@@ -52,30 +79,42 @@ class Summary:
         """Standard error of the mean."""
         return self.sd / math.sqrt(self.n) if self.n > 1 else math.nan
 
-    @property
-    def half_width(self) -> float:
-        """Half the width of the 95% confidence interval of the mean (Student's)."""
-        if self.n < 2:
-            return math.nan
-        from scipy.special import stdtrit
+    def half_width(self, n_together: int = 1) -> float:
+        """Half the width of Student's 95% interval of the mean; infinite for a single number.
 
-        return float(stdtrit(self.n - 1, 0.975)) * self.error
+        All of ``n_together`` such intervals hold with that probability (Bonferroni).
+        """
+        return student(self.n, n_together) * self.error if self.n > 1 else math.inf
 
-    def wilson(self, z: float = 1.959963984540054) -> tuple[float, float]:
-        """Interval of a probability, where the numbers are 0 and 1; 95% unless another normal quantile is given.
+    def interval(self, n_together: int = 1) -> Interval:
+        """Student's 95% interval of the mean, one of ``n_together``."""
+        half = self.half_width(n_together)
+        return Interval(self.mean, self.mean - half, self.mean + half)
+
+    def share_interval(self, n_together: int = 1) -> Interval:
+        """Wilson's 95% interval of a probability, where the numbers are 0 and 1; one of ``n_together``.
 
         Examples
         --------
-        >>> low, high = Summary.of([1.0] * 20).wilson()
-        >>> round(low, 2), round(high, 2)
-        (0.84, 1.0)
+        >>> Summary.of([1.0] * 20).share_interval().text(".2f")
+        '1.00, between 0.84 and 1.00'
         """
+        from scipy.special import ndtri
+
+        z = float(ndtri(1 - 0.025 / n_together))
         centre = (self.mean + z**2 / (2 * self.n)) / (1 + z**2 / self.n)
         half = z * math.sqrt(self.mean * (1 - self.mean) / self.n + z**2 / (4 * self.n**2)) / (1 + z**2 / self.n)
-        return centre - half, centre + half
+        return Interval(self.mean, centre - half, centre + half)
 
 
-def group(rows: Iterable[Row], names: Sequence[str], value: str) -> dict[tuple[Any, ...], list[float]]:
+def student(n: int, n_together: int = 1) -> float:
+    """Standard errors of a mean of ``n`` numbers on each side of it in a 95% interval, one of ``n_together``."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(n - 1, 1 - 0.025 / n_together)) if n > 1 else math.inf
+
+
+def group(rows: Iterable[Row], names: Sequence[str], value: str) -> dict[Point, list[float]]:
     """Values by the columns ``names``, groups in the order in which they appear; rows without a value are left out.
 
     Examples
@@ -83,14 +122,14 @@ def group(rows: Iterable[Row], names: Sequence[str], value: str) -> dict[tuple[A
     >>> group([{"a": 1, "x": 2.0}, {"a": 1, "x": 4.0}, {"a": 2, "x": None}], ["a"], "x")
     {(1,): [2.0, 4.0]}
     """
-    groups: dict[tuple[Any, ...], list[float]] = {}
+    groups: dict[Point, list[float]] = {}
     for row in rows:
         if row.get(value) is not None:
             groups.setdefault(tuple(row.get(name) for name in names), []).append(float(row[value]))
     return groups
 
 
-def summarize(rows: Iterable[Row], names: Sequence[str], value: str) -> dict[tuple[Any, ...], Summary]:
+def summarize(rows: Iterable[Row], names: Sequence[str], value: str) -> dict[Point, Summary]:
     """`Summary` of a column by the columns ``names``."""
     return {key: Summary.of(values) for key, values in group(rows, names, value).items()}
 
@@ -101,15 +140,65 @@ def distinct(rows: Iterable[Row], name: str) -> list[Any]:
     return sorted(values) if values and not isinstance(values[0], str) else values
 
 
-def check_columns(
-    what: str, rows: Sequence[Row], asked: Mapping[str, str], where: Mapping[str, Any], numbers: Sequence[str] = ()
-) -> None:
-    """Raise `ParameterError` unless the rows have the columns that a figure or table asks for.
+def paired(
+    rows: Iterable[Row], names: Sequence[str], series: str, sides: tuple[Any, Any], value: str
+) -> dict[Point, tuple[Array, Array]]:
+    """Values of two series on the replications that both have, by the columns ``names``.
+
+    Examples
+    --------
+    >>> rows = [{"replication": r, "m": m, "x": x} for r, m, x in [(0, "a", 3), (0, "b", 1), (1, "a", 5)]]
+    >>> paired(rows, [], "m", ("a", "b"), "x")
+    {(): (array([3.]), array([1.]))}
+    """
+    values: dict[Point, tuple[dict[Any, float], dict[Any, float]]] = {}
+    for row in rows:
+        if row[series] in sides and row.get(value) is not None:
+            here = values.setdefault(tuple(row.get(name) for name in names), ({}, {}))
+            here[sides.index(row[series])][row.get("replication")] = float(row[value])
+    found = {}
+    for point, (first, second) in values.items():
+        shared = [unit for unit in first if unit in second]
+        if shared:
+            found[point] = tuple(np.array([side[unit] for unit in shared]) for side in (first, second))
+    return found  # type: ignore[return-value]
+
+
+def paired_difference(rows: Iterable[Row], series: str, sides: tuple[Any, Any], value: str) -> Summary:
+    """`Summary` of ``value`` under the first side minus under the second, replication by replication."""
+    x, y = paired(rows, [], series, sides, value).get((), (np.empty(0), np.empty(0)))
+    return Summary.of(x - y)
+
+
+def paired_ratios(
+    rows: Iterable[Row], names: Sequence[str], series: str, sides: tuple[Any, Any], value: str
+) -> dict[Point, Summary]:
+    """Ratios of the means of two series on the same replications, by the columns ``names``.
+
+    The spread is that of the linearised ratio (delta method): the numbers ``(x - ratio * y) / mean(y)``.
+
+    Examples
+    --------
+    >>> rows = [{"replication": r, "m": m, "x": x} for r, m, x in [(0, "a", 2), (0, "b", 1), (1, "a", 6), (1, "b", 3)]]
+    >>> paired_ratios(rows, [], "m", ("a", "b"), "x")
+    {(): Summary(mean=2.0, sd=0.0, n=2)}
+    """
+    found = {}
+    for point, (x, y) in paired(rows, names, series, sides, value).items():
+        ratio = float(x.mean() / y.mean())
+        found[point] = Summary(ratio, Summary.of((x - ratio * y) / y.mean()).sd, x.size)
+    return found
+
+
+def chosen_rows(
+    what: str, rows: Sequence[Row], asked: Mapping[str, str], where: Mapping[str, Any], numbers: Sequence[str]
+) -> list[Row]:
+    """The rows that a figure or table is about.
 
     Parameters
     ----------
     what : str
-        The figure or table, for the message.
+        The figure or table, for messages.
     rows : sequence of mappings
         All rows.
     asked : mapping entry -> column
@@ -118,6 +207,11 @@ def check_columns(
         The rows that are wanted.
     numbers : sequence of str
         Entries whose columns must hold numbers.
+
+    Raises
+    ------
+    ParameterError
+        If no row has a column that is asked for, or none is as wanted.
     """
     known = list(dict.fromkeys(name for row in rows for name in row))
     safe = "the rows are safe: mend the study's file and run the same command again, which only draws"
@@ -130,24 +224,7 @@ def check_columns(
         value = next((row[asked[entry]] for row in rows if row.get(asked[entry]) is not None), 0.0)
         if not isinstance(value, int | float):
             raise ParameterError(f"{what}: column {asked[entry]!r} ({entry}) holds {value!r}, not numbers; {safe}")
-    if not any(all(row.get(name) == value for name, value in where.items()) for row in rows):
+    chosen = [row for row in rows if all(row.get(name) == value for name, value in where.items())]
+    if not chosen:
         raise ParameterError(f"{what}: no row has {dict(where)} (where); {safe}")
-
-
-def paired_difference(
-    rows: Iterable[Row], name: str, first: Any, second: Any, value: str, unit: Sequence[str] = ("replication",)
-) -> Summary:
-    """`Summary` of ``value`` under ``first`` minus under ``second``, unit by unit.
-
-    Examples
-    --------
-    >>> rows = [{"replication": r, "m": m, "x": x} for r, m, x in [(0, "a", 3), (0, "b", 1), (1, "a", 5), (1, "b", 1)]]
-    >>> paired_difference(rows, "m", "a", "b", "x").mean
-    3.0
-    """
-    sides: dict[Any, dict[tuple[Any, ...], float]] = {first: {}, second: {}}
-    for row in rows:
-        if row[name] in sides and row.get(value) is not None:
-            sides[row[name]][tuple(row[one] for one in unit)] = float(row[value])
-    shared = [unit for unit in sides[first] if unit in sides[second]]
-    return Summary.of(sides[first][unit] - sides[second][unit] for unit in shared)
+    return chosen

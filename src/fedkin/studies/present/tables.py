@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from fedkin.studies.config import find_function
-from fedkin.studies.present.figures import COLUMN_LABELS, label_of
-from fedkin.studies.present.summary import Summary, check_columns, distinct, summarize
+from fedkin.studies.present.labels import column_label, label_of
+from fedkin.studies.present.summary import Summary, chosen_rows, distinct, summarize
 from fedkin.studies.rows import Row
 
 
@@ -67,13 +67,10 @@ def make_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
     if "kind" in spec:
         table: Table = find_function(spec["kind"], f"table {spec['name']!r}, kind = {spec['kind']!r}")(spec, rows)
         return table
-    fixed = spec.get("where", {})
     asked = {name: spec[name] for name in ("value", "columns")}
     asked |= {f"rows[{k}]": name for k, name in enumerate(spec["rows"])}
-    if "at" in spec:
-        asked["at"] = spec["at"]["column"]
-    check_columns(f"table {spec.get('name')!r}", rows, asked, fixed, numbers=("value",))
-    rows = [row for row in rows if all(row.get(name) == value for name, value in fixed.items())]
+    asked |= {"at": spec["at"]["column"]} if "at" in spec else {}
+    rows = chosen_rows(f"table {spec['name']!r}", rows, asked, spec.get("where", {}), numbers=("value",))
     names, across, value = list(spec["rows"]), spec["columns"], spec["value"]
     columns = distinct(rows, across)
     if "at" in spec:
@@ -84,7 +81,7 @@ def make_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
         rows = [row for row in rows if row[name] in wanted]
     table_of = summarize(rows, [*names, across], value)
     points = sorted({key[:-1] for key in table_of}, key=lambda key: [(isinstance(one, str), one) for one in key])
-    head = [COLUMN_LABELS.get(name, name) for name in names] + [label_of(column) for column in columns]
+    head = [column_label(name) for name in names] + [label_of(column) for column in columns]
     text = [
         [label_of(one) for one in point] + [mean_and_error(table_of.get((*point, column))) for column in columns]
         for point in points
