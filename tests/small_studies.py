@@ -45,6 +45,11 @@ def task(replication):
         value = float(rng.normal(loc=replication.params["n"]))
         yield {"side": side, "value": value, "threads": os.environ["OMP_NUM_THREADS"]}
 
+def dying(replication):
+    if replication.params == {"n": 20, "kind": "b"} and not Path(replication.options["cured"]).exists():
+        os.kill(os.getpid(), 9)
+    return task(replication)
+
 def no_arguments():
     return []
 

@@ -110,6 +110,17 @@ def test_a_failing_task_names_its_cell_and_keeps_the_rest(small_study: Path, tmp
         run_study(load_study(small_study), tmp_path / "out", jobs=1)
 
 
+def test_a_worker_that_is_killed_is_reported_with_its_cell_and_the_study_goes_on(small_study: Path, tmp_path: Path):
+    cured = tmp_path / "cured"
+    options = f"[options]\ncured = {json.dumps(str(cured))}\n"
+    small_study.write_text(SMALL.replace("own:task", "own:dying") + options)
+    with pytest.raises(StudyError, match=r"stopped at n=20, kind=b, replications 0 to 1 (.*\n)*.*exit code -9"):
+        run_study(load_study(small_study), tmp_path / "out", jobs=1)
+    cured.touch()
+    run = run_study(load_study(small_study), tmp_path / "out", jobs=1)
+    assert (run.computed, run.cached) == (9, 3)  # what was finished before is kept
+
+
 def test_wrong_input_that_only_a_worker_sees_is_one_line(small_study: Path, tmp_path: Path):
     small_study.with_name("own.py").write_text(
         "from fedkin.errors import ParameterError\ndef task(replication):\n    raise ParameterError('n is too odd')\n"

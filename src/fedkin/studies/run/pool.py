@@ -75,10 +75,8 @@ class _Worker:
         try:
             good, value, wrong_input = future.result()
         except BrokenProcessPool:
-            code: int | None = None
-            if self._process is not None:
-                self._process.join(timeout=10)
-                code = self._process.exitcode
+            self._executor.shutdown()  # its thread asks for the exit code: two at a time may both miss it
+            code = None if self._process is None else self._process.exitcode
             words = f"a worker process died (exit code {code}; -9 often means that memory ran out: use fewer jobs)"
             raise WorkerError(words, item) from None
         if not good:

@@ -157,7 +157,7 @@ def check_data(folder: Path, more_than: int = 50, *, allow_incomplete: bool = Fa
         )
     if allow_incomplete:
         return
-    remedy = "take the files again, or put allow_incomplete = true under [options] of a study's file of your own"
+    remedy = "take the files again, or put allow_incomplete = true under [options] of a custom study"
     sizes = found.federation.n_samples if more_than <= 50 else load_election(folder, 50).federation.n_samples
     sizes = sizes[sizes > 50]
     states, counties = COMPLETE
