@@ -11,8 +11,7 @@ import fedkin
 from fedkin import Federation, Graph, Problem
 from fedkin.errors import DataError, GraphError, ParameterError, UnknownDeviceError
 from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, MultinomialLoss
-from fedkin.objective import check_labels
-from fedkin.objective.terms import MixedTerms
+from fedkin.objective import MixedTerms, check_labels
 
 
 @pytest.fixture

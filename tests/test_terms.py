@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import cvxpy as cp
 import numpy as np
 import pytest
@@ -10,10 +12,19 @@ from hypothesis import strategies as st
 
 from builders import federation, log_cosh
 from cvxpy_reference import mean_loss
+from fedkin import Graph, Problem, solve
 from fedkin.data import Federation
 from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, Loss, MeanLoss, MultinomialLoss, PoissonLoss, UserLoss
-from fedkin.objective import QuadraticTerms, build_terms, generalized_inverse, row_blocks, summed_terms
-from fedkin.objective.terms import LossTerms, MixedTerms, RowTerms
+from fedkin.objective import (
+    LossTerms,
+    MixedTerms,
+    QuadraticTerms,
+    RowTerms,
+    build_terms,
+    generalized_inverse,
+    row_blocks,
+    summed_terms,
+)
 
 LOSSES: dict[str, Loss] = {
     "mean": MeanLoss(),
@@ -339,3 +350,78 @@ def test_generalized_inverses_do_not_depend_on_units(seed: int, p: int, rank: in
         np.testing.assert_allclose(
             matrix @ inverse @ matrix / np.outer(size, size), matrix / np.outer(size, size), atol=1e-5
         )
+
+
+# --- nearly collinear features ----------------------------------------------------------------------------------------
+
+
+def nearly_collinear(spread: float, sizes: tuple[int, ...] = (140,) * 8, p: int = 20, noise: float = 0.1) -> Federation:
+    rng = np.random.default_rng(0)
+    data = {}
+    for u, n in enumerate(sizes):
+        X = rng.normal(size=(n, 1)) + spread * rng.normal(size=(n, p))
+        data[u] = (X, X @ rng.normal(size=p) + noise * rng.normal(size=n))
+    return Federation(data)
+
+
+def misfits(fed: Federation, theta: np.ndarray) -> np.ndarray:
+    rows = [fed[device] for device in fed.devices]
+    return np.array([0.5 * np.mean((row.y - row.X @ t) ** 2) for row, t in zip(rows, theta, strict=True)])
+
+
+def local_solutions(fed: Federation) -> np.ndarray:
+    return np.stack([np.linalg.lstsq(fed[u].X, fed[u].y, rcond=1e-13)[0] for u in fed.devices])
+
+
+@pytest.mark.parametrize("spread", [1e-3, 1e-5, 1e-7])
+def test_minimisers_on_nearly_collinear_rows(spread: float) -> None:
+    """A Gram matrix has lost the small directions at 1e-7, where rows still have them."""
+    fed = nearly_collinear(spread, (140, 60, 140, 25))
+    terms, expected = terms_of("linear", fed), local_solutions(fed)
+    own = terms.minimizers()
+    np.testing.assert_allclose(own, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
+    np.testing.assert_allclose(terms.values(own), misfits(fed, expected), rtol=1e-7)
+    np.testing.assert_allclose(terms.lower_bounds(), misfits(fed, expected), rtol=1e-7)
+    zero = np.zeros_like(own)
+    assert (terms.young_gaps(own, zero) <= 1e-9 * terms.values(own)).all()
+    elsewhere = own + np.abs(own).max() * 1e-3
+    lost = misfits(fed, elsewhere) - misfits(fed, expected)
+    np.testing.assert_allclose(terms.young_gaps(elsewhere, zero), lost, rtol=1e-6)
+    part = np.array([3, 0])
+    np.testing.assert_array_equal(terms.take(part).minimizers(), own[part])
+    np.testing.assert_array_equal(terms.take(part).values(own[part]), terms.values(own)[part])
+
+
+def test_minimisers_with_a_ridge_that_hardly_holds() -> None:
+    fed, ridge = nearly_collinear(1e-6, (50, 50), p=4), np.array([1e-9, 0.0, 1e-8, 0.0])
+    own = terms_of("linear", fed, ridge).minimizers()
+    for u, device in enumerate(fed.devices):
+        X, y, n = fed[device].X, fed[device].y, fed[device].n_samples
+        rows = np.vstack([X, np.diag(np.sqrt(n * ridge))])
+        expected = np.linalg.lstsq(rows, np.append(y, np.zeros(4)), rcond=1e-14)[0]
+        np.testing.assert_allclose(own[u], expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("spread", [1e-2, 1e-4, 1e-5, 1e-6, 0.0])
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_without_edges_the_exact_local_solution_comes_out(spread: float, backend: str) -> None:
+    fed = nearly_collinear(spread, (140,) * 40, noise=1e-4)
+    best = misfits(fed, local_solutions(fed)).mean()
+    edges = Graph(fed.devices, itertools.pairwise(fed.devices))
+    for problem in (Problem(fed, Graph.empty(fed.devices), lam=0.3), Problem(fed, edges, lam=0.0)):
+        solution = solve(problem, tol=1e-6, backend=backend)
+        assert solution.status == "converged"
+        assert solution.gap <= 1e-6
+        np.testing.assert_allclose(misfits(fed, solution.theta).mean(), best, rtol=1e-6)
+        np.testing.assert_allclose(solution.objective, best, rtol=1e-6)
+
+
+def test_a_device_without_edges_is_solved_exactly_beside_others_with_edges() -> None:
+    rng = np.random.default_rng(1)
+    poor = nearly_collinear(1e-6, (140,), p=5)
+    rows = {u: (rng.normal(size=(30, 5)), rng.normal(size=30)) for u in "abc"}
+    fed = Federation({**rows, "alone": (poor[0].X, poor[0].y)})
+    graph = Graph(fed.devices, [("a", "b"), ("b", "c")])
+    solution = solve(Problem(fed, graph, lam=0.01))
+    assert solution.status == "converged"
+    np.testing.assert_allclose(misfits(fed, solution.theta)[-1], misfits(poor, local_solutions(poor))[0], rtol=1e-6)

@@ -121,6 +121,10 @@ class Loss(ABC):
         """
         raise NotImplementedError(f"the {self.name} loss is not quadratic")
 
+    def least_squares_rows(self, X: Array, y: Array | None, offset: Array | None) -> tuple[Array, Array] | None:
+        """Features ``(B, n, p)`` and responses ``(B, n)`` when the loss is least squares on them, else None."""
+        return None
+
     def row_curvatures(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array | None:
         """Trace ``(n,)`` of each row's Hessian, row k at ``theta[k]`` of ``theta (n, p)``; None when not known."""
         return None

@@ -46,8 +46,11 @@ class LinearLoss(ScalarLoss):
     def estimates_scale(self) -> bool:
         return True
 
+    def least_squares_rows(self, X: Array, y: Array | None, offset: Array | None) -> tuple[Array, Array]:
+        return X, given(y) if offset is None else given(y) - offset
+
     def quadratic_terms(self, X: Array, y: Array | None, offset: Array | None) -> tuple[Array, Array, Array]:
-        y = given(y) if offset is None else given(y) - offset
+        X, y = self.least_squares_rows(X, y, offset)
         n, transposed = X.shape[1], np.swapaxes(X, 1, 2)
         A = np.matmul(transposed, X) / n
         return A, np.matmul(transposed, y[:, :, None])[:, :, 0] / n, 0.5 * (y**2).mean(axis=1)

@@ -2,22 +2,32 @@
 
 In: a `Federation`, a `Graph`, losses, a penalty. Out: a `Problem`, its `DeviceTerms` on arrays, and the `Solution` that
 solvers return. Imports: `losses`, `graph`, `data` and below.
+
+`problem` states the problem and `build` turns its rows into terms: `quadratic` (Gram statistics, no rows), `rowwise`
+(linear predictors), `custom` (functions), `mixed` (several of them). `batch`, `blocks` and `linalg` are the arithmetic
+on many devices at once that `stats` uses too.
 """
 
 from __future__ import annotations
 
+from fedkin.objective.batch import RowBatch
+from fedkin.objective.blocks import row_blocks
+from fedkin.objective.build import build_terms
+from fedkin.objective.custom import LossTerms
+from fedkin.objective.linalg import (
+    RANK_TOLERANCE,
+    generalized_inverse,
+    inverse_of,
+    least_eigenvalue,
+    sum_groups,
+    unit_diagonal,
+)
+from fedkin.objective.mixed import MixedTerms, summed_terms
 from fedkin.objective.penalties import L1, Penalty, make_penalty
 from fedkin.objective.problem import FusedObjective, LossLike, Problem, Solution, Status, check_labels, resolve_losses
-from fedkin.objective.terms import (
-    RANK_TOLERANCE,
-    DeviceTerms,
-    QuadraticTerms,
-    build_terms,
-    generalized_inverse,
-    row_blocks,
-    sum_groups,
-    summed_terms,
-)
+from fedkin.objective.quadratic import QuadraticTerms
+from fedkin.objective.rowwise import RowTerms
+from fedkin.objective.terms import DeviceTerms
 
 __all__ = [
     "L1",
@@ -25,17 +35,24 @@ __all__ = [
     "DeviceTerms",
     "FusedObjective",
     "LossLike",
+    "LossTerms",
+    "MixedTerms",
     "Penalty",
     "Problem",
     "QuadraticTerms",
+    "RowBatch",
+    "RowTerms",
     "Solution",
     "Status",
     "build_terms",
     "check_labels",
     "generalized_inverse",
+    "inverse_of",
+    "least_eigenvalue",
     "make_penalty",
     "resolve_losses",
     "row_blocks",
     "sum_groups",
     "summed_terms",
+    "unit_diagonal",
 ]

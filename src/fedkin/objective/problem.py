@@ -15,8 +15,9 @@ from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
 from fedkin.graph import Graph
 from fedkin.losses import Loss, make_loss
+from fedkin.objective.build import build_terms
 from fedkin.objective.penalties import Penalty, make_penalty
-from fedkin.objective.terms import DeviceTerms, build_terms
+from fedkin.objective.terms import DeviceTerms
 
 Array = NDArray[np.float64]
 Status = Literal["converged", "iteration_limit", "interrupted"]
@@ -188,7 +189,8 @@ class Problem:
             raise ParameterError(f"ridge has shape {ridge.shape}, expected a number or ({self.n_params},)")
         if not (np.isfinite(ridge) & (ridge >= 0)).all():
             raise ParameterError(f"ridge must be finite and at least 0, got {self.ridge!r}")
-        return build_terms(self.federation, self.losses, np.broadcast_to(ridge, (self.n_params,)))
+        alone = self.graph.degree == 0 if self.lam > 0 else None
+        return build_terms(self.federation, self.losses, np.broadcast_to(ridge, (self.n_params,)), alone)
 
     @cached_property
     def fused(self) -> FusedObjective:
@@ -203,7 +205,8 @@ class Problem:
     def with_lam(self, lam: float) -> Problem:
         """The same problem at another ``lam``; what was computed from the rows is shared."""
         other = replace(self, lam=lam)
-        for name in ("losses", "n_params", "terms"):
+        # without a penalty more devices are alone, whose minimisers have to be exact
+        for name in ("losses", "n_params") if self.lam > 0 and lam == 0 else ("losses", "n_params", "terms"):
             other.__dict__[name] = getattr(self, name)
         return other
 

@@ -69,9 +69,10 @@ class _LevelSets:
         graph = objective.graph
         linked = objective.strength > 0 and graph.n_edges > 0
         labels = graph.components() if linked else np.arange(graph.n_devices)
-        own, hessians = terms.minimizers(), terms.hessians(terms.b)
-        # ||A_u^(1/2) own_u||^2 and a bound on the largest eigenvalue of A_u, summed over each component
-        self._length = np.sqrt(np.bincount(labels, np.einsum("vp,vp->v", terms.apply(own), own).clip(0)))
+        hessians = terms.hessians(terms.b)
+        # ||A_u^(1/2) own_u||^2 (twice what own_u gains) and a bound on the largest eigenvalue of A_u, summed over each
+        # component
+        self._length = np.sqrt(np.bincount(labels, 2.0 * (terms.c - terms.lower_bounds()).clip(0)))
         self._top = np.sqrt(np.bincount(labels, np.linalg.norm(hessians, axis=(1, 2))))
         # the penalty bounds the sum of phi along any path
         self._spread = 0.0

@@ -1,4 +1,4 @@
-"""Fits that need no graph: each device alone, all devices pooled, and devices pooled by known groups.
+"""Each device's fit on its own rows, with its variance.
 
 Terms: a device has an *own* estimate when its mean loss has a unique minimiser. When it has none, a stated rule gives a
 finite estimate together with a variance that is wide where the rows say nothing (`LocalFit`, Notes).
@@ -6,8 +6,7 @@ finite estimate together with a variance that is wide where the rows say nothing
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -15,18 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.data import Federation
-from fedkin.errors import DegenerateDeviceWarning, ParameterError
-from fedkin.losses import Loss, by_loss
-from fedkin.objective import LossLike, check_labels, resolve_losses
-from fedkin.stats.newton import unit_diagonal
-from fedkin.stats.ownfits import OwnFits, fit_devices, has_means, inverse_of, minimise_sum, ridge_of, row_batch
-from fedkin.stats.rowfit import RANK_TOLERANCE, minimise, minimise_with_ridge
+from fedkin.errors import ParameterError
+from fedkin.losses import by_loss
+from fedkin.objective import RANK_TOLERANCE, LossLike, inverse_of, least_eigenvalue, resolve_losses
+from fedkin.stats.ownfits import OwnFits, fit_devices
 
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Index = NDArray[np.int64]
 Variance = Literal["model", "sandwich", "bartlett"]
-Weights = Literal["samples", "devices"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,95 +166,10 @@ def local_fit(federation: Federation, loss: LossLike = "linear", variance: Varia
     )
 
 
-def global_fit(federation: Federation, loss: LossLike = "linear", weights: Weights = "samples") -> Array:
-    """One parameter for all devices.
-
-    Parameters
-    ----------
-    federation : Federation
-        The devices and their rows.
-    loss : str, Loss or mapping {device: loss}
-        What each device minimises.
-    weights : "samples" or "devices"
-        "samples" minimises ``sum_u n_u M_u``, every row counting alike: the pooled fit that section 5 calls Global.
-        "devices" minimises ``sum_u M_u``, every device counting alike: what the penalised estimator becomes when lam
-        grows without bound on a connected graph. They agree when all n_u are equal.
-
-    Returns
-    -------
-    array (p,)
-
-    Warns
-    -----
-    DegenerateDeviceWarning
-        When the pooled loss has no unique minimiser and a rule of `LocalFit` was used.
-
-    Examples
-    --------
-    >>> import fedkin
-    >>> fed = fedkin.Federation({"a": [[0.0], [0.0], [0.0]], "b": [[4.0]]})
-    >>> fedkin.global_fit(fed, "mean").tolist(), fedkin.global_fit(fed, "mean", weights="devices").tolist()
-    ([1.0], [2.0])
-    """
-    return np.asarray(oracle_fit(federation, [0] * federation.n_devices, loss, weights)[0])
-
-
-def oracle_fit(
-    federation: Federation,
-    labels: Mapping[Hashable, object] | Sequence[object],
-    loss: LossLike = "linear",
-    weights: Weights = "samples",
-) -> Array:
-    """One parameter for each group of devices: what one could do knowing who is alike.
-
-    Parameters
-    ----------
-    federation : Federation
-        The devices and their rows.
-    labels : mapping {device: label}, or sequence of V labels in device order
-        Devices with the same label share a fit.
-    loss : str, Loss or mapping {device: loss}
-        What each device minimises.
-    weights : "samples" or "devices"
-        As in `global_fit`, within each group.
-
-    Returns
-    -------
-    array (V, p)
-
-    Examples
-    --------
-    >>> import fedkin
-    >>> fed = fedkin.Federation({"a": [[0.0]], "b": [[2.0]], "c": [[9.0]]})
-    >>> fedkin.oracle_fit(fed, {"a": "low", "b": "low", "c": "high"}, "mean").ravel().tolist()
-    [1.0, 1.0, 9.0]
-    """
-    if weights not in get_args(Weights):
-        raise ParameterError(f"weights must be 'samples' or 'devices', got {weights!r}")
-    losses = resolve_losses(loss, federation)
-    groups: dict[object, list[int]] = {}
-    for u, label in enumerate(check_labels(labels, federation.devices)):
-        groups.setdefault(label, []).append(u)
-    theta = np.empty((federation.n_devices, losses[0].n_params(federation.n_features)))
-    for label, group in groups.items():
-        members = np.asarray(group)
-        theta[members], problem = _pooled(federation, members, losses, weights)
-        if problem:
-            warnings.warn(
-                f"group {label!r} of {members.size} devices has no unique minimiser: {problem}",
-                DegenerateDeviceWarning,
-                stacklevel=2,
-            )
-    return theta
-
-
 def check_variance(variance: str) -> None:
     """Raise `ParameterError` unless ``variance`` is one of the three."""
     if variance not in get_args(Variance):
         raise ParameterError(f"unknown variance {variance!r}; choose one of {', '.join(get_args(Variance))}")
-
-
-# ---------------------------------------------------------------- variances and pooling
 
 
 def _covariances(fits: OwnFits, variance: Variance) -> tuple[Array, Array, Bools]:
@@ -280,42 +191,8 @@ def _covariances(fits: OwnFits, variance: Variance) -> tuple[Array, Array, Bools
     sandwich = 0.5 * (sandwich + np.swapaxes(sandwich, 1, 2))
     usable = ~fits.rescued & (fits.matrix_dof > 0)
     # a sandwich that is flat where the model is not would be sure of what it cannot know
-    relative = np.linalg.eigvalsh(unit_diagonal(sandwich)[0])[:, 0]
-    usable &= (relative > RANK_TOLERANCE) & (np.einsum("mpp->mp", sandwich) > 0).all(axis=1)
+    usable &= (least_eigenvalue(sandwich) > RANK_TOLERANCE) & (np.einsum("mpp->mp", sandwich) > 0).all(axis=1)
     short = np.flatnonzero(~usable & ~fits.rescued)
     fits.note(short, "too few rows for a sandwich variance: the model's is used")
     covariance = np.where(usable[:, None, None], sandwich, model)
     return covariance, np.where(usable, fits.matrix_dof, fits.dof), usable
-
-
-def _pooled(federation: Federation, members: Index, losses: Sequence[Loss], weights: Weights) -> tuple[Array, str]:
-    """Common minimiser ``(p,)`` of some devices, and why it is not an ordinary one ("" when it is)."""
-    sizes = federation.n_samples[members]
-    n_rows = int(sizes.sum())
-    share = sizes / n_rows if weights == "samples" else np.full(members.size, 1.0 / members.size)
-    kinds = by_loss(losses, members)
-    loss = kinds[0][1]
-    if len(kinds) > 1 or not (loss.rowwise or has_means(loss)):
-        data = [federation[federation.devices[u]] for u in members]
-        parts = [
-            (float(share[k]), losses[u], (data[k].X, data[k].y, data[k].offset)) for k, u in enumerate(members.tolist())
-        ]
-        theta, _, problem = minimise_sum(parts, n_rows, losses[members[0]].n_params(federation.n_features))
-        return theta, problem
-    weight = None if weights == "samples" else np.repeat(share * n_rows / sizes, sizes)
-    if has_means(loss):
-        return np.average(federation.X[_rows_of(federation, members)], axis=0, weights=weight), ""
-    assert loss.rowwise is not None
-    batch = row_batch(federation, _rows_of(federation, members), loss.rowwise, weight)
-    if batch.full_rank[0]:
-        theta, exists = minimise(batch)
-        if exists[0]:
-            return theta[0], ""
-        why = f"the {loss.name} loss has no minimum"
-    else:
-        why = f"the design has rank {batch.rank[0]} for {federation.n_features} features"
-    return minimise_with_ridge(batch, ridge_of(batch))[0], f"{why}; a ridge fit is used"
-
-
-def _rows_of(federation: Federation, members: Index) -> Index:
-    return np.concatenate([np.arange(federation.starts[u], federation.starts[u + 1]) for u in members])

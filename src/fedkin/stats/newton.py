@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.objective import unit_diagonal
+
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
@@ -140,10 +142,3 @@ def solve_positive(matrix: Array, right: Array) -> Array:
         if not pending.size:
             break
     return solution / scale
-
-
-def unit_diagonal(matrix: Array) -> tuple[Array, Array]:
-    """``matrix`` scaled to a unit diagonal, and the scale ``(..., p)``: ``matrix = scaled * scale scale'``."""
-    diagonal = np.einsum("...pp->...p", matrix)
-    scale = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
-    return np.asarray(matrix / (scale[..., :, None] * scale[..., None, :])), scale

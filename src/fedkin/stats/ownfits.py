@@ -12,17 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.data import Federation
-from fedkin.losses import Loss, RowLoss, weighted_gram
-from fedkin.objective import row_blocks
-from fedkin.stats.newton import damped_newton, unit_diagonal
-from fedkin.stats.rowfit import RANK_TOLERANCE, RowBatch, minimise, minimise_with_ridge
+from fedkin.losses import Loss, RowLoss
+from fedkin.objective import RANK_TOLERANCE, RowBatch, inverse_of, least_eigenvalue, row_blocks
+from fedkin.stats.minimise import minimise, minimise_sum, minimise_with_ridge
 
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Index = NDArray[np.int64]
 
 _BATCH_ENTRIES = 2**22  # rows times features that are worked on at once
-_ROUNDING = 1e-20  # exact fits keep a variance above rounding: this share of the response's mean square
+ROUNDING = 1e-20  # exact fits keep a variance above rounding: this share of the response's mean square
 
 
 @dataclass(eq=False)
@@ -106,15 +105,14 @@ def _fit_means(fits: OwnFits) -> None:
     for block in row_blocks(fits.federation, fits.members):
         where = np.searchsorted(fits.members, block.devices)
         X = block.rows.X
-        mean = X.mean(axis=1)
-        centred = X - mean[:, None, :]
-        fits.theta[where] = mean
+        fits.theta[where] = X.mean(axis=1)
+        centred = X - fits.theta[where][:, None, :]
         fits.score_cov[where] = np.matmul(np.swapaxes(centred, 1, 2), centred) / X.shape[1]
     degrees = np.asarray((fits.n - 1.0) * p, dtype=np.float64)
     total = np.einsum("mpp->m", fits.score_cov) * fits.n
     X = fits.federation.X
     _share_dispersion(fits, total, degrees, total, float(((X - X.mean(axis=0)) ** 2).mean()))
-    fits.dispersion = np.maximum(fits.dispersion, _ROUNDING * float((X**2).mean()))
+    fits.dispersion = np.maximum(fits.dispersion, ROUNDING * float((X**2).mean()))
     # n - 1 degrees of freedom span R^p only when there are at least p of them
     fits.matrix_dof = np.where(fits.n > p, fits.n - 1.0, 0.0)
 
@@ -122,11 +120,11 @@ def _fit_means(fits: OwnFits) -> None:
 def _fit_rows(fits: OwnFits, loss: RowLoss) -> None:
     batches = list(_batches(fits.federation, fits.members, loss))
     p = fits.n_params
-    scale = _column_scale(fits.federation.X, loss)
+    scale = column_scale(fits.federation.X, loss)
     rank = np.empty(fits.members.size, dtype=np.int64)
     size = np.empty(fits.members.size)
     for where, batch in batches:
-        rank[where], size[where] = batch.rank, batch.plausible_size()
+        rank[where], size[where] = batch.rank, loss.plausible_size(batch.y, batch.rows.offset)
         _fit_own(fits, where, batch)
     unfit = fits.rescued
     size = np.maximum(size, np.average(size, weights=fits.n))
@@ -134,23 +132,27 @@ def _fit_rows(fits: OwnFits, loss: RowLoss) -> None:
     degrees = fits.n - rank * (p / fits.federation.n_features)
     if loss.estimates_scale:
         # a light ridge shows how large the noise is, and the noise then how large the ridge should be
-        fits.ridge[unfit] = 1e-3 * scale / fits.n[unfit, None]
+        fits.ridge[unfit] = light_ridge(scale, fits.n[unfit, None])
         _fit_ridge(fits, batches)
         total = _residual_sums(fits, batches, loss.dispersion)
         lent = total if degrees.min() > 0 else _residual_sums(fits, batches, loss.lent_dispersion)
         _share_dispersion(fits, total, degrees, lent, float(np.average(size, weights=fits.n)))
-        fits.dispersion = np.maximum(fits.dispersion, _ROUNDING * size)
-    fits.ridge[unfit] = (fits.dispersion / (fits.n * size))[unfit, None] * scale
+        fits.dispersion = np.maximum(fits.dispersion, ROUNDING * size)
+    fits.ridge[unfit] = ridge_rule(scale, fits.n[unfit], size[unfit], fits.dispersion[unfit])
     _fit_ridge(fits, batches)
     for k in np.flatnonzero(unfit).tolist():
-        if rank[k] < fits.federation.n_features:
-            why = f"{fits.n[k]} rows and a design of rank {rank[k]} for {fits.federation.n_features} features"
-        else:
-            why = f"the {loss.name} loss has no minimum (separated classes, one class only or no counts)"
+        why = why_no_minimiser(loss, int(fits.n[k]), int(rank[k]), fits.federation.n_features)
         line = f"{why}: ridge fit, wide in the directions that the rows do not show"
         fits.notes[k] = [line, *fits.notes.get(k, [])]
     for where, batch in batches:
         _describe_rows(fits, where, batch)
+
+
+def why_no_minimiser(loss: RowLoss, n_rows: int, rank: int, n_features: int) -> str:
+    """Why rows have no unique minimiser, in words."""
+    if rank < n_features:
+        return f"{n_rows} rows and a design of rank {rank} for {n_features} features"
+    return f"the {loss.name} loss has no minimum (separated classes, one class only or no counts)"
 
 
 def _fit_own(fits: OwnFits, where: Index, batch: RowBatch) -> None:
@@ -172,15 +174,13 @@ def _fit_ridge(fits: OwnFits, batches: Sequence[tuple[Index, RowBatch]]) -> None
 
 def _describe_rows(fits: OwnFits, where: Index, batch: RowBatch) -> None:
     """Hessians, score covariances and the degrees of freedom of a sandwich at the estimates."""
-    everyone = np.arange(where.size)
-    theta, n, p = fits.theta[where], batch.n_rows, fits.n_params
-    eta = batch.predictors(theta, everyone)
+    n, p, eta = batch.n_rows, fits.n_params, batch.predictors(fits.theta[where])
     slope, weights = batch.loss.slope_at(eta, batch.y), batch.loss.curvature_at(eta, batch.y)
-    fits.hessian[where] = weighted_gram(batch.X, weights)
-    fits.score_cov[where] = weighted_gram(batch.X, slope[..., :, None] * slope[..., None, :])
+    fits.hessian[where] = batch.gram_of(weights)
+    fits.score_cov[where] = batch.gram_of(slope[..., :, None] * slope[..., None, :])
     fits.curvature[where] = fits.hessian[where]
     own = ~fits.rescued[where]
-    flat = own & (np.linalg.eigvalsh(unit_diagonal(fits.hessian[where])[0])[:, 0] <= RANK_TOLERANCE)
+    flat = own & (least_eigenvalue(fits.hessian[where]) <= RANK_TOLERANCE)
     if flat.any():
         # Huber's Hessian misses the rows beyond the corner; its expected value is their share times the Gram matrix
         share = np.einsum("bnkk->b", weights) / (n * batch.loss.n_outputs)
@@ -203,17 +203,16 @@ def _describe_rows(fits: OwnFits, where: Index, batch: RowBatch) -> None:
 def _fit_functions(fits: OwnFits) -> None:
     """Devices with a loss that is known only as functions."""
     for k, u in enumerate(fits.members):
-        data = fits.federation[fits.federation.devices[u]]
-        rows = (data.X, data.y, data.offset)
-        theta, ridge, problem = minimise_sum([(1.0, fits.loss, rows)], data.n_samples, fits.n_params)
+        rows = fits.federation[fits.federation.devices[u]]
+        theta, ridge, problem = minimise_sum([(1.0, fits.loss, rows)], rows.n_samples, fits.n_params)
         fits.theta[k], fits.ridge[k] = theta, ridge
         fits.rescued[k] = bool(problem)
         if problem:
             fits.note(np.array([k]), problem)
-        fits.hessian[k] = fits.curvature[k] = fits.loss.hessian(theta, *rows)
-        scores = fits.loss.scores(theta, *rows)
-        fits.score_cov[k] = scores.T @ scores / data.n_samples
-        fits.dispersion[k] = fits.loss.dispersion(theta, *rows)
+        fits.hessian[k] = fits.curvature[k] = fits.loss.hessian(theta, *rows.arrays)
+        scores = fits.loss.scores(theta, *rows.arrays)
+        fits.score_cov[k] = scores.T @ scores / rows.n_samples
+        fits.dispersion[k] = fits.loss.dispersion(theta, *rows.arrays)
     degrees = fits.n.astype(np.float64) - fits.n_params
     if fits.loss.estimates_scale:
         total = fits.dispersion * np.maximum(degrees, 1.0)
@@ -247,8 +246,7 @@ def _residual_sums(fits: OwnFits, batches: Sequence[tuple[Index, RowBatch]], dis
     total = np.empty(fits.members.size)
     for where, batch in batches:
         for b, k in enumerate(where.tolist()):
-            offset = None if batch.offset is None else batch.offset[b]
-            total[k] = dispersion(fits.theta[k], batch.X[b], batch.y[b], offset)
+            total[k] = dispersion(fits.theta[k], *batch.rows.take(b).arrays)
         total[where] *= max(batch.n_rows - batch.loss.degrees_of_freedom(batch.X.shape[2]), 1)
     return total
 
@@ -256,89 +254,27 @@ def _residual_sums(fits: OwnFits, batches: Sequence[tuple[Index, RowBatch]], dis
 # ---------------------------------------------------------------- pieces
 
 
-def minimise_sum(
-    parts: Sequence[tuple[float, Loss, tuple[Array, Array | None, Array | None]]], n_rows: int, p: int
-) -> tuple[Array, Array, str]:
-    """Minimiser of a weighted sum of mean losses, the ridge that it needed (0 for none), and why."""
-
-    def sums(theta: Array, ridge: Array) -> tuple[float, Array, Array]:
-        value, gradient, hessian = 0.5 * float(ridge @ theta**2), ridge * theta, np.diag(ridge)
-        for factor, loss, data in parts:
-            value += factor * loss.value(theta, *data)
-            gradient = gradient + factor * loss.gradient(theta, *data)
-            hessian = hessian + factor * loss.hessian(theta, *data)
-        return value, gradient, hessian
-
-    def run(ridge: Array) -> tuple[Array, bool]:
-        result = damped_newton(
-            lambda theta, who: np.array([sums(row, ridge)[0] for row in theta]),
-            lambda theta, who: (sums(theta[0], ridge)[1][None], sums(theta[0], ridge)[2][None]),
-            np.zeros((1, p)),
-            max_iter=300,
-        )
-        return result.theta[0], bool(result.converged[0])
-
-    none = np.zeros(p)
-    start = np.einsum("pp->p", sums(none, none)[2])
-    theta, converged = run(none)
-    if converged and np.isfinite(theta).all():
-        hessian = sums(theta, none)[2]
-        # curvature that has vanished, in some direction or compared with where the iterations began, means no minimiser
-        regular = np.linalg.eigvalsh(unit_diagonal(hessian)[0])[0] > RANK_TOLERANCE
-        if regular and n_rows * np.diag(hessian).max() > 1e-6 * start.max():
-            return theta, none, ""
-    scale = np.where(start > 0, start, start[start > 0].mean() if (start > 0).any() else 1.0)
-    ridge = scale / n_rows
-    return run(ridge)[0], ridge, "the loss has no unique minimiser: ridge fit with one row's worth of curvature"
-
-
-def inverse_of(matrices: Array) -> Array:
-    """Inverses of positive definite matrices, exactly symmetric."""
-    scaled, scale = unit_diagonal(matrices)
-    try:
-        inverse = np.linalg.inv(scaled)
-    except np.linalg.LinAlgError:
-        # rows without noise make a ridge that is lost in rounding
-        inverse = np.linalg.inv(scaled + RANK_TOLERANCE * np.eye(scaled.shape[1]))
-    inverse = inverse / (scale[:, :, None] * scale[:, None, :])
-    return np.asarray(0.5 * (inverse + np.swapaxes(inverse, 1, 2)))
-
-
 def _batches(federation: Federation, members: Index, loss: RowLoss) -> Iterator[tuple[Index, RowBatch]]:
     """Batches of devices with equally many rows, and their positions in ``members`` (which ascend)."""
     for block in row_blocks(federation, members):
-        X, y, offset = block.rows.map(lambda part: part.astype(np.float64, copy=False)).arrays
-        assert y is not None
-        step = max(1, _BATCH_ENTRIES // max(X[0].size * loss.n_outputs, 1))
+        rows = block.rows.map(lambda part: part.astype(np.float64, copy=False))
+        step = max(1, _BATCH_ENTRIES // max(rows.X[0].size * loss.n_outputs, 1))
         for start in range(0, block.devices.size, step):
             part = slice(start, start + step)
-            some = None if offset is None else offset[part]
-            yield np.searchsorted(members, block.devices[part]), RowBatch(loss, X[part], y[part], some)
+            yield np.searchsorted(members, block.devices[part]), RowBatch(loss, rows.take(part))
 
 
-def row_batch(federation: Federation, rows: Index, loss: RowLoss, weight: Array | None = None) -> RowBatch:
-    """Some rows of a federation as one device."""
-    assert federation.y is not None
-    y = federation.y[rows].astype(np.float64, copy=False)
-    offset = None if federation.offset is None else federation.offset[rows][None]
-    return RowBatch(loss, federation.X[rows][None], y[None], offset, None if weight is None else weight[None])
+def light_ridge(scale: Array, n_rows: Index | int) -> Array:
+    """A ridge of a thousandth of a row's worth, with which a fit shows how large the noise is."""
+    return np.asarray(1e-3 * scale / n_rows)
 
 
-def ridge_of(batch: RowBatch) -> Array:
-    """The ridge ``(1, p)`` of the rule, for one device that has no others to learn from."""
-    loss, n = batch.loss, batch.n_rows
-    scale = _column_scale(batch.X[0], loss)[None]
-    size = np.maximum(batch.plausible_size(), 1e-100)
-    dispersion = 1.0
-    if loss.estimates_scale:
-        light = minimise_with_ridge(batch, 1e-3 * scale / n)
-        offset = None if batch.offset is None else batch.offset[0]
-        dispersion = loss.dispersion(light[0], batch.X[0], batch.y[0], offset)
-        dispersion = max(dispersion, _ROUNDING * float(size[0]))
-    return np.asarray(dispersion * scale / (n * size[:, None]))
+def ridge_rule(scale: Array, n_rows: Index | int, size: Array, dispersion: Array | float) -> Array:
+    """The ridge ``(M, p)`` of devices without a minimiser, see `fedkin.stats.LocalFit`."""
+    return np.asarray((dispersion / (n_rows * size))[:, None] * scale)
 
 
-def _column_scale(X: Array, loss: RowLoss) -> Array:
+def column_scale(X: Array, loss: RowLoss) -> Array:
     """Mean square of each parameter's feature, ``(p,)``; 1 for a column of zeros, which has no scale."""
     scale = np.tile((X**2).mean(axis=0), loss.n_outputs)
     return np.where(scale > 0, scale, 1.0)

@@ -1,0 +1,94 @@
+"""Linear algebra on stacks of small symmetric matrices, in units in which each matrix has unit diagonal."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+#: Eigenvalues of a matrix with unit diagonal below this share of the largest one count as zero.
+RANK_TOLERANCE = 1e-10
+#: Pivots of a Cholesky factor above this are far from those of singular matrices.
+SAFE_PIVOT = 1e-3
+
+
+def unit_diagonal(matrices: Array) -> tuple[Array, Array]:
+    """``matrices (..., p, p)`` scaled to a unit diagonal, and the scale ``(..., p)`` (1 for zeros on the diagonal)."""
+    diagonal = np.einsum("...ii->...i", matrices)
+    scale = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
+    return np.asarray(matrices / (scale[..., :, None] * scale[..., None, :])), scale
+
+
+def least_eigenvalue(matrices: Array) -> Array:
+    """Smallest eigenvalues ``(...)`` of ``matrices (..., p, p)`` in units in which they have unit diagonal."""
+    return np.asarray(np.linalg.eigvalsh(unit_diagonal(matrices)[0])[..., 0])
+
+
+def surely_regular(scaled: Array) -> NDArray[np.bool_]:
+    """Which matrices with unit diagonal are far from singular, by the pivots of a Cholesky factor, which is cheap."""
+    try:
+        pivots = np.einsum("vii->vi", np.linalg.cholesky(scaled))
+    except np.linalg.LinAlgError:
+        if len(scaled) == 1:
+            return np.zeros(1, dtype=bool)
+        half = len(scaled) // 2
+        return np.concatenate([surely_regular(scaled[:half]), surely_regular(scaled[half:])])
+    return np.asarray(pivots.min(axis=1, initial=1.0) > SAFE_PIVOT)
+
+
+def generalized_inverse(matrices: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Generalised inverses ``G_u (V, p, p)`` of semi-definite matrices, and which of these are singular ``(V,)``.
+
+    ``A G A = A`` and ``G A G = G`` up to directions that count as zero. They are Moore-Penrose inverses in the units in
+    which ``A`` has unit diagonal, so that the units of the features do not matter.
+    """
+    scaled, scale = unit_diagonal(matrices)
+    singular = np.zeros(len(matrices), dtype=bool)
+    try:
+        inverse = np.linalg.inv(scaled)
+        size = np.linalg.norm(scaled, axis=(1, 2)) * np.linalg.norm(inverse, axis=(1, 2))
+        poor = ~(size < 0.1 / RANK_TOLERANCE)  # NaN counts as poor
+    except np.linalg.LinAlgError:
+        inverse, poor = np.empty_like(scaled), np.ones(len(matrices), dtype=bool)
+    if poor.any():
+        values, vectors = np.linalg.eigh(scaled[poor])
+        kept = values > RANK_TOLERANCE * np.maximum(values[:, -1:], np.finfo(float).tiny)
+        roots = np.divide(1.0, values, out=np.zeros_like(values), where=kept)
+        inverse[poor] = np.matmul(vectors * roots[:, None, :], np.swapaxes(vectors, 1, 2))
+        singular[poor] = ~kept.all(axis=1)
+    return np.asarray(inverse / (scale[:, :, None] * scale[:, None, :])), singular
+
+
+def solve_and_rest(matrices: Array, v: Array) -> tuple[Array, Array]:
+    """``A_u^- v_u`` and the part of ``v_u`` outside the range of ``A_u``, both ``(V, p)``."""
+    scaled, scale = unit_diagonal(matrices)
+    if surely_regular(scaled).all():
+        return np.asarray(np.linalg.solve(scaled, (v / scale)[:, :, None])[:, :, 0] / scale), np.zeros_like(v)
+    inverse, singular = generalized_inverse(matrices)
+    solution = np.matmul(inverse, v[:, :, None])[:, :, 0]
+    rest = np.zeros_like(v)
+    rest[singular] = v[singular] - np.matmul(matrices[singular], solution[singular, :, None])[:, :, 0]
+    return np.asarray(solution), rest
+
+
+def inverse_of(matrices: Array) -> Array:
+    """Inverses of positive definite matrices, exactly symmetric."""
+    scaled, scale = unit_diagonal(matrices)
+    try:
+        inverse = np.linalg.inv(scaled)
+    except np.linalg.LinAlgError:
+        # rows without noise make a ridge that is lost in rounding
+        lost = np.linalg.eigvalsh(scaled)[:, 0] <= RANK_TOLERANCE
+        inverse = np.linalg.inv(scaled + lost[:, None, None] * RANK_TOLERANCE * np.eye(scaled.shape[1]))
+    inverse = inverse / (scale[:, :, None] * scale[:, None, :])
+    return np.asarray(0.5 * (inverse + np.swapaxes(inverse, 1, 2)))
+
+
+def sum_groups(values: Array, labels: Index, groups: int) -> Array:
+    """Sums of ``values (V, ...)`` over each group, ``(groups, ...)``, in the order of the devices."""
+    # a sparse product: several times quicker than np.add.at
+    members = sparse.csr_array((np.ones(labels.size), (labels, np.arange(labels.size))), shape=(groups, labels.size))
+    return np.asarray(members @ values.reshape(labels.size, -1)).reshape(groups, *values.shape[1:])

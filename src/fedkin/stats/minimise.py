@@ -1,0 +1,136 @@
+"""Minimisers of mean losses: of many devices with a row loss at once, or of a sum of any losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.data import Rows
+from fedkin.losses import LinearLoss, Loss
+from fedkin.objective import RANK_TOLERANCE, RowBatch, least_eigenvalue
+from fedkin.stats.newton import NewtonResult, damped_newton, solve_positive
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+#: Information about some direction, in rows' worth, below which a likelihood counts as having no maximum.
+SEPARATION_TOLERANCE = 1e-6
+
+
+def minimise(batch: RowBatch) -> tuple[Array, NDArray[np.bool_]]:
+    """Minimisers ``theta (B, p)`` of full-rank devices, and which of them exist.
+
+    A likelihood without a maximum (separated classes, a class or all counts missing) shows in the Hessian at the end of
+    the iterations: they follow some direction until practically no information about it is left.
+    """
+    if batch.loss.quadratic:
+        return _least_squares(batch), np.ones(batch.n_devices, dtype=bool)
+    result = _newton(batch, np.zeros((batch.n_devices, batch.n_params)))
+    exists = np.isfinite(result.theta).all(axis=1)
+    if batch.loss.minimiser == "separable":
+        unit = batch.loss.informative_curvature(batch.y)
+        known = np.where(np.isfinite(result.theta), result.theta, 0.0)
+        exists &= (unit > 0) & (batch.information(known) > SEPARATION_TOLERANCE * unit)
+    elif batch.loss.minimiser == "unknown":
+        exists &= result.converged
+    return result.theta, np.asarray(exists)
+
+
+def minimise_with_ridge(batch: RowBatch, ridge: Array) -> Array:
+    """Minimisers ``(B, p)`` of the mean loss plus ``sum_c ridge_c theta_c^2 / 2``, ``ridge (B, p)`` positive."""
+    return _newton(batch, ridge).theta
+
+
+def _newton(batch: RowBatch, ridge: Array) -> NewtonResult:
+    diagonal = np.arange(batch.n_params)
+
+    def value(theta: Array, who: Index) -> Array:
+        return np.asarray(batch.values(theta, who) + 0.5 * (ridge[who] * theta**2).sum(axis=1))
+
+    def derivatives(theta: Array, who: Index, caution: float) -> tuple[Array, Array]:
+        gradient, matrix = _derivatives(batch, theta, who, caution)
+        matrix[:, diagonal, diagonal] += ridge[who]
+        return gradient + ridge[who] * theta, matrix
+
+    result = damped_newton(value, partial(derivatives, caution=0.01), _start(batch), max_iter=150)
+    if result.converged.all() or batch.loss.strictly_convex:
+        return result
+    # rarely, far-reaching steps run in circles; careful ones do not
+    return damped_newton(value, partial(derivatives, caution=1.0), result.theta, max_iter=300)
+
+
+def _derivatives(batch: RowBatch, theta: Array, who: Index, caution: float) -> tuple[Array, Array]:
+    """Gradients ``(A, p)`` and Hessians ``(A, p, p)`` of the devices ``who``.
+
+    Singular Hessians get ``caution`` times the matrix of the loss's cautious model on top. With 1 the full step
+    decreases the loss; smaller values reach further, and a line search makes up for what goes too far.
+    """
+    loss, y, eta = batch.loss, batch.y[who], batch.predictors(theta, who)
+    gradients, matrices = batch.mean_of(loss.slope_at(eta, y), who), batch.gram_of(loss.curvature_at(eta, y), who)
+    if not loss.strictly_convex:
+        singular = least_eigenvalue(matrices) <= 100 * RANK_TOLERANCE
+        if singular.any():
+            matrices[singular] += caution * batch.gram_of(loss.cautious_at(eta[singular], y[singular]), who[singular])
+    return gradients, matrices
+
+
+def _least_squares(batch: RowBatch) -> Array:
+    theta = np.zeros((batch.n_devices, batch.n_params))
+    for _ in range(2):  # the second solve refines the first
+        theta = theta - solve_positive(batch.gram, batch.gradients(theta))
+    return theta
+
+
+def _start(batch: RowBatch) -> Array:
+    """A start with finite value, close enough for counts of any size."""
+    zero = np.zeros((batch.n_devices, batch.n_params))
+    working = batch.loss.working_response(batch.y)
+    if working is None:
+        return zero
+    response, weight = working
+    if weight is None:
+        return _least_squares(_regression(batch, response, batch.weight))
+    weight = weight if batch.weight is None else weight * batch.weight
+    theta = _least_squares(_regression(batch, response, weight))
+    return np.where((batch.values(theta) < batch.values(zero))[:, None], theta, zero)
+
+
+def _regression(batch: RowBatch, response: Array, weight: Array | None) -> RowBatch:
+    return RowBatch(LinearLoss(), Rows(batch.X, response, batch.rows.offset), weight)
+
+
+def minimise_sum(parts: Sequence[tuple[float, Loss, Rows]], n_rows: int, p: int) -> tuple[Array, Array, str]:
+    """Minimiser of a weighted sum of mean losses, the ridge that it needed (0 for none), and why."""
+
+    def sums(theta: Array, ridge: Array) -> tuple[float, Array, Array]:
+        value, gradient, hessian = 0.5 * float(ridge @ theta**2), ridge * theta, np.diag(ridge)
+        for factor, loss, rows in parts:
+            value += factor * loss.value(theta, *rows.arrays)
+            gradient = gradient + factor * loss.gradient(theta, *rows.arrays)
+            hessian = hessian + factor * loss.hessian(theta, *rows.arrays)
+        return value, gradient, hessian
+
+    def run(ridge: Array) -> tuple[Array, bool]:
+        result = damped_newton(
+            lambda theta, who: np.array([sums(row, ridge)[0] for row in theta]),
+            lambda theta, who: (sums(theta[0], ridge)[1][None], sums(theta[0], ridge)[2][None]),
+            np.zeros((1, p)),
+            max_iter=300,
+        )
+        return result.theta[0], bool(result.converged[0])
+
+    none = np.zeros(p)
+    start = np.einsum("pp->p", sums(none, none)[2])
+    theta, converged = run(none)
+    if converged and np.isfinite(theta).all():
+        hessian = sums(theta, none)[2]
+        # curvature that has vanished, in some direction or compared with where the iterations began, means no minimiser
+        regular = least_eigenvalue(hessian) > RANK_TOLERANCE
+        if regular and n_rows * np.diag(hessian).max() > 1e-6 * start.max():
+            return theta, none, ""
+    scale = np.where(start > 0, start, start[start > 0].mean() if (start > 0).any() else 1.0)
+    ridge = scale / n_rows
+    return run(ridge)[0], ridge, "the loss has no unique minimiser: ridge fit with one row's worth of curvature"
