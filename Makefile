@@ -1,7 +1,7 @@
 # make demo   sets up .venv with the base dependencies and runs the demonstration
 # make test   adds the development tools (versions of requirements-dev.lock) and runs the tests;
 #             FAST=1 leaves out those that start processes or run studies
-# make lint   ruff, mypy --strict on src, and the direction of imports
+# make lint   ruff, mypy --strict on src, the direction of imports, and whether docs/architecture.md shows the code
 # make bench  the exact solver beside its peers; BENCH=--quick for a minute of it
 # make clean  removes .venv and what the tools left behind
 # PYTHON is the interpreter to make .venv with: make demo PYTHON=python3.12
@@ -52,6 +52,7 @@ lint: $(DEV)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-logo --no-cache
+	@$(BIN)/python scripts/draw_architecture.py --check
 
 bench: $(DEV)
 	@$(QUICK) $(BIN)/python benchmarks/run.py $(BENCH)

@@ -140,6 +140,16 @@ def test_links_of_the_pages_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_that_pages_name_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:[a-z_0-9]+/)+[a-z_0-9]+\.py)`", text):
+        assert (REPOSITORY / path).exists() or (REPOSITORY / "src" / "fedkin" / path).exists(), path
+    for name in re.findall(r"`(fedkin(?:\.[A-Za-z_0-9]+)+)`", text):
+        if name not in MODULES:
+            assert pkgutil.resolve_name(name) is not None, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_of_the_pages_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for line in re.findall(r"^ {4}fedkin (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE):
         words = shlex.split(re.sub(r"[\[\]]", " ", line).partition(" -- ")[0])
