@@ -99,6 +99,12 @@ def test_development_tools_are_locked() -> None:
     assert names <= locked
 
 
+def test_rooms_state_their_contract() -> None:
+    for room in (module for module in pkgutil.iter_modules(fedkin.__path__, "fedkin.") if module.ispkg):
+        text = importlib.import_module(room.name).__doc__ or ""
+        assert all(word in text for word in ("In: ", "Out: ", "Imports: ")), room.name
+
+
 # --- documentation --------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,7 @@
 """The paper's studies, and a runner for custom ones.
 
 In: a study, built in or from a TOML file. Out: a directory with rows (Parquet), figures, tables, claims, an HTML page.
-A leaf that only `fedkin.cli` imports; it may import every package below.
+Imports: every package below; only `cli` imports this one.
 
 How a cell travels::
 
