@@ -187,8 +187,8 @@ def test_a_graph_in_another_order_is_the_same_graph():
 
 
 def test_a_graph_of_other_devices_is_an_error():
-    with pytest.raises(GraphError, match="'v'"):
-        fit_federation(two_devices(), Graph.complete(["u", "w"]), FitOptions(lam=0.1))
+    with pytest.raises(GraphError, match="'w'"):
+        fit_federation(two_devices(), Graph.complete(["u", "v", "w"]), FitOptions(lam=0.1))
 
 
 def test_devices_without_edges_do_not_change_the_choice_of_lam():

@@ -85,7 +85,7 @@ def fit_federation(
     if runaways:
         warnings.warn(rescue_warning(runaways, reasons), DegenerateDeviceWarning, stacklevel=2)
     for device, reason in reasons.items():
-        notes[device] = (*notes.get(device, ()), f"{reason}; a ridge of 1/25 of a row was added")
+        notes[device] = (*notes.get(device, ()), f"{reason}; a ridge of 1/25 of a row was added (or give ridge=)")
     clusters = used.components() if options.select is not None else solution.clusters(used)
     theta = solution.theta
     if options.refit:

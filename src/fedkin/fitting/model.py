@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkin import __version__
-from fedkin.data import columns_of, device_id, device_ids, listed
-from fedkin.errors import DataError, ModelFileError, ParameterError, UnknownDeviceError
+from fedkin.errors import ModelFileError, ParameterError
 from fedkin.fitting.directory import (
     COEFFICIENTS_FILE,
     EDGES_FILE,
@@ -23,6 +22,7 @@ from fedkin.fitting.directory import (
     read_directory,
     write_directory,
 )
+from fedkin.fitting.model_rows import device_positions, feature_matrix, offset_column
 from fedkin.fitting.model_tables import (
     CoefficientTable,
     coefficients_csv,
@@ -238,81 +238,9 @@ class FittedModel:
     def _checked_rows(
         self, X: object, device: object, offset: ArrayLike | None
     ) -> tuple[Array, IntArray, Array | None]:
-        rows = self._matrix(X)
-        position = self._positions(device, len(rows))
-        if offset is None:
-            if self.offset_name is not None:
-                raise DataError(
-                    "the model was fitted with an offset: give offset= for the rows to predict (zeros predict rates "
-                    "for one unit of exposure)"
-                )
-            return rows, position, None
-        shift = np.asarray(offset, dtype=np.float64)
-        if shift.shape != (len(rows),):
-            raise DataError(f"offset has shape {shift.shape}, expected ({len(rows)},), one value per row of X")
-        if not np.isfinite(shift).all():
-            row = int(np.flatnonzero(~np.isfinite(shift))[0])
-            raise DataError(f"row {row}: the offset is {shift[row]}; fill or drop such rows")
-        return rows, position, shift
-
-    def _matrix(self, X: object) -> Array:
-        if isinstance(X, Mapping) or hasattr(X, "columns") or hasattr(X, "column_names"):
-            columns = columns_of(X)
-            for name in self.feature_names:
-                if name not in columns:
-                    raise DataError(f"there is no column {name!r}; the model needs {listed(self.feature_names, 20)}")
-                if columns[name].dtype.kind not in "fb":
-                    raise DataError(f"column {name!r} is not numeric, but the model needs numbers there")
-            n = len(next(iter(columns.values()), ()))
-            rows = (
-                np.column_stack([columns[name] for name in self.feature_names])
-                if self.feature_names
-                else np.empty((n, 0))
-            )
-            rows = rows.astype(np.float64)
-        else:
-            if hasattr(X, "toarray"):
-                raise DataError("X is a sparse matrix, expected a dense array: X.toarray()")
-            rows = np.asarray(X, dtype=np.float64)
-        if rows.ndim != 2 or rows.shape[1] != self.n_features:
-            raise DataError(
-                f"X has shape {rows.shape}, expected (n, {self.n_features}): {listed(self.feature_names, 20)}"
-            )
-        if not np.isfinite(rows).all():
-            row, column = (int(number) for number in np.argwhere(~np.isfinite(rows))[0])
-            raise DataError(
-                f"row {row}, feature {self.feature_names[column]!r} is {rows[row, column]}: fill or drop such values"
-            )
-        return rows
-
-    def _positions(self, device: object, n: int) -> IntArray:
-        if device is None:
-            if self.n_devices == 1:
-                return np.zeros(n, dtype=np.int64)
-            raise DataError(
-                f"the model has {self.n_devices} devices, so it must be told which one each row belongs to: "
-                f"device= one of {listed(self.devices)}, or a list with an id per row"
-            )
-        if isinstance(device, str | bytes | tuple) or not isinstance(device, Iterable):
-            return np.full(n, self._position(device_id(device)))
-        ids = device_ids(device)
-        if len(ids) != n:
-            raise DataError(f"device names {len(ids)} rows, but X has {n}: give one id per row, or one id for all")
-        known = {one: self._position(one) for one in dict.fromkeys(ids)}
-        return np.fromiter((known[one] for one in ids), dtype=np.int64, count=n)
-
-    def _position(self, device: Hashable) -> int:
-        if device in self.index:
-            return self.index[device]
-        alike = [known for known in self.devices if str(known) == str(device)]
-        if alike:
-            cure = f"did you mean {alike[0]!r} ({type(alike[0]).__name__} instead of {type(device).__name__})?"
-        else:
-            cure = "fit again with rows of this device, or predict with a device like it"
-        raise UnknownDeviceError(
-            f"device {device!r} was not part of the fit, so it has no model; the {self.n_devices} known devices are "
-            f"{listed(self.devices)}. {cure[0].upper()}{cure[1:]}"
-        )
+        rows = feature_matrix(X, self.feature_names)
+        position = device_positions(device, len(rows), self.index)
+        return rows, position, offset_column(offset, len(rows), needed=self.offset_name is not None)
 
     # --- files ------------------------------------------------------------------------------------------------
 
@@ -344,24 +272,30 @@ class FittedModel:
     def _description(self) -> dict[str, Any]:
         """What `save` keeps beside the tables, and `load` reads back."""
         return {
-            "fedkin_version": self.fedkin_version,
+            **{name: getattr(self, name) for name in _STORED},
             "loss": describe_loss(self.loss),
-            "penalty": self.penalty,
-            "lam": self.lam,
-            "gap": self.gap,
-            "n_iter": self.n_iter,
-            "status": self.status,
             "n_devices": self.n_devices,
             "n_clusters": self.n_clusters,
             "target": self.target_name,
             "offset": self.offset_name,
             "features": list(self.feature_names),
-            "fit_intercept": self.fit_intercept,
             "classes": None if self.classes is None else list(self.classes),
             "options": dict(self.options),
             "selection": None if self.selection is None else dict(self.selection),
             "notes": [[self.index[device], list(lines)] for device, lines in self.notes.items()],
         }
+
+
+#: Entries of a model's file that have the name of an attribute, and their types.
+_STORED = {
+    "fedkin_version": str,
+    "penalty": str,
+    "lam": float,
+    "gap": float,
+    "n_iter": int,
+    "status": str,
+    "fit_intercept": bool,
+}
 
 
 def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> FittedModel:
@@ -414,20 +348,14 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
             clusters=table.clusters,
             n_samples=table.n_samples,
             loss=restored,
-            penalty=str(meta["penalty"]),
-            lam=float(meta["lam"]),
-            gap=float(meta["gap"]),
-            n_iter=int(meta["n_iter"]),
-            status=str(meta["status"]),
             graph=read_edges(edges, stored.tables[EDGES_FILE], table.devices),
-            fit_intercept=bool(meta["fit_intercept"]),
             classes=classes,
             target_name=meta["target"],
             offset_name=meta["offset"],
             options=meta["options"],
             selection=meta["selection"],
             notes={table.devices[u]: tuple(lines) for u, lines in meta["notes"]},
-            fedkin_version=str(meta["fedkin_version"]),
+            **{name: kind(meta[name]) for name, kind in _STORED.items()},
         )
     except KeyError as error:
         damaged(path, f"the entry {error} is missing")
