@@ -34,8 +34,6 @@ class Room:
     name: str
     summary: str
     contract: str
-    n_files: int
-    n_lines: int
 
 
 def read_floors() -> list[list[str]]:
@@ -58,8 +56,7 @@ def read_room(name: str) -> Room:
     docstring = ast.get_docstring(ast.parse(first.read_text(encoding="utf-8"))) or ""
     summary, _, rest = docstring.partition("\n\n")
     found = re.search(r"^In: .*?(?=\n\n|\Z)", rest, re.MULTILINE | re.DOTALL)
-    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
-    return Room(name, " ".join(summary.split()), " ".join(found[0].split()) if found else "", len(files), lines)
+    return Room(name, " ".join(summary.split()), " ".join(found[0].split()) if found else "")
 
 
 def imported_rooms(path: Path) -> Iterator[str]:
@@ -162,8 +159,6 @@ def draw(floors: list[list[str]], rooms: dict[str, Room], arrows: dict[str, set[
             f'<rect x="{x:.0f}" y="{y:.0f}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6" fill="#eef2fa" '
             'stroke="#557"/>'
             f'<text x="{x + 12:.0f}" y="{y + 20:.0f}" font-size="15" font-weight="bold" fill="#123">{name}</text>'
-            f'<text x="{x + BOX_WIDTH - 12:.0f}" y="{y + 20:.0f}" font-size="11" fill="#557" text-anchor="end">'
-            f"{room.n_files} {'file' if room.n_files == 1 else 'files'}</text>"
         )
         words = textwrap.wrap(plain(room.summary), 50, max_lines=2, placeholder=" …")
         parts += [
