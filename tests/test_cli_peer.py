@@ -28,7 +28,7 @@ from fedkin.cli.app import make_app
 from fedkin.data import Federation
 from fedkin.federate.contract.manifest import load_manifest
 from fedkin.federate.programs.overview import is_running
-from fedkin.federate.setup.departures import read_notices, write_notice
+from fedkin.federate.setup.departures import read_departures, write_departure
 from fedkin.federate.setup.directory import read_result
 from fedkin.federate.trust.security import SecurityError, make_authority
 from fedkin.graph import Graph
@@ -331,11 +331,11 @@ def test_a_device_that_never_comes_back_leaves_by_a_signed_notice(
 def test_a_forged_notice_is_refused(tmp_path: Path) -> None:
     init(tmp_path, 5)
     place = tmp_path / "fed" / "devices" / "d0"
-    write_notice(tmp_path / "fed", "d1")
-    assert read_notices(place, load_manifest(place)) == {1}
+    write_departure(tmp_path / "fed", "d1")
+    assert read_departures(place, load_manifest(place)) == {1}
     (place / "left" / "d2").write_bytes((place / "left" / "d1").read_bytes())
     with pytest.raises(SecurityError):
-        read_notices(place, load_manifest(place))
+        read_departures(place, load_manifest(place))
 
 
 @pytest.mark.parametrize(

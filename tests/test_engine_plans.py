@@ -16,7 +16,7 @@ from fedkin.data import Federation
 from fedkin.errors import DataError
 from fedkin.federate.contract.manifest import Manifest, ManifestError, load_manifest
 from fedkin.federate.contract.plans import COLUMNS
-from fedkin.federate.programs.run import own_position
+from fedkin.federate.programs.program import own_position
 from fedkin.federate.setup.deploy import device_parts, make_manifest
 from fedkin.federate.setup.directory import write_federation
 from fedkin.federate.trust.security import SecurityError, make_authority

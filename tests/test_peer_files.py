@@ -21,7 +21,8 @@ from fedkin.admm import fed_admm, load_checkpoint
 from fedkin.cli import main
 from fedkin.data import Rows
 from fedkin.federate.contract.manifest import load_manifest
-from fedkin.federate.programs import run as process
+from fedkin.federate.programs.program import exit_code
+from fedkin.federate.programs.run import main as run_device
 from fedkin.federate.setup.directory import read_result
 from fedkin.federate.trust.security import make_authority
 from processes import free_ports
@@ -382,10 +383,10 @@ def test_a_read_only_directory_is_not_tried_again(
             raise OSError(number, os.strerror(number), str(path))
         return usual(path, flags, *rest, **more)
 
-    monkeypatch.setattr("fedkin.federate.programs.run.os.open", read_only)
-    assert process.main([str(own)]) == 2
+    monkeypatch.setattr("fedkin.federate.programs.program.os.open", read_only)
+    assert run_device([str(own)]) == 2
     text = capsys.readouterr().err
     assert f"{own} cannot be written ({os.strerror(number)})" in text and "make it writable" in text
     assert "Errno" not in text
-    assert process.exit_code(OSError(number, "")) == 2
-    assert process.exit_code(OSError(errno.ENOSPC, "")) == 4
+    assert exit_code(OSError(number, "")) == 2
+    assert exit_code(OSError(errno.ENOSPC, "")) == 4

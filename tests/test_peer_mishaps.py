@@ -21,9 +21,8 @@ from fedkin.cli.peer_choose import end_of_grid
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError
 from fedkin.federate.contract.manifest import load_manifest
-from fedkin.federate.programs.run import _write_presence as write_presence
-from fedkin.federate.programs.run import write_result
-from fedkin.federate.setup.departures import read_notices
+from fedkin.federate.programs.run import write_presence, write_result
+from fedkin.federate.setup.departures import read_departures
 from fedkin.federate.setup.directory import collect, result_of
 from fedkin.federate.setup.endpoints import read_endpoints
 from fedkin.federate.trust.security import make_authority
@@ -182,7 +181,7 @@ def test_leave_with_an_authority_of_ones_own(tmp_path: Path, capsys: pytest.Capt
     assert not (tmp_path / "fed" / "left").exists()
     assert main([*leave, "--ca-key", str(key)]) == 0
     device = place(tmp_path / "fed", "d0")
-    assert read_notices(device, load_manifest(device)) == {1}
+    assert read_departures(device, load_manifest(device)) == {1}
 
 
 def test_a_device_that_has_left_is_shown_and_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,7 +213,7 @@ def test_who_was_there_is_private_and_written_in_one_step(tmp_path: Path, monkey
             path.write_bytes(content[:10])
             raise OSError("no room")
 
-        monkeypatch.setattr("fedkin.federate.programs.run.write_private", full)
+        monkeypatch.setattr("fedkin.federate.trust.security.write_private", full)
         with pytest.raises(OSError, match="no room"):
             write_presence(tmp_path, [[1, 1]], ["a", "b"])
         assert path.read_bytes() == whole

@@ -25,7 +25,7 @@ from fedkin.cli import main
 from fedkin.federate.contract.manifest import load_manifest
 from fedkin.federate.programs import overview as overview_module
 from fedkin.federate.programs.overview import Line, is_running, overview, prometheus, silence
-from fedkin.federate.programs.run import only_one
+from fedkin.federate.programs.program import only_one
 from fedkin.federate.programs.supervisor import Supervisor, check_idle, only_supervisor, supervisor_of
 from fleet import Fleet
 from processes import capped, free_ports, wait_for

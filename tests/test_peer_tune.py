@@ -25,7 +25,7 @@ from fedkin.federate.contract.manifest import Manifest, load_manifest
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Faults, MemoryNetwork
 from fedkin.federate.lockstep import Patience
-from fedkin.federate.programs.supervisor import is_running
+from fedkin.federate.programs.overview import holder
 from fedkin.federate.setup.deploy import device_parts, make_manifest
 from fedkin.federate.setup.directory import read_result, write_federation
 from fedkin.federate.trust.security import make_authority
@@ -282,7 +282,7 @@ def ended(process: subprocess.Popen[bytes], folder: Path, seconds: float = 120) 
         out, err = process.communicate(timeout=seconds)
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
         main(["peer", "stop", str(folder)])
     assert process.returncode == 0, err.decode()
     return json.loads(out), err.decode()
@@ -329,16 +329,22 @@ def test_a_process_killed_while_tuning_is_started_again_and_nothing_changes(tmp_
     before = federation(folder, problem)
     lams, rounds = "0.1,0.02,0.004", 3000
     process = tune(folder, "--lams", lams, "--rounds", str(rounds), "--folds", "2", "--no-sign")
-    place, deadline, killed = folder / "devices" / "d1", time.monotonic() + 60, 0
-    while killed < 2 and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-        if (place / "tuning-state.npz").exists() and is_running(place):
-            os.kill(int((place / "lock").read_text()), signal.SIGKILL)
-            killed += 1
-            time.sleep(1.0)
+    place, deadline = folder / "devices" / "d1", time.monotonic() + 60
+    killed: set[int] = set()
+    try:
+        while len(killed) < 2 and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+            pid = holder(place / "lock") if (place / "tuning-state.npz").exists() else None
+            if pid is not None and pid not in killed:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+    except BaseException:
+        process.terminate()  # it stops its devices first
+        process.communicate(timeout=30)
+        raise
     told, _ = ended(process, folder)
-    assert killed == 2
+    assert len(killed) == 2
     started = [json.loads(line) for line in (place / "log.jsonl").read_text().splitlines()]
     assert sum(entry["event"] == "started" and entry["round"] > 0 for entry in started) >= 1
     settings = TuneSettings((0.1, 0.02, 0.004), rounds=rounds, folds=2)

@@ -40,7 +40,7 @@ from fedkin.federate.programs.supervisor import (
     only_supervisor,
     stop_all,
 )
-from fedkin.federate.setup.departures import LEFT, left_devices, write_notice
+from fedkin.federate.setup.departures import LEFT, left_devices, write_departure
 from fedkin.federate.setup.directory import DEVICES, SELECTION, device_directories
 from fedkin.federate.setup.directory import collect as collect_results
 
@@ -201,7 +201,7 @@ def leave(directory: Path, device: str, ca_key: Path | None = None) -> None:
         directory, "peer leave", "run it where the key of the authority is, and carry the notice here"
     )
     device = next((member.name for member in manifest.members if str(member.id) == device), device)
-    places = write_notice(directory, device, ca_key)
+    places = write_departure(directory, device, ca_key)
     output().print(
         f"{device} has left: noted for {', '.join(place.name for place in places) or 'no device on this machine'}"
     )

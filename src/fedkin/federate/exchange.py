@@ -41,6 +41,8 @@ class Exchange:
     lengths : mapping {Kind: int}
         Numbers in a message of each kind.
     patience : Patience
+    tick : callable, optional
+        Called several times a second while waiting; it may raise `fedkin.federate.lockstep.Stopped`.
     """
 
     def __init__(
@@ -51,9 +53,10 @@ class Exchange:
         journal: Journal,
         lengths: Mapping[Kind, int],
         patience: Patience | None = None,
+        tick: Callable[[], None] | None = None,
     ) -> None:
         self.manifest, self.position, self.transport, self.journal = manifest, position, transport, journal
-        self.patience = patience or Patience()
+        self.patience, self.tick = patience or Patience(), tick or (lambda: None)
         self.neighbours = [int(v) for v in manifest.neighbours(position)]
         self.names = {v: manifest.members[v].name for v in self.neighbours}
         self.inbox = Inbox(self.names, journal)
@@ -100,6 +103,7 @@ class Exchange:
             for v in missing:
                 self.transport.pull(selection_keys(self.manifest, v, self.position)[kind], 0, self._slots[kind, v])
             missing = self.inbox.wait(kind, senders, 0, _LOOK_SECONDS)
+            self.tick()
             now = time.monotonic()
             names = [self.names[v] for v in missing]
             if missing and now - began > limit:

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,8 +15,8 @@ from fedkin._base import is_locked
 from fedkin.errors import DataError
 from fedkin.federate.contract.manifest import CENTRE, Manifest
 from fedkin.federate.lockstep import HOLDING
-from fedkin.federate.programs.run import CANNOT
-from fedkin.federate.setup.departures import left_devices, read_notices
+from fedkin.federate.programs.program import CANNOT
+from fedkin.federate.setup.departures import left_devices, read_departures
 from fedkin.federate.setup.directory import DEVICES, LINKS, LOCK, OWNER, STATUS, read_result, read_status
 
 #: States of devices that have no directory here, or one with which they cannot start, or that run and say nothing.
@@ -25,7 +26,7 @@ TROUBLE = ("failed", "dead", "starting again", CANNOT, HOLDING, DAMAGED, SILENT)
 #: A device that has not written its status for so many seconds is silent; fewer where its disk has no room.
 SILENT_SECONDS, SILENT_SECONDS_WITHOUT_ROOM = 20.0, 3.0
 _LITTLE_ROOM = 65536  # bytes
-_AT_REST = ("done", "finished", "stopped", "tuned", "never started", CANNOT)
+_AT_REST = ("done", "finished", "stopped", "selected", "tuned", "never started", CANNOT)
 
 
 class Watched(Protocol):
@@ -76,7 +77,7 @@ def overview(directory: Path, manifest: Manifest, children: Mapping[str, Watched
     ids = {member.name: member.id for member in manifest.members}
     if is_device(directory):
         name = own_name(directory)
-        left = {manifest.members[u].name for u in read_notices(directory, manifest)}
+        left = {manifest.members[u].name for u in read_departures(directory, manifest)}
         return [_line(directory, name, ids.get(name, name), name in left, None)]
     gone = left_devices(directory)
     lines = []
@@ -115,8 +116,8 @@ def missing_or_damaged(place: Path) -> tuple[str, str] | None:
 
 
 def _line(place: Path, name: str, identity: str | int, left: bool, child: Watched | None) -> Line:
-    status, alive = read_status(place), is_running(place)
-    pid = _holder(place) if alive else None
+    status, pid = read_status(place), holder(place / LOCK)
+    alive = pid is not None
     if alive and status.get("pid") != pid:
         status |= {"state": "starting", "why": None}  # the rest is of the process before
     state, why = _state(place, status, alive, child)
@@ -172,12 +173,12 @@ def silence(place: Path, status: Mapping[str, Any], pid: int | None = None) -> s
         Of its process, if known; one that does not hold the lock yet is given time.
     """
     try:
-        holder = _holder(place)
+        running = holder(place / LOCK)
         # a status of the time before says nothing: then it counts from the start
-        since = float(status["time"]) if status.get("pid") == holder else (place / LOCK).stat().st_mtime
+        since = float(status["time"]) if status.get("pid") == running else (place / LOCK).stat().st_mtime
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    seconds = time.time() - since if pid in (None, holder) else 0.0
+    seconds = time.time() - since if pid in (None, running) else 0.0
     if seconds < SILENT_SECONDS_WITHOUT_ROOM:
         return None
     words = f"its process runs, but has not written {STATUS} for {seconds:.0f} s"
@@ -208,12 +209,22 @@ def is_running(place: Path) -> bool:
     return is_locked(place / LOCK)
 
 
-def _holder(place: Path) -> int | None:
-    """The number that the last process which held the device's lock has written there."""
-    try:
-        return int((place / LOCK).read_text())
-    except (OSError, ValueError):
-        return None
+def holder(lock: Path, seconds: float = 2.0) -> int | None:
+    """The number of the process that holds a lock; None when none does.
+
+    A process writes its number right after it has taken the lock, so this waits a moment for a number of a process that
+    is alive.
+    """
+    deadline = time.monotonic() + seconds
+    while is_locked(lock):
+        with suppress(OSError, ValueError):
+            pid = int(lock.read_text())
+            os.kill(pid, 0)  # raises when it is the number of a process that has ended
+            return pid
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    return None
 
 
 def prometheus(lines: Sequence[Line]) -> str:

@@ -11,35 +11,26 @@ ends only, and a device without an estimate of its own takes the scale of its pr
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import warnings
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.data import Federation, Rows
-from fedkin.errors import DegenerateDeviceWarning, FedkinError, ParameterError
-from fedkin.federate.contract.manifest import Manifest, load_manifest, load_rows
+from fedkin.errors import DegenerateDeviceWarning, ParameterError
+from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.exchange import Exchange
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Transport
 from fedkin.federate.lockstep import Patience
 from fedkin.federate.messages import Kind
-from fedkin.federate.programs.run import (
-    FINISHED,
-    exit_code,
-    link_watcher,
-    links,
-    name_of,
-    own_position,
-)
-from fedkin.federate.setup.directory import LOG, SELECTION
-from fedkin.federate.trust.security import write_private
+from fedkin.federate.programs.program import DeviceParser, Program, run_program
+from fedkin.federate.setup.directory import SELECTION
+from fedkin.federate.trust.security import replace_private
 from fedkin.stats import LocalFit, local_fit, wald_tests
 
 Array = NDArray[np.float64]
@@ -88,16 +79,26 @@ def _pair(manifest: Manifest, first: Array, second: Array) -> LocalFit:
 
 
 def select(
-    manifest: Manifest, position: int, rows: Rows, transport: Transport, journal: Journal, patience: Patience
+    manifest: Manifest,
+    position: int,
+    rows: Rows,
+    transport: Transport,
+    journal: Journal,
+    patience: Patience,
+    *,
+    tick: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
-    """Exchange summaries and verdicts; returns p-values and the names of neighbours whose edge is dropped."""
+    """Exchange summaries and verdicts; returns p-values and the names of neighbours whose edge is dropped.
+
+    ``tick`` is called several times a second while waiting.
+    """
     if manifest.select is None:
         raise ParameterError("this federation selects no edges: make it with fedkin peer init --select-level 0.05")
     own = summary(manifest, position, rows)
     if own[-1]:
         journal.write("warning", "no estimate of its own: a ridge fit stands in")
     lengths = {Kind.SUMMARY: own.size, Kind.VERDICT: 1}
-    exchange = Exchange(manifest, position, transport, journal, lengths, patience)
+    exchange = Exchange(manifest, position, transport, journal, lengths, patience, tick)
     exchange.send(Kind.SUMMARY, own)
     others = exchange.receive(Kind.SUMMARY, exchange.neighbours)
     p_values = {}
@@ -122,36 +123,21 @@ def select(
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the selection of one device and write its ``selection.json``."""
-    parser = argparse.ArgumentParser(prog="fedkin peer select", description="Select the edges of one device.")
-    parser.add_argument("place", type=Path)
-    parser.add_argument("--give-up", type=float, default=Patience().give_up)
-    parser.add_argument("--linger", type=float, default=60.0)
-    given = parser.parse_args(arguments)
-    try:
-        from fedkin.federate.links.zenoh import ZenohTransport
+def run(program: Program, patience: Patience) -> None:
+    """Select the edges of a device and write its ``selection.json``."""
+    program.status.status.state = "selecting"
+    with program.linked() as transport:
+        parts = (program.manifest, program.position, program.rows(), transport, program.journal, patience)
+        chosen = select(*parts, tick=program.status.tick)
+        replace_private(program.place / SELECTION, json.dumps(chosen, indent=1).encode())
+        program.status.end("selected")
 
-        place: Path = given.place
-        manifest = load_manifest(place)
-        name = name_of(place)
-        position = own_position(place, manifest, name)
-        journal = Journal(name, place / LOG)
-        neighbours = {manifest.members[v].name for v in manifest.neighbours(position)}
-        on_link = link_watcher(journal, neighbours, manifest.secure)
-        transport = ZenohTransport(links(place, manifest), on_link)
-        try:
-            patience = Patience(give_up=given.give_up, linger=given.linger)
-            chosen = select(manifest, position, load_rows(place, manifest, position), transport, journal, patience)
-        finally:
-            transport.close()
-            journal.close()
-        write_private(place / f"{SELECTION}.tmp", json.dumps(chosen, indent=1).encode())
-        (place / f"{SELECTION}.tmp").replace(place / SELECTION)
-    except (FedkinError, OSError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return exit_code(error)
-    return FINISHED
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse arguments and select the edges of one device."""
+    parser = DeviceParser("select", "Select the edges of one device.", Patience(linger=60.0))
+    place, patience, _ = parser.parsed(arguments)
+    return run_program(place, lambda program: run(program, patience))
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedkin._base import is_locked, lock
+from fedkin._base import lock
 from fedkin.errors import DataError
 from fedkin.federate.contract.manifest import CENTRE, Manifest
 from fedkin.federate.lockstep import HOLDING
-from fedkin.federate.programs.overview import expected_names, is_device, is_running, own_name, silence
-from fedkin.federate.programs.run import FINISHED, RESTARTS, STOPPED, WRONG
+from fedkin.federate.programs.overview import expected_names, holder, is_device, is_running, own_name, silence
+from fedkin.federate.programs.program import FINISHED, RESTARTS, STOPPED, WRONG
 from fedkin.federate.setup.departures import left_devices
 from fedkin.federate.setup.directory import DEVICES, LOCK, STATE, device_directories, read_result, read_status
 from fedkin.federate.trust.security import open_private
@@ -240,10 +240,7 @@ def only_supervisor(directory: Path) -> Iterator[None]:
 
 def supervisor_of(directory: Path) -> int | None:
     """The number of the process that supervises the devices of a directory, if one does."""
-    path = directory / SUPERVISOR_LOCK
-    with suppress(OSError, ValueError):
-        return int(path.read_text()) if is_locked(path) else None
-    return None
+    return holder(directory / SUPERVISOR_LOCK)
 
 
 def check_idle(directory: Path) -> None:
@@ -280,9 +277,9 @@ def stop_all(directory: Path) -> list[str]:
 
 def _ask(lock: Path, number: signal.Signals) -> bool:
     """Send a signal to the process that holds a lock, if there is one."""
-    # who holds the lock has written its number there, so it is not that of another process by now
-    if is_locked(lock):
-        with suppress(ProcessLookupError, ValueError):
-            os.kill(int(lock.read_text()), number)
+    pid = holder(lock)
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
             return True
     return False

@@ -1,34 +1,22 @@
-"""``python -m fedkin.federate.programs.tune DIR/devices/U``: one device's part in the choice of ``lam``.
+"""``python -m fedkin.federate.programs.tune DIR/devices/NAME``: one device's part in the choice of ``lam``.
 
-What is computed is in `fedkin.federate.tuning.tuner`. Exit codes are those of ``fedkin.federate.programs.run``.
+What is computed is in `fedkin.federate.tuning`.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from fedkin.admm import load_checkpoint
-from fedkin.errors import DataError, FedkinError, ModelFileError, ParameterError
-from fedkin.federate.contract.manifest import Manifest, load_manifest, load_rows
-from fedkin.federate.journal import Journal
-from fedkin.federate.lockstep import Patience, Stopped
-from fedkin.federate.programs.run import (
-    FINISHED,
-    STOPPED,
-    StatusWriter,
-    exit_code,
-    link_watcher,
-    links,
-    name_of,
-    only_one,
-    own_position,
-)
-from fedkin.federate.setup.departures import read_notices
-from fedkin.federate.setup.directory import LOG, STATE, read_selection
+from fedkin.errors import DataError, ModelFileError, ParameterError
+from fedkin.federate.contract.manifest import Manifest
+from fedkin.federate.lockstep import Patience
+from fedkin.federate.programs.program import DeviceParser, Program, run_program
+from fedkin.federate.setup.departures import read_departures
+from fedkin.federate.setup.directory import STATE, read_selection
 from fedkin.federate.tuning.curves import write_curve
 from fedkin.federate.tuning.tuner import Tuner, TuneSettings
 
@@ -53,61 +41,40 @@ def levels(text: str) -> tuple[float, ...]:
         raise ParameterError(f"--lams must be numbers with commas between them, got {text!r}") from None
 
 
-def tune_device(place: Path, settings: TuneSettings, patience: Patience, *, by_fold: bool) -> int:
-    """Run the tuning of the device whose directory is ``place``; returns an exit code."""
-    from fedkin.federate.links.zenoh import ZenohTransport
-
-    manifest = load_manifest(place)
-    name = name_of(place)
-    position = own_position(place, manifest, name)
+def tune(program: Program, settings: TuneSettings, patience: Patience, *, by_fold: bool) -> None:
+    """Do the device's part and write its curve."""
+    place, manifest, status = program.place, program.manifest, program.status
     check_before(place, manifest)
     run = settings.run_bytes(manifest)
-    with only_one(place):
-        journal = Journal(name, place / LOG)
-        neighbours = {manifest.members[v].name for v in manifest.neighbours(position)}
-        _forget_other_runs(place / TUNING_STATE, run)
-        on_link = link_watcher(journal, neighbours, manifest.secure)
-        transport = ZenohTransport(links(place, manifest), on_link)
-        try:
-            writer = StatusWriter(place, 0)
-            tuner = Tuner(
-                manifest,
-                position,
-                load_rows(place, manifest, position),
-                settings,
-                transport,
-                journal,
-                checkpoint=place / TUNING_STATE,
-                patience=patience,
-                without=read_selection(place, manifest),
-                tick=lambda _: writer.tick(),
-            )
-            writer.status, writer.rounds = tuner.status, tuner.rounds
-            lams, losses = tuner.run()
-            write_curve(place, run, lams, losses, by_fold=by_fold)
-            journal.write("info", "tuned", levels=lams.size, change=tuner.status.change)
-            tuner.linger()
-            for file in place.glob(f"{Path(TUNING_STATE).stem}.*"):
-                file.unlink()
-            tuner.status.state = "tuned"
-            writer.write(force=True)
-            return FINISHED
-        except Stopped:
-            journal.write("info", "stopped on request")
-            return STOPPED
-        except FedkinError as error:
-            journal.write("error", "cannot go on", why=str(error))
-            raise
-        finally:
-            transport.close()
-            journal.close()
+    _forget_other_runs(place / TUNING_STATE, run)
+    with program.linked() as transport:
+        tuner = Tuner(
+            manifest,
+            program.position,
+            program.rows(),
+            settings,
+            transport,
+            program.journal,
+            checkpoint=place / TUNING_STATE,
+            patience=patience,
+            without=read_selection(place, manifest),
+            tick=status.tick,
+        )
+        status.begin(tuner.status, tuner.rounds)
+        lams, losses = tuner.run()
+        write_curve(place, run, lams, losses, by_fold=by_fold)
+        program.journal.write("info", "tuned", levels=lams.size, change=tuner.status.change)
+        tuner.linger()
+        for file in place.glob(f"{Path(TUNING_STATE).stem}.*"):
+            file.unlink()
+        status.end("tuned")
 
 
 def check_before(place: Path, manifest: Manifest) -> None:
     """Raise `DataError` where it is too late to choose ``lam``."""
     if (place / STATE).exists():
         raise DataError(f"{place} has begun its rounds: lam is chosen before them; make a new federation for another")
-    if read_notices(place, manifest):
+    if read_departures(place, manifest):
         raise DataError(f"a neighbour of {place} has left for good: lam is chosen before that, by all devices")
 
 
@@ -125,25 +92,17 @@ def _forget_other_runs(path: Path, run: bytes) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse arguments and tune one device."""
     usual = TuneSettings()
-    parser = argparse.ArgumentParser(prog="fedkin peer tune", description="One device's part in the choice of lam.")
-    parser.add_argument("place", type=Path)
-    parser.add_argument("--lams", type=levels, default=None)
+    parser = DeviceParser("tune", "One device's part in the choice of lam.", Patience(linger=60.0))
+    parser.add_argument("--lams", type=lambda text: parser.checked(lambda: levels(text)), default=None)
     for name in ("n_lams", "folds", "rounds", "seed"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(usual, name))
     for name in ("ratio", "caution"):
         parser.add_argument(f"--{name}", type=float, default=getattr(usual, name))
     parser.add_argument("--by-fold", action="store_true")
-    for name, value in vars(Patience(linger=60.0)).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=value, metavar="SECONDS")
-    given = vars(parser.parse_args(arguments))
-    place, by_fold = given.pop("place"), given.pop("by_fold")
-    waits = {name: given.pop(name) for name in vars(Patience())}
-    try:
-        patience = Patience(**waits)
-        return tune_device(place, TuneSettings(**given), patience, by_fold=by_fold)
-    except (FedkinError, OSError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return exit_code(error)
+    place, patience, given = parser.parsed(arguments)
+    by_fold = given.pop("by_fold")
+    settings = parser.checked(lambda: TuneSettings(**given))
+    return run_program(place, lambda program: tune(program, settings, patience, by_fold=by_fold))
 
 
 if __name__ == "__main__":

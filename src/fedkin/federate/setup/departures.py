@@ -31,7 +31,7 @@ def _content(manifest: Manifest, name: str) -> bytes:
     return f"fedkin-left-1 run {manifest.run} device {name}".encode()
 
 
-def write_notice(directory: Path, name: str, key_file: Path | None = None) -> list[Path]:
+def write_departure(directory: Path, name: str, key_file: Path | None = None) -> list[Path]:
     """Sign that device ``name`` has left, and put the notice where it and its neighbours on this machine find it.
 
     Parameters
@@ -86,10 +86,10 @@ def left_devices(directory: Path) -> frozenset[str]:
     if not (directory / LEFT).is_dir():
         return frozenset()
     manifest = load_manifest(directory)
-    return frozenset(manifest.members[u].name for u in read_notices(directory, manifest))
+    return frozenset(manifest.members[u].name for u in read_departures(directory, manifest))
 
 
-def read_notices(place: Path, manifest: Manifest) -> frozenset[int]:
+def read_departures(place: Path, manifest: Manifest) -> frozenset[int]:
     """Positions of devices that have left, by the valid notices in a device's directory.
 
     Raises

@@ -234,6 +234,13 @@ def write_private(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def replace_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner may read, in one step."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    write_private(temporary, content)
+    temporary.replace(path)
+
+
 def open_private(path: Path) -> IO[bytes]:
     """Open a file that only its owner may read, to append to it."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)

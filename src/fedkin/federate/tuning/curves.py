@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedkin.errors import DataError
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.setup.directory import DEVICES, why_not_shared
-from fedkin.federate.trust.security import write_private
+from fedkin.federate.trust.security import replace_private
 from fedkin.solvers import best_level, mean_and_error
 
 Array = NDArray[np.float64]
@@ -103,8 +103,7 @@ def write_curve(place: Path, run: bytes, lams: Array, losses: Array, *, by_fold:
         content["by_fold"] = [line.tolist() if here else None for line, here in zip(losses, held, strict=True)]
     else:
         content["curve"] = losses[held].mean(axis=0).tolist() if held.any() else None
-    write_private(place / f"{CURVE}.tmp", (json.dumps(content, indent=1) + "\n").encode())
-    (place / f"{CURVE}.tmp").replace(place / CURVE)
+    replace_private(place / CURVE, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def read_curve(place: Path, run: bytes, *, by_fold: bool) -> Curve | None:
