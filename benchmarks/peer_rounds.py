@@ -32,7 +32,8 @@ import zenoh
 
 from fedkin.admm import Settings
 from fedkin.data import Federation
-from fedkin.federate.contract.manifest import Manifest, load_manifest
+from fedkin.federate.contract.files import load_manifest
+from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.messages import Kind
 from fedkin.federate.peer import keys_of
 from fedkin.federate.setup.deploy import device_parts, make_manifest

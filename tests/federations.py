@@ -6,15 +6,16 @@ import csv
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from builders import small_problem
 from fedkin.admm import LocalShards, device_keys
 from fedkin.data import Rows
+from fedkin.federate.contract.computation import plan_of
 from fedkin.federate.contract.manifest import Manifest, Member
 from fedkin.federate.setup.directory import write_federation
 from fedkin.federate.trust.security import make_authority
@@ -49,7 +50,7 @@ def manifest_of(problem: Problem, rounds: int, batch: int | None = 4, ports: int
         start=[4.0] * v,
         growth=[0.2] * v,
         damping=(0.5 * degree).tolist(),
-        batch=[problem.federation.n_samples[0] if batch is None else batch] * v,
+        batch=[int(problem.federation.n_samples[0]) if batch is None else batch] * v,
         noisy=True,
     )
     return replace(manifest, **changes)
@@ -71,7 +72,7 @@ def write_small_federation(folder: Path, n_devices: int = 3, rounds: int = 5, **
 
 def in_process(problem: Problem, manifest: Manifest) -> LocalShards:
     """The same run, in one process and one shard."""
-    plan = manifest.plan(rows_of(problem))
+    plan = plan_of(manifest, rows_of(problem))
     assert np.array_equal(plan.rows.keys, device_keys(problem.federation.devices))
     local = LocalShards(
         plan, np.zeros(problem.n_devices, dtype=np.int64), np.zeros((problem.n_devices, problem.n_params))

@@ -12,13 +12,13 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import typer
+from msgspec.structs import replace
 
 from builders import small_problem
 from federations import in_process, write_tables
@@ -26,7 +26,7 @@ from fedkin.admm import fed_admm, load_checkpoint, save_checkpoint
 from fedkin.cli import main
 from fedkin.cli.app import make_app
 from fedkin.data import Federation
-from fedkin.federate.contract.manifest import load_manifest
+from fedkin.federate.contract.files import load_manifest
 from fedkin.federate.programs.overview import is_running
 from fedkin.federate.setup.departures import read_departures, write_departure
 from fedkin.federate.setup.directory import read_result

@@ -14,7 +14,8 @@ import pytest
 
 from builders import small_problem
 from federations import in_process, place
-from fedkin.federate.contract.manifest import AUTHORITY, MANIFEST, ManifestError, load_manifest, load_rows
+from fedkin.federate.contract.files import AUTHORITY, MANIFEST, load_manifest, load_rows
+from fedkin.federate.contract.manifest import ManifestError
 from fedkin.federate.messages import Kind, encode
 from fedkin.federate.setup.directory import AUTHORITY_KEY
 from fedkin.federate.trust.security import (

@@ -14,8 +14,10 @@ from federations import place
 from fedkin.admm import Settings
 from fedkin.data import Federation
 from fedkin.errors import DataError
-from fedkin.federate.contract.manifest import Manifest, ManifestError, load_manifest
-from fedkin.federate.contract.plans import COLUMNS
+from fedkin.federate.contract.computation import plan_of
+from fedkin.federate.contract.files import load_manifest
+from fedkin.federate.contract.manifest import Manifest, ManifestError
+from fedkin.federate.contract.plans import COLUMNS, DevicePlan, PlanError
 from fedkin.federate.programs.program import own_position
 from fedkin.federate.setup.deploy import device_parts, make_manifest
 from fedkin.federate.setup.directory import write_federation
@@ -68,7 +70,7 @@ def test_the_manifest_is_the_same_whatever_the_rows_of_a_device() -> None:
 def test_rows_in_every_round_are_all_rows_of_a_device_and_no_number() -> None:
     whole = planned(uneven_problem())
     assert whole.batch == [0] * 5
-    plan = whole.plan(device_parts(uneven_problem()))
+    plan = plan_of(whole, device_parts(uneven_problem()))
     assert plan.rows.batch.tolist() == [7, 10, 13, 16, 19]
 
 
@@ -102,7 +104,7 @@ def test_what_is_read_back_is_what_was_planned(tmp_path: Path) -> None:
         expected = [None, None, getattr(whole, column)[2], None, None]
         assert getattr(own, column) == expected
     with pytest.raises(ManifestError, match="batch of a is not known here"):
-        own.plan(device_parts(uneven_problem()))
+        plan_of(own, device_parts(uneven_problem()))
 
 
 def copied(folder: Path, source: Path) -> None:
@@ -145,3 +147,30 @@ def test_a_plan_of_another_device_is_refused(tmp_path: Path, secure: bool) -> No
     (own / "plan.json").unlink()
     with pytest.raises(SecurityError, match=r"plan.json is missing"):
         own_position(own, load_manifest(own), "b")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("rounds", 0, "has a wrong rounds: expected `int` >= 1"),
+        ("rounds", "many", "has a wrong rounds: expected `int`, got `str`"),
+        ("rho", -1.0, "has a wrong rho: expected `float` > 0"),
+        ("edges", [[1, 0, 2]], r"has a wrong edges\[0\]: expected `array` of length <= 2"),
+        ("placement", "nowhere", "has a wrong placement: invalid enum value 'nowhere'"),
+        ("format", "fedkin-manifest-2", "is not of the format .*: use the fedkin version that made it"),
+        ("colour", "blue", "cannot be read: Object contains unknown field `colour`"),
+        ("edge_radius", [1.0], "does not hold together: edge_radius has 1 entries, expected 3"),
+        ("edges", [[1, 0], [2, 1], [3, 7]], r"edge \(3, 7\) does not name two of the 5 devices"),
+    ],
+)
+def test_a_manifest_that_is_not_one_names_the_field(field: str, value: Any, words: str) -> None:
+    content = json.loads(planned(uneven_problem()).to_bytes()) | {field: value}
+    with pytest.raises(ManifestError, match=words):
+        Manifest.from_bytes(json.dumps(content).encode())
+
+
+def test_a_plan_that_is_not_one_names_the_field() -> None:
+    content = json.loads(planned(uneven_problem()).plan_bytes(0))
+    for change, words in (({"batch": {"a": "all"}}, r"wrong batch\[...\]: expected `int`"), ({"x": 1}, "field `x`")):
+        with pytest.raises(PlanError, match=words):
+            DevicePlan.from_bytes(json.dumps(content | change).encode())

@@ -15,6 +15,7 @@ from builders import small_problem
 from federations import in_threads, manifest_of, place, rows_of, write_tables
 from fedkin.admm import Availability, LocalShards, Settings, fed_admm
 from fedkin.cli import main
+from fedkin.federate.contract.computation import plan_of
 from fedkin.federate.contract.manifest import Manifest, ManifestError
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Faults, MemoryNetwork, MemoryTransport
@@ -39,7 +40,7 @@ def replica_manifest(problem: Problem, rounds: int, **changes: Any) -> Manifest:
 
 def together(problem: Problem, manifest: Manifest, availability: Availability) -> LocalShards:
     """The same run in one process."""
-    plan = manifest.plan(rows_of(problem))
+    plan = plan_of(manifest, rows_of(problem))
     v = problem.n_devices
     local = LocalShards(plan, np.zeros(v, dtype=np.int64), np.zeros((v, problem.n_params)))
     local.run(
@@ -154,7 +155,7 @@ def test_a_leader_that_dies_after_writing_down_a_round_decides_it_as_before(tmp_
     alone = np.zeros((20, 3))
     alone[:, 0] = 1
     # two devices that were never there: known shares would be 0, so compare with the shard's own steps
-    plan = manifest.plan(rows)
+    plan = plan_of(manifest, rows)
     local = LocalShards(plan, np.zeros(3, dtype=np.int64), np.zeros((3, problem.n_params)))
     chance = np.stack([np.ones(20), 1.0 / np.arange(1, 21), 1.0 / np.arange(1, 21)], axis=1)
     local.run(1, 20, alone.astype(bool), chance)

@@ -20,7 +20,7 @@ from federations import place, write_small_federation, write_tables
 from fedkin.admm import fed_admm, load_checkpoint
 from fedkin.cli import main
 from fedkin.data import Rows
-from fedkin.federate.contract.manifest import load_manifest
+from fedkin.federate.contract.files import load_manifest
 from fedkin.federate.programs.program import exit_code
 from fedkin.federate.programs.run import main as run_device
 from fedkin.federate.setup.directory import read_result

@@ -7,12 +7,12 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from builders import small_problem
 from federations import place, write_small_federation, write_tables
@@ -20,7 +20,7 @@ from fedkin.cli import main
 from fedkin.cli.peer_choose import end_of_grid
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError
-from fedkin.federate.contract.manifest import load_manifest
+from fedkin.federate.contract.files import load_manifest
 from fedkin.federate.programs.run import write_presence, write_result
 from fedkin.federate.setup.departures import read_departures
 from fedkin.federate.setup.directory import collect, result_of

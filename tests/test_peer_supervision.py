@@ -22,7 +22,7 @@ import pytest
 from builders import small_problem
 from federations import place, write_small_federation
 from fedkin.cli import main
-from fedkin.federate.contract.manifest import load_manifest
+from fedkin.federate.contract.files import load_manifest
 from fedkin.federate.programs import overview as overview_module
 from fedkin.federate.programs.overview import Line, is_running, overview, prometheus, silence
 from fedkin.federate.programs.program import only_one

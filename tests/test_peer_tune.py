@@ -21,7 +21,8 @@ from fedkin.admm import Settings, fed_admm
 from fedkin.cli import main
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
-from fedkin.federate.contract.manifest import Manifest, load_manifest
+from fedkin.federate.contract.files import load_manifest
+from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Faults, MemoryNetwork
 from fedkin.federate.lockstep import Patience

@@ -28,7 +28,8 @@ from fedkin.cli.peer_places import federation_in, note_who_is_not_here
 from fedkin.cli.tables import add_row, plain_table
 from fedkin.data import write_csv
 from fedkin.errors import DataError, ParameterError, SolverError
-from fedkin.federate.contract.manifest import Manifest, load_manifest
+from fedkin.federate.contract.files import load_manifest
+from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.lockstep import Patience
 from fedkin.federate.programs.overview import TROUBLE, Line, overview, prometheus
 from fedkin.federate.programs.supervisor import (

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from fedkin.cli.console import note
 from fedkin.errors import DataError
-from fedkin.federate.contract.manifest import Manifest, load_manifest
+from fedkin.federate.contract.files import load_manifest
+from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.programs.overview import NOT_HERE, expected_names, is_device, missing_or_damaged
 from fedkin.federate.setup.departures import left_devices
 from fedkin.federate.setup.directory import DEVICES

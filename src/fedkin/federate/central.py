@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fedkin.admm import Shard, ShardState, load_checkpoint, save_checkpoint
 from fedkin.data import Rows
+from fedkin.federate.contract.computation import rowless_shard, shard_of
 from fedkin.federate.contract.manifest import CENTRE, Manifest
 from fedkin.federate.inbox import Inbox
 from fedkin.federate.journal import Journal
@@ -62,7 +63,7 @@ class Hub:
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        self.shard: Shard = manifest.rowless_shard(range(manifest.n_devices))
+        self.shard: Shard = rowless_shard(manifest, range(manifest.n_devices))
         self.seen = np.zeros(manifest.n_devices, dtype=np.int64)
         self.presence: list[Mask] = []
 
@@ -114,7 +115,7 @@ class NodeWorker:
     def __init__(self, manifest: Manifest, position: int, rows: Rows) -> None:
         others = [v for v in range(manifest.n_devices) if v != position]
         self.p = manifest.n_params
-        self.shard = manifest.shard({position: rows}, without=others)
+        self.shard = shard_of(manifest, {position: rows}, without=others)
 
     def answer(self, t: int, question: Array) -> Array:
         """Theta ``(p,)`` after the node step of round t, given a line of `Hub.questions`."""

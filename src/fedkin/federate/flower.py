@@ -31,7 +31,8 @@ from numpy.typing import NDArray
 
 from fedkin.errors import ParameterError, SolverError, missing_dependency
 from fedkin.federate.central import Hub, NodeWorker
-from fedkin.federate.contract.manifest import Manifest, load_manifest, load_rows
+from fedkin.federate.contract.files import load_manifest, load_rows
+from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.setup.directory import DEVICES
 from fedkin.federate.trust.security import write_private
 

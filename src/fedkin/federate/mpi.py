@@ -27,7 +27,9 @@ from fedkin._base import is_locked, lock
 from fedkin.admm import Shard, ShardState, load_checkpoint, save_checkpoint
 from fedkin.data import Rows
 from fedkin.errors import DataError, FedkinError, ParameterError, SolverError, missing_dependency
-from fedkin.federate.contract.manifest import Manifest, load_manifest, load_rows
+from fedkin.federate.contract.computation import shard_of
+from fedkin.federate.contract.files import load_manifest, load_rows
+from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.contract.plans import TOO_LONG
 from fedkin.federate.partition import small_cut
 from fedkin.federate.setup.directory import DEVICES
@@ -57,7 +59,7 @@ class Rank:
     def __init__(self, manifest: Manifest, hosts: Index, rows: dict[int, Rows], communicator: Any) -> None:
         self.manifest, self.communicator = manifest, communicator
         self.rank = int(communicator.rank)
-        self.shard: Shard = manifest.shard(rows)
+        self.shard: Shard = shard_of(manifest, rows)
         self.done = 0
         edges = manifest.edge_array
         here, there = hosts[edges] == self.rank, hosts[edges]

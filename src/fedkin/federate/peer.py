@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedkin.admm import ShardState
 from fedkin.data import Rows
 from fedkin.errors import DataError, ModelFileError, SolverError
+from fedkin.federate.contract.computation import shard_of
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.contract.plans import TOO_LONG
 from fedkin.federate.journal import Journal
@@ -65,7 +66,7 @@ class Device(Lockstep):
         tick: Callable[[Device], None] | None = None,
     ) -> None:
         self.rows = rows
-        self.shard = manifest.shard({position: rows})
+        self.shard = shard_of(manifest, {position: rows})
         neighbours = self.shard.foreign.tolist()
         super().__init__(
             manifest, position, neighbours, transport, journal, checkpoint=checkpoint, patience=patience, tick=tick

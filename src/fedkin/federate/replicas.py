@@ -27,6 +27,7 @@ from fedkin.admm import Shard, ShardState
 from fedkin.data import Rows
 from fedkin.errors import SolverError
 from fedkin.federate.central import NodeWorker
+from fedkin.federate.contract.computation import rowless_shard
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.contract.plans import TOO_LONG
 from fedkin.federate.journal import Journal
@@ -60,7 +61,7 @@ class Component:
 
     def __init__(self, manifest: Manifest, members: Sequence[int]) -> None:
         self.members = list(members)
-        self.shard: Shard = manifest.rowless_shard(self.members)
+        self.shard: Shard = rowless_shard(manifest, self.members)
         self.done = 0
         self.seen = np.zeros(len(self.members), dtype=np.int64)
 

@@ -1,1 +1,14 @@
-"""What all devices of a federation agree on (`manifest`), and what is for one of them only (`plans`)."""
+"""What all devices of a federation agree on (`manifest`), and what is for one of them only (`plans`).
+
+In: signed JSON (`files`), checked field by field with msgspec. Out: a `Manifest`, and with rows a `Plan` of the rounds
+(`computation`). Imports: `messages`, `trust`, and the packages below `federate`.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from fedkin.errors import missing_dependency
+
+if find_spec("msgspec") is None:
+    raise missing_dependency("msgspec", "a federation of device processes", "peer")

@@ -7,8 +7,11 @@ devices needs their steps, too: the central machine those of all, a replica thos
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping
+from typing import Any
+
+import msgspec
 
 from fedkin.errors import FedkinError
 
@@ -24,58 +27,84 @@ TOO_LONG = (
     "there now, or with a larger --batch-size or some --ridge"
 )
 
-Columns = Mapping[str, Mapping[str, float]]
-
 
 class PlanError(FedkinError, ValueError):
     """A plan that cannot be read, or is of another run."""
 
 
-def encode_plan(run: str, device: str | None, columns: Columns) -> bytes:
-    """The text that is signed.
+class DevicePlan(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    tag_field="format",
+    tag=FORMAT,
+):
+    """Numbers by the name of a device; None for what is not known.
 
-    Parameters
+    Attributes
     ----------
     run : str
         Run id.
     device : str or None
         Name of the device whose plan it is; None for who organises the run and has planned for all.
-    columns : mapping {column: {device: number}}
-        Of `COLUMNS`, those that are known.
-    """
-    content = {"format": FORMAT, "run": run, "device": device, **{name: dict(columns[name]) for name in columns}}
-    return (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
-
-
-def decode_plan(text: bytes, run: str) -> tuple[str | None, Columns]:
-    """The device and the columns in ``text``.
-
-    Raises
-    ------
-    PlanError
-        When it is no plan, or one of another run.
+    start, growth, damping : dict {device: float}
+    batch, deal : dict {device: int}
 
     Examples
     --------
-    >>> from fedkin.federate.contract.plans import decode_plan, encode_plan
-    >>> decode_plan(encode_plan("0123456789abcdef", "north", {"batch": {"north": 10}}), "0123456789abcdef")
-    ('north', {'batch': {'north': 10}})
+    >>> from fedkin.federate.contract.plans import DevicePlan
+    >>> plan = DevicePlan(run="0123456789abcdef", device="north", batch={"north": 10})
+    >>> DevicePlan.from_bytes(plan.to_bytes()) == plan
+    True
     """
-    try:
-        content = json.loads(text)
-        if content.pop("format") != FORMAT:
-            raise PlanError(f"is not of the format {FORMAT}: use the fedkin version that made it")
-        of, device = content.pop("run"), content.pop("device")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        if isinstance(error, PlanError):
-            raise
-        raise PlanError(f"cannot be read: {error!r}") from None
-    if of != run:
-        raise PlanError(f"is of run {of}, but the manifest is of run {run}")
-    right = all(
-        name in COLUMNS and isinstance(column, dict) and all(isinstance(one, int | float) for one in column.values())
-        for name, column in content.items()
-    )
-    if not right or not isinstance(device, str | None):
-        raise PlanError("does not hold numbers by device")
-    return device, content
+
+    run: str
+    device: str | None
+    start: dict[str, float] | None = None
+    growth: dict[str, float] | None = None
+    damping: dict[str, float] | None = None
+    batch: dict[str, int] | None = None
+    deal: dict[str, int] | None = None
+
+    def columns(self) -> dict[str, Mapping[str, float]]:
+        """Those of `COLUMNS` that are known."""
+        found = {name: getattr(self, name) for name in COLUMNS}
+        return {name: values for name, values in found.items() if values is not None}
+
+    def to_bytes(self) -> bytes:
+        """The text that is signed."""
+        return to_text(msgspec.to_builtins(self))
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> DevicePlan:
+        """The plan in ``text``."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.MsgspecError as error:
+            raise PlanError(in_words(error)) from None
+
+
+def to_text(content: Mapping[str, Any]) -> bytes:
+    """JSON that people can read."""
+    return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
+
+
+def in_words(error: Exception) -> str:
+    """What is wrong with a file, beginning with a verb and naming the field.
+
+    Examples
+    --------
+    >>> import msgspec
+    >>> from fedkin.federate.contract.plans import in_words
+    >>> in_words(msgspec.ValidationError("Expected `int` >= 1 - at `$.rounds`"))
+    'has a wrong rounds: expected `int` >= 1'
+    """
+    where = re.fullmatch(r"(.*) - at `\$\.?(.*)`", str(error), re.DOTALL)
+    if where is None:
+        return f"cannot be read: {error}"
+    words, field = where[1][0].lower() + where[1][1:], where[2]
+    if field == "format":
+        return f"is not of the format that this fedkin reads ({words}): use the fedkin version that made it"
+    return f"has a wrong {field}: {words}" if field else f"cannot be read: {words}"

@@ -24,7 +24,8 @@ import numpy as np
 from fedkin._base import lock
 from fedkin.data import Rows
 from fedkin.errors import DataError, FedkinError
-from fedkin.federate.contract.manifest import CENTRE, Manifest, load_manifest, load_rows
+from fedkin.federate.contract.files import load_manifest, load_rows
+from fedkin.federate.contract.manifest import CENTRE, Manifest
 from fedkin.federate.contract.plans import PLAN
 from fedkin.federate.journal import Journal
 from fedkin.federate.lockstep import Patience, PeerError, Status, Stopped

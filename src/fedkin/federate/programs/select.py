@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from fedkin.data import Federation, Rows
 from fedkin.errors import DegenerateDeviceWarning, ParameterError
+from fedkin.federate.contract.computation import loss_of
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.exchange import Exchange
 from fedkin.federate.journal import Journal
@@ -42,7 +43,7 @@ def summary(manifest: Manifest, position: int, rows: Rows) -> Array:
     member = manifest.members[position]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DegenerateDeviceWarning)  # `rescued` travels, and the log says so
-        fit = local_fit(Federation({member.id: rows}), manifest.loss_object(), manifest.select["variance"])
+        fit = local_fit(Federation({member.id: rows}), loss_of(manifest), manifest.select["variance"])
     dof = fit.residual_dof[0] if np.isfinite(fit.residual_dof[0]) else -1.0
     facts = [fit.n_samples[0], fit.dispersion[0], dof, fit.matrix_estimated[0], fit.rescued[0]]
     return np.concatenate(

@@ -12,7 +12,8 @@ import json
 from pathlib import Path
 
 from fedkin.errors import DataError
-from fedkin.federate.contract.manifest import AUTHORITY, Manifest, load_manifest
+from fedkin.federate.contract.files import AUTHORITY, load_manifest
+from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.setup.directory import AUTHORITY_KEY, device_directories
 from fedkin.federate.trust.security import (
     PRIVATE_DIRECTORY,

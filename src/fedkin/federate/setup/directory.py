@@ -31,7 +31,8 @@ from numpy.typing import NDArray
 
 from fedkin.data import Rows
 from fedkin.errors import DataError
-from fedkin.federate.contract.manifest import AUTHORITY, CENTRE, MANIFEST, ROWS, SIGNATURE, Manifest
+from fedkin.federate.contract.files import AUTHORITY, MANIFEST, ROWS, SIGNATURE
+from fedkin.federate.contract.manifest import CENTRE, Manifest
 from fedkin.federate.contract.plans import PLAN, PLAN_SIGNATURE
 from fedkin.federate.exchange import selection_keys
 from fedkin.federate.lockstep import keys_of, presence_key

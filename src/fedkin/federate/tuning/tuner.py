@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from fedkin.admm import DeviceRows, Plan, ShardState, StepRule, device_keys, local_curvature
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError, ParameterError, SolverError
+from fedkin.federate.contract.computation import loss_of
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Transport
@@ -210,7 +212,7 @@ class Copies:
 def _stacked(manifest: Manifest, position: int, parts: Sequence[Rows]) -> DeviceRows:
     """The parts as devices of their own, all rows in every batch."""
     counts = np.array([part.n_samples for part in parts], dtype=np.int64)
-    loss = manifest.loss_object()
+    loss = loss_of(manifest)
     return DeviceRows(
         Rows.stack(parts),
         np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64),
@@ -225,7 +227,7 @@ def _stacked(manifest: Manifest, position: int, parts: Sequence[Rows]) -> Device
 def held_out_losses(manifest: Manifest, parts: Mapping[int, Rows], theta: Array) -> Array:
     """Mean loss of each part at ``theta (m, len(parts), p)``, shape ``(len(parts), m)``, without ridge."""
     federation = Federation(parts)
-    losses = (manifest.loss_object(),) * len(parts)
+    losses = (loss_of(manifest),) * len(parts)
     terms = build_terms(federation, losses, np.zeros(manifest.n_params))
     return np.stack([terms.values(level) for level in theta], axis=1)
 
@@ -278,7 +280,7 @@ class Tuner(Lockstep):
         self.top = 0.0
         self.fold_of = own_folds(manifest, position, rows.X.shape[0], settings)
         super().__init__(
-            replace(manifest, wire="float64", compare_every=0, checkpoint_every=CHECKPOINT_EVERY),
+            structs.replace(manifest, wire="float64", compare_every=0, checkpoint_every=CHECKPOINT_EVERY),
             position,
             [int(v) for v in manifest.neighbours(position)],
             transport,
