@@ -520,3 +520,9 @@ def test_who_stays_for_neighbours_says_so(tmp_path: Path, capsys: pytest.Capture
     staying = [line for line in lines if line["event"] == "finished, staying for neighbours that have not"]
     assert staying and staying[0]["peers"] == staying[0]["down"] == ["d0"] and 0 < staying[0]["at_most"] < 3
     assert next(line for line in status_of(directory, capsys) if line["name"] == "d1")["round"] == 20
+
+
+def test_ridge_leaves_the_intercept_alone_as_in_fit(tmp_path: Path) -> None:
+    init(tmp_path, 5, "--ridge", "0.5", "--intercept")
+    manifest = load_manifest(tmp_path / "fed")
+    assert manifest.ridge == [0.0] + [0.5] * (manifest.n_params - 1)

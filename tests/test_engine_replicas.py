@@ -307,6 +307,7 @@ def init(folder: Path, problem: Problem, *options: str) -> int:
     return main([*command, *options])
 
 
+@pytest.mark.processes
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("zenoh")
     problem = small_problem(3)

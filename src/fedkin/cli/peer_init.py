@@ -7,20 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from fedkin.admm import Settings
 from fedkin.cli.console import note, output
 from fedkin.cli.tables import read_federation
 from fedkin.data import Federation
-from fedkin.errors import DataError, ParameterError
+from fedkin.errors import ParameterError
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.setup.deploy import device_parts, make_manifest
 from fedkin.federate.setup.directory import DEVICES, write_federation
 from fedkin.federate.setup.endpoints import centre_endpoint, local_endpoints, read_endpoints
 from fedkin.federate.trust.security import Pair, make_authority, read_authority_files
+from fedkin.fitting import FitOptions, prepare
 from fedkin.graph import Graph
-from fedkin.losses import CLASS_LOSSES
 from fedkin.objective import Problem
 from fedkin.stats import check_variance
 
@@ -70,11 +68,20 @@ def init(command: InitCommand) -> None:
         command.data, device=command.device, target=command.target, features=command.features, offset=command.offset
     )
     _check_batch(command, federation)
-    federation, classes = _encoded(federation, command.loss)
-    if command.intercept and command.loss != "mean":
-        federation = federation.with_intercept()
+    # as `fedkin fit --no-standardize` prepares them, so that lam and ridge mean the same
+    options = FitOptions(
+        loss=command.loss,
+        penalty=command.penalty,  # type: ignore[arg-type]
+        lam=command.lam,
+        fit_intercept=command.intercept,
+        standardize=False,
+        ridge=command.ridge,
+    )
+    prepared = prepare(federation, options)
+    federation = prepared.federation
     graph = Graph.read(command.graph, federation.devices)
-    problem = Problem(federation, graph, command.loss, command.penalty, command.lam, ridge=command.ridge)
+    ridge = prepared.per_feature(command.ridge)
+    problem = Problem(federation, graph, prepared.loss, command.penalty, command.lam, ridge=ridge)
     endpoints, centre = _endpoints(command, federation)
     settings = Settings(batch_size=command.batch_size, gradient=command.gradient, seed=command.seed)
     manifest = make_manifest(
@@ -89,7 +96,7 @@ def init(command: InitCommand) -> None:
         placement=command.placement,
         centre=centre,
         secure=command.secure,
-        classes=classes,
+        classes=None if prepared.classes is None else list(prepared.classes),
         select=_selection(command),
     )
     own = _own_authority(command)
@@ -165,22 +172,6 @@ def _selection(command: InitCommand) -> dict[str, Any] | None:
         raise ParameterError(f"--select-level is for --placement peer, not for {command.placement}")
     check_variance(command.variance)
     return {"level": command.select_level, "variance": command.variance}
-
-
-def _encoded(federation: Federation, loss: str) -> tuple[Federation, list[Any] | None]:
-    if loss not in CLASS_LOSSES or federation.y is None:
-        return federation, None
-    classes, codes = np.unique(
-        federation.y.astype(str) if federation.y.dtype == object else federation.y, return_inverse=True
-    )
-    if loss == "logistic" and len(classes) != 2:
-        raise DataError(f"the logistic loss needs 2 classes, the target has {len(classes)}; use --loss multinomial")
-    rows = np.repeat(np.arange(federation.n_devices), federation.n_samples)
-    ids = [federation.devices[u] for u in rows]
-    made = Federation.from_arrays(
-        federation.X, codes.astype(float), ids, offset=federation.offset, feature_names=federation.feature_names
-    )
-    return made, [one.item() for one in classes]
 
 
 def _endpoints(command: InitCommand, federation: Federation) -> tuple[list[str], str | None]:

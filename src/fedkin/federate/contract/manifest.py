@@ -161,7 +161,7 @@ class Manifest(
     centre: str | None = None
     secure: bool = True
     feature_names: list[str] = []
-    classes: list[str | int | float] | None = None
+    classes: list[bool | int | float | str] | None = None
     select: Selection | None = None
     weights: list[Nonnegative] | None = None
     deal: list[Whole | None] | None = None

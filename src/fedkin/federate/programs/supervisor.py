@@ -267,19 +267,21 @@ def stop_all(directory: Path) -> list[str]:
         Who was asked.
     """
     if is_device(directory):
-        return [own_name(directory)] if _ask(directory / LOCK, signal.SIGTERM) else []
-    # first the supervisor: it must not start again what ends
-    supervised = _ask(directory / SUPERVISOR_LOCK, STOP_SIGNAL)
+        return [own_name(directory)] if _ask(holder(directory / LOCK), signal.SIGTERM) else []
+    # who runs is looked up first: the supervisor, once it is asked, stops its devices, too
     places = device_directories(directory) if (directory / DEVICES).is_dir() else []
-    stopped = [place.name for place in places if _ask(place / LOCK, signal.SIGTERM)]
-    return [*stopped, "the supervisor"] if supervised else stopped
+    running = {place.name: pid for place in places if (pid := holder(place / LOCK)) is not None}
+    # the supervisor is asked first: it must not start again what ends
+    supervised = _ask(holder(directory / SUPERVISOR_LOCK), STOP_SIGNAL)
+    for pid in running.values():
+        _ask(pid, signal.SIGTERM)
+    return [*running, "the supervisor"] if supervised else list(running)
 
 
-def _ask(lock: Path, number: signal.Signals) -> bool:
-    """Send a signal to the process that holds a lock, if there is one."""
-    pid = holder(lock)
-    if pid is not None:
-        with suppress(ProcessLookupError):
+def _ask(pid: int | None, number: signal.Signals) -> bool:
+    """Send a signal to a process, if there is one."""
+    with suppress(ProcessLookupError):
+        if pid is not None:
             os.kill(pid, number)
             return True
     return False
