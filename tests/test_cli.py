@@ -291,6 +291,25 @@ def test_many_groups_and_features_are_summarised(place: Path, capsys: pytest.Cap
     assert "least" in shown
 
 
+def test_without_edges_every_site_has_its_exact_solution(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """40 sites x 140 rows x 20 nearly collinear features, all edges dropped: as good as each site's least squares."""
+    rng = np.random.default_rng(0)
+    common = rng.normal(size=(40, 140, 1))
+    X = common + 1e-6 * rng.normal(size=(40, 140, 20))
+    # slopes so different that every edge is dropped
+    y = common[:, :, 0] * np.arange(40)[:, None] + 0.1 * rng.normal(size=(40, 140))
+    rows = [[f"s{u}", *x, z] for u in range(40) for x, z in zip(X[u].tolist(), y[u].tolist(), strict=True)]
+    write(place / "wide.csv", ["site", *(f"x{k}" for k in range(20)), "y"], rows)
+    assert main(["fit", "wide.csv", "--device", "site", "--target", "y", "--test-size", "0"]) == 0
+    assert "0 of 780 edges kept" in capsys.readouterr().out
+    model = fedkin.load("fedkin-model")
+    for u in range(40):
+        own = np.column_stack([np.ones(140), X[u]])
+        best = y[u] - own @ np.linalg.lstsq(own, y[u], rcond=None)[0]
+        ours = y[u] - model.predict(X[u], f"s{u}")
+        assert (ours**2).mean() <= (1 + 1e-6) * (best**2).mean()
+
+
 # --- what goes wrong ------------------------------------------------------------------------------------------
 
 
