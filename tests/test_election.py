@@ -17,17 +17,8 @@ from fedkin.objective import Solution
 from fedkin.studies.launch import launch
 from fedkin.studies.present import election as election_report
 from fedkin.studies.tasks import Replication
-from fedkin.studies.tasks.election import (
-    LABELS,
-    Protocol,
-    Split,
-    _skewed,
-    common_share,
-    election,
-    historical_graph,
-    scores,
-)
-from fedkin.studies.tasks.election_data import (
+from fedkin.studies.tasks.election import LABELS, Protocol, election
+from fedkin.studies.tasks.election.data import (
     EARLIER,
     FACTS,
     MAP,
@@ -40,7 +31,9 @@ from fedkin.studies.tasks.election_data import (
     read_outlines,
     write_outlines,
 )
-from fedkin.studies.tasks.topojson import read_shapes
+from fedkin.studies.tasks.election.methods import METHODS, historical_graph, scores
+from fedkin.studies.tasks.election.split import Split, _skewed, common_share
+from fedkin.studies.tasks.election.topojson import read_shapes
 
 pytestmark = pytest.mark.studies
 
@@ -257,10 +250,9 @@ def test_nothing_is_learnt_from_test_rows():
     other = Split(replace(made, federation=fedkin.Federation.from_arrays(spoilt, target, devices)), PROTOCOL, seed=4)
     np.testing.assert_array_equal(other.raw[0].X, train.X)
     np.testing.assert_array_equal(other.train.X, split.train.X)
-    from fedkin.studies.tasks.election import _METHODS
 
     for name in ("local", "global", "fed-loc", "fed-his"):
-        here, there = _METHODS[name](split), _METHODS[name](other)
+        here, there = METHODS[name](split), METHODS[name](other)
         assert (here.ridge, here.lam, here.inner_log_loss) == (there.ridge, there.lam, there.inner_log_loss)
         assert here.graph == there.graph
         assert here.common_share == there.common_share
@@ -298,10 +290,9 @@ def test_logarithms_are_for_skewed_columns_that_are_never_negative():
 def test_ridge_fits_against_scikit_learn(name: str):
     from sklearn.linear_model import LogisticRegression
 
-    from fedkin.studies.tasks.election import _METHODS
 
     split = Split(_made_up(), replace(PROTOCOL, intercept=False), seed=4)
-    found = _METHODS[name](split)
+    found = METHODS[name](split)
     groups = [[state] for state in split.train.devices] if name == "local" else [list(split.train.devices)]
     expected = np.empty(len(split.test.X))
     for states in groups:

@@ -93,7 +93,7 @@ def test_a_page_drawn_again_still_tells_the_computing_time(small_study: Path, tm
     assert all(1.2 <= one < 10 for one in took)
     (again,) = launch(None, config=small_study, out=tmp_path / "out", jobs=2)
     page = again.page.read_text()
-    assert f"4 cells found finished, all 4 took {duration(sum(took))} in sum (each in one process)." in page
+    assert f"4 cells found finished, all 4 took {duration(sum(took))} in total (each in one process)." in page
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")

@@ -14,7 +14,7 @@ def study(
         typer.Argument(
             metavar="NAME",
             help="estimation, sensitivity, convergence, availability, selection, rate, election, all, or the path of "
-            "a study's TOML file; leave it out with --config.",
+            "a study's TOML file; omit it with --config.",
         ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where rows, figures, tables and pages go.")] = Path(
@@ -42,7 +42,7 @@ def study(
 ) -> None:
     """Run a study: figure, table, page and the rows behind them.
 
-    Finished cells are kept in DIR: a run that was stopped goes on where it was, a finished one is only drawn again.
+    Finished cells are kept in DIR: a stopped run resumes where it was, and a finished one is only drawn again.
     """
     from fedkin.studies.launch import launch
 

@@ -80,7 +80,7 @@ def check_data(study: Study, data: Path | None) -> str:
         return ""
     if study.data != "election":
         raise ParameterError(f'study {study.name!r}: data = {study.data!r} is not known; "election" is')
-    from fedkin.studies.tasks import election_data
+    from fedkin.studies.tasks.election import data as election_data
 
     if data is None:
         files = "\n".join(f"  {file}: from {source}" for file, source in election_data.SOURCES.items())
@@ -94,7 +94,7 @@ def check_data(study: Study, data: Path | None) -> str:
 
 def _prepare(study: Study, out: Path, data: Path | None) -> None:
     if study.data == "election" and data is not None:
-        from fedkin.studies.tasks.election_data import write_outlines
+        from fedkin.studies.tasks.election.data import write_outlines
 
         write_outlines(data, out / study.directory)
 
@@ -108,7 +108,7 @@ def _redraw(study: Study, out: Path, data: Path | None) -> Report:
     check_out(out, folder)
     _prepare(study, out, data)
     seconds = read_rows(rows).seconds
-    took = "" if seconds is None else f"; its cells took {duration(seconds)} in sum (each in one process)"
+    took = "" if seconds is None else f"; its cells took {duration(seconds)} in total (each in one process)"
     return _show(study, folder, f"Drawn from the rows of an earlier run{took}.")
 
 
@@ -134,5 +134,5 @@ def notes_on(run: StudyRun) -> str:
     parts = [f"{run.computed} cells computed in {duration(run.seconds)}"] if run.computed else []
     if run.cached:
         parts.append(f"{run.cached} cells found finished")
-    parts.append(f"all {run.computed + run.cached} took {duration(run.process_seconds)} in sum (each in one process)")
+    parts.append(f"all {run.computed + run.cached} took {duration(run.process_seconds)} in total (each in one process)")
     return f"{', '.join(parts)}."

@@ -13,8 +13,8 @@ from fedkin.studies.present.figures import add_legend
 from fedkin.studies.present.summary import distinct, summarize
 from fedkin.studies.rows import Row
 from fedkin.studies.tasks.election import LABELS
-from fedkin.studies.tasks.election_data import read_outlines
-from fedkin.studies.tasks.topojson import Rings
+from fedkin.studies.tasks.election.data import read_outlines
+from fedkin.studies.tasks.election.topojson import Rings
 
 _MODELS = ("local", "global", "fed-loc", "fed-his")
 _LINES: Mapping[str, Mapping[str, Any]] = {

@@ -1,4 +1,4 @@
-"""The task of section 6: predict which ticket a county preferred, with a model per state.
+"""One split of the counties: rows are prepared, and fits are tuned, with training rows only.
 
 What the paper leaves open is a parameter of `Protocol` with a stated default. What is chosen from data (ridge, lam) is
 chosen by cross-validation within the training rows of a split; test rows are looked at once, for the scores.
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from pathlib import Path
-from time import process_time
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,26 +19,10 @@ from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.objective import Problem, Solution
 from fedkin.solvers import best_level, held_out_losses, lam_path, solve
-from fedkin.stats import select_edges
-from fedkin.studies.tasks.election_data import Election, load_election
-from fedkin.studies.tasks.replication import Replication, settle_backend
+from fedkin.studies.tasks.election.data import Election
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
-
-#: Methods by their names in rows, with the names that tables show.
-LABELS: Mapping[str, str] = {
-    "always-republican": "Always Republican (floor)",
-    "state-majority": "Majority of the state (floor)",
-    "local": "Local, ridge validated",
-    "global": "Global, ridge validated",
-    "fed-loc": "Fed-ADMM, D_loc",
-    "fed-his": "Fed-ADMM, D_his",
-    "local-steps": "Local, 10 gradient steps",
-    "global-steps": "Global, 10 gradient steps",
-    "boosting": "Gradient boosting, pooled (ceiling)",
-}
-
 
 #: Columns with a larger skewness than this are the ones that logarithms are for.
 SKEWED = 2.0
@@ -64,7 +46,7 @@ class Protocol:
     ridges, fed_ridges : sequence of float
         Candidates for Local and Global, and for Fed-ADMM.
     intercept_ridge : float
-        The ridge of the intercept, for all methods: as good as free, but finite in states with labels of one kind.
+        The ridge of the intercept, for all methods: almost none, but finite in states with one kind of label.
     lams : sequence of float
         Candidates for Fed-ADMM.
     folds : int
@@ -96,45 +78,6 @@ class Protocol:
     def of(cls, settings: Mapping[str, Any]) -> Protocol:
         """The protocol among a study's parameters and options."""
         return cls(**{name: settings[name] for name in cls.__dataclass_fields__ if name in settings})
-
-
-OPTIONS = {
-    "election": {**dict.fromkeys(["allow_incomplete", *Protocol.__dataclass_fields__], ()), "methods": tuple(LABELS)}
-}
-
-
-def election(replication: Replication) -> Iterator[dict[str, Any]]:
-    """A row per method on one split: accuracy, balanced accuracy, log-loss, and what was chosen."""
-    if replication.data is None:
-        raise ParameterError("the election study needs the directory of its data (--data DIR)")
-    backend = settle_backend()
-    protocol = Protocol.of({**replication.options, **replication.params})
-    loaded = _loaded(replication.data, protocol.more_than)
-    split = Split(loaded, protocol, replication.seed % 2**31)
-    for name in replication.options.get("methods", list(LABELS)):
-        if name not in _METHODS:
-            raise ParameterError(f"unknown method {name!r}; choose from {', '.join(_METHODS)}")
-        started = process_time()
-        found = _METHODS[name](split)
-        yield {
-            "method": name,
-            **scores(split.test.y, found.probability),
-            "ridge": found.ridge,
-            "lam": found.lam,
-            "inner_log_loss": found.inner_log_loss,
-            "kept_edges": None if found.graph is None else found.graph.n_edges,
-            "components": None if found.graph is None else found.graph.n_components,
-            "states": list(split.train.devices),
-            "group": None if found.graph is None else found.graph.components().tolist(),
-            "common_share": found.common_share,
-            "cpu_seconds": process_time() - started,
-            "backend": backend,
-        }
-
-
-@lru_cache(maxsize=2)
-def _loaded(folder: Path, more_than: int) -> Election:
-    return load_election(folder, more_than)
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,19 +212,6 @@ class Split:
         return Found(self.probabilities(np.broadcast_to(theta, (self.train.n_devices, own.n_features))))
 
 
-def scores(y: Any, probability: Array) -> dict[str, float]:
-    """Accuracy, balanced accuracy and log-loss (nats) of probabilities of the label 1."""
-    label, says = np.asarray(y) > 0.5, probability > 0.5
-    right = says == label
-    each = [float(right[label == side].mean()) for side in (False, True) if (label == side).any()]
-    clipped = np.clip(probability, 1e-12, 1 - 1e-12)
-    return {
-        "accuracy": float(right.mean()),
-        "balanced_accuracy": float(np.mean(each)),
-        "log_loss": float(-np.log(np.where(label, clipped, 1 - clipped)).mean()),
-    }
-
-
 def common_share(solution: Solution, graph: Graph) -> Array:
     """Share of each device's coefficients that lie in the largest fused group of that coefficient, ``(V,)``."""
     theta = solution.theta
@@ -293,11 +223,6 @@ def common_share(solution: Solution, graph: Graph) -> Array:
         if sizes.max() > 1:
             share += labels == sizes.argmax()
     return np.asarray(share / theta.shape[1])
-
-
-def historical_graph(election: Election, devices: Sequence[Any]) -> Graph:
-    """D_his: the states of each lean (red, blue, swing) are all joined."""
-    return Graph.clusters([election.lean[state] for state in devices], devices=devices)
 
 
 def _skewed(X: Array) -> NDArray[np.bool_]:
@@ -348,50 +273,3 @@ def _log_loss(y: Any, predictor: Array) -> Array:
 
 def _sigmoid(x: Array) -> Array:
     return np.asarray(np.exp(-np.logaddexp(0.0, -x)))
-
-
-def _as_they_are(rows: Federation) -> Federation:
-    return rows
-
-
-def _all_in_one(rows: Federation) -> Federation:
-    return Federation.from_arrays(rows.X, rows.y, ["all"] * len(rows.X), feature_names=rows.feature_names)
-
-
-def _always_republican(split: Split) -> Found:
-    share = float(np.asarray(split.train.y).mean())
-    return Found(np.full(len(split.test.X), min(share, 0.5)))
-
-
-def _state_majority(split: Split) -> Found:
-    # one county of each kind is added, so that a state of one kind is not certain
-    train = split.train
-    ahead = np.bincount(train.device_index, weights=train.y, minlength=train.n_devices)
-    return Found(((ahead + 1) / (train.n_samples + 2))[split.test.device_index])
-
-
-def _selected(split: Split) -> Found:
-    protocol = split.protocol
-    chosen = select_edges(split.train, None, "logistic", protocol.level, variance=protocol.variance)
-    return split.penalised(chosen.graph)
-
-
-def _boosting(split: Split) -> Found:
-    from sklearn.ensemble import HistGradientBoostingClassifier
-
-    train, test = split.raw
-    model = HistGradientBoostingClassifier(random_state=split.seed).fit(train.X, train.y)
-    return Found(np.asarray(model.predict_proba(test.X)[:, 1]))
-
-
-_METHODS: Mapping[str, Callable[[Split], Found]] = {
-    "always-republican": _always_republican,
-    "state-majority": _state_majority,
-    "local": lambda split: split.ridged(_as_they_are),
-    "global": lambda split: split.ridged(_all_in_one),
-    "fed-loc": _selected,
-    "fed-his": lambda split: split.penalised(historical_graph(split.election, split.train.devices)),
-    "local-steps": lambda split: split.stepped(_as_they_are),
-    "global-steps": lambda split: split.stepped(_all_in_one),
-    "boosting": _boosting,
-}

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedkin.data import Federation
 from fedkin.errors import DataError
-from fedkin.studies.tasks.topojson import Rings, read_shapes
+from fedkin.studies.tasks.election.topojson import Rings, read_shapes
 
 RESULTS = "2020_US_County_Level_Presidential_Results.csv"
 EARLIER = "US_County_Level_Presidential_Results_08-16.csv"
