@@ -138,6 +138,7 @@ def test_what_is_not_there_is_said_before_a_worker_starts(small_study: Path, cha
     assert not small_study.with_name("out").exists()
 
 
+@pytest.mark.studies
 @pytest.mark.parametrize(
     ("change", "message"),
     [

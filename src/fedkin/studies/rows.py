@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,8 @@ def write_rows(path: Path, rows: Sequence[Row], seconds: float | None = None, ke
     table = table.replace_schema_metadata({name: note for name, note in notes.items() if note is not None})
     with replacing(path) as temporary:
         parquet.write_table(table, temporary, write_page_checksum=True)
+        with temporary.open("rb") as handle:
+            os.fsync(handle.fileno())  # before the name changes: a loss of power leaves the whole file or none
 
 
 def read_part(path: Path) -> Part:
