@@ -60,8 +60,9 @@ def read_room(name: str) -> Room:
 
 
 def imported_rooms(path: Path) -> Iterator[str]:
-    """Rooms that a file imports anywhere, except for type checkers."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    """Rooms that a file imports anywhere, except for type checkers; also by name, where it uses ``import_module``."""
+    text = path.read_text(encoding="utf-8")
+    tree, by_name = ast.parse(text), "import_module" in text
     skipped = {
         inner
         for node in ast.walk(tree)
@@ -78,6 +79,8 @@ def imported_rooms(path: Path) -> Iterator[str]:
                 names = [f"fedkin.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
+        elif by_name and isinstance(node, ast.Constant) and re.fullmatch(r"fedkin(\.[a-z_]+)+", str(node.value)):
+            names = [str(node.value)]
         yield from (name.split(".")[1] for name in names if name.startswith("fedkin."))
 
 
