@@ -1,4 +1,4 @@
-"""The exact solver with losses of one's own, and the ball that holds a minimiser."""
+"""The exact solver with custom losses, and the ball that holds a minimiser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedkin.errors import SolverError
 from fedkin.losses import UserLoss
 from fedkin.solvers import MinimizerBall
 
-# --- losses of one's own ---------------------------------------------------------------------------------------------
+# --- custom losses ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("penalty", PENALTY_NAMES)

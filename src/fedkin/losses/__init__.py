@@ -2,7 +2,7 @@
 
 In: rows. Out: values, derivatives, predictions, and everything else that depends on the loss (start values, plausible
 sizes, whether a minimiser exists, the name in compiled loops, the description in files), so that no other package asks
-which loss it has. Imports: `errors` only.
+which loss it has. Imports: `_base` and `errors`.
 
 A `Loss` is any function of theta; a `RowLoss` sees rows through linear predictors and states a few pointwise functions;
 `UserLoss` makes a loss of your own functions. A new built-in loss is a class in a module of its own and an entry in

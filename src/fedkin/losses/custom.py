@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.errors import ParameterError
 from fedkin.losses.interface import Loss
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

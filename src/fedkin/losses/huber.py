@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.errors import ParameterError
 from fedkin.losses.interface import given
 from fedkin.losses.linear import LinearLoss
 from fedkin.losses.rowwise import ScalarLoss
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

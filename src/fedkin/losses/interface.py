@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin._base import Array, Index
 from fedkin.errors import DataError
 
 if TYPE_CHECKING:
     from fedkin.losses.rowwise import RowLoss
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 
 class Loss(ABC):
@@ -77,10 +75,6 @@ class Loss(ABC):
             )
 
     # --- noise ---
-    def degrees_of_freedom(self, n_features: int) -> int:
-        """Number of estimated parameters that the noise variance has to allow for."""
-        return self.n_params(n_features)
-
     def dispersion(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
         """Factor by which the score covariance exceeds the Hessian; 1 for likelihoods without a free scale."""
         return 1.0

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.losses.interface import given
 from fedkin.losses.rowwise import ScalarLoss
-
-Array = NDArray[np.float64]
 
 
 class LinearLoss(ScalarLoss):

@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin._base import Array, Index, Mask
 from fedkin.errors import DataError
 from fedkin.losses.rowwise import LOGIT_SIZE, ScalarLoss, xlogx
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 
 class LogisticLoss(ScalarLoss):
@@ -52,7 +50,7 @@ class LogisticLoss(ScalarLoss):
     def plausible_size(self, y: Array, offset: Array | None) -> Array:
         return np.full(y.shape[0], LOGIT_SIZE)
 
-    def constant_diverges(self, y: Array, group: Index) -> NDArray[np.bool_]:
+    def constant_diverges(self, y: Array, group: Index) -> Mask:
         return lacks_class(y, group, 2)
 
     def check_target(self, y: NDArray[Any] | None, device: object) -> None:
@@ -66,7 +64,7 @@ class LogisticLoss(ScalarLoss):
             )
 
 
-def lacks_class(y: Array, group: Index, n_classes: int) -> NDArray[np.bool_]:
+def lacks_class(y: Array, group: Index, n_classes: int) -> Mask:
     """Groups of rows in which one of the classes ``0 .. n_classes - 1`` is missing."""
     seen = np.zeros((int(group.max(initial=-1)) + 1, n_classes), dtype=bool)
     seen[group, y.astype(np.int64)] = True

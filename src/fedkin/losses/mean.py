@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.losses.interface import Loss
-
-Array = NDArray[np.float64]
 
 
 class MeanLoss(Loss):

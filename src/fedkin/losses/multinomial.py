@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin._base import Array, Index, Mask
 from fedkin.errors import DataError, ParameterError
 from fedkin.losses.logistic import lacks_class
 from fedkin.losses.rowwise import LOGIT_SIZE, RowLoss, xlogx
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ class MultinomialLoss(RowLoss):
     def plausible_size(self, y: Array, offset: Array | None) -> Array:
         return np.full(y.shape[0], LOGIT_SIZE)
 
-    def constant_diverges(self, y: Array, group: Index) -> NDArray[np.bool_]:
+    def constant_diverges(self, y: Array, group: Index) -> Mask:
         return lacks_class(y, group, self.n_classes)
 
     def check_target(self, y: NDArray[Any] | None, device: object) -> None:

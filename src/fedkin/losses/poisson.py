@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin._base import Array, Index, Mask
 from fedkin.errors import DataError
 from fedkin.losses.rowwise import LOGIT_SIZE, ScalarLoss, xlogx
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 
 class PoissonLoss(ScalarLoss):
@@ -62,7 +60,7 @@ class PoissonLoss(ScalarLoss):
     def informative_curvature(self, y: Array) -> Array:
         return np.asarray(y.max(axis=1))
 
-    def constant_diverges(self, y: Array, group: Index) -> NDArray[np.bool_]:
+    def constant_diverges(self, y: Array, group: Index) -> Mask:
         return np.asarray(np.bincount(group, weights=y) == 0)
 
     def check_target(self, y: NDArray[Any] | None, device: object) -> None:

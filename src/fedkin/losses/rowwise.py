@@ -10,12 +10,9 @@ from abc import abstractmethod
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array, Index, Mask
 from fedkin.losses.interface import Loss, given
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 #: Mean square of a logit or log rate that is still plausible: 5 is odds of 148 to 1.
 LOGIT_SIZE = 25.0
@@ -86,7 +83,7 @@ class RowLoss(Loss):
         """Curvature ``(B,)`` of an informative row: much less in all rows means that no minimiser exists."""
         return np.ones(y.shape[0])
 
-    def constant_diverges(self, y: Array, group: Index) -> NDArray[np.bool_]:
+    def constant_diverges(self, y: Array, group: Index) -> Mask:
         """Groups of rows on which the best constant predictor is infinite; ``group (n,)`` numbers each row's group."""
         return np.zeros(int(group.max(initial=-1)) + 1, dtype=bool)
 

@@ -4,14 +4,13 @@ In: a `Federation`, a `Graph`, losses, a penalty. Out: a `Problem`, its `DeviceT
 solvers return. Imports: `losses`, `graph`, `data` and below.
 
 `problem` states the problem and `build` turns its rows into terms: `quadratic` (Gram statistics, no rows), `rowwise`
-(linear predictors), `custom` (functions), `mixed` (several of them). `batch`, `blocks` and `linalg` are the arithmetic
+(linear predictors), `custom` (functions), `mixed` (several of them). `batch` and `linalg` are the arithmetic
 on many devices at once that `stats` uses too.
 """
 
 from __future__ import annotations
 
-from fedkin.objective.batch import RowBatch
-from fedkin.objective.blocks import row_blocks
+from fedkin.objective.batch import RowBatch, row_blocks
 from fedkin.objective.build import build_terms
 from fedkin.objective.custom import LossTerms
 from fedkin.objective.linalg import (

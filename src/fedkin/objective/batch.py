@@ -1,4 +1,4 @@
-"""`RowBatch`: devices with one row loss and equally many rows, all computed at once."""
+"""Devices with equally many rows, so that linear algebra runs on all of them at once: `RowBlock` and `RowBatch`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,37 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedkin.data import Rows
+from fedkin._base import Array, Index, Mask
+from fedkin.data import Federation, Rows
 from fedkin.losses import RowLoss, weighted_gram
 from fedkin.objective.linalg import RANK_TOLERANCE, unit_diagonal
 
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Devices ``(B,)`` with the same number of rows, and these: ``X (B, n, q)``, ``y (B, n)``, ``offset (B, n)``."""
+
+    devices: Index
+    rows: Rows
+
+
+def row_blocks(federation: Federation, devices: Index) -> tuple[RowBlock, ...]:
+    """Devices grouped by their number of rows, in the order given within each group."""
+    sizes = federation.n_samples[devices]
+    blocks = []
+    for size in np.unique(sizes):
+        members = devices[sizes == size]
+        rows = (federation.starts[members][:, None] + np.arange(size)).reshape(-1)
+        contiguous = rows.size > 0 and bool((np.diff(rows) == 1).all())
+        where = slice(int(rows[0]), int(rows[-1]) + 1) if contiguous else rows
+        shape = (members.size, int(size))
+
+        def fold(array: Array, shape: tuple[int, int] = shape) -> Array:
+            return array.reshape(*shape, *array.shape[1:])
+
+        blocks.append(RowBlock(members, federation.rows.take(where).map(fold)))
+    return tuple(blocks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +82,7 @@ class RowBatch:
     def n_params(self) -> int:
         return self.loss.n_params(self.X.shape[2])
 
-    def take(self, who: Index | NDArray[np.bool_]) -> RowBatch:
+    def take(self, who: Index | Mask) -> RowBatch:
         """Some of the devices."""
         return RowBatch(self.loss, self.rows.take(who), None if self.weight is None else self.weight[who])
 
@@ -121,7 +144,7 @@ class RowBatch:
         return np.asarray((values > RANK_TOLERANCE).sum(axis=1))
 
     @property
-    def full_rank(self) -> NDArray[np.bool_]:
+    def full_rank(self) -> Mask:
         return np.asarray(self.rank == self.X.shape[2])
 
     def information(self, theta: Array) -> Array:

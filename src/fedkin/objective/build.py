@@ -5,24 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array, Index, Mask
 from fedkin.data import Federation
 from fedkin.losses import Loss, by_loss
-from fedkin.objective.blocks import RowBlock, row_blocks
+from fedkin.objective.batch import RowBlock, row_blocks
 from fedkin.objective.custom import LossTerms
 from fedkin.objective.mixed import MixedTerms
 from fedkin.objective.quadratic import quadratic_terms
 from fedkin.objective.rowwise import RowTerms
 from fedkin.objective.terms import DeviceTerms
 
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
-
-def build_terms(
-    federation: Federation, losses: Sequence[Loss], ridge: Array, alone: NDArray[np.bool_] | None = None
-) -> DeviceTerms:
+def build_terms(federation: Federation, losses: Sequence[Loss], ridge: Array, alone: Mask | None = None) -> DeviceTerms:
     """The terms of a federation: one kind per distinct loss, Gram statistics where the loss is quadratic.
 
     Parameters
@@ -41,9 +36,7 @@ def build_terms(
     return parts[0][1] if len(parts) == 1 else MixedTerms(parts)
 
 
-def _terms_of_kind(
-    federation: Federation, devices: Index, loss: Loss, ridge: Array, alone: NDArray[np.bool_]
-) -> DeviceTerms:
+def _terms_of_kind(federation: Federation, devices: Index, loss: Loss, ridge: Array, alone: Mask) -> DeviceTerms:
     if not loss.quadratic and loss.rowwise is None:
         return LossTerms(loss, [federation[federation.devices[u]] for u in devices], ridge)
     place = np.full(federation.n_devices, -1)

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array, Index
 from fedkin.data import Rows
 from fedkin.losses import Loss
 from fedkin.objective.terms import LEAST_CAUTION, DeviceTerms, ball_gap
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 
 class LossTerms(DeviceTerms):

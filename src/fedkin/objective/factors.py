@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
+from fedkin._base import Array, Index
 
 #: Singular values below this share of the largest one count as zero.
 SINGULAR_TOLERANCE = 1e-12

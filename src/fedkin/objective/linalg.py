@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
+from fedkin._base import Array, Index, Mask
 
 #: Eigenvalues of a matrix with unit diagonal below this share of the largest one count as zero.
 RANK_TOLERANCE = 1e-10
@@ -27,7 +25,7 @@ def least_eigenvalue(matrices: Array) -> Array:
     return np.asarray(np.linalg.eigvalsh(unit_diagonal(matrices)[0])[..., 0])
 
 
-def surely_regular(scaled: Array) -> NDArray[np.bool_]:
+def surely_regular(scaled: Array) -> Mask:
     """Which matrices with unit diagonal are far from singular, by the pivots of a Cholesky factor, which is cheap."""
     try:
         pivots = np.einsum("vii->vi", np.linalg.cholesky(scaled))
@@ -39,7 +37,7 @@ def surely_regular(scaled: Array) -> NDArray[np.bool_]:
     return np.asarray(pivots.min(axis=1, initial=1.0) > SAFE_PIVOT)
 
 
-def generalized_inverse(matrices: Array) -> tuple[Array, NDArray[np.bool_]]:
+def generalized_inverse(matrices: Array) -> tuple[Array, Mask]:
     """Generalised inverses ``G_u (V, p, p)`` of semi-definite matrices, and which of these are singular ``(V,)``.
 
     ``A G A = A`` and ``G A G = G`` up to directions that count as zero. They are Moore-Penrose inverses in the units in

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array, Index
 from fedkin.objective.linalg import solve_and_rest, sum_groups
 from fedkin.objective.quadratic import QuadraticTerms
 from fedkin.objective.terms import DeviceTerms, ball_gap
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 
 class MixedTerms(DeviceTerms):

@@ -8,11 +8,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.errors import ParameterError
-
-Array = NDArray[np.float64]
 
 
 class Penalty(ABC):
@@ -127,14 +125,14 @@ def _column(scale: Array | float) -> Array:
     return scale if scale.ndim == 0 else scale[:, None]
 
 
-PENALTY_NAMES = ("l1", "l2", "linf")
+_NAMED: dict[str, type[Penalty]] = {kind.name: kind for kind in (L1, L2, LInf)}
+PENALTY_NAMES = tuple(_NAMED)
 
 
 def make_penalty(penalty: str | Penalty) -> Penalty:
     """The penalty of that name."""
     if isinstance(penalty, Penalty):
         return penalty
-    known: dict[str, type[Penalty]] = {"l1": L1, "l2": L2, "linf": LInf}
-    if penalty not in known:
+    if penalty not in _NAMED:
         raise ParameterError(f"unknown penalty {penalty!r}; choose one of {', '.join(PENALTY_NAMES)}")
-    return known[penalty]()
+    return _NAMED[penalty]()

@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from fedkin._base import check_nonnegative
+from fedkin._base import Array, Index, check_nonnegative
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
 from fedkin.graph import Graph
@@ -19,7 +19,6 @@ from fedkin.objective.build import build_terms
 from fedkin.objective.penalties import Penalty, make_penalty
 from fedkin.objective.terms import DeviceTerms
 
-Array = NDArray[np.float64]
 Status = Literal["converged", "iteration_limit", "interrupted"]
 
 LossLike = str | Loss | Mapping[Hashable, str | Loss]
@@ -266,7 +265,7 @@ class Solution:
     message: str = ""
     radius: float | None = None
 
-    def clusters(self, graph: Graph) -> NDArray[np.int64]:
+    def clusters(self, graph: Graph) -> Index:
         """Labels ``(V,)`` of devices joined by edges of ``graph`` along which they hold the same parameters.
 
         Only bitwise equal rows count: solvers return fused devices exactly fused.

@@ -6,16 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array, Index, Mask
 from fedkin.losses import Loss
-from fedkin.objective.blocks import RowBlock
+from fedkin.objective.batch import RowBlock
 from fedkin.objective.factors import RowFactors
 from fedkin.objective.linalg import generalized_inverse, surely_regular, unit_diagonal
 from fedkin.objective.terms import DeviceTerms, ball_gap
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 
 class QuadraticTerms(DeviceTerms):
@@ -82,14 +79,14 @@ class QuadraticTerms(DeviceTerms):
         return lambda v: np.asarray(np.matmul(inverse, v[:, :, None])[:, :, 0])
 
     @cached_property
-    def _inverse(self) -> tuple[Array, NDArray[np.bool_]]:
+    def _inverse(self) -> tuple[Array, Mask]:
         if self.isotropic:
             inverse = np.divide(1.0, self.A, out=np.zeros_like(self.A), where=self.A > 0)
             return inverse, np.asarray(self.A <= 0)
         return generalized_inverse(self.A)
 
     @property
-    def singular(self) -> NDArray[np.bool_]:
+    def singular(self) -> Mask:
         """Devices whose matrix counts as singular, ``(V,)``."""
         return self._inverse[1]
 
@@ -132,7 +129,7 @@ class QuadraticTerms(DeviceTerms):
         return QuadraticTerms(self.A[devices], self.b[devices], self.c[devices], factors=factors)
 
 
-def quadratic_terms(loss: Loss, blocks: Sequence[RowBlock], ridge: Array, alone: NDArray[np.bool_]) -> QuadraticTerms:
+def quadratic_terms(loss: Loss, blocks: Sequence[RowBlock], ridge: Array, alone: Mask) -> QuadraticTerms:
     """The terms of a quadratic loss on ``blocks`` of devices ``0 .. V-1``, of which some are ``alone (V,)``."""
     p, even = ridge.size, bool((ridge == ridge[:1]).all())
     A, b, c = np.empty(0), np.empty((alone.size, p)), np.empty(alone.size)
@@ -151,9 +148,7 @@ def quadratic_terms(loss: Loss, blocks: Sequence[RowBlock], ridge: Array, alone:
     return QuadraticTerms(A, b, c, factors=RowFactors.joined([part for part in factors if part is not None]))
 
 
-def _factors_of_poor(
-    loss: Loss, block: RowBlock, A: Array, ridge: Array, alone: NDArray[np.bool_]
-) -> RowFactors | None:
+def _factors_of_poor(loss: Loss, block: RowBlock, A: Array, ridge: Array, alone: Mask) -> RowFactors | None:
     """Factors of a block's devices that are alone and whose matrices are not far from singular."""
     where = np.flatnonzero(alone[block.devices])
     where = where[~surely_regular(unit_diagonal(A[block.devices[where]])[0])]

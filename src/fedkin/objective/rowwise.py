@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array, Index
 from fedkin.losses import RowLoss
-from fedkin.objective.batch import RowBatch
-from fedkin.objective.blocks import RowBlock
+from fedkin.objective.batch import RowBatch, RowBlock
 from fedkin.objective.linalg import solve_and_rest
 from fedkin.objective.terms import LEAST_CAUTION, DeviceTerms, ball_gap
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 
 class RowTerms(DeviceTerms):

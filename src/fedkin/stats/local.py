@@ -11,17 +11,14 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array, Index, Mask
 from fedkin.data import Federation
 from fedkin.errors import ParameterError
 from fedkin.losses import by_loss
 from fedkin.objective import RANK_TOLERANCE, LossLike, inverse_of, least_eigenvalue, resolve_losses
 from fedkin.stats.ownfits import OwnFits, fit_devices
 
-Array = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Index = NDArray[np.int64]
 Variance = Literal["model", "sandwich", "bartlett"]
 
 
@@ -101,9 +98,9 @@ class LocalFit:
     n_samples: Index
     dispersion: Array
     residual_dof: Array
-    matrix_estimated: Bools
+    matrix_estimated: Mask
     prior_precision: Array
-    rescued: Bools
+    rescued: Mask
     notes: Mapping[Hashable, str]
     variance: Variance
     losses: tuple[str, ...]
@@ -172,7 +169,7 @@ def check_variance(variance: str) -> None:
         raise ParameterError(f"unknown variance {variance!r}; choose one of {', '.join(get_args(Variance))}")
 
 
-def _covariances(fits: OwnFits, variance: Variance) -> tuple[Array, Array, Bools]:
+def _covariances(fits: OwnFits, variance: Variance) -> tuple[Array, Array, Mask]:
     """Covariances ``(M, p, p)``, their degrees of freedom, and where a sandwich was used."""
     n = fits.n[:, None, None].astype(np.float64)
     diagonal = np.arange(fits.n_params)

@@ -6,21 +6,18 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array, Index, Mask
 from fedkin.data import Rows
 from fedkin.losses import LinearLoss, Loss
 from fedkin.objective import RANK_TOLERANCE, RowBatch, least_eigenvalue
 from fedkin.stats.newton import NewtonResult, damped_newton, solve_positive
 
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
-
 #: Information about some direction, in rows' worth, below which a likelihood counts as having no maximum.
 SEPARATION_TOLERANCE = 1e-6
 
 
-def minimise(batch: RowBatch) -> tuple[Array, NDArray[np.bool_]]:
+def minimise(batch: RowBatch) -> tuple[Array, Mask]:
     """Minimisers ``theta (B, p)`` of full-rank devices, and which of them exist.
 
     A likelihood without a maximum (separated classes, a class or all counts missing) shows in the Hessian at the end of

@@ -6,12 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array, Index, Mask
 from fedkin.objective import unit_diagonal
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 #: ``value(theta (A, p), who (A,)) -> (A,)``: the functions number ``who`` at ``theta``.
 ValueFunction = Callable[[Array, Index], Array]
@@ -34,7 +31,7 @@ class NewtonResult:
     """
 
     theta: Array
-    converged: NDArray[np.bool_]
+    converged: Mask
     n_iter: int
 
 
@@ -99,7 +96,7 @@ def damped_newton(
 
 def _search(
     value: ValueFunction, theta: Array, step: Array, decrement: Array, current: Array, scale: Array, who: Index
-) -> tuple[Array, Array, NDArray[np.bool_]]:
+) -> tuple[Array, Array, Mask]:
     """Halve each step until its value has decreased enough; functions that never do stay where they are."""
     length = np.ones(who.size)
     reached, values = theta.copy(), current.copy()

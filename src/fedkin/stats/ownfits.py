@@ -9,16 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array, Index, Mask
 from fedkin.data import Federation
 from fedkin.losses import Loss, RowLoss
 from fedkin.objective import RANK_TOLERANCE, RowBatch, inverse_of, least_eigenvalue, row_blocks
 from fedkin.stats.minimise import minimise, minimise_sum, minimise_with_ridge
-
-Array = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Index = NDArray[np.int64]
 
 _BATCH_ENTRIES = 2**22  # rows times features that are worked on at once
 ROUNDING = 1e-20  # exact fits keep a variance above rounding: this share of the response's mean square
@@ -59,7 +55,7 @@ class OwnFits:
     dispersion: Array = field(init=False)
     dof: Array = field(init=False)
     matrix_dof: Array = field(init=False)
-    rescued: Bools = field(init=False)
+    rescued: Mask = field(init=False)
     notes: dict[int, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -151,7 +147,8 @@ def _fit_rows(fits: OwnFits, loss: RowLoss) -> None:
 def why_no_minimiser(loss: RowLoss, n_rows: int, rank: int, n_features: int) -> str:
     """Why rows have no unique minimiser, in words."""
     if rank < n_features:
-        return f"{n_rows} rows and a design of rank {rank} for {n_features} features"
+        rows = "1 row" if n_rows == 1 else f"{n_rows} rows"
+        return f"{rows} and a design of rank {rank} for {n_features} features"
     return f"the {loss.name} loss has no minimum (separated classes, one class only or no counts)"
 
 
@@ -232,7 +229,8 @@ def _share_dispersion(fits: OwnFits, total: Array, degrees: Array, lent: Array, 
         without = np.flatnonzero(~own)
         if own.any():
             pooled, pooled_dof = float(lent[own].sum() / degrees[own].sum()), float(degrees[own].sum())
-            text = f"no residual degrees of freedom: noise variance pooled over {own.sum()} other devices"
+            others = "taken from another device" if own.sum() == 1 else f"pooled over {own.sum()} other devices"
+            text = f"no residual degrees of freedom: noise variance {others}"
         else:
             pooled, pooled_dof = fallback, float(fits.n.sum())
             text = "no device has residual degrees of freedom: the mean square of the response stands in for the noise"
@@ -247,7 +245,7 @@ def _residual_sums(fits: OwnFits, batches: Sequence[tuple[Index, RowBatch]], dis
     for where, batch in batches:
         for b, k in enumerate(where.tolist()):
             total[k] = dispersion(fits.theta[k], *batch.rows.take(b).arrays)
-        total[where] *= max(batch.n_rows - batch.loss.degrees_of_freedom(batch.X.shape[2]), 1)
+        total[where] *= max(batch.n_rows - batch.n_params, 1)
     return total
 
 

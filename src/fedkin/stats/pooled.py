@@ -7,17 +7,15 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array, Index, check_choice
 from fedkin.data import Federation
-from fedkin.errors import DegenerateDeviceWarning, ParameterError
+from fedkin.errors import DegenerateDeviceWarning
 from fedkin.losses import Loss, RowLoss, by_loss
 from fedkin.objective import LossLike, RowBatch, check_labels, resolve_losses
 from fedkin.stats.minimise import minimise, minimise_sum, minimise_with_ridge
 from fedkin.stats.ownfits import ROUNDING, column_scale, has_means, light_ridge, ridge_rule, why_no_minimiser
 
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 Weights = Literal["samples", "devices"]
 
 
@@ -84,8 +82,7 @@ def oracle_fit(
     >>> fedkin.oracle_fit(fed, {"a": "low", "b": "low", "c": "high"}, "mean").ravel().tolist()
     [1.0, 1.0, 9.0]
     """
-    if weights not in get_args(Weights):
-        raise ParameterError(f"weights must be 'samples' or 'devices', got {weights!r}")
+    check_choice("weights", weights, get_args(Weights))
     losses = resolve_losses(loss, federation)
     groups: dict[object, list[int]] = {}
     for u, label in enumerate(check_labels(labels, federation.devices)):
@@ -95,8 +92,9 @@ def oracle_fit(
         members = np.asarray(group)
         theta[members], problem = _pooled(federation, members, losses, weights)
         if problem:
+            who = "1 device" if members.size == 1 else f"{members.size} devices"
             warnings.warn(
-                f"group {label!r} of {members.size} devices has no unique minimiser: {problem}",
+                f"group {label!r} of {who} has no unique minimiser: {problem}",
                 DegenerateDeviceWarning,
                 stacklevel=2,
             )

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array, Mask
 from fedkin.data import Federation
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
@@ -19,9 +19,6 @@ from fedkin.objective import LossLike
 from fedkin.stats.local import LocalFit, Variance, check_variance, local_fit
 from fedkin.stats.wald import wald_tests
 
-Array = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Index = NDArray[np.int64]
 Method = Literal["bonferroni", "holm", "bh", "by"]
 
 ERROR_CONTROLLED: Mapping[str, str] = {
@@ -70,7 +67,7 @@ class EdgeSelection:
     statistic: Array
     p_value: Array
     reference_dof: Array
-    kept: Bools
+    kept: Mask
     threshold: float
     critical: float | None
     level: float

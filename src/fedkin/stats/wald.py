@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array, Index
 from fedkin.objective import unit_diagonal
 from fedkin.stats.local import LocalFit
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 _CHI_SQUARE_DOF = 1e8  # from here on F and chi-square cannot be told apart
 

@@ -6,15 +6,13 @@ import math
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from fedkin._base import Array, check_choice
 from fedkin.data import Federation
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
-from fedkin.objective import LossLike, Penalty, make_penalty, sum_groups
-from fedkin.stats.theory.truth import terms_of, true_parameters
-
-Array = NDArray[np.float64]
+from fedkin.objective import DeviceTerms, LossLike, Penalty, build_terms, make_penalty, resolve_losses, sum_groups
 
 
 def rho(federation: Federation, graph: Graph, theta_star: ArrayLike, loss: LossLike = "linear") -> float:
@@ -181,10 +179,24 @@ def theorem1_bound(
     >>> theorem1_bound(rho=0.5, lam=0.5, n_false_edges=1, kappa=1.0, kappa_0=0.5)
     8.5
     """
-    if form not in ("proved", "printed"):
-        raise ParameterError(f"form must be 'proved' or 'printed', got {form!r}")
+    check_choice("form", form, ("proved", "printed"))
     factor = kappa_0**2 if form == "proved" else kappa_0
     return 2.0 * kappa**2 * (rho**2 + 4.0 * n_false_edges * lam**2 / factor)
+
+
+def terms_of(federation: Federation, loss: LossLike) -> DeviceTerms:
+    """The devices' mean losses, without a ridge."""
+    losses = resolve_losses(loss, federation)
+    return build_terms(federation, losses, np.zeros(losses[0].n_params(federation.n_features)))
+
+
+def true_parameters(federation: Federation, theta_star: ArrayLike, terms: DeviceTerms) -> Array:
+    """``theta_star`` as an array ``(V, p)``, or the error that it is none."""
+    theta = np.asarray(theta_star, dtype=np.float64)
+    expected = (federation.n_devices, terms.n_params)
+    if theta.shape != expected:
+        raise ParameterError(f"theta_star has shape {theta.shape}, expected {expected}: a row for every device")
+    return theta
 
 
 def _gradients(federation: Federation, theta_star: ArrayLike, loss: LossLike) -> Array:

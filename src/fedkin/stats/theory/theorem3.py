@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from fedkin._base import Array, Index
 from fedkin.data import Federation
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.objective import LossLike
-from fedkin.stats.theory.truth import terms_of, true_parameters
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
+from fedkin.stats.theory.theorem1 import terms_of, true_parameters
 
 
 @dataclass(frozen=True, eq=False)
