@@ -243,8 +243,9 @@ def _residual_sums(fits: OwnFits, batches: Sequence[tuple[Index, RowBatch]], dis
     """Dispersions times the degrees of freedom that `Loss.dispersion` divides by."""
     total = np.empty(fits.members.size)
     for where, batch in batches:
+        X, y, offset = batch.X, batch.y, batch.rows.offset
         for b, k in enumerate(where.tolist()):
-            total[k] = dispersion(fits.theta[k], *batch.rows.take(b).arrays)
+            total[k] = dispersion(fits.theta[k], X[b], y[b], None if offset is None else offset[b])
         total[where] *= max(batch.n_rows - batch.n_params, 1)
     return total
 
