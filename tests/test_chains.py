@@ -15,7 +15,8 @@ from fedkin.solvers import solve_fused
 from fedkin.solvers.backend import start_iteration
 from fedkin.solvers.chains import ChainIteration, chains_for, two_chain_sets
 from fedkin.solvers.compiled import CompiledIteration
-from fedkin.solvers.kernels.chains import chain_step
+from fedkin.solvers.kernels.chains import Links, chain_step
+from fedkin.solvers.kernels.jit import frozen
 
 
 def objective_on(graph: Graph, p: int = 1, strength: float = 0.3, seed: int = 0, even: bool = False) -> FusedObjective:
@@ -31,7 +32,8 @@ def solve_chain(y: np.ndarray, a: np.ndarray, radius: np.ndarray) -> np.ndarray:
     n = y.size
     starts, nodes = np.array([0, n], dtype=np.int32), np.arange(n, dtype=np.int32)
     rest = np.empty(n)
-    chain_step(0, 1, starts, nodes, np.r_[radius, 0.0], a, a * y, np.zeros(n), rest)
+    links = Links(*(frozen(of) for of in (starts, nodes, nodes, np.ones(n), np.r_[radius, 0.0])))
+    chain_step(0, 1, links, a, a * y, np.zeros(n), rest)
     return y - rest / a
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from builders import federation, log_cosh, ring
 from exact_checks import check_gaps
-from fedkin import Graph, Problem, solve
+from fedkin import Federation, Graph, Problem, solve
 from fedkin.datasets import paper_design
 from fedkin.errors import ConvergenceWarning, ParameterError
 from fedkin.objective import L1
@@ -27,6 +27,21 @@ def test_the_iteration_limit_is_a_status_and_a_warning_with_advice() -> None:
     assert solution.n_iter == 7
     assert 1e-12 < solution.gap < 10
     assert "raise max_iter" in solution.message
+
+
+@pytest.mark.parametrize(
+    ("scale", "noise", "advice"),
+    [(1e4, 1.0, "standardise the features, whose sizes differ by a factor of"), (1.0, 1e-5, "drop features or add a")],
+)
+def test_advice_at_the_limit_fits_the_problem(scale: float, noise: float, advice: str) -> None:
+    rng = np.random.default_rng(0)
+    data = {}
+    for u in range(4):
+        X = rng.normal(size=(30, 2)) @ [[1.0, 1.0], [0.0, noise]] * [1.0, scale]
+        data[u] = X, X @ [1.0, -1.0] + rng.normal(size=30)
+    problem = Problem(Federation(data), Graph.complete(range(4)), lam=0.1)
+    with pytest.warns(ConvergenceWarning, match=f"limit of 3 iterations.*{advice}.*or raise max_iter"):
+        solve(problem, 1e-13, max_iter=3)
 
 
 @pytest.mark.parametrize("calls", [1, 5, 40])

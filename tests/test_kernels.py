@@ -19,12 +19,13 @@ from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.objective import L1, FusedObjective, Problem, QuadraticTerms, make_penalty
 from fedkin.solvers import backend as choice
-from fedkin.solvers import compiled, fused_parameters, solve_fused
-from fedkin.solvers import renumber as places
+from fedkin.solvers import compiled, fused_parameters, grams, renumber, solve_fused
 from fedkin.solvers.compiled import CompiledIteration
 from fedkin.solvers.kernels import cache as kernel_cache
 from fedkin.solvers.kernels import grams as gram_kernels
 from fedkin.solvers.kernels import steps as kernels
+from fedkin.solvers.kernels.bundles import Edges
+from fedkin.solvers.kernels.jit import frozen
 from fedkin.solvers.pdhg import NumpyIteration, initial_rho
 
 
@@ -151,11 +152,11 @@ def test_iterations_follow_numpy(name: str, n_threads: int) -> None:
 def test_certificate_without_stored_inverses(monkeypatch: pytest.MonkeyPatch) -> None:
     objective = OBJECTIVES["linear l2"]
     stored = started(objective)
-    monkeypatch.setattr(compiled, "ROOM", 0)
+    monkeypatch.setattr(grams, "ROOM", 0)
     factorised = started(objective)
     for iteration in (stored, factorised):
         iteration.advance(10)
-    assert not factorised._own_inverse.size
+    assert not factorised._devices.own_inverse.size
     np.testing.assert_allclose(factorised.certificate(), stored.certificate(), rtol=1e-10)
 
 
@@ -163,8 +164,8 @@ def test_certificate_without_stored_inverses(monkeypatch: pytest.MonkeyPatch) ->
 def test_renumbering_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     objective = OBJECTIVES[name]
     expected = solve_fused(objective, 1e-8, backend="numba")
-    monkeypatch.setattr(places, "SCRAMBLED_DEVICES", 10)
-    assert started(objective)._places.moved
+    monkeypatch.setattr(renumber, "SCRAMBLED_DEVICES", 10)
+    assert started(objective)._numbering.changed
     moved = solve_fused(objective, 1e-8, backend="numba")
     np.testing.assert_allclose(moved.theta, expected.theta, atol=1e-10)
     np.testing.assert_allclose(moved.alpha, expected.alpha, atol=1e-10)
@@ -183,7 +184,7 @@ def test_pairs_that_are_not_copied(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("copied", [0, 10**6])
-@pytest.mark.parametrize(("method", "after"), [("_run", 4), ("_settle", 2)])
+@pytest.mark.parametrize(("method", "after"), [("_run", 4), ("settle", 1)])
 def test_interruption_leaves_a_certified_pair(
     method: str, after: int, copied: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,11 +193,12 @@ def test_interruption_leaves_a_certified_pair(
     calls = []
     original = getattr(CompiledIteration, method)
 
-    def run(self: CompiledIteration, *arguments: Any) -> None:
+    def run(self: CompiledIteration, *arguments: Any) -> Any:
         calls.append(1)
-        original(self, *arguments)
+        found = original(self, *arguments)
         if len(calls) == after:
             raise KeyboardInterrupt
+        return found
 
     monkeypatch.setattr(CompiledIteration, method, run)
     if method == "_run":
@@ -259,8 +261,9 @@ def test_fusion(name: str, seed: int) -> None:
     if objective.sparsity is not None:
         zeta = np.clip(rng.normal(size=theta.shape), -objective.sparsity, objective.sparsity)
     iteration = started(objective)
-    iteration._x, iteration._y = theta, alpha
-    iteration._z = iteration._z if zeta is None else zeta
+    iteration._state.x[:], iteration._state.y[:] = theta, alpha
+    if zeta is not None:
+        iteration._state.z[:] = zeta
     expected = fused_parameters(objective, theta, alpha, zeta)
     np.testing.assert_allclose(iteration.fused(), expected, atol=1e-14)
 
@@ -379,7 +382,6 @@ def test_projections_onto_the_l1_ball_end_when_coordinates_lie_at_the_threshold(
     expected = make_penalty("linf").project(v, radius)
     ends, zeros = np.zeros(len(v), dtype=np.int32), np.zeros(3)
     found = v.copy()
-    kernels.edge_step(
-        0, len(v), ends, ends, radius, zeros, np.zeros((1, 3)), found, np.zeros((1, 3)), 1.0, kernels.KINDS["linf"]
-    )
+    edges = Edges(frozen(ends), frozen(ends), radius, kernels.KINDS["linf"])
+    kernels.edge_step(0, len(v), edges, zeros, np.zeros((1, 3)), found, np.zeros((1, 3)), 1.0)
     np.testing.assert_allclose(found, expected, atol=1e-14)

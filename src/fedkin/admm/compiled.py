@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +11,8 @@ from fedkin.admm.gradients import Gradients
 from fedkin.admm.inprocess import LocalShards
 from fedkin.admm.sampling import device_roots
 from fedkin.admm.shard import averaging_weight
+from fedkin.solvers import Crew
+from fedkin.solvers.kernels.jit import frozen
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -44,32 +41,25 @@ class CompiledRounds:
         self.threads = threads or (available_threads() if work > THREADING_PAYS else 1)
         kernel = rows.losses[0].kernel
         assert kernel is not None, "see `fedkin.admm.backend.unsupported`"
-        self._codes = np.array(
-            [
-                kernels.LOSSES[kernel[0]],
-                kernels.GRADIENTS[self.plan.gradient],
-                kernels.AVERAGES[self.plan.average],
-                self.plan.snapshot_every,
-            ],
-            dtype=np.int64,
+        gradient, average = kernels.GRADIENTS[self.plan.gradient], kernels.AVERAGES[self.plan.average]
+        ball = np.inf if self.plan.radius is None else float(self.plan.radius)
+        self._rule = kernels.Rule(
+            kernels.LOSSES[kernel[0]], gradient, average, self.plan.snapshot_every, float(kernel[1]), ball
         )
-        self._numbers = np.array([kernel[1], np.inf if self.plan.radius is None else self.plan.radius])
-        none = np.empty(0)
-        self._given = (
-            rows.data.X,
-            none if rows.data.y is None else rows.data.y,
-            none if rows.data.offset is None else rows.data.offset,
-            np.ascontiguousarray(rows.starts),
-            np.ascontiguousarray(rows.counts),
-            rows.batch,
-            device_roots(rows.keys, self.plan.seed),
-            rows.ridge,
-            steps.start,
-            steps.growth,
-            steps.damping,
-            np.empty((0, 0)) if self.plan.sparsity is None else np.ascontiguousarray(self.plan.sparsity),
+        none, data = np.empty(0), rows.data
+        y, offset = (none if given is None else given for given in (data.y, data.offset))
+        roots = device_roots(rows.keys, self.plan.seed)
+        samples = (data.X, y, offset, rows.starts, rows.counts, rows.batch, roots)
+        self._samples = kernels.Samples(*(frozen(array) for array in samples))
+        sparsity = np.empty((0, 0)) if self.plan.sparsity is None else self.plan.sparsity
+        rule = (steps.start, steps.growth, steps.damping, rows.ridge, sparsity)
+        self._steps = kernels.Steps(*(frozen(array) for array in rule))
+        self._edges = kernels.Edges(
+            kernels.PENALTIES[self.plan.penalty.name],
+            float(self.plan.rho),
+            frozen(self.plan.edges.astype(np.int32)),
+            frozen(self.plan.edge_radius),
         )
-        self._ends = np.ascontiguousarray(self.plan.edges, dtype=np.int32)
         self._shares = np.zeros((self.threads, *self.shard.balance.shape))
 
     def __call__(self, first: int, count: int, available: Mask | None, probability: Array | None) -> None:
@@ -78,46 +68,35 @@ class CompiledRounds:
         s[0], s[1:] = shard.balance, 0.0
         here = np.empty((0, 0), dtype=np.bool_) if available is None else np.ascontiguousarray(available)
         chance = np.empty((0, 0)) if probability is None else np.ascontiguousarray(probability)
-        penalty = kernels.PENALTIES[self.plan.penalty.name]
-        edges = (penalty, self.plan.rho, self._ends, self.plan.edge_radius, shard.alpha)
-        gradients = self.gradients
-        state = (shard.theta, s, shard.balance_before, shard.average, shard.average_balance)
-        memory = (gradients.table, gradients.anchor_gradient, gradients.anchor_theta, gradients.stale, gradients.looked)
-        data = (self._codes, self._numbers, *self._given, *state, *memory)
+        of_shard = (shard.theta, shard.alpha, s, shard.balance_before, shard.average, shard.average_balance)
+        kept = self.gradients
+        state = kernels.State(*of_shard, kept.table, kept.anchor_gradient, kept.anchor_theta, kept.stale, kept.looked)
         if self.threads == 1:
-            kernels.rounds_loop(first, count, here, chance, *edges, *data)
+            kernels.rounds_loop(first, count, here, chance, self._rule, self._samples, self._steps, self._edges, state)
         else:
-            self._share_rounds(first, count, here, chance, edges, data)
+            self._share_rounds(first, count, here, chance, state)
         np.sum(s, axis=0, out=shard.balance)
         weight = averaging_weight(self.plan.average, first + count - 1)
         # by a kernel, like those of the other rounds: bits must not depend on where stretches of rounds end
         kernels.add_to_average(weight, shard.balance, shard.average_balance)
 
-    def _share_rounds(
-        self, first: int, count: int, here: Mask, chance: Array, edges: tuple[Any, ...], data: tuple[Any, ...]
-    ) -> None:
-        shard = self.shard
-        devices, duals = _pieces(shard.devices.size, self.threads), _pieces(shard.alpha.shape[0], self.threads)
+    def _share_rounds(self, first: int, count: int, here: Mask, chance: Array, state: kernels.State) -> None:
+        rule, samples, steps, edges = self._rule, self._samples, self._steps, self._edges
         everybody, certain = np.empty(0, dtype=np.bool_), np.empty(0)
-        with ThreadPoolExecutor(self.threads - 1) as pool:
+        crew = Crew(self.threads)
+        devices, duals = crew.split(self.shard.devices.size), crew.split(self.shard.alpha.shape[0])
+
+        def node_steps(t: int, weight: float, here: Mask, chance: Array) -> None:
+            crew.run(
+                lambda _, lo, hi: kernels.devices_loop(lo, hi, t, weight, here, chance, rule, samples, steps, state),
+                devices,
+            )
+
+        try:
             for k in range(count):
-                t = first + k
-                weight = 0.0 if k == 0 else averaging_weight(self.plan.average, t - 1)
-                present = (here[k] if here.size else everybody, chance[k] if chance.size else certain)
-                of_devices = [(*piece, t, weight, *present, *data) for piece in devices]
-                _together(pool, kernels.devices_loop, of_devices)
-                of_edges = [(*piece, n, *edges, shard.theta, self._shares) for n, piece in enumerate(duals)]
-                _together(pool, kernels.edges_loop, of_edges)
-
-
-def _together(pool: ThreadPoolExecutor, kernel: Callable[..., Any], pieces: list[tuple[Any, ...]]) -> None:
-    """Run a kernel on all pieces, the first one on this thread; all are done on return."""
-    others = [pool.submit(kernel, *piece) for piece in pieces[1:]]
-    kernel(*pieces[0])
-    for other in others:
-        other.result()
-
-
-def _pieces(n: int, parts: int) -> list[tuple[int, int]]:
-    ends = np.linspace(0, n, parts + 1).astype(np.int64).tolist()
-    return list(pairwise(ends))
+                weight = 0.0 if k == 0 else averaging_weight(self.plan.average, first + k - 1)
+                now = (here[k] if here.size else everybody, chance[k] if chance.size else certain)
+                node_steps(first + k, weight, *now)
+                crew.run(lambda n, lo, hi: kernels.edges_loop(lo, hi, n, edges, state), duals)
+        finally:
+            crew.close()

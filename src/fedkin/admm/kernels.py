@@ -11,13 +11,13 @@ clears them (and adds them to their average on behalf of round t - 1), the edge 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import config, njit, types
+from numba import types
 
 from fedkin.admm.shard import TAIL_POWER
+from fedkin.solvers.kernels.jit import FLOAT, INT, bundle, kernel, part, readable, writable
 
 L1, L2, LINF = 0, 1, 2
 PENALTIES = {"l1": L1, "l2": L2, "linf": LINF}
@@ -29,46 +29,88 @@ PLAIN, SAGA, SVRG = 0, 1, 2
 GRADIENTS = {"plain": PLAIN, "saga": SAGA, "svrg": SVRG}
 
 _GOLDEN = 0x9E3779B97F4A7C15
-_NUMERICS = {"contract", "reassoc", "nsz", "arcp"}
 
-_int, _float, _word = types.int64, types.float64, types.uint64
-
-
-def _given(dtype: Any, ndim: int) -> Any:
-    return types.Array(dtype, ndim, "C", readonly=True)
+_MASK, _WORDS = readable(types.boolean, 1), readable(types.uint64, 1)
+_I1, _R1, _R2 = readable(INT, 1), readable(FLOAT, 1), readable(FLOAT, 2)
+_W2, _W3 = writable(FLOAT, 2), writable(FLOAT, 3)
 
 
-def _state(dtype: Any, ndim: int) -> Any:
-    return types.Array(dtype, ndim, "C")
+class Rule(NamedTuple):
+    """Codes of loss, gradient and average, rounds between snapshots, Huber's delta, radius of the ball or infinity."""
+
+    loss: Any
+    gradient: Any
+    average: Any
+    snapshot_every: Any
+    delta: Any
+    ball: Any
 
 
-def _compile(*signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile now for these types, or later, as a part of others, without a signature."""
-    options: dict[str, Any] = {"nogil": True, "fastmath": _NUMERICS, "error_model": "numpy"}
-    if not signature:
-        return njit(**options)  # type: ignore[no-any-return]
+class Samples(NamedTuple):
+    """Rows of all devices ``X (N, p)``, ``y (N,)``, ``offset (N,)``; where each begins, how many it has and draws.
 
-    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-        # numba leaves this pass off; blocks of four neighbouring coordinates need it to become vector instructions
-        settings: Any = config
-        before = settings.SLP_VECTORIZE
-        settings.SLP_VECTORIZE = 1
-        try:
-            return njit(types.void(*signature), cache=True, **options)(function)  # type: ignore[no-any-return]
-        finally:
-            settings.SLP_VECTORIZE = before
+    ``roots (V,)`` are what a device's draws begin with. Arrays that are not needed are empty, here and below.
+    """
 
-    return compiled
+    X: Any
+    y: Any
+    offset: Any
+    starts: Any
+    counts: Any
+    batch: Any
+    roots: Any
 
 
-@_compile()
+class Steps(NamedTuple):
+    """Step sizes ``start, growth, damping (V,)``, ``ridge (p,)`` and ``sparsity (V, p)``."""
+
+    start: Any
+    growth: Any
+    damping: Any
+    ridge: Any
+    sparsity: Any
+
+
+class Edges(NamedTuple):
+    """Code of the penalty, rho, ``ends (E, 2)`` and radii ``(E,)`` of the dual balls."""
+
+    penalty: Any
+    rho: Any
+    ends: Any
+    radius: Any
+
+
+class State(NamedTuple):
+    """What rounds change: `fedkin.admm.shard.ShardState` with the sums of duals as shares ``s (T, V, p)``."""
+
+    theta: Any
+    alpha: Any
+    s: Any
+    before: Any
+    average: Any
+    average_balance: Any
+    table: Any
+    anchor_gradient: Any
+    anchor_theta: Any
+    stale: Any
+    looked: Any
+
+
+RULE = bundle(Rule, INT, INT, INT, INT, FLOAT, FLOAT)
+SAMPLES = bundle(Samples, _R2, _R1, _R1, _I1, _I1, _I1, _WORDS)
+STEPS = bundle(Steps, _R1, _R1, _R1, _R1, _R2)
+EDGES = bundle(Edges, INT, FLOAT, readable(types.int32, 2), _R1)
+STATE = bundle(State, _W2, _W2, _W3, _W2, _W2, _W2, _W2, _W2, _W2, writable(types.boolean, 1), writable(INT, 1))
+
+
+@part
 def _mix(word: Any) -> Any:
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return word ^ (word >> np.uint64(31))
 
 
-@_compile()
+@part
 def _draw(state: Any, n: int, size: int, chosen: Any) -> None:
     """The rows that `fedkin.admm.sampling.draw_batches` draws, for at most FLOYD_LIMIT or all of them."""
     if size == n:
@@ -85,7 +127,7 @@ def _draw(state: Any, n: int, size: int, chosen: Any) -> None:
         chosen[k] = last if taken else drawn
 
 
-@_compile()
+@part
 def _slope(loss: int, delta: float, eta: float, y: float) -> float:
     if loss == LINEAR:
         return eta - y
@@ -97,7 +139,7 @@ def _slope(loss: int, delta: float, eta: float, y: float) -> float:
     return min(max(eta - y, -delta), delta)
 
 
-@_compile()
+@part
 def _weight(average: int, t: int) -> float:
     """`fedkin.admm.shard.averaging_weight`."""
     if average == LAST:
@@ -105,20 +147,7 @@ def _weight(average: int, t: int) -> float:
     return 1.0 / t if average == PAPER else (TAIL_POWER + 1.0) / (TAIL_POWER + t)
 
 
-_DATA = (
-    _given(_int, 1), _given(_float, 1),  # codes, numbers
-    _given(_float, 2), _given(_float, 1), _given(_float, 1),  # X, y, offset
-    _given(_int, 1), _given(_int, 1), _given(_int, 1), _given(_word, 1),  # starts, counts, batch, roots
-    _given(_float, 1),  # ridge
-    _given(_float, 1), _given(_float, 1), _given(_float, 1), _given(_float, 2),  # start, growth, damping, sparsity
-    _state(_float, 2), _state(_float, 3), _state(_float, 2),  # theta, s, before
-    _state(_float, 2), _state(_float, 2),  # average, average_balance
-    _state(_float, 2), _state(_float, 2), _state(_float, 2),  # table, anchor_gradient, anchor_theta
-    _state(types.boolean, 1), _state(_int, 1),  # stale, looked
-)  # fmt: skip
-
-
-@_compile(_float, _given(_float, 2), _state(_float, 2))
+@kernel(types.void, FLOAT, _R2, _W2)
 def add_to_average(weight: Any, balance: Any, average_balance: Any) -> None:
     """What `devices_loop` does on behalf of the round before, after the last round of a stretch."""
     for i in range(balance.shape[0]):
@@ -126,23 +155,30 @@ def add_to_average(weight: Any, balance: Any, average_balance: Any) -> None:
             average_balance[i, c] += weight * (balance[i, c] - average_balance[i, c])
 
 
-@_compile(_int, _int, _int, _float, _given(types.boolean, 1), _given(_float, 1), *_DATA)
+@kernel(types.void, INT, INT, INT, FLOAT, _MASK, _R1, RULE, SAMPLES, STEPS, STATE)
 def devices_loop(
-    lo: Any, hi: Any, t: Any, last_weight: Any, available: Any, probability: Any, codes: Any, numbers: Any, X: Any,
-    y: Any, offset: Any, starts: Any, counts: Any, batch: Any, roots: Any, ridge: Any, start: Any, growth: Any,
-    damping: Any, sparsity: Any, theta: Any, s: Any, before: Any, average: Any, average_balance: Any, table: Any,
-    anchor_gradient: Any, anchor_theta: Any, stale: Any, looked: Any,
-) -> None:  # fmt: skip
+    lo: int,
+    hi: int,
+    t: int,
+    last_weight: float,
+    available: Any,
+    probability: Any,
+    rule: Any,
+    samples: Any,
+    steps: Any,
+    state: Any,
+) -> None:
     """Node steps of the devices ``lo .. hi - 1`` in round t.
 
-    ``codes``: loss, gradient, average, rounds between snapshots. ``numbers``: Huber's delta, radius of the ball
-    (infinite for none). ``last_weight`` is the weight of the present sums of duals in their average. Arrays that are
-    not needed are empty.
+    ``last_weight`` is the weight of the present sums of duals in their average.
     """
-    loss, gradient, paper, delta = codes[0], codes[1], codes[2] == PAPER, numbers[0]
+    X, y, offset, starts, counts, batch, roots = samples
+    start, growth, damping, ridge, sparsity = steps
+    theta, _, s, before, average, average_balance, table, anchor_gradient, anchor_theta, stale, looked = state
+    loss, gradient, paper, delta = rule.loss, rule.gradient, rule.average == PAPER, rule.delta
     mean = loss == MEAN
-    snapshot = gradient == SVRG and (t - 1) % codes[3] == 0
-    ball, weight = numbers[1], _weight(codes[2], t)
+    snapshot = gradient == SVRG and (t - 1) % rule.snapshot_every == 0
+    ball, weight = rule.ball, _weight(rule.average, t)
     p, shares = theta.shape[1], s.shape[0]
     g, moved, balance = np.empty(p), np.empty(p), np.empty(p)
     chosen, slope = np.empty(batch.max(), dtype=np.int64), np.empty(batch.max())
@@ -260,12 +296,12 @@ def devices_loop(
             theta[i, c] = moved[c]
 
 
-@_compile()
+@part
 def _clip(value: float, bound: float) -> float:
     return min(max(value, -bound), bound)
 
 
-@_compile()
+@part
 def _sort(values: Any) -> None:
     for k in range(1, values.shape[0]):
         value, place = values[k], k
@@ -275,16 +311,13 @@ def _sort(values: Any) -> None:
         values[place] = value
 
 
-_EDGES = (_int, _float, _given(types.int32, 2), _given(_float, 1), _state(_float, 2))
-
-
-@_compile(_int, _int, _int, *_EDGES, _given(_float, 2), _state(_float, 3))
-def edges_loop(
-    lo: int, hi: int, share: int, penalty: int, rho: float, ends: Any, radius: Any, alpha: Any, theta: Any, s: Any
-) -> None:
+@kernel(types.void, INT, INT, INT, EDGES, STATE)
+def edges_loop(lo: int, hi: int, share: int, edges: Any, state: Any) -> None:
     """Edge steps of the edges ``lo .. hi - 1``; their duals are added to a share of s."""
+    penalty, ends, radius = edges.penalty, edges.ends, edges.radius
+    theta, alpha, s = state.theta, state.alpha, state.s
     p = theta.shape[1]
-    half = 0.5 * rho
+    half = 0.5 * edges.rho
     moved, ordered = np.empty(p), np.empty(p)
     blocks = p // 4 * 4 if penalty == L1 else 0
     for e in range(lo, hi):
@@ -342,22 +375,24 @@ def edges_loop(
             s[share, j, c] -= moved[c]
 
 
-@_compile(_int, _int, _given(types.boolean, 2), _given(_float, 2), *_EDGES, *_DATA)
+@kernel(types.void, INT, INT, readable(types.boolean, 2), _R2, RULE, SAMPLES, STEPS, EDGES, STATE)
 def rounds_loop(
-    first: Any, count: Any, available: Any, probability: Any, penalty: Any, rho: Any, ends: Any, radius: Any,
-    alpha: Any, codes: Any, numbers: Any, X: Any, y: Any, offset: Any, starts: Any, counts: Any, batch: Any,
-    roots: Any, ridge: Any, start: Any, growth: Any, damping: Any, sparsity: Any, theta: Any, s: Any, before: Any,
-    average: Any, average_balance: Any, table: Any, anchor_gradient: Any, anchor_theta: Any, stale: Any, looked: Any,
-) -> None:  # fmt: skip
+    first: int,
+    count: int,
+    available: Any,
+    probability: Any,
+    rule: Any,
+    samples: Any,
+    steps: Any,
+    edges: Any,
+    state: Any,
+) -> None:
     """Rounds ``first .. first + count - 1`` on one thread, with presence ``(count, V)`` or none."""
     everybody, certain = np.empty(0, dtype=np.bool_), np.empty(0)
     for k in range(count):
         t = first + k
-        last_weight = 0.0 if k == 0 else _weight(codes[2], t - 1)
-        devices_loop(
-            0, theta.shape[0], t, last_weight,
-            available[k] if available.shape[0] else everybody, probability[k] if probability.shape[0] else certain,
-            codes, numbers, X, y, offset, starts, counts, batch, roots, ridge, start, growth, damping, sparsity,
-            theta, s, before, average, average_balance, table, anchor_gradient, anchor_theta, stale, looked,
-        )  # fmt: skip
-        edges_loop(0, alpha.shape[0], 0, penalty, rho, ends, radius, alpha, theta, s)
+        last_weight = 0.0 if k == 0 else _weight(rule.average, t - 1)
+        here = available[k] if available.shape[0] else everybody
+        chance = probability[k] if probability.shape[0] else certain
+        devices_loop(0, state.theta.shape[0], t, last_weight, here, chance, rule, samples, steps, state)
+        edges_loop(0, state.alpha.shape[0], 0, edges, state)

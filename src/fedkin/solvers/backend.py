@@ -85,7 +85,7 @@ def expected_seconds(objective: FusedObjective) -> float:
 
 def compile_kernels() -> None:
     """Compile the kernels now and leave them in numba's cache; a second call only loads them."""
-    from fedkin.solvers.kernels import levels  # noqa: F401  (and the kernels it calls)
+    from fedkin.solvers.kernels import chains, levels  # noqa: F401  (and the kernels they call)
 
 
 def start_iteration(

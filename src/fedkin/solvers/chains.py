@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from fedkin._base import available_threads
 from fedkin.graph import Graph
 from fedkin.objective import FusedObjective, QuadraticTerms
-from fedkin.solvers.fuse import INTERIOR
+from fedkin.solvers import checking
 from fedkin.solvers.kernels import chains as chain_kernels
-from fedkin.solvers.kernels import gaps as gap_kernels
 from fedkin.solvers.kernels import steps as kernels
+from fedkin.solvers.kernels.bundles import Devices, Edges
+from fedkin.solvers.kernels.chains import Links
+from fedkin.solvers.kernels.jit import frozen
 from fedkin.solvers.pdhg import Checked, PrimalDual, Stopping
 from fedkin.solvers.workload import Crew
 
@@ -54,9 +56,10 @@ class Chains:
     edges: Index
     sign: Array
 
-    def per_edge(self, values: Array) -> Array:
-        """``values (E,)`` in the order of the chains, 0 at their ends."""
-        return np.where(self.edges >= 0, values[self.edges], 0.0)
+    def links(self, radius: Array) -> Links:
+        """The chains for the kernels, with bounds ``radius (E,)`` of the edges' duals."""
+        bounds = np.where(self.edges >= 0, radius[self.edges], 0.0)
+        return Links(*(frozen(of) for of in (self.starts, self.nodes, self.edges, self.sign, bounds)))
 
 
 def two_chain_sets(graph: Graph) -> tuple[Chains, ...] | None:
@@ -143,18 +146,19 @@ class ChainIteration:
         n, p = quadratic.b.shape
         self._crew = Crew(n_threads or (available_threads() if n * p > THREADING_PAYS else 1))
         self._chains = chains
-        self._a, self._c = np.ascontiguousarray(quadratic.A), np.ascontiguousarray(quadratic.c)
+        self._a = np.ascontiguousarray(quadratic.A)
         # one row per coordinate
         self._b = np.ascontiguousarray(quadratic.b.T)
-        self._edge_radius = objective.edge_radius
-        self._radius = tuple(one.per_edge(objective.edge_radius) for one in chains)
+        self._links = tuple(one.links(objective.edge_radius) for one in chains)
         self._ranges = tuple(self._balanced(one) for one in chains)
         self._device_ranges = self._crew.split(n)
-        edges = objective.graph.edges.astype(np.int32)
-        self._head, self._tail = edges[:, 0].copy(), edges[:, 1].copy()
-        self._edge_ranges = self._crew.split(len(edges))
+        head, tail = objective.graph.edges.astype(np.int32).T
+        self._edges = Edges(frozen(head), frozen(tail), np.array(objective.edge_radius), kernels.L1)
+        none, number = np.empty((0, p)), np.arange(n)
+        parts = (number, none[:, :, None], none[:, :, None], self._a, quadratic.b, quadratic.c, self._a, self._a, none)
+        self._devices = Devices(*(frozen(of) for of in parts))
         self._first, self._second = np.zeros((p, n)), np.zeros((p, n))
-        self._alpha = np.zeros((len(edges), p))
+        self._alpha = np.zeros((head.size, p))
         if alpha is not None and len(chains) == 2:
             self._second[:] = self._balance_on(chains[1], alpha)
         self._pushed, self._found = self._second.copy(), np.empty((p, n))
@@ -167,8 +171,8 @@ class ChainIteration:
         used = chains.edges[chains.edges >= 0]
         balance = np.zeros((self._alpha.shape[1], self._a.size))
         for c, row in enumerate(balance):
-            np.add.at(row, self._head[used], alpha[used, c])
-            np.add.at(row, self._tail[used], -alpha[used, c])
+            np.add.at(row, self._edges.head[used], alpha[used, c])
+            np.add.at(row, self._edges.tail[used], -alpha[used, c])
         return balance
 
     def _balanced(self, chains: Chains) -> list[tuple[int, int]]:
@@ -208,13 +212,8 @@ class ChainIteration:
         )
 
     def _chain_step(self, k: int, b: Array, v: Array, rest: Array) -> None:
-        chains, radius = self._chains[k], self._radius[k]
-        self._crew.run(
-            lambda _, lo, hi: chain_kernels.chain_step(
-                lo, hi, chains.starts, chains.nodes, radius, self._a, b, v, rest
-            ),
-            self._ranges[k],
-        )
+        links, a = self._links[k], self._a
+        self._crew.run(lambda _, lo, hi: chain_kernels.chain_step(lo, hi, links, a, b, v, rest), self._ranges[k])
 
     def _set_duals(self) -> None:
         for k, balances in enumerate((self._first, self._second)[: len(self._chains)]):
@@ -222,59 +221,22 @@ class ChainIteration:
                 self._chain_duals(k, balance, c)
         # the balance of exactly these duals, as a certificate needs it
         self._s[:] = 0.0
-        kernels.add_balance(0, self._head.size, self._head, self._tail, self._alpha, self._s)
+        kernels.add_balance(0, len(self._alpha), self._edges, self._alpha, self._s)
         self._theta = (self._b.T - self._s) / self._a[:, None]
 
     def _chain_duals(self, k: int, balance: Array, c: int) -> None:
-        chains, radius, alpha = self._chains[k], self._radius[k], self._alpha
-        self._crew.run(
-            lambda _, lo, hi: chain_kernels.chain_duals(
-                lo, hi, chains.starts, chains.nodes, chains.edges, chains.sign, radius, balance, c, alpha
-            ),
-            self._ranges[k],
-        )
+        links, alpha = self._links[k], self._alpha
+        self._crew.run(lambda _, lo, hi: chain_kernels.chain_duals(lo, hi, links, balance, c, alpha), self._ranges[k])
 
     # --- where it stands ------------------------------------------------------------------------------------------
 
     def certificate(self, theta: Array | None = None) -> tuple[float, float]:
         x = self._theta if theta is None else theta
-        order, s = np.arange(self._a.size), self._s[None]
-        b = np.ascontiguousarray(self._b.T)
-        devices = self._crew.run(
-            lambda _, lo, hi: gap_kernels.node_gap_isotropic(lo, hi, order, self._a, b, self._c, x, s),
-            self._device_ranges,
-        )
-        edges = self._crew.run(
-            lambda _, lo, hi: gap_kernels.edge_gap(
-                lo, hi, self._head, self._tail, self._edge_radius, x, self._alpha, kernels.L1
-            ),
-            self._edge_ranges,
-        )
-        value, gap = (sum(part) for part in zip(*devices, *edges, strict=True))
-        return float(value), float(gap)
+        return checking.certificate(self._crew, self._devices, self._edges, x, self._alpha, self._s[None])
 
     def fused(self) -> Array:
-        out, none = np.empty_like(self._theta), np.empty((0, self._theta.shape[1]))
-        share = 1.0 - INTERIOR
-
-        def work(_: int, lo: int, hi: int) -> None:
-            gap_kernels.fuse(
-                lo,
-                hi,
-                self._head,
-                self._tail,
-                self._edge_radius,
-                self._alpha,
-                share,
-                kernels.L1,
-                none,
-                none,
-                self._theta,
-                out,
-            )
-
-        self._crew.run(work, self._crew.split(out.shape[1]))
-        return out
+        x, none = self._theta, np.empty((0, self._theta.shape[1]))
+        return checking.fuse(self._crew, self._devices, self._edges, x, self._alpha, none, np.empty_like(x))
 
     def arranged(self, theta: Array) -> Array:
         return np.ascontiguousarray(theta)

@@ -7,9 +7,34 @@ from numpy.typing import NDArray
 
 from fedkin.errors import SolverError
 from fedkin.graph import Graph
+from fedkin.objective import FusedObjective
 from fedkin.solvers.expansion import Expansion
 
 Array = NDArray[np.float64]
+
+#: What slows the solver down: sizes of features that differ by more than this factor, and Gram matrices (in units of
+#: their diagonals) with a larger condition number than this.
+UNEVEN, COLLINEAR = 1e3, 1e6
+#: Hessians with more entries than this are not looked at.
+ROOM = 20_000_000
+
+
+def advice(objective: FusedObjective, theta: Array) -> str:
+    """What helps where the iteration limit came first, given the parameters ``theta (V, p)`` that were found."""
+    cures = []
+    if theta.shape[0] * theta.shape[1] ** 2 <= ROOM:
+        hessians = objective.terms.hessians(theta)
+        diagonal = np.sqrt(np.einsum("vii->vi", hessians).clip(np.finfo(float).tiny))
+        sizes = diagonal.mean(axis=0)
+        if sizes.max() > UNEVEN * sizes.min():
+            cures.append(f"standardise the features, whose sizes differ by a factor of {sizes.max() / sizes.min():.0e}")
+        values = np.linalg.eigvalsh(hessians / (diagonal[:, :, None] * diagonal[:, None, :]))
+        poor = values[:, 0] * COLLINEAR < values[:, -1]
+        if poor.any():
+            device = objective.graph.devices[int(poor.argmax())]
+            who = f"device {device!r} and {poor.sum() - 1} others" if poor.sum() > 1 else f"device {device!r}"
+            cures.append(f"drop features or add a small ridge (features of {who} are nearly collinear)")
+    return ", ".join([*cures, "raise max_iter" if not cures else "or raise max_iter"])
 
 
 def raise_if_not_finite(graph: Graph, values: Array, what: str) -> None:
@@ -18,7 +43,7 @@ def raise_if_not_finite(graph: Graph, values: Array, what: str) -> None:
     if bad.any():
         raise SolverError(
             f"the {what} of device {graph.devices[int(bad.argmax())]!r} is not finite; scale its features and offsets "
-            "down, or check the functions of a loss of your own"
+            "down, or check the functions of a custom loss"
         )
 
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from fedkin.objective import FusedObjective, QuadraticTerms, Solution
 from fedkin.solvers.chains import chains_for
 from fedkin.solvers.compiled import CompiledIteration
-from fedkin.solvers.exact import FUSING_HELPS, SCALE_FLOOR, verdict
 from fedkin.solvers.pdhg import Stopping, initial_rho
+from fedkin.solvers.search import FUSING_HELPS, SCALE_FLOOR, verdict
 from fedkin.solvers.workload import iteration_is_shared
 
 Array = NDArray[np.float64]

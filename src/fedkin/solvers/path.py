@@ -106,7 +106,7 @@ def _solved(
 def warn_of_limits(messages: list[str], n_solves: int, stacklevel: int = 3) -> None:
     """One warning for all solves that stopped at the iteration limit, given their messages."""
     if messages:
-        text = f"{len(messages)} of {n_solves} penalty levels did not converge; the first one {messages[0]}"
+        text = f"{len(messages)} of {n_solves} penalty levels did not converge. The first one {messages[0]}"
         warnings.warn(text, ConvergenceWarning, stacklevel=stacklevel)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ RELAXATION = 1.8
 FIRST_REBALANCE = 10
 REBALANCE_AT = 2.0
 REBALANCE_BY = 10.0
-#: A check takes as long as about so many iterations.
+#: A check costs about this many iterations.
 LEAST_STRETCH = 3
 
 
@@ -70,8 +70,7 @@ def initial_rho(objective: FusedObjective, quadratic: QuadraticTerms) -> Array:
     return np.asarray(4.0 * np.maximum(curvature, floor) / degree)
 
 
-@dataclass(frozen=True)
-class Stopping:
+class Stopping(NamedTuple):
     """When a pair is good enough, and how it is looked at.
 
     Attributes
@@ -171,7 +170,7 @@ class Iteration(Protocol):
         """Parameters in which fused devices are exactly equal, for `certificate` and `pair`."""
 
     def arranged(self, theta: Array) -> Array:
-        """Parameters of one's own, for `certificate` and `pair`."""
+        """Parameters in the caller's order, for `certificate` and `pair`."""
 
     def pair(self, theta: Array | None = None) -> PrimalDual:
         """The pair it stands at, or other parameters with the same duals."""
@@ -297,12 +296,12 @@ class Rebalancing:
 
     Attributes
     ----------
-    next : int
-        The iteration after which `factor` is wanted.
+    next, interval : int
+        The iteration after which `factor` is wanted, and how many went by since the last one.
     """
 
     def __init__(self) -> None:
-        self.next = self._interval = FIRST_REBALANCE
+        self.next = self.interval = FIRST_REBALANCE
 
     def factor(self, dual: Array, primal: Array, rho: Array) -> Array | None:
         """Factors for ``rho`` that would make the moves equally long; None when they are good enough.
@@ -316,8 +315,8 @@ class Rebalancing:
         rho : array (p,) or (1,)
             As it is.
         """
-        self._interval *= 2
-        self.next += self._interval
+        self.interval *= 2
+        self.next += self.interval
         if rho.size == 1:
             dual, primal = dual.sum(keepdims=True), primal.sum(keepdims=True)
         tiny = np.finfo(float).tiny

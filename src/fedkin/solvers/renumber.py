@@ -1,4 +1,4 @@
-"""The order in which a compiled iteration stores devices and edges."""
+"""Numbers under which a compiled iteration stores devices and edges."""
 
 from __future__ import annotations
 
@@ -16,15 +16,25 @@ Index = NDArray[np.int64]
 SCRAMBLED_DEVICES, SCRAMBLED_SHARE = 50_000, 0.05
 
 
-class Places:
-    """The order in which devices and edges are stored: the caller's, or a renumbering that keeps neighbours close."""
+class Numbering:
+    """Internal numbers of devices and edges: the caller's, or a renumbering that keeps neighbours close.
+
+    Attributes
+    ----------
+    changed : bool
+        Whether internal numbers differ from the caller's.
+    devices, edges : int array (V,), int array (E,)
+        The caller's number of each device and edge; the edges are empty where nothing is changed.
+    head, tail : int32 array (E,)
+        Internal numbers of the ends of the edges.
+    """
 
     def __init__(self, graph: Graph) -> None:
         i, j = graph.edges[:, 0], graph.edges[:, 1]
-        self.moved = graph.n_devices >= SCRAMBLED_DEVICES and bool(np.mean(i - j) > SCRAMBLED_SHARE * graph.n_devices)
+        self.changed = graph.n_devices >= SCRAMBLED_DEVICES and bool(np.mean(i - j) > SCRAMBLED_SHARE * graph.n_devices)
         self.devices: Index = np.arange(graph.n_devices)
         self.edges: Index = np.empty(0, dtype=np.int64)
-        if self.moved:
+        if self.changed:
             self.devices = _bandwidth_order(graph)
             rank = np.empty(graph.n_devices, dtype=np.int64)
             rank[self.devices] = np.arange(graph.n_devices)
@@ -33,23 +43,23 @@ class Places:
             i, j = i[self.edges], j[self.edges]
         self.head, self.tail = i.astype(np.int32), j.astype(np.int32)
 
-    def devices_in(self, values: NDArray[Any]) -> NDArray[Any]:
-        return values[self.devices] if self.moved else np.ascontiguousarray(values)
+    def devices_to_internal(self, values: NDArray[Any]) -> NDArray[Any]:
+        return values[self.devices] if self.changed else np.ascontiguousarray(values)
 
-    def edges_in(self, values: Array) -> Array:
-        return values[self.edges] if self.moved else np.ascontiguousarray(values)
+    def edges_to_internal(self, values: Array) -> Array:
+        return values[self.edges] if self.changed else np.ascontiguousarray(values)
 
-    def devices_out(self, values: Array) -> Array:
-        return self._scattered(values, self.devices) if self.moved else values
+    def devices_to_caller(self, values: Array) -> Array:
+        return _scattered(values, self.devices) if self.changed else values
 
-    def edges_out(self, values: Array) -> Array:
-        return self._scattered(values, self.edges) if self.moved else values
+    def edges_to_caller(self, values: Array) -> Array:
+        return _scattered(values, self.edges) if self.changed else values
 
-    @staticmethod
-    def _scattered(values: Array, places: Index) -> Array:
-        out = np.empty_like(values)
-        out[places] = values
-        return out
+
+def _scattered(values: Array, numbers: Index) -> Array:
+    out = np.empty_like(values)
+    out[numbers] = values
+    return out
 
 
 def _bandwidth_order(graph: Graph) -> Index:

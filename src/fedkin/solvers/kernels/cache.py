@@ -13,8 +13,8 @@ _HERE = Path(__file__).parent
 
 
 def sources(folder: Path = _HERE) -> list[Path]:
-    """Files that kernels are made of: their own, and the one whose constants are built in."""
-    return [*folder.glob("*.py"), folder.parent / "pdhg.py"]
+    """Files that kernels are made of: their own, and those whose constants are built in."""
+    return [*folder.glob("*.py"), folder.parent / "pdhg.py", folder.parent / "fuse.py"]
 
 
 def cached(folder: Path = _HERE) -> bool:

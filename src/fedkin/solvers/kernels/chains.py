@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
-from fedkin.solvers.kernels.jit import FLOAT, INT, NUMERICS, kernel, readable, writable
+from fedkin.solvers.kernels.bundles import I1, R1, W1, W2
+from fedkin.solvers.kernels.jit import FLOAT, INT, bundle, kernel, part, readable, writable
 
-_I1, _I2 = readable(types.int32, 1), readable(types.int32, 2)
-_R1, _W1, _W2 = readable(FLOAT, 1), writable(FLOAT, 1), writable(FLOAT, 2)
-_V1 = writable(types.int32, 1)
+_I2, _V1 = readable(types.int32, 2), writable(types.int32, 1)
 
 
-@njit(nogil=True, fastmath=NUMERICS, error_model="numpy")
+class Links(NamedTuple):
+    """Chains of devices: chain c visits ``nodes[starts[c]:starts[c + 1]]``.
+
+    ``edges[k]`` is the edge after place k, ``sign[k]`` is 1 where its head comes first, ``radius[k]`` bounds its dual.
+    """
+
+    starts: Any
+    nodes: Any
+    edges: Any
+    sign: Any
+    radius: Any
+
+
+LINKS = bundle(Links, I1, I1, I1, R1, R1)
+
+
+@part
 def _chain_prox(y: Any, a: Any, radius: Any, x: Any, n: int) -> None:
     """``argmin_x sum_k a_k (x_k - y_k)^2 / 2 + sum_k radius_k |x_k - x_{k+1}|`` for the first ``n`` entries.
 
@@ -63,12 +78,10 @@ def _chain_prox(y: Any, a: Any, radius: Any, x: Any, n: int) -> None:
         start += 1
 
 
-@kernel(types.void, INT, INT, _I1, _I1, _R1, _R1, _R1, _R1, _W1)
-def chain_step(lo: int, hi: int, starts: Any, nodes: Any, radius: Any, a: Any, b: Any, v: Any, rest: Any) -> None:
-    """On chains ``lo .. hi``, what the exact solution leaves of ``b - v``: ``rest = b - v - a x``, a balance of duals.
-
-    Chain c visits the devices ``nodes[starts[c]:starts[c + 1]]``; ``radius[k]`` belongs to the edge after place k.
-    """
+@kernel(types.void, INT, INT, LINKS, R1, R1, R1, W1)
+def chain_step(lo: int, hi: int, links: Any, a: Any, b: Any, v: Any, rest: Any) -> None:
+    """What the exact solution on chains ``lo .. hi`` leaves: ``rest = b - v - a x``, a balance of duals."""
+    starts, nodes, radius = links.starts, links.nodes, links.radius
     longest = 0
     for c in range(lo, hi):
         longest = max(longest, starts[c + 1] - starts[c])
@@ -84,7 +97,7 @@ def chain_step(lo: int, hi: int, starts: Any, nodes: Any, radius: Any, a: Any, b
             rest[nodes[first + k]] = weight[k] * (y[k] - x[k])
 
 
-@kernel(FLOAT, INT, INT, _R1, _R1, _R1, _R1)
+@kernel(FLOAT, INT, INT, R1, R1, R1, R1)
 def turn(lo: int, hi: int, a: Any, v: Any, new: Any, old: Any) -> float:
     """``<v - new, new - old>`` in the metric of the duals: momentum has turned against descent when it is positive."""
     total = 0.0
@@ -93,7 +106,7 @@ def turn(lo: int, hi: int, a: Any, v: Any, new: Any, old: Any) -> float:
     return total
 
 
-@kernel(types.void, INT, INT, FLOAT, _W1, _R1, _W1)
+@kernel(types.void, INT, INT, FLOAT, W1, R1, W1)
 def push(lo: int, hi: int, momentum: float, v: Any, new: Any, old: Any) -> None:
     """``v = new + momentum (new - old)``, ``old = new``."""
     for i in range(lo, hi):
@@ -101,14 +114,10 @@ def push(lo: int, hi: int, momentum: float, v: Any, new: Any, old: Any) -> None:
         old[i] = new[i]
 
 
-@kernel(types.void, INT, INT, _I1, _I1, _I1, _R1, _R1, _R1, INT, _W2)
-def chain_duals(
-    lo: int, hi: int, starts: Any, nodes: Any, edges: Any, sign: Any, radius: Any, balance: Any, column: int, alpha: Any
-) -> None:
-    """Edge duals of chains ``lo .. hi`` from their balances, by summing along the chain; kept inside their balls.
-
-    ``edges[k]`` is the edge after place k, ``sign[k]`` is 1 where its head comes first.
-    """
+@kernel(types.void, INT, INT, LINKS, R1, INT, W2)
+def chain_duals(lo: int, hi: int, links: Any, balance: Any, column: int, alpha: Any) -> None:
+    """Edge duals of chains ``lo .. hi`` from their balances, by summing along the chain; kept inside their balls."""
+    starts, nodes, edges, sign, radius = links.starts, links.nodes, links.edges, links.sign, links.radius
     for c in range(lo, hi):
         total = 0.0
         for k in range(starts[c], starts[c + 1] - 1):

@@ -1,7 +1,7 @@
-"""Iterations with their checks in one compiled call: what `fedkin.solvers.compiled` does one by one, without Python.
+"""A whole solve in one compiled call: iterations, checks and changes of rho, without Python in between.
 
-On small problems the calls between kernels take as long as the kernels. Here a solve comes back to Python only to
-change rho, and several solves run side by side on threads.
+On small problems the calls between kernels take as long as the kernels. Solves release the GIL, so that several of
+them run side by side on threads.
 """
 
 from __future__ import annotations
@@ -9,46 +9,43 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from numba import njit, types
+import numpy as np
+from numba import types
 
-from fedkin.solvers.kernels.gaps import edge_gap, fuse, node_gap_dense, node_gap_isotropic
-from fedkin.solvers.kernels.jit import FLOAT, INT, PAIR, kernel, readable, writable
-from fedkin.solvers.kernels.steps import edge_moves, edge_step, node_step_dense, node_step_isotropic
-from fedkin.solvers.pdhg import LEAST_STRETCH
+from fedkin.solvers.fuse import INTERIOR
+from fedkin.solvers.kernels.bundles import DEVICES, EDGES, STATE, STEP, STOPPING, W2, W3, Step
+from fedkin.solvers.kernels.gaps import edge_gap, fuse, node_gap
+from fedkin.solvers.kernels.grams import invert
+from fedkin.solvers.kernels.jit import INT, kernel, part, writable
+from fedkin.solvers.kernels.steps import L1, edge_moves, edge_step, node_step
+from fedkin.solvers.pdhg import FIRST_REBALANCE, LEAST_STRETCH, REBALANCE_AT, REBALANCE_BY, RELAXATION
 
-_COUNTERS = writable(INT, 1)
-_I1, _ORDER = readable(types.int32, 1), readable(types.int64, 1)
-_R1, _R2, _R3 = (readable(FLOAT, k) for k in (1, 2, 3))
-_W2, _W3 = (writable(FLOAT, k) for k in (2, 3))
+COUNTERS = writable(INT, 1)
+_TINY = float(np.finfo(np.float64).tiny)
+
+#: Places in the counters of `settle`: iterations done, iterations of the next check and of the next look at rho, the
+#: interval of such looks, whether fusing helped, whether the last check is about fused parameters (left in
+#: ``state.ahead``), rows written, whether the gap is small enough, and whether rho has changed.
+DONE, CHECK_AT, LOOK_AT, INTERVAL, FUSING_HELPED, FUSED, CHECKS, SETTLED, REBALANCED = range(9)
+N_COUNTERS = 9
 
 
-@kernel(PAIR, INT, _ORDER, _R3, _R3, _R1, _R2, _R1, _R2, _R3, _I1, _I1, _R1, _R2, INT)
-def certificate(
-    dense: int,
-    order: Any,
-    A: Any,
-    own_inverse: Any,
-    curvature: Any,
-    b: Any,
-    c0: Any,
-    x: Any,
-    s: Any,
-    head: Any,
-    tail: Any,
-    radius: Any,
-    y: Any,
-    kind: int,
-) -> tuple[float, float]:
+@part
+def begin(counters: Any) -> None:
+    """Set the counters to those of a solve that has not begun."""
+    counters[:] = 0
+    counters[LOOK_AT] = counters[INTERVAL] = FIRST_REBALANCE
+
+
+@part
+def _certificate(devices: Any, edges: Any, x: Any, s: Any, y: Any) -> tuple[float, float]:
     """Value and duality gap, without sparsity."""
-    if dense:
-        value, gap = node_gap_dense(0, x.shape[0], order, A, own_inverse, b, c0, x, s)
-    else:
-        value, gap = node_gap_isotropic(0, x.shape[0], order, curvature, b, c0, x, s)
-    penalty, slack = edge_gap(0, y.shape[0], head, tail, radius, x, y, kind)
+    value, gap = node_gap(0, x.shape[0], devices, x, s)
+    penalty, slack = edge_gap(0, y.shape[0], edges, x, y)
     return value + penalty, gap + slack
 
 
-@njit(nogil=True)
+@part
 def _until_check(done: int, rows: Any, tol: float) -> int:
     """As `fedkin.solvers.pdhg.check_after`."""
     usual = max(5, done // 10)
@@ -59,142 +56,105 @@ def _until_check(done: int, rows: Any, tol: float) -> int:
     return int(min(max(math.ceil(math.log(rows[m - 1, 2] / tol) / rate), LEAST_STRETCH), 2 * usual))
 
 
-#: Places in the counters of `settle`.
-DONE, CHECK_AT, FUSING_HELPED, FUSED, CHECKS, STATUS = range(6)
-N_COUNTERS = 6
-#: Why `settle` returned: it may go on, a look at rho is due, the gap is small enough.
-GOES_ON, LOOK_AT_RHO, SETTLED = range(3)
+@part
+def _rebalance(moves: Any, rho: Any, together: bool) -> bool:
+    """As `fedkin.solvers.pdhg.Rebalancing.factor`, which it applies to ``rho (p,)``; whether that has changed."""
+    changed = False
+    for c in range(rho.shape[0]):
+        dual, primal = moves[0, c], moves[1, c]
+        if together:
+            dual, primal = moves[0].sum(), moves[1].sum()
+        dual *= 2.0
+        if dual > _TINY or primal > _TINY:
+            ratio = np.sqrt(dual / max(primal, _TINY)) / rho[c]
+            if ratio > REBALANCE_AT or ratio < 1.0 / REBALANCE_AT:
+                rho[c] *= min(max(ratio, 1.0 / REBALANCE_BY), REBALANCE_BY)
+                changed = True
+    return changed
 
 
-@kernel(
-    types.void,
-    _COUNTERS,
-    _W2,
-    INT,
-    INT,
-    INT,
-    FLOAT,
-    FLOAT,
-    FLOAT,
-    FLOAT,
-    FLOAT,
-    INT,
-    _ORDER,
-    _R3,
-    _R3,
-    _R3,
-    _R1,
-    _R2,
-    _R1,
-    _R1,
-    _R1,
-    _R1,
-    _R1,
-    _W2,
-    _W3,
-    _W2,
-    _W2,
-    _R2,
-    _I1,
-    _I1,
-    _R1,
-    _W2,
-    INT,
-    _W2,
-)
+@part
+def _measure(moves: Any, relax: float, devices: Any, edges: Any, half: Any, state: Any) -> None:
+    """Squared moves of duals and parameters ``(2, p)`` in the iteration whose node step is done."""
+    x, ahead, linked = state.x, state.ahead, devices.linked
+    moves[:] = 0.0
+    edge_moves(0, state.y.shape[0], edges, half, ahead, state.y, moves[0])
+    for i in range(x.shape[0]):
+        for c in range(x.shape[1]):
+            # ahead = x + 2 dx and the new x = x + relax dx
+            dx = (ahead[i, c] - x[i, c]) / (2.0 - relax)
+            moves[1, c] += linked[i] * dx * dx
+
+
+@part
+def _check(counters: Any, stopping: Any, devices: Any, edges: Any, state: Any) -> tuple[float, float]:
+    """Value and gap of the pair, or of the same with devices fused (in ``state.ahead``) where that is better."""
+    x, y, s, ahead = state.x, state.y, state.s, state.ahead
+    value, gap = 0.0, math.inf
+    counters[FUSED] = 0
+    if counters[FUSING_HELPED] == 0:
+        value, gap = _certificate(devices, edges, x, s, y)
+    # with fused devices better last time, it takes only one of the two to be good enough
+    near = gap <= stopping.fusing_helps * stopping.tol * max(abs(value), stopping.floor)
+    if counters[FUSING_HELPED] == 1 or near or counters[DONE] >= stopping.limit:
+        fuse(0, x.shape[1], edges, y, 1.0 - INTERIOR, state.z, devices.box, x, ahead)
+        fused, slack = _certificate(devices, edges, ahead, s, y)
+        if counters[FUSING_HELPED] == 0:
+            counters[FUSING_HELPED] = 1 if slack < gap else 0
+        if slack <= max(gap, stopping.tol * max(abs(fused), stopping.floor)):
+            value, gap, counters[FUSED] = fused, slack, 1
+    return value, gap
+
+
+@kernel(types.void, COUNTERS, W2, W2, INT, STOPPING, DEVICES, EDGES, STEP, W3, STATE)
 def settle(
     counters: Any,
     rows: Any,
-    pause: int,
-    limit: int,
-    look_at: int,
-    tol: float,
-    floor: float,
-    fusing_helps: float,
-    relaxation: float,
-    share: float,
-    dense: int,
-    order: Any,
-    A: Any,
-    own_inverse: Any,
-    inverse: Any,
-    curvature: Any,
-    b: Any,
-    c0: Any,
-    weight: Any,
-    linked: Any,
-    rho: Any,
-    half: Any,
-    x: Any,
-    s: Any,
-    ahead: Any,
-    z: Any,
-    box: Any,
-    head: Any,
-    tail: Any,
-    radius: Any,
-    y: Any,
-    kind: int,
     moves: Any,
+    pause: int,
+    stopping: Any,
+    devices: Any,
+    edges: Any,
+    step: Any,
+    own: Any,
+    state: Any,
 ) -> None:
-    """Iterations and checks until the gap is small, rho needs a look, or ``pause`` iterations are done.
+    """Iterations and checks until the gap is small, ``rows`` are full or ``pause`` iterations are done.
 
-    ``counters`` (the places above) holds the iterations done, the iteration of the next check, whether fusing helped,
-    whether the last check is about fused parameters (left in ``ahead``), the number of rows, and why it returned.
-    ``rows (m, 3)`` gets iteration, value and relative gap of each check, ``moves (2, p)`` the squared moves of duals
-    and parameters in iteration ``look_at``. At ``limit`` iterations it stops altogether.
+    It comes back after a check, for a design that is regular and without sparsity, on one thread. ``rows (m, 3)`` gets
+    iteration, value and relative gap of each check. ``moves (2, p)`` is memory between calls. When rho changes it is
+    changed in place, and the resolvent is ``own (V, p, p)`` from then on: the caller makes it that of ``step``.
     """
-    n, p = x.shape
+    n, n_edges = state.x.shape[0], state.y.shape[0]
+    current = step
     done = counters[DONE]
-    while done < min(pause, limit):
+    while done < stopping.limit:
         if counters[CHECK_AT] <= done:
-            counters[CHECK_AT] = min(done + _until_check(done, rows[: counters[CHECKS]], tol), limit)
+            ahead = _until_check(done, rows[: counters[CHECKS]], stopping.tol)
+            counters[CHECK_AT] = min(done + ahead, stopping.limit)
         while done < counters[CHECK_AT]:
+            if done == counters[LOOK_AT]:
+                counters[INTERVAL] *= 2
+                counters[LOOK_AT] += counters[INTERVAL]
+                if _rebalance(moves, step.rho, edges.kind != L1):
+                    step.half[:] = 0.5 * step.rho
+                    counters[REBALANCED] = 1
+                    current = Step(step.rho, step.half, own)
+                    if devices.curvature.shape[0] == 0:
+                        invert(0, n, devices.order, devices.A, devices.weight, step.rho, own)
             # the last step before a check is not relaxed: it leaves a feasible pair
-            relax = 1.0 if done + 1 == counters[CHECK_AT] else relaxation
-            if dense:
-                node_step_dense(0, n, inverse, b, weight, rho, x, s, ahead, relax, z, box)
-            else:
-                node_step_isotropic(0, n, curvature, b, weight, rho, x, s, ahead, relax, z, box)
-            looking = done + 1 == look_at
-            if looking:
-                moves[:] = 0.0
-                edge_moves(0, y.shape[0], head, tail, radius, half, ahead, y, kind, moves[0])
-                for i in range(n):
-                    for c in range(p):
-                        # ahead = x + 2 dx and the new x = x + relax dx
-                        dx = (ahead[i, c] - x[i, c]) / (2.0 - relax)
-                        moves[1, c] += linked[i] * dx * dx
-            edge_step(0, y.shape[0], head, tail, radius, half, ahead, y, s[0], relax, kind)
+            relax = 1.0 if done + 1 == counters[CHECK_AT] else RELAXATION
+            node_step(0, n, devices, current, state, relax)
+            if done + 1 == counters[LOOK_AT]:
+                _measure(moves, relax, devices, edges, step.half, state)
+            edge_step(0, n_edges, edges, step.half, state.ahead, state.y, state.s[0], relax)
             done += 1
-            if looking and done < counters[CHECK_AT]:
-                counters[DONE], counters[STATUS] = done, LOOK_AT_RHO
-                return
-        counters[DONE], counters[FUSED] = done, 0
-        value, gap = 0.0, math.inf
-        if counters[FUSING_HELPED] == 0:
-            value, gap = certificate(dense, order, A, own_inverse, curvature, b, c0, x, s, head, tail, radius, y, kind)
-        # with fused devices better last time, it takes only one of the two to be good enough
-        near = gap <= fusing_helps * tol * max(abs(value), floor) or done >= limit
-        if counters[FUSING_HELPED] == 1 or near:
-            fuse(0, p, head, tail, radius, y, share, kind, z, box, x, ahead)
-            fused, slack = certificate(
-                dense, order, A, own_inverse, curvature, b, c0, ahead, s, head, tail, radius, y, kind
-            )
-            if counters[FUSING_HELPED] == 0:
-                counters[FUSING_HELPED] = 1 if slack < gap else 0
-            if slack <= max(gap, tol * max(abs(fused), floor)):
-                value, gap, counters[FUSED] = fused, slack, 1
-        relative = max(gap, 0.0) / max(abs(value), floor)
+        counters[DONE] = done
+        value, gap = _check(counters, stopping, devices, edges, state)
+        relative = max(gap, 0.0) / max(abs(value), stopping.floor)
         row = counters[CHECKS]
         rows[row, 0], rows[row, 1], rows[row, 2] = done, value, relative
         counters[CHECKS] += 1
-        if relative <= tol:
-            counters[STATUS] = SETTLED
+        counters[SETTLED] = relative <= stopping.tol
+        if counters[SETTLED] or counters[CHECKS] == rows.shape[0] or done >= pause:
             return
-        if done == look_at:
-            counters[STATUS] = LOOK_AT_RHO
-            return
-        if counters[CHECKS] == rows.shape[0]:
-            break
-    counters[STATUS] = GOES_ON

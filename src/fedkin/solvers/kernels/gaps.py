@@ -1,7 +1,4 @@
-"""What a check of the compiled iteration looks at: value and gap of a pair, and the same with devices fused.
-
-Conventions are those of `fedkin.solvers.kernels.steps`.
-"""
+"""What a check of the compiled iteration looks at: value and gap of a pair, and the same with devices fused."""
 
 from __future__ import annotations
 
@@ -9,18 +6,15 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
+from fedkin.solvers.kernels.bundles import DEVICES, EDGES, R2, R3, W2
 from fedkin.solvers.kernels.grams import factorize
-from fedkin.solvers.kernels.jit import FLOAT, INT, PAIR, kernel, readable, writable
+from fedkin.solvers.kernels.jit import FLOAT, INT, PAIR, kernel, part
 from fedkin.solvers.kernels.steps import L1, L2
 
-_I1, _L1 = readable(types.int32, 1), readable(types.int64, 1)
-_R1, _R2, _R3 = (readable(FLOAT, k) for k in (1, 2, 3))
-_W1, _W2, _W3 = (writable(FLOAT, k) for k in (1, 2, 3))
 
-
-@njit(nogil=True)
+@part
 def _join(parent: Any, i: int, j: int, c: int) -> None:
     """Put devices ``i`` and ``j`` into one group of column ``c``, by the smaller number of the two roots."""
     while parent[i, c] != i:
@@ -36,9 +30,10 @@ def _join(parent: Any, i: int, j: int, c: int) -> None:
         parent[i, c] = j
 
 
-@kernel(PAIR, INT, INT, _I1, _I1, _R1, _R2, _R2, INT)
-def edge_gap(lo: int, hi: int, head: Any, tail: Any, radius: Any, x: Any, y: Any, kind: int) -> tuple[float, float]:
+@kernel(PAIR, INT, INT, EDGES, R2, R2)
+def edge_gap(lo: int, hi: int, edges: Any, x: Any, y: Any) -> tuple[float, float]:
     """``sum_e r_e phi(d_e)`` and ``sum_e (r_e phi(d_e) - <y_e, d_e>)`` with ``d = D x``."""
+    head, tail, radius, kind = edges.head, edges.tail, edges.radius, edges.kind
     p = x.shape[1]
     penalty, slack = 0.0, 0.0
     for e in range(lo, hi):
@@ -65,20 +60,14 @@ def edge_gap(lo: int, hi: int, head: Any, tail: Any, radius: Any, x: Any, y: Any
     return penalty, slack
 
 
-@kernel(PAIR, INT, INT, _L1, _R3, _R3, _R2, _R1, _R2, _R3)
-def node_gap_dense(
-    lo: int, hi: int, order: Any, A: Any, inverse: Any, b: Any, c0: Any, x: Any, s: Any
-) -> tuple[float, float]:
-    """Sums of ``M_u(x_u)`` and of ``r' A^{-1} r / 2`` with ``r = A x - b + s``.
-
-    ``A`` and ``c0`` are in the caller's order of devices, ``order[i]`` is the caller's number of device i. An empty
-    ``inverse`` means that the Gram matrices are factorised on the way, which saves the memory for their inverses.
-    """
+@part
+def _dense_gap(lo: int, hi: int, devices: Any, x: Any, s: Any) -> tuple[float, float]:
+    order, A, inverse, b, c0 = devices.order, devices.A, devices.own_inverse, devices.b, devices.c
     p = x.shape[1]
     value, gap = 0.0, 0.0
     residual = np.empty(p)
     factor = np.empty((p, p))
-    stored = inverse.shape[0] > 0
+    stored = inverse.shape[0] > 0  # otherwise Gram matrices are factorised on the way
     for i in range(lo, hi):
         u = order[i]
         for k in range(p):
@@ -108,11 +97,9 @@ def node_gap_dense(
     return value, gap
 
 
-@kernel(PAIR, INT, INT, _L1, _R1, _R2, _R1, _R2, _R3)
-def node_gap_isotropic(
-    lo: int, hi: int, order: Any, curvature: Any, b: Any, c0: Any, x: Any, s: Any
-) -> tuple[float, float]:
-    """As `node_gap_dense`, for multiples of the identity; ``curvature`` is in the order of ``x``."""
+@part
+def _isotropic_gap(lo: int, hi: int, devices: Any, x: Any, s: Any) -> tuple[float, float]:
+    order, curvature, b, c0 = devices.order, devices.curvature, devices.b, devices.c
     value, gap = 0.0, 0.0
     for i in range(lo, hi):
         square = 0.0
@@ -128,26 +115,24 @@ def node_gap_isotropic(
     return value, gap
 
 
-@kernel(types.void, INT, INT, _I1, _I1, _R1, _R2, FLOAT, INT, _R2, _R2, _R2, _W2)
-def fuse(
-    lo: int,
-    hi: int,
-    head: Any,
-    tail: Any,
-    radius: Any,
-    y: Any,
-    share: float,
-    kind: int,
-    z: Any,
-    box: Any,
-    x: Any,
-    out: Any,
-) -> None:
+@kernel(PAIR, INT, INT, DEVICES, R2, R3)
+def node_gap(lo: int, hi: int, devices: Any, x: Any, s: Any) -> tuple[float, float]:
+    """Sums of ``M_u(x_u)`` and of ``r' A^{-1} r / 2`` with ``r = A x - b + s``."""
+    if devices.curvature.shape[0] > 0:
+        value, gap = _isotropic_gap(lo, hi, devices, x, s)
+    else:
+        value, gap = _dense_gap(lo, hi, devices, x, s)
+    return value, gap
+
+
+@kernel(types.void, INT, INT, EDGES, R2, FLOAT, R2, R2, R2, W2)
+def fuse(lo: int, hi: int, edges: Any, y: Any, share: float, z: Any, box: Any, x: Any, out: Any) -> None:
     """Means of ``x`` over devices joined by edges whose dual is inside ``share`` of its ball.
 
     For l1 the columns ``lo .. hi`` on their own, for the others all columns together. A group is zero where the
     sparsity dual of a member is inside its box.
     """
+    head, tail, radius, kind = edges.head, edges.tail, edges.radius, edges.kind
     n, p, sparse = x.shape[0], x.shape[1], box.shape[0] > 0
     groupings = hi - lo if kind == L1 else 1
     parent = np.empty((n, groupings), dtype=np.int32)

@@ -6,16 +6,12 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit, types
 
-from fedkin.solvers.kernels.jit import FLOAT, INT, NUMERICS, kernel, readable, writable
-
-_I1, _L1 = readable(types.int32, 1), readable(types.int64, 1)
-_R1, _R2, _R3 = (readable(FLOAT, k) for k in (1, 2, 3))
-_W1, _W2, _W3 = (writable(FLOAT, k) for k in (1, 2, 3))
+from fedkin.solvers.kernels.bundles import L1D, R1, R2, R3, W2, W3
+from fedkin.solvers.kernels.jit import FLOAT, INT, kernel, part
 
 
-@njit(nogil=True, error_model="numpy", fastmath=NUMERICS)
+@part
 def factorize(matrix: Any, factor: Any) -> float:
     """Lower Cholesky factor; the smallest pivot relative to its diagonal entry, -1 where there is none."""
     p = matrix.shape[0]
@@ -35,7 +31,7 @@ def factorize(matrix: Any, factor: Any) -> float:
     return worst
 
 
-@kernel(FLOAT, INT, INT, _L1, _R3, _R1, _R1, _W3)
+@kernel(FLOAT, INT, INT, L1D, R3, R1, R1, W3)
 def invert(lo: int, hi: int, order: Any, A: Any, weight: Any, rho: Any, inverse: Any) -> float:
     """``inverse[i] = (A[order[i]] + weight[i] diag(rho))^{-1}``; returns the worst relative pivot, -1 for a bad one."""
     p = rho.shape[0]
@@ -79,7 +75,7 @@ def invert(lo: int, hi: int, order: Any, A: Any, weight: Any, rho: Any, inverse:
     return worst
 
 
-@kernel(FLOAT, INT, INT, _L1, _R3, _R2, _W2)
+@kernel(FLOAT, INT, INT, L1D, R3, R2, W2)
 def local_minimizers(lo: int, hi: int, order: Any, A: Any, b: Any, out: Any) -> float:
     """``out[i] = A[order[i]]^{-1} b[i]``; the worst relative pivot, -1 when one is not positive."""
     p = b.shape[1]

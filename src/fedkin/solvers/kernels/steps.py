@@ -3,10 +3,7 @@
 Nothing here is called directly: `fedkin.solvers.compiled` drives these kernels, `fedkin.solvers.backend` decides when.
 Importing the module compiles them, or loads them from numba's cache. All release the GIL and work on a range
 ``lo .. hi`` of devices or edges, so that plain threads share one iteration and problems run side by side.
-
-Conventions: ``s (T, V, p)`` holds ``D'y`` as one share per thread; a node step reads the shares and sets them back to
-zero (the first one to the sparsity duals), an edge step adds to its thread's share. Edge ``e`` joins ``head[e]`` and
-``tail[e]``; ``(D x)_e = x[head] - x[tail]``.
+`fedkin.solvers.kernels.bundles` says what they work on.
 """
 
 from __future__ import annotations
@@ -17,11 +14,8 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from fedkin.solvers.kernels.jit import FLOAT, INT, kernel, readable, writable
-
-_I1, _L1 = readable(types.int32, 1), readable(types.int64, 1)
-_R1, _R2, _R3 = (readable(FLOAT, k) for k in (1, 2, 3))
-_W1, _W2, _W3 = (writable(FLOAT, k) for k in (1, 2, 3))
+from fedkin.solvers.kernels.bundles import DEVICES, EDGES, R1, R2, STATE, STEP, W1, W2
+from fedkin.solvers.kernels.jit import FLOAT, INT, kernel, part
 
 L1, L2, LINF = 0, 1, 2
 #: Codes of the penalties.
@@ -30,9 +24,10 @@ KINDS = {"l1": L1, "l2": L2, "linf": LINF}
 # --- parts of the kernels ------------------------------------------------------------------------------------------
 
 
-@njit(nogil=True)
-def _box_step(lo: int, hi: int, rho: Any, s: Any, ahead: Any, relax: float, z: Any, box: Any) -> None:
+@part
+def _box_step(lo: int, hi: int, rho: Any, box: Any, state: Any, relax: float) -> None:
     """Duals of the sparsity term; they open the next sum ``s``."""
+    z, s, ahead = state.z, state.s, state.ahead
     for i in range(lo, hi):
         for c in range(rho.shape[0]):
             old = z[i, c]
@@ -46,7 +41,7 @@ def _clip(value: float, bound: float) -> float:
     return min(max(value, -bound), bound)
 
 
-@njit(nogil=True)
+@part
 def _project_linf(v: Any, radius: float) -> None:
     """Project ``v`` onto the l1 ball, the dual ball of linf, in place (Michelot's active set)."""
     total = 0.0
@@ -74,22 +69,10 @@ def _project_linf(v: Any, radius: float) -> None:
 # --- devices --------------------------------------------------------------------------------------------------------
 
 
-@kernel(types.void, INT, INT, _R3, _R2, _R1, _R1, _W2, _W3, _W2, FLOAT, _W2, _R2)
-def node_step_dense(
-    lo: int,
-    hi: int,
-    inverse: Any,
-    b: Any,
-    weight: Any,
-    rho: Any,
-    x: Any,
-    s: Any,
-    ahead: Any,
-    relax: float,
-    z: Any,
-    box: Any,
-) -> None:
-    """``xhat = inverse (b + weight rho x - s)``, ``ahead = 2 xhat - x``, ``x += relax (xhat - x)``."""
+@part
+def _dense_step(lo: int, hi: int, devices: Any, step: Any, state: Any, relax: float) -> None:
+    inverse, b, weight, rho = step.resolvent, devices.b, devices.weight, step.rho
+    x, s, ahead = state.x, state.s, state.ahead
     p = x.shape[1]
     shares = s.shape[0]
     target = np.empty(p)
@@ -118,26 +101,13 @@ def node_step_dense(
             ahead[i, c] = 2.0 * found[c] - old
             x[i, c] = old + relax * (found[c] - old)
             s[0, i, c] = 0.0
-    if box.shape[0] > 0:
-        _box_step(lo, hi, rho, s, ahead, relax, z, box)
 
 
-@kernel(types.void, INT, INT, _R1, _R2, _R1, _R1, _W2, _W3, _W2, FLOAT, _W2, _R2)
-def node_step_isotropic(
-    lo: int,
-    hi: int,
-    curvature: Any,
-    b: Any,
-    weight: Any,
-    rho: Any,
-    x: Any,
-    s: Any,
-    ahead: Any,
-    relax: float,
-    z: Any,
-    box: Any,
-) -> None:
-    """As `node_step_dense`, where every Gram is ``curvature[i]`` times the identity."""
+@part
+def _isotropic_step(lo: int, hi: int, devices: Any, step: Any, state: Any, relax: float) -> None:
+    """As `_dense_step`, where every Gram matrix is ``curvature[i]`` times the identity."""
+    curvature, b, weight, rho = devices.curvature, devices.b, devices.weight, step.rho
+    x, s, ahead = state.x, state.s, state.ahead
     p = x.shape[1]
     shares = s.shape[0]
     for i in range(lo, hi):
@@ -152,28 +122,26 @@ def node_step_isotropic(
             ahead[i, c] = 2.0 * found - old
             x[i, c] = old + relax * (found - old)
             s[0, i, c] = 0.0
-    if box.shape[0] > 0:
-        _box_step(lo, hi, rho, s, ahead, relax, z, box)
+
+
+@kernel(types.void, INT, INT, DEVICES, STEP, STATE, FLOAT)
+def node_step(lo: int, hi: int, devices: Any, step: Any, state: Any, relax: float) -> None:
+    """``xhat = resolvent (b + weight rho x - s)``, ``ahead = 2 xhat - x``, ``x += relax (xhat - x)``."""
+    if devices.curvature.shape[0] > 0:
+        _isotropic_step(lo, hi, devices, step, state, relax)
+    else:
+        _dense_step(lo, hi, devices, step, state, relax)
+    if devices.box.shape[0] > 0:
+        _box_step(lo, hi, step.rho, devices.box, state, relax)
 
 
 # --- edges ----------------------------------------------------------------------------------------------------------
 
 
-@kernel(types.void, INT, INT, _I1, _I1, _R1, _R1, _R2, _W2, _W2, FLOAT, INT)
-def edge_step(
-    lo: int,
-    hi: int,
-    head: Any,
-    tail: Any,
-    radius: Any,
-    half: Any,
-    ahead: Any,
-    y: Any,
-    s: Any,
-    relax: float,
-    kind: int,
-) -> None:
+@kernel(types.void, INT, INT, EDGES, R1, R2, W2, W2, FLOAT)
+def edge_step(lo: int, hi: int, edges: Any, half: Any, ahead: Any, y: Any, s: Any, relax: float) -> None:
     """``yhat = Proj(y + half (D ahead))``, ``y += relax (yhat - y)``, and ``y`` is added to both ends' balances."""
+    head, tail, radius, kind = edges.head, edges.tail, edges.radius, edges.kind
     p = y.shape[1]
     if p == 1:
         for e in range(lo, hi):
@@ -271,20 +239,10 @@ def edge_step(
                 s[j, c] -= new
 
 
-@kernel(types.void, INT, INT, _I1, _I1, _R1, _R1, _R2, _R2, INT, _W1)
-def edge_moves(
-    lo: int,
-    hi: int,
-    head: Any,
-    tail: Any,
-    radius: Any,
-    half: Any,
-    ahead: Any,
-    y: Any,
-    kind: int,
-    moves: Any,
-) -> None:
+@kernel(types.void, INT, INT, EDGES, R1, R2, R2, W1)
+def edge_moves(lo: int, hi: int, edges: Any, half: Any, ahead: Any, y: Any, moves: Any) -> None:
     """Add ``sum_e (yhat - y)_c^2`` of the coming edge step to ``moves (p,)``; changes nothing else."""
+    head, tail, radius, kind = edges.head, edges.tail, edges.radius, edges.kind
     p = y.shape[1]
     moved = np.empty(p)
     total = np.zeros(p)
@@ -309,9 +267,10 @@ def edge_moves(
         moves[c] += total[c]
 
 
-@kernel(types.void, INT, INT, _I1, _I1, _R2, _W2)
-def add_balance(lo: int, hi: int, head: Any, tail: Any, y: Any, s: Any) -> None:
+@kernel(types.void, INT, INT, EDGES, R2, W2)
+def add_balance(lo: int, hi: int, edges: Any, y: Any, s: Any) -> None:
     """Add ``D' y`` to ``s (V, p)``."""
+    head, tail = edges.head, edges.tail
     for e in range(lo, hi):
         i, j = np.uint32(head[e]), np.uint32(tail[e])
         for c in range(y.shape[1]):
@@ -322,32 +281,9 @@ def add_balance(lo: int, hi: int, head: Any, tail: Any, y: Any, s: Any) -> None:
 # --- a whole stretch of iterations on one thread ----------------------------------------------------------------------
 
 
-@kernel(types.void, INT, INT, _R3, _R1, _R2, _R1, _R1, _W2, _W3, _W2, FLOAT, _W2, _R2, _I1, _I1, _R1, _R1, _W2, INT)
-def run(
-    n_iter: int,
-    dense: int,
-    inverse: Any,
-    curvature: Any,
-    b: Any,
-    weight: Any,
-    rho: Any,
-    x: Any,
-    s: Any,
-    ahead: Any,
-    relax: float,
-    z: Any,
-    box: Any,
-    head: Any,
-    tail: Any,
-    radius: Any,
-    half: Any,
-    y: Any,
-    kind: int,
-) -> None:
+@kernel(types.void, INT, DEVICES, EDGES, STEP, STATE, FLOAT)
+def run(n_iter: int, devices: Any, edges: Any, step: Any, state: Any, relax: float) -> None:
     """``n_iter`` iterations."""
     for _ in range(n_iter):
-        if dense:
-            node_step_dense(0, x.shape[0], inverse, b, weight, rho, x, s, ahead, relax, z, box)
-        else:
-            node_step_isotropic(0, x.shape[0], curvature, b, weight, rho, x, s, ahead, relax, z, box)
-        edge_step(0, y.shape[0], head, tail, radius, half, ahead, y, s[0], relax, kind)
+        node_step(0, state.x.shape[0], devices, step, state, relax)
+        edge_step(0, state.y.shape[0], edges, step.half, state.ahead, state.y, state.s[0], relax)

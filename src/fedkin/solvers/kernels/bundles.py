@@ -1,0 +1,96 @@
+"""What the kernels of the exact solver work on: bundles of arrays for V devices, E edges and p parameters.
+
+Conventions: ``s (T, V, p)`` holds ``D'y`` as one share per thread; a node step reads the shares and sets them back to
+zero (the first one to the sparsity duals), an edge step adds to its thread's share. Edge ``e`` joins ``head[e]`` and
+``tail[e]``; ``(D x)_e = x[head] - x[tail]``. Arrays that are not needed are empty.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from numba import types
+
+from fedkin.solvers.kernels.jit import FLOAT, INT, bundle, readable, writable
+from fedkin.solvers.pdhg import Stopping
+
+I1, L1D = readable(types.int32, 1), readable(types.int64, 1)
+R1, R2, R3 = (readable(FLOAT, k) for k in (1, 2, 3))
+W1, W2, W3 = (writable(FLOAT, k) for k in (1, 2, 3))
+
+
+class Devices(NamedTuple):
+    """The smooth part: ``x' A_u x / 2 - b_u' x + c_u`` on each device.
+
+    Attributes
+    ----------
+    order : int array (V,)
+        The caller's number of each device: ``A`` and ``c`` are in the caller's order, the other arrays in ours.
+    A, own_inverse : array (V, p, p)
+        Gram matrices, and their inverses unless these would take too much memory.
+    curvature : array (V,)
+        In place of ``A``, where every Gram matrix is a multiple of the identity.
+    b : array (V, p)
+    c : array (V,)
+    linked, weight : array (V,)
+        Number of duals of each device; the same with 1 in place of 0.
+    box : array (V, p)
+        Bounds of the sparsity duals.
+    """
+
+    order: Any
+    A: Any
+    own_inverse: Any
+    curvature: Any
+    b: Any
+    c: Any
+    linked: Any
+    weight: Any
+    box: Any
+
+
+class Edges(NamedTuple):
+    """The penalty: ends of the edges, radii of their dual balls, and which penalty it is (`steps.KINDS`)."""
+
+    head: Any
+    tail: Any
+    radius: Any
+    kind: Any
+
+
+class Step(NamedTuple):
+    """``rho (p,)``, half of it, and the inverses of ``A_u + weight_u diag(rho)`` where Gram matrices are dense."""
+
+    rho: Any
+    half: Any
+    resolvent: Any
+
+
+class State(NamedTuple):
+    """Where the iteration stands.
+
+    Attributes
+    ----------
+    x : array (V, p)
+    y : array (E, p)
+        Edge duals.
+    z : array (V, p)
+        Sparsity duals.
+    s : array (T, V, p)
+        Their balance, in shares.
+    ahead : array (V, p)
+        ``2 xhat - x``; free between two iterations.
+    """
+
+    x: Any
+    y: Any
+    z: Any
+    s: Any
+    ahead: Any
+
+
+DEVICES = bundle(Devices, L1D, R3, R3, R1, R2, R1, R1, R1, R2)
+EDGES = bundle(Edges, I1, I1, W1, INT)
+STEP = bundle(Step, W1, W1, W3)
+STATE = bundle(State, W2, W2, W2, W3, W2)
+STOPPING = bundle(Stopping, FLOAT, FLOAT, INT, FLOAT)
