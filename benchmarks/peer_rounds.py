@@ -19,6 +19,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,15 +31,14 @@ from pathlib import Path
 import numpy as np
 import zenoh
 
-from fedkin.admm import Settings
+from fedkin.admm import Settings, Store
 from fedkin.data import Federation
 from fedkin.federate.contract.files import load_manifest
 from fedkin.federate.contract.manifest import Manifest
+from fedkin.federate.keys import keys_of
 from fedkin.federate.messages import Kind
-from fedkin.federate.peer import keys_of
 from fedkin.federate.setup.deploy import device_parts, make_manifest
 from fedkin.federate.setup.directory import read_status, write_federation
-from fedkin.federate.trail import Trail, boot_number
 from fedkin.federate.trust.security import make_authority, with_absolute_paths
 from fedkin.graph import Graph
 from fedkin.objective import Problem
@@ -131,7 +131,7 @@ class Run:
 
     def __init__(self, folder: Path, manifest: Manifest, program: list[str]) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        self.run = manifest.run_bytes
+        self.run = manifest.run
         self.places = [folder / "devices" / member.name for member in manifest.members]
         self.children = [
             subprocess.Popen([sys.executable, *program, str(place)], env=environment, start_new_session=True)
@@ -174,10 +174,11 @@ class Run:
                 child.send_signal(signal.SIGCONT)
 
     def _round(self, place: Path) -> int:
-        trail = Trail(place / "state.npz", self.run, boot_number() or bytes(16))
-        found = trail.last()
-        trail.close()
-        return 0 if found is None else int(found[1]["round"])
+        # the device has its file for itself: look at a copy
+        with tempfile.TemporaryDirectory() as copy:
+            for path in place.glob("state.db*"):
+                shutil.copy(path, copy)
+            return max(Store(f"{copy}/state.db", self.run).saved_rounds(), default=0)
 
 
 def measure(devices: int, p: int, rounds: int) -> dict[str, object]:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from builders import small_problem
 from federations import in_process, write_tables
-from fedkin.admm import fed_admm, load_checkpoint, save_checkpoint
+from fedkin.admm import Store, fed_admm
 from fedkin.cli import main
 from fedkin.cli.app import make_app
 from fedkin.data import Federation
@@ -511,10 +511,11 @@ def test_who_stays_for_neighbours_says_so(tmp_path: Path, capsys: pytest.Capture
     directory = tmp_path / "fed"
     place = directory / "devices" / "d1"
     run_all(directory)
-    run = load_manifest(directory).run_bytes.hex()
-    arrays, header = load_checkpoint(place / "state.npz", run)
-    assert header["over"] is True
-    save_checkpoint(place / "state.npz", run, dict(arrays), header | {"over": False})
+    store = Store(place / "state.db", load_manifest(directory).run)
+    kept = store.load()
+    assert kept is not None and kept.header["over"] is True
+    store.save(kept.round, kept.arrays, kept.header | {"over": False}, durable=True)
+    store.close()
     (place / "log.jsonl").unlink()
     run_to_end(place, "--linger", "3")
     lines = [json.loads(line) for line in (place / "log.jsonl").read_text().splitlines()]

@@ -117,8 +117,7 @@ def test_a_killed_device_goes_on_where_it_was_or_else_from_its_checkpoint(tmp_pa
         fleet.kill("d1")
         reached = fleet.round("d1")  # at least, the status is written twice a second
         if not power:
-            for file in ("state.now", "state.sent"):
-                (place(fleet.directory, "d1") / file).unlink()
+            (place(fleet.directory, "d1") / "state.db-wal").unlink()
         fleet.start("d1")
         fleet.join()
         first, again = [entry["round"] for entry in fleet.log("d1") if entry["event"] == "started"]

@@ -19,12 +19,12 @@ from fedkin.federate.contract.computation import plan_of
 from fedkin.federate.contract.manifest import Manifest, ManifestError
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Faults, MemoryNetwork, MemoryTransport
-from fedkin.federate.lockstep import Patience
 from fedkin.federate.messages import HEADER_BYTES, Kind, MessageError
 from fedkin.federate.replicas import Component, Replica
 from fedkin.federate.setup.deploy import device_parts, make_manifest
 from fedkin.federate.setup.directory import read_result, write_federation
 from fedkin.federate.trust.security import make_authority
+from fedkin.federate.waiting import Patience
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 from fleet import Fleet

@@ -50,7 +50,7 @@ def long_job(directory: Path) -> Iterator[subprocess.Popen[str]]:
     job = subprocess.Popen(command, preexec_fn=capped, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 60
-        while not list(directory.glob("mpi/rank-1-*.npz")):
+        while not list(directory.glob("mpi/rank-1-*.db")):
             assert time.monotonic() < deadline and job.poll() is None
             time.sleep(0.05)
         yield job
@@ -89,7 +89,7 @@ def test_a_second_job_on_the_same_directory_is_refused(tmp_path: Path, capfd: py
         command += ["fedkin.federate.mpi", str(directory), "--fresh"]
         direct = subprocess.run(command, preexec_fn=capped, capture_output=True, text=True, timeout=60, check=False)
         assert direct.returncode == 2 and "is in use by another job" in direct.stderr
-        assert list(directory.glob("mpi/rank-1-of-2-*")) and not list(directory.glob("mpi/rank-*-of-1-*"))
+        assert list(directory.glob("mpi/rank-1-of-2.db")) and not list(directory.glob("mpi/rank-*-of-1*"))
     assert (directory / "mpi" / "lock").exists()
     deadline = time.monotonic() + 10
     while True:  # processes that were killed need a moment to end

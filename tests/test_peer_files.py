@@ -17,7 +17,7 @@ import pytest
 
 from builders import small_problem
 from federations import place, write_small_federation, write_tables
-from fedkin.admm import fed_admm, load_checkpoint
+from fedkin.admm import Store, fed_admm
 from fedkin.cli import main
 from fedkin.data import Rows
 from fedkin.federate.contract.files import load_manifest
@@ -78,23 +78,23 @@ def test_nor_when_it_selects_or_tunes(tmp_path: Path, command: str, capsys: pyte
     assert "does not say which device it is" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("files", [["state.npz", "state.now", "state.sent"], ["state.npz"]])
-def test_the_state_of_another_device_is_refused(tmp_path: Path, files: list[str]) -> None:
+def test_the_state_of_another_device_is_refused(tmp_path: Path) -> None:
     fed = lonely(tmp_path, "--rounds", "5")
     assert run(place(fed, "d0")).returncode == 0
-    _, header = load_checkpoint(place(fed, "d0") / "state.npz", load_manifest(fed).run_bytes.hex())
-    assert header["device"] == "d0"
-    for name in files:
-        shutil.copy(place(fed, "d0") / name, place(fed, "d1") / name)
-    refused(place(fed, "d1"), "state.npz, or state.now beside it, is the state of d0, not of d1")
+    kept = Store(place(fed, "d0") / "state.db", load_manifest(fed).run).load()
+    assert kept is not None and kept.header["device"] == "d0"
+    shutil.copy(place(fed, "d0") / "state.db", place(fed, "d1") / "state.db")
+    refused(place(fed, "d1"), "state.db is the state of d0, not of d1")
 
 
-def test_marks_of_another_device_are_refused(tmp_path: Path) -> None:
-    """As after a kill before the first checkpoint, when only ``state.now`` is there."""
+def test_so_is_one_that_is_in_the_log_only(tmp_path: Path) -> None:
+    """As after a kill before the first durable save."""
     fed = lonely(tmp_path, "--rounds", "5", "--checkpoint-every", "5")
-    assert run(place(fed, "d0")).returncode == 0
-    for name in ("state.now", "state.sent"):
+    store = Store(place(fed, "d0") / "state.db", load_manifest(fed).run)
+    store.save(3, {"theta": np.zeros(3)}, {"device": "d0"}, durable=False)
+    for name in ("state.db", "state.db-wal"):
         shutil.copy(place(fed, "d0") / name, place(fed, "d1") / name)
+    store.close()
     refused(place(fed, "d1"), "is the state of d0, not of d1")
 
 
@@ -148,7 +148,7 @@ def test_another_number_of_rows_in_the_middle_of_a_run_is_refused(tmp_path: Path
     assert run(own).returncode == 0
     (own / "result.npz").unlink()
     other_rows(14, 3).save(own / "rows.npz")
-    refused(own, "state.npz was written with another number of rows", "rows.npz", "peer init")
+    refused(own, "state.db was written with another number of rows", "rows.npz", "peer init")
 
 
 @pytest.mark.parametrize("placement", ["peer", "replicas"])

@@ -104,7 +104,7 @@ def cut(path: Path) -> None:
         ("rows.npz", Path.unlink, "rows.npz is missing"),
         ("rows.npz", cut, "rows.npz is damaged"),
         ("ca.crt", cut, "ca.crt, cannot be read"),
-        ("state.npz", lambda path: path.write_bytes(b"PK\x03\x04 and then the power went"), "state.npz"),
+        ("state.db", lambda path: path.write_bytes(b"PK\x03\x04 and then the power went"), "state.db"),
     ],
 )
 def test_a_damaged_file_is_named_and_not_tried_again(tmp_path: Path, file: str, damage: Any, words: str) -> None:

@@ -13,8 +13,8 @@ from federations import manifest_of, rows_of
 from fedkin.datasets import paper_design
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Faults, MemoryNetwork
-from fedkin.federate.peer import Patience
 from fedkin.federate.programs.select import select, summary, summary_length
+from fedkin.federate.waiting import Patience
 from fedkin.objective import Problem
 from fedkin.stats import select_edges
 

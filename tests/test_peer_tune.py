@@ -25,13 +25,13 @@ from fedkin.federate.contract.files import load_manifest
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Faults, MemoryNetwork
-from fedkin.federate.lockstep import Patience
 from fedkin.federate.programs.overview import holder
 from fedkin.federate.setup.deploy import device_parts, make_manifest
 from fedkin.federate.setup.directory import read_result, write_federation
 from fedkin.federate.trust.security import make_authority
 from fedkin.federate.tuning.curves import Curve, choose, read_curve, write_curve
 from fedkin.federate.tuning.tuner import Tuner, TuneSettings, flood_rounds
+from fedkin.federate.waiting import Patience
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 from fedkin.solvers import cross_validate_lam, lam_max, lattice
@@ -331,12 +331,13 @@ def test_a_process_killed_while_tuning_is_started_again_and_nothing_changes(tmp_
     lams, rounds = "0.1,0.02,0.004", 3000
     process = tune(folder, "--lams", lams, "--rounds", str(rounds), "--folds", "2", "--no-sign")
     place, deadline = folder / "devices" / "d1", time.monotonic() + 60
-    killed: set[int] = set()
+    log, killed = place / "tuning-state.db-wal", set[int]()
     try:
         while len(killed) < 2 and process.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.1)
-            pid = holder(place / "lock") if (place / "tuning-state.npz").exists() else None
+            begun = log.exists() and log.stat().st_size > 50_000
+            pid = holder(place / "lock") if begun else None
             if pid is not None and pid not in killed:
                 os.kill(pid, signal.SIGKILL)
                 killed.add(pid)
@@ -399,10 +400,10 @@ def test_bad_input_is_one_line(
 def test_it_is_too_late_after_the_first_round_or_a_leave(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "fed"
     federation(folder, noisy_problem(3))
-    (folder / "devices" / "d1" / "state.npz").write_bytes(b"")
+    (folder / "devices" / "d1" / "state.db").write_bytes(b"")
     assert main(["peer", "tune", str(folder)]) == 2
     assert "has begun its rounds" in capsys.readouterr().err
-    (folder / "devices" / "d1" / "state.npz").unlink()
+    (folder / "devices" / "d1" / "state.db").unlink()
     assert main(["peer", "leave", str(folder), "d0"]) == 0
     assert main(["peer", "tune", str(folder)]) == 2
     assert "has left for good" in capsys.readouterr().err

@@ -7,7 +7,6 @@ Imports: `solvers` (certificates), `objective` and below.
 
 from __future__ import annotations
 
-from fedkin.admm.archive import load_checkpoint, save_checkpoint
 from fedkin.admm.availability import Availability, Presence
 from fedkin.admm.curvature import local_curvature
 from fedkin.admm.gradients import DeviceRows, GradientKind, Gradients
@@ -46,10 +45,8 @@ __all__ = [
     "device_keys",
     "device_rows",
     "fed_admm",
-    "load_checkpoint",
     "local_curvature",
     "plan_run",
     "run_rounds",
-    "save_checkpoint",
     "subgradient_descent",
 ]

@@ -177,9 +177,9 @@ def run_rounds(
             _check_finite(shard, course.names, t, course.cure)
         # the loop may learn of neighbours that have left while it waits: measured before
         change = 0.0 if before is None else float(np.abs(shard.theta - before).max(initial=0.0))
-        positions, thetas = shard.give()
+        positions, thetas = link.exchange(t, *shard.give())
         if positions.size:
-            shard.take(*link.exchange(t, positions, thetas))
+            shard.take(positions, thetas)
         shard.edge_step()
         if course.settle is not None:
             course.settle(t)

@@ -119,11 +119,12 @@ class Store:
         parts = [np.ascontiguousarray(part) for part in arrays.values()]
         text = self._describe(arrays, parts, header)
         content = b"".join([part.tobytes() for part in parts])
-        state = (round % self._rounds, self.run, self.revision, round, text, self._digest(round, text, content))
+        state = (self.run, self.revision, round, text, self._digest(round, text, content), content)
         try:
             file = self._connection()
+            slot = self._slot(file, round)
             file.execute("begin")
-            file.execute("replace into state values (?, ?, ?, ?, ?, ?, ?)", (*state, content))
+            file.execute("replace into state values (?, ?, ?, ?, ?, ?, ?)", (slot, *state))
             for one in sent:
                 numbers = one.values.tobytes()
                 where = (one.kind, one.round % self._sent, self.run, self.revision, one.round)
@@ -139,6 +140,16 @@ class Store:
         except (sqlite3.DatabaseError, OverflowError) as error:
             self._abandon()
             raise self._damaged(error) from None
+
+    def _slot(self, file: sqlite3.Connection, round: int) -> int:
+        """Where the state after a round goes: over that of the same round, into a free slot, or over the oldest."""
+        if self._rounds == 1:
+            return 0
+        query = "select slot, round from state where run = ? and revision = ?"
+        known: dict[int, int] = dict(file.execute(query, (self.run, self.revision)).fetchall())
+        free = set(range(self._rounds)) - known.keys()
+        same = [slot for slot, saved in known.items() if saved == round]
+        return (same or sorted(free) or [min(known, key=lambda slot: known[slot])])[0]
 
     def _flush(self, file: sqlite3.Connection) -> None:
         blocked, _, _ = file.execute("pragma wal_checkpoint(truncate)").fetchone()

@@ -149,7 +149,7 @@ def run(
 ) -> None:
     """Run one device until its last round; the same command continues after a crash."""
     from fedkin.cli.peer_commands import run_one
-    from fedkin.federate.lockstep import Patience
+    from fedkin.federate.waiting import Patience
 
     run_one(place, Patience(first_pull, last_pull, complain, give_up, linger, gather, deadline), echo)
 

@@ -30,7 +30,6 @@ from fedkin.data import write_csv
 from fedkin.errors import DataError, ParameterError, SolverError
 from fedkin.federate.contract.files import load_manifest
 from fedkin.federate.contract.manifest import Manifest
-from fedkin.federate.lockstep import Patience
 from fedkin.federate.programs.overview import TROUBLE, Line, overview, prometheus
 from fedkin.federate.programs.supervisor import (
     STDERR,
@@ -44,6 +43,7 @@ from fedkin.federate.programs.supervisor import (
 from fedkin.federate.setup.departures import LEFT, left_devices, write_departure
 from fedkin.federate.setup.directory import DEVICES, SELECTION, device_directories
 from fedkin.federate.setup.directory import collect as collect_results
+from fedkin.federate.waiting import Patience
 
 _LOOK_SECONDS = 0.3
 _FRAME_LINES = 6  # of the live view: head, rule, margins, and the line of the prompt

@@ -18,15 +18,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.admm import Shard, ShardState, load_checkpoint, save_checkpoint
+from fedkin.admm import Shard, ShardState
 from fedkin.data import Rows
 from fedkin.federate.contract.computation import rowless_shard, shard_of
 from fedkin.federate.contract.manifest import CENTRE, Manifest
 from fedkin.federate.inbox import Inbox
 from fedkin.federate.journal import Journal
-from fedkin.federate.links.memory import Transport
-from fedkin.federate.lockstep import Patience, PeerError, Status, check_owner, hold_until
+from fedkin.federate.kept import KeptState
+from fedkin.federate.links import Transport
 from fedkin.federate.messages import Expected, Kind, encode
+from fedkin.federate.waiting import Patience, PeerError, Status, hold_until
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -140,7 +141,7 @@ class Centre:
         Where its state is kept.
     patience : Patience
     tick : callable, optional
-        Called several times a second; it may raise `fedkin.federate.lockstep.Stopped`.
+        Called several times a second; it may raise `fedkin.federate.waiting.Stopped`.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class Centre:
         patience: Patience | None = None,
         tick: Tick | None = None,
     ) -> None:
-        self.manifest, self.transport, self.journal, self.checkpoint = manifest, transport, journal, checkpoint
+        self.manifest, self.transport, self.journal = manifest, transport, journal
         self.patience, self.tick = patience or Patience(), tick or (lambda: None)
         self.status = Status()
         self.position = manifest.n_devices
@@ -163,6 +164,9 @@ class Centre:
         self.up: set[int] = set()
         self._down: dict[int, bytes] = {}
         self._results: dict[int, bytes] = {}
+        self.kept: KeptState | None = None
+        if checkpoint is not None:
+            self.kept = KeptState(checkpoint, manifest.run, manifest.revision, CENTRE, self._hold)
         self._restore()
         self._open()
 
@@ -171,10 +175,14 @@ class Centre:
         if self.done < self.manifest.rounds:
             self._gather()
         self.status.state, self.status.round = "running", self.done
-        while self.done < self.manifest.rounds:
-            self._round(self.done + 1)
-            self.tick()
-        self._save()
+        try:
+            while self.done < self.manifest.rounds:
+                self._round(self.done + 1)
+                self.tick()
+            self._save()
+        finally:
+            if self.kept is not None:
+                self.kept.close()
         self.status.state = "finished"
         self.journal.write("info", "finished", round=self.done)
         return self.hub.shard.average
@@ -286,28 +294,19 @@ class Centre:
 
         return on_presence
 
-    # --- checkpoints ---
+    # --- its state ---
+
+    def _hold(self, write: Callable[[], None], path: Path, round: int) -> None:
+        hold_until(write, path, round, self.status, self.journal, self.patience, self.tick)
 
     def _save(self) -> None:
-        if self.checkpoint is None:
-            return
-        place, arrays, header = self.checkpoint, self.hub.state(), {"round": self.done, "device": CENTRE}
-        hold_until(
-            lambda: save_checkpoint(place, self.manifest.run, arrays, header),
-            place,
-            self.done,
-            self.status,
-            self.journal,
-            self.patience,
-            self.tick,
-        )
+        if self.kept is not None:
+            self.kept.save(self.done, self.hub.state(), {}, durable=True)
 
     def _restore(self) -> None:
-        if self.checkpoint is None or not self.checkpoint.exists():
-            return
-        arrays, header = load_checkpoint(self.checkpoint, self.manifest.run)
-        check_owner(self.checkpoint, header, CENTRE)
-        self.hub.restore(arrays)
+        found = None if self.kept is None else self.kept.load()
+        if found is not None:
+            self.hub.restore(found.arrays)
 
 
 def _whatever_round(frames: dict[int, bytes], u: int) -> Callable[[int], bytes | None]:

@@ -11,22 +11,14 @@ from numpy.typing import NDArray
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.inbox import Inbox
 from fedkin.federate.journal import Journal
-from fedkin.federate.links.memory import Transport
-from fedkin.federate.lockstep import Patience, PeerError
+from fedkin.federate.keys import selection_keys
+from fedkin.federate.links import Transport
 from fedkin.federate.messages import Expected, Kind, encode
+from fedkin.federate.waiting import Patience, PeerError
 
 Array = NDArray[np.float64]
 
 _LOOK_SECONDS = 0.4
-
-
-def selection_keys(manifest: Manifest, sender: int, receiver: int) -> dict[Kind, str]:
-    """The keys of edge selection: a device's summary, the verdict on an edge (from its smaller end), "I am done"."""
-    name = manifest.members[sender].name
-    keys = {Kind.SUMMARY: f"{manifest.run}/summary/{name}", Kind.DONE: f"{manifest.run}/chosen/{name}"}
-    if sender < receiver:
-        keys[Kind.VERDICT] = f"{manifest.run}/verdict/{name}/{manifest.members[receiver].name}"
-    return keys
 
 
 class Exchange:
@@ -42,7 +34,7 @@ class Exchange:
         Numbers in a message of each kind.
     patience : Patience
     tick : callable, optional
-        Called several times a second while waiting; it may raise `fedkin.federate.lockstep.Stopped`.
+        Called several times a second while waiting; it may raise `fedkin.federate.waiting.Stopped`.
     """
 
     def __init__(

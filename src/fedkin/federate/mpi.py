@@ -15,7 +15,7 @@ import io
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import is_locked, lock
-from fedkin.admm import Shard, ShardState, load_checkpoint, save_checkpoint
-from fedkin.data import Rows
-from fedkin.errors import DataError, FedkinError, ParameterError, SolverError, missing_dependency
+from fedkin.admm import Course, Shard, ShardState, Store, run_rounds
+from fedkin.errors import DataError, FedkinError, ParameterError, missing_dependency
 from fedkin.federate.contract.computation import shard_of
 from fedkin.federate.contract.files import load_manifest, load_rows
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.contract.plans import TOO_LONG
+from fedkin.federate.links.mpi import RankLink
 from fedkin.federate.partition import small_cut
 from fedkin.federate.setup.directory import DEVICES
 from fedkin.federate.trust.security import PRIVATE_DIRECTORY, write_private
@@ -43,101 +43,55 @@ JOB = "mpi"
 _LOCK = "lock"
 
 
-class Rank:
-    """One shard of a run, and the ranks that it exchanges thetas with.
+class RankStore:
+    """The state of one rank: a durable save now and then, of which the last two are kept.
+
+    Another rank may die before it has written its own, so the one before stays until all have the new one.
 
     Parameters
     ----------
+    folder : path
     manifest : Manifest
-    hosts : int array (V,)
-        The rank of each device.
-    rows : mapping {position: Rows}
-        Rows of the devices of this rank.
+        Its run and revision: what was saved under another ``lam`` does not count.
     communicator : mpi4py communicator
+    tell : callable
+        Called with the round after each save.
     """
 
-    def __init__(self, manifest: Manifest, hosts: Index, rows: dict[int, Rows], communicator: Any) -> None:
-        self.manifest, self.communicator = manifest, communicator
-        self.rank = int(communicator.rank)
-        self.shard: Shard = shard_of(manifest, rows)
-        self.done = 0
-        edges = manifest.edge_array
-        here, there = hosts[edges] == self.rank, hosts[edges]
-        self.send: dict[int, Index] = {}
-        self.receive: dict[int, Index] = {}
-        for side in (0, 1):
-            crossing = here[:, side] & ~here[:, 1 - side]
-            for other in np.unique(there[crossing, 1 - side]).tolist():
-                along = crossing & (there[:, 1 - side] == other)
-                self.send[other] = np.union1d(self.send.get(other, []), edges[along, side]).astype(np.int64)
-                self.receive[other] = np.union1d(self.receive.get(other, []), edges[along, 1 - side]).astype(np.int64)
-        p = manifest.n_params
-        self._in = {other: np.empty((positions.size, p)) for other, positions in self.receive.items()}
-        self._own = {other: np.searchsorted(self.shard.devices, positions) for other, positions in self.send.items()}
+    def __init__(self, folder: Path, manifest: Manifest, communicator: Any, tell: Callable[[int], None]) -> None:
+        path = folder / f"rank-{communicator.rank}-of-{communicator.size}.db"
+        self._store = Store(path, manifest.run, manifest.revision, rounds=2)
+        self._communicator, self._tell = communicator, tell
 
-    def run(self, last: int) -> None:
-        """Do the rounds up to ``last``."""
-        from mpi4py import MPI
+    def save(self, t: int, state: ShardState, durable: bool) -> None:
+        self._store.save(t, vars(state), {}, durable=True)
+        self._communicator.Barrier()
+        self._tell(t)
 
-        for t in range(self.done + 1, last + 1):
-            with np.errstate(over="ignore", invalid="ignore"):
-                self.shard.node_step(t)
-            if self.manifest.wire == "float32":
-                self.shard.take(self.shard.devices, self.shard.theta.astype(np.float32).astype(np.float64))
-            coming = [self.communicator.Irecv(buffer, source=other) for other, buffer in self._in.items()]
-            going = {other: np.ascontiguousarray(self.shard.theta[own]) for other, own in self._own.items()}
-            coming += [self.communicator.Isend(buffer, dest=other) for other, buffer in going.items()]
-            MPI.Request.Waitall(coming)
-            for other, buffer in self._in.items():
-                self.shard.take(self.receive[other], buffer)
-            self.shard.edge_step()
-            self.done = t
-        if not np.isfinite(self.shard.theta).all():
-            diverged = self.shard.devices[~np.isfinite(self.shard.theta).all(axis=1)]
-            name = self.manifest.members[int(diverged[0])].name
-            raise SolverError(f"the parameters of device {name!r} diverged before round {last}: {TOO_LONG}")
+    def load(self) -> tuple[int, ShardState] | None:
+        """The last round that all ranks have saved, and the state of this rank after it."""
+        common = set.intersection(*self._communicator.allgather(set(self._store.saved_rounds())))
+        found = self._store.load(max(common)) if common else None
+        return None if found is None else (found.round, ShardState(**found.arrays))
 
-    def gather(self) -> Array | None:
-        """The averaged parameters ``(V, p)`` on rank 0, None elsewhere."""
-        parts = self.communicator.gather((self.shard.devices, self.shard.average), root=0)
-        if self.rank:
-            return None
-        out = np.empty((self.manifest.n_devices, self.manifest.n_params))
-        for devices, average in parts:
-            out[devices] = average
-        return out
+    def clear(self) -> None:
+        """Remove what this rank has saved."""
+        self._store.clear()
+        self._communicator.Barrier()
 
-    # --- checkpoints: a file per rank and round, of which the last two are kept ---
+    def close(self) -> None:
+        self._store.close()
 
-    def _path(self, folder: Path, t: int) -> Path:
-        return folder / f"rank-{self.rank}-of-{self.communicator.size}-round-{t}.npz"
 
-    def _rounds(self, folder: Path) -> set[int]:
-        start = f"rank-{self.rank}-of-{self.communicator.size}-round-"
-        return {int(path.stem.removeprefix(start)) for path in folder.glob(f"{start}*.npz")}
-
-    def save(self, folder: Path) -> None:
-        """Write the state of this rank, and keep the one before: another rank may die before it has written its own."""
-        arrays = dict(vars(self.shard.state()))
-        save_checkpoint(self._path(folder, self.done), self.manifest.run, arrays, {"round": self.done})
-        self.communicator.Barrier()
-        for t in sorted(self._rounds(folder))[:-2]:
-            self._path(folder, t).unlink()
-
-    def forget(self, folder: Path) -> None:
-        """Remove what this rank has written."""
-        for t in self._rounds(folder):
-            self._path(folder, t).unlink()
-        self.communicator.Barrier()
-
-    def resume(self, folder: Path) -> None:
-        """Go back to the last round that all ranks have written, if there is one."""
-        common = set.intersection(*self.communicator.allgather(self._rounds(folder)))
-        if not common:
-            return
-        arrays, _ = load_checkpoint(self._path(folder, max(common)), self.manifest.run)
-        self.shard.restore(ShardState(**arrays))
-        self.done = max(common)
+def gather(communicator: Any, shard: Shard, n_devices: int) -> Array | None:
+    """The averaged parameters ``(V, p)`` on rank 0, None elsewhere."""
+    parts = communicator.gather((shard.devices, shard.average), root=0)
+    if communicator.rank:
+        return None
+    out = np.empty((n_devices, shard.average.shape[1]))
+    for devices, average in parts:
+        out[devices] = average
+    return out
 
 
 # --- one job at a time ---
@@ -214,22 +168,30 @@ def run_rank(
     hosts = small_cut(manifest.n_devices, manifest.edge_array, communicator.size)
     own = np.flatnonzero(hosts == communicator.rank).tolist()
     rows = {u: load_rows(directory / DEVICES / manifest.members[u].name, manifest, u) for u in own}
-    rank = Rank(manifest, hosts, rows, communicator)
+    shard = shard_of(manifest, rows)
+    link = RankLink(communicator, hosts, manifest.edge_array, manifest.n_params)
     folder = directory / JOB
     folder.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
-    (rank.forget if fresh else rank.resume)(folder)
 
-    def tell(words: str) -> None:
-        if progress and not rank.rank:
-            sys.stdout.write(f"{words}\n")
+    def tell(t: int, more: str = "") -> None:
+        if progress and not communicator.rank:
+            sys.stdout.write(f"round {t} of {manifest.rounds}{more}\n")
             sys.stdout.flush()
 
-    tell(f"round {rank.done} of {manifest.rounds}" + (", from a checkpoint" if rank.done else ""))
-    while rank.done < manifest.rounds:
-        rank.run(min(rank.done + every - rank.done % every, manifest.rounds))
-        rank.save(folder)
-        tell(f"round {rank.done} of {manifest.rounds}")
-    return rank.gather()
+    store = RankStore(folder, manifest, communicator, tell)
+    if fresh:
+        store.clear()
+    done, state = store.load() or (0, None)
+    if state is not None:
+        shard.restore(state)
+    tell(done, ", from a checkpoint" if done else "")
+    names = [manifest.members[u].name for u in own]
+    try:
+        course = Course(manifest.rounds, manifest.wire, names=names, cure=TOO_LONG, save_every=every)
+        run_rounds(shard, link, store, course, done)
+    finally:
+        store.close()
+    return gather(communicator, shard, manifest.n_devices)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

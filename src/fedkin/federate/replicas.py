@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,11 @@ from fedkin.federate.contract.computation import rowless_shard
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.contract.plans import TOO_LONG
 from fedkin.federate.journal import Journal
-from fedkin.federate.links.memory import Transport
-from fedkin.federate.lockstep import Arrays, Lockstep, Patience, Reminders, hold_until
+from fedkin.federate.kept import KeptState
+from fedkin.federate.links import Transport
+from fedkin.federate.links.neighbours import NeighbourLink
 from fedkin.federate.messages import HEADER_BYTES, Expected, Kind, MessageError, decode, encode
+from fedkin.federate.waiting import Patience, Reminders, hold_until
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -134,7 +137,7 @@ class _Behind(Exception):
         self.round, self.vector = round, vector
 
 
-class Replica(Lockstep):
+class Replica(NeighbourLink):
     """A device of a component whose devices come and go; the first of them is the leader.
 
     Parameters
@@ -171,26 +174,32 @@ class Replica(Lockstep):
         self.history: list[Mask] = []
         self.record = record if self.leads else None
         self._lock = threading.Lock()
-        super().__init__(
-            manifest,
-            position,
-            [u for u in members if u != position],
-            transport,
-            journal,
-            checkpoint=checkpoint if self.leads else None,
-            patience=patience,
-            tick=tick,
-        )
-        if self.checkpoint is not None and self.checkpoint.exists():
-            self._load_checkpoint(self.checkpoint)
+        others = [u for u in members if u != position]
+        own_tick = None if tick is None else partial(tick, self)
+        super().__init__(manifest, position, others, transport, journal, patience=patience, tick=own_tick)
+        self.kept: KeptState | None = None
+        if checkpoint is not None and self.leads:
+            self.kept = KeptState(checkpoint, manifest.run, manifest.revision, self.name, self.hold, keep=self.keep)
+            self._load(self.kept)
         if self.record is not None:
             self._replay(self.record)
         self.open()
 
     def run(self) -> Array:
         """Do all rounds that are left, and return the averaged parameters ``(p,)``."""
-        self.run_rounds()
+        if self.leads and self.done < self.rounds:
+            self._gather()
+        self.status.state, self.status.round = "running", self.done
+        while self.done < self.rounds:
+            self._round(self.done + 1)
+        if not self.over:
+            self._save()
+        self.journal.write("info", "finished", round=self.done)
+        self.status.state = "finished"
         return np.asarray(self.component.shard.average[self.component.members.index(self.position)])
+
+    def linger(self, on_end: Callable[[], None] | None = None) -> None:
+        super().linger(on_end or self._save)
 
     @property
     def theta(self) -> Array:
@@ -212,18 +221,7 @@ class Replica(Lockstep):
         self.done = self.component.done
         self.status.change = float(np.abs(self.theta - before).max(initial=0.0))
 
-    def step(self, t: int) -> Array:
-        raise NotImplementedError
-
-    def learn(self, t: int) -> None:
-        raise NotImplementedError
-
     # --- rounds ---
-
-    def run_rounds(self) -> None:
-        if self.leads and self.done < self.rounds:
-            self._gather()
-        super().run_rounds()
 
     def _round(self, t: int) -> None:
         self.status.round = t
@@ -250,14 +248,14 @@ class Replica(Lockstep):
         chance = self.component.estimated()
         own = self._own(t, chance)
         self.inbox.advance(Kind.THETA, t, t + 1)
-        self._send(Kind.THETA, t, own)
+        self.send(Kind.THETA, t, own)
         thetas = {self.position: own}
         thetas |= {u: self.inbox.values(Kind.THETA, u, t) for u in self._collect(t)}
         here = np.isin(self.component.members, list(thetas))
         if self.record is not None:
             self._write_down(self.record, t, here, thetas)
         self._decided(here, thetas, chance)
-        self._send(Kind.PRESENT, t, here.astype(np.float64))
+        self.send(Kind.PRESENT, t, here.astype(np.float64))
         if t % self.manifest.checkpoint_every == 0:
             self._save()
             if self.record is not None:
@@ -283,7 +281,7 @@ class Replica(Lockstep):
                 break
             if now >= next_pull:
                 for u in awaited:
-                    self._pull(Kind.THETA, u, t)
+                    self.pull(Kind.THETA, u, t)
                 next_pull, pause = now + pause, min(2.0 * pause, self.patience.last_pull)
             self.status.waiting_for = [self.names[u] for u in awaited] if now - began > 1.0 else []
             self.inbox.wait(Kind.THETA, awaited, t, max(0.001, min(_LOOK_SECONDS, next_pull - now, deadline - now)))
@@ -300,12 +298,12 @@ class Replica(Lockstep):
         self.inbox.advance(Kind.THETA, t, t + 1)
         self.inbox.advance(Kind.PRESENT, t, t + 1)
         self.inbox.advance(Kind.REPLICA, t, self.rounds)
-        self._send(Kind.THETA, t, own)
-        self._await(Kind.PRESENT, [self.leader], t)
+        self.send(Kind.THETA, t, own)
+        self.wait_for(Kind.PRESENT, [self.leader], t)
         told = self.inbox.values(Kind.PRESENT, self.leader, t)
         here = [u for u, now in zip(self.component.members, told, strict=True) if now > 0.5]
         others = [u for u in here if u != self.position]
-        self._await(Kind.THETA, others, t)
+        self.wait_for(Kind.THETA, others, t)
         thetas = {u: self.inbox.values(Kind.THETA, u, t) for u in others}
         if self.position in here:
             thetas[self.position] = own
@@ -314,15 +312,15 @@ class Replica(Lockstep):
         with self._lock:
             self._finish(thetas, chance)
 
-    def _pull(self, kind: Kind, sender: int, t: int) -> None:
-        super()._pull(kind, sender, t)
+    def pull(self, kind: Kind, sender: int, t: int) -> None:
+        super().pull(kind, sender, t)
         if not self.leads and kind in (Kind.THETA, Kind.PRESENT):
             # a sender may have died after the leader had its theta, or this device may be far behind
-            super()._pull(Kind.REPLICA, self.leader, t)
+            super().pull(Kind.REPLICA, self.leader, t)
 
-    def _await(self, kind: Kind, senders: list[int], t: int) -> None:
+    def wait_for(self, kind: Kind, senders: list[int], t: int) -> None:
         if self.leads:
-            super()._await(kind, senders, t)
+            super().wait_for(kind, senders, t)
             return
         reminders = Reminders(self.patience)
         while missing := self.inbox.missing(kind, senders, t):
@@ -330,7 +328,7 @@ class Replica(Lockstep):
             if ahead is not None:
                 raise _Behind(*ahead)
             now = time.monotonic()
-            self._remind(reminders, kind, missing, t, now)
+            self.remind(reminders, kind, missing, t, now)
             if now - reminders.began > _LOOK_SECONDS:
                 self.tick()
             self.inbox.wait(kind, senders, t, max(min(reminders.next_pull - now, _LOOK_SECONDS), 0.001))
@@ -346,7 +344,7 @@ class Replica(Lockstep):
                 return
             was, self.done = self.done, self.component.done
         self.journal.write("info", "took over the leader's replica", round=self.done, was=was)
-        self._hint = True
+        self.look_around()
 
     # --- messages ---
 
@@ -361,17 +359,13 @@ class Replica(Lockstep):
             Expected(self.run_bytes, Kind.REPLICA, v, self.component.vector_length, t, self.rounds),
         ]
 
-    def _answer(self, kind: Kind, v: int) -> Callable[[int], bytes | None]:
+    def answer(self, kind: Kind, v: int, t: int) -> bytes | None:
         if kind is not Kind.REPLICA:
-            return super()._answer(kind, v)
-
-        def on_pull(t: int) -> bytes | None:
-            with self._lock:
-                if self.component.done < t:
-                    return None
-                return self._frame(kind, self.component.done, self.component.to_vector())
-
-        return on_pull
+            return super().answer(kind, v, t)
+        with self._lock:
+            if self.component.done < t:
+                return None
+            return self.frame(kind, self.component.done, self.component.to_vector())
 
     def awaited_at_the_end(self, waiting: list[int]) -> list[int]:
         return [u for u in waiting if self.names[u] in self.status.up]
@@ -411,12 +405,20 @@ class Replica(Lockstep):
             here, thetas = values[: len(members)] > 0.5, values[len(members) :].reshape(-1, p)
             known = {u: theta for u, theta, now in zip(members, thetas, here, strict=True) if now}
             self._decided(here, known, self.component.estimated())
-            self._remember(Kind.PRESENT, t, here.astype(np.float64))
-            self._remember(Kind.THETA, t, known[self.position])
+            self.remember(Kind.PRESENT, t, here.astype(np.float64))
+            self.remember(Kind.THETA, t, known[self.position])
 
-    def state(self) -> Arrays:
-        return {**self.component.state(), "history": np.array(self.history, dtype=np.bool_)}
+    def _save(self) -> None:
+        if self.kept is not None:
+            arrays = {**self.component.state(), "history": np.array(self.history, dtype=np.bool_)}
+            self.kept.save(self.done, arrays, {"over": self.over}, self.unsaved(), durable=True)
+            self.kept.close()
+            self.saved()
 
-    def restore(self, arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> None:
-        self.component.restore(arrays, self.done)
-        self.history = list(arrays["history"])
+    def _load(self, kept: KeptState) -> None:
+        found = kept.load()
+        if found is not None:
+            self.done, self.over = found.round, found.header["over"]
+            self.recall(kept.sent())
+            self.component.restore(found.arrays, self.done)
+            self.history = list(found.arrays["history"])

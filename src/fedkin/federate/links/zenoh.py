@@ -1,4 +1,4 @@
-"""The `fedkin.federate.links.memory.Transport` over zenoh, in peer mode: no router, no server, TLS on every link."""
+"""The `Transport` over zenoh, in peer mode: no router, no server, TLS on every link."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Any
 
 from fedkin.errors import FedkinError, missing_dependency
-from fedkin.federate.links.memory import OnFrame, OnPresence, OnPull
-from fedkin.federate.lockstep import PeerError
+from fedkin.federate.links.transport import OnFrame, OnPresence, OnPull
+from fedkin.federate.waiting import PeerError
 
 try:
     import zenoh

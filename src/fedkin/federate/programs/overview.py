@@ -14,10 +14,10 @@ from typing import Any, Protocol
 from fedkin._base import is_locked
 from fedkin.errors import DataError
 from fedkin.federate.contract.manifest import CENTRE, Manifest
-from fedkin.federate.lockstep import HOLDING
 from fedkin.federate.programs.program import CANNOT
 from fedkin.federate.setup.departures import left_devices, read_departures
 from fedkin.federate.setup.directory import DEVICES, LINKS, LOCK, OWNER, STATUS, read_result, read_status
+from fedkin.federate.waiting import HOLDING
 
 #: States of devices that have no directory here, or one with which they cannot start, or that run and say nothing.
 NOT_HERE, DAMAGED, SILENT = "not here", "damaged", "silent"

@@ -28,7 +28,6 @@ from fedkin.federate.contract.files import load_manifest, load_rows
 from fedkin.federate.contract.manifest import CENTRE, Manifest
 from fedkin.federate.contract.plans import PLAN
 from fedkin.federate.journal import Journal
-from fedkin.federate.lockstep import Patience, PeerError, Status, Stopped
 from fedkin.federate.setup.directory import CERTIFICATE, DEVICES, KEY, LINKS, LOCK, LOG, OWNER, STATUS, read_status
 from fedkin.federate.trust.security import (
     check_pair,
@@ -38,6 +37,7 @@ from fedkin.federate.trust.security import (
     replace_private,
     with_absolute_paths,
 )
+from fedkin.federate.waiting import Patience, PeerError, Status, Stopped
 
 if TYPE_CHECKING:
     from fedkin.federate.links.zenoh import ZenohTransport

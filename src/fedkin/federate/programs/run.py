@@ -13,13 +13,13 @@ import numpy as np
 
 from fedkin.errors import DataError
 from fedkin.federate.contract.manifest import Manifest
-from fedkin.federate.links.memory import Transport
-from fedkin.federate.lockstep import Patience
+from fedkin.federate.links import Transport
 from fedkin.federate.peer import Device
 from fedkin.federate.programs.program import DeviceParser, Program, run_program
 from fedkin.federate.setup.departures import read_departures
 from fedkin.federate.setup.directory import PRESENCE, RECORD, RESULT, STATE, read_selection
 from fedkin.federate.trust.security import SecurityError, replace_private
+from fedkin.federate.waiting import Patience
 
 _LOOK_SECONDS = 1.0  # between two looks for neighbours that have left
 

@@ -26,12 +26,12 @@ from fedkin.federate.contract.computation import loss_of
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.exchange import Exchange
 from fedkin.federate.journal import Journal
-from fedkin.federate.links.memory import Transport
-from fedkin.federate.lockstep import Patience
+from fedkin.federate.links import Transport
 from fedkin.federate.messages import Kind
 from fedkin.federate.programs.program import DeviceParser, Program, run_program
 from fedkin.federate.setup.directory import SELECTION
 from fedkin.federate.trust.security import replace_private
+from fedkin.federate.waiting import Patience
 from fedkin.stats import LocalFit, local_fit, wald_tests
 
 Array = NDArray[np.float64]

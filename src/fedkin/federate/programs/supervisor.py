@@ -15,12 +15,12 @@ from pathlib import Path
 from fedkin._base import lock
 from fedkin.errors import DataError
 from fedkin.federate.contract.manifest import CENTRE, Manifest
-from fedkin.federate.lockstep import HOLDING
 from fedkin.federate.programs.overview import expected_names, holder, is_device, is_running, own_name, silence
 from fedkin.federate.programs.program import FINISHED, RESTARTS, STOPPED, WRONG
 from fedkin.federate.setup.departures import left_devices
 from fedkin.federate.setup.directory import DEVICES, LOCK, STATE, device_directories, read_result, read_status
 from fedkin.federate.trust.security import open_private
+from fedkin.federate.waiting import HOLDING
 
 #: A device that dies so often is given up.
 MAX_RESTARTS = 10

@@ -10,17 +10,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from fedkin.admm import load_checkpoint
-from fedkin.errors import DataError, ModelFileError, ParameterError
+from fedkin.errors import DataError, ParameterError
 from fedkin.federate.contract.manifest import Manifest
-from fedkin.federate.lockstep import Patience
 from fedkin.federate.programs.program import DeviceParser, Program, run_program
 from fedkin.federate.setup.departures import read_departures
 from fedkin.federate.setup.directory import STATE, read_selection
 from fedkin.federate.tuning.curves import write_curve
 from fedkin.federate.tuning.tuner import Tuner, TuneSettings
+from fedkin.federate.waiting import Patience
 
-TUNING_STATE = "tuning-state.npz"
+TUNING_STATE = "tuning-state.db"
 
 
 def options_of(settings: TuneSettings, *, by_fold: bool) -> list[str]:
@@ -46,7 +45,6 @@ def tune(program: Program, settings: TuneSettings, patience: Patience, *, by_fol
     place, manifest, status = program.place, program.manifest, program.status
     check_before(place, manifest)
     run = settings.run_bytes(manifest)
-    _forget_other_runs(place / TUNING_STATE, run)
     with program.linked() as transport:
         tuner = Tuner(
             manifest,
@@ -76,17 +74,6 @@ def check_before(place: Path, manifest: Manifest) -> None:
         raise DataError(f"{place} has begun its rounds: lam is chosen before them; make a new federation for another")
     if read_departures(place, manifest):
         raise DataError(f"a neighbour of {place} has left for good: lam is chosen before that, by all devices")
-
-
-def _forget_other_runs(path: Path, run: bytes) -> None:
-    """Remove what another tuning, or one of other settings, left behind."""
-    try:
-        load_checkpoint(path, run.hex())
-    except ParameterError:
-        path.unlink()
-    except ModelFileError:
-        if path.exists():
-            raise
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@
         rows.npz  device.key  device.crt
         zenoh.json5                   endpoints and access list of this device
         device.json                   what its owner decides
-        state.npz  log.jsonl  status.json  result.npz      written while it runs
+        state.db  log.jsonl  status.json  result.npz      written while it runs
 
 A sub-directory is all that a device needs; carry it to the device's machine. Everything is readable by its owner only.
 """
@@ -34,8 +34,7 @@ from fedkin.errors import DataError
 from fedkin.federate.contract.files import AUTHORITY, MANIFEST, ROWS, SIGNATURE
 from fedkin.federate.contract.manifest import CENTRE, Manifest
 from fedkin.federate.contract.plans import PLAN, PLAN_SIGNATURE
-from fedkin.federate.exchange import selection_keys
-from fedkin.federate.lockstep import keys_of, presence_key
+from fedkin.federate.keys import keys_of, presence_key, selection_keys
 from fedkin.federate.trust.security import (
     PRIVATE_DIRECTORY,
     Grant,
@@ -51,7 +50,7 @@ Array = NDArray[np.float64]
 
 DEVICES, OWNER, LINKS = "devices", "device.json", "zenoh.json5"
 KEY, CERTIFICATE, AUTHORITY_KEY = "device.key", "device.crt", "ca.key"
-STATE, LOG, STATUS, RESULT, LOCK = "state.npz", "log.jsonl", "status.json", "result.npz", "lock"
+STATE, LOG, STATUS, RESULT, LOCK = "state.db", "log.jsonl", "status.json", "result.npz", "lock"
 SELECTION = "selection.json"  # p-values of the device's edges, and which of them it dropped
 PRESENCE = "presence.npz"  # of the central machine or a leader: who was there in which round
 RECORD = "record.bin"  # of a leader: what it decided since the last checkpoint
@@ -146,7 +145,7 @@ def endpoint_of(manifest: Manifest, position: int) -> str:
 def links_of(manifest: Manifest, position: int) -> dict[str, Any]:
     """The zenoh configuration of one device: it connects to neighbours before it in the manifest, the others to it.
 
-    Grants follow `lockstep.keys_of`: a neighbour writes what it sends here, and reads what is sent to it.
+    Grants follow `fedkin.federate.keys`: a neighbour writes what it sends here, and reads what is sent to it.
     """
     if manifest.placement == "central":
         from fedkin.federate.central import star_keys

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,27 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from fedkin.admm import DeviceRows, Plan, ShardState, StepRule, device_keys, local_curvature
+from fedkin.admm import (
+    Course,
+    DeviceRows,
+    Plan,
+    Shard,
+    ShardState,
+    StepRule,
+    device_keys,
+    local_curvature,
+    run_rounds,
+)
 from fedkin.data import Federation, Rows
-from fedkin.errors import DataError, ParameterError, SolverError
+from fedkin.errors import DataError, ParameterError
 from fedkin.federate.contract.computation import loss_of
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.journal import Journal
-from fedkin.federate.links.memory import Transport
-from fedkin.federate.lockstep import Arrays, Lockstep, Patience
-from fedkin.federate.messages import RUN_BYTES, Expected, Kind
+from fedkin.federate.kept import KeptState
+from fedkin.federate.links import Transport
+from fedkin.federate.links.neighbours import NeighbourLink
+from fedkin.federate.messages import RUN_BYTES
+from fedkin.federate.waiting import Patience, Status
 from fedkin.objective import build_terms, make_penalty
 from fedkin.solvers import deal_folds, lattice
 
@@ -186,22 +198,7 @@ class Copies:
             position + shift,
         )
         self.shard = plan.shard()
-        self.weights, self._devices = np.tile(weights, copies), v
-
-    def step(self, t: int) -> Array:
-        """Move all copies and return their thetas, ``(K p,)``."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            self.shard.node_step(t)
-        return self.shard.theta.ravel().copy()
-
-    def learn(self, theirs: Mapping[int, Array]) -> None:
-        """Take the thetas ``(K p,)`` of the neighbours, and move the duals."""
-        foreign = self.shard.foreign
-        if foreign.size:
-            p = self.shard.theta.shape[1]
-            thetas = np.stack([theirs[int(u % self._devices)].reshape(-1, p)[u // self._devices] for u in foreign])
-            self.shard.take(foreign, thetas)
-        self.shard.edge_step()
+        self.weights = np.tile(weights, copies)
 
     def largest_dual(self) -> float:
         """Largest dual norm of an edge's dual over its weight."""
@@ -232,7 +229,22 @@ def held_out_losses(manifest: Manifest, parts: Mapping[int, Rows], theta: Array)
     return np.stack([terms.values(level) for level in theta], axis=1)
 
 
-class Tuner(Lockstep):
+class CopiesLink(NeighbourLink):
+    """A link that carries all copies of a device, also where the edges of all copies were dropped.
+
+    Attributes
+    ----------
+    shard : Shard
+        The copies.
+    """
+
+    shard: Shard
+
+    def exchange(self, t: int, positions: Index, thetas: Array) -> tuple[Index, Array]:
+        return super().exchange(t, self.shard.devices, self.shard.theta)
+
+
+class Tuner:
     """A device's part in the choice of ``lam``: `run` gives its held-out losses.
 
     Parameters
@@ -249,9 +261,8 @@ class Tuner(Lockstep):
     without : set of int
         Neighbours whose edges were dropped by edge selection.
     tick : callable, optional
+        Called with this object after every round and twice a second while waiting.
     """
-
-    activity = "tuning"
 
     def __init__(
         self,
@@ -271,38 +282,76 @@ class Tuner(Lockstep):
             raise ParameterError("lam is chosen between devices that talk to each other, not with --placement central")
         if rows.X.shape[0] < 1:
             raise DataError("the device has no rows")
-        self.rows, self.settings, self.without = rows, settings, without
+        self.manifest, self.position, self.rows, self.settings, self.without = (
+            manifest,
+            position,
+            rows,
+            settings,
+            without,
+        )
+        self.journal, self.on_tick = journal, tick
         found = settings.lams is None
         #: Rounds of agreement, and of agreement and flood.
         self.agreed = settings.rounds if found else 0
         self.known = self.agreed + (flood_rounds(manifest, position) if found else 0)
+        self.rounds = self.known + settings.rounds
         self.lams: Array | None = None if found else np.array(settings.lams)
         self.top = 0.0
         self.fold_of = own_folds(manifest, position, rows.X.shape[0], settings)
-        super().__init__(
+        self.link = CopiesLink(
             structs.replace(manifest, wire="float64", compare_every=0, checkpoint_every=CHECKPOINT_EVERY),
             position,
             [int(v) for v in manifest.neighbours(position)],
             transport,
             journal,
             run=settings.run_bytes(manifest),
-            rounds=self.known + settings.rounds,
-            checkpoint=checkpoint,
+            rounds=self.rounds,
+            length=self.length,
             patience=patience,
-            tick=tick,
+            tick=self.tick,
         )
         self._copies: Copies | None = None
-        self.load()
-        self.open()
+        self.kept: KeptState | None = None
+        if checkpoint is not None:
+            run, link = settings.run_bytes(manifest).hex(), self.link
+            self.kept = KeptState(
+                checkpoint, run, manifest.revision, link.name, link.hold, keep=link.keep, refuse=False
+            )
+            self._load(self.kept)
+        self.link.open()
+
+    @property
+    def done(self) -> int:
+        """Rounds that are over."""
+        return self.link.done
+
+    @property
+    def status(self) -> Status:
+        """What the owner may want to know."""
+        return self.link.status
+
+    def tick(self) -> None:
+        """Called after every round and twice a second while waiting."""
+        if self.on_tick is not None:
+            self.on_tick(self)
 
     def run(self) -> tuple[Array, Array]:
         """Do all rounds; returns the grid ``(m,)`` and the held-out losses ``(folds, m)``, nan where there are none.
 
         A device alone has nothing to say about ``lam``: its grid is empty.
         """
-        if not self.neighbours and self.settings.lams is None:
+        if not self.link.neighbours and self.settings.lams is None:
             return np.zeros(0), np.zeros((self.settings.folds, 0))
-        self.run_rounds()
+        self.status.state, self.status.round = "tuning", self.done
+        try:
+            self._agree()
+            self._flood()
+            self._cross_validate()
+        finally:
+            if self.kept is not None:
+                self.kept.close()
+        self.journal.write("info", "finished", round=self.done)
+        self.status.state = "finished"
         grid, folds = self._grid(), self.settings.folds
         theta = self._stage(self.rounds).shard.theta.reshape(grid.size, folds, -1)
         curves = np.full((folds, grid.size), np.nan)
@@ -312,27 +361,52 @@ class Tuner(Lockstep):
             curves[held] = held_out_losses(self.manifest, parts, theta[:, held])
         return grid, curves
 
-    def step(self, t: int) -> Array:
-        if self.agreed < t <= self.known:
-            return np.array([self.top])
-        copies = self._stage(t)
-        before = copies.shard.theta.copy()
-        theta = copies.step(t if t <= self.agreed else t - self.known)
-        if not np.isfinite(theta).all():
-            raise SolverError(f"the parameters of device {self.names[self.position]!r} diverged; use --caution 4")
-        self.status.change = float(np.abs(copies.shard.theta - before).max(initial=0.0))
-        return theta
+    def linger(self) -> None:
+        """Stay until all neighbours have finished, since they may need the last vectors."""
+        self.link.linger()
 
-    def learn(self, t: int) -> None:
-        theirs = {v: self.inbox.values(Kind.THETA, v, t) for v in self.neighbours}
-        if self.agreed < t <= self.known:
-            self.top = max([self.top, *(float(one[0]) for one in theirs.values())])
-            return
-        copies = self._stage(t)
-        copies.learn(theirs)
-        if t == self.agreed:
-            self.top = copies.largest_dual() / self.manifest.n_devices
+    # --- the three stages ---
+
+    def _agree(self) -> None:
+        if self.done < self.agreed:
+            self._run_rounds(self.agreed, 0)
+        if self.done == self.agreed:
             self._copies = None
+
+    def _flood(self) -> None:
+        for t in range(max(self.done, self.agreed) + 1, self.known + 1):
+            theirs = self.link.share(t, np.array([self.top]))
+            self.top = max([self.top, *(float(one[0]) for one in theirs.values())])
+            self._settle(t)
+            self.save(t, None, durable=t % CHECKPOINT_EVERY == 0)
+            self._after(t, 0.0)
+
+    def _cross_validate(self) -> None:
+        if self.done < self.rounds:
+            self._run_rounds(self.rounds, self.known)
+
+    def _run_rounds(self, last: int, offset: int) -> None:
+        course = Course(
+            last,
+            offset=offset,
+            names=[self.link.name] * self._stage(last).shard.devices.size,
+            cure="use --caution 4",
+            save_every=CHECKPOINT_EVERY,
+            save_all=True,
+            settle=self._settle,
+            after=self._after,
+        )
+        self.link.shard = self._stage(last).shard
+        run_rounds(self.link.shard, self.link, self, course, self.done)
+
+    def _settle(self, t: int) -> None:
+        if t == self.agreed:
+            self.top = self._stage(t).largest_dual() / self.manifest.n_devices
+        self.link.done = t
+
+    def _after(self, t: int, change: float) -> None:
+        self.status.round, self.status.change = t, change
+        self.tick()
 
     def _stage(self, t: int) -> Copies:
         """The copies that round t moves."""
@@ -366,19 +440,21 @@ class Tuner(Lockstep):
             return p if t <= self.agreed else 1
         return p * self.settings.folds * self.settings.n_levels
 
-    def expected(self, v: int) -> list[Expected]:
-        theta, done = super().expected(v)
-        return [replace(theta, length=self.length, bound=None), done]
+    # --- its state ---
 
-    def state(self) -> Arrays:
-        arrays: Arrays = {"top": np.array([self.top])}
-        if self._copies is not None:
-            arrays |= {f"shard_{name}": part for name, part in vars(self._copies.shard.state()).items()}
-        return arrays
+    def save(self, t: int, state: ShardState | None, durable: bool) -> None:
+        """Keep the state after round t."""
+        if self.kept is not None:
+            arrays = {"top": np.array([self.top])} | ({} if state is None else vars(state))
+            if self.kept.save(t, arrays, {}, self.link.unsaved(), durable=durable):
+                self.link.saved()
 
-    def restore(self, arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> None:
-        self.top, self._copies = float(arrays["top"][0]), None
-        if "shard_theta" in arrays:
-            copies = self._stage(min(self.done + 1, self.rounds))
-            state = {name.removeprefix("shard_"): part for name, part in arrays.items() if name.startswith("shard_")}
-            copies.shard.restore(ShardState(**state))
+    def _load(self, kept: KeptState) -> None:
+        found = kept.load()
+        if found is None:
+            return
+        self.link.done = found.round
+        self.link.recall(kept.sent())
+        self.top = float(found.arrays.pop("top")[0])
+        if found.arrays and found.round != self.agreed:
+            self._stage(found.round).shard.restore(ShardState(**found.arrays))

@@ -1,0 +1,105 @@
+"""The state of one device on disk: where it goes on after a crash, and what it still can tell its neighbours.
+
+What makes crashes harmless: the vector of a round is a function of the state after the round before, and that state is
+with the kernel before the vector is sent. A process that is killed goes on where it was. A machine that lost power
+starts from the last durable state and computes the same numbers again; the neighbours ignore what they know already,
+and hand out their own last vectors, of which everybody keeps as many as lie between two durable states, and two more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fedkin.admm import Saved, Sent, Store
+from fedkin.errors import DataError, ModelFileError, ParameterError
+
+Arrays = Mapping[str, NDArray[Any]]
+#: Calls a function until the disk takes what it writes: ``hold(write, path, round)``.
+Hold = Callable[[Callable[[], None], Path, int], None]
+
+#: Larger states are written with durable saves only.
+MOST_BYTES = 4 << 20
+
+
+class KeptState:
+    """The file of one device.
+
+    Parameters
+    ----------
+    path : path
+    run, revision : str, int
+        States of another run or revision do not count.
+    device : str
+        Whose state it is.
+    hold : callable
+        ``hold(write, path, round)`` calls ``write`` until the disk takes it.
+    keep : int
+        For how many rounds sent vectors are kept.
+    refuse : bool
+        Whether to refuse a file of another run or revision; otherwise it is written over.
+    most_bytes : int
+        Larger states are written with durable saves only.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        run: str,
+        revision: int,
+        device: str,
+        hold: Hold,
+        *,
+        keep: int = 1,
+        refuse: bool = True,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        self.path, self.device, self._hold = path, device, hold
+        self._refuse, self._most_bytes = refuse, most_bytes
+        self._store = Store(path, run, revision, sent=keep)
+
+    def save(
+        self, round: int, arrays: Arrays, header: Mapping[str, Any], sent: Sequence[Sent] = (), *, durable: bool
+    ) -> bool:
+        """Write the state after a round; False when it is too large for a save that is not durable."""
+        if not durable and sum(part.nbytes for part in arrays.values()) > self._most_bytes:
+            return False
+        whole = {"device": self.device, **header}
+        self._hold(lambda: self._store.save(round, arrays, whole, sent, durable=durable), self.path, round)
+        return True
+
+    def load(self) -> Saved | None:
+        """The last state; None when there is none.
+
+        Raises
+        ------
+        ModelFileError, ParameterError, DataError
+            When the file is damaged, or of another run, revision or device.
+        """
+        try:
+            found = self._store.load()
+            others = [] if found is not None or not self._refuse else self._store.others()
+        except ModelFileError as error:
+            raise ModelFileError(f"{error}; docs/peer.md, 'A checkpoint is damaged', says what can be done") from None
+        if others:
+            raise ParameterError(
+                f"{self.path}: was written by another run, or by another revision of this one (after its round "
+                f"{others[0][2]}); remove it to start from round 0, on all devices"
+            )
+        if found is not None and found.header.get("device") != self.device:
+            raise DataError(
+                f"{self.path} is the state of {found.header.get('device')}, not of {self.device}: put back that of "
+                f"{self.device}; docs/peer.md, 'A checkpoint is damaged', says what can be done without"
+            )
+        return found
+
+    def sent(self) -> list[Sent]:
+        """Vectors that were sent and are still kept, oldest first."""
+        return self._store.sent()
+
+    def close(self) -> None:
+        """Close the file; the next save opens it again."""
+        self._store.close()

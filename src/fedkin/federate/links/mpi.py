@@ -1,0 +1,50 @@
+"""The link between MPI ranks: thetas of devices at the cut travel, without any message format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+class RankLink:
+    """The link of one rank to those that host neighbours of its devices (`fedkin.admm.Link`).
+
+    Parameters
+    ----------
+    communicator : mpi4py communicator
+    hosts : int array (V,)
+        The rank of each device.
+    edges : int array (E, 2)
+        Of the whole federation.
+    n_params : int
+    """
+
+    def __init__(self, communicator: Any, hosts: Index, edges: Index, n_params: int) -> None:
+        self._communicator = communicator
+        there = hosts[edges]
+        here = there == int(communicator.rank)
+        send: dict[int, Index] = {}
+        receive: dict[int, Index] = {}
+        for side in (0, 1):
+            crossing = here[:, side] & ~here[:, 1 - side]
+            for other in np.unique(there[crossing, 1 - side]).tolist():
+                along = crossing & (there[:, 1 - side] == other)
+                send[other] = np.union1d(send.get(other, []), edges[along, side]).astype(np.int64)
+                receive[other] = np.union1d(receive.get(other, []), edges[along, 1 - side]).astype(np.int64)
+        self._send = send
+        self._in = {other: np.empty((positions.size, n_params)) for other, positions in receive.items()}
+        self._positions = np.concatenate([np.empty(0, dtype=np.int64), *receive.values()])
+
+    def exchange(self, t: int, positions: Index, thetas: Array) -> tuple[Index, Array]:
+        from mpi4py import MPI
+
+        requests = [self._communicator.Irecv(buffer, source=other) for other, buffer in self._in.items()]
+        going = {other: thetas[np.searchsorted(positions, wanted)] for other, wanted in self._send.items()}
+        requests += [self._communicator.Isend(buffer, dest=other) for other, buffer in going.items()]
+        MPI.Request.Waitall(requests)
+        return self._positions, np.concatenate([np.empty((0, thetas.shape[1])), *self._in.values()])

@@ -1,0 +1,324 @@
+"""Lock-step rounds between neighbours over any transport: send a vector, wait for the neighbours' vectors.
+
+There is no global barrier: a device waits for its own neighbours only, and a neighbour is never more than one round
+ahead. Nothing is ever skipped. A vector that does not arrive is pulled until it does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin.admm import Sent
+from fedkin.federate.contract.manifest import Manifest
+from fedkin.federate.inbox import Inbox
+from fedkin.federate.journal import Journal
+from fedkin.federate.keys import keys_of, presence_key
+from fedkin.federate.links.transport import Transport
+from fedkin.federate.messages import Expected, Kind, encode
+from fedkin.federate.waiting import LONGEST_SILENCE, Patience, PeerError, Reminders, Status, hold_until
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+_DONE_SECONDS, _TICK_SECONDS = 0.4, 0.5
+
+
+class NeighbourLink:
+    """The link of one device to its neighbours (`fedkin.admm.Link`).
+
+    Parameters
+    ----------
+    manifest : Manifest
+        Names, keys and formats of the run.
+    position : int
+        Which device this is.
+    neighbours : sequence of int
+        With whom it exchanges.
+    transport : Transport
+    journal : Journal
+    run : bytes, optional
+        What messages are marked with, 8 bytes; the manifest's by default.
+    rounds : int, optional
+        Rounds to do; the manifest's by default.
+    length : int or function of the round, optional
+        Numbers in a message; by default one theta, inside the parameter ball.
+    patience : Patience
+    tick : callable, optional
+        Called twice a second while waiting; it may raise `fedkin.federate.waiting.Stopped`.
+
+    Attributes
+    ----------
+    done : int
+        Rounds that are over.
+    over : bool
+        Whether all neighbours have said that they have finished, too.
+    past : dict {Kind: {round: vector}}
+        Own vectors of the last rounds, for those who ask.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        position: int,
+        neighbours: Sequence[int],
+        transport: Transport,
+        journal: Journal,
+        *,
+        run: bytes | None = None,
+        rounds: int | None = None,
+        length: Callable[[int], int] | None = None,
+        patience: Patience | None = None,
+        tick: Callable[[], None] | None = None,
+    ) -> None:
+        self.manifest, self.position, self.transport, self.journal = manifest, position, transport, journal
+        self.neighbours = list(neighbours)
+        self.run_bytes = manifest.run_bytes if run is None else run
+        self.rounds = manifest.rounds if rounds is None else rounds
+        self.length, self.patience = length, patience or Patience()
+        self.tick: Callable[[], None] = tick or (lambda: None)
+        self.left: frozenset[int] = frozenset()
+        self.status = Status()
+        self.names = {u: manifest.members[u].name for u in [position, *self.neighbours]}
+        self.inbox = Inbox(self.names, journal)
+        self.done, self.over = 0, False
+        self.keep = manifest.checkpoint_every + 2
+        self.past: dict[Kind, dict[int, Array]] = {Kind.THETA: {}, Kind.ALPHA: {}, Kind.PRESENT: {}}
+        self._unsaved: list[Sent] = []
+        self._hint = True  # somebody may be ahead of this device: pull at once
+        self._slots: dict[tuple[Kind, int], Callable[[bytes], bool]] = {}
+
+    @property
+    def name(self) -> str:
+        """The name of this device."""
+        return self.names[self.position]
+
+    # --- the rounds ---
+
+    def exchange(self, t: int, positions: Index, thetas: Array) -> tuple[Index, Array]:
+        """Send ``thetas (K, p)`` of this device, or of K copies of it, and wait for those of the neighbours.
+
+        Copy k of device u has the position ``k V + u``.
+        """
+        # a copy: it is kept for those who ask, and the shard goes on
+        theirs = self.share(t, thetas.flatten())
+        senders = np.array(list(theirs), dtype=np.int64)
+        copies = np.arange(len(thetas), dtype=np.int64) * self.manifest.n_devices
+        values = np.concatenate([np.empty(0), *theirs.values()]).reshape(-1, thetas.shape[1])
+        return (senders[:, None] + copies).ravel(), values
+
+    def share(self, t: int, values: Array) -> dict[int, Array]:
+        """Send a vector to all neighbours, and wait for theirs of round t."""
+        self.status.round = t
+        # first open the window: a quick neighbour answers with its next vector before `send` returns
+        self.inbox.advance(Kind.THETA, t, t + 1)
+        self.send(Kind.THETA, t, values)
+        self.wait_for(Kind.THETA, self.neighbours, t)
+        # a neighbour may have left for good meanwhile
+        return {v: self.inbox.values(Kind.THETA, v, t) for v in self.neighbours}
+
+    def send(self, kind: Kind, t: int, values: Array) -> None:
+        """Send a vector to all neighbours, and keep it for those who ask."""
+        self.remember(kind, t, values)
+        if self.neighbours:
+            key = keys_of(self.manifest, self.position, self.position)[kind]
+            self.transport.publish(key, self.frame(kind, t, values))
+
+    def remember(self, kind: Kind, t: int, values: Array) -> None:
+        """Keep a vector for those who ask."""
+        # threads of the transport read this dictionary: single operations only
+        held = self.past[kind]
+        held[t] = values
+        while (old := next(iter(held))) <= t - self.keep:  # rounds come in order
+            del held[old]
+        self._unsaved.append(Sent(kind, t, values))
+        del self._unsaved[: -len(self.past) * self.keep]
+
+    def unsaved(self) -> list[Sent]:
+        """What was sent since `saved`."""
+        return self._unsaved
+
+    def saved(self) -> None:
+        """What was sent so far is on the disk."""
+        self._unsaved = []
+
+    def recall(self, sent: Sequence[Sent]) -> None:
+        """Take back what was sent before this process began."""
+        for one in sent:
+            if self.done - self.keep < one.round <= self.done:
+                self.past[Kind(one.kind)][one.round] = one.values
+
+    def wait_for(self, kind: Kind, senders: list[int], t: int) -> None:
+        """Wait for the messages of round t, and pull them where they do not come."""
+        reminders = Reminders(self.patience)
+        next_tick = reminders.began + _TICK_SECONDS
+        missing = self.inbox.missing(kind, senders, t)
+        while missing:
+            now = time.monotonic()
+            self.remind(reminders, kind, missing, t, now)
+            if now >= next_tick:
+                next_tick = now + _TICK_SECONDS
+                self.tick()
+                # a neighbour may have left for good meanwhile
+                senders = [sender for sender in senders if sender not in self.left]
+            missing = self.inbox.wait(kind, senders, t, max(min(reminders.next_pull, next_tick) - now, 0.001))
+        self.status.waiting_for = []
+
+    def remind(self, reminders: Reminders, kind: Kind, missing: list[int], t: int, now: float) -> None:
+        """Ask for what is missing, and complain about it, where that is due."""
+        if reminders.pull_is_due(now) or self._hint:
+            self._hint = False
+            for sender in missing:
+                self.pull(kind, sender, t)
+            reminders.pulled(now)
+        if reminders.complaint_is_due(now):
+            self._complain(kind, missing, t, now - reminders.began)
+            reminders.complained(now)
+
+    def pull(self, kind: Kind, sender: int, t: int) -> None:
+        """Ask a neighbour for the message of a round."""
+
+        def on_frame(frame: bytes) -> None:
+            # nothing had been pushed: the sender is ahead of this device, so pull the next message at once, too
+            self._hint = self._slots[kind, sender](frame) or self._hint
+
+        self.status.pulled += 1
+        self.transport.pull(keys_of(self.manifest, sender, self.position)[kind], t, on_frame)
+
+    def look_around(self) -> None:
+        """Pull at once in the next wait: somebody may be ahead."""
+        self._hint = True
+
+    def _complain(self, kind: Kind, missing: list[int], t: int, seconds: float) -> None:
+        names = [self.names[v] for v in missing]
+        self.status.waiting_for = names
+        down = [name for name in names if name not in self.status.up]
+        self.journal.write(
+            "warning", "waiting", round=t, kind=kind.name, peers=names, down=down, seconds=round(seconds, 1)
+        )
+        if seconds >= self.patience.give_up:
+            raise PeerError(
+                f"no {kind.name} of round {t} from {', '.join(names)} for {seconds:.0f} s: start them, then this device"
+            )
+
+    def hold(self, write: Callable[[], None], path: Path, round: int) -> None:
+        """Call ``write`` until the disk takes it; the device waits where it is."""
+        hold_until(write, path, round, self.status, self.journal, self.patience, self.tick)
+
+    # --- the neighbours ---
+
+    def open(self) -> None:
+        """Begin to listen."""
+        manifest, here = self.manifest, self.position
+        for v in self.neighbours:
+            keys = keys_of(manifest, v, here)
+            for expected in self.expected(v):
+                kind = expected.kind
+                self._slots[kind, v] = self.inbox.expect(expected)
+                self.transport.subscribe(keys[kind], self._slots[kind, v])
+            self.transport.watch(presence_key(manifest, v), partial(self._on_presence, v))
+        outgoing = {key: (kind, v) for v in self.neighbours for kind, key in keys_of(manifest, here, v).items()}
+        for key, (kind, v) in outgoing.items():
+            self.transport.answer(key, partial(self.answer, kind, v))
+        self.transport.announce(presence_key(manifest, here))
+        self.journal.write("info", "started", round=self.done, neighbours=[self.names[v] for v in self.neighbours])
+
+    def expected(self, v: int) -> list[Expected]:
+        """What may come from neighbour v."""
+        run, manifest, t = self.run_bytes, self.manifest, self.done + 1
+        length: int | Callable[[int], int] = self.length or manifest.n_params
+        bound = None if self.length else manifest.radius
+        return [
+            Expected(run, Kind.THETA, v, length, t, t + 1, manifest.wire, bound),
+            Expected(run, Kind.DONE, v, 0, self.rounds, self.rounds + 1),
+        ]
+
+    def _on_presence(self, v: int, here: bool) -> None:
+        name = self.names[v]
+        (self.status.up.add if here else self.status.up.discard)(name)
+        self.journal.write("info", "neighbour up" if here else "neighbour down", peer=name)
+        if here:
+            self._hint = True
+            self.inbox.wake()
+
+    def answer(self, kind: Kind, v: int, t: int) -> bytes | None:
+        """The frame that neighbour v asks for; None when there is none."""
+        if kind is Kind.DONE:
+            return self.frame(kind, t, np.zeros(0)) if self.done >= self.rounds == t else None
+        held = self.past[kind]
+        values = held.get(t)
+        if values is None:
+            if t < min(list(held), default=0):
+                self.journal.sparingly("warning", "asked for a round that is no longer kept", peer=self.names[v])
+            return None
+        return self.frame(kind, t, values)
+
+    def frame(self, kind: Kind, t: int, values: Array) -> bytes:
+        """A message of this device."""
+        wire = self.manifest.wire if kind is Kind.THETA else "float64"
+        return encode(self.run_bytes, kind, self.position, t, values, wire)
+
+    def drop(self, gone: frozenset[int]) -> frozenset[int]:
+        """Go on without neighbours that have left for good; returns those that had not been dropped before."""
+        gone = (gone & set(self.neighbours)) - self.left
+        self.left = self.left | gone
+        self.neighbours = [v for v in self.neighbours if v not in gone]
+        for v in sorted(gone):
+            self.inbox.forget(v)
+            self.journal.write("warning", "edge dropped", peer=self.names[v], round=self.done)
+        return gone
+
+    # --- the end ---
+
+    def linger(self, on_end: Callable[[], None] | None = None) -> None:
+        """Stay until all neighbours have finished, since they may need the last vectors; not longer than `Patience`.
+
+        Parameters
+        ----------
+        on_end : callable, optional
+            Called when nobody needs this device any more, to keep that for when it is started again.
+        """
+        done = keys_of(self.manifest, self.position, self.position)[Kind.DONE]
+        frame = self.frame(Kind.DONE, self.done, np.zeros(0))
+        began = time.monotonic()
+        deadline, silence = began + self.patience.linger, self.patience.complain
+        next_word = began + min(silence, 2.0 * _DONE_SECONDS)
+        waiting = [] if self.over else list(self.neighbours)
+        while waiting and time.monotonic() < deadline:
+            self.transport.publish(done, frame)
+            for v in waiting:
+                self.pull(Kind.DONE, v, self.done)
+            missing = self.inbox.wait(Kind.DONE, self.neighbours, self.done, _DONE_SECONDS)
+            waiting = self.awaited_at_the_end(missing)
+            self.status.waiting_for = [self.names[v] for v in waiting]
+            if not missing:
+                self.over = True
+                if on_end is not None:
+                    on_end()
+            now = time.monotonic()
+            if waiting and now >= next_word:
+                self._say_who_has_not_finished(deadline - now)
+                next_word, silence = now + silence, min(2.0 * silence, LONGEST_SILENCE)
+            self.tick()
+        if waiting:
+            self.journal.write("warning", "left before all neighbours had finished", peers=self.status.waiting_for)
+        elif self.neighbours:
+            # somebody may have missed that this device has finished, and asks again
+            self.transport.publish(done, frame)
+            time.sleep(2.5 * _DONE_SECONDS)
+
+    def awaited_at_the_end(self, waiting: list[int]) -> list[int]:
+        """Whose end this device waits for, of those that have not said that they have finished."""
+        return waiting
+
+    def _say_who_has_not_finished(self, seconds: float) -> None:
+        names = self.status.waiting_for
+        down = [name for name in names if name not in self.status.up]
+        self.journal.write(
+            "info", "finished, staying for neighbours that have not", peers=names, down=down, at_most=round(seconds, 1)
+        )

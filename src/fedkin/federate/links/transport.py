@@ -1,0 +1,46 @@
+"""What a device needs of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+OnFrame = Callable[[bytes], object]
+OnPull = Callable[[int], bytes | None]
+OnPresence = Callable[[bool], None]
+
+
+class Transport(Protocol):
+    """Frames that are pushed under a key, frames that are pulled by key and round, and who is there.
+
+    Nothing is promised about a pushed frame: it may be lost, arrive twice or late. Callbacks run in the transport's
+    threads.
+    """
+
+    def publish(self, key: str, frame: bytes) -> None:
+        """Push a frame to all who subscribe to ``key``."""
+        ...
+
+    def subscribe(self, key: str, on_frame: OnFrame) -> None:
+        """Call ``on_frame`` for every frame pushed under ``key``."""
+        ...
+
+    def answer(self, key: str, on_pull: OnPull) -> None:
+        """Serve pulls of ``key``: ``on_pull(round)`` gives the frame, or None."""
+        ...
+
+    def pull(self, key: str, round: int, on_frame: OnFrame) -> None:
+        """Ask whoever serves ``key`` for the frame of a round; returns at once."""
+        ...
+
+    def announce(self, key: str) -> None:
+        """Be seen under ``key`` until `close`."""
+        ...
+
+    def watch(self, key: str, on_presence: OnPresence) -> None:
+        """Call ``on_presence(True)`` when somebody announces ``key``, ``on_presence(False)`` when it is gone."""
+        ...
+
+    def close(self) -> None:
+        """Leave."""
+        ...
