@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from dataclasses import fields
+from typing import get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -338,9 +340,13 @@ def test_one_device_may_be_named_once():
 
 def test_options_are_those_of_fit_options():
     renamed = {"cv_folds": "cv", "seed": "random_state"}
-    for estimator, loss in ((FedADMMRegressor, "linear"), (FedADMMClassifier, "logistic")):
-        expected = {renamed.get(item.name, item.name): item.default for item in fields(FitOptions)} | {"loss": loss}
+    for estimator in (FedADMMRegressor, FedADMMClassifier):
+        expected = {renamed.get(item.name, item.name): item.default for item in fields(FitOptions)}
         assert estimator().get_params() == expected
+        parameters = inspect.signature(estimator).parameters
+        assert {name: one.default for name, one in parameters.items()} == expected
+        hints = get_type_hints(estimator.__init__)
+        assert set(hints) == {*expected, "return"} and hints["refit"] is bool and hints["tol"] is float
         assert all(f"\n    {name} : " in estimator.__doc__ for name in expected)
         with pytest.raises(TypeError, match="lamda"):
             estimator(lamda=1.0)
@@ -386,3 +392,10 @@ def test_the_rounds_of_fed_admm_reach_the_exact_solution(batch):
     np.testing.assert_allclose(rounds.coef_, exact.coef_, atol=1e-3)
     assert rounds.gap_ <= 1e-8
     assert rounds.n_iter_ <= rounds.rounds
+
+
+def test_auto_loss_is_the_one_of_the_estimator():
+    X, site = np.arange(12.0).reshape(-1, 1), np.repeat(["a", "b"], 6)
+    counts = np.arange(12) % 3
+    assert FedADMMRegressor(lam=0.1).fit(X, counts, device=site).model_.loss.name == "linear"
+    assert FedADMMClassifier(lam=0.1).fit(X, counts % 2, device=site).model_.loss.name == "logistic"

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from inspect import Parameter, Signature
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,9 +30,10 @@ from fedkin.data import Federation
 from fedkin.errors import DataError, FedkinWarning, ParameterError
 from fedkin.fitting.fitting import fit_federation
 from fedkin.fitting.model import FittedModel
-from fedkin.fitting.options import DEFAULTS, FitOptions, documented
+from fedkin.fitting.options import AUTO, DEFAULTS, CvRule, FitOptions, PenaltyName, Solver, documented
 from fedkin.graph import Graph
-from fedkin.losses import CLASS_LOSSES
+from fedkin.losses import CLASS_LOSSES, Loss
+from fedkin.stats import Method, Variance
 
 Array = NDArray[np.float64]
 Devices = ArrayLike | Hashable | None
@@ -50,35 +50,66 @@ _NO_DEVICE = (
 )
 
 
-def _constructor(**changed: object) -> Callable[..., None]:
-    """An ``__init__`` that takes the options of `FitOptions` as scikit-learn wants: each by name, stored unchecked."""
-    defaults = DEFAULTS | changed
-    kind = Parameter.POSITIONAL_OR_KEYWORD
-    named = [Parameter(_NAMES.get(name, name), kind, default=value) for name, value in defaults.items()]
-    signature = Signature([Parameter("self", kind), *named])
-
-    def __init__(self: Any, *args: Any, **given: Any) -> None:
-        bound = signature.bind(self, *args, **given)
-        bound.apply_defaults()
-        for parameter in named:
-            setattr(self, parameter.name, bound.arguments[parameter.name])
-
-    __init__.__signature__ = signature  # type: ignore[attr-defined]
-    return __init__
-
-
 class _FedADMM:
     """What regressor and classifier share; before scikit-learn's mixins, whose scores know no devices."""
 
     model_: FittedModel
+    _metric: ClassVar[Callable[..., float]]
+    _auto_loss: ClassVar[str]
+
+    def __init__(
+        self,
+        loss: str | Loss = FitOptions.loss,
+        penalty: PenaltyName = FitOptions.penalty,
+        lam: float | Literal["cv"] = FitOptions.lam,
+        select: Method | Literal["none"] | None = FitOptions.select,
+        level: float = FitOptions.level,
+        variance: Variance = FitOptions.variance,
+        refit: bool = FitOptions.refit,
+        fit_intercept: bool = FitOptions.fit_intercept,
+        standardize: bool = FitOptions.standardize,
+        ridge: float = FitOptions.ridge,
+        sparsity: float = FitOptions.sparsity,
+        cv: int = FitOptions.cv_folds,
+        cv_rule: CvRule = FitOptions.cv_rule,
+        tol: float = FitOptions.tol,
+        max_iter: int = FitOptions.max_iter,
+        random_state: int | np.random.RandomState | None = FitOptions.seed,
+        n_jobs: int | None = FitOptions.n_jobs,
+        solver: Solver = FitOptions.solver,
+        rounds: int = FitOptions.rounds,
+        batch_size: int | None = FitOptions.batch_size,
+    ) -> None:
+        self.loss = loss
+        self.penalty = penalty
+        self.lam = lam
+        self.select = select
+        self.level = level
+        self.variance = variance
+        self.refit = refit
+        self.fit_intercept = fit_intercept
+        self.standardize = standardize
+        self.ridge = ridge
+        self.sparsity = sparsity
+        self.cv = cv
+        self.cv_rule = cv_rule
+        self.tol = tol
+        self.max_iter = max_iter
+        self.random_state = random_state
+        self.n_jobs = n_jobs
+        self.solver = solver
+        self.rounds = rounds
+        self.batch_size = batch_size
 
     def _options(self) -> FitOptions:
-        given = self.get_params(deep=False)  # type: ignore[attr-defined]
-        options = {name: given[_NAMES.get(name, name)] for name in DEFAULTS}
-        state = options["seed"]
+        options = {name: getattr(self, _NAMES.get(name, name)) for name in DEFAULTS}
+        state = self.random_state
         if isinstance(state, np.random.RandomState):
             state = state.randint(2**31)
-        return FitOptions(**options | {"seed": 0 if state is None else int(state)})
+        return FitOptions(**options | {"loss": self._loss(), "seed": 0 if state is None else int(state)})
+
+    def _loss(self) -> str | Loss:
+        return self._auto_loss if self.loss == AUTO else self.loss
 
     def fit(
         self,
@@ -172,8 +203,6 @@ class _FedADMM:
         """
         return float(self._metric(y, self.predict(X, device, offset), sample_weight=sample_weight))
 
-    _metric: ClassVar[Callable[..., float]]
-
     def _rows(self, X: ArrayLike) -> Array:
         check_is_fitted(self)
         rows: Array = validate_data(self, X, reset=False, dtype=np.float64)
@@ -227,12 +256,12 @@ class FedADMMRegressor(_FedADMM, RegressorMixin, BaseEstimator):  # type: ignore
     """
 
     __doc__ = documented(__doc__, _NAMES, _REGRESSION_LOSSES)
-    __init__ = _constructor(loss=_REGRESSION_LOSSES[0])
     _metric = staticmethod(r2_score)
+    _auto_loss = _REGRESSION_LOSSES[0]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.target_tags.positive_only = _loss_name(self.loss) == "poisson"
+        tags.target_tags.positive_only = _loss_name(self._loss()) == "poisson"
         return tags
 
     def _checked(self, X: ArrayLike, y: ArrayLike) -> tuple[Array, NDArray[Any]]:
@@ -280,11 +309,11 @@ class FedADMMClassifier(_FedADMM, ClassifierMixin, BaseEstimator):  # type: igno
     """
 
     __doc__ = documented(__doc__, _NAMES, CLASS_LOSSES)
-    __init__ = _constructor(loss=CLASS_LOSSES[0])
     _metric = staticmethod(accuracy_score)
+    _auto_loss = CLASS_LOSSES[0]
 
     def _checked(self, X: ArrayLike, y: ArrayLike) -> tuple[Array, NDArray[Any]]:
-        if _loss_name(self.loss) not in CLASS_LOSSES:
+        if _loss_name(self._loss()) not in CLASS_LOSSES:
             raise ParameterError(f"loss={self.loss!r} is not for classes; use {' or '.join(map(repr, CLASS_LOSSES))}")
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(labels)

@@ -19,7 +19,6 @@ Solver = Literal["exact", "fedadmm"]
 
 #: The loss that depends on the target.
 AUTO = "auto"
-_NAMED_LOSSES = (AUTO, *LOSS_NAMES)
 
 
 @dataclass(frozen=True)
@@ -127,31 +126,22 @@ def choices(name: str) -> tuple[str, ...]:
     (('l1', 'l2', 'linf'), ())
     """
     if name == "loss":
-        return _NAMED_LOSSES
+        return (AUTO, *LOSS_NAMES)
     kind = get_args(_TYPES[name])[0]
     parts = [kind] if get_origin(kind) is Literal else [part for part in get_args(kind) if part is not NoneType]
     return tuple(chain(*map(get_args, parts))) if all(get_origin(part) is Literal for part in parts) else ()
 
 
-def documented(doc: str | None, names: Mapping[str, str] | None = None, losses: tuple[str, ...] = _NAMED_LOSSES) -> str:
+def documented(doc: str | None, names: Mapping[str, str] | None = None, losses: tuple[str, ...] = LOSS_NAMES) -> str:
     """A docstring with its line ``<options>`` replaced by the parameters of `FitOptions`.
 
-    Parameters
-    ----------
-    doc : str
-        The docstring of a class.
-    names : mapping {option: name}, optional
-        Options that the class calls by another name.
-    losses : tuple of str
-        The losses that the class takes, its default first.
+    ``names`` are {option: name} where the class has another name for an option, ``losses`` those that it takes.
     """
     lines = []
     for name, description in DESCRIPTIONS.items():
-        kind, default, words = _type_words(get_args(_TYPES[name])[0]), DEFAULTS[name], description
-        if name == "loss":
-            kind, default = f"{' | '.join(map(repr, losses))} | Loss", losses[0]
-            words = words if AUTO in losses else words.partition(";")[0] + "."
-        lines.append(f"    {(names or {}).get(name, name)} : {kind}, default {default!r}\n        {words}")
+        named_losses = f"{' | '.join(map(repr, (AUTO, *losses)))} | Loss"
+        kind = named_losses if name == "loss" else _type_words(get_args(_TYPES[name])[0])
+        lines.append(f"    {(names or {}).get(name, name)} : {kind}, default {DEFAULTS[name]!r}\n        {description}")
     return (doc or "").replace("    <options>", "\n".join(lines))
 
 
