@@ -14,6 +14,7 @@ import pytest
 
 from builders import small_problem
 from federations import in_process, place
+from fedkin._base import write_file
 from fedkin.federate.contract.files import AUTHORITY, MANIFEST, load_manifest, load_rows
 from fedkin.federate.contract.manifest import ManifestError
 from fedkin.federate.messages import Kind, encode
@@ -25,7 +26,6 @@ from fedkin.federate.trust.security import (
     link_configuration,
     make_authority,
     with_absolute_paths,
-    write_private,
 )
 from fleet import Fleet
 from processes import wait_for
@@ -49,7 +49,7 @@ def session(
     folder.mkdir()
     pair = issue(authority, name, ["127.0.0.1"])
     for file, content in (("ca.crt", trusted), ("device.crt", pair.certificate), ("device.key", pair.key)):
-        write_private(folder / file, content)
+        write_file(folder / file, content, private=True)
     configuration = link_configuration([], [target], [])
     del configuration["access_control"]
     configuration["connect"]["timeout_ms"] = 2000
@@ -177,7 +177,7 @@ def test_who_stands_in_for_a_neighbour_without_its_certificate_gets_no_link(tmp_
             ("device.crt", pair.certificate),
             ("device.key", pair.key),
         ):
-            write_private(folder / file, content)
+            write_file(folder / file, content, private=True)
         configuration = link_configuration([target], [], [])
         del configuration["access_control"]
         with zenoh.open(zenoh.Config.from_json5(json.dumps(with_absolute_paths(configuration, folder)))) as impostor:

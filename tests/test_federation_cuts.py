@@ -37,7 +37,7 @@ def test_take_tells_of_devices_left_without_rows():
     assert sparse["d2"].X.shape == (0, 2)
     assert fed.take([], allow_empty=True).n_samples.tolist() == [0, 0, 0]
     for rows, message in (
-        ([True], "the mask has 1 values, but the federation has 6 rows"),
+        ([True], "the mask has 1 value, but the federation has 6 rows"),
         ([6], r"row 6 is outside 0\.\.5"),
         ([-1], "row -1 is outside"),
         ([0.5], "bool array of shape"),

@@ -1,4 +1,5 @@
 """Federations from frames and files."""
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -11,7 +12,6 @@ from fedkin.data import Federation
 from fedkin.errors import DataError
 
 # --- frames ---------------------------------------------------------------------------------------------------
-
 
 
 @pytest.mark.parametrize("make", [dict, pd.DataFrame, pl.DataFrame, pl.LazyFrame, pa.table])
@@ -130,7 +130,7 @@ def test_directory_with_a_device_column(tmp_path):
         ),
         ({"a.csv": "x,y\n1,2\n", "b.csv": "x,y\n"}, {"target": "y"}, r"b\.csv: device 'b' has no rows"),
         ({"a.csv": "x,y\n1,2\n", "a.tsv": "x,y\n1,2\n"}, {"target": "y"}, "also stands for device 'a'"),
-        ({"a.csv": "x,y\n1,2\n", "b.csv": "x,y\n1\n"}, {"target": "y"}, r"b\.csv, line 2: 1 cells"),
+        ({"a.csv": "x,y\n1,2\n", "b.csv": "x,y\n1\n"}, {"target": "y"}, r"b\.csv, line 2: 1 cell"),
         ({"a.json": ""}, {}, "has no file that ends in"),
     ],
 )
@@ -163,3 +163,58 @@ def test_bad_files_are_named(tmp_path, content, options, message):
 def test_absent_file(tmp_path):
     with pytest.raises(DataError, match="there is no file"):
         Federation.read(tmp_path / "absent.csv", device="site")
+
+
+# --- numbers that are not -------------------------------------------------------------------------------------
+
+
+def numbers_with(word, n=60):
+    cells = [str(k / 7) for k in range(n)]
+    cells[17] = word
+    return "site,x,y\n" + "".join(f"{'ab'[k % 2]},{k},{cell}\n" for k, cell in enumerate(cells))
+
+
+def test_a_word_among_the_numbers_of_the_target_is_named_at_once(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text(numbers_with("oops"))
+    with pytest.raises(DataError) as caught:
+        Federation.read(path, device="site", target="y")
+    assert str(caught.value).startswith(
+        f"{path}: row 17: the target 'y' is 'oops', which is not a number; all other 59 cells are numbers; "
+        "if these are classes, give each name a letter (c1, c2)"
+    )
+    table = {"site": ["a", "b"] * 30, "x": range(60), "y": [str(k) for k in range(59)] + ["?"]}
+    with pytest.raises(DataError, match=r"row 59: the target 'y' is '\?'"):
+        Federation.from_frame(table, device="site", target="y")
+    with pytest.raises(DataError, match=r"row 17: the feature 'y' is 'oops'"):
+        Federation.read(path, device="site", target="x")
+
+
+def test_a_word_in_one_file_of_a_directory_is_named(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y\n" + "1,2\n" * 30)
+    (tmp_path / "b.csv").write_text("x,y\n" + "1,2\n" * 30 + "1,oops\n")
+    with pytest.raises(DataError, match=r"b\.csv: row 30 .*column 'y' is 'oops'"):
+        Federation.read(tmp_path, target="y")
+
+
+def test_labels_stay_labels_also_where_some_are_numbers(tmp_path):
+    path = tmp_path / "rows.csv"
+    for labels in (["yes", "no"], ["0", "1", "2", "3+"], ["01", "02"], ["c1", "c2"]):
+        cells = [labels[k % len(labels)] for k in range(40)]
+        path.write_text("site,x,y\n" + "".join(f"a,{k},{cell}\n" for k, cell in enumerate(cells)))
+        assert Federation.read(path, device="site", target="y").y.tolist() == cells
+
+
+def test_decimal_commas_and_pipes_get_a_hint(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("site;x;y\na;1,5;2,5\nb;2;3\n")
+    with pytest.raises(DataError, match=r"row 0: the feature 'x' is '1,5'.*decimal points, not commas"):
+        Federation.read(path, device="site", target="y")
+    with pytest.raises(DataError, match=r"row 0: the target 'y' is '2,5'.*decimal points, not commas"):
+        Federation.read(path, device="site", target="y", features=[])
+    path.write_text("site,x,y\na,1,5,2\n")
+    with pytest.raises(DataError, match=r"line 2: 4 cells, but the header has 3.*decimal points, not commas"):
+        Federation.read(path, device="site", target="y")
+    path.write_text("site|x|y\na|1|2\n")
+    with pytest.raises(DataError, match=r"parted by '\|': save the file with commas, semicolons or tabs"):
+        Federation.read(path, device="site", target="y")

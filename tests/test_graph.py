@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import edge_weights, random_graphs
-from fedkin.errors import FedkinError, GraphError
+from fedkin.errors import FedkinError, GraphError, GraphWarning
 from fedkin.graph import Graph
 
 # --- construction ---------------------------------------------------------------------------------------------
@@ -115,11 +115,11 @@ def test_equality():
     ("devices", "edges", "weights", "message"),
     [
         (range(10), [(7, 12)], None, r"edge \(7, 12\) names device 12, which is not among the 10 devices"),
-        (["a"], [("a", "b")], None, r"edge \('a', 'b'\) names device 'b', which is not among the 1 devices"),
+        (["a"], [("a", "b")], None, r"edge \('a', 'b'\) names device 'b', which is not among the 1 device of"),
         (["1", "2"], [(1, 2)], None, r"names device 1, which is not among"),
         (["a", "b"], [("a", "a")], None, r"edge \('a', 'a'\) is a self-loop"),
-        ("abc", [("a", "b"), ("a", "c"), ("b", "a")], None, r"edge \('a', 'b'\) is given twice"),
-        ("abc", [("a", "c"), ("a", "c")], None, r"edge \('a', 'c'\) is given twice"),
+        ("abc", [("a", "b"), ("b", "a")], [1.0, 2.0], r"edge \('a', 'b'\) is given twice, with the weights 1 and 2"),
+        ("abc", [("a", "c"), ("a", "b"), ("a", "c")], [1, 1, 3], r"edge \('a', 'c'\) is given twice, with the weights"),
         ("ab", [("a", "b")], [0.0], r"edge \('a', 'b'\) has the weight 0\.0, expected a positive number"),
         ("ab", [("a", "b")], [-1.0], r"has the weight -1\.0"),
         ("ab", [("a", "b")], [np.nan], r"has the weight nan"),
@@ -151,7 +151,7 @@ def test_bad_graphs(devices, edges, weights, message):
         ([[0, 3]], None, r"edge number 0 names position 3, but the 3 devices of the graph have the positions 0\.\.2"),
         ([[0, 1], [-1, 0]], None, "edge number 1 names position -1"),
         ([[1, 1]], None, r"edge \('b', 'b'\) is a self-loop"),
-        ([[0, 1], [1, 2], [1, 0], [2, 1]], None, r"edge \('a', 'b'\) is given twice \(and 1 more\)"),
+        ([[0, 1], [1, 2], [1, 0], [2, 1]], [1, 1, 2, 1], r"edge \('a', 'b'\) is given twice, with the weights 1 and 2"),
         ([[0.0, 1.0]], None, r"int array of shape \(E, 2\), got float64"),
         ([0, 1], None, r"got int64 \(2,\)"),
         ([[0, 1, 2]], None, r"got int64 \(1, 3\)"),
@@ -189,12 +189,27 @@ def test_keep_and_reweighted():
         graph.reweighted([1.0])
 
 
+@pytest.mark.parametrize("weights", [None, [2.0, 3.0, 2.0]])
+def test_edges_that_come_again_count_once(weights):
+    once = Graph("abc", [("a", "b"), ("a", "c")], weights and weights[:2])
+    with pytest.warns(GraphWarning, match=r"edge \('a', 'b'\) is given twice, maybe once in each direction"):
+        assert Graph("abc", [("a", "b"), ("a", "c"), ("b", "a")], weights) == once
+    with pytest.warns(GraphWarning, match=r"is given twice \(and 1 more\)"):
+        assert Graph.from_indices("ab", [[0, 1], [1, 0], [0, 1]]).edges.tolist() == [[1, 0]]
+
+
+def test_devices_that_a_graph_does_not_name_have_no_edges():
+    graph = Graph.complete(range(4))
+    with pytest.warns(GraphWarning, match="does not name device 9, which has no edges"):
+        wider = graph.aligned([9, 0, 1, 2, 3])
+    assert wider.devices == (9, 0, 1, 2, 3)
+    assert wider.n_edges == 6 and wider.degree.tolist() == [0, 3, 3, 3, 3]
+    with pytest.warns(GraphWarning, match="does not name 7 devices 4, 5, 6, 7, 8 and 2 more, which have no edges"):
+        graph.aligned(range(11))
+
+
 def test_aligned_names_what_does_not_match():
     graph = Graph.complete(range(4))
-    with pytest.raises(GraphError, match="does not have device 9: add"):
-        graph.aligned([0, 1, 2, 9])
-    with pytest.raises(GraphError, match="does not have 7 devices 4, 5, 6, 7, 8 and 2 more"):
-        graph.aligned(range(11))
     with pytest.raises(GraphError, match="has device 3 beyond the 3 devices asked for"):
         graph.aligned(range(3))
     with pytest.raises(GraphError, match="given twice"):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import edge_weights
-from fedkin.errors import GraphError
+from fedkin.errors import GraphError, GraphWarning
 from fedkin.graph import Graph
 
 TEXT_IDS = st.text(st.characters(categories=["L", "P", "S"]), min_size=1, max_size=5).filter(
@@ -67,7 +67,8 @@ def test_pandas_makes_floats_of_ids_next_to_gaps(tmp_path):
 
 def test_devices_may_be_read_from_a_generator_and_be_more_than_the_file_has(tmp_path):
     Graph([1, 2], [(1, 2)]).write(tmp_path / "graph.csv")
-    graph = Graph.read(tmp_path / "graph.csv", devices=(k for k in (3, 2, 1)))
+    with pytest.warns(GraphWarning, match="does not name device 3"):
+        graph = Graph.read(tmp_path / "graph.csv", devices=(k for k in (3, 2, 1)))
     assert graph.devices == (3, 2, 1)
     assert list(graph.edge_ids()) == [(1, 2)]
 
@@ -80,7 +81,7 @@ def test_devices_may_be_read_from_a_generator_and_be_more_than_the_file_has(tmp_
         ("g.csv", "source,target\n1,2,3\n", None, "line 2: 3 cells"),
         ("g.csv", "source,target\n,2\n", None, "row 0 after the header has no device in the column 'source'"),
         ("g.csv", "source,target\n1,1\n", None, r"edge \(1, 1\) is a self-loop"),
-        ("g.csv", "source,target\n1,2\n2,1\n", None, r"edge \(1, 2\) is given twice"),
+        ("g.csv", "source,target,weight\n1,2,1\n2,1,3\n", None, r"edge \(1, 2\) is given twice, with the weights"),
         ("g.csv", "source,target,weight\n1,2,x\n", None, "the column weight must be numeric, got 'x'"),
         ("g.csv", "source,target,weight\n1,2,\n", None, r"edge \(1, 2\) has the weight nan"),
         ("g.csv", "source,target\n", None, "at least one device"),
@@ -135,3 +136,17 @@ def test_writing_nowhere(tmp_path):
         Graph.empty("ab").write(tmp_path / "absent" / "graph.csv")
     with pytest.raises(GraphError, match="cannot tell the format"):
         Graph.empty("ab").write(tmp_path / "graph.json")
+
+
+def test_files_with_repeated_edges_and_without_some_devices(tmp_path):
+    path = tmp_path / "g.csv"
+    path.write_text("source,target\n1,2\n2,1\n")
+    with pytest.warns(GraphWarning, match=r"edge \(1, 2\) is given twice"):
+        graph = Graph.read(path)
+    assert graph == Graph([1, 2], [(1, 2)])
+    path.write_text("source,target\n1,2\n4,\n")
+    with pytest.warns(GraphWarning, match="does not name device 3, which has no edges"):
+        read = Graph.read(path, devices=[1, 2, 3, 4])
+    with pytest.warns(GraphWarning, match="does not name device 3, which has no edges"):
+        aligned = Graph.read(path).aligned([1, 2, 3, 4])
+    assert read == aligned == Graph([1, 2, 3, 4], [(1, 2)])  # a file and Python treat them alike

@@ -10,7 +10,7 @@ import scipy.sparse
 from hypothesis import given
 
 from builders import edge_weights, random_graphs
-from fedkin.errors import GraphError, MissingDependencyError
+from fedkin.errors import GraphError, GraphWarning, MissingDependencyError
 from fedkin.graph import Graph, spectrum
 
 # --- networkx and scipy ---------------------------------------------------------------------------------------
@@ -95,8 +95,8 @@ def test_bad_matrices(matrix, devices, message):
 def test_bad_networkx():
     with pytest.raises(GraphError, match="directed"):
         Graph.from_networkx(nx.DiGraph([(0, 1)]))
-    with pytest.raises(GraphError, match="given twice"):
-        Graph.from_networkx(nx.MultiGraph([(0, 1), (0, 1)]))
+    with pytest.warns(GraphWarning, match="given twice"):
+        assert Graph.from_networkx(nx.MultiGraph([(0, 1), (0, 1)])).n_edges == 1
     with pytest.raises(GraphError, match="self-loop"):
         Graph.from_networkx(nx.Graph([(0, 0)]))
     with pytest.raises(GraphError, match="expected a networkx graph, got list"):
@@ -133,7 +133,7 @@ def test_fidelity_matches_devices_by_their_ids():
     truth = Graph("abcd", [("a", "b"), ("c", "d")])
     guess = Graph("dcba", [("a", "b"), ("b", "c")])
     assert guess.fidelity(truth) == 2 / (2 + 1)
-    with pytest.raises(GraphError, match="does not have"):
+    with pytest.raises(GraphError, match="beyond the 4 devices asked for"):
         guess.fidelity(Graph.empty("xyz"))
 
 

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -209,14 +209,15 @@ def test_who_was_there_is_private_and_written_in_one_step(tmp_path: Path, monkey
         assert path.stat().st_mode & 0o777 == 0o600
         whole = path.read_bytes()
 
-        def full(path: Path, content: bytes) -> None:
-            path.write_bytes(content[:10])
+        def full(file: IO[bytes], **arrays: object) -> None:
+            file.write(b"half")
             raise OSError("no room")
 
-        monkeypatch.setattr("fedkin.federate.trust.security.write_private", full)
+        monkeypatch.setattr("numpy.savez_compressed", full)
         with pytest.raises(OSError, match="no room"):
             write_presence(tmp_path, [[1, 1]], ["a", "b"])
         assert path.read_bytes() == whole
+        assert list(tmp_path.iterdir()) == [path]
     finally:
         os.umask(before)
 

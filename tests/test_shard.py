@@ -304,7 +304,7 @@ def test_streams_are_cut_into_batches_and_checked():
         SampleStream("a", iter([[1.0, 2.0, 3.0]]), 2).batch(1, 1)
     with pytest.raises(DataError, match="not finite"):
         SampleStream("a", iter([([1.0, np.nan], 0.0)]), 2).batch(1, 1)
-    with pytest.raises(DataError, match="1 rows but 2 targets"):
+    with pytest.raises(DataError, match="1 row but 2 targets"):
         SampleStream("a", iter([([1.0, 2.0], [0.0, 1.0])]), 2).batch(1, 1)
 
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.data import Federation
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@
 
     FedkinWarning            (UserWarning)
     ├── ConvergenceWarning                   an iteration limit was reached
+    ├── GraphWarning                         edges that come twice, devices that a graph does not name
     └── DegenerateDeviceWarning              a device without a local estimate of its own
 """
 
@@ -61,6 +62,10 @@ class FedkinWarning(UserWarning):
 
 class ConvergenceWarning(FedkinWarning):
     """A solver stopped at its iteration limit."""
+
+
+class GraphWarning(FedkinWarning):
+    """Edges that were merged, or devices without edges because the graph does not name them."""
 
 
 class DegenerateDeviceWarning(FedkinWarning):

@@ -1,17 +1,31 @@
 """Ground floor: what every room may use and what knows nothing of federated learning.
 
-In: plain values and paths. Out: types of arrays, checks of arguments, cores and threads, locks. Imports:
-`fedkin.errors` only.
+In: plain values and paths. Out: array types, checks of arguments, words for messages, cores and threads, files written
+in one step, locks, waits. Imports: `fedkin.errors` only.
 """
 
 from __future__ import annotations
 
-from fedkin._base.arrays import Array, Index, Mask
+from fedkin._base.arrays import AnyArray, Array, Index, Mask, frozen
 from fedkin._base.checks import check_choice, check_nonnegative, check_positive, check_whole
 from fedkin._base.cores import available_cores, available_threads
+from fedkin._base.files import (
+    PRIVATE_DIRECTORY,
+    PRIVATE_FILE,
+    replacing,
+    replacing_directory,
+    sync_directory,
+    write_arrays,
+    write_file,
+)
 from fedkin._base.locks import is_locked, lock
+from fedkin._base.waiting import wait_until
+from fedkin._base.words import count, listed
 
 __all__ = [
+    "PRIVATE_DIRECTORY",
+    "PRIVATE_FILE",
+    "AnyArray",
     "Array",
     "Index",
     "Mask",
@@ -21,6 +35,15 @@ __all__ = [
     "check_nonnegative",
     "check_positive",
     "check_whole",
+    "count",
+    "frozen",
     "is_locked",
+    "listed",
     "lock",
+    "replacing",
+    "replacing_directory",
+    "sync_directory",
+    "wait_until",
+    "write_arrays",
+    "write_file",
 ]

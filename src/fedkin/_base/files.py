@@ -6,9 +6,12 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 PRIVATE_FILE, PRIVATE_DIRECTORY = 0o600, 0o700
 
@@ -60,6 +63,20 @@ def write_file(
     """Write text (UTF-8) or bytes through `replacing`."""
     with replacing(path, private=private, durable=durable) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_arrays(
+    path: str | os.PathLike[str],
+    arrays: Mapping[str, npt.ArrayLike],
+    *,
+    compressed: bool = False,
+    private: bool = False,
+    durable: bool = False,
+) -> None:
+    """Write an NPZ file through `replacing`, under exactly this name."""
+    save: Callable[..., None] = np.savez_compressed if compressed else np.savez
+    with replacing(path, private=private, durable=durable) as temporary, temporary.open("wb") as file:
+        save(file, **arrays)
 
 
 @contextmanager

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from fedkin._base import check_choice
+from fedkin._base import Array, Mask, check_choice
 from fedkin.admm.patterns import Bernoulli, BoundPattern, Bursts, Pattern, PerDevice, Recorded, read_recorded, zero_one
 
-Array = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 Weighting = Literal["known", "estimated"]
 Placement = Literal["central", "replicas"]
 

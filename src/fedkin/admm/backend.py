@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
+from fedkin._base import Array, Mask
 from fedkin.admm.inprocess import LocalShards
 from fedkin.admm.sampling import FLOYD_LIMIT
 from fedkin.errors import ParameterError
 from fedkin.losses import COMPILED_LOSSES
 
-Array = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 Backend = Literal["auto", "numpy", "numba"]
 Advance = Callable[[int, int, Mask | None, Array | None], None]
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedkin._base import available_threads
+from fedkin._base import Array, Mask, available_threads
 from fedkin.admm import kernels
 from fedkin.admm.gradients import Gradients
 from fedkin.admm.inprocess import LocalShards
@@ -13,9 +12,6 @@ from fedkin.admm.sampling import device_roots
 from fedkin.admm.shard import averaging_weight
 from fedkin.solvers import Crew
 from fedkin.solvers.kernels.jit import frozen
-
-Array = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 #: Multiplications in a round from which on threads share it.
 THREADING_PAYS = 3e6

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.admm.gradients import DeviceRows
 from fedkin.losses import Loss, by_loss
 from fedkin.objective import DeviceTerms, QuadraticTerms
-
-Array = NDArray[np.float64]
 
 #: A device with less curvature than this share of its largest one counts as if it had that much.
 WEAKEST_SHARE = 0.02

@@ -14,14 +14,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin._base import Array, Index, Mask, count
 from fedkin.admm.sampling import draw_batches, round_states
 from fedkin.data import Rows
 from fedkin.errors import DataError, SolverError
 from fedkin.losses import Loss
 
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 GradientKind = Literal["plain", "saga", "svrg"]
 GRADIENT_KINDS = ("plain", "saga", "svrg")
 
@@ -303,7 +301,7 @@ class SampleStream:
             item = next(self._samples)
         except StopIteration:
             raise SolverError(
-                f"the samples of device {self.device!r} ended in round {t} after {self.used} rows; "
+                f"the samples of device {self.device!r} ended in round {t} after {count(self.used, 'row')}; "
                 "give an endless iterator, or ask for fewer rounds"
             ) from None
         parts = item if isinstance(item, tuple) else (item,)
@@ -316,7 +314,9 @@ class SampleStream:
         rest = [np.asarray(part, dtype=np.float64).reshape(-1) for part in parts[1:] if part is not None]
         for part in (X, *rest):
             if part.shape[0] != X.shape[0]:
-                raise DataError(f"a sample of device {self.device!r} has {X.shape[0]} rows but {part.shape[0]} targets")
+                raise DataError(
+                    f"a sample of device {self.device!r} has {count(X.shape[0], 'row')} but {part.shape[0]} targets"
+                )
             if not np.isfinite(part).all():
                 raise DataError(f"a sample of device {self.device!r} (row {self.used} of its stream) is not finite")
         return Rows(X, *rest[:2])

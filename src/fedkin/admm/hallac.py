@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import sparse
 
-from fedkin._base import check_positive, check_whole
+from fedkin._base import Array, check_positive, check_whole
 from fedkin.admm.plan import starting_point
 from fedkin.admm.shard import edge_update
 from fedkin.admm.trace import (
@@ -25,7 +25,6 @@ from fedkin.admm.trace import (
 from fedkin.errors import ParameterError, SolverError
 from fedkin.objective import DeviceTerms, Problem, QuadraticTerms, Solution, Status
 
-Array = NDArray[np.float64]
 Resolve = Callable[[Array, Array], Array]
 
 

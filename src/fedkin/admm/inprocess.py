@@ -8,16 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin._base import check_whole
+from fedkin._base import Array, Index, Mask, check_whole
 from fedkin.admm.gradients import Gradients, SampleStream
 from fedkin.admm.plan import Plan
 from fedkin.admm.rounds import Attendance, Course, DirectLink, run_rounds
 from fedkin.admm.shard import Shard, ShardState
 from fedkin.errors import ParameterError
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 
 class LocalShards:

@@ -12,12 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin._base import Array, Index, Mask
 from fedkin.admm.sampling import PRESENCE, device_keys, round_states, uniforms
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
 
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 PerDevice = float | Mapping[Any, float] | Sequence[float] | Array
 
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedkin._base import check_choice, check_positive, check_whole
+from fedkin._base import Array, Index, check_choice, check_positive, check_whole, count
 from fedkin.admm.curvature import Curvature
 from fedkin.admm.gradients import GRADIENT_KINDS, DeviceRows, GradientKind, Gradients, SampleStream
 from fedkin.admm.sampling import check_seed, device_keys
@@ -17,8 +16,6 @@ from fedkin.admm.shard import AVERAGES, Average, Shard, StepRule, UpdateRule
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
 from fedkin.objective import Penalty, Problem, Solution
 
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 BatchSize = int | Sequence[int] | None
 
 #: kappa = 1 / (GROWTH * weakest curvature). With GROWTH of 2 or more the rate 1/T would be lost.
@@ -269,8 +266,8 @@ def _batches(batch_size: BatchSize, counts: Index, devices: Sequence[Hashable], 
     for u in np.flatnonzero(batch > counts).tolist():
         if devices[u] not in streaming:
             raise ParameterError(
-                f"batch_size is {batch[u]}, but device {devices[u]!r} has only {counts[u]} rows; give a batch_size "
-                f"of at most {counts.min()}, one number per device, or None for all rows"
+                f"batch_size is {batch[u]}, but device {devices[u]!r} has only {count(counts[u], 'row')}; give a "
+                f"batch_size of at most {counts.min()}, one number per device, or None for all rows"
             )
     return batch
 

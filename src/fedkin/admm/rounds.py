@@ -21,14 +21,11 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array, Index, Mask
 from fedkin.admm.shard import ShardState
 from fedkin.errors import SolverError
 
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 Wire = Literal["float64", "float32"]
 Thetas = tuple[Index, Array]
 

@@ -13,10 +13,9 @@ from collections.abc import Hashable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin._base import Array, Index
 from fedkin.errors import ParameterError
 
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.admm.availability import Availability
 from fedkin.admm.backend import Backend, choose_backend
 from fedkin.admm.checkpoint import Checkpoint, describe
@@ -32,8 +33,6 @@ from fedkin.admm.trace import (
 from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
 from fedkin.objective import Problem, Solution, Status
 from fedkin.solvers import fused_parameters
-
-Array = NDArray[np.float64]
 
 #: A run that diverges starts again with steps this many times shorter, and gives up after so many times.
 RESTART_FACTOR, MAX_RESTARTS = 4.0, 6

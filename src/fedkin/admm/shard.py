@@ -20,15 +20,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
+from fedkin._base import Array, Index, Mask
 from fedkin.admm.gradients import Gradients, no_memory
 from fedkin.objective import Penalty
 
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 Average = Literal["tail", "paper", "last"]
 AVERAGES = ("tail", "paper", "last")
 

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.errors import ModelFileError
 
-Array = NDArray[np.float64]
 Arrays = Mapping[str, NDArray[Any]]
 
 #: Marks the file as ours, and its format.

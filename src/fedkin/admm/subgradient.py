@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from fedkin._base import check_choice, check_positive, check_whole
+from fedkin._base import Array, check_choice, check_positive, check_whole
 from fedkin.admm.curvature import local_curvature
 from fedkin.admm.gradients import Gradients
 from fedkin.admm.plan import BatchSize, device_rows, starting_point
@@ -24,8 +24,6 @@ from fedkin.admm.trace import (
 )
 from fedkin.errors import ParameterError, SolverError
 from fedkin.objective import FusedObjective, Problem, Solution, Status
-
-Array = NDArray[np.float64]
 
 #: Differences are scaled by this before they are projected onto the dual ball, where they then lie on its border.
 _FAR = 1e100

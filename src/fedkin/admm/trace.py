@@ -11,13 +11,12 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from fedkin._base import Array
 from fedkin.errors import ParameterError
 from fedkin.objective import FusedObjective, Problem, Solution
 from fedkin.solvers import SCALE_FLOOR, MinimizerBall
-
-Array = NDArray[np.float64]
 
 #: Rounds are recorded one by one in the beginning, and then each time their number has grown by this factor.
 RECORD_GROWTH = 1.2

@@ -13,10 +13,11 @@ import typer
 from numpy.typing import NDArray
 
 from fedkin import __version__
+from fedkin._base import Array, count, replacing
 from fedkin.cli.console import Report, output, print_json, working
 from fedkin.cli.options import Json
-from fedkin.cli.tables import add_row, count, gap_words, graph_words, plain_table, print_facts
-from fedkin.data import Federation, replacing, write_csv
+from fedkin.cli.tables import add_row, gap_words, graph_words, plain_table, print_facts
+from fedkin.data import Federation, write_csv
 from fedkin.datasets import Design, paper_design
 from fedkin.errors import ParameterError
 from fedkin.fitting import FitOptions, FittedModel, fit_federation
@@ -32,8 +33,6 @@ _MEANING = {
     SELECTED: "its edges tested first",
     ORACLE: "told the true groups",
 }
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

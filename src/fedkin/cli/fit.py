@@ -11,12 +11,12 @@ import numpy as np
 import typer
 
 from fedkin import __version__
+from fedkin._base import count
 from fedkin.cli.console import Report, note, output, print_json, working
 from fedkin.cli.options import Json, flag, takes_fit_options
 from fedkin.cli.tables import (
     MOST_GROUPS,
     add_row,
-    count,
     gap_words,
     graph_words,
     group_words,
@@ -134,8 +134,8 @@ def _fitted(
     if model.status != "converged":
         more = "rounds" if how.solver == "fedadmm" else "max_iter"
         raise SolverError(
-            f"the fit did not converge, so no model was saved: after {model.n_iter} iterations the relative gap is "
-            f"{model.gap:.1e}, not {how.tol:.1e}. Raise {flag(more)}, accept a larger {flag('tol')}, or add "
+            f"the fit did not converge, so no model was saved: after {count(model.n_iter, 'iteration')} the relative "
+            f"gap is {model.gap:.1e}, not {how.tol:.1e}. Raise {flag(more)}, accept a larger {flag('tol')}, or add "
             f"{flag('ridge')} 0.001"
         )
     if comparison is not None and comparison.models["Fedkin"].status != "converged":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedkin._base import count
 from fedkin.cli.console import output, print_json
 from fedkin.cli.options import Json, Model
 from fedkin.cli.tables import (
     add_row,
-    count,
     gap_words,
     graph_words,
     group_words,

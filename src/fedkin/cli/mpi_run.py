@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkin._base import available_cores
+from fedkin._base import available_cores, count
 from fedkin.cli.console import Interrupted, Report, ended_like_ctrl_c, note, output, working
 from fedkin.cli.peer_commands import coefficient_names
 from fedkin.cli.peer_places import federation_in
@@ -75,7 +75,7 @@ def run(command: MpiCommand) -> None:
             theta = file["theta"].tolist()
         rows = [[member.id, *numbers] for member, numbers in zip(manifest.members, theta, strict=True)]
         write_csv(place, ["device", *coefficient_names(manifest)], rows)
-    words = f"{place}: parameters of {manifest.n_devices} devices after {manifest.rounds} rounds"
+    words = f"{place}: parameters of {manifest.n_devices} devices after {count(manifest.rounds, 'round')}"
     output().print(words, soft_wrap=True)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fedkin._base import count
 from fedkin.admm import Settings
 from fedkin.cli.console import note, output
 from fedkin.cli.tables import read_federation
@@ -110,7 +111,8 @@ def init(command: InitCommand) -> None:
     )
     console = output()
     console.print(
-        f"{command.directory}: {manifest.n_devices} devices, {len(manifest.edges)} edges, run {manifest.run}",
+        f"{command.directory}: {count(manifest.n_devices, 'device')}, {count(len(manifest.edges), 'edge')}, "
+        f"run {manifest.run}",
         soft_wrap=True,
     )
     if not manifest.edges:
@@ -149,7 +151,7 @@ def _check_batch(command: InitCommand, federation: Federation) -> None:
     if command.batch_size is not None and command.batch_size > fewest:
         device = federation.devices[int(federation.n_samples.argmin())]
         raise ParameterError(
-            f"--batch-size is {command.batch_size}, but device {device!r} has only {fewest} rows: "
+            f"--batch-size is {command.batch_size}, but device {device!r} has only {count(fewest, 'row')}: "
             f"use at most {fewest}, or leave it away for all rows"
         )
 

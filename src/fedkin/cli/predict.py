@@ -11,9 +11,10 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from fedkin._base import count
 from fedkin.cli.console import messages, print_json
 from fedkin.cli.options import Json, Model
-from fedkin.cli.tables import count, read_federation
+from fedkin.cli.tables import read_federation
 from fedkin.data import write_csv
 from fedkin.fitting import FittedModel, load
 

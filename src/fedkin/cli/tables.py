@@ -13,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from fedkin._base import count
 from fedkin.cli.console import as_options, output
 from fedkin.data import CSV_SUFFIXES, PARQUET_SUFFIXES, Federation, read_columns
 from fedkin.errors import DataError, FedkinError
@@ -130,11 +131,6 @@ def note_lines(notes: Mapping[Hashable, Sequence[str]]) -> list[str]:
     if left:
         shown.append(f"and notes on {count(sum(map(len, left)), 'more device')}: fedkin inspect shows them with --json")
     return shown
-
-
-def count(number: int, word: str) -> str:
-    """``1 device``, ``2 devices``."""
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def n_distinct(model: FittedModel) -> int:

@@ -6,21 +6,12 @@ Imports: `_base`, `errors`.
 
 from __future__ import annotations
 
-from fedkin.data.checks import listed, shuffled_ranks
+from fedkin.data.cells import infer_column, read_cells
+from fedkin.data.checks import shuffled_ranks
 from fedkin.data.federation import INTERCEPT, Federation
+from fedkin.data.ids import device_id, device_ids
 from fedkin.data.rows import Rows
-from fedkin.data.tables import (
-    CSV_SUFFIXES,
-    PARQUET_SUFFIXES,
-    columns_of,
-    device_id,
-    device_ids,
-    infer_column,
-    read_cells,
-    read_columns,
-    replacing,
-    write_csv,
-)
+from fedkin.data.tables import CSV_SUFFIXES, PARQUET_SUFFIXES, columns_of, read_columns, write_csv
 
 __all__ = [
     "CSV_SUFFIXES",
@@ -32,10 +23,8 @@ __all__ = [
     "device_id",
     "device_ids",
     "infer_column",
-    "listed",
     "read_cells",
     "read_columns",
-    "replacing",
     "shuffled_ranks",
     "write_csv",
 ]

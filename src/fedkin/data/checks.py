@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedkin.data.rows import AnyArray, FloatArray, Rows
-from fedkin.data.tables import as_column, device_ids, unwrapped
+from fedkin._base import AnyArray, Array, Index, count, listed
+from fedkin.data.ids import device_ids, unwrapped
+from fedkin.data.rows import Rows
+from fedkin.data.tables import as_column
 from fedkin.errors import DataError
-
-IntArray = npt.NDArray[np.int64]
-_T = TypeVar("_T", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -24,24 +23,13 @@ class RowNames:
 
     devices: tuple[Hashable, ...]
     codes: npt.NDArray[np.integer]
-    counts: IntArray | None  # given when rows are counted within devices
+    counts: Index | None  # given when rows are counted within devices
 
     def __call__(self, row: int) -> str:
         u = int(self.codes[row])
         if self.counts is None:
             return f"row {row} (device {self.devices[u]!r})"
         return f"device {self.devices[u]!r}, row {row - int(self.counts[:u].sum())}"
-
-
-def frozen(array: npt.NDArray[_T]) -> npt.NDArray[_T]:
-    """The same array, read only."""
-    array.flags.writeable = False
-    return array
-
-
-def listed(names: Iterable[object], most: int = 5) -> str:
-    shown = [repr(name) for name in names]
-    return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
 
 
 def distinct_ids(values: Iterable[object]) -> tuple[Hashable, ...]:
@@ -72,7 +60,7 @@ def device_rows(device: Hashable, value: Any) -> Rows:
     )
 
 
-def checked_matrix(X: Any, where: str) -> FloatArray:
+def checked_matrix(X: Any, where: str) -> Array:
     """X as float64 of shape (n, q); ``where`` says whose it is."""
     if hasattr(X, "toarray"):
         raise DataError(f"{where}X is a sparse matrix, expected a dense array: X.toarray()")
@@ -102,14 +90,14 @@ def checked_feature_names(names: Sequence[str] | None, q: int) -> tuple[str, ...
         return tuple(f"x{k}" for k in range(q))
     given = tuple(str(name) for name in names)
     if len(given) != q:
-        raise DataError(f"{len(given)} feature names for {q} features")
+        raise DataError(f"{len(given)} feature names for {count(q, 'feature')}")
     for name in given:
         if given.count(name) > 1:
             raise DataError(f"feature name {name!r} is given twice")
     return given
 
 
-def check_finite(X: FloatArray, names: tuple[str, ...], rows: RowNames) -> None:
+def check_finite(X: Array, names: tuple[str, ...], rows: RowNames) -> None:
     if np.isfinite(X).all():
         return
     row, column = (int(k) for k in np.argwhere(~np.isfinite(X))[0])
@@ -123,11 +111,11 @@ def vector(values: Any, n: int, name: str, where: str) -> AnyArray:
     try:
         raw = np.asarray(values)
     except ValueError:
-        raise DataError(f"{where}{name} has nested values of different lengths, expected {n} values") from None
+        raise DataError(f"{where}{name} has nested values of different lengths, expected {count(n, 'value')}") from None
     if raw.ndim != 1:
         raise DataError(f"{where}{name} has shape {raw.shape}, expected ({n},)")
     if len(raw) != n:
-        raise DataError(f"{where}{name} has {len(raw)} values, but X has {n} rows")
+        raise DataError(f"{where}{name} has {count(len(raw), 'value')}, but X has {count(n, 'row')}")
     return raw
 
 
@@ -148,7 +136,7 @@ def checked_target(y: Any, n: int, where: str) -> AnyArray:
     return column
 
 
-def checked_offset(offset: Any, n: int, where: str) -> FloatArray:
+def checked_offset(offset: Any, n: int, where: str) -> Array:
     column = as_column(vector(offset, n, "offset", where))
     if column.dtype.kind not in "fb":
         raise DataError(f"{where}offset is not numeric, expected {n} numbers")
@@ -191,7 +179,7 @@ def stacked_targets(devices: tuple[Hashable, ...], parts: list[AnyArray | None],
     return stacked
 
 
-def stacked_offsets(devices: tuple[Hashable, ...], parts: list[FloatArray | None], rows: RowNames) -> FloatArray | None:
+def stacked_offsets(devices: tuple[Hashable, ...], parts: list[Array | None], rows: RowNames) -> Array | None:
     if not all_or_none(devices, parts, "offset"):
         return None
     stacked = np.concatenate([part for part in parts if part is not None])
@@ -199,7 +187,7 @@ def stacked_offsets(devices: tuple[Hashable, ...], parts: list[FloatArray | None
     return stacked
 
 
-def grouped(device: Any) -> tuple[tuple[Hashable, ...], IntArray]:
+def grouped(device: Any) -> tuple[tuple[Hashable, ...], Index]:
     """Device ids in order of first appearance, and the number of the device of each row."""
     if isinstance(device, (str, bytes)) or not isinstance(device, Iterable):
         raise DataError(f"device must hold one id per row, got {device!r}")
@@ -218,7 +206,7 @@ def grouped(device: Any) -> tuple[tuple[Hashable, ...], IntArray]:
     return tuple(numbers), np.array(row_codes, dtype=np.int64)
 
 
-def row_numbers(rows: npt.ArrayLike, n: int) -> IntArray:
+def row_numbers(rows: npt.ArrayLike, n: int) -> Index:
     chosen = np.asarray(rows)
     if chosen.size == 0 and chosen.dtype.kind == "f":  # np.asarray([])
         chosen = chosen.astype(np.int64)
@@ -228,7 +216,7 @@ def row_numbers(rows: npt.ArrayLike, n: int) -> IntArray:
         )
     if chosen.dtype.kind == "b":
         if len(chosen) != n:
-            raise DataError(f"the mask has {len(chosen)} values, but the federation has {n} rows")
+            raise DataError(f"the mask has {count(len(chosen), 'value')}, but the federation has {count(n, 'row')}")
         return np.flatnonzero(chosen).astype(np.int64)
     outside = (chosen < 0) | (chosen >= n)
     if outside.any():
@@ -242,6 +230,6 @@ def stable_hash(purpose: str, device: Hashable) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def shuffled_ranks(device: Hashable, n: int, seed: int, purpose: str) -> IntArray:
+def shuffled_ranks(device: Hashable, n: int, seed: int, purpose: str) -> Index:
     """For each of a device's n rows its place in a shuffle that depends on seed, purpose and device only."""
     return np.random.default_rng([seed, stable_hash(purpose, device)]).permutation(n).astype(np.int64)

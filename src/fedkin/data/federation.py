@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedkin._base import AnyArray, Array, Index, count, frozen, listed
 from fedkin.data.checks import (
     RowNames,
     check_finite,
@@ -23,20 +24,16 @@ from fedkin.data.checks import (
     checked_target,
     device_rows,
     distinct_ids,
-    frozen,
     grouped,
-    listed,
     row_numbers,
     shuffled_ranks,
     stacked_offsets,
     stacked_targets,
 )
-from fedkin.data.files import chosen_features, directory_columns
-from fedkin.data.rows import AnyArray, FloatArray, Rows
+from fedkin.data.files import check_columns, chosen_features, directory_columns
+from fedkin.data.rows import Rows
 from fedkin.data.tables import Columns, columns_of, read_columns
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
-
-IntArray = npt.NDArray[np.int64]
 
 INTERCEPT = "(intercept)"
 _NAMES_A_ROW = re.compile(r"row \d+\b")
@@ -89,8 +86,8 @@ class Federation:
 
     devices: tuple[Hashable, ...]
     rows: Rows
-    starts: IntArray
-    row_order: IntArray
+    starts: Index
+    row_order: Index
     feature_names: tuple[str, ...]
     target_name: str | None
 
@@ -113,7 +110,7 @@ class Federation:
                 raise DataError(f"device {device!r} has no rows: leave it out or give it data")
             if part.X.shape[1] != parts[0].X.shape[1]:
                 raise DataError(
-                    f"device {device!r} has {part.X.shape[1]} features, but device {devices[0]!r} has "
+                    f"device {device!r} has {count(part.X.shape[1], 'feature')}, but device {devices[0]!r} has "
                     f"{parts[0].X.shape[1]}: all devices need the same features"
                 )
         counts = np.array([part.n_samples for part in parts], dtype=np.int64)
@@ -128,7 +125,7 @@ class Federation:
     def _set(
         self,
         devices: tuple[Hashable, ...],
-        counts: IntArray,
+        counts: Index,
         rows: Rows,
         row_order: npt.NDArray[np.integer],
         feature_names: tuple[str, ...],
@@ -190,7 +187,7 @@ class Federation:
     @classmethod
     def _from_rows(
         cls,
-        X: FloatArray,
+        X: Array,
         y: npt.ArrayLike | None,
         device: Iterable[Hashable],
         offset: npt.ArrayLike | None,
@@ -200,7 +197,7 @@ class Federation:
         names = checked_feature_names(feature_names, X.shape[1])
         devices, codes = grouped(device)
         if len(codes) != len(X):
-            raise DataError(f"X has {len(X)} rows, but device has {len(codes)}: give every row its device")
+            raise DataError(f"X has {count(len(X), 'row')}, but device has {len(codes)}: give every row its device")
         if not devices:
             raise DataError("a federation needs at least one row, got none")
         rows = RowNames(devices, codes, None)
@@ -264,19 +261,8 @@ class Federation:
         offset: str | None,
     ) -> Federation:
         names = chosen_features(columns, device, target, features, offset)
-        for name in names:
-            if columns[name].dtype.kind not in "fb":
-                cell = next((cell for cell in columns[name] if cell is not None), None)
-                raise DataError(
-                    f"feature {name!r} is not numeric (it has {cell!r}): encode it as numbers, for example as 0/1 "
-                    "columns"
-                )
+        check_columns(columns, device, target, names)
         ids = columns[device]
-        for row, cell in enumerate(ids):
-            if cell is None or cell != cell:
-                raise DataError(
-                    f"row {row}: column {device!r} is empty, so the row has no device; fill it or drop the row"
-                )
         X = np.column_stack([columns[name] for name in names]) if names else np.empty((len(ids), 0))
         return cls._from_rows(
             X.astype(np.float64, copy=False),
@@ -352,17 +338,17 @@ class Federation:
         return int(self.X.shape[1])
 
     @cached_property
-    def n_samples(self) -> IntArray:
+    def n_samples(self) -> Index:
         """Rows of each device, int64 array of shape (V,)."""
         return frozen(np.diff(self.starts))
 
     @cached_property
-    def device_index(self) -> IntArray:
+    def device_index(self) -> Index:
         """Position of the device of each stacked row, int64 array of shape (N,)."""
         return frozen(np.repeat(np.arange(self.n_devices, dtype=np.int64), self.n_samples))
 
     @property
-    def X(self) -> FloatArray:
+    def X(self) -> Array:
         """Features of all rows, array of shape (N, q)."""
         return self.rows.X
 
@@ -372,7 +358,7 @@ class Federation:
         return self.rows.y
 
     @property
-    def offset(self) -> FloatArray | None:
+    def offset(self) -> Array | None:
         """Offset of all rows, array of shape (N,) or None."""
         return self.rows.offset
 
@@ -402,9 +388,8 @@ class Federation:
             return False
 
     def __repr__(self) -> str:
-        counts = [(self.n_devices, "device"), (len(self.X), "row"), (self.n_features, "feature")]
-        inside = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts)
-        return f"Federation({inside})"
+        counts = [count(self.n_devices, "device"), count(len(self.X), "row"), count(self.n_features, "feature")]
+        return f"Federation({', '.join(counts)})"
 
     # --- making another one -----------------------------------------------------------------------------------
 
@@ -458,7 +443,7 @@ class Federation:
         rows = np.concatenate([np.arange(self.starts[u], self.starts[u + 1]) for u in positions])
         return self._with_rows(kept, self.n_samples[positions], rows)
 
-    def _with_rows(self, devices: tuple[Hashable, ...], counts: IntArray, rows: IntArray) -> Federation:
+    def _with_rows(self, devices: tuple[Hashable, ...], counts: Index, rows: Index) -> Federation:
         return Federation._of(
             devices,
             counts,
@@ -499,7 +484,7 @@ class Federation:
         is_test = ranks < held_out[self.device_index]
         return self.take(~is_test, allow_empty=True), self.take(is_test, allow_empty=True)
 
-    def folds(self, k: int = 5, seed: int = 0) -> IntArray:
+    def folds(self, k: int = 5, seed: int = 0) -> Index:
         """Fold numbers 0..k-1, cut within each device.
 
         Parameters
@@ -525,7 +510,7 @@ class Federation:
             raise ParameterError(f"the number of folds must be from 2 to the {len(self.X)} rows, got {k!r}")
         return (self.starts[self.device_index] + self._shuffled_ranks(seed, "folds")) % k
 
-    def _shuffled_ranks(self, seed: int, purpose: str) -> IntArray:
+    def _shuffled_ranks(self, seed: int, purpose: str) -> Index:
         """For each stacked row its place 0..n_u-1 in a shuffle of its device's rows."""
         sizes = zip(self.devices, self.n_samples.tolist(), strict=True)
         return np.concatenate([shuffled_ranks(device, n, seed, purpose) for device, n in sizes]).astype(np.int64)
@@ -543,7 +528,7 @@ class Federation:
         X = np.column_stack([np.ones(len(self.X)), self.X])
         return self._with_features(X, (INTERCEPT, *self.feature_names))
 
-    def standardized(self) -> tuple[Federation, FloatArray, FloatArray]:
+    def standardized(self) -> tuple[Federation, Array, Array]:
         """The federation with features of mean 0 and standard deviation 1 over the rows of all devices.
 
         Returns
@@ -575,6 +560,6 @@ class Federation:
         scale[scale == 0] = 1.0
         return self._with_features(centred / scale, self.feature_names), mean, scale
 
-    def _with_features(self, X: FloatArray, names: tuple[str, ...]) -> Federation:
+    def _with_features(self, X: Array, names: tuple[str, ...]) -> Federation:
         rows = replace(self.rows, X=X)
         return Federation._of(self.devices, self.n_samples, rows, self.row_order, names, self.target_name)

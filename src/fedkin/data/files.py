@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from fedkin.data.checks import listed
+from fedkin._base import AnyArray, listed
+from fedkin.data.cells import misread_number
 from fedkin.data.tables import CSV_SUFFIXES, PARQUET_SUFFIXES, Columns, read_columns
 from fedkin.errors import DataError
-
-AnyArray = npt.NDArray[Any]
 
 
 def chosen_features(
@@ -31,6 +28,8 @@ def chosen_features(
     if features is None:
         rest = [name for name in columns if name not in taken]
         text = [name for name in rest if columns[name].dtype.kind == "O"]
+        for name in text:
+            check_numbers(columns[name], f"feature {name!r}")
         if text:
             raise DataError(
                 f"not numeric: {listed(text)}; say which columns to use with features=, or encode them as numbers"
@@ -51,6 +50,30 @@ def chosen_features(
         if chosen.count(name) > 1:
             raise DataError(f"feature {name!r} is given twice")
     return chosen
+
+
+def check_columns(columns: Columns, device: str, target: str | None, features: Sequence[str]) -> None:
+    """Raise `DataError` for a text among the numbers of a feature or target, and for a row without a device."""
+    for name in features:
+        if columns[name].dtype.kind not in "fb":
+            check_numbers(columns[name], f"feature {name!r}")
+            cell = next((cell for cell in columns[name] if cell is not None), None)
+            raise DataError(
+                f"feature {name!r} is not numeric (it has {cell!r}): encode it as numbers, for example as 0/1 columns"
+            )
+    for row, cell in enumerate(columns[device]):
+        if cell is None or cell != cell:
+            raise DataError(f"row {row}: column {device!r} is empty, so the row has no device; fill it or drop the row")
+    if target is not None and columns[target].dtype.kind == "O":
+        check_numbers(columns[target], f"target {target!r}", "; if these are classes, give each name a letter (c1, c2)")
+
+
+def check_numbers(column: AnyArray, what: str, otherwise: str = "") -> None:
+    """Raise `DataError` with the first cell that is not a number, in a column that likely was meant to hold numbers."""
+    misread = misread_number(column)
+    if misread is not None:
+        row, advice = misread
+        raise DataError(f"row {row}: the {what} is {column[row]!r}, which is not a number; {advice}{otherwise}")
 
 
 def check_present(columns: Columns, name: str, role: str) -> None:
@@ -112,6 +135,12 @@ def stacked_column(name: str, files: list[Path], tables: list[Columns]) -> AnyAr
             if part.dtype.kind == "f" and np.isnan(part).all():  # an empty column has no type of its own
                 parts[k] = np.full(len(part), None, dtype=object)
                 continue
-            other = next(f for f, p in zip(files, parts, strict=True) if p.dtype.kind == "O")
+            other, text = next((f, p) for f, p in zip(files, parts, strict=True) if p.dtype.kind == "O")
+            misread = misread_number(text)
+            if misread is not None:
+                row, advice = misread
+                raise DataError(
+                    f"{other}: row {row} (from 0): column {name!r} is {text[row]!r}, which is not a number; {advice}"
+                )
             raise DataError(f"{file}: column {name!r} is numeric, but text in {other.name}: write it in one way")
     return np.concatenate(parts)

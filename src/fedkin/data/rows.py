@@ -8,16 +8,12 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedkin._base.files import replacing
+from fedkin._base import AnyArray, Array, count, write_arrays
 from fedkin.errors import DataError
-
-FloatArray = npt.NDArray[np.float64]
-AnyArray = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +43,9 @@ class Rows:
     6
     """
 
-    X: FloatArray
+    X: Array
     y: AnyArray | None = None
-    offset: FloatArray | None = None
+    offset: Array | None = None
 
     @property
     def n_samples(self) -> int:
@@ -57,7 +53,7 @@ class Rows:
         return int(self.X.shape[0])
 
     @property
-    def arrays(self) -> tuple[FloatArray, AnyArray | None, FloatArray | None]:
+    def arrays(self) -> tuple[Array, AnyArray | None, Array | None]:
         """``(X, y, offset)``, as losses take them."""
         return self.X, self.y, self.offset
 
@@ -82,8 +78,7 @@ class Rows:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an NPZ file that only the owner may read."""
         given = {name: part for name, part in zip(("X", "y", "offset"), self.arrays, strict=True) if part is not None}
-        with replacing(path, private=True) as temporary, temporary.open("wb") as file:
-            np.savez(file, **given)  # type: ignore[arg-type]
+        write_arrays(path, given, private=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Rows:
@@ -105,7 +100,9 @@ class Rows:
                     f"{path}: {name} has shape {part.shape}, expected {'(n, q)' if name == 'X' else '(n,)'}"
                 )
             if len(part) != len(parts["X"]):
-                raise DataError(f"{path}: {name} has {len(part)} values, but X has {len(parts['X'])} rows")
+                raise DataError(
+                    f"{path}: {name} has {count(len(part), 'value')}, but X has {count(len(parts['X']), 'row')}"
+                )
             if not np.isfinite(part).all():
                 row = int(np.argwhere(~np.isfinite(part))[0, 0])
                 raise DataError(f"{path}: {name} has a number that is not finite in row {row + 1}, counted from 1")

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin._base import Array, Mask
 from fedkin.admm import Shard, ShardState
 from fedkin.data import Rows
 from fedkin.federate.contract.computation import rowless_shard, shard_of
@@ -29,8 +30,6 @@ from fedkin.federate.links import Transport
 from fedkin.federate.messages import Expected, Kind, encode
 from fedkin.federate.waiting import Patience, PeerError, Status, hold_until
 
-Array = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 Tick = Callable[[], None]
 
 _LOOK_SECONDS = 0.2

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.inbox import Inbox
 from fedkin.federate.journal import Journal
@@ -15,8 +15,6 @@ from fedkin.federate.keys import selection_keys
 from fedkin.federate.links import Transport
 from fedkin.federate.messages import Expected, Kind, encode
 from fedkin.federate.waiting import Patience, PeerError
-
-Array = NDArray[np.float64]
 
 _LOOK_SECONDS = 0.4
 

@@ -19,8 +19,6 @@ per message and takes seconds per round when deployed: for speed use ``fedkin pe
 
 from __future__ import annotations
 
-import io
-import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -29,12 +27,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin._base import count, wait_until, write_arrays
 from fedkin.errors import ParameterError, SolverError, missing_dependency
 from fedkin.federate.central import Hub, NodeWorker
 from fedkin.federate.contract.files import load_manifest, load_rows
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.setup.directory import DEVICES
-from fedkin.federate.trust.security import write_private
 
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -80,20 +78,18 @@ def server_app(directory: Path | None = None, deadline: float = 60.0) -> ServerA
         nodes = _find_devices(grid, manifest, seconds)
         while hub.done < manifest.rounds:
             hub.finish(_ask(grid, nodes, hub, seconds))
-        buffer = io.BytesIO()
-        np.savez(buffer, theta=hub.shard.average, available=np.array(hub.presence))
-        write_private(place / RESULT, buffer.getvalue())
+        found = {"theta": hub.shard.average, "available": np.array(hub.presence)}
+        write_arrays(place / RESULT, found, private=True)
 
     return app
 
 
 def _find_devices(grid: Grid, manifest: Manifest, seconds: float) -> dict[int, int]:
     """The node of each device; waits until all are there."""
-    deadline = time.monotonic() + max(seconds, 60.0)
-    while len(ids := list(grid.get_node_ids())) < manifest.n_devices:
-        if time.monotonic() > deadline:
-            raise SolverError(f"{len(ids)} Flower nodes for {manifest.n_devices} devices; start one for each")
-        time.sleep(0.5)
+    if not wait_until(lambda: len(list(grid.get_node_ids())) >= manifest.n_devices, max(seconds, 60.0)):
+        nodes = len(list(grid.get_node_ids()))
+        raise SolverError(f"{count(nodes, 'Flower node')} for {manifest.n_devices} devices; start one for each")
+    ids = list(grid.get_node_ids())
     replies = grid.send_and_receive(
         [Message(RecordDict(), dst_node_id=node, message_type="query") for node in ids], timeout=max(seconds, 60.0)
     )

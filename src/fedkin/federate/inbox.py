@@ -5,13 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
+from fedkin._base import Array
 from fedkin.federate.journal import Journal
 from fedkin.federate.messages import Expected, Kind, MessageError, OutsideWindow, decode
 
-Array = NDArray[np.float64]
 Slot = tuple[Kind, int]
 
 

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from fedkin.federate.trust.security import PRIVATE_FILE
+from fedkin._base import PRIVATE_FILE
 
 _MOST_COUNTED = 2000  # pairs of event and peer
 

@@ -28,11 +28,10 @@ from enum import IntEnum
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.errors import FedkinError
 
-Array = NDArray[np.float64]
 Wire = Literal["float64", "float32"]
 
 MAGIC = b"FK"

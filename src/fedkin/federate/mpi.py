@@ -11,7 +11,6 @@ last round that all ranks have on disk. With another number of ranks a run start
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import socket
 import sys
@@ -21,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedkin._base import is_locked, lock
+from fedkin._base import PRIVATE_DIRECTORY, Array, is_locked, lock, write_arrays
 from fedkin.admm import Course, Shard, ShardState, Store, run_rounds
 from fedkin.errors import DataError, FedkinError, ParameterError, missing_dependency
 from fedkin.federate.contract.computation import shard_of
@@ -33,10 +31,6 @@ from fedkin.federate.contract.plans import TOO_LONG
 from fedkin.federate.links.mpi import RankLink
 from fedkin.federate.partition import small_cut
 from fedkin.federate.setup.directory import DEVICES
-from fedkin.federate.trust.security import PRIVATE_DIRECTORY, write_private
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 #: Sub-directory of a federation for the state of the ranks and the result.
 JOB = "mpi"
@@ -237,9 +231,7 @@ def _run_job(given: argparse.Namespace, communicator: Any) -> None:
             given.directory, communicator, given.checkpoint_every, fresh=given.fresh, progress=given.progress
         )
         if theta is not None:
-            buffer = io.BytesIO()
-            np.savez(buffer, theta=theta)
-            write_private(given.out or given.directory / JOB / "theta.npz", buffer.getvalue())
+            write_arrays(given.out or given.directory / JOB / "theta.npz", {"theta": theta}, private=True)
 
 
 if __name__ == "__main__":

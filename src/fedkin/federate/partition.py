@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
-Index = NDArray[np.int64]
+from fedkin._base import Index
 
 _SWEEPS = 10
 #: A piece may be this much larger than the mean.

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.admm import Course, Shard, ShardState, run_rounds
 from fedkin.data import Rows
 from fedkin.errors import DataError, ModelFileError
@@ -21,8 +21,6 @@ from fedkin.federate.links import Transport
 from fedkin.federate.links.neighbours import NeighbourLink
 from fedkin.federate.messages import Expected, Kind
 from fedkin.federate.waiting import Patience, Status
-
-Array = NDArray[np.float64]
 
 #: Differences between the replicas of an edge dual up to this share of its bound are rounding of different processors.
 SAME_DUAL = 1e-9

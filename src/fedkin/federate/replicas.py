@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin._base import Array, Mask
 from fedkin.admm import Shard, ShardState
 from fedkin.data import Rows
 from fedkin.errors import SolverError
@@ -37,9 +38,6 @@ from fedkin.federate.links import Transport
 from fedkin.federate.links.neighbours import NeighbourLink
 from fedkin.federate.messages import HEADER_BYTES, Expected, Kind, MessageError, decode, encode
 from fedkin.federate.waiting import Patience, Reminders, hold_until
-
-Array = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 _LOOK_SECONDS = 0.2
 _PARTS = ("theta", "balance", "balance_before", "average", "average_balance", "alpha")

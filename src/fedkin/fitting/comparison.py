@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.data import Federation
 from fedkin.errors import DataError, DegenerateDeviceWarning
 from fedkin.fitting.fitting import Progress, fit_federation
@@ -20,8 +21,6 @@ from fedkin.fitting.well_posed import well_posed_problem
 from fedkin.graph import Graph
 from fedkin.solvers import solve
 from fedkin.stats import global_fit, local_fit
-
-Array = NDArray[np.float64]
 
 _METRICS = {
     "linear": "mean squared error",

@@ -14,7 +14,6 @@ import hashlib
 import json
 import math
 import os
-import secrets
 import shutil
 import tempfile
 import time
@@ -26,7 +25,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fedkin import __version__
-from fedkin.data import listed
+from fedkin._base import listed, replacing_directory
 from fedkin.errors import ModelFileError
 
 FORMAT = "fedkin-model"
@@ -136,30 +135,14 @@ def _replace_directory(target: Path, contents: Mapping[str, str]) -> None:
     """Write the files beside the target and rename: a reader sees the old model or the new one, never half of it."""
     target = target.resolve()
     check_model_place(target)
-    mark = secrets.token_hex(6)
-    fresh, old = (target.with_name(f".{target.name}.{mark}.{kind}") for kind in ("new", "old"))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        fresh.mkdir()
-        for name, text in contents.items():
-            with (fresh / name).open("w", encoding="utf-8", newline="") as stream:
-                stream.write(text)
-                stream.flush()
-                os.fsync(stream.fileno())
-        replaced = target.exists()
-        if replaced:
-            target.rename(old)
-        try:
-            fresh.rename(target)
-        except OSError:
-            if replaced:
-                old.rename(target)
-            raise
+        with replacing_directory(target) as fresh:
+            for name, text in contents.items():
+                (fresh / name).write_bytes(text.encode())
         _remove_leftovers(target)
     except OSError as error:
         _unwritable(target, error)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def _remove_leftovers(target: Path) -> None:

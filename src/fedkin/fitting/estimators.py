@@ -26,6 +26,7 @@ from sklearn.model_selection import BaseCrossValidator
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from fedkin._base import Array
 from fedkin.data import Federation
 from fedkin.errors import DataError, FedkinWarning, ParameterError
 from fedkin.fitting.fitting import fit_federation
@@ -35,7 +36,6 @@ from fedkin.graph import Graph
 from fedkin.losses import CLASS_LOSSES, Loss
 from fedkin.stats import Method, Variance
 
-Array = NDArray[np.float64]
 Devices = ArrayLike | Hashable | None
 
 #: The device of all rows when none are named.

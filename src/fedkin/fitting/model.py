@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkin import __version__
+from fedkin._base import Array, Index, count
 from fedkin.errors import ModelFileError, ParameterError
 from fedkin.fitting.directory import (
     COEFFICIENTS_FILE,
@@ -33,9 +34,6 @@ from fedkin.fitting.model_tables import (
 )
 from fedkin.graph import Graph
 from fedkin.losses import Loss, describe_loss, restore_loss
-
-Array = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -94,8 +92,8 @@ class FittedModel:
     coef: Array
     intercept: Array
     feature_names: tuple[str, ...]
-    clusters: IntArray
-    n_samples: IntArray
+    clusters: Index
+    n_samples: Index
     loss: Loss
     penalty: str
     lam: float
@@ -171,8 +169,7 @@ class FittedModel:
         return columns
 
     def __repr__(self) -> str:
-        groups = "1 group" if self.n_clusters == 1 else f"{self.n_clusters} groups"
-        devices = "1 device" if self.n_devices == 1 else f"{self.n_devices} devices"
+        groups, devices = count(self.n_clusters, "group"), count(self.n_devices, "device")
         return f"FittedModel({self.loss.name}, {devices} in {groups}, lam={self.lam:.4g}, gap={self.gap:.1e})"
 
     # --- predictions ------------------------------------------------------------------------------------------
@@ -235,9 +232,7 @@ class FittedModel:
         """The parameter of device number u of a loss with one block of coefficients, intercept first."""
         return np.concatenate([self.intercept[u], self.coef[u, 0]]) if self.fit_intercept else self.coef[u, 0]
 
-    def _checked_rows(
-        self, X: object, device: object, offset: ArrayLike | None
-    ) -> tuple[Array, IntArray, Array | None]:
+    def _checked_rows(self, X: object, device: object, offset: ArrayLike | None) -> tuple[Array, Index, Array | None]:
         rows = feature_matrix(X, self.feature_names)
         position = device_positions(device, len(rows), self.index)
         return rows, position, offset_column(offset, len(rows), needed=self.offset_name is not None)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from fedkin.data import columns_of, device_id, device_ids, listed
+from fedkin._base import Array, Index, listed
+from fedkin.data import columns_of, device_id, device_ids
 from fedkin.errors import DataError, UnknownDeviceError
-
-Array = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 def feature_matrix(X: object, names: tuple[str, ...]) -> Array:
@@ -44,7 +42,7 @@ def _from_table(X: object, names: tuple[str, ...]) -> Array:
     return rows
 
 
-def device_positions(device: object, n: int, index: Mapping[Hashable, int]) -> IntArray:
+def device_positions(device: object, n: int, index: Mapping[Hashable, int]) -> Index:
     """The number of each row's device: ``device`` is one id, an id per row, or None where there is one device only."""
     if device is None:
         if len(index) == 1:

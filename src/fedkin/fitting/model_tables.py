@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array, Index
 from fedkin.errors import ModelFileError
 from fedkin.fitting.directory import MODEL_FILE, damaged
 from fedkin.graph import Graph
-
-Array = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +32,8 @@ class CoefficientTable:
     """
 
     devices: tuple[Hashable, ...]
-    clusters: IntArray
-    n_samples: IntArray
+    clusters: Index
+    n_samples: Index
     intercept: Array
     coef: Array
 

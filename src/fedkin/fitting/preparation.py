@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import AUTO, FitOptions
 from fedkin.graph import Graph
 from fedkin.losses import CLASS_LOSSES, Loss, make_loss
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.data import Federation
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Prepared
@@ -16,7 +17,6 @@ from fedkin.losses import LOGIT_SIZE
 from fedkin.objective import Problem
 from fedkin.stats import local_fit
 
-Array = NDArray[np.float64]
 Reasons = dict[Hashable, str]  # device: why its parameters had to be held back
 
 COLLINEAR = "collinear features"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from fedkin._base import Array, Index, listed
 from fedkin.data import device_ids
-from fedkin.errors import DataError, GraphError
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
+from fedkin.errors import DataError, GraphError, GraphWarning
 
 
 def plain_ids(values: Iterable[object], what: str) -> list[Hashable]:
@@ -34,9 +33,7 @@ def positions(devices: Iterable[object]) -> tuple[tuple[Hashable, ...], dict[Has
     return ids, position
 
 
-def checked_edges(
-    ids: tuple[Hashable, ...], index: IntArray, weights: npt.ArrayLike | None
-) -> tuple[IntArray, FloatArray]:
+def checked_edges(ids: tuple[Hashable, ...], index: Index, weights: npt.ArrayLike | None) -> tuple[Index, Array]:
     """Oriented and sorted edges with their weights, or the error that names the culprit."""
     loops = index[:, 0] == index[:, 1]
     if loops.any():
@@ -44,17 +41,39 @@ def checked_edges(
         raise GraphError(f"edge {(device, device)!r} is a self-loop: remove it, a device is always like itself")
     checked = None if weights is None else checked_weights(ids, index, weights)
     edges, ordered = sorted_edges(index, checked)
-    same = np.flatnonzero((edges[1:] == edges[:-1]).all(axis=1))
-    if len(same):
-        i, j = edges[same[0]]
-        more = f" (and {len(same) - 1} more)" if len(same) > 1 else ""
+    again = (edges[1:] == edges[:-1]).all(axis=1)
+    if not again.any():
+        return edges, ordered
+    for at in np.flatnonzero(again & (ordered[1:] != ordered[:-1])):
+        i, j = edges[at]
         raise GraphError(
-            f"edge {(ids[j], ids[i])!r} is given twice{more}, maybe once in each direction: give every pair once"
+            f"edge {(ids[j], ids[i])!r} is given twice, with the weights {ordered[at]:g} and {ordered[at + 1]:g}: "
+            "give every pair once"
         )
-    return edges, ordered
+    i, j = edges[np.flatnonzero(again)[0]]
+    more = f" (and {int(again.sum()) - 1} more)" if again.sum() > 1 else ""
+    warnings.warn(
+        f"edge {(ids[j], ids[i])!r} is given twice{more}, maybe once in each direction: it counts once",
+        GraphWarning,
+        stacklevel=4,
+    )
+    first = np.concatenate([[True], ~again])
+    return edges[first], ordered[first]
 
 
-def checked_weights(ids: tuple[Hashable, ...], index: IntArray, weights: npt.ArrayLike) -> FloatArray:
+def warn_of_unnamed(devices: Sequence[Hashable]) -> None:
+    """Say which devices have no edges because a graph does not name them."""
+    if devices:
+        have = "has" if len(devices) == 1 else "have"
+        warnings.warn(f"the graph does not name {named(devices)}, which {have} no edges", GraphWarning, stacklevel=3)
+
+
+def named(devices: Sequence[Hashable]) -> str:
+    """``device 'a'``, or ``2 devices 'a', 'b'``."""
+    return f"device {devices[0]!r}" if len(devices) == 1 else f"{len(devices)} devices {listed(devices)}"
+
+
+def checked_weights(ids: tuple[Hashable, ...], index: Index, weights: npt.ArrayLike) -> Array:
     try:
         values = np.array(weights, dtype=np.float64)
     except (TypeError, ValueError):
@@ -72,29 +91,20 @@ def checked_weights(ids: tuple[Hashable, ...], index: IntArray, weights: npt.Arr
     return values
 
 
-def sorted_edges(index: IntArray, weights: FloatArray | None) -> tuple[IntArray, FloatArray]:
+def sorted_edges(index: Index, weights: Array | None) -> tuple[Index, Array]:
     """Pairs with the larger position first, in lexicographic order."""
     i, j = index.max(axis=1), index.min(axis=1)
-    order = np.argsort(i * (i.max(initial=0) + 1) + j)
+    order = np.argsort(i * (i.max(initial=0) + 1) + j, kind="stable")
     return np.column_stack([i[order], j[order]]), np.ones(len(index)) if weights is None else weights[order]
 
 
-def pair_numbers(edges: IntArray) -> IntArray:
+def pair_numbers(edges: Index) -> Index:
     """Number of the pair (i, j), i > j, in the list (1, 0), (2, 0), (2, 1), (3, 0), ..."""
     i, j = edges[:, 0], edges[:, 1]
     return i * (i - 1) // 2 + j
 
 
-def pairs_of_numbers(numbers: IntArray) -> IntArray:
+def pairs_of_numbers(numbers: Index) -> Index:
     """The inverse of `pair_numbers`, exact below 2**50."""
     i = ((1 + np.sqrt(1 + 8 * numbers.astype(np.float64))) / 2).astype(np.int64)
     return np.column_stack([i, numbers - i * (i - 1) // 2])
-
-
-def listed(ids: Sequence[object], most: int = 5) -> str:
-    more = f" and {len(ids) - most} more" if len(ids) > most else ""
-    return ", ".join(repr(device) for device in ids[:most]) + more
-
-
-def counted(ids: Sequence[object]) -> str:
-    return "device" if len(ids) == 1 else f"{len(ids)} devices"

@@ -8,14 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from fedkin.data import CSV_SUFFIXES, infer_column, read_cells, replacing, write_csv
+from fedkin._base import Array, Index, listed, replacing
+from fedkin.data import CSV_SUFFIXES, infer_column, read_cells, write_csv
 from fedkin.errors import DataError, GraphError, missing_dependency
-from fedkin.graph.checks import listed
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 _WHOLE_NUMBER = re.compile(r"(0|-?[1-9][0-9]*)(?:\.0*)?")  # a table with gaps makes 7.0 of 7
 
@@ -82,7 +78,7 @@ def _read_graphml(path: Path, devices: tuple[Hashable, ...] | None) -> _Listing:
     return [str(node) for node in g], [(str(u), str(v)) for u, v, _ in triples], [weight for _, _, weight in triples]
 
 
-def write_graph(path: Path, devices: tuple[Hashable, ...], edges: IntArray, weights: FloatArray) -> None:
+def write_graph(path: Path, devices: tuple[Hashable, ...], edges: Index, weights: Array) -> None:
     """Write devices, edges ``(E, 2)`` as pairs of their positions and weights ``(E,)``; `Graph.write` says how."""
     reader_of(path)  # the same suffixes
     names = [str(device) for device in devices]
@@ -95,6 +91,8 @@ def write_graph(path: Path, devices: tuple[Hashable, ...], edges: IntArray, weig
             networkx = _require_networkx("writing GraphML")
             g = networkx_graph(devices, edges, weights, "writing GraphML")
             g = networkx.relabel_nodes(g, dict(zip(devices, names, strict=True)))
+            if not path.parent.is_dir():
+                raise GraphError(f"cannot write {path}: there is no directory {path.parent}")
             with replacing(path) as temporary:
                 networkx.write_graphml(g, temporary)
         else:
@@ -103,7 +101,7 @@ def write_graph(path: Path, devices: tuple[Hashable, ...], edges: IntArray, weig
         raise GraphError(str(error)) from None
 
 
-def _csv_rows(names: list[str], edges: IntArray, weights: FloatArray) -> tuple[list[str], list[list[object]]]:
+def _csv_rows(names: list[str], edges: Index, weights: Array) -> tuple[list[str], list[list[object]]]:
     ends = [(names[j], names[i]) for i, j in edges.tolist()]
     degree = np.bincount(edges.ravel(), minlength=len(names))
     alone = [names[u] for u in np.flatnonzero(degree == 0)]
@@ -117,7 +115,7 @@ def _csv_rows(names: list[str], edges: IntArray, weights: FloatArray) -> tuple[l
     return header, joined + named if in_order else named + joined  # naming all devices first keeps their order
 
 
-def networkx_graph(devices: tuple[Hashable, ...], edges: IntArray, weights: FloatArray, purpose: str) -> Any:
+def networkx_graph(devices: tuple[Hashable, ...], edges: Index, weights: Array, purpose: str) -> Any:
     """A `networkx.Graph` with the edge attribute ``weight``; ``purpose`` is for the error where it is not installed."""
     g = _require_networkx(purpose).Graph()
     g.add_nodes_from(devices)

@@ -13,16 +13,17 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
+from fedkin._base import Array, Index, count, frozen
 from fedkin.errors import DataError, GraphError, ParameterError
 from fedkin.graph.checks import (
     checked_edges,
     checked_weights,
-    counted,
-    listed,
+    named,
     pair_numbers,
     plain_ids,
     positions,
     sorted_edges,
+    warn_of_unnamed,
 )
 from fedkin.graph.files import named_among, named_in_file, networkx_graph, reader_of, write_graph
 from fedkin.graph.matrices import (
@@ -35,9 +36,6 @@ from fedkin.graph.matrices import (
 from fedkin.graph.shapes import all_pairs, clique_pairs, flipped_pairs, grid_pairs, nearest_pairs
 from fedkin.graph.spectrum import smallest_nonzero_eigenvalue
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
 class Graph:
@@ -48,7 +46,7 @@ class Graph:
     devices : iterable of V hashable ids
         The nodes, each named once.
     edges : iterable of E pairs of ids
-        In either orientation, each pair once.
+        In either orientation. A pair that comes again with the same weight counts once, which a `GraphWarning` says.
     weights : array of shape (E,), optional
         Positive edge weights w_e; 1 by default.
 
@@ -63,7 +61,8 @@ class Graph:
     Raises
     ------
     GraphError
-        If an edge names an unknown device, is a self-loop or comes twice, or a weight is not positive.
+        If an edge names an unknown device, is a self-loop or comes twice with different weights, or a weight is not
+        positive.
 
     Examples
     --------
@@ -75,8 +74,8 @@ class Graph:
     """
 
     devices: tuple[Hashable, ...]
-    edges: IntArray
-    weights: FloatArray
+    edges: Index
+    weights: Array
 
     def __init__(
         self,
@@ -95,23 +94,21 @@ class Graph:
                     flat.append(position[end])
                 except KeyError:
                     raise GraphError(
-                        f"edge {tuple(pair)!r} names device {end!r}, which is not among the {len(ids)} devices "
-                        "of the graph; add the device or remove the edge"
+                        f"edge {tuple(pair)!r} names device {end!r}, which is not among the "
+                        f"{count(len(ids), 'device')} of the graph; add the device or remove the edge"
                     ) from None
                 except TypeError:
                     raise GraphError(f"edge {tuple(pair)!r}: {end!r} cannot be a device id") from None
         index = np.array(flat, dtype=np.int64).reshape(-1, 2)
         self._set(ids, *checked_edges(ids, index, weights))
 
-    def _set(self, devices: tuple[Hashable, ...], edges: IntArray, weights: FloatArray) -> None:
-        edges.flags.writeable = False
-        weights.flags.writeable = False
+    def _set(self, devices: tuple[Hashable, ...], edges: Index, weights: Array) -> None:
         object.__setattr__(self, "devices", devices)
-        object.__setattr__(self, "edges", edges)
-        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "edges", frozen(edges))
+        object.__setattr__(self, "weights", frozen(weights))
 
     @classmethod
-    def _of(cls, devices: tuple[Hashable, ...], edges: IntArray, weights: FloatArray | None = None) -> Graph:
+    def _of(cls, devices: tuple[Hashable, ...], edges: Index, weights: Array | None = None) -> Graph:
         """A graph from parts that are known to be right."""
         made = object.__new__(cls)
         made._set(devices, edges, np.ones(len(edges)) if weights is None else weights)
@@ -215,7 +212,9 @@ class Graph:
         groups = plain_ids(labels, "labels")
         ids, _ = positions(range(len(groups)) if devices is None else devices)
         if len(ids) != len(groups):
-            raise GraphError(f"{len(groups)} labels for {len(ids)} devices: give one label per device")
+            raise GraphError(
+                f"{count(len(groups), 'label')} for {count(len(ids), 'device')}: give one label per device"
+            )
         return cls._of(ids, *sorted_edges(clique_pairs(groups), None))
 
     @classmethod
@@ -274,7 +273,9 @@ class Graph:
         square = square_matrix(matrix)
         ids, _ = positions(range(square.shape[0]) if devices is None else devices)
         if len(ids) != square.shape[0]:
-            raise GraphError(f"the matrix has {square.shape[0]} rows, but there are {len(ids)} devices")
+            raise GraphError(
+                f"the matrix has {count(square.shape[0], 'row')}, but there are {count(len(ids), 'device')}"
+            )
         return cls._of(ids, *checked_edges(ids, *pairs_of_matrix(square, ids)))
 
     @classmethod
@@ -317,7 +318,7 @@ class Graph:
         size = len(places)
         ids, _ = positions(range(size) if devices is None else devices)
         if len(ids) != size:
-            raise GraphError(f"{size} coordinates for {len(ids)} devices: give one place per device")
+            raise GraphError(f"{size} coordinates for {count(len(ids), 'device')}: give one place per device")
         if not np.isfinite(places).all():
             at = int(np.flatnonzero(~np.isfinite(places).all(axis=1))[0])
             raise GraphError(f"device {ids[at]!r} has the coordinates {places[at].tolist()}, which are not finite")
@@ -358,8 +359,9 @@ class Graph:
             a device without adding an edge. ``.graphml``: an undirected graph.
         devices : iterable of ids, optional
             Devices of the graph, in this order. Ids of the file match by their text where the types differ ("7"
-            is the device 7). By default the devices of the file in order of appearance, as ints when all of them are
-            plain integers and as text otherwise.
+            is the device 7). Devices that the file does not name get no edges, which a `GraphWarning` says. By
+            default the devices of the file in order of appearance, as ints when all of them are plain integers and
+            as text otherwise.
 
         Examples
         --------
@@ -377,6 +379,8 @@ class Graph:
             named, ends, weights = reader(path, ids)
             known = named_in_file(named) if ids is None else named_among(named, ids)
             nodes = dict.fromkeys(known.values()) if ids is None else ids
+            seen = set(known.values())
+            warn_of_unnamed([device for device in nodes if device not in seen])
             return cls(nodes, [(known[u], known[v]) for u, v in ends], weights)
         except (GraphError, DataError) as error:
             message = str(error)
@@ -425,11 +429,9 @@ class Graph:
         return len(self.edges)
 
     @cached_property
-    def degree(self) -> IntArray:
+    def degree(self) -> Index:
         """Number of neighbours of each device, int64 array of shape (V,)."""
-        counted = np.bincount(self.edges.ravel(), minlength=self.n_devices).astype(np.int64)
-        counted.flags.writeable = False
-        return counted
+        return frozen(np.bincount(self.edges.ravel(), minlength=self.n_devices).astype(np.int64))
 
     def edge_ids(self) -> Iterator[tuple[Hashable, Hashable]]:
         """The edges as pairs of ids, in the order of `edges`.
@@ -471,7 +473,7 @@ class Graph:
         """
         return laplacian_matrix(self.n_devices, self.edges, self.weights if weighted else np.ones(self.n_edges))
 
-    def components(self) -> IntArray:
+    def components(self) -> Index:
         """Number of the connected component of each device, int64 array of shape (V,), numbered by first appearance.
 
         Examples
@@ -482,10 +484,8 @@ class Graph:
         return self._components
 
     @cached_property
-    def _components(self) -> IntArray:
-        numbered = component_labels(self.n_devices, self.edges)
-        numbered.flags.writeable = False
-        return numbered
+    def _components(self) -> Index:
+        return frozen(component_labels(self.n_devices, self.edges))
 
     @property
     def n_components(self) -> int:
@@ -502,8 +502,8 @@ class Graph:
         )
 
     def __repr__(self) -> str:
-        counts = [(self.n_devices, "device"), (self.n_edges, "edge"), (self.n_components, "component")]
-        return f"Graph({', '.join(f'{count} {word}' + ('' if count == 1 else 's') for count, word in counts)})"
+        counts = (count(self.n_devices, "device"), count(self.n_edges, "edge"), count(self.n_components, "component"))
+        return f"Graph({', '.join(counts)})"
 
     # --- making another one -----------------------------------------------------------------------------------
 
@@ -549,8 +549,8 @@ class Graph:
 
         Parameters
         ----------
-        devices : iterable of V ids
-            The devices of the graph.
+        devices : iterable of ids
+            All devices of the graph. Further ones get no edges, which a `GraphWarning` says.
 
         Examples
         --------
@@ -560,15 +560,10 @@ class Graph:
         ids, position = positions(devices)
         if ids == self.devices:
             return self
-        absent = [device for device in ids if device not in self.index]
-        if absent:
-            raise GraphError(
-                f"the graph does not have {counted(absent)} {listed(absent)}: add them to the graph, "
-                "if need be without edges"
-            )
         extra = [device for device in self.devices if device not in position]
         if extra:
-            raise GraphError(f"the graph has {counted(extra)} {listed(extra)} beyond the {len(ids)} devices asked for")
+            raise GraphError(f"the graph has {named(extra)} beyond the {count(len(ids), 'device')} asked for")
+        warn_of_unnamed([device for device in ids if device not in self.index])
         moved = np.array([position[device] for device in self.devices], dtype=np.int64)
         return Graph._of(ids, *sorted_edges(moved[self.edges], self.weights))
 

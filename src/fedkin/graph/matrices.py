@@ -6,13 +6,10 @@ from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy import sparse
 
+from fedkin._base import Array, Index
 from fedkin.errors import GraphError
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 _ROUNDING = 1e-12  # how far, against its largest entry, a matrix may be from symmetric
 
@@ -30,7 +27,7 @@ def square_matrix(matrix: Any) -> sparse.csr_array:
     return square
 
 
-def pairs_of_matrix(square: sparse.csr_array, ids: tuple[Hashable, ...]) -> tuple[IntArray, FloatArray]:
+def pairs_of_matrix(square: sparse.csr_array, ids: tuple[Hashable, ...]) -> tuple[Index, Array]:
     """Pairs ``(E, 2)`` and weights ``(E,)`` of a symmetric weight matrix; a diagonal comes out as self-loops."""
     square = square.astype(np.float64)
     square.sum_duplicates()
@@ -50,7 +47,7 @@ def pairs_of_matrix(square: sparse.csr_array, ids: tuple[Hashable, ...]) -> tupl
     return np.column_stack(half.coords).astype(np.int64), half.data
 
 
-def incidence_matrix(size: int, edges: IntArray) -> sparse.csr_array:
+def incidence_matrix(size: int, edges: Index) -> sparse.csr_array:
     """D of shape (E, V): +1 at i and -1 at j for the edge (i, j), i > j."""
     columns = edges[:, ::-1].ravel()  # ascending within a row, as csr likes it
     signs = np.tile([-1.0, 1.0], len(edges))
@@ -58,7 +55,7 @@ def incidence_matrix(size: int, edges: IntArray) -> sparse.csr_array:
     return sparse.csr_array((signs, columns, starts), shape=(len(edges), size))
 
 
-def laplacian_matrix(size: int, edges: IntArray, weights: FloatArray) -> sparse.csr_array:
+def laplacian_matrix(size: int, edges: Index, weights: Array) -> sparse.csr_array:
     """D'WD of shape (V, V): degrees minus adjacency."""
     i, j = edges.T
     diagonal = np.arange(size)
@@ -68,7 +65,7 @@ def laplacian_matrix(size: int, edges: IntArray, weights: FloatArray) -> sparse.
     return sparse.csr_array((entries, places), shape=(size, size))
 
 
-def component_labels(size: int, edges: IntArray) -> IntArray:
+def component_labels(size: int, edges: Index) -> Index:
     """Number of the connected component of each position (V,), numbered by first appearance."""
     from scipy.sparse.csgraph import connected_components
 

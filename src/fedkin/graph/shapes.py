@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 
 import numpy as np
-import numpy.typing as npt
 
+from fedkin._base import Array, Index
 from fedkin.graph.checks import pairs_of_numbers
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
-
-def all_pairs(size: int) -> IntArray:
+def all_pairs(size: int) -> Index:
     """All pairs ``(i, j)``, i > j, of the positions below ``size``, in lexicographic order."""
     return pairs_of_numbers(np.arange(size * (size - 1) // 2, dtype=np.int64))
 
 
-def clique_pairs(labels: Iterable[Hashable]) -> IntArray:
+def clique_pairs(labels: Iterable[Hashable]) -> Index:
     """The pairs of positions with the same label, label by label."""
     members: dict[Hashable, list[int]] = {}
     for position, label in enumerate(labels):
@@ -26,7 +23,7 @@ def clique_pairs(labels: Iterable[Hashable]) -> IntArray:
     return np.concatenate([np.array(group, dtype=np.int64)[all_pairs(len(group))] for group in members.values()])
 
 
-def grid_pairs(rows: int, cols: int) -> IntArray:
+def grid_pairs(rows: int, cols: int) -> Index:
     """The pairs of neighbours in a rectangle whose positions run row by row."""
     at = np.arange(rows * cols, dtype=np.int64).reshape(rows, cols)
     across = np.column_stack([at[:, :-1].ravel(), at[:, 1:].ravel()])
@@ -34,7 +31,7 @@ def grid_pairs(rows: int, cols: int) -> IntArray:
     return np.concatenate([across, down])
 
 
-def nearest_pairs(places: FloatArray, k: int) -> IntArray:
+def nearest_pairs(places: Array, k: int) -> Index:
     """The pairs of places ``(V, d)`` of which one is among the ``k < V`` nearest of the other."""
     from scipy.spatial import cKDTree
 
@@ -48,8 +45,8 @@ def nearest_pairs(places: FloatArray, k: int) -> IntArray:
 
 
 def flipped_pairs(
-    size: int, edges: IntArray, weights: FloatArray, varrho: float, rng: np.random.Generator
-) -> tuple[IntArray, FloatArray]:
+    size: int, edges: Index, weights: Array, varrho: float, rng: np.random.Generator
+) -> tuple[Index, Array]:
     """The edges ``(E, 2)``, i > j, with their weights, after each pair was flipped with probability ``varrho``."""
     shape = (size, size)
     flipped = np.triu(rng.random(shape) < varrho, 1)

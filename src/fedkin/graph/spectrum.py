@@ -6,19 +6,16 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 from scipy import sparse
 
+from fedkin._base import Array, Index
 from fedkin.errors import GraphError
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 _DENSE_EIGENVALUES = 1500  # up to this many devices a dense eigenvalue routine is quicker than an iterative one
 _FACTOR_ENTRIES = 5 * 10**7  # the largest sparse factor that algebraic_connectivity makes
 
 
-def smallest_nonzero_eigenvalue(laplacian: sparse.csr_array, labels: IntArray) -> float:
+def smallest_nonzero_eigenvalue(laplacian: sparse.csr_array, labels: Index) -> float:
     """Of a Laplacian ``(V, V)`` whose components are numbered by ``labels (V,)``; infinity without any edge."""
     order = np.argsort(labels, kind="stable")
     sizes = np.bincount(labels)
@@ -38,7 +35,7 @@ def _second_eigenvalue(laplacian: sparse.csr_array) -> float:
     size = laplacian.shape[0]
     solve = _grounded_solver(laplacian)
 
-    def pseudo_inverse(vector: FloatArray) -> FloatArray:
+    def pseudo_inverse(vector: Array) -> Array:
         centred = vector - vector.mean()
         solved = solve(centred)
         solved -= solved.mean()
@@ -51,7 +48,7 @@ def _second_eigenvalue(laplacian: sparse.csr_array) -> float:
     return float(1.0 / largest[0])
 
 
-def _grounded_solver(laplacian: sparse.csr_array) -> Callable[[FloatArray], FloatArray]:
+def _grounded_solver(laplacian: sparse.csr_array) -> Callable[[Array], Array]:
     """Solutions of ``laplacian @ x = b`` for b of mean zero: by a sparse factor if it is small, else by iteration.
 
     The band under a Cuthill-McKee order says how large a factor may get: small for paths, grids and maps, where
@@ -71,7 +68,7 @@ def _grounded_solver(laplacian: sparse.csr_array) -> Callable[[FloatArray], Floa
         rest = order[1:]
         factor = splu(sparse.csc_array(laplacian[rest][:, rest]), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0)
 
-        def by_factor(b: FloatArray) -> FloatArray:
+        def by_factor(b: Array) -> Array:
             x = np.zeros(size)
             x[rest] = factor.solve(b[rest])
             return x
@@ -80,7 +77,7 @@ def _grounded_solver(laplacian: sparse.csr_array) -> Callable[[FloatArray], Floa
     diagonal = laplacian.diagonal()
     jacobi = LinearOperator((size, size), matvec=lambda v: v / diagonal, dtype=np.float64)
 
-    def by_iteration(b: FloatArray) -> FloatArray:
+    def by_iteration(b: Array) -> Array:
         x, failed = cg(laplacian, b, rtol=1e-10, maxiter=20 * size, M=jacobi)
         if failed:
             raise GraphError("the algebraic connectivity of this graph could not be computed: the iteration stalled")

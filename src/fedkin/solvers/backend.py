@@ -10,16 +10,13 @@ from __future__ import annotations
 import sys
 from typing import Literal, get_args
 
-import numpy as np
-from numpy.typing import NDArray
-
+from fedkin._base import Array
 from fedkin.errors import ParameterError
 from fedkin.objective import FusedObjective, QuadraticTerms
 from fedkin.solvers.kernels.cache import cached
 from fedkin.solvers.pdhg import Iteration, NumpyIteration
 from fedkin.solvers.workload import sizes
 
-Array = NDArray[np.float64]
 Backend = Literal["auto", "numpy", "numba"]
 Resolved = Literal["numpy", "numba"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin._base import available_threads
+from fedkin._base import Array, available_threads
 from fedkin.graph import Graph
 from fedkin.objective import FusedObjective, QuadraticTerms
 from fedkin.solvers import checking
@@ -26,7 +26,6 @@ from fedkin.solvers.kernels.jit import frozen
 from fedkin.solvers.pdhg import Checked, PrimalDual, Stopping
 from fedkin.solvers.workload import Crew
 
-Array = NDArray[np.float64]
 Index = NDArray[np.int32]
 
 #: Chains pay when they have at least this many edges on average.

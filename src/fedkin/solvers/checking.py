@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from fedkin._base import Array
 from fedkin.solvers.fuse import INTERIOR
 from fedkin.solvers.kernels import gaps as gap_kernels
 from fedkin.solvers.kernels.bundles import Devices, Edges
 from fedkin.solvers.kernels.steps import L1
 from fedkin.solvers.workload import Crew
-
-Array = NDArray[np.float64]
 
 
 def certificate(crew: Crew, devices: Devices, edges: Edges, x: Array, y: Array, s: Array) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin._base import available_threads
+from fedkin._base import Array, available_threads
 from fedkin.objective import FusedObjective, QuadraticTerms
 from fedkin.solvers import checking
 from fedkin.solvers.grams import Grams
@@ -21,8 +21,6 @@ from fedkin.solvers.kernels.jit import frozen
 from fedkin.solvers.pdhg import RELAXATION, Checked, PrimalDual, Rebalancing, Stopping, weights_of_devices
 from fedkin.solvers.renumber import Numbering
 from fedkin.solvers.workload import Crew, iteration_is_shared, iteration_work
-
-Array = NDArray[np.float64]
 
 #: Pairs with more edge duals than this are not copied: they change when the iteration goes on.
 COPIED = 1_000_000

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from fedkin._base import Array
 from fedkin.graph import Graph
 from fedkin.objective import FusedObjective, Penalty, QuadraticTerms, sum_groups
 from fedkin.solvers.exact import solve_fused, uninterrupted
-
-Array = NDArray[np.float64]
 
 #: Graphs with more devices and edges than this are left to the first-order method, which needs no maximum flows.
 FLOW_SIZE = 300_000

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin._base import check_positive, check_whole
+from fedkin._base import Array, check_positive, check_whole
 from fedkin.errors import DataError, ParameterError
 from fedkin.objective import Problem
 from fedkin.solvers.backend import Backend, Resolved, resolve_backend
@@ -19,7 +19,6 @@ from fedkin.solvers.grids import checked_grid, lam_grid
 from fedkin.solvers.path import path_stretch, path_threads, stretches_of, warn_of_limits
 from fedkin.solvers.workload import run_side_by_side
 
-Array = NDArray[np.float64]
 Rule = Literal["min", "1se"]
 
 #: Limit on the iterations of each solution.

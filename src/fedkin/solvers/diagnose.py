@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.errors import SolverError
 from fedkin.graph import Graph
 from fedkin.objective import FusedObjective
 from fedkin.solvers.expansion import Expansion
-
-Array = NDArray[np.float64]
 
 #: What slows the solver down: sizes of features that differ by more than this factor, and Gram matrices (in units of
 #: their diagonals) with a larger condition number than this.

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedkin._base import check_positive, check_whole
+from fedkin._base import Array, check_positive, check_whole
 from fedkin.errors import ParameterError
 from fedkin.objective import FusedObjective, Problem, Solution
 from fedkin.solvers.backend import Backend, resolve_backend
 from fedkin.solvers.pdhg import PrimalDual
 from fedkin.solvers.search import Search
-
-Array = NDArray[np.float64]
 
 
 def solve(

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.objective import DeviceTerms, QuadraticTerms
-
-Array = NDArray[np.float64]
 
 #: A model is trusted less when it misses by this share of its quadratic part, and more when by at most that one.
 POOR, GOOD = 0.5, 0.1

@@ -9,13 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin._base import Array, Index
 from fedkin.data import Federation, shuffled_ranks
 from fedkin.graph import Graph
 from fedkin.objective import DeviceTerms, FusedObjective, Problem, QuadraticTerms, build_terms
 from fedkin.solvers.backend import Resolved
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 #: Up to this many edge duals, numpy solves all folds as one problem with a copy of the graph each.
 STACKED = 1_000_000

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array, Index, Mask
 from fedkin.graph import Graph
 from fedkin.objective import DeviceTerms, FusedObjective, QuadraticTerms, generalized_inverse, summed_terms
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 #: A dual that stays inside its ball by this share belongs to a difference (or a coordinate) that is 0 at the optimum.
 INTERIOR = 1e-3

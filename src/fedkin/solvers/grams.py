@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.objective import QuadraticTerms
 from fedkin.solvers.kernels import grams as gram_kernels
 from fedkin.solvers.kernels.jit import frozen
 from fedkin.solvers.renumber import Numbering
 from fedkin.solvers.workload import Crew
-
-Array = NDArray[np.float64]
 
 #: Inverse Gram matrices with up to this many entries are kept for the certificates, others are factorised again.
 ROOM = 20_000_000

@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedkin._base import check_positive, check_whole
+from fedkin._base import Array, check_positive, check_whole
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.objective import FusedObjective, Problem, sum_groups, summed_terms
 from fedkin.solvers.congestion import least_congestion
 from fedkin.solvers.exact import solve_fused, uninterrupted
-
-Array = NDArray[np.float64]
 
 #: Relative gap of the fused solution, whose gradients decide `lam_max`.
 FUSED_GAP = 1e-10

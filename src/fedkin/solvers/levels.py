@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.objective import FusedObjective, QuadraticTerms, Solution
 from fedkin.solvers.chains import chains_for
 from fedkin.solvers.compiled import CompiledIteration
 from fedkin.solvers.pdhg import Stopping, initial_rho
 from fedkin.solvers.search import FUSING_HELPS, SCALE_FLOOR, verdict
 from fedkin.solvers.workload import iteration_is_shared
-
-Array = NDArray[np.float64]
 
 #: Numbers that the solutions of one call may take.
 ROOM = 20_000_000

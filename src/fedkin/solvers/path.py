@@ -9,18 +9,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedkin._base import available_threads, check_positive, check_whole
+from fedkin._base import Array, Index, available_threads, check_positive, check_whole
 from fedkin.errors import ConvergenceWarning
 from fedkin.objective import FusedObjective, Problem, Solution
 from fedkin.solvers.backend import Backend, Resolved, resolve_backend
 from fedkin.solvers.exact import scaled, solve_fused, uninterrupted
 from fedkin.solvers.grids import checked_grid, lam_grid
 from fedkin.solvers.workload import iteration_is_shared, run_side_by_side
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 #: A path is cut into this many stretches, of at least so many levels.
 STRETCHES, SHORTEST_STRETCH = 4, 3

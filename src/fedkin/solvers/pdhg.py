@@ -18,13 +18,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
+from fedkin._base import Array
 from fedkin.objective import FusedObjective, QuadraticTerms
 from fedkin.solvers.fuse import fused_parameters
-
-Array = NDArray[np.float64]
 
 RELAXATION = 1.8
 #: rho is rebalanced after this many iterations for the first time, when it is off by more than REBALANCE_AT, and by at

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.objective import RANK_TOLERANCE, FusedObjective, QuadraticTerms, sum_groups
-
-Array = NDArray[np.float64]
 
 #: Without a proof, a minimiser is assumed to be at most this many times as long as the parameters found.
 ASSUMED_FACTOR = 10.0

@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin._base import Array, Index
 from fedkin.graph import Graph
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 #: Renumbering pays above this many devices when neighbours are farther apart than this share of all numbers.
 SCRAMBLED_DEVICES, SCRAMBLED_SHARE = 50_000, 0.05

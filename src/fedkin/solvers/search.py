@@ -10,8 +10,8 @@ import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.errors import ConvergenceWarning
 from fedkin.objective import DeviceTerms, FusedObjective, QuadraticTerms, Solution, Status
 from fedkin.solvers.backend import Resolved, start_iteration
@@ -20,8 +20,6 @@ from fedkin.solvers.expansion import HOPELESS, POOR, Expansion, lowered, raised
 from fedkin.solvers.fuse import far_from_fused, fused_components, fused_parameters
 from fedkin.solvers.pdhg import Checked, Iteration, PrimalDual, Stopping, check_after, initial_rho
 from fedkin.solvers.radius import MinimizerBall
-
-Array = NDArray[np.float64]
 
 #: The relative gap is never relative to less than this share of the objective at theta = 0.
 SCALE_FLOOR = 1e-6

@@ -6,6 +6,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
+from fedkin._base import count
 from fedkin.errors import ParameterError, missing_dependency
 from fedkin.studies.config import BUILT_IN, Study, load_study, modules_beside
 from fedkin.studies.present import Report, write_report
@@ -131,7 +132,7 @@ def _show(study: Study, folder: Path, notes: str) -> Report:
 
 def notes_on(run: StudyRun) -> str:
     """What a run did, in a sentence."""
-    parts = [f"{run.computed} cells computed in {duration(run.seconds)}"] if run.computed else []
+    parts = [f"{count(run.computed, 'cell')} computed in {duration(run.seconds)}"] if run.computed else []
     if run.cached:
         parts.append(f"{run.cached} cells found finished")
     parts.append(f"all {run.computed + run.cached} took {duration(run.process_seconds)} in total (each in one process)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fedkin
-from fedkin.data import replacing
+from fedkin._base import replacing
 from fedkin.errors import FedkinError, missing_dependency
 
 Row = Mapping[str, Any]
@@ -45,10 +44,8 @@ def write_rows(path: Path, rows: Sequence[Row], seconds: float | None = None, ke
     table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
     notes = {_SECONDS: None if seconds is None else repr(float(seconds)), _KEY: key}
     table = table.replace_schema_metadata({name: note for name, note in notes.items() if note is not None})
-    with replacing(path) as temporary:
+    with replacing(path, durable=True) as temporary:
         parquet.write_table(table, temporary, write_page_checksum=True)
-        with temporary.open("rb") as handle:
-            os.fsync(handle.fileno())  # before the name changes: a loss of power leaves the whole file or none
 
 
 def read_part(path: Path) -> Part:

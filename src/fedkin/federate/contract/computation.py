@@ -6,17 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
+from fedkin._base import Array, Index
 from fedkin.admm import DeviceRows, Plan, Shard, StepRule, device_keys
 from fedkin.data import Rows
 from fedkin.federate.contract.manifest import Manifest, ManifestError
 from fedkin.federate.contract.plans import PLAN, STEPS
 from fedkin.losses import Loss, described_loss
 from fedkin.objective import make_penalty
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 
 def loss_of(manifest: Manifest) -> Loss:

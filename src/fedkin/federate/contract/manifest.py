@@ -18,15 +18,13 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
+from fedkin._base import Array, Index
 from fedkin.admm import Average, GradientKind
 from fedkin.errors import FedkinError
 from fedkin.federate.contract.plans import COLUMNS, OWN, DevicePlan, PlanError, in_words, to_text
 from fedkin.federate.messages import RUN_BYTES, Wire
 
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 Placement = Literal["peer", "central", "replicas"]
 
 FORMAT = "fedkin-manifest-3"

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array, Index
 from fedkin.admm import Sent
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.inbox import Inbox
@@ -22,9 +22,6 @@ from fedkin.federate.keys import keys_of, presence_key
 from fedkin.federate.links.transport import Transport
 from fedkin.federate.messages import Expected, Kind, encode
 from fedkin.federate.waiting import LONGEST_SILENCE, Patience, PeerError, Reminders, Status, hold_until
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 _DONE_SECONDS, _TICK_SECONDS = 0.4, 0.5
 

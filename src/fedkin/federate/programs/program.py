@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from fedkin._base import lock
+from fedkin._base import lock, write_file
 from fedkin.data import Rows
 from fedkin.errors import DataError, FedkinError
 from fedkin.federate.contract.files import load_manifest, load_rows
@@ -34,7 +34,6 @@ from fedkin.federate.trust.security import (
     check_place,
     check_private,
     common_name,
-    replace_private,
     with_absolute_paths,
 )
 from fedkin.federate.waiting import Patience, PeerError, Status, Stopped
@@ -331,4 +330,4 @@ class StatusWriter:
             "why": self.why,
         }
         with suppress(OSError):  # a full disk: checkpoints report it
-            replace_private(self.place / STATUS, json.dumps(content).encode())
+            write_file(self.place / STATUS, json.dumps(content), private=True)

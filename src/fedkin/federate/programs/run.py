@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedkin._base import write_arrays
 from fedkin.errors import DataError
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.links import Transport
@@ -18,7 +18,7 @@ from fedkin.federate.peer import Device
 from fedkin.federate.programs.program import DeviceParser, Program, run_program
 from fedkin.federate.setup.departures import read_departures
 from fedkin.federate.setup.directory import PRESENCE, RECORD, RESULT, STATE, read_selection
-from fedkin.federate.trust.security import SecurityError, replace_private
+from fedkin.federate.trust.security import SecurityError
 from fedkin.federate.waiting import Patience
 
 _LOOK_SECONDS = 1.0  # between two looks for neighbours that have left
@@ -146,9 +146,7 @@ def write_presence(place: Path, presence: Sequence[Any], names: Sequence[str]) -
 
 
 def _replace_archive(path: Path, **parts: Any) -> None:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **parts)
-    replace_private(path, buffer.getvalue())
+    write_arrays(path, parts, compressed=True, private=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array, write_file
 from fedkin.data import Federation, Rows
 from fedkin.errors import DegenerateDeviceWarning, ParameterError
 from fedkin.federate.contract.computation import loss_of
@@ -30,11 +30,8 @@ from fedkin.federate.links import Transport
 from fedkin.federate.messages import Kind
 from fedkin.federate.programs.program import DeviceParser, Program, run_program
 from fedkin.federate.setup.directory import SELECTION
-from fedkin.federate.trust.security import replace_private
 from fedkin.federate.waiting import Patience
 from fedkin.stats import LocalFit, local_fit, wald_tests
-
-Array = NDArray[np.float64]
 
 
 def summary(manifest: Manifest, position: int, rows: Rows) -> Array:
@@ -130,7 +127,7 @@ def run(program: Program, patience: Patience) -> None:
     with program.linked() as transport:
         parts = (program.manifest, program.position, program.rows(), transport, program.journal, patience)
         chosen = select(*parts, tick=program.status.tick)
-        replace_private(program.place / SELECTION, json.dumps(chosen, indent=1).encode())
+        write_file(program.place / SELECTION, json.dumps(chosen, indent=1), private=True)
         program.status.end("selected")
 
 

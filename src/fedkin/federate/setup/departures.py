@@ -11,18 +11,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from fedkin._base import PRIVATE_DIRECTORY, write_file
 from fedkin.errors import DataError
 from fedkin.federate.contract.files import AUTHORITY, load_manifest
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.setup.directory import AUTHORITY_KEY, device_directories
 from fedkin.federate.trust.security import (
-    PRIVATE_DIRECTORY,
     Pair,
     SecurityError,
     belong_together,
     sign,
     verify,
-    write_private,
 )
 
 LEFT = "left"
@@ -60,7 +59,7 @@ def write_departure(directory: Path, name: str, key_file: Path | None = None) ->
     places = [place for place in here if place.name in neighbours]
     for place in [directory, *places, *(place for place in here if place.name == name)]:
         (place / LEFT).mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
-        write_private(place / LEFT / name, json.dumps({"signature": signature.hex()}).encode())
+        write_file(place / LEFT / name, json.dumps({"signature": signature.hex()}).encode(), private=True)
     return places
 
 

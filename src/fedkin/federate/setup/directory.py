@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import PRIVATE_DIRECTORY, Array, write_file
 from fedkin.data import Rows
 from fedkin.errors import DataError
 from fedkin.federate.contract.files import AUTHORITY, MANIFEST, ROWS, SIGNATURE
@@ -36,17 +36,13 @@ from fedkin.federate.contract.manifest import CENTRE, Manifest
 from fedkin.federate.contract.plans import PLAN, PLAN_SIGNATURE
 from fedkin.federate.keys import keys_of, presence_key, selection_keys
 from fedkin.federate.trust.security import (
-    PRIVATE_DIRECTORY,
     Grant,
     Pair,
     issue,
     link_configuration,
     sign,
     verify,
-    write_private,
 )
-
-Array = NDArray[np.float64]
 
 DEVICES, OWNER, LINKS = "devices", "device.json", "zenoh.json5"
 KEY, CERTIFICATE, AUTHORITY_KEY = "device.key", "device.crt", "ca.key"
@@ -91,7 +87,7 @@ def write_federation(
     signed = {MANIFEST: text, SIGNATURE: sign(authority, text), AUTHORITY: authority.certificate}
     _write_all(directory, signed | _signed_plan(manifest, None, authority))
     if keep_key:
-        write_private(directory / AUTHORITY_KEY, authority.key)
+        write_file(directory / AUTHORITY_KEY, authority.key, private=True)
     places = {u: member.name for u, member in enumerate(manifest.members)}
     if manifest.placement == "central":
         places[manifest.n_devices] = CENTRE
@@ -102,11 +98,11 @@ def write_federation(
         _write_all(place, signed | _signed_plan(manifest, position, authority))
         if manifest.secure:
             pair = issue(authority, name, [_host(endpoint_of(manifest, position))])
-            write_private(place / KEY, pair.key)
-            write_private(place / CERTIFICATE, pair.certificate)
+            write_file(place / KEY, pair.key, private=True)
+            write_file(place / CERTIFICATE, pair.certificate, private=True)
         owner = {"device": name, "share_result": share_result}
-        write_private(place / OWNER, _json(owner))
-        write_private(place / LINKS, _json(links_of(manifest, position)))
+        write_file(place / OWNER, _json(owner), private=True)
+        write_file(place / LINKS, _json(links_of(manifest, position)), private=True)
         if position in rows:
             rows[position].save(place / ROWS)
 
@@ -183,7 +179,7 @@ def _json(content: object) -> bytes:
 
 def _write_all(place: Path, files: Mapping[str, bytes]) -> None:
     for name, content in files.items():
-        write_private(place / name, content)
+        write_file(place / name, content, private=True)
 
 
 # --- reading it -------------------------------------------------------------------------------------------------------

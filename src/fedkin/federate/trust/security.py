@@ -15,13 +15,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from fedkin._base import PRIVATE_FILE
 from fedkin.errors import FedkinError, missing_dependency
 
 if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
 
-PRIVATE_FILE, PRIVATE_DIRECTORY = 0o600, 0o700
 _YEARS = 10
 _AGAIN = "carry the device's directory again, whole, from where peer init made it"
 
@@ -224,21 +224,6 @@ def verify(certificate: bytes, content: bytes, signature: bytes) -> None:
             "the signature does not fit: the content was changed after signing, or it was signed by another authority "
             "than that of ca.crt"
         ) from None
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner may read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_FILE)
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, PRIVATE_FILE)  # also when the file was there before
-        file.write(content)
-
-
-def replace_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner may read, in one step."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    write_private(temporary, content)
-    temporary.replace(path)
 
 
 def open_private(path: Path) -> IO[bytes]:

@@ -16,13 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin._base import Array, write_file
 from fedkin.errors import DataError
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.setup.directory import DEVICES, why_not_shared
-from fedkin.federate.trust.security import replace_private
 from fedkin.solvers import best_level, mean_and_error
-
-Array = NDArray[np.float64]
 
 CURVE = "tuning.json"
 #: Levels of different components closer than this share of themselves are the same.
@@ -103,7 +101,7 @@ def write_curve(place: Path, run: bytes, lams: Array, losses: Array, *, by_fold:
         content["by_fold"] = [line.tolist() if here else None for line, here in zip(losses, held, strict=True)]
     else:
         content["curve"] = losses[held].mean(axis=0).tolist() if held.any() else None
-    replace_private(place / CURVE, (json.dumps(content, indent=1) + "\n").encode())
+    write_file(place / CURVE, json.dumps(content, indent=1) + "\n", private=True)
 
 
 def read_curve(place: Path, run: bytes, *, by_fold: bool) -> Curve | None:

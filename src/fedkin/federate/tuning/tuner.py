@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 from msgspec import structs
-from numpy.typing import NDArray
 
+from fedkin._base import Array, Index
 from fedkin.admm import (
     Course,
     DeviceRows,
@@ -48,9 +48,6 @@ from fedkin.federate.messages import RUN_BYTES
 from fedkin.federate.waiting import Patience, Status
 from fedkin.objective import build_terms, make_penalty
 from fedkin.solvers import deal_folds, lattice
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 #: Bound of duals that nothing shall bound.
 UNBOUNDED = 1e300

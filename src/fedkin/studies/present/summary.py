@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.errors import ParameterError
 from fedkin.studies.rows import Row
 
-Array = NDArray[np.float64]
 Point = tuple[Any, ...]
 
 

@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from time import process_time
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from fedkin._base import Array
 from fedkin.admm import Availability, Callback, Progress, fed_admm, subgradient_descent
 from fedkin.datasets import Design
 from fedkin.errors import ParameterError
@@ -17,8 +15,6 @@ from fedkin.solvers import solve
 from fedkin.studies.tasks.designs import DESIGN_OPTIONS, make_design
 from fedkin.studies.tasks.estimators import TUNING_OPTIONS, Settings, Workbench
 from fedkin.studies.tasks.replication import Replication, settle_backend
-
-Array = NDArray[np.float64]
 
 #: Combinations of how p_i is known and who takes the steps of absent devices.
 VARIANTS: Mapping[str, tuple[Any, Any]] = {

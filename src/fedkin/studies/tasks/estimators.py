@@ -13,16 +13,14 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.datasets import Design
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 from fedkin.solvers import cross_validate_lam, lam_grid, solve
 from fedkin.stats import LocalFit, global_fit, local_fit, oracle_fit, select_edges
-
-Array = NDArray[np.float64]
 
 #: Estimators by their names in study files, with the names that figures and tables show.
 LABELS: Mapping[str, str] = {

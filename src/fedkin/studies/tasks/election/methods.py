@@ -9,8 +9,8 @@ from time import process_time
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.data import Federation
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
@@ -18,8 +18,6 @@ from fedkin.stats import select_edges
 from fedkin.studies.tasks.election.data import Election, load_election
 from fedkin.studies.tasks.election.split import Found, Protocol, Split
 from fedkin.studies.tasks.replication import Replication, settle_backend
-
-Array = NDArray[np.float64]
 
 #: Methods by their names in rows, with the names that tables show.
 LABELS: Mapping[str, str] = {

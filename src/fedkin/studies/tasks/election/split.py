@@ -14,15 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin._base import Array, Index
 from fedkin.data import INTERCEPT, Federation
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.objective import Problem, Solution
 from fedkin.solvers import best_level, held_out_losses, lam_path, solve
 from fedkin.studies.tasks.election.data import Election
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 #: Columns with a larger skewness than this are the ones that logarithms are for.
 SKEWED = 2.0

@@ -1,0 +1,180 @@
+"""The cells of a CSV file: reading them as text, telling what a column holds, and what went wrong with a number."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedkin._base import AnyArray, Array, count
+from fedkin.errors import DataError
+
+LARGEST_EXACT_INTEGER = 2**53
+_MISSING = frozenset({"", "NA", "nan", "NaN", "NAN"})
+_NUMBER_CHARACTERS = frozenset("0123456789+-.eE")
+_INFINITIES = frozenset({"inf", "-inf", "+inf", "Inf", "-Inf", "Infinity", "-Infinity"})
+_NUMBER_TEXT = _NUMBER_CHARACTERS | {"\n"}
+_SPECIAL_NUMBER = re.compile(r"^[+-]?(?:0[0-9]+|[0-9]{16,})$", re.MULTILINE)  # a leading zero, or maybe beyond 2**53
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_LEADING_ZERO = re.compile(r"[+-]?0[0-9]+")
+_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+(?:[eE][+-]?[0-9]+)?")
+#: So many numbers for each word make a column of numbers with mistakes, not of labels.
+_NUMBERS_PER_WORD = 20
+_TRUTH = {"True": True, "False": False, "true": True, "false": False, "TRUE": True, "FALSE": False}
+
+
+def read_cells(path: str | os.PathLike[str]) -> tuple[list[str], list[list[str]]]:
+    """Header and columns of a CSV file as text, without any inference.
+
+    Returns
+    -------
+    header : list of str, length c
+    columns : list of c lists of str
+    """
+    path = Path(path)
+    text = _decoded(path)
+    first_line = text.lstrip("\r\n").partition("\n")[0]
+    delimiter = next((mark for mark in ",;\t" if mark in first_line), ",")
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    rows: list[list[str]] = []
+    header: list[str] | None = None
+    try:
+        for row in reader:
+            if not row:  # a blank line
+                continue
+            if header is None:
+                header = [name.strip() for name in row]
+                if len(header) == 1 and "|" in header[0]:
+                    raise DataError(
+                        f"{path}, line {reader.line_num}: cells seem to be parted by '|': save the file with commas, "
+                        "semicolons or tabs"
+                    )
+            elif len(row) != len(header):
+                points = ", or write decimal points, not commas" if delimiter == "," and len(row) > len(header) else ""
+                raise DataError(
+                    f"{path}, line {reader.line_num}: {count(len(row), 'cell')}, but the header has {len(header)}; "
+                    f"add or remove cells, or put quotes around a cell that contains the separator{points}"
+                )
+            else:
+                rows.append(row)
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: {error}; check the quotes around this cell") from None
+    if header is None:
+        raise DataError(f"{path} is empty: expected a header line and at least one row")
+    for name in header:
+        if header.count(name) > 1:
+            raise DataError(f"{path}, line 1: two columns are called {name!r}; rename one of them")
+    columns = [list(cells) for cells in zip(*rows, strict=True)] if rows else [[] for _ in header]
+    return header, columns
+
+
+def infer_column(cells: Sequence[str]) -> AnyArray:
+    """A column from its text: numbers, truth values or text.
+
+    Examples
+    --------
+    >>> infer_column(["1", "", "2.5"]), infer_column(["007", "12"])
+    (array([1. , nan, 2.5]), array(['007', '12'], dtype=object))
+    """
+    stripped = [cell.strip() for cell in cells]
+    quick = _quick_numbers(stripped)
+    if quick is not None:
+        return quick
+    distinct = set(stripped)
+    values = distinct - _MISSING
+    if distinct and distinct <= _TRUTH.keys():
+        return np.array([_TRUTH[cell] for cell in stripped], dtype=bool)
+    if all(_is_number(cell) for cell in values) and (values or distinct <= {""}):
+        numbers = {cell: math.nan if cell in _MISSING else float(cell) for cell in distinct}
+        if not any(_too_large(cell) for cell in values):
+            return np.array([numbers[cell] for cell in stripped], dtype=np.float64)
+        if all(_INTEGER.fullmatch(cell) for cell in values):
+            identifiers = (None if cell in _MISSING else int(cell) for cell in stripped)
+            return np.fromiter(identifiers, dtype=object, count=len(stripped))
+        return np.array([numbers[cell] for cell in stripped], dtype=np.float64)
+    return np.fromiter((cell if cell else None for cell in stripped), dtype=object, count=len(stripped))
+
+
+def _quick_numbers(cells: list[str]) -> Array | None:
+    """The column if all its cells are ordinary numbers or empty, looking at the whole text at once; else None."""
+    text = "\n".join(cells)
+    if not _NUMBER_TEXT.issuperset(text) or _SPECIAL_NUMBER.search(text):
+        return None
+    try:
+        return np.array([float(cell) if cell else math.nan for cell in cells], dtype=np.float64)
+    except ValueError:
+        return None
+
+
+def _is_number(cell: str) -> bool:
+    if cell in _INFINITIES:
+        return True
+    # The characters first: float() would also take "1_000" and digits of other scripts.
+    if not _NUMBER_CHARACTERS.issuperset(cell) or _LEADING_ZERO.fullmatch(cell):
+        return False
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _too_large(cell: str) -> bool:
+    return len(cell) > 15 and _INTEGER.fullmatch(cell) is not None and abs(int(cell)) > LARGEST_EXACT_INTEGER
+
+
+def _decoded(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"there is no file {path}: check the path") from None
+    except IsADirectoryError:
+        raise DataError(f"{path} is a directory, expected a file") from None
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}, line {line}: the byte {content[error.start]:#04x} is not UTF-8; save the file as UTF-8"
+        ) from None
+
+
+def misread_number(column: AnyArray) -> tuple[int, str] | None:
+    """The first cell that keeps a column of text from being numbers, where numbers were likely meant.
+
+    Parameters
+    ----------
+    column : object array of shape (n,)
+        As `infer_column` returns it for text.
+
+    Returns
+    -------
+    (row, advice) or None
+        None for columns of real labels.
+
+    Examples
+    --------
+    >>> misread_number(np.array(["1", "2"] * 15 + ["oops"], dtype=object))
+    (30, 'all other 30 cells are numbers')
+    >>> misread_number(np.array(["1,5", "2"], dtype=object))
+    (0, 'write decimal points, not commas')
+    """
+    cells = [(row, cell) for row, cell in enumerate(column) if cell is not None and cell not in _MISSING]
+    if not all(isinstance(cell, str) for _, cell in cells):
+        return None
+    words = [(row, cell) for row, cell in cells if not (_is_number(cell) or _LEADING_ZERO.fullmatch(cell))]
+    if not words:
+        return None
+    if all(_DECIMAL_COMMA.fullmatch(cell) for _, cell in words):
+        return words[0][0], "write decimal points, not commas"
+    numbers = len(cells) - len(words)
+    if numbers < _NUMBERS_PER_WORD * len(words):
+        return None
+    others = "all other" if len(words) == 1 else f"all but {len(words)} of the"
+    return words[0][0], f"{others} {count(numbers if len(words) == 1 else len(cells), 'cell')} are numbers"
