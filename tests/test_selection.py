@@ -13,8 +13,7 @@ from fedkin.datasets import paper_design
 from fedkin.errors import GraphError, ParameterError
 from fedkin.graph import Graph
 from fedkin.stats import LocalFit, local_fit, select_edges, wald_tests
-from fedkin.stats.selection import threshold_of
-from fedkin.stats.wald import chi_square_tail, f_tail, inverse_trigamma, moderation
+from fedkin.stats.selection import chi_square_tail, f_tail, inverse_trigamma, moderation, threshold_of
 
 METHODS = ("bonferroni", "holm", "bh", "by")
 

@@ -113,10 +113,10 @@ def test_blocks_follow_the_order_of_the_devices_asked_for() -> None:
     fed = federation("linear", (3, 2, 3, 2, 3))
     for devices in ([0, 1, 2, 3, 4], [4, 0, 2], [0, 4, 2], [1, 3], [3, 1], [2, 4, 0, 1]):
         seen = []
-        for block in row_blocks(fed, np.array(devices)):
-            for place, u in enumerate(block.devices):
-                np.testing.assert_array_equal(block.rows.X[place], fed[fed.devices[u]].X)
-                np.testing.assert_array_equal(block.rows.y[place], fed[fed.devices[u]].y)
+        for members, rows in row_blocks(fed, np.array(devices)):
+            for place, u in enumerate(members):
+                np.testing.assert_array_equal(rows.X[place], fed[fed.devices[u]].X)
+                np.testing.assert_array_equal(rows.y[place], fed[fed.devices[u]].y)
                 seen.append(int(u))
         assert sorted(seen) == sorted(devices)
 

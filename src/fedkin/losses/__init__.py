@@ -5,19 +5,14 @@ sizes, whether a minimiser exists, the name in compiled loops, the description i
 which loss it has. Imports: `_base` and `errors`.
 
 A `Loss` is any function of theta; a `RowLoss` sees rows through linear predictors and states a few pointwise functions;
-`UserLoss` makes a loss of your own functions. A new built-in loss is a class in a module of its own and an entry in
-`named`.
+`UserLoss` makes a loss of your own functions. A new built-in loss is a class in `builtin` and an entry in `named`.
 """
 
 from __future__ import annotations
 
+from fedkin.losses.builtin import HuberLoss, LinearLoss, LogisticLoss, MeanLoss, MultinomialLoss, PoissonLoss
 from fedkin.losses.custom import UserLoss
-from fedkin.losses.huber import HuberLoss
-from fedkin.losses.interface import Loss, by_loss
-from fedkin.losses.linear import LinearLoss
-from fedkin.losses.logistic import LogisticLoss
-from fedkin.losses.mean import MeanLoss
-from fedkin.losses.multinomial import MultinomialLoss
+from fedkin.losses.interface import LOGIT_SIZE, Loss, RowLoss, by_loss, weighted_gram
 from fedkin.losses.named import (
     CLASS_LOSSES,
     COMPILED_LOSSES,
@@ -27,8 +22,6 @@ from fedkin.losses.named import (
     make_loss,
     restore_loss,
 )
-from fedkin.losses.poisson import PoissonLoss
-from fedkin.losses.rowwise import LOGIT_SIZE, RowLoss, weighted_gram
 
 __all__ = [
     "CLASS_LOSSES",

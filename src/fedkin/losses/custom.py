@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedkin._base import Array
 from fedkin.errors import ParameterError
-from fedkin.losses.interface import Loss
+from fedkin.losses.interface import Loss, each
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,15 @@ class UserLoss(Loss):
     name: str = "user"
 
     def __post_init__(self) -> None:
-        rows = ("theta", "X", "y", "offset")
-        for name, wanted in dict.fromkeys(("value_fn", "gradient_fn", "hessian_fn", "scores_fn"), rows).items():
-            _check_arguments(name, getattr(self, name), wanted)
+        for name in ("value_fn", "gradient_fn", "hessian_fn", "scores_fn"):
+            _check_arguments(name, getattr(self, name), ("theta", "X", "y", "offset"))
         _check_arguments("predict_fn", self.predict_fn, ("theta", "X", "offset"))
 
     def n_params(self, n_features: int) -> int:
         return n_features if self.params is None else self.params
 
     @property
-    def has_prediction(self) -> bool:
+    def has_prediction(self) -> bool:  # type: ignore[override]
         return self.predict_fn is not None
 
     def check_target(self, y: NDArray[Any] | None, device: object) -> None:
@@ -89,14 +88,8 @@ class UserLoss(Loss):
     def scores(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
         if self.scores_fn is not None:
             return np.asarray(self.scores_fn(theta, X, y, offset), dtype=np.float64)
-        rows = range(X.shape[0])
-        one = [slice(k, k + 1) for k in rows]
-        return np.stack(
-            [
-                self.gradient(theta, X[k], None if y is None else y[k], None if offset is None else offset[k])
-                for k in one
-            ]
-        )
+        single_rows = each(*(part if part is None else part[:, None] for part in (X, y, offset)))
+        return np.stack([self.gradient(theta, *row) for row in single_rows])
 
     def hessian(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
         if self.hessian_fn is not None:

@@ -1,19 +1,19 @@
-"""What every loss offers: `Loss`, and how the devices that share one are grouped."""
+"""What a loss offers: `Loss` for any function of theta, `RowLoss` for those that see rows through linear predictors."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin._base import Array, Index
+from fedkin._base import Array, Index, Mask
 from fedkin.errors import DataError
 
-if TYPE_CHECKING:
-    from fedkin.losses.rowwise import RowLoss
+#: Mean square of a logit or log rate that is still plausible: 5 is odds of 148 to 1.
+LOGIT_SIZE = 25.0
 
 
 class Loss(ABC):
@@ -36,8 +36,13 @@ class Loss(ABC):
     strong_convexity: float = 0.0
     #: Linear predictors of a row; 0 for losses that are not a `RowLoss`.
     n_outputs: int = 0
+    #: True when `dispersion` is an estimate: then tests refer to F instead of chi-square.
+    estimates_scale: bool = False
+    #: False when `predict` is no more than the linear predictor.
+    has_prediction: bool = True
     #: True when the compiled rounds know the loss; subclasses do not inherit it, since they may compute something else.
     compiled: bool = False
+    _kernel_parameter: float = 0.0
 
     # --- the mean loss of one device ---
     @abstractmethod
@@ -83,11 +88,6 @@ class Loss(ABC):
         """The dispersion as a guess for devices whose fit passes through all their points."""
         return self.dispersion(theta, X, y, offset)
 
-    @property
-    def estimates_scale(self) -> bool:
-        """Whether `dispersion` is an estimate (then tests refer to F instead of chi-square)."""
-        return False
-
     # --- what depends on the kind of loss ---
     @property
     def rowwise(self) -> RowLoss | None:
@@ -98,15 +98,6 @@ class Loss(ABC):
     def kernel(self) -> tuple[str, float] | None:
         """Name and parameter of the loss in compiled loops; None when these do not know it."""
         return (self.name, self._kernel_parameter) if "compiled" in vars(type(self)) and self.compiled else None
-
-    @property
-    def _kernel_parameter(self) -> float:
-        return 0.0
-
-    @property
-    def has_prediction(self) -> bool:
-        """Whether `predict` is more than the linear predictor."""
-        return True
 
     def quadratic_terms(self, X: Array, y: Array | None, offset: Array | None) -> tuple[Array, Array, Array]:
         """``A, b, c`` of ``theta' A theta / 2 - b' theta + c`` on a batch, where `quadratic`.
@@ -130,7 +121,7 @@ class Loss(ABC):
 
     def compact_scores(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array:
         """What tells each row's gradient, given the row: ``(B, n, width)``. Here the whole score."""
-        return np.stack([self.scores(t, *rows) for t, *rows in _devices(theta, X, y, offset)])
+        return np.stack([self.scores(t, *rows) for t, *rows in each(theta, X, y, offset)])
 
     def mean_of_compact(self, compact: Array, X: Array) -> Array:
         """Mean gradients ``(B, p)`` of a batch whose `compact_scores` are given."""
@@ -138,7 +129,133 @@ class Loss(ABC):
 
     def batch_gradients(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array:
         """Gradients ``(B, p)`` of a batch; a device's bits do not depend on the others."""
-        return np.stack([self.gradient(t, *rows) for t, *rows in _devices(theta, X, y, offset)])
+        return np.stack([self.gradient(t, *rows) for t, *rows in each(theta, X, y, offset)])
+
+
+class RowLoss(Loss):
+    """Loss that sees a row through ``k`` linear predictors; ``theta`` is ``(k, q)`` flattened, ``k = n_outputs``.
+
+    Predictors have shape ``(..., k)`` and targets ``(...)``, so that one call serves one device or many. The pointwise
+    functions, their convex conjugate and the mean response are stated; scores, Hessians, certificates follow.
+    """
+
+    n_outputs: int = 1
+    #: True when every curvature is positive definite: then a gradient never leaves the range of its Hessian.
+    strictly_convex: bool = False
+    #: When a design of full rank has a minimiser: "always", unless the rows are "separable", or "unknown".
+    minimiser: Literal["always", "separable", "unknown"] = "unknown"
+
+    # --- pointwise functions ---
+    @abstractmethod
+    def value_at(self, eta: Array, y: Array) -> Array:
+        """Loss of each row, ``(...)``."""
+
+    @abstractmethod
+    def slope_at(self, eta: Array, y: Array) -> Array:
+        """Derivative of each row's loss in eta, ``(..., k)``."""
+
+    @abstractmethod
+    def curvature_at(self, eta: Array, y: Array) -> Array:
+        """Second derivative of each row's loss in eta, ``(..., k, k)``."""
+
+    @abstractmethod
+    def conjugate_at(self, a: Array, y: Array) -> Array:
+        """Convex conjugate of each row's loss at slope ``a (..., k)``; infinite outside its domain."""
+
+    @abstractmethod
+    def response(self, eta: Array) -> Array:
+        """Mean response for predictors ``(..., k)``."""
+
+    def repair_at(self, eta: Array, y: Array) -> Array:
+        """Weights ``(..., k, k)`` by which a dual point may move without leaving the conjugate's domain."""
+        return self.curvature_at(eta, y)
+
+    def curvature_bound(self) -> float:
+        """A number at least as large as any curvature, infinite when there is none."""
+        return float("inf")
+
+    def cautious_at(self, eta: Array, y: Array) -> Array:
+        """Curvature ``(..., k, k)`` of a quadratic model at eta whose minimiser can be trusted far away from eta.
+
+        By default the curvature bound, and the curvature itself where there is none.
+        """
+        bound = self.curvature_bound()
+        if not np.isfinite(bound):
+            return self.curvature_at(eta, y)
+        return np.broadcast_to(bound * np.eye(self.n_outputs), (*eta.shape, self.n_outputs))
+
+    # --- what the targets tell before any fit; y and offset are (B, n) ---
+    def plausible_size(self, y: Array, offset: Array | None) -> Array:
+        """Mean square ``(B,)`` that a device's linear predictor may plausibly have."""
+        return np.asarray(((y if offset is None else y - offset) ** 2).mean(axis=1))
+
+    def working_response(self, y: Array) -> tuple[Array, Array | None] | None:
+        """Response and weights ``(B, n)`` of a least-squares fit that is a good start; None to start at 0."""
+        return None
+
+    def informative_curvature(self, y: Array) -> Array:
+        """Curvature ``(B,)`` of an informative row: much less in all rows means that no minimiser exists."""
+        return np.ones(y.shape[0])
+
+    def constant_diverges(self, y: Array, group: Index) -> Mask:
+        """Groups of rows on which the best constant predictor is infinite; ``group (n,)`` numbers each row's group."""
+        return np.zeros(int(group.max(initial=-1)) + 1, dtype=bool)
+
+    # --- the device's mean loss ---
+    @property
+    def rowwise(self) -> RowLoss:
+        return self
+
+    def n_params(self, n_features: int) -> int:
+        return self.n_outputs * n_features
+
+    def predictors(self, theta: Array, X: Array, offset: Array | None = None) -> Array:
+        """Linear predictors ``(n, k)``."""
+        eta = X @ theta.reshape(self.n_outputs, -1).T
+        return eta if offset is None else eta + offset[:, None]
+
+    def value(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
+        return float(self.value_at(self.predictors(theta, X, offset), given(y)).mean())
+
+    def gradient(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
+        slope = self.slope_at(self.predictors(theta, X, offset), given(y))
+        return np.asarray(slope.T @ X / X.shape[0]).reshape(-1)
+
+    def scores(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
+        slope = self.slope_at(self.predictors(theta, X, offset), given(y))
+        return np.asarray(slope[:, :, None] * X[:, None, :]).reshape(X.shape[0], -1)
+
+    def hessian(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
+        return weighted_gram(X, self.curvature_at(self.predictors(theta, X, offset), given(y)))
+
+    def predict(self, theta: Array, X: Array, offset: Array | None = None) -> Array:
+        return self.response(self.predictors(theta, X, offset))
+
+    def row_curvatures(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array:
+        weights = theta.reshape(theta.shape[0], self.n_outputs, -1)
+        eta = np.stack([np.einsum("np,np->n", X, weights[:, k]) for k in range(self.n_outputs)], axis=1)
+        eta = eta if offset is None else eta + offset[:, None]
+        each = self.curvature_at(eta, np.zeros(len(X)) if y is None else y)
+        return np.asarray(np.trace(each, axis1=1, axis2=2) * np.einsum("np,np->n", X, X))
+
+    # --- batches: products element by element, as a matrix product's bits depend on its shape ---
+    def compact_width(self, n_params: int) -> int:
+        return self.n_outputs
+
+    def compact_scores(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array:
+        """Slopes ``(B, n, k)``."""
+        weights = theta.reshape(theta.shape[0], 1, self.n_outputs, -1)
+        eta = (X[:, :, None, :] * weights).sum(axis=3)
+        return self.slope_at(eta if offset is None else eta + offset[:, :, None], given(y))
+
+    def mean_of_compact(self, compact: Array, X: Array) -> Array:
+        if self.n_outputs == 1:
+            return np.asarray((compact * X).sum(axis=1) / X.shape[1])
+        outer = (compact[:, :, :, None] * X[:, :, None, :]).sum(axis=1) / X.shape[1]
+        return np.asarray(outer.reshape(outer.shape[0], -1))
+
+    def batch_gradients(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array:
+        return self.mean_of_compact(self.compact_scores(theta, X, y, offset), X)
 
 
 def by_loss(losses: Sequence[Loss], members: Index | None = None) -> list[tuple[Index, Loss]]:
@@ -159,6 +276,19 @@ def by_loss(losses: Sequence[Loss], members: Index | None = None) -> list[tuple[
     return [(np.asarray(group, dtype=np.int64), losses[group[0]]) for group in groups.values()]
 
 
+def weighted_gram(X: Array, weights: Array) -> Array:
+    """``mean_k x_k x_k' (x) W_k`` for ``X (..., n, q)`` and ``weights (..., n, k, k)``: shape ``(..., kq, kq)``."""
+    n, q = X.shape[-2:]
+    k = weights.shape[-1]
+    out = np.empty((*X.shape[:-2], k, q, k, q))
+    for a in range(k):
+        for b in range(a + 1):
+            block = np.swapaxes(X * weights[..., a, b, None], -1, -2) @ X / n
+            out[..., a, :, b, :] = block
+            out[..., b, :, a, :] = block
+    return out.reshape(*X.shape[:-2], k * q, k * q)
+
+
 def given(y: Array | None) -> Array:
     """The target, or the error that it is missing."""
     if y is None:
@@ -166,6 +296,7 @@ def given(y: Array | None) -> Array:
     return y
 
 
-def _devices(theta: Array, X: Array, y: Array | None, offset: Array | None) -> list[tuple[Any, ...]]:
-    none = [None] * len(X)
-    return list(zip(theta, X, none if y is None else y, none if offset is None else offset, strict=True))
+def each(*parts: Array | None) -> Iterator[tuple[Any, ...]]:
+    """The first axes of several arrays in step; a part that is None stays None."""
+    length = next(len(part) for part in parts if part is not None)
+    return zip(*([None] * length if part is None else part for part in parts), strict=True)

@@ -11,14 +11,9 @@ from typing import Any, NoReturn
 from numpy.typing import NDArray
 
 from fedkin.errors import DataError, FedkinWarning, ModelFileError, ParameterError
+from fedkin.losses.builtin import HuberLoss, LinearLoss, LogisticLoss, MeanLoss, MultinomialLoss, PoissonLoss
 from fedkin.losses.custom import UserLoss
-from fedkin.losses.huber import HuberLoss
 from fedkin.losses.interface import Loss
-from fedkin.losses.linear import LinearLoss
-from fedkin.losses.logistic import LogisticLoss
-from fedkin.losses.mean import MeanLoss
-from fedkin.losses.multinomial import MultinomialLoss
-from fedkin.losses.poisson import PoissonLoss
 
 _NAMED: dict[str, type[Loss]] = {
     kind.name: kind for kind in (MeanLoss, LinearLoss, LogisticLoss, PoissonLoss, HuberLoss, MultinomialLoss)

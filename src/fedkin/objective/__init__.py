@@ -3,16 +3,14 @@
 In: a `Federation`, a `Graph`, losses, a penalty. Out: a `Problem`, its `DeviceTerms` on arrays, and the `Solution` that
 solvers return. Imports: `losses`, `graph`, `data` and below.
 
-`problem` states the problem and `build` turns its rows into terms: `quadratic` (Gram statistics, no rows), `rowwise`
-(linear predictors), `custom` (functions), `mixed` (several of them). `batch` and `linalg` are the arithmetic
-on many devices at once that `stats` uses too.
+`problem` states the problem and `build` turns its rows into terms: `terms` (Gram statistics, no rows), `rows` (linear
+predictors), functions, and mixtures. `rows` and `linalg` are the arithmetic on many devices at once that `stats` uses
+too.
 """
 
 from __future__ import annotations
 
-from fedkin.objective.batch import RowBatch, row_blocks
-from fedkin.objective.build import build_terms
-from fedkin.objective.custom import LossTerms
+from fedkin.objective.build import LossTerms, MixedTerms, build_terms, summed_terms
 from fedkin.objective.linalg import (
     RANK_TOLERANCE,
     generalized_inverse,
@@ -21,12 +19,10 @@ from fedkin.objective.linalg import (
     sum_groups,
     unit_diagonal,
 )
-from fedkin.objective.mixed import MixedTerms, summed_terms
 from fedkin.objective.penalties import L1, Penalty, make_penalty
 from fedkin.objective.problem import FusedObjective, LossLike, Problem, Solution, Status, check_labels, resolve_losses
-from fedkin.objective.quadratic import QuadraticTerms
-from fedkin.objective.rowwise import RowTerms
-from fedkin.objective.terms import DeviceTerms
+from fedkin.objective.rows import RowBatch, RowTerms, row_blocks
+from fedkin.objective.terms import DeviceTerms, QuadraticTerms
 
 __all__ = [
     "L1",

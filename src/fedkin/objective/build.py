@@ -1,35 +1,23 @@
-"""From a federation's rows to its terms."""
+"""From a federation's rows to its terms: one kind for each way to know a loss, and several kinds put together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
-from fedkin.data import Federation
+from fedkin.data import Federation, Rows
 from fedkin.losses import Loss, by_loss
-from fedkin.objective.batch import RowBlock, row_blocks
-from fedkin.objective.custom import LossTerms
-from fedkin.objective.mixed import MixedTerms
-from fedkin.objective.quadratic import quadratic_terms
-from fedkin.objective.rowwise import RowTerms
-from fedkin.objective.terms import DeviceTerms
+from fedkin.objective.linalg import solve_and_rest, sum_groups, surely_regular, unit_diagonal
+from fedkin.objective.rows import RowBlock, RowTerms, row_blocks
+from fedkin.objective.terms import LEAST_CAUTION, DeviceTerms, QuadraticTerms, RowFactors, ball_gap, new_places
 
 
 def build_terms(federation: Federation, losses: Sequence[Loss], ridge: Array, alone: Mask | None = None) -> DeviceTerms:
-    """The terms of a federation: one kind per distinct loss, Gram statistics where the loss is quadratic.
+    """The terms of V devices with one loss each, and ``sum_c ridge_c theta_c^2 / 2`` of ``ridge (p,)`` on each of them.
 
-    Parameters
-    ----------
-    federation : Federation
-        Rows of V devices.
-    losses : sequence of Loss
-        One per device.
-    ridge : array (p,)
-        Adds ``sum_c ridge_c theta_c^2 / 2`` to each device.
-    alone : bool array (V,), optional
-        Devices that nothing ties to others, so that their own minimiser has to be exact; all of them by default.
+    ``alone (V,)`` are devices that nothing ties to others, so that their own minimiser has to be exact; by default all.
     """
     alone = np.ones(federation.n_devices, dtype=bool) if alone is None else alone
     parts = [(devices, _terms_of_kind(federation, devices, loss, ridge, alone)) for devices, loss in by_loss(losses)]
@@ -39,10 +27,174 @@ def build_terms(federation: Federation, losses: Sequence[Loss], ridge: Array, al
 def _terms_of_kind(federation: Federation, devices: Index, loss: Loss, ridge: Array, alone: Mask) -> DeviceTerms:
     if not loss.quadratic and loss.rowwise is None:
         return LossTerms(loss, [federation[federation.devices[u]] for u in devices], ridge)
-    place = np.full(federation.n_devices, -1)
-    place[devices] = np.arange(devices.size)
-    blocks = [RowBlock(place[block.devices], block.rows) for block in row_blocks(federation, devices)]
+    place = new_places(devices, federation.n_devices)
+    blocks = [(place[members], rows) for members, rows in row_blocks(federation, devices)]
     if loss.quadratic:
-        return quadratic_terms(loss, blocks, ridge, alone[devices])
+        return _quadratic_terms(loss, blocks, ridge, alone[devices])
     assert loss.rowwise is not None
     return RowTerms(loss.rowwise, blocks, ridge)
+
+
+def _quadratic_terms(loss: Loss, blocks: Sequence[RowBlock], ridge: Array, alone: Mask) -> QuadraticTerms:
+    """The terms of a quadratic loss on ``blocks`` of devices ``0 .. V-1``, of which some are ``alone (V,)``."""
+    p, even = ridge.size, bool((ridge == ridge[:1]).all())
+    A, b, c = np.empty(0), np.empty((alone.size, p)), np.empty(alone.size)
+    for devices, rows in blocks:
+        matrices, b[devices], c[devices] = loss.quadratic_terms(*rows.arrays)
+        if matrices.ndim == 1 and not even:
+            matrices = matrices[:, None, None] * np.eye(p)
+        if not A.size:
+            A = np.empty((alone.size, *matrices.shape[1:]))
+        A[devices] = matrices
+    if A.ndim == 1:
+        return QuadraticTerms(A + ridge[0], b, c)
+    diagonal = np.arange(p)
+    A[:, diagonal, diagonal] += ridge
+    factors = []
+    for devices, rows in blocks:
+        poor = np.flatnonzero(alone[devices])
+        poor = poor[~surely_regular(unit_diagonal(A[devices[poor]])[0])]
+        least_squares = loss.least_squares_rows(*rows.take(poor).arrays) if poor.size else None
+        if least_squares is not None:
+            factors.append(RowFactors.of_rows(devices[poor], *least_squares, ridge))
+    return QuadraticTerms(A, b, c, factors=RowFactors.joined(factors))
+
+
+class LossTerms(DeviceTerms):
+    """Mean losses known only as functions (`UserLoss`), one device after the other, and ``ridge (p,)``."""
+
+    def __init__(self, loss: Loss, rows: Sequence[Rows], ridge: Array) -> None:
+        self.loss, self.rows, self.ridge = loss, tuple(rows), ridge
+        self.n_devices, self.n_params = len(self.rows), ridge.size
+
+    def _each(self, function: Callable[..., Array | float], theta: Array) -> Array:
+        return np.stack([function(own, *rows.arrays) for own, rows in zip(theta, self.rows, strict=True)])
+
+    def values(self, theta: Array) -> Array:
+        return np.asarray(self._each(self.loss.value, theta) + 0.5 * (theta**2) @ self.ridge)
+
+    def gradients(self, theta: Array) -> Array:
+        return self._each(self.loss.gradient, theta) + theta * self.ridge
+
+    def hessians(self, theta: Array) -> Array:
+        return self._each(self.loss.hessian, theta) + np.diag(self.ridge)
+
+    def cautious_hessians(self, theta: Array) -> Array:
+        hessians, gradients = self.hessians(theta), self.gradients(theta)
+        # nothing is known but the derivatives: curb the step to about the length of theta
+        size, steepness = np.linalg.norm(theta, axis=1), np.linalg.norm(gradients, axis=1)
+        curb = np.maximum(np.einsum("vii->v", hessians) / self.n_params, steepness / (1.0 + size))
+        return np.asarray(hessians + curb[:, None, None] * np.eye(self.n_params))
+
+    def caution(self) -> tuple[Array, Array]:
+        return np.ones(self.n_devices), np.full(self.n_devices, LEAST_CAUTION)
+
+    def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
+        residual = self.gradients(theta) + s
+        modulus = self.loss.strong_convexity + self.ridge.min()
+        strong = np.full(self.n_devices, np.inf)
+        if modulus > 0:
+            strong = np.einsum("vp,vp->v", residual, residual) / (2 * modulus)
+        return np.asarray(np.minimum(strong, ball_gap(residual, theta, radius)))
+
+    def take(self, devices: Index) -> LossTerms:
+        return LossTerms(self.loss, [self.rows[u] for u in devices], self.ridge)
+
+
+class MixedTerms(DeviceTerms):
+    """Devices of several kinds: ``parts`` are (devices, terms) that together cover ``0 .. V-1``."""
+
+    def __init__(self, parts: Sequence[tuple[Index, DeviceTerms]]) -> None:
+        self.parts = tuple(parts)
+        self.n_devices = sum(devices.size for devices, _ in self.parts)
+        self.n_params = self.parts[0][1].n_params
+
+    def _gather(self, shape: tuple[int, ...], piece: Callable[[Index, DeviceTerms], Array]) -> Array:
+        out = np.empty((self.n_devices, *shape))
+        for devices, terms in self.parts:
+            out[devices] = piece(devices, terms)
+        return out
+
+    def values(self, theta: Array) -> Array:
+        return self._gather((), lambda u, terms: terms.values(theta[u]))
+
+    def gradients(self, theta: Array) -> Array:
+        return self._gather((self.n_params,), lambda u, terms: terms.gradients(theta[u]))
+
+    def hessians(self, theta: Array) -> Array:
+        return self._gather((self.n_params,) * 2, lambda u, terms: terms.hessians(theta[u]))
+
+    def cautious_hessians(self, theta: Array) -> Array:
+        return self._gather((self.n_params,) * 2, lambda u, terms: terms.cautious_hessians(theta[u]))
+
+    def caution(self) -> tuple[Array, Array]:
+        start = self._gather((), lambda u, terms: terms.caution()[0])
+        return start, self._gather((), lambda u, terms: terms.caution()[1])
+
+    def lower_bounds(self) -> Array:
+        return self._gather((), lambda u, terms: terms.lower_bounds())
+
+    def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
+        return self._gather((), lambda u, terms: terms.young_gaps(theta[u], s[u], radius))
+
+    def take(self, devices: Index) -> DeviceTerms:
+        place, parts = new_places(devices, self.n_devices), []
+        for members, terms in self.parts:
+            chosen = np.flatnonzero(place[members] >= 0)
+            if chosen.size:
+                parts.append((place[members[chosen]], terms.take(chosen)))
+        return MixedTerms(parts)
+
+
+class SummedTerms(DeviceTerms):
+    """Groups of devices that share one parameter: ``M_g(theta) = sum of M_u(theta)`` over the group's devices."""
+
+    def __init__(self, terms: DeviceTerms, labels: Index) -> None:
+        self.terms, self.labels = terms, labels
+        self.n_devices, self.n_params = int(labels.max()) + 1, terms.n_params
+
+    def _sum(self, values: Array) -> Array:
+        return sum_groups(values, self.labels, self.n_devices)
+
+    def values(self, theta: Array) -> Array:
+        return self._sum(self.terms.values(theta[self.labels]))
+
+    def gradients(self, theta: Array) -> Array:
+        return self._sum(self.terms.gradients(theta[self.labels]))
+
+    def hessians(self, theta: Array) -> Array:
+        return self._sum(self.terms.hessians(theta[self.labels]))
+
+    def cautious_hessians(self, theta: Array) -> Array:
+        return self._sum(self.terms.cautious_hessians(theta[self.labels]))
+
+    def caution(self) -> tuple[Array, Array]:
+        start, least = np.zeros(self.n_devices), np.zeros(self.n_devices)
+        for total, own in zip((start, least), self.terms.caution(), strict=True):
+            np.maximum.at(total, self.labels, own)
+        return start, least
+
+    def lower_bounds(self) -> Array:
+        return self._sum(self.terms.lower_bounds())
+
+    def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
+        # any split of s over a group's devices bounds its conjugate: each takes what balances it, and its curvature's
+        # share of the rest
+        own = theta[self.labels]
+        gradients, hessians = self.terms.gradients(own), self.terms.hessians(own)
+        u, rest = solve_and_rest(self._sum(hessians), self._sum(gradients) + s)
+        shares = np.einsum("vij,vj->vi", hessians, u[self.labels])
+        gaps = self._sum(self.terms.young_gaps(own, shares - gradients, radius))
+        return np.asarray(gaps + ball_gap(rest, theta, radius))
+
+    def take(self, devices: Index) -> DeviceTerms:
+        raise NotImplementedError("groups are not taken apart")
+
+
+def summed_terms(terms: DeviceTerms, labels: Index) -> DeviceTerms:
+    """The terms of groups whose devices share one parameter; ``labels (V,)`` number the groups from 0."""
+    if not isinstance(terms, QuadraticTerms):
+        return SummedTerms(terms, labels)
+    groups = int(labels.max()) + 1
+    A, b, c = (sum_groups(values, labels, groups) for values in (terms.A, terms.b, terms.c))
+    return QuadraticTerms(A, b, c)

@@ -1,20 +1,26 @@
 """`DeviceTerms`: the devices' mean losses as functions of the stacked parameters ``theta (V, p)``.
 
 Everything that a solver or a certificate needs of the data, vectorised over devices: values, gradients, Hessians and
-the Fenchel-Young gap ``M_u(theta_u) + M_u*(-s_u) + <s_u, theta_u>``, a device's share of a duality gap. There is one
-kind of terms for each way to know a loss: `quadratic`, `rowwise`, `custom`; and `mixed` for several of them.
+the Fenchel-Young gap ``M_u(theta_u) + M_u*(-s_u) + <s_u, theta_u>``, a device's share of a duality gap. The terms of
+quadratic losses are here, those of other losses on linear predictors in `rows`, the rest in `build`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from fedkin._base import Array, Index
+from fedkin._base import Array, Index, Mask
+from fedkin.objective.linalg import generalized_inverse
 
 #: Share of the cautious Hessian where the Hessian itself may vanish in directions in which the gradient does not.
 LEAST_CAUTION = 1e-6
+#: Singular values below this share of the largest one count as zero.
+SINGULAR_TOLERANCE = 1e-12
 
 
 class DeviceTerms(ABC):
@@ -60,9 +66,196 @@ class DeviceTerms(ABC):
         """The terms of some devices, in that order."""
 
 
+class QuadraticTerms(DeviceTerms):
+    """``M_u(theta) = theta' A_u theta / 2 - b_u' theta + c_u``: Gram statistics, no rows.
+
+    ``A (V, p, p)``, or ``(V,)`` when every ``A_u`` is a multiple of the identity; ``b (V, p)``; ``c (V,)``; ``factors``
+    of devices whose matrix is so close to singular that ``A`` and ``b`` do not tell their minimiser.
+    """
+
+    def __init__(self, A: Array, b: Array, c: Array, *, factors: RowFactors | None = None) -> None:
+        self.A, self.b, self.c, self.factors = A, b, c, factors
+        #: What solvers worked out from the matrices and may use again.
+        self.shared: dict[str, Array] = {}
+        self.isotropic = A.ndim == 1
+        self.n_devices, self.n_params = b.shape
+
+    def apply(self, theta: Array) -> Array:
+        """``A_u theta_u``, shape ``(V, p)``."""
+        if self.isotropic:
+            return self.A[:, None] * theta
+        return np.asarray(np.matmul(self.A, theta[:, :, None])[:, :, 0])
+
+    def values(self, theta: Array) -> Array:
+        out = ((0.5 * self.apply(theta) - self.b) * theta).sum(axis=1) + self.c
+        if self.factors is not None:
+            out[self.factors.devices] = self.factors.values(theta[self.factors.devices])
+        return np.asarray(out)
+
+    def gradients(self, theta: Array) -> Array:
+        return self.apply(theta) - self.b
+
+    def hessians(self, theta: Array) -> Array:
+        if self.isotropic:
+            return self.A[:, None, None] * np.eye(self.n_params)
+        return self.A
+
+    @cached_property
+    def mean_curvature(self) -> Array:
+        """Mean diagonal of the matrices, ``(p,)``."""
+        if self.isotropic:
+            return np.full(self.n_params, self.A.mean())
+        return np.asarray(np.einsum("vii->i", self.A) / self.n_devices)
+
+    @cached_property
+    def typical_size(self) -> float:
+        """How large the parameters are that devices would have on their own, roughly."""
+        curvature = max(float(self.mean_curvature.mean()), np.finfo(float).tiny)
+        return float(np.abs(self.b).max(initial=0.0)) / curvature
+
+    def resolvent(self, weight: Array) -> Callable[[Array], Array]:
+        """The map ``v -> (A_u + diag(weight_u))^{-1} v_u`` for positive ``weight (V, p)``."""
+        if self.isotropic:
+            scale = 1.0 / (self.A[:, None] + weight)
+            return lambda v: v * scale
+        shifted = self.A.copy()
+        diagonal = np.arange(self.n_params)
+        shifted[:, diagonal, diagonal] += weight
+        inverse = np.linalg.inv(shifted)
+        return lambda v: np.asarray(np.matmul(inverse, v[:, :, None])[:, :, 0])
+
+    @cached_property
+    def _inverse(self) -> tuple[Array, Mask]:
+        if self.isotropic:
+            inverse = np.divide(1.0, self.A, out=np.zeros_like(self.A), where=self.A > 0)
+            return inverse, np.asarray(self.A <= 0)
+        return generalized_inverse(self.A)
+
+    @property
+    def singular(self) -> Mask:
+        """Devices whose matrix counts as singular, ``(V,)``."""
+        return self._inverse[1]
+
+    def minimizers(self) -> Array:
+        """Each device's own minimiser (the shortest one in standardised units where it is not unique), ``(V, p)``."""
+        own = self._solve(self.b)
+        if self.factors is not None:
+            own[self.factors.devices] = self.factors.minimizers()
+        return own
+
+    def _solve(self, v: Array) -> Array:
+        inverse = self._inverse[0]
+        if self.isotropic:
+            return inverse[:, None] * v
+        return np.asarray(np.matmul(inverse, v[:, :, None])[:, :, 0])
+
+    def lower_bounds(self) -> Array:
+        return self.values(self.minimizers())
+
+    def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
+        residual = self.gradients(theta) + s
+        step = self._solve(residual)
+        gaps = np.asarray(0.5 * np.einsum("vp,vp->v", residual, step))
+        bad = self.singular
+        if bad.any():
+            left = residual[bad] - self.apply(step)[bad]
+            gaps[bad] += ball_gap(left, theta[bad], radius)
+        if self.factors is not None:
+            # where nothing pulls at a device, its gap is what its rows tell
+            free = ~s[self.factors.devices].any(axis=1)
+            gaps[self.factors.devices[free]] = self.factors.excess(theta[self.factors.devices])[free]
+        return gaps
+
+    def take(self, devices: Index) -> QuadraticTerms:
+        factors = None if self.factors is None else self.factors.take(new_places(devices, self.n_devices))
+        return QuadraticTerms(self.A[devices], self.b[devices], self.c[devices], factors=factors)
+
+
+@dataclass(frozen=True, eq=False)
+class RowFactors:
+    """``M_u(theta) = |R_u (scale_u theta) - z_u|^2 / 2 + rest_u``: least squares on nearly collinear rows of M devices.
+
+    A Gram matrix squares the condition number: of features whose singular values span more than 1e5, it hardly tells
+    which directions it still sees. A triangular factor of the rows has the same size and keeps what the rows know.
+    """
+
+    devices: Index  # ascending positions among the terms
+    R: Array  # (M, p, p), of features scaled to mean square 1
+    z: Array  # (M, p)
+    rest: Array  # (M,)
+    scale: Array  # (M, p)
+
+    @classmethod
+    def of_rows(cls, devices: Index, X: Array, y: Array, ridge: Array) -> RowFactors:
+        """Factors of rows ``X (M, n, p)`` with responses ``y (M, n)``, and a ridge ``(p,)``."""
+        m, n, p = X.shape
+        # the ridge is p further rows, whose response is 0
+        further = np.broadcast_to(np.diag(np.sqrt(ridge)), (m, p, p))
+        X = np.concatenate([X / np.sqrt(n), further], axis=1)
+        y = np.concatenate([y / np.sqrt(n), np.zeros((m, p))], axis=1)
+        scale = np.sqrt((X**2).sum(axis=1))
+        scale[scale == 0] = 1.0
+        Q, R = np.linalg.qr(X / scale[:, None, :])
+        z = np.matmul(y[:, None, :], Q)[:, 0, :]
+        left = y - np.matmul(Q, z[:, :, None])[:, :, 0]
+        return cls(devices, R, z, 0.5 * (left**2).sum(axis=1), scale)
+
+    @classmethod
+    def joined(cls, parts: Sequence[RowFactors]) -> RowFactors | None:
+        """The factors of all parts, by device; None when there are none."""
+        if not parts:
+            return None
+        columns = [(one.devices, one.R, one.z, one.rest, one.scale) for one in parts]
+        devices, *others = (np.concatenate(column) for column in zip(*columns, strict=True))
+        order = np.argsort(devices)
+        return cls(devices[order], *(other[order] for other in others))
+
+    def values(self, theta: Array) -> Array:
+        """``M_u(theta_u)`` for ``theta (M, p)``."""
+        misfit = self._misfit(theta)
+        return np.asarray(0.5 * (misfit**2).sum(axis=1) + self.rest)
+
+    def excess(self, theta: Array) -> Array:
+        """``M_u(theta_u) - min M_u``, shape ``(M,)``."""
+        U, values, _ = self._svd
+        seen = np.matmul(self._misfit(theta)[:, None, :], U)[:, 0, :] * (values > 0)
+        return np.asarray(0.5 * (seen**2).sum(axis=1))
+
+    def minimizers(self) -> Array:
+        """Minimisers ``(M, p)``, the shortest ones in scaled units where they are not unique."""
+        U, values, Vt = self._svd
+        roots = np.divide(1.0, values, out=np.zeros_like(values), where=values > 0)
+        theta = np.zeros_like(self.z)
+        for _ in range(2):  # the second time refines the first
+            seen = np.matmul(self._misfit(theta)[:, None, :], U)[:, 0, :] * roots
+            theta = theta - np.matmul(seen[:, None, :], Vt)[:, 0, :] / self.scale
+        return theta
+
+    def take(self, place: Index) -> RowFactors | None:
+        """The factors of devices whose new ``place`` is not negative; None when there are none."""
+        chosen = np.flatnonzero(place[self.devices] >= 0)
+        parts = (part[chosen] for part in (self.R, self.z, self.rest, self.scale))
+        return RowFactors.joined([RowFactors(place[self.devices[chosen]], *parts)] if chosen.size else [])
+
+    def _misfit(self, theta: Array) -> Array:
+        return np.asarray(np.matmul(self.R, (theta * self.scale)[:, :, None])[:, :, 0] - self.z)
+
+    @cached_property
+    def _svd(self) -> tuple[Array, Array, Array]:
+        U, values, Vt = np.linalg.svd(self.R)
+        return U, np.where(values > SINGULAR_TOLERANCE * values[:, :1], values, 0.0), Vt
+
+
 def ball_gap(left: Array, theta: Array, radius: float) -> Array:
     """Bound ``<left, theta> + radius * |left|`` on what an unbalanced direction may cost, 0 where nothing is left."""
     size = np.sqrt(np.einsum("vp,vp->v", left, left))
     if not np.isfinite(radius):
         return np.where(size > 0, np.inf, 0.0)
     return np.asarray(np.einsum("vp,vp->v", left, theta) + radius * size)
+
+
+def new_places(devices: Index, n_devices: int) -> Index:
+    """Where each of ``n_devices`` is in ``devices``, -1 for those that are not."""
+    place = np.full(n_devices, -1)
+    place[devices] = np.arange(devices.size)
+    return place

@@ -3,16 +3,14 @@
 In: a `Federation` and a loss. Out: estimates with variances (`LocalFit`), tests of edges (`EdgeSelection`), and
 theoretical quantities (`fedkin.stats.theory`). Imports: `objective` and below; not the solvers.
 
-`local` fits each device by itself (`ownfits`) and estimates variances; `pooled` fits groups of devices; `wald` tests
-edges and `selection` decides which stay. `minimise` and `newton` do the numerical work, many devices at once.
+`local` fits each device by itself (`ownfits`) and estimates variances, and fits groups of devices; `selection` tests
+edges. `newton` does the numerical work, many devices at once.
 """
 
 from __future__ import annotations
 
-from fedkin.stats.local import LocalFit, Variance, check_variance, local_fit
-from fedkin.stats.pooled import global_fit, oracle_fit
-from fedkin.stats.selection import EdgeSelection, Method, select_edges
-from fedkin.stats.wald import wald_tests
+from fedkin.stats.local import LocalFit, Variance, check_variance, global_fit, local_fit, oracle_fit
+from fedkin.stats.selection import EdgeSelection, Method, select_edges, wald_tests
 
 __all__ = [
     "EdgeSelection",

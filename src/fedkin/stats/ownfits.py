@@ -14,7 +14,7 @@ from fedkin._base import Array, Index, Mask
 from fedkin.data import Federation
 from fedkin.losses import Loss, RowLoss
 from fedkin.objective import RANK_TOLERANCE, RowBatch, inverse_of, least_eigenvalue, row_blocks
-from fedkin.stats.minimise import minimise, minimise_sum, minimise_with_ridge
+from fedkin.stats.newton import minimise, minimise_sum, minimise_with_ridge
 
 _BATCH_ENTRIES = 2**22  # rows times features that are worked on at once
 ROUNDING = 1e-20  # exact fits keep a variance above rounding: this share of the response's mean square
@@ -22,39 +22,26 @@ ROUNDING = 1e-20  # exact fits keep a variance above rounding: this share of the
 
 @dataclass(eq=False)
 class OwnFits:
-    """The fits of M devices that share one loss; rows of the arrays are positions in ``members``.
-
-    Attributes
-    ----------
-    theta : array (M, p)
-    hessian : array (M, p, p)
-        Hessians of the mean losses at theta, without the ridge.
-    ridge : array (M, p)
-        Ridge of each coordinate, 0 for devices with an estimate of their own.
-    curvature : array (M, p, p)
-        What stands for the Hessian in variances: its expected value where it is singular.
-    score_cov : array (M, p, p)
-        Mean outer products of the scores.
-    dispersion, dof : arrays (M,)
-        Dispersions and the degrees of freedom behind them, infinite where they are not estimated.
-    matrix_dof : array (M,)
-        Degrees of freedom of a sandwich variance, 0 where there are too few rows for one.
-    rescued : bool array (M,)
-        Devices without an estimate of their own.
-    notes : dict {position: lines}
-    """
+    """The fits of M devices that share one loss; rows of the arrays are positions in ``members``."""
 
     federation: Federation
     members: Index
     loss: Loss
     theta: Array = field(init=False)
+    #: ``(M, p, p)``: Hessians of the mean losses at theta, without the ridge.
     hessian: Array = field(init=False)
+    #: ``(M, p)``, 0 for devices with an estimate of their own.
     ridge: Array = field(init=False)
+    #: What stands for the Hessian in variances: its expected value where it is singular.
     curvature: Array = field(init=False)
+    #: Mean outer products of the scores, ``(M, p, p)``.
     score_cov: Array = field(init=False)
     dispersion: Array = field(init=False)
+    #: Degrees of freedom behind the dispersions, infinite where these are not estimated.
     dof: Array = field(init=False)
+    #: Degrees of freedom of a sandwich variance, 0 where there are too few rows for one.
     matrix_dof: Array = field(init=False)
+    #: Devices without an estimate of their own.
     rescued: Mask = field(init=False)
     notes: dict[int, list[str]] = field(default_factory=dict)
 
@@ -98,9 +85,8 @@ def has_means(loss: Loss) -> bool:
 def _fit_means(fits: OwnFits) -> None:
     p = fits.n_params
     fits.hessian[:] = fits.curvature[:] = np.eye(p)
-    for block in row_blocks(fits.federation, fits.members):
-        where = np.searchsorted(fits.members, block.devices)
-        X = block.rows.X
+    for devices, rows in row_blocks(fits.federation, fits.members):
+        where, X = np.searchsorted(fits.members, devices), rows.X
         fits.theta[where] = X.mean(axis=1)
         centred = X - fits.theta[where][:, None, :]
         fits.score_cov[where] = np.matmul(np.swapaxes(centred, 1, 2), centred) / X.shape[1]
@@ -217,9 +203,6 @@ def _fit_functions(fits: OwnFits) -> None:
     fits.matrix_dof = np.where(fits.rescued, 0.0, np.maximum(degrees, 0.0))
 
 
-# ---------------------------------------------------------------- noise
-
-
 def _share_dispersion(fits: OwnFits, total: Array, degrees: Array, lent: Array, fallback: float) -> None:
     """Dispersions ``total / degrees``; devices without degrees of freedom take the mean of what the others lend."""
     own = degrees > 0
@@ -250,17 +233,14 @@ def _residual_sums(fits: OwnFits, batches: Sequence[tuple[Index, RowBatch]], dis
     return total
 
 
-# ---------------------------------------------------------------- pieces
-
-
 def _batches(federation: Federation, members: Index, loss: RowLoss) -> Iterator[tuple[Index, RowBatch]]:
     """Batches of devices with equally many rows, and their positions in ``members`` (which ascend)."""
-    for block in row_blocks(federation, members):
-        rows = block.rows.map(lambda part: part.astype(np.float64, copy=False))
+    for devices, rows in row_blocks(federation, members):
+        rows = rows.map(lambda part: part.astype(np.float64, copy=False))
         step = max(1, _BATCH_ENTRIES // max(rows.X[0].size * loss.n_outputs, 1))
-        for start in range(0, block.devices.size, step):
+        for start in range(0, devices.size, step):
             part = slice(start, start + step)
-            yield np.searchsorted(members, block.devices[part]), RowBatch(loss, rows.take(part))
+            yield np.searchsorted(members, devices[part]), RowBatch(loss, rows.take(part))
 
 
 def light_ridge(scale: Array, n_rows: Index | int) -> Array:

@@ -1,8 +1,8 @@
-"""Devices with equally many rows, so that linear algebra runs on all of them at once: `RowBlock` and `RowBatch`."""
+"""Losses on linear predictors (generalised linear models), many devices with equally many rows at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,21 +11,17 @@ import numpy as np
 from fedkin._base import Array, Index, Mask
 from fedkin.data import Federation, Rows
 from fedkin.losses import RowLoss, weighted_gram
-from fedkin.objective.linalg import RANK_TOLERANCE, unit_diagonal
+from fedkin.objective.linalg import RANK_TOLERANCE, solve_and_rest, unit_diagonal
+from fedkin.objective.terms import LEAST_CAUTION, DeviceTerms, ball_gap, new_places
+
+#: Devices ``(B,)`` with the same number of rows, and these: ``X (B, n, q)``, ``y (B, n)``, ``offset (B, n)``.
+RowBlock = tuple[Index, Rows]
 
 
-@dataclass(frozen=True)
-class RowBlock:
-    """Devices ``(B,)`` with the same number of rows, and these: ``X (B, n, q)``, ``y (B, n)``, ``offset (B, n)``."""
-
-    devices: Index
-    rows: Rows
-
-
-def row_blocks(federation: Federation, devices: Index) -> tuple[RowBlock, ...]:
+def row_blocks(federation: Federation, devices: Index) -> list[RowBlock]:
     """Devices grouped by their number of rows, in the order given within each group."""
     sizes = federation.n_samples[devices]
-    blocks = []
+    blocks: list[RowBlock] = []
     for size in np.unique(sizes):
         members = devices[sizes == size]
         rows = (federation.starts[members][:, None] + np.arange(size)).reshape(-1)
@@ -36,30 +32,20 @@ def row_blocks(federation: Federation, devices: Index) -> tuple[RowBlock, ...]:
         def fold(array: Array, shape: tuple[int, int] = shape) -> Array:
             return array.reshape(*shape, *array.shape[1:])
 
-        blocks.append(RowBlock(members, federation.rows.take(where).map(fold)))
-    return tuple(blocks)
+        blocks.append((members, federation.rows.take(where).map(fold)))
+    return blocks
 
 
 @dataclass(frozen=True, eq=False)
 class RowBatch:
-    """B devices of one loss, with n rows each.
+    """B devices of one loss, with n rows each: ``X (B, n, q)``, ``y (B, n)``, ``offset (B, n)`` or None.
 
-    Attributes
-    ----------
-    loss : RowLoss
-    rows : Rows
-        ``X (B, n, q)``, ``y (B, n)``, ``offset (B, n)`` or None.
-    weight : array (B, n) or None
-        Weights of the rows, with mean 1 on each device; None for equal weights.
-
-    Notes
-    -----
     Methods take ``theta (A, p)`` of the devices ``who (A,)``, or of all of them when it is None.
     """
 
     loss: RowLoss
     rows: Rows
-    weight: Array | None = None
+    weight: Array | None = None  # (B, n), with mean 1 on each device; None for equal weights
 
     @property
     def X(self) -> Array:
@@ -85,8 +71,6 @@ class RowBatch:
     def take(self, who: Index | Mask) -> RowBatch:
         """Some of the devices."""
         return RowBatch(self.loss, self.rows.take(who), None if self.weight is None else self.weight[who])
-
-    # --- the mean losses ---
 
     def predictors(self, theta: Array, who: Index | None = None) -> Array:
         """Linear predictors ``(A, n, k)``."""
@@ -124,8 +108,6 @@ class RowBatch:
             weights = weights * _of(self.weight, who)[:, :, None, None]
         return weighted_gram(_of(self.X, who), weights)
 
-    # --- what the design shows ---
-
     @cached_property
     def gram(self) -> Array:
         """``mean_k x_k x_k'``, shape ``(B, q, q)``."""
@@ -159,6 +141,91 @@ class RowBatch:
         relative = np.einsum("bqi,bkqlr,brj->bkilj", root, hessian, root, optimize=True)
         relative = relative.reshape(-1, k * q, k * q)
         return np.asarray(self.n_rows * np.linalg.eigvalsh(relative)[:, 0])
+
+
+class RowTerms(DeviceTerms):
+    """Mean losses of one row loss on ``blocks`` that cover devices ``0 .. V-1``, and ``ridge (p,)``."""
+
+    def __init__(self, loss: RowLoss, blocks: Sequence[RowBlock], ridge: Array) -> None:
+        self.loss, self.blocks, self.ridge = loss, tuple(blocks), ridge
+        self._batches = [(devices, RowBatch(loss, rows)) for devices, rows in self.blocks]
+        self.n_devices = sum(devices.size for devices, _ in self.blocks)
+        self.n_params = ridge.size
+
+    def values(self, theta: Array) -> Array:
+        out = 0.5 * (theta**2) @ self.ridge
+        for devices, batch in self._batches:
+            out[devices] += batch.values(theta[devices])
+        return np.asarray(out)
+
+    def gradients(self, theta: Array) -> Array:
+        out = theta * self.ridge
+        for devices, batch in self._batches:
+            out[devices] += batch.gradients(theta[devices])
+        return out
+
+    def hessians(self, theta: Array) -> Array:
+        return self._grams(theta, self.loss.curvature_at)
+
+    def cautious_hessians(self, theta: Array) -> Array:
+        return self._grams(theta, self.loss.cautious_at)
+
+    def caution(self) -> tuple[Array, Array]:
+        bounded = bool(np.isfinite(self.loss.curvature_bound()))
+        start = 0.0 if self.loss.strictly_convex and bounded else 1.0
+        least = 0.0 if self.loss.strictly_convex else LEAST_CAUTION
+        return np.full(self.n_devices, start), np.full(self.n_devices, least)
+
+    def lower_bounds(self) -> Array:
+        out = np.empty(self.n_devices)
+        for devices, batch in self._batches:
+            # a function is never below minus its conjugate at 0
+            zero = np.zeros((*batch.y.shape, self.loss.n_outputs))
+            out[devices] = -self.loss.conjugate_at(zero, batch.y).mean(axis=1)
+        return out
+
+    def _grams(self, theta: Array, weights_at: Callable[[Array, Array], Array]) -> Array:
+        out = np.empty((self.n_devices, self.n_params, self.n_params))
+        for devices, batch in self._batches:
+            out[devices] = batch.grams(theta[devices], weights_at)
+        diagonal = np.arange(self.n_params)
+        out[:, diagonal, diagonal] += self.ridge
+        return out
+
+    def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
+        out = np.empty(self.n_devices)
+        for devices, batch in self._batches:
+            out[devices] = self._gaps(batch, theta[devices], s[devices], radius)
+        return out
+
+    def _gaps(self, batch: RowBatch, theta: Array, s: Array, radius: float) -> Array:
+        # With a dual point a per row and t for the ridge, M*(X'a/n + t) <= mean m*(a) + t' ridge^-1 t / 2. The slopes
+        # at theta and t = ridge theta make that tight but miss -s by the residual. Moving them by -W X u and -ridge u,
+        # where (X'WX/n + ridge) u = residual, balances it; the Fenchel-Young sum at the moved point is the gap.
+        loss, y, eta = self.loss, batch.y, batch.predictors(theta)
+        slope, weights = loss.slope_at(eta, y), loss.repair_at(eta, y)
+        residual = batch.mean_of(slope) + theta * self.ridge + s
+        gram = batch.gram_of(weights)
+        diagonal = np.arange(self.n_params)
+        gram[:, diagonal, diagonal] += self.ridge
+        u, left = solve_and_rest(gram, residual)
+        shift = np.matmul(batch.X, np.swapaxes(u.reshape(u.shape[0], loss.n_outputs, -1), 1, 2))
+        a = slope - np.matmul(weights, shift[..., None])[..., 0]
+        rows = loss.value_at(eta, y) + loss.conjugate_at(a, y) - (a * eta).sum(axis=-1)
+        moved = np.maximum(rows.mean(axis=1), 0.0) + 0.5 * (u**2) @ self.ridge + ball_gap(left, theta, radius)
+        # the slopes may leave the conjugate's domain: then move only the ridge's part, and charge the rest to the ball
+        held = self.ridge > 0
+        resting = 0.5 * (residual[:, held] ** 2) @ (1.0 / self.ridge[held])
+        resting = resting + ball_gap(np.where(held, 0.0, residual), theta, radius)
+        return np.asarray(np.minimum(moved, resting))
+
+    def take(self, devices: Index) -> RowTerms:
+        place, blocks = new_places(devices, self.n_devices), []
+        for members, rows in self.blocks:
+            chosen = place[members] >= 0
+            if chosen.any():
+                blocks.append((place[members[chosen]], rows.take(chosen)))
+        return RowTerms(self.loss, blocks, self.ridge)
 
 
 def _of(array: Array, who: Index | None) -> Array:

@@ -1,0 +1,535 @@
+"""The paper's quantities on given data: what its theorems promise, when the truth is known.
+
+Each function names its equation. The scale of lambda needs care: Theorem 1 states
+``lambda = |V|^{-1/2} R*{(D^+)' Psi}``, but its proof uses ``lambda / |V|^{1/2}`` as the penalty level of the objective
+(eq. basic_ineq3 against eq. ob). `theorem1_lambda` is the theorem's number and `objective_lam` turns it into the
+``lam`` of `fedkin.Problem`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedkin._base import Array, Index, check_choice
+from fedkin.data import Federation
+from fedkin.errors import ParameterError
+from fedkin.graph import Graph
+from fedkin.objective import L1, DeviceTerms, LossLike, Penalty, build_terms, make_penalty, resolve_losses, sum_groups
+
+__all__ = [
+    "MinimumSignal",
+    "Sizes",
+    "compatibility_lower_bound",
+    "gamma_squared",
+    "graph_fidelity",
+    "kappa",
+    "minimum_signal_check",
+    "objective_lam",
+    "rho",
+    "theorem1_bound",
+    "theorem1_lambda",
+    "theorem2_bound",
+    "theorem2_rate",
+]
+
+
+def rho(federation: Federation, graph: Graph, theta_star: ArrayLike, loss: LossLike = "linear") -> float:
+    """``rho = |V|^{-1/2} ||Pi_ker(D) Psi||_F`` (Theorem 1): the noise that agreement along the graph cannot remove.
+
+    Parameters
+    ----------
+    federation : Federation
+        The data.
+    graph : Graph
+        G; only its connected components matter.
+    theta_star : array (V, p)
+        True parameters, in the federation's order.
+    loss : str, Loss or mapping {device: loss}
+        Psi are the gradients of the devices' mean losses at ``theta_star``.
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> from fedkin.stats.theory import rho
+    >>> fed = fedkin.Federation({"a": [[1.0]], "b": [[-1.0]]})
+    >>> truth = [[0.0], [0.0]]
+    >>> rho(fed, fedkin.Graph.complete("ab"), truth, "mean"), rho(fed, fedkin.Graph.empty("ab"), truth, "mean")
+    (0.0, 1.0)
+    """
+    psi = _gradients(federation, theta_star, loss)
+    means = _component_means(graph.aligned(federation.devices), psi)
+    return float(np.linalg.norm(means) / math.sqrt(federation.n_devices))
+
+
+def theorem1_lambda(
+    federation: Federation,
+    graph: Graph,
+    theta_star: ArrayLike,
+    loss: LossLike = "linear",
+    penalty: str | Penalty = "l1",
+) -> float:
+    """``lambda = |V|^{-1/2} R*{(D^+)' Psi}`` (Theorem 1), with ``R*`` the largest dual norm over the edges.
+
+    Parameters
+    ----------
+    federation : Federation
+        The data.
+    graph : Graph
+        G. With edge weights w, R is ``sum_e w_e phi`` and D becomes ``diag(w) D``.
+    theta_star : array (V, p)
+        True parameters, in the federation's order.
+    loss : str, Loss or mapping {device: loss}
+        Psi are the gradients of the devices' mean losses at ``theta_star``.
+    penalty : str or Penalty
+        The norm phi.
+
+    Notes
+    -----
+    On the theorem's scale. The estimator that the theorem is about has the penalty level `objective_lam` of it, smaller
+    by ``|V|^{1/2}``; with the number as it stands for ``lam``, the bound of the theorem can fail.
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> from fedkin.stats.theory import objective_lam, theorem1_lambda
+    >>> fed = fedkin.Federation({"a": [[1.0]], "b": [[-1.0]]})
+    >>> lam = theorem1_lambda(fed, fedkin.Graph.complete("ab"), [[0.0], [0.0]], "mean")
+    >>> round(lam, 4), round(objective_lam(lam, 2), 4)
+    (0.7071, 0.5)
+    """
+    graph = graph.aligned(federation.devices)
+    if graph.n_edges == 0:
+        return 0.0
+    from scipy import sparse
+    from scipy.sparse.linalg import splu
+
+    psi = _gradients(federation, theta_star, loss)
+    # (D^+)' = D (D'D)^+. Differences do not see constants on components, so any solution x of D'D x = psi - mean will
+    # do; asking for 0 at the first device of each component makes the matrix regular.
+    labels = graph.components()
+    grounded = np.zeros(graph.n_devices)
+    grounded[np.unique(labels, return_index=True)[1]] = 1.0
+    laplacian = graph.reweighted(graph.weights**2).laplacian() + sparse.diags_array(grounded)
+    x = splu(sparse.csc_array(laplacian)).solve(psi - _component_means(graph, psi))
+    rows = graph.weights[:, None] * (graph.incidence() @ x)
+    return float(make_penalty(penalty).dual_norm(rows).max() / math.sqrt(federation.n_devices))
+
+
+def objective_lam(lam: float, n_devices: int) -> float:
+    """The ``lam`` of the objective that belongs to the theorem's lambda: ``lambda / |V|^{1/2}``.
+
+    Parameters
+    ----------
+    lam : float
+        Lambda on the scale of Theorem 1.
+    n_devices : int
+        |V|.
+
+    Examples
+    --------
+    >>> from fedkin.stats.theory import objective_lam
+    >>> objective_lam(0.5, 4)
+    0.25
+    """
+    return lam / math.sqrt(n_devices)
+
+
+def kappa(federation: Federation, theta_star: ArrayLike, loss: LossLike = "linear") -> float:
+    """Smallest ``kappa >= 1`` with all Hessians' eigenvalues at ``theta_star`` in ``[1/kappa, kappa]`` (Condition 2.2).
+
+    Parameters
+    ----------
+    federation : Federation
+        The data.
+    theta_star : array (V, p)
+        True parameters. The condition asks for a ball around them; for losses that are not quadratic the value here is
+        its centre's.
+    loss : str, Loss or mapping {device: loss}
+        What each device minimises.
+
+    Returns
+    -------
+    float
+        Infinite when some Hessian is singular.
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> from fedkin.stats.theory import kappa
+    >>> kappa(fedkin.Federation({"a": ([[2.0], [2.0]], [0.0, 1.0])}), [[0.0]])
+    4.0
+    """
+    terms = _terms_of(federation, loss)
+    values = np.linalg.eigvalsh(terms.hessians(_true_parameters(federation, theta_star, terms)))
+    smallest, largest = float(values.min()), float(values.max())
+    return max(largest, 1.0 / smallest, 1.0) if smallest > 0 else math.inf
+
+
+def theorem1_bound(
+    rho: float,
+    lam: float,
+    n_false_edges: int,
+    kappa: float,
+    kappa_0: float,
+    form: Literal["proved", "printed"] = "proved",
+) -> float:
+    """Right-hand side of Theorem 1, a bound on ``||Theta_hat - Theta_star||_F^2 / |V|``.
+
+    Parameters
+    ----------
+    rho : float
+        From `rho`.
+    lam : float
+        From `theorem1_lambda`, on the theorem's scale (any larger one will do, if the estimator uses it).
+    n_false_edges : int
+        |S|, edges between devices with different parameters.
+    kappa : float
+        From `kappa`.
+    kappa_0 : float
+        Lower bound on the compatibility factor, from `compatibility_lower_bound`.
+    form : "proved" or "printed"
+        The proof arrives at ``2 kappa^2 (rho^2 + 4 |S| lambda^2 / kappa_0^2)``; the theorem prints ``kappa_0`` without
+        the square, which gives less for ``kappa_0 < 1``.
+
+    Examples
+    --------
+    >>> from fedkin.stats.theory import theorem1_bound
+    >>> theorem1_bound(rho=0.5, lam=0.5, n_false_edges=1, kappa=1.0, kappa_0=0.5)
+    8.5
+    """
+    check_choice("form", form, ("proved", "printed"))
+    factor = kappa_0**2 if form == "proved" else kappa_0
+    return 2.0 * kappa**2 * (rho**2 + 4.0 * n_false_edges * lam**2 / factor)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The numbers of Theorem 2 that can be counted.
+
+    Attributes
+    ----------
+    n_samples : int
+        n, the smallest number of rows of a device.
+    n_devices, n_params : int
+        |V| and p.
+    n_components : int
+        K(E), connected components of the graph.
+    n_edges, n_false_edges : int
+        |E| and |S|.
+    """
+
+    n_samples: int
+    n_devices: int
+    n_params: int
+    n_components: int
+    n_edges: int
+    n_false_edges: int
+
+    @classmethod
+    def of(cls, federation: Federation, graph: Graph, theta_star: ArrayLike) -> Sizes:
+        """Count them on data whose true parameters ``theta_star (V, p)`` are known.
+
+        Examples
+        --------
+        >>> import fedkin
+        >>> from fedkin.stats.theory import Sizes
+        >>> fed = fedkin.Federation({"a": [[0.0]] * 9, "b": [[1.0]] * 8})
+        >>> Sizes.of(fed, fedkin.Graph.complete("ab"), [[0.0], [1.0]]).n_false_edges
+        1
+        """
+        graph, theta = graph.aligned(federation.devices), np.asarray(theta_star, dtype=np.float64)
+        if theta.ndim != 2 or len(theta) != federation.n_devices:
+            raise ParameterError(
+                f"theta_star has shape {theta.shape}, expected a row for each of {federation.n_devices} devices"
+            )
+        i, j = graph.edges.T
+        return cls(
+            n_samples=int(federation.n_samples.min()),
+            n_devices=federation.n_devices,
+            n_params=theta.shape[1],
+            n_components=int(graph.components().max()) + 1,
+            n_edges=graph.n_edges,
+            n_false_edges=int((theta[i] != theta[j]).any(axis=1).sum()),
+        )
+
+
+def theorem2_rate(sizes: Sizes, sigma: float = 1.0) -> float:
+    """``sigma^2 p (K + |S|) / (n |V|)``: the rate after Theorem 2, without its logarithms and constants.
+
+    Parameters
+    ----------
+    sizes : Sizes
+        n, |V|, p, K and |S|.
+    sigma : float
+        Sub-Gaussian size of the scores (for the linear model with unit features, the noise).
+
+    Examples
+    --------
+    >>> from fedkin.stats.theory import Sizes, theorem2_rate
+    >>> theorem2_rate(Sizes(100, 100, n_params=20, n_components=5, n_edges=900, n_false_edges=0))
+    0.01
+    """
+    return _unit(sizes, sigma) * (sizes.n_components + sizes.n_false_edges)
+
+
+def theorem2_bound(
+    sizes: Sizes,
+    *,
+    gamma_squared: float,
+    kappa: float,
+    kappa_0: float,
+    xi: float = 0.05,
+    sigma: float = 1.0,
+    c_rho: float = 1.0,
+    c_lambda: float = 1.0,
+) -> float:
+    """Right-hand side of eq. thm_prop: a bound that holds with probability about ``1 - xi``.
+
+    Parameters
+    ----------
+    sizes : Sizes
+        n, |V|, p, K, |E| and |S|.
+    gamma_squared, kappa, kappa_0 : float
+        From the functions of these names and `compatibility_lower_bound`.
+    xi : float
+        Between 0 and 1.
+    sigma : float
+        Sub-Gaussian size of the scores.
+    c_rho, c_lambda : float
+        The theorem's constants, of which it only says that they exist.
+
+    Notes
+    -----
+    As printed, for phi = l1, with ``u = sigma^2 p / (n |V|)``:
+    ``2 kappa^2 {C_rho u K log(1/xi) + 4 C_lambda / (kappa_0 gamma_G^2) u |S| log(|E|/xi)}``.
+
+    Examples
+    --------
+    >>> from fedkin.stats.theory import Sizes, theorem2_bound
+    >>> sizes = Sizes(100, 100, n_params=20, n_components=5, n_edges=900, n_false_edges=0)
+    >>> round(theorem2_bound(sizes, gamma_squared=1.0, kappa=1.0, kappa_0=1.0), 4)
+    0.0599
+    """
+    if not 0 < xi < 1:
+        raise ParameterError(f"xi is a probability between 0 and 1, got {xi!r}")
+    unit = _unit(sizes, sigma)
+    noise = c_rho * unit * sizes.n_components * math.log(1 / xi)
+    wrong = 0.0
+    if sizes.n_false_edges:
+        wrong = 4 * c_lambda / (kappa_0 * gamma_squared) * unit * sizes.n_false_edges * math.log(sizes.n_edges / xi)
+    return 2 * kappa**2 * (noise + wrong)
+
+
+def _unit(sizes: Sizes, sigma: float) -> float:
+    return sigma**2 * sizes.n_params / (sizes.n_samples * sizes.n_devices)
+
+
+def gamma_squared(graph: Graph) -> float:
+    """``gamma_G^2``, the smallest nonzero eigenvalue of ``D'D`` (Theorem 2); infinite without edges.
+
+    For a connected graph it is the algebraic connectivity.
+
+    Parameters
+    ----------
+    graph : Graph
+        Its weights do not count.
+
+    Examples
+    --------
+    >>> from fedkin import Graph
+    >>> from fedkin.stats.theory import gamma_squared
+    >>> round(gamma_squared(Graph.complete(range(6))), 9)
+    6.0
+    """
+    return graph.algebraic_connectivity()
+
+
+def graph_fidelity(graph: Graph, truth: Graph) -> float:
+    """``GF = K(E0) / (K(E) + |E minus E0|)`` (after Theorem 2).
+
+    Parameters
+    ----------
+    graph : Graph
+        The graph in use, G.
+    truth : Graph
+        The characteristic graph G0, a clique for each group of equal devices.
+
+    Examples
+    --------
+    >>> from fedkin import Graph
+    >>> from fedkin.stats.theory import graph_fidelity
+    >>> truth = Graph.clusters([0, 0, 1, 1])
+    >>> graph_fidelity(truth, truth), graph_fidelity(Graph.empty(range(4)), truth)
+    (1.0, 0.5)
+    """
+    return graph.fidelity(truth)
+
+
+def compatibility_lower_bound(
+    graph: Graph, n_false_edges: int, penalty: str | Penalty = "l1", *, n_params: int
+) -> float:
+    """Lower bound on the compatibility factor ``kappa_T(D)`` of a set T of edges (Definition 1 and what follows it).
+
+    Parameters
+    ----------
+    graph : Graph
+        G, with largest degree d.
+    n_false_edges : int
+        |T|; in the theorems T = S, the false edges.
+    penalty : str or Penalty
+        The norm phi that R sums.
+    n_params : int
+        p, which matters for "l1" only.
+
+    Returns
+    -------
+    float
+        ``1 / (2 min(sqrt(d), sqrt(|T|)))``, and 1 for an empty T.
+
+    Notes
+    -----
+    The bound comes from p = 1, and carries over to p > 1 for norms that are at most the Euclidean one ("l2", "linf").
+    For "l1" the factor is exactly ``p^{-1/2}`` times the one for p = 1 (take equal coordinates), so the bound is
+    divided by ``sqrt(p)`` here, although the paper states it without. With edge weights R is ``sum_e w_e phi``, and the
+    bound is divided by the largest weight.
+
+    Examples
+    --------
+    >>> from fedkin import Graph
+    >>> from fedkin.stats.theory import compatibility_lower_bound
+    >>> compatibility_lower_bound(Graph.complete(range(5)), 9, n_params=1)
+    0.25
+    """
+    if not 0 <= n_false_edges <= graph.n_edges:
+        raise ParameterError(f"n_false_edges must lie between 0 and the {graph.n_edges} edges, got {n_false_edges!r}")
+    if n_false_edges == 0:
+        return 1.0
+    bound = 1.0 / (2.0 * math.sqrt(min(int(graph.degree.max()), n_false_edges)))
+    if isinstance(make_penalty(penalty), L1):
+        bound /= math.sqrt(n_params)
+    return bound / float(graph.weights.max())
+
+
+@dataclass(frozen=True, eq=False)
+class MinimumSignal:
+    """Whether every false edge shows clearly enough to be dropped (eq. min_signal).
+
+    Attributes
+    ----------
+    edges : int array (|S|, 2)
+        End points of the false edges (those with different true parameters), as positions in the federation.
+    signal : array (|S|,)
+        ``n_e dist^2``.
+    required : float
+        ``4 chi2_p(level / |E|)``.
+    """
+
+    edges: Index
+    signal: Array
+    required: float
+
+    @property
+    def ratio(self) -> Array:
+        """``signal / required``, at least 1 on every edge when the condition holds."""
+        return self.signal / self.required
+
+    @property
+    def holds(self) -> bool:
+        """Whether the condition of Theorem 3 holds (also when there are no false edges)."""
+        return bool((self.signal >= self.required).all())
+
+
+def minimum_signal_check(
+    federation: Federation,
+    graph: Graph,
+    theta_star: ArrayLike,
+    loss: LossLike = "linear",
+    level: float = 0.05,
+    dispersion: float = 1.0,
+) -> MinimumSignal:
+    """Check the minimum-signal condition of Theorem 3 on every false edge.
+
+    Parameters
+    ----------
+    federation : Federation
+        The data.
+    graph : Graph
+        The candidate edges E.
+    theta_star : array (V, p)
+        True parameters; edges between different rows are false.
+    loss : str, Loss or mapping {device: loss}
+        What each device minimises.
+    level : float
+        Size of the edge selection.
+    dispersion : float
+        Noise variance. The paper's condition has 1 (the second Bartlett identity); the signal is divided by it.
+
+    Notes
+    -----
+    ``n_e dist^2 = d' {(n_i H_i)^{-1} + (n_j H_j)^{-1}}^{-1} d`` with d the true difference and H_u the Hessian at the
+    true parameter: the noncentrality of the Wald statistic.
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> from fedkin.stats.theory import minimum_signal_check
+    >>> fed = fedkin.Federation({"a": [[0.0]] * 50, "b": [[1.0]] * 50})
+    >>> check = minimum_signal_check(fed, fedkin.Graph.complete("ab"), [[0.0], [1.0]], "mean")
+    >>> check.signal.round(6).tolist(), round(check.required, 2), check.holds
+    ([25.0], 15.37, True)
+    """
+    from scipy.special import chdtri
+
+    if not 0 < level < 1:
+        raise ParameterError(f"level is the size of a test, between 0 and 1, got {level!r}")
+    graph = graph.aligned(federation.devices)
+    terms = _terms_of(federation, loss)
+    theta = _true_parameters(federation, theta_star, terms)
+    i, j = graph.edges.T
+    false = (theta[i] != theta[j]).any(axis=1)
+    i, j = i[false], j[false]
+    hessians = terms.hessians(theta)
+    n = federation.n_samples[:, None, None]
+    signal = np.empty(i.size)
+    step = max(1, 2**20 // terms.n_params**2)
+    for start in range(0, i.size, step):
+        a, b = i[start : start + step], j[start : start + step]
+        # (A^{-1} + B^{-1})^{-1} = A (A + B)^{-1} B, which is also right for singular A or B
+        first, second = n[a] * hessians[a], n[b] * hessians[b]
+        d = (theta[a] - theta[b])[:, :, None]
+        middle = np.linalg.pinv(first + second, hermitian=True) @ (second @ d)
+        signal[start : start + step] = (d * (first @ middle)).sum(axis=(1, 2)) / dispersion
+    required = 4.0 * float(chdtri(terms.n_params, level / max(graph.n_edges, 1)))
+    return MinimumSignal(graph.edges[false], signal, required)
+
+
+def _terms_of(federation: Federation, loss: LossLike) -> DeviceTerms:
+    """The devices' mean losses, without a ridge."""
+    losses = resolve_losses(loss, federation)
+    return build_terms(federation, losses, np.zeros(losses[0].n_params(federation.n_features)))
+
+
+def _true_parameters(federation: Federation, theta_star: ArrayLike, terms: DeviceTerms) -> Array:
+    """``theta_star`` as an array ``(V, p)``, or the error that it is none."""
+    theta = np.asarray(theta_star, dtype=np.float64)
+    expected = (federation.n_devices, terms.n_params)
+    if theta.shape != expected:
+        raise ParameterError(f"theta_star has shape {theta.shape}, expected {expected}: a row for every device")
+    return theta
+
+
+def _gradients(federation: Federation, theta_star: ArrayLike, loss: LossLike) -> Array:
+    terms = _terms_of(federation, loss)
+    return terms.gradients(_true_parameters(federation, theta_star, terms))
+
+
+def _component_means(graph: Graph, values: Array) -> Array:
+    """The projection onto ker(D): every row replaced by the mean over its connected component."""
+    labels = graph.components()
+    sizes = np.bincount(labels)
+    return np.asarray((sum_groups(values, labels, sizes.size) / sizes[:, None])[labels])
