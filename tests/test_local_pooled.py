@@ -74,6 +74,12 @@ def test_oracle_is_global_within_groups():
     np.testing.assert_allclose(oracle_fit(fed, [None] * 4)[2], global_fit(fed), rtol=1e-10)
 
 
+def test_labels_by_device_come_in_any_order():
+    fed = sites("linear")
+    labels = {"site 2": "x", "elsewhere": "y", "site 1": "z", "site 0": "x"}
+    np.testing.assert_array_equal(oracle_fit(fed, labels), oracle_fit(fed, ["x", "z", "x"]))
+
+
 def test_oracle_refuses_wrong_labels_and_weights():
     fed = sites("linear")
     with pytest.raises(DataError, match="2 labels for 3 devices"):

@@ -11,7 +11,7 @@ import fedkin
 from fedkin import Federation, Graph, Problem
 from fedkin.errors import DataError, GraphError, ParameterError, UnknownDeviceError
 from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, MultinomialLoss
-from fedkin.objective import MixedTerms, check_labels
+from fedkin.objective import MixedTerms
 
 
 @pytest.fixture
@@ -186,15 +186,6 @@ def test_clusters_join_equal_neighbours_only() -> None:
     theta = np.array([[1.0, 2.0], [1.0, 2.0], [1.0, 2.5], [1.0, 2.0], [1.0, 2.0]])
     solution = fedkin.Solution(theta, 0.0, 0.0, "converged", 1, {}, np.zeros((3, 2)))
     assert solution.clusters(graph).tolist() == [0, 0, 1, 2, 2]
-
-
-def test_labels_in_device_order() -> None:
-    assert check_labels({"b": 1, "a": 0, "z": 5}, ["a", "b"]) == [0, 1]
-    assert check_labels([3, 4], ["a", "b"]) == [3, 4]
-    with pytest.raises(UnknownDeviceError, match="'b'"):
-        check_labels({"a": 0}, ["a", "b"])
-    with pytest.raises(DataError, match="1 labels for 2 devices"):
-        check_labels([0], ["a", "b"])
 
 
 def test_a_mean_needs_no_target_and_a_linear_loss_uses_the_offset() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import Array, Index, Mask
-from fedkin.errors import DataError, ParameterError
+from fedkin.errors import ParameterError
 from fedkin.losses.interface import LOGIT_SIZE, Loss, RowLoss, given
 
 
@@ -137,6 +137,7 @@ class LogisticLoss(ScalarLoss):
     """``m = log(1 + exp(eta)) - y eta`` with ``y`` in {0, 1}."""
 
     name = "logistic"
+    wanted = "targets 0 and 1"
     needs_classes = True
     strictly_convex = True
     minimiser = "separable"
@@ -174,21 +175,15 @@ class LogisticLoss(ScalarLoss):
     def constant_diverges(self, y: Array, group: Index) -> Mask:
         return lacks_class(y, group, 2)
 
-    def check_target(self, y: NDArray[Any] | None, device: object) -> None:
-        super().check_target(y, device)
-        assert y is not None
-        bad = ~np.isin(y, (0, 1))
-        if bad.any():
-            raise DataError(
-                f"device {device!r}: the logistic loss needs targets 0 and 1, got {y[bad][0]:g}; "
-                "encode the labels, or use FedADMMClassifier, which does it"
-            )
+    def refused(self, y: NDArray[Any]) -> Mask:
+        return ~np.isin(y, (0, 1))
 
 
 class PoissonLoss(ScalarLoss):
     """``m = exp(eta) - y eta``: log link, counts ``y >= 0``."""
 
     name = "poisson"
+    wanted = "counts of at least 0"
     strictly_convex = True
     minimiser = "separable"
     compiled = True
@@ -236,11 +231,8 @@ class PoissonLoss(ScalarLoss):
     def constant_diverges(self, y: Array, group: Index) -> Mask:
         return np.asarray(np.bincount(group, weights=y) == 0)
 
-    def check_target(self, y: NDArray[Any] | None, device: object) -> None:
-        super().check_target(y, device)
-        assert y is not None
-        if (y < 0).any():
-            raise DataError(f"device {device!r}: the poisson loss needs counts of at least 0, got {y.min():g}")
+    def refused(self, y: NDArray[Any]) -> Mask:
+        return np.asarray(y < 0)
 
 
 @dataclass(frozen=True)
@@ -362,15 +354,12 @@ class MultinomialLoss(RowLoss):
     def constant_diverges(self, y: Array, group: Index) -> Mask:
         return lacks_class(y, group, self.n_classes)
 
-    def check_target(self, y: NDArray[Any] | None, device: object) -> None:
-        super().check_target(y, device)
-        assert y is not None
-        bad = (y < 0) | (y >= self.n_classes) | (y != np.floor(y))
-        if bad.any():
-            raise DataError(
-                f"device {device!r}: the multinomial loss needs classes 0..{self.n_classes - 1}, got {y[bad][0]:g}; "
-                "encode the labels, or use FedADMMClassifier, which does it"
-            )
+    @property
+    def wanted(self) -> str:  # type: ignore[override]
+        return f"classes 0..{self.n_classes - 1}"
+
+    def refused(self, y: NDArray[Any]) -> Mask:
+        return np.asarray((y < 0) | (y >= self.n_classes) | (y != np.floor(y)))
 
     def _onehot(self, y: Array) -> Array:
         return np.asarray(y[..., None] == np.arange(1, self.n_classes), dtype=np.float64)

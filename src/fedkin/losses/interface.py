@@ -28,6 +28,8 @@ class Loss(ABC):
     needs_target: bool = True
     #: True when targets are classes, numbered from 0.
     needs_classes: bool = False
+    #: What numbers may be targets, in words.
+    wanted: str = "a target"
     #: True when theta is a point among the rows: it moves with them, and has neither an intercept nor a predictor.
     location: bool = False
     #: True when `quadratic_terms` describes the loss completely; a `RowLoss` then has curvature 1.
@@ -78,6 +80,13 @@ class Loss(ABC):
                 f"device {device!r}: the {self.name} loss needs a numeric target, got {y.dtype}; "
                 "encode the labels as numbers, or use FedADMMClassifier, which does it"
             )
+        if y is not None and (bad := self.refused(y)).any():
+            cure = "; encode the labels, or use FedADMMClassifier, which does it" if self.needs_classes else ""
+            raise DataError(f"device {device!r}: the {self.name} loss needs {self.wanted}, got {y[bad][0]:g}{cure}")
+
+    def refused(self, y: NDArray[Any]) -> Mask:
+        """Which numbers cannot be targets of this loss."""
+        return np.zeros(y.shape, dtype=bool)
 
     # --- noise ---
     def dispersion(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:

@@ -20,7 +20,7 @@ from fedkin.objective.linalg import (
     unit_diagonal,
 )
 from fedkin.objective.penalties import L1, Penalty, make_penalty
-from fedkin.objective.problem import FusedObjective, LossLike, Problem, Solution, Status, check_labels, resolve_losses
+from fedkin.objective.problem import FusedObjective, LossLike, Problem, Solution, Status, resolve_losses
 from fedkin.objective.rows import RowBatch, RowTerms, row_blocks
 from fedkin.objective.terms import DeviceTerms, QuadraticTerms
 
@@ -40,7 +40,6 @@ __all__ = [
     "Solution",
     "Status",
     "build_terms",
-    "check_labels",
     "generalized_inverse",
     "inverse_of",
     "least_eigenvalue",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -26,28 +26,14 @@ LossLike = str | Loss | Mapping[Hashable, str | Loss]
 
 @dataclass(frozen=True, eq=False)
 class FusedObjective:
-    """``sum_u M_u(theta_u) + sum_e r_e phi(theta_i - theta_j) + sum_uc k_uc |theta_uc|``: |V| times the public one.
-
-    Attributes
-    ----------
-    terms : DeviceTerms
-    graph : Graph
-        Its devices are in the order of the terms.
-    penalty : Penalty
-    strength : float
-        ``lam * |V|``; ``r_e = strength * w_e``.
-    sparsity : array (V, p) or None
-        The ``k`` above.
-    radius : float or None
-        Radius of a ball that holds the minimisers, where the caller knows one.
-    """
+    """``sum_u M_u(theta_u) + sum_e r_e phi(theta_i - theta_j) + sum_uc k_uc |theta_uc|``: |V| times the public one."""
 
     terms: DeviceTerms
-    graph: Graph
+    graph: Graph  # devices in the order of the terms
     penalty: Penalty
-    strength: float
-    sparsity: Array | None = None
-    radius: float | None = None
+    strength: float  # lam * |V|, so that r_e = strength * w_e
+    sparsity: Array | None = None  # the k above, (V, p)
+    radius: float | None = None  # of a ball that holds the minimisers, where the caller knows one
 
     @cached_property
     def edge_radius(self) -> Array:
@@ -72,26 +58,11 @@ class FusedObjective:
     def gap(
         self, theta: Array, alpha: Array, zeta: Array | None, balance: Array, radius: float = np.inf
     ) -> tuple[float, bool]:
-        """Duality gap of ``theta`` and feasible duals: an upper bound on ``value(theta) - min value``.
+        """Duality gap, an upper bound on ``value(theta) - min value``, and whether it needed the radius.
 
-        Parameters
-        ----------
-        theta : array (V, p)
-            Parameters.
-        alpha : array (E, p)
-            Edge duals inside their balls.
-        zeta : array (V, p) or None
-            Sparsity duals inside their boxes.
-        balance : array (V, p)
-            ``D' alpha + zeta``.
-        radius : float
-            Radius of a ball that holds a minimiser, for designs without a finite conjugate.
-
-        Returns
-        -------
-        gap : float
-        conditional : bool
-            Whether the radius was needed.
+        ``alpha (E, p)`` are edge duals inside their balls, ``zeta (V, p)`` sparsity duals inside their boxes, and
+        ``balance (V, p)`` is ``D' alpha + zeta``. A ball of that ``radius`` holds a minimiser, for designs without a
+        finite conjugate.
         """
         d = self.differences(theta)
         # summed edge by edge before adding up, so that the small difference of large sums is accurate
@@ -280,22 +251,14 @@ def resolve_losses(loss: LossLike, federation: Federation) -> tuple[Loss, ...]:
         losses = _losses_by_device(loss, federation)
     else:
         losses = (make_loss(loss, federation.y),) * federation.n_devices
-    if len({id(one) for one in losses}) == 1:
-        _check_all_targets(losses[0], federation)
-    else:
+    try:
+        # the whole column first: the loop over devices is slow
+        for one in {id(one): one for one in losses}.values():
+            one.check_target(federation.y, "all")
+    except DataError:
         for device, one in zip(federation.devices, losses, strict=True):
             one.check_target(federation[device].y, device)
     return losses
-
-
-def _check_all_targets(loss: Loss, federation: Federation) -> None:
-    # the whole column first: a loop over devices only finds the culprit
-    try:
-        loss.check_target(federation.y, "all")
-    except DataError:
-        for device in federation.devices:
-            loss.check_target(federation[device].y, device)
-        raise
 
 
 def _losses_by_device(loss: Mapping[Hashable, str | Loss], federation: Federation) -> tuple[Loss, ...]:
@@ -318,15 +281,3 @@ def _losses_by_device(loss: Mapping[Hashable, str | Loss], federation: Federatio
         described = ", ".join(f"{one.name}: {p}" for p, one in sizes.items())
         raise DataError(f"the devices' losses have parameters of different length ({described}); they must agree")
     return tuple(losses)
-
-
-def check_labels(labels: Mapping[Hashable, object] | Sequence[object], devices: Sequence[Hashable]) -> list[object]:
-    """Group labels in device order, from a mapping or a sequence."""
-    if isinstance(labels, Mapping):
-        missing = [device for device in devices if device not in labels]
-        if missing:
-            raise UnknownDeviceError(f"no label is given for device {missing[0]!r}")
-        return [labels[device] for device in devices]
-    if len(labels) != len(devices):
-        raise DataError(f"got {len(labels)} labels for {len(devices)} devices; give one label per device")
-    return list(labels)

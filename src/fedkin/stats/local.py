@@ -9,23 +9,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from fedkin._base import Array, Index, Mask, check_choice
 from fedkin.data import Federation
-from fedkin.errors import DegenerateDeviceWarning, ParameterError
+from fedkin.errors import DataError, DegenerateDeviceWarning, ParameterError, UnknownDeviceError
 from fedkin.losses import Loss, RowLoss, by_loss
-from fedkin.objective import (
-    RANK_TOLERANCE,
-    LossLike,
-    RowBatch,
-    check_labels,
-    inverse_of,
-    least_eigenvalue,
-    resolve_losses,
-)
+from fedkin.objective import RANK_TOLERANCE, LossLike, RowBatch, inverse_of, least_eigenvalue, resolve_losses
 from fedkin.stats.newton import minimise, minimise_sum, minimise_with_ridge
 from fedkin.stats.ownfits import (
     ROUNDING,
@@ -153,30 +145,21 @@ def local_fit(federation: Federation, loss: LossLike = "linear", variance: Varia
     """
     check_variance(variance)
     losses = resolve_losses(loss, federation)
-    n_devices, p = federation.n_devices, losses[0].n_params(federation.n_features)
-    theta, hessian, covariance = np.empty((n_devices, p)), np.empty((n_devices, p, p)), np.empty((n_devices, p, p))
-    dispersion, dof, prior_precision = np.empty(n_devices), np.empty(n_devices), np.empty((n_devices, p))
-    matrix_estimated, rescued = np.empty(n_devices, dtype=bool), np.empty(n_devices, dtype=bool)
+    parts: list[dict[str, Any]] = []
     notes: dict[int, str] = {}
-    for members, one in by_loss(losses, np.arange(n_devices)):
+    for members, one in by_loss(losses):
         fits = fit_devices(federation, members, one)
-        covariance[members], dof[members], matrix_estimated[members] = _covariances(fits, variance)
-        theta[members], hessian[members] = fits.theta, fits.hessian
-        dispersion[members], rescued[members] = fits.dispersion, fits.rescued
+        part = {name: getattr(fits, name) for name in ("members", "theta", "hessian", "dispersion", "rescued")}
+        part["covariance"], part["residual_dof"], part["matrix_estimated"] = _covariances(fits, variance)
         noise = 1.0 if variance == "bartlett" else fits.dispersion[:, None]
-        prior_precision[members] = fits.n[:, None] * fits.ridge / noise
+        parts.append(part | {"prior_precision": fits.n[:, None] * fits.ridge / noise})
         notes.update({int(members[k]): "; ".join(lines) for k, lines in fits.notes.items()})
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    order = np.argsort(columns.pop("members"))
     return LocalFit(
         devices=federation.devices,
-        theta=theta,
-        hessian=hessian,
-        covariance=covariance,
+        **{name: column[order] for name, column in columns.items()},
         n_samples=federation.n_samples,
-        dispersion=dispersion,
-        residual_dof=dof,
-        matrix_estimated=matrix_estimated,
-        prior_precision=prior_precision,
-        rescued=rescued,
         notes={federation.devices[u]: notes[u] for u in sorted(notes)},
         variance=variance,
         losses=tuple(one.name for one in losses),
@@ -281,7 +264,7 @@ def oracle_fit(
     check_choice("weights", weights, get_args(Weights))
     losses = resolve_losses(loss, federation)
     groups: dict[object, list[int]] = {}
-    for u, label in enumerate(check_labels(labels, federation.devices)):
+    for u, label in enumerate(_in_device_order(labels, federation.devices)):
         groups.setdefault(label, []).append(u)
     theta = np.empty((federation.n_devices, losses[0].n_params(federation.n_features)))
     for label, group in groups.items():
@@ -295,6 +278,19 @@ def oracle_fit(
                 stacklevel=2,
             )
     return theta
+
+
+def _in_device_order(
+    labels: Mapping[Hashable, object] | Sequence[object], devices: Sequence[Hashable]
+) -> Sequence[object]:
+    if isinstance(labels, Mapping):
+        missing = [device for device in devices if device not in labels]
+        if missing:
+            raise UnknownDeviceError(f"no label is given for device {missing[0]!r}")
+        return [labels[device] for device in devices]
+    if len(labels) != len(devices):
+        raise DataError(f"got {len(labels)} labels for {len(devices)} devices; give one label per device")
+    return labels
 
 
 def _pooled(federation: Federation, members: Index, losses: Sequence[Loss], weights: Weights) -> tuple[Array, str]:

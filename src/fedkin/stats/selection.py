@@ -148,7 +148,12 @@ def select_edges(
     >>> chosen.candidates.n_edges, chosen.graph.n_edges, round(chosen.graph.fidelity(design.truth), 2)
     (44, 27, 1.0)
     """
-    _check(level, method)
+    from scipy.special import chdtri
+
+    if not 0 < level < 1:
+        raise ParameterError(f"level is the size of a test, between 0 and 1, got {level!r}")
+    if method not in get_args(Method):
+        raise ParameterError(f"unknown method {method!r}; choose one of {', '.join(get_args(Method))}")
     if local is None:
         check_variance(variance or "model")
         local = local_fit(federation, loss, variance or "model")
@@ -168,20 +173,13 @@ def select_edges(
         reference_dof=dof,
         kept=kept,
         threshold=threshold,
-        critical=_chi_square_quantile(local.theta.shape[1], threshold) if np.isinf(dof).all() else None,
+        critical=float(chdtri(local.theta.shape[1], threshold)) if np.isinf(dof).all() else None,
         level=level,
         method=method,
         variance=local.variance,
         error_controlled=ERROR_CONTROLLED[method],
         notes=dict(local.notes),
     )
-
-
-def _check(level: float, method: str) -> None:
-    if not 0 < level < 1:
-        raise ParameterError(f"level is the size of a test, between 0 and 1, got {level!r}")
-    if method not in get_args(Method):
-        raise ParameterError(f"unknown method {method!r}; choose one of {', '.join(get_args(Method))}")
 
 
 def threshold_of(p_value: Array, level: float, method: Method) -> float:
@@ -201,12 +199,6 @@ def threshold_of(p_value: Array, level: float, method: Method) -> float:
         level = level / float((1 / rank).sum())
     small = np.flatnonzero(ordered < level * rank / m)
     return float(level * (small[-1] + 1 if small.size else 1) / m)
-
-
-def _chi_square_quantile(p: int, tail: float) -> float:
-    from scipy.special import chdtri
-
-    return float(chdtri(p, tail))
 
 
 def wald_tests(local: LocalFit, edges: Index, *, chunk_entries: int = 2**20) -> tuple[Array, Array, Array]:
