@@ -148,8 +148,9 @@ def test_the_command_runs_continues_and_says_where_the_result_is(
     assert [path.name for path in states] == ["rank-0-of-2.db", "rank-1-of-2.db"]
     assert [rounds_saved(path) for path in states] == [[80, 90]] * 2
     assert forget_last_state(states[0]) == 90
+    again = mpi(2, str(directory), "--checkpoint-every", "40", "--progress")
+    assert again.returncode == 0 and "round 80 of 90, from a checkpoint" in again.stdout, again.stderr
     assert main([*command, "--out", str(tmp_path / "coef.csv")]) == 0
-    assert "round 80 of 90, from a checkpoint" in capfd.readouterr().out
     table = np.genfromtxt(tmp_path / "coef.csv", delimiter=",", skip_header=1)[:, 1:]
     assert np.array_equal(table, expected)
     # a damaged state is named, and --fresh goes without it
