@@ -1,7 +1,7 @@
 """The command line, ``fedkin COMMAND``: parsing and printing only.
 
 In: the arguments of the process. Out: results on standard output; progress, notes and errors in one line on standard
-error; an exit code. A module per command, `options` for what they take, `console` and `tables` for how they print.
+error; an exit code. Modules by command, `options` for what they take, `console` and `tables` for how they print.
 Imports: everything below; nothing imports the command line.
 """
 

@@ -12,9 +12,9 @@ from fedkin import __version__
 
 #: Where each command is defined, under its own name.
 _HOMES = {
-    "fit": "fedkin.cli.fit",
-    "predict": "fedkin.cli.predict",
-    "inspect": "fedkin.cli.inspect",
+    "fit": "fedkin.cli.models",
+    "predict": "fedkin.cli.models",
+    "inspect": "fedkin.cli.models",
     "demo": "fedkin.cli.demo",
     "study": "fedkin.studies",
     "peer": "fedkin.cli.peer",

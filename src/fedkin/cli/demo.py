@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
-from numpy.typing import NDArray
 
 from fedkin import __version__
-from fedkin._base import Array, count, replacing
+from fedkin._base import Array, Index, count, replacing
 from fedkin.cli.console import Report, output, print_json, working
 from fedkin.cli.options import Json
 from fedkin.cli.tables import add_row, gap_words, graph_words, plain_table, print_facts
@@ -35,16 +34,6 @@ _MEANING = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """What the demonstration found."""
-
-    design: Design
-    model: FittedModel
-    estimation: dict[str, float]
-    held_out: dict[str, float]
-
-
 def demo(
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Directory for the report and the data of the demonstration.")
@@ -63,8 +52,7 @@ def demo(
         # half of the rows are for testing: ROWS are left to learn from
         design = paper_design(devices, 2 * ROWS, FEATURES, GROUPS, varrho=varrho, seed=seed)
         out.mkdir(parents=True, exist_ok=True)  # before the work: a place that cannot be written is told at once
-        outcome = _outcome(design, seed, say)
-        result = _result(outcome)
+        model, result = _found(design, seed, say)
         with replacing(out / "report.html") as temporary:
             temporary.write_text(demo_page(result), encoding="utf-8")
         with replacing(out / "picture.svg") as temporary:
@@ -75,20 +63,21 @@ def demo(
             {
                 "fedkin_version": __version__,
                 "report": str(out / "report.html"),
-                "estimation_error": outcome.estimation,
-                "held_out_error": outcome.held_out,
-                "n_groups": outcome.model.n_clusters,
+                "estimation_error": result.estimation,
+                "held_out_error": result.held_out,
+                "n_groups": model.n_clusters,
                 "true_groups": GROUPS,
-                "lam": outcome.model.lam,
-                "gap": outcome.model.gap,
+                "lam": model.lam,
+                "gap": model.gap,
                 "summary": result.summary,
             }
         )
     else:
-        _print(outcome, result, out)
+        _print(model, result, out)
 
 
-def _outcome(design: Design, seed: int, say: Report) -> Outcome:
+def _found(design: Design, seed: int, say: Report) -> tuple[FittedModel, DemoResult]:
+    """The model that Fedkin fits after testing the edges, and how it and the other methods did."""
     train, test = design.federation.split(0.5, seed)
     # as in the paper: no intercept, features as they are
     plain = FitOptions(fit_intercept=False, standardize=False, select="none", seed=seed)
@@ -102,36 +91,13 @@ def _outcome(design: Design, seed: int, say: Report) -> Outcome:
     model = fit_federation(train, design.graph, tested, lambda words: say(f"edges tested first: {words}"))
     theta[GIVEN], theta[SELECTED] = given.coef[:, 0], model.coef[:, 0]
     theta[ORACLE] = oracle_fit(train, design.labels.tolist())
-    return Outcome(
-        design,
-        model,
-        {name: design.error(estimate) for name, estimate in theta.items()},
-        {name: _squared_error(estimate, test) for name, estimate in theta.items()},
-    )
-
-
-def _squared_error(theta: Array, test: Federation) -> float:
-    assert test.y is not None
-    return float(((test.y - np.einsum("np,np->n", test.X, theta[test.device_index])) ** 2).mean())
-
-
-def _result(outcome: Outcome) -> DemoResult:
-    design, model, error = outcome.design, outcome.model, outcome.estimation
-    wrong = int((design.labels[design.graph.edges[:, 0]] != design.labels[design.graph.edges[:, 1]]).sum())
-    right = _same_partition(model.clusters, design.labels)
-    found = f"{count(model.n_clusters, 'group')} of sites"
-    summary = (
-        f"Every one of the {model.n_devices} sites kept its own {ROWS} rows. A graph said which sites may be alike, "
-        f"but {wrong} of its {design.graph.n_edges} edges were wrong. Fedkin found {found}"
-        f"{', exactly the true ones' if right else f'; in truth there are {GROUPS}'}. "
-        f"Its error is {_ratio(error[SELECTED], error[LOCAL])} that of a site on its own and "
-        f"{_ratio(error[SELECTED], error[ORACLE])} that of an oracle who was told the groups."
-    )
+    error = {name: design.error(estimate) for name, estimate in theta.items()}
+    held_out = {name: _squared_error(estimate, test) for name, estimate in theta.items()}
     names = _names(model.n_devices)
-    return DemoResult(
-        summary=summary,
-        estimation=outcome.estimation,
-        held_out=outcome.held_out,
+    result = DemoResult(
+        summary=_summary(design, model, error),
+        estimation=error,
+        held_out=held_out,
         meaning=_MEANING,
         highlight=(GIVEN, SELECTED),
         given=design.graph,
@@ -146,9 +112,28 @@ def _result(outcome: Outcome) -> DemoResult:
         },
         version=__version__,
     )
+    return model, result
 
 
-def _same_partition(a: NDArray[np.int64], b: NDArray[np.int64]) -> bool:
+def _squared_error(theta: Array, test: Federation) -> float:
+    assert test.y is not None
+    return float(((test.y - np.einsum("np,np->n", test.X, theta[test.device_index])) ** 2).mean())
+
+
+def _summary(design: Design, model: FittedModel, error: dict[str, float]) -> str:
+    wrong = int((design.labels[design.graph.edges[:, 0]] != design.labels[design.graph.edges[:, 1]]).sum())
+    right = _same_partition(model.clusters, design.labels)
+    found = f"{count(model.n_clusters, 'group')} of sites"
+    return (
+        f"Every one of the {model.n_devices} sites kept its own {ROWS} rows. A graph said which sites may be alike, "
+        f"but {wrong} of its {design.graph.n_edges} edges were wrong. Fedkin found {found}"
+        f"{', exactly the true ones' if right else f'; in truth there are {GROUPS}'}. "
+        f"Its error is {_ratio(error[SELECTED], error[LOCAL])} that of a site on its own and "
+        f"{_ratio(error[SELECTED], error[ORACLE])} that of an oracle who was told the groups."
+    )
+
+
+def _same_partition(a: Index, b: Index) -> bool:
     pairs = set(zip(a.tolist(), b.tolist(), strict=True))
     return len(pairs) == len(set(a.tolist())) == len(set(b.tolist()))
 
@@ -184,22 +169,22 @@ def _program() -> str:
     return sys.argv[0] if Path(sys.argv[0]).name == "fedkin" else f"{sys.executable} -m fedkin.cli"
 
 
-def _print(outcome: Outcome, result: DemoResult, out: Path) -> None:
+def _print(model: FittedModel, result: DemoResult, out: Path) -> None:
     console = output()
     table = plain_table("method", "", "held-out", "estimation", "x oracle", numbers_from=2)
-    for name, error in outcome.estimation.items():
-        cells = (name, _MEANING[name], f"{outcome.held_out[name]:.4g}", f"{error:.3g}")
-        ratio = f"{error / outcome.estimation[ORACLE]:.2f}"
+    for name, error in result.estimation.items():
+        cells = (name, _MEANING[name], f"{result.held_out[name]:.4g}", f"{error:.3g}")
+        ratio = f"{error / result.estimation[ORACLE]:.2f}"
         add_row(table, *cells, ratio, style="bold green" if name == SELECTED else "")
     console.print("Error of each method on held-out rows and against the true parameters", style="bold")
     console.print(table)
     console.print(result.summary)
     console.print()
     facts = {
-        "groups": f"{outcome.model.n_clusters} among {count(outcome.model.n_devices, 'site')}",
-        "graph": graph_words(outcome.model),
-        "lam": f"{outcome.model.lam:.4g} (cross-validation)",
-        "gap": gap_words(outcome.model),
+        "groups": f"{model.n_clusters} among {count(model.n_devices, 'site')}",
+        "graph": graph_words(model),
+        "lam": f"{model.lam:.4g} (cross-validation)",
+        "gap": gap_words(model),
         "report": str((out / "report.html").resolve()),
     }
     print_facts(facts)

@@ -11,9 +11,9 @@ need scikit-learn. Imports: `admm`, `solvers`, `stats` and below.
 from __future__ import annotations
 
 from fedkin.fitting.comparison import Comparison, compare
-from fedkin.fitting.directory import check_model_place
 from fedkin.fitting.fitting import fit_federation
 from fedkin.fitting.model import FittedModel, load
+from fedkin.fitting.model_files import check_model_place
 from fedkin.fitting.options import DEFAULTS, DESCRIPTIONS, FitOptions, choices
 from fedkin.fitting.preparation import Prepared, prepare
 

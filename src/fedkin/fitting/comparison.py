@@ -16,8 +16,7 @@ from fedkin.errors import DataError, DegenerateDeviceWarning
 from fedkin.fitting.fitting import Progress, fit_federation
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
-from fedkin.fitting.preparation import Prepared, class_numbers, prepare
-from fedkin.fitting.well_posed import well_posed_problem
+from fedkin.fitting.preparation import Prepared, class_numbers, prepare, well_posed_problem
 from fedkin.graph import Graph
 from fedkin.solvers import solve
 from fedkin.stats import global_fit, local_fit

@@ -14,8 +14,14 @@ from fedkin.data import Federation
 from fedkin.errors import ConvergenceWarning, DegenerateDeviceWarning, ParameterError, SolverError
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
-from fedkin.fitting.preparation import Prepared, prepare
-from fedkin.fitting.well_posed import COLLINEAR, rescue_warning, well_posed_problem, with_light_ridge
+from fedkin.fitting.preparation import (
+    COLLINEAR,
+    Prepared,
+    prepare,
+    rescue_warning,
+    well_posed_problem,
+    with_light_ridge,
+)
 from fedkin.graph import Graph
 from fedkin.objective import Problem, Solution
 from fedkin.solvers import cross_validate_lam, solve

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,24 +13,22 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkin import __version__
-from fedkin._base import Array, Index, count
-from fedkin.errors import ModelFileError, ParameterError
-from fedkin.fitting.directory import (
+from fedkin._base import Array, Index, count, listed
+from fedkin.data import columns_of, device_id, device_ids
+from fedkin.errors import DataError, ModelFileError, ParameterError, UnknownDeviceError
+from fedkin.fitting.model_files import (
     COEFFICIENTS_FILE,
     EDGES_FILE,
     MODEL_FILE,
-    damaged,
-    read_directory,
-    write_directory,
-)
-from fedkin.fitting.model_rows import device_positions, feature_matrix, offset_column
-from fedkin.fitting.model_tables import (
     CoefficientTable,
     coefficients_csv,
     column_name,
+    damaged,
     edges_csv,
     read_coefficients,
+    read_directory,
     read_edges,
+    write_directory,
 )
 from fedkin.graph import Graph
 from fedkin.losses import Loss, describe_loss, restore_loss
@@ -233,9 +231,9 @@ class FittedModel:
         return np.concatenate([self.intercept[u], self.coef[u, 0]]) if self.fit_intercept else self.coef[u, 0]
 
     def _checked_rows(self, X: object, device: object, offset: ArrayLike | None) -> tuple[Array, Index, Array | None]:
-        rows = feature_matrix(X, self.feature_names)
-        position = device_positions(device, len(rows), self.index)
-        return rows, position, offset_column(offset, len(rows), needed=self.offset_name is not None)
+        rows = _feature_matrix(X, self.feature_names)
+        position = _device_positions(device, len(rows), self.index)
+        return rows, position, _offset_column(offset, len(rows), needed=self.offset_name is not None)
 
     # --- files ------------------------------------------------------------------------------------------------
 
@@ -325,25 +323,20 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
     >>> model.devices, model.coef.shape
     (('a',), (1, 1, 1))
     """
-    stored = read_directory(Path(directory))
-    meta = stored.description
-    path, coefficients, edges = (stored.folder / name for name in (MODEL_FILE, COEFFICIENTS_FILE, EDGES_FILE))
+    folder, meta, tables = read_directory(Path(directory))
+    path, coefficients, edges = (folder / name for name in (MODEL_FILE, COEFFICIENTS_FILE, EDGES_FILE))
     try:
         features = tuple(str(name) for name in meta["features"])
         restored = restore_loss(meta["loss"], loss, path)
         classes = None if meta["classes"] is None else tuple(meta["classes"])
-        table = read_coefficients(coefficients, stored.tables[COEFFICIENTS_FILE], features, classes)
+        table = read_coefficients(coefficients, tables[COEFFICIENTS_FILE], features, classes)
         if len(table.devices) != meta["n_devices"]:
             damaged(coefficients, f"it has {len(table.devices)} devices, expected {meta['n_devices']}")
         return FittedModel(
-            devices=table.devices,
-            coef=table.coef,
-            intercept=table.intercept,
+            **table._asdict(),
             feature_names=features,
-            clusters=table.clusters,
-            n_samples=table.n_samples,
             loss=restored,
-            graph=read_edges(edges, stored.tables[EDGES_FILE], table.devices),
+            graph=read_edges(edges, tables[EDGES_FILE], table.devices),
             classes=classes,
             target_name=meta["target"],
             offset_name=meta["offset"],
@@ -363,3 +356,86 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
 def _label_array(classes: tuple[Any, ...]) -> NDArray[Any]:
     made = np.array(classes)
     return made if made.dtype.kind in "biuf" else np.fromiter(classes, dtype=object, count=len(classes))
+
+
+# --- rows to predict, checked against the model ------------------------------------------------------------------
+
+
+def _feature_matrix(X: object, names: tuple[str, ...]) -> Array:
+    """The features ``(n, q)`` of an array, or of a table that has them among its columns."""
+    if isinstance(X, Mapping) or hasattr(X, "columns") or hasattr(X, "column_names"):
+        rows = _from_table(X, names)
+    elif hasattr(X, "toarray"):
+        raise DataError("X is a sparse matrix, expected a dense array: X.toarray()")
+    else:
+        rows = np.asarray(X, dtype=np.float64)
+    if rows.ndim != 2 or rows.shape[1] != len(names):
+        raise DataError(f"X has shape {rows.shape}, expected (n, {len(names)}): {listed(names, 20)}")
+    if not np.isfinite(rows).all():
+        row, column = (int(number) for number in np.argwhere(~np.isfinite(rows))[0])
+        raise DataError(f"row {row}, feature {names[column]!r} is {rows[row, column]}: fill or drop such values")
+    return rows
+
+
+def _from_table(X: object, names: tuple[str, ...]) -> Array:
+    columns = columns_of(X)
+    for name in names:
+        if name not in columns:
+            raise DataError(f"there is no column {name!r}; the model needs {listed(names, 20)}")
+        if columns[name].dtype.kind not in "fb":
+            raise DataError(f"column {name!r} is not numeric, but the model needs numbers there")
+    n = len(next(iter(columns.values()), ()))
+    rows = np.empty((n, len(names)))
+    for k, name in enumerate(names):
+        rows[:, k] = columns[name]
+    return rows
+
+
+def _device_positions(device: object, n: int, index: Mapping[Hashable, int]) -> Index:
+    """The number of each row's device: ``device`` is one id, an id per row, or None where there is one device only."""
+    if device is None:
+        if len(index) == 1:
+            return np.zeros(n, dtype=np.int64)
+        raise DataError(
+            f"the model has {len(index)} devices, so it must be told which one each row belongs to: "
+            f"device= one of {listed(index)}, or a list with an id per row"
+        )
+    if isinstance(device, str | bytes | tuple) or not isinstance(device, Iterable):
+        return np.full(n, _position(device_id(device), index))
+    ids = device_ids(device)
+    if len(ids) != n:
+        raise DataError(f"device names {len(ids)} rows, but X has {n}: give one id per row, or one id for all")
+    known = {one: _position(one, index) for one in dict.fromkeys(ids)}
+    return np.fromiter((known[one] for one in ids), dtype=np.int64, count=n)
+
+
+def _position(device: Hashable, index: Mapping[Hashable, int]) -> int:
+    if device in index:
+        return index[device]
+    alike = [known for known in index if str(known) == str(device)]
+    if alike:
+        cure = f"Did you mean {alike[0]!r} ({type(alike[0]).__name__} instead of {type(device).__name__})?"
+    else:
+        cure = "Fit again with rows of this device, or predict with a device like it"
+    raise UnknownDeviceError(
+        f"device {device!r} was not part of the fit, so it has no model; the {len(index)} known devices are "
+        f"{listed(index)}. {cure}"
+    )
+
+
+def _offset_column(offset: ArrayLike | None, n: int, *, needed: bool) -> Array | None:
+    """The offset of each row, ``(n,)``."""
+    if offset is None:
+        if needed:
+            raise DataError(
+                "the model was fitted with an offset: give offset= for the rows to predict (zeros predict rates "
+                "for one unit of exposure)"
+            )
+        return None
+    shift = np.asarray(offset, dtype=np.float64)
+    if shift.shape != (n,):
+        raise DataError(f"offset has shape {shift.shape}, expected ({n},), one value per row of X")
+    if not np.isfinite(shift).all():
+        row = int(np.flatnonzero(~np.isfinite(shift))[0])
+        raise DataError(f"row {row}: the offset is {shift[row]}; fill or drop such rows")
+    return shift
