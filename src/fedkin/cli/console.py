@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -70,7 +70,7 @@ def working(first: str) -> Iterator[Report]:
 def guarded(run: Callable[[], None]) -> int:
     """Run a command; turn what can go wrong into one line on standard error and an exit code."""
     try:
-        with _interrupts(), _warnings_as_notes():
+        with _raising_once([signal.SIGINT]), _warnings_as_notes():
             run()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else OK if end.code is None else WRONG_INPUT
@@ -118,12 +118,15 @@ def as_options(words: str) -> str:
 
 
 @contextmanager
-def _interrupts() -> Iterator[None]:
-    def interrupt(number: int, frame: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough: cleaning up must not be interrupted again
-        raise Interrupted
+def _raising_once(signals: Sequence[signal.Signals], on_request: signal.Signals | None = None) -> Iterator[None]:
+    """Let these signals raise `Interrupted`, and one of them `StopRequested`."""
 
-    with handling([signal.SIGINT], interrupt):
+    def interrupt(number: int, frame: object) -> None:
+        for one in {*signals, signal.SIGINT}:
+            signal.signal(one, signal.SIG_IGN)  # once is enough: cleaning up must not be interrupted again
+        raise StopRequested if number == on_request else Interrupted
+
+    with handling(signals, interrupt):
         yield
 
 
@@ -154,28 +157,14 @@ def handling(signals: Sequence[signal.Signals], handler: Callable[[int, Any], No
             signal.signal(one, previous)
 
 
-@contextmanager
-def ended_like_ctrl_c(on_request: signal.Signals | None = None) -> Iterator[None]:
-    """Within this context SIGTERM and SIGHUP do what Ctrl-C does.
+def ended_like_ctrl_c(on_request: signal.Signals | None = None) -> AbstractContextManager[None]:
+    """Within this context SIGTERM and SIGHUP do what Ctrl-C does, and the signal ``on_request`` stops on request.
 
     For commands that start processes with sessions of their own, which would stay behind.
-
-    Parameters
-    ----------
-    on_request : signal, optional
-        Raises `StopRequested`.
     """
-
-    def interrupt(number: int, frame: object) -> None:
-        for one in (*heeded, signal.SIGINT):
-            signal.signal(one, signal.SIG_IGN)  # once is enough: cleaning up must not be interrupted again
-        raise StopRequested if number == on_request else Interrupted
-
     # who ignores a signal, as nohup does, wants that
     heeded = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
-    heeded += [] if on_request is None else [on_request]
-    with handling(heeded, interrupt):
-        yield
+    return _raising_once(heeded if on_request is None else [*heeded, on_request], on_request)
 
 
 @contextmanager

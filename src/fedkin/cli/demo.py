@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from fedkin import __version__
-from fedkin._base import Array, Index, count, replacing
+from fedkin._base import Array, Index, count, write_file
 from fedkin.cli.console import Report, output, print_json, working
 from fedkin.cli.options import Json
 from fedkin.cli.tables import add_row, gap_words, graph_words, plain_table, print_facts
@@ -53,10 +53,8 @@ def demo(
         design = paper_design(devices, 2 * ROWS, FEATURES, GROUPS, varrho=varrho, seed=seed)
         out.mkdir(parents=True, exist_ok=True)  # before the work: a place that cannot be written is told at once
         model, result = _found(design, seed, say)
-        with replacing(out / "report.html") as temporary:
-            temporary.write_text(demo_page(result), encoding="utf-8")
-        with replacing(out / "picture.svg") as temporary:
-            temporary.write_text(demo_picture(result), encoding="utf-8")
+        write_file(out / "report.html", demo_page(result))
+        write_file(out / "picture.svg", demo_picture(result))
         _write_data(design, out)
     if as_json:
         print_json(

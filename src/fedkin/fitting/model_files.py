@@ -113,7 +113,6 @@ def _unwritable(target: Path, error: OSError) -> NoReturn:
 
 
 def _replace_directory(target: Path, contents: Mapping[str, str]) -> None:
-    """Write the files beside the target and rename: a reader sees the old model or the new one, never half of it."""
     target = target.resolve()
     check_model_place(target)
     try:
@@ -127,7 +126,7 @@ def _replace_directory(target: Path, contents: Mapping[str, str]) -> None:
 
 
 def _remove_leftovers(target: Path) -> None:
-    """Remove what this save, and saves that were killed, put beside the target."""
+    """Remove what saves that were killed left beside the target (see `replacing_directory`)."""
     for old in _leftovers(target, "old"):
         shutil.rmtree(old, ignore_errors=True)
     for fresh in _leftovers(target, "new"):
