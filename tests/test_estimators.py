@@ -21,7 +21,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fedkin
 from fedkin import FedADMMClassifier, FedADMMRegressor, Graph
-from fedkin.errors import DataError, FedkinWarning, GraphError, ParameterError, UnknownDeviceError
+from fedkin.errors import DataError, FedkinWarning, GraphError, GraphWarning, ParameterError, UnknownDeviceError
 from fedkin.fitting import FitOptions
 from fedkin.fitting.estimators import WithinDeviceKFold
 from fedkin.fitting.scoring import DeviceScorer
@@ -399,3 +399,14 @@ def test_auto_loss_is_the_one_of_the_estimator():
     counts = np.arange(12) % 3
     assert FedADMMRegressor(lam=0.1).fit(X, counts, device=site).model_.loss.name == "linear"
     assert FedADMMClassifier(lam=0.1).fit(X, counts % 2, device=site).model_.loss.name == "logistic"
+
+
+def test_devices_that_a_graph_does_not_name_have_no_edges():
+    networkx = pytest.importorskip("networkx")
+    rng = np.random.default_rng(0)
+    X, site = rng.normal(size=(60, 2)), np.repeat(["a", "b", "c"], 20)
+    y = X[:, 0] + 0.1 * rng.normal(size=60)
+    with pytest.warns(GraphWarning, match="does not name device 'c'"):
+        model = FedADMMRegressor(lam=0.1).fit(X, y, device=site, graph=networkx.path_graph(["a", "b"]))
+    assert model.graph_.degree.tolist() == [1, 1, 0]
+    np.testing.assert_allclose(model.coef_[2], LinearRegression().fit(X[site == "c"], y[site == "c"]).coef_, rtol=1e-4)
