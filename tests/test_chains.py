@@ -12,9 +12,9 @@ from fedkin.graph import Graph
 from fedkin.objective import FusedObjective, QuadraticTerms, make_penalty
 from fedkin.solvers import chains as module
 from fedkin.solvers import solve_fused
-from fedkin.solvers.backend import start_iteration
 from fedkin.solvers.chains import ChainIteration, chains_for, two_chain_sets
 from fedkin.solvers.compiled import CompiledIteration
+from fedkin.solvers.exact import start_iteration
 from fedkin.solvers.kernels.chains import Links, chain_step
 from fedkin.solvers.kernels.jit import frozen
 

@@ -10,7 +10,7 @@ from fedkin import Problem, lam_path, solve
 from fedkin.datasets import paper_design
 from fedkin.objective import FusedObjective, Solution
 from fedkin.solvers import solve_fused
-from fedkin.solvers.levels import solve_levels
+from fedkin.solvers.path import solve_levels
 
 TOL = 1e-8
 

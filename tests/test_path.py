@@ -16,9 +16,8 @@ from fedkin import Federation, Graph, Problem, lam_max, lam_path, solve
 from fedkin.datasets import paper_design
 from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
 from fedkin.objective import make_penalty
-from fedkin.solvers import congestion
-from fedkin.solvers.congestion import least_congestion
-from fedkin.solvers.grids import fused_gradients, fused_solution, lam_grid
+from fedkin.solvers import grids
+from fedkin.solvers.grids import fused_gradients, fused_solution, lam_grid, least_congestion
 
 DUAL_NORMS = {"l1": "inf", "l2": 2, "linf": 1}
 
@@ -137,7 +136,7 @@ def test_the_first_order_method_agrees_with_maximum_flows(monkeypatch: pytest.Mo
     graph = random_graph(40, 0.1, seed=7, weighted=True)
     gradient = balanced(graph, 2, 7)
     exact = least_congestion(graph, make_penalty("l1"), gradient, 1e-3)
-    monkeypatch.setattr(congestion, "FLOW_SIZE", 0)
+    monkeypatch.setattr(grids, "FLOW_SIZE", 0)
     assert least_congestion(graph, make_penalty("l1"), gradient, 1e-3) == pytest.approx(exact, rel=2e-3)
 
 

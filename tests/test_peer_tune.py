@@ -35,7 +35,7 @@ from fedkin.federate.waiting import Patience
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 from fedkin.solvers import cross_validate_lam, lam_max, lattice
-from fedkin.solvers.folds import cut_folds
+from fedkin.solvers.crossvalidation import cut_folds
 from processes import capped, free_ports
 
 pytestmark = pytest.mark.timeout(180)

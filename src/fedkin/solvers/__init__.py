@@ -1,23 +1,20 @@
 """How a problem is solved exactly: one level (`solve`), a path of levels (`lam_path`), the choice of a level.
 
 In: a `Problem`. Out: a `Solution` with a certified duality gap, or a level chosen by cross-validation within devices.
-An `Iteration` (numpy, compiled, or along chains) takes primal-dual steps; `search` certifies where it stands and makes
+An `Iteration` (numpy, compiled, or along chains) takes primal-dual steps; `exact` certifies where it stands and makes
 a `Solution` of the best. `kernels/` holds the compiled loops and the toolkit that compiles them.
 Imports: `objective` and below.
 """
 
 from __future__ import annotations
 
-from fedkin.solvers.backend import compile_kernels, resolve_backend
-from fedkin.solvers.crossvalidation import best_level, cross_validate_lam, mean_and_error
-from fedkin.solvers.exact import solve, solve_fused
-from fedkin.solvers.folds import deal_folds, held_out_losses
-from fedkin.solvers.fuse import fused_parameters
+from fedkin.solvers.backend import Crew, compile_kernels, resolve_backend
+from fedkin.solvers.crossvalidation import best_level, cross_validate_lam, deal_folds, held_out_losses, mean_and_error
+from fedkin.solvers.exact import SCALE_FLOOR, solve, solve_fused
 from fedkin.solvers.grids import lam_grid, lam_max, lattice
 from fedkin.solvers.path import lam_path
+from fedkin.solvers.pdhg import fused_parameters
 from fedkin.solvers.radius import MinimizerBall
-from fedkin.solvers.search import SCALE_FLOOR
-from fedkin.solvers.workload import Crew
 
 __all__ = [
     "SCALE_FLOOR",

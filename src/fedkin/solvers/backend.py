@@ -1,4 +1,4 @@
-"""What carries out the iterations: numpy or compiled kernels (numba).
+"""What carries out the iterations (numpy or compiled kernels), how much work they are, and the threads that share it.
 
 numpy is the reference. The kernels take the same steps several times faster, but loading them takes about half a
 second, and compiling them, once per machine, 10 to 20. So ``"auto"`` uses them when they are loaded already, or when
@@ -8,53 +8,34 @@ the work ahead is worth the wait; a first small fit never waits for a compiler.
 from __future__ import annotations
 
 import sys
-from typing import Literal, get_args
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, Literal, TypeVar, get_args
 
-from fedkin._base import Array
 from fedkin.errors import ParameterError
-from fedkin.objective import FusedObjective, QuadraticTerms
-from fedkin.solvers.kernels.cache import cached
-from fedkin.solvers.pdhg import Iteration, NumpyIteration
-from fedkin.solvers.workload import sizes
+from fedkin.objective import DeviceTerms, FusedObjective, QuadraticTerms
+from fedkin.solvers.kernels import cached
 
 Backend = Literal["auto", "numpy", "numba"]
 Resolved = Literal["numpy", "numba"]
+T = TypeVar("T")
 
 #: Penalties that have kernels.
 COMPILED_PENALTIES = ("l1", "l2", "linf")
 #: Seconds of numpy work that outweigh loading the kernels from their cache, and compiling them.
 LOADING_PAYS, COMPILING_PAYS = 1.0, 30.0
 #: What a solve usually takes: iterations, and numpy's nanoseconds for an edge's coordinate and for an entry of a Gram.
-USUAL_ITERATIONS, EDGE_COST, GRAM_COST = 60, 20.0, 3.0
+USUAL_ITERATIONS, NUMPY_EDGE_COST, NUMPY_GRAM_COST = 60, 20.0, 3.0
+#: Nanoseconds of one thread for an edge's coordinate, and for an entry of a Gram matrix, in compiled iterations.
+EDGE_COST, GRAM_COST = 1.0, 0.3
+#: Threads share an iteration that takes longer than this many nanoseconds; below, problems run side by side.
+THREADING_PAYS = 1e6
 _KERNELS = "fedkin.solvers.kernels.steps"
 
 
 def resolve_backend(backend: Backend, objective: FusedObjective, n_solves: int = 1) -> Resolved:
-    """The backend to use for ``n_solves`` problems like ``objective``.
-
-    Parameters
-    ----------
-    backend : "auto", "numpy" or "numba"
-        What was asked for.
-    objective : FusedObjective
-        Its size and penalty count.
-    n_solves : int
-        Number of problems ahead.
-
-    Raises
-    ------
-    ParameterError
-        For an unknown name, or a custom penalty with "numba".
-
-    Examples
-    --------
-    >>> import fedkin
-    >>> from fedkin.solvers import resolve_backend
-    >>> fed = fedkin.Federation({"a": [[0.0]], "b": [[2.0]]})
-    >>> problem = fedkin.Problem(fed, fedkin.Graph.complete(["a", "b"]), loss="mean")
-    >>> resolve_backend("numpy", problem.fused)
-    'numpy'
-    """
+    """The backend to use for ``n_solves`` problems with the size and penalty of ``objective``."""
     if backend not in get_args(Backend):
         raise ParameterError(f"unknown backend {backend!r}; choose one of {', '.join(get_args(Backend))}")
     if backend == "numpy":
@@ -77,30 +58,66 @@ def resolve_backend(backend: Backend, objective: FusedObjective, n_solves: int =
 def expected_seconds(objective: FusedObjective) -> float:
     """Rough time of one solve with numpy."""
     edges, entries = sizes(objective, objective.terms)
-    return 1e-9 * USUAL_ITERATIONS * (EDGE_COST * edges + GRAM_COST * entries)
+    return 1e-9 * USUAL_ITERATIONS * (NUMPY_EDGE_COST * edges + NUMPY_GRAM_COST * entries)
 
 
 def compile_kernels() -> None:
     """Compile the kernels now and leave them in numba's cache; a second call only loads them."""
-    from fedkin.solvers.kernels import chains, levels  # noqa: F401  (and the kernels they call)
+    from fedkin.solvers.kernels import chains, checks  # noqa: F401  (and the kernels they call)
 
 
-def start_iteration(
-    backend: Resolved,
-    objective: FusedObjective,
-    quadratic: QuadraticTerms,
-    theta: Array | None,
-    alpha: Array | None,
-    zeta: Array | None,
-    rho: Array,
-) -> Iteration:
-    """An iteration on that backend; the arguments are those of `fedkin.solvers.pdhg.NumpyIteration`."""
-    if backend == "numpy":
-        return NumpyIteration(objective, quadratic, theta, alpha, zeta, rho)
-    from fedkin.solvers.chains import ChainIteration, chains_for
-    from fedkin.solvers.compiled import CompiledIteration
+def sizes(objective: FusedObjective, terms: DeviceTerms) -> tuple[int, int]:
+    """Numbers of edge duals and of entries of the Gram matrices."""
+    p = terms.n_params
+    isotropic = isinstance(terms, QuadraticTerms) and terms.isotropic
+    return objective.graph.n_edges * p, terms.n_devices * (p if isotropic else p * p)
 
-    chains = chains_for(objective, quadratic)
-    if chains is not None:
-        return ChainIteration(objective, quadratic, chains, alpha)
-    return CompiledIteration(objective, quadratic, theta, alpha, zeta, rho)
+
+def iteration_is_shared(objective: FusedObjective, terms: DeviceTerms) -> bool:
+    """Whether a compiled iteration is long enough for several threads to share it."""
+    return iteration_work(objective, terms) > THREADING_PAYS
+
+
+def iteration_work(objective: FusedObjective, terms: DeviceTerms) -> float:
+    """Nanoseconds of one thread for a compiled iteration, roughly."""
+    edges, entries = sizes(objective, terms)
+    return EDGE_COST * edges + GRAM_COST * entries
+
+
+def run_side_by_side(tasks: Sequence[Callable[[], T]], n_threads: int) -> list[T]:
+    """The results of the tasks, in their order; when one fails or Ctrl-C comes, those that wait are dropped."""
+    if n_threads == 1 or len(tasks) == 1:
+        return [task() for task in tasks]
+    with ThreadPoolExecutor(min(n_threads, len(tasks))) as pool:
+        futures = [pool.submit(task) for task in tasks]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Crew:
+    """Threads that work on parts of a range, the calling thread among them."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._pool = ThreadPoolExecutor(size - 1) if size > 1 else None
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def split(self, n: int) -> list[tuple[int, int]]:
+        """``size`` consecutive ranges that cover ``0 .. n-1``."""
+        return list(pairwise(n * k // self.size for k in range(self.size + 1)))
+
+    def run(self, work: Callable[[int, int, int], Any], ranges: Sequence[tuple[int, int]]) -> list[Any]:
+        """``work(thread, lo, hi)`` on every range; all are done on return, also after an interruption."""
+        if self._pool is None or len(ranges) == 1:
+            return [work(0, *ranges[0])]
+        others = [self._pool.submit(work, t, *ranges[t]) for t in range(1, len(ranges))]
+        try:
+            first = work(0, *ranges[0])
+        finally:
+            done = [other.result() for other in others]
+        return [first, *done]

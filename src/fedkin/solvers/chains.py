@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from fedkin._base import Array, available_threads
 from fedkin.graph import Graph
 from fedkin.objective import FusedObjective, QuadraticTerms
-from fedkin.solvers import checking
+from fedkin.solvers.backend import Crew
+from fedkin.solvers.compiled import KernelIteration
 from fedkin.solvers.kernels import chains as chain_kernels
 from fedkin.solvers.kernels import steps as kernels
 from fedkin.solvers.kernels.bundles import Devices, Edges
 from fedkin.solvers.kernels.chains import Links
 from fedkin.solvers.kernels.jit import frozen
-from fedkin.solvers.pdhg import Checked, PrimalDual, Stopping
-from fedkin.solvers.workload import Crew
+from fedkin.solvers.pdhg import PrimalDual
 
 Index = NDArray[np.int32]
 
@@ -36,18 +36,9 @@ THREADING_PAYS = 20_000
 
 @dataclass(frozen=True, eq=False)
 class Chains:
-    """Disjoint chains that cover all devices, some of them of length 1.
+    """Disjoint chains that cover all devices, some of them of length 1, as in `Links`.
 
-    Attributes
-    ----------
-    starts : array (C + 1,)
-        Chain c visits ``nodes[starts[c]:starts[c + 1]]``.
-    nodes : array (V,)
-        Devices in the order of the chains.
-    edges : array (V,)
-        The edge after each place; -1 at the end of a chain.
-    sign : array (V,)
-        1 where an edge's head comes first, -1 where its tail does, 0 at the end of a chain.
+    ``edges (V,)`` is -1 and ``sign (V,)`` 0 at the end of a chain.
     """
 
     starts: Index
@@ -113,26 +104,10 @@ def chains_for(objective: FusedObjective, quadratic: QuadraticTerms) -> tuple[Ch
     return two_chain_sets(objective.graph)
 
 
-class ChainIteration:
-    """Accelerated alternation between two sets of chains; the methods are those of `fedkin.solvers.pdhg.Iteration`.
-
-    Parameters
-    ----------
-    objective : FusedObjective
-        Graph, penalty and radii; its terms are not looked at.
-    quadratic : QuadraticTerms
-        Isotropic and regular.
-    chains : one or two Chains
-        From `chains_for`.
-    alpha : array (E, p) or None
-        Duals to start from.
-    n_threads : int, optional
-        As many as pay, by default.
-    """
+class ChainIteration(KernelIteration):
+    """Accelerated alternation between the sets of chains of `chains_for`; the terms are isotropic and regular."""
 
     regular = True
-    recovers = False
-    live = False
 
     def __init__(
         self,
@@ -190,9 +165,6 @@ class ChainIteration:
         self.n_iter += n
         self._set_duals()
 
-    def settle(self, stopping: Stopping) -> Checked | None:
-        return None
-
     def _sweep(self, c: int) -> None:
         a, b, first, pushed = self._a, self._b[c], self._first[c], self._pushed[c]
         self._chain_step(0, b, pushed, first)
@@ -231,18 +203,12 @@ class ChainIteration:
 
     def certificate(self, theta: Array | None = None) -> tuple[float, float]:
         x = self._theta if theta is None else theta
-        return checking.certificate(self._crew, self._devices, self._edges, x, self._alpha, self._s[None])
+        return self._certified(x, self._alpha, self._s[None])
 
     def fused(self) -> Array:
         x, none = self._theta, np.empty((0, self._theta.shape[1]))
-        return checking.fuse(self._crew, self._devices, self._edges, x, self._alpha, none, np.empty_like(x))
-
-    def arranged(self, theta: Array) -> Array:
-        return np.ascontiguousarray(theta)
+        return self._fused(x, self._alpha, none, np.empty_like(x))
 
     def pair(self, theta: Array | None = None) -> PrimalDual:
         x = self._theta if theta is None else theta
         return PrimalDual(x.copy(), self._alpha.copy(), None, self._s.copy(), self.rho, self.n_iter)
-
-    def close(self) -> None:
-        self._crew.close()

@@ -11,16 +11,23 @@ from numpy.typing import NDArray
 
 from fedkin._base import Array, available_threads
 from fedkin.objective import FusedObjective, QuadraticTerms
-from fedkin.solvers import checking
-from fedkin.solvers.grams import Grams
+from fedkin.solvers.backend import Crew, iteration_is_shared, iteration_work
 from fedkin.solvers.kernels import checks as check_kernels
-from fedkin.solvers.kernels import levels as level_kernels
+from fedkin.solvers.kernels import gaps as gap_kernels
 from fedkin.solvers.kernels import steps as kernels
 from fedkin.solvers.kernels.bundles import Devices, Edges, State, Step
 from fedkin.solvers.kernels.jit import frozen
-from fedkin.solvers.pdhg import RELAXATION, Checked, PrimalDual, Rebalancing, Stopping, weights_of_devices
-from fedkin.solvers.renumber import Numbering
-from fedkin.solvers.workload import Crew, iteration_is_shared, iteration_work
+from fedkin.solvers.layout import Grams, Numbering
+from fedkin.solvers.pdhg import (
+    INTERIOR,
+    RELAXATION,
+    Checked,
+    Iteration,
+    PrimalDual,
+    Rebalancing,
+    Stopping,
+    weights_of_devices,
+)
 
 #: Pairs with more edge duals than this are not copied: they change when the iteration goes on.
 COPIED = 1_000_000
@@ -30,20 +37,35 @@ ONE_GO = 5e7
 CHECKS = 64
 
 
-class CompiledIteration:
-    """The iteration on kernels; `fedkin.solvers.pdhg.Iteration` says what its methods do.
+class KernelIteration(Iteration):
+    """What iterations on kernels share: threads, and the checks of devices and edges that they work on."""
 
-    Parameters
-    ----------
-    objective : FusedObjective
-        Graph, penalty and radii; its terms are not looked at.
-    quadratic : QuadraticTerms
-        The smooth part to minimise.
-    theta, alpha, zeta, rho
-        Where to start; each device's own minimiser, and no duals, where they are None.
-    n_threads : int, optional
-        As many as pay, by default.
-    """
+    _crew: Crew
+    _devices: Devices
+    _edges: Edges
+
+    def _certified(self, x: Array, y: Array, s: Array) -> tuple[float, float]:
+        """Objective value and duality gap of parameters ``x``, duals ``y`` with balance ``s``, without sparsity."""
+        crew, devices, edges = self._crew, self._devices, self._edges
+        of_devices = crew.run(lambda _, lo, hi: gap_kernels.node_gap(lo, hi, devices, x, s), crew.split(x.shape[0]))
+        of_edges = crew.run(lambda _, lo, hi: gap_kernels.edge_gap(lo, hi, edges, x, y), crew.split(y.shape[0]))
+        value, gap = (sum(part) for part in zip(*of_devices, *of_edges, strict=True))
+        return float(value), float(gap)
+
+    def _fused(self, x: Array, y: Array, z: Array, out: Array) -> Array:
+        """Parameters ``out`` in which fused devices are exactly equal."""
+        crew, edges, box = self._crew, self._edges, self._devices.box
+        # columns of other penalties than l1 belong together
+        columns = crew.split(x.shape[1]) if edges.kind == kernels.L1 and crew.size > 1 else [(0, x.shape[1])]
+        crew.run(lambda _, lo, hi: gap_kernels.fuse(lo, hi, edges, y, 1.0 - INTERIOR, z, box, x, out), columns)
+        return out
+
+    def close(self) -> None:
+        self._crew.close()
+
+
+class CompiledIteration(KernelIteration):
+    """`fedkin.solvers.pdhg.NumpyIteration` on kernels, by default with as many threads as pay."""
 
     recovers = True
 
@@ -103,12 +125,7 @@ class CompiledIteration:
         return own
 
     def _started(
-        self,
-        quadratic: QuadraticTerms,
-        own: Array | None,
-        theta: Array | None,
-        alpha: Array | None,
-        zeta: Array | None,
+        self, quadratic: QuadraticTerms, own: Array | None, theta: Array | None, alpha: Array | None, zeta: Array | None
     ) -> State:
         (n, p), internal = self._devices.b.shape, self._numbering.devices_to_internal
         alone = self._devices.linked == 0
@@ -184,22 +201,17 @@ class CompiledIteration:
         component: NDArray[np.int32],
         stopping: Stopping,
     ) -> tuple[int, Array, Array]:
-        """Levels one after the other, on one thread and without sparsity; `level_kernels.settle_levels` says how.
+        """Levels one after the other, on one thread and without sparsity; `check_kernels.settle_levels` says how.
 
-        It starts anew: each level with the first rho, and the first one, where none is ``known``, at the state.
-
-        Returns
-        -------
-        done : int
-        table : array (m, N_COLUMNS)
-        checks : array (m, CHECKS, 3)
+        It starts anew: each level with the first rho, and the first one, where none is ``known``, at the state. Returns
+        the number of levels done, the table ``(m, N_COLUMNS)`` and the checks ``(m, CHECKS, 3)``.
         """
-        table = np.empty((strengths.size, level_kernels.N_COLUMNS))
+        table = np.empty((strengths.size, check_kernels.N_COLUMNS))
         checks = np.empty((strengths.size, CHECKS, 3))
-        levels = level_kernels.Levels(
+        levels = check_kernels.Levels(
             frozen(strengths), theta, alpha, table, checks, self._edge_weight, frozen(component)
         )
-        done = level_kernels.settle_levels(
+        done = check_kernels.settle_levels(
             levels,
             known,
             self._least_curvature(),
@@ -222,7 +234,6 @@ class CompiledIteration:
     # --- iterations -----------------------------------------------------------------------------------------------
 
     def advance(self, n: int) -> None:
-        """``n`` iterations, the last one without over-relaxation: it leaves a feasible primal-dual pair."""
         try:
             self._advance(n)
         except KeyboardInterrupt:
@@ -285,19 +296,17 @@ class CompiledIteration:
     # --- where it stands ------------------------------------------------------------------------------------------
 
     def certificate(self, theta: Array | None = None) -> tuple[float, float]:
-        """Objective value and duality gap of the pair, or of other parameters with the same duals."""
         state, box = self._state, self._devices.box
         x = state.x if theta is None else theta
-        value, gap = checking.certificate(self._crew, self._devices, self._edges, x, state.y, state.s)
+        value, gap = self._certified(x, state.y, state.s)
         if box.size:
             size = box * np.abs(x)
             value, gap = value + float(size.sum()), gap + float((size - state.z * x).sum())
         return value, gap
 
     def fused(self) -> Array:
-        """Parameters in which fused devices are exactly equal, for `certificate` and `pair`."""
         state = self._state  # whose `ahead` is free between two iterations
-        return checking.fuse(self._crew, self._devices, self._edges, state.x, state.y, state.z, state.ahead)
+        return self._fused(state.x, state.y, state.z, state.ahead)
 
     def arranged(self, theta: Array) -> Array:
         return self._numbering.devices_to_internal(theta)
@@ -311,7 +320,3 @@ class CompiledIteration:
         if not (self.live or numbering.changed):
             x, y, z = x.copy(), y.copy(), None if z is None else z.copy()
         return PrimalDual(x, y, z, balance, self.rho, self.n_iter)
-
-    def close(self) -> None:
-        """End the threads."""
-        self._crew.close()

@@ -1,15 +1,61 @@
-"""The exact solver: a minimiser of the fused objective with a duality gap as its certificate."""
+"""The exact solver: a minimiser of the fused objective with a duality gap as its certificate.
+
+Quadratic losses go straight to an `Iteration`. For the others a sequence of quadratic models is minimised by such
+iterations (proximal Newton), each from where the last one ended, with a line search on the true objective.
+"""
 
 from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedkin._base import Array, check_positive, check_whole
-from fedkin.errors import ParameterError
-from fedkin.objective import FusedObjective, Problem, Solution
-from fedkin.solvers.backend import Backend, resolve_backend
-from fedkin.solvers.pdhg import PrimalDual
-from fedkin.solvers.search import Search
+from fedkin.errors import ConvergenceWarning, ParameterError
+from fedkin.objective import DeviceTerms, FusedObjective, Problem, QuadraticTerms, Solution, Status
+from fedkin.solvers.backend import Backend, Resolved, resolve_backend
+from fedkin.solvers.newton import (
+    HOPELESS,
+    POOR,
+    Expansion,
+    advice,
+    lowered,
+    raise_if_no_descent,
+    raise_if_not_finite,
+    raise_if_unbounded,
+    raised,
+)
+from fedkin.solvers.pdhg import (
+    Checked,
+    Iteration,
+    NumpyIteration,
+    PrimalDual,
+    Stopping,
+    check_after,
+    far_from_fused,
+    fused_components,
+    fused_parameters,
+    initial_rho,
+)
+from fedkin.solvers.radius import MinimizerBall
+
+#: The relative gap is never relative to less than this share of the objective at theta = 0.
+SCALE_FLOOR = 1e-6
+#: A loss that has come down to this share of what it was at theta = 0 may be unbounded below.
+VANISHED = 1e-10
+#: Share of the decrease promised by the quadratic models that a step must keep.
+SUFFICIENT = 0.1
+#: A step that lowers the objective by more than this share is not the last one.
+EARLY = 0.03
+#: Relative changes of the objective below this may be rounding.
+ROUNDING = 1e-13
+#: With more edge duals than this, fusing whole components would need too much memory for what it is worth.
+LARGE = 10_000_000
+#: Fusing devices exactly shrinks a gap by up to this factor; before that, trying it is a waste of time.
+FUSING_HELPS = 3000.0
+#: Components are not fused where that would cost more than this share of the objective.
+NEARLY = 1e-2
 
 
 def solve(
@@ -72,17 +118,7 @@ def solve(
 def scaled(solution: Solution, n_devices: int) -> Solution:
     """A solution of the fused objective on the public scale (1/|V| of it)."""
     trace = {**solution.trace, "objective": solution.trace["objective"] / n_devices}
-    return Solution(
-        solution.theta,
-        solution.objective / n_devices,
-        solution.gap,
-        solution.status,
-        solution.n_iter,
-        trace,
-        solution.alpha,
-        solution.message,
-        solution.radius,
-    )
+    return replace(solution, objective=solution.objective / n_devices, trace=trace)
 
 
 def solve_fused(
@@ -132,3 +168,282 @@ def _start(objective: FusedObjective, warm_start: Solution | None) -> PrimalDual
 def _pair(theta: Array, alpha: Array, zeta: Array | None) -> PrimalDual:
     """Parameters and duals to start from, whose balance nobody has computed yet."""
     return PrimalDual(theta, alpha, zeta, np.zeros_like(theta), np.ones(1), 0)
+
+
+class Search:
+    """The state of one solve: the best certified pair so far and how it was reached."""
+
+    def __init__(
+        self, objective: FusedObjective, tol: float, max_iter: int, start: PrimalDual, backend: Resolved
+    ) -> None:
+        self.objective, self.tol, self.max_iter, self.backend = objective, tol, max_iter, backend
+        terms, theta = objective.terms, start.theta
+        values = terms.c if isinstance(terms, QuadraticTerms) else terms.values(np.zeros_like(theta))
+        raise_if_not_finite(objective.graph, values, "loss at theta = 0")
+        self.at_zero = float(values.sum())
+        self.floor = SCALE_FLOOR * abs(self.at_zero) + np.finfo(float).tiny
+        self.ball = MinimizerBall(objective)
+        self.status: Status = "iteration_limit"
+        self.n_iter = 0
+        self.rows: list[tuple[int, float, float]] = []
+        self.fusing_helped = False
+        self.lower = -np.inf
+        # where an interruption before the first check would leave us: nothing is certified yet
+        self.best = _Certified(start, np.nan, np.inf, None)
+
+    def run(self, warm: bool) -> None:
+        terms, pair = self.objective.terms, self.best.pair
+        if isinstance(terms, QuadraticTerms):
+            self._run_quadratic(terms, pair, warm)
+        else:
+            self._run_newton(terms, pair, warm)
+            self._fuse()
+            self._fuse_components()
+
+    def scale(self, value: float) -> float:
+        return max(abs(value), self.floor)
+
+    def take(self, found: _Certified, only: bool = False) -> None:
+        """Note what was found; keep it if it is good enough, better than the best so far, or the ``only`` one."""
+        self.rows.append((self.n_iter, found.value, found.gap))
+        if found.radius is None:
+            self.lower = max(self.lower, found.value - found.gap * self.scale(found.value))
+        if found.gap <= self.tol:
+            self.status = "converged"
+        if only or self.status == "converged" or found.value < self.best.value or not np.isfinite(self.best.gap):
+            self.best = found
+
+    def _certified(self, pair: PrimalDual, value: float | None = None) -> _Certified:
+        value = self.objective.value(pair.theta) if value is None else value
+        gap, conditional = self.objective.gap(pair.theta, pair.alpha, pair.zeta, pair.balance)
+        assumed = None
+        if conditional:
+            radius, proven = self.ball.radius(pair.theta, value)
+            gap, _ = self.objective.gap(pair.theta, pair.alpha, pair.zeta, pair.balance, radius)
+            assumed = None if proven else radius
+        return _Certified(pair, value, max(gap, 0.0) / self.scale(value), assumed)
+
+    def _run_quadratic(self, terms: QuadraticTerms, start: PrimalDual, warm: bool) -> None:
+        # a cold start is each device's own minimiser: closer than 0 for weak penalties, as good as any for strong ones
+        theta, alpha = (start.theta, start.alpha) if warm else (None, None)
+        rho = initial_rho(self.objective, terms)
+        iteration = start_iteration(self.backend, self.objective, terms, theta, alpha, start.zeta, rho)
+        stopping = Stopping(self.tol, self.floor, self.max_iter, FUSING_HELPS)
+        try:
+            while self.status != "converged" and self.n_iter < self.max_iter:
+                checked = iteration.settle(stopping)
+                if checked is not None:
+                    self._take_checked(iteration, checked)
+                    continue
+                ahead = check_after(self.n_iter, self.rows, self.tol)
+                iteration.advance(min(ahead, self.max_iter - self.n_iter))
+                self._certify_iteration(iteration)
+            self._fuse_components(iteration if iteration.regular else None)
+        except KeyboardInterrupt:
+            if iteration.recovers and iteration.n_iter:
+                self._certify_iteration(iteration)
+            raise
+        finally:
+            iteration.close()
+
+    def _certify_iteration(self, iteration: Iteration) -> None:
+        """Certify the pair that the iteration stands at, and the same with devices fused where that may help."""
+        self.n_iter = iteration.n_iter
+        if iteration.regular:
+            found = self._certified_quickly(iteration)
+        else:
+            found = self._certified(iteration.pair())
+            if self._fusing_may_help(found.gap):
+                found = self._better(found, self._certified(iteration.pair(iteration.fused())))
+        self.take(found, only=iteration.live)
+
+    def _take_checked(self, iteration: Iteration, checked: Checked) -> None:
+        """Note all that was found on the way, and take what the last check is about."""
+        for n_iter, value, gap in checked.rows[:-1].tolist():
+            self.rows.append((int(n_iter), value, gap))
+            self.lower = max(self.lower, value - gap * self.scale(value))
+        n_iter, value, gap = checked.rows[-1].tolist()
+        self.n_iter = int(n_iter)
+        self.take(_Certified(iteration.pair(checked.theta), value, gap, None), only=iteration.live)
+
+    def _certified_quickly(self, iteration: Iteration) -> _Certified:
+        theta = None
+        if self.fusing_helped:
+            # fused devices were better last time, and it takes only one of the two to be good enough
+            theta = iteration.fused()
+            value, gap = iteration.certificate(theta)
+        else:
+            value, gap = iteration.certificate()
+            if self._fusing_may_help(gap / self.scale(value)):
+                fused = iteration.fused()
+                fused_value, fused_gap = iteration.certificate(fused)
+                self.fusing_helped = fused_gap < gap
+                if fused_gap <= max(gap, self.tol * self.scale(fused_value)):
+                    theta, value, gap = fused, fused_value, fused_gap
+        return _Certified(iteration.pair(theta), value, max(gap, 0.0) / self.scale(value), None)
+
+    def _fusing_may_help(self, gap: float) -> bool:
+        return gap <= FUSING_HELPS * self.tol or self.n_iter >= self.max_iter
+
+    def _run_newton(self, terms: DeviceTerms, pair: PrimalDual, warm: bool) -> None:
+        caution, least = terms.caution()
+        caution = least if warm else caution
+        at, penalty = Expansion(terms, pair.theta), self.objective.penalty_value(pair.theta)
+        tuned: Array | float = 1.0
+        while self.n_iter < self.max_iter and caution.max() < HOPELESS:
+            raise_if_not_finite(self.objective.graph, at.gradients, "gradient")
+            model = at.model(caution)
+            # what tuning found out carries over to the next model, whose curvature may be another
+            rho = initial_rho(self.objective, model)
+            pair = self._minimize_model(model, at, pair, tuned * rho)
+            tuned = pair.rho / rho
+            target = Expansion(terms, pair.theta)
+            linear, quadratic, error = at.compare(model, target)
+            new_penalty = self.objective.penalty_value(pair.theta)
+            promised = penalty - new_penalty - float((linear + quadratic).sum())
+            # an exact minimiser of the model promises at least the quadratic part, an inexact one may not
+            allowed = max((1.0 - SUFFICIENT) * promised, POOR * float(quadratic.sum()))
+            if not float(error.sum()) <= allowed + ROUNDING * self.scale(float(at.values.sum()) + penalty):
+                caution = raised(caution, error, quadratic)
+                if caution.max() >= HOPELESS:
+                    raise_if_no_descent(self.objective.graph, at.values, linear, error)
+                continue
+            caution = lowered(caution, error, quadratic, least)
+            before, at, penalty = at, target, new_penalty
+            value = float(at.values.sum()) + penalty
+            if value <= VANISHED * self.at_zero:
+                raise_if_unbounded(self.objective.graph, before, at)
+            decrease = promised - float(error.sum())
+            if decrease > max(EARLY, 10.0 * self.tol) * self.scale(value) and self.n_iter < self.max_iter:
+                # far from the end for certain, and a certificate takes as long as the step itself
+                self.take(_Certified(pair, value, np.inf, None))
+                continue
+            self.take(self._certified(pair, value))
+            if self.status == "converged" or self.n_iter >= self.max_iter:
+                raise_if_unbounded(self.objective.graph, before, at)
+                return
+
+    def _minimize_model(self, model: QuadraticTerms, at: Expansion, start: PrimalDual, rho: Array) -> PrimalDual:
+        """Minimise the quadratic model to a tenth of the decrease it offers."""
+        local = replace(self.objective, terms=model)
+        before = local.value(at.theta)
+        enough = 0.2 * self.tol * self.scale(float(at.values.sum()))
+        done = self.n_iter
+        iteration = start_iteration(self.backend, local, model, at.theta, start.alpha, start.zeta, rho)
+        try:
+            while True:
+                iteration.advance(check_after(iteration.n_iter))
+                self.n_iter = done + iteration.n_iter
+                value, gap = _value_and_gap(local, iteration)
+                wanted = max(0.1 * (before - value), enough)
+                if gap <= wanted or self.n_iter >= self.max_iter:
+                    return iteration.pair()
+                if gap <= FUSING_HELPS * wanted:
+                    theta = iteration.fused()
+                    value, gap = _value_and_gap(local, iteration, theta)
+                    if gap <= max(0.1 * (before - value), enough):
+                        return iteration.pair(theta)
+        finally:
+            iteration.close()
+
+    def _fuse(self) -> None:
+        """Replace the best pair by one with exactly fused devices, where that costs nothing."""
+        pair = self.best.pair
+        fused = fused_parameters(self.objective, pair.theta, pair.alpha, pair.zeta)
+        if not np.array_equal(fused, pair.theta):
+            self.best = self._better(self.best, self._certified(replace(pair, theta=fused)))
+
+    def _fuse_components(self, iteration: Iteration | None = None) -> None:
+        """Fuse whole components where that lowers the objective: duals alone do not tell when all of them are fused."""
+        terms, graph = self.objective.terms, self.objective.graph
+        if self.status != "converged" or self.objective.strength == 0 or graph.n_edges * terms.n_params > LARGE:
+            return
+        pair = self.best.pair
+        if isinstance(terms, QuadraticTerms) and far_from_fused(terms, graph, pair.theta):
+            return
+        slack = min(FUSING_HELPS * self.tol, NEARLY) * self.scale(self.best.value)
+        theta = fused_components(self.objective, pair.theta, slack)
+        if theta is pair.theta:
+            return
+        fused = replace(pair, theta=theta)
+        if iteration is None:
+            self.best = self._better(self.best, self._certified(fused))
+        else:
+            value, gap = iteration.certificate(iteration.arranged(theta))
+            self.best = self._better(self.best, _Certified(fused, value, max(gap, 0.0) / self.scale(value), None))
+
+    def _better(self, found: _Certified, fused: _Certified) -> _Certified:
+        """What was found, or the same with devices fused exactly where that costs no more than the tolerance."""
+        # the lower bound that was found holds for both
+        lower = found.value - found.gap * self.scale(found.value)
+        gap = max(fused.value - lower, 0.0) / self.scale(fused.value)
+        if gap < fused.gap:
+            fused = replace(fused, gap=gap, radius=found.radius)
+        return fused if fused.gap <= max(found.gap, self.tol) else found
+
+    def finish(self, quiet: bool) -> Solution:
+        best = self.best
+        if np.isnan(best.value):
+            best = replace(best, value=self.objective.value(best.pair.theta))
+        # duals of another pair may say more about the best parameters than their own
+        other = (best.value - self.lower) / self.scale(best.value)
+        if other < best.gap:
+            best = replace(best, gap=max(other, 0.0), radius=None)
+        message = verdict(self.status, best.gap, self.tol, self.n_iter)
+        if self.status == "iteration_limit":
+            message += "; " + advice(self.objective, best.pair.theta)
+            if not quiet:
+                warnings.warn(message, ConvergenceWarning, stacklevel=4)
+        columns = np.array(self.rows, dtype=np.float64).reshape(-1, 3).T
+        trace = dict(zip(("n_iter", "objective", "gap"), columns, strict=True))
+        theta, alpha = best.pair.theta, best.pair.alpha
+        return Solution(theta, best.value, best.gap, self.status, self.n_iter, trace, alpha, message, best.radius)
+
+
+def start_iteration(
+    backend: Resolved,
+    objective: FusedObjective,
+    quadratic: QuadraticTerms,
+    theta: Array | None,
+    alpha: Array | None,
+    zeta: Array | None,
+    rho: Array,
+) -> Iteration:
+    """An iteration on that backend; `NumpyIteration` says where it starts."""
+    if backend == "numpy":
+        return NumpyIteration(objective, quadratic, theta, alpha, zeta, rho)
+    from fedkin.solvers.chains import ChainIteration, chains_for
+    from fedkin.solvers.compiled import CompiledIteration
+
+    chains = chains_for(objective, quadratic)
+    if chains is not None:
+        return ChainIteration(objective, quadratic, chains, alpha)
+    return CompiledIteration(objective, quadratic, theta, alpha, zeta, rho)
+
+
+@dataclass(frozen=True)
+class _Certified:
+    """A pair, its objective value and relative gap, and the radius if the gap depends on an unproven one."""
+
+    pair: PrimalDual
+    value: float
+    gap: float
+    radius: float | None
+
+
+def _value_and_gap(objective: FusedObjective, iteration: Iteration, theta: Array | None = None) -> tuple[float, float]:
+    if iteration.regular:
+        return iteration.certificate(theta)
+    pair = iteration.pair(theta)
+    radius = 10.0 * max(1.0, float(np.abs(pair.theta).max()))
+    gap, _ = objective.gap(pair.theta, pair.alpha, pair.zeta, pair.balance, radius)
+    return objective.value(pair.theta), gap
+
+
+def verdict(status: Status, gap: float, tol: float, n_iter: int) -> str:
+    """How a solve ended, in words."""
+    if status == "converged":
+        return f"converged: relative gap {gap:.1e} after {n_iter} iterations"
+    if status == "interrupted":
+        return f"interrupted after {n_iter} iterations with relative gap {gap:.1e}; go on with it as warm_start"
+    return f"stopped at the limit of {n_iter} iterations with relative gap {gap:.1e}, above the tolerance {tol:.1e}"

@@ -1,4 +1,9 @@
-"""Penalty levels: where everything is fused (`lam_max`), and the grids below it."""
+"""Penalty levels: where everything is fused (`lam_max`), and the grids below it.
+
+Devices stay fused at a point with gradients g as long as some edge duals y with ``dual_norm(y_e) <= L w_e`` balance
+them, ``D' y = -g``: a network flow. The least congestion L is the largest value of
+``-<g, theta> / sum_e w_e phi(theta_i - theta_j)``.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +11,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from scipy import sparse
 
-from fedkin._base import Array, check_positive, check_whole
+from fedkin._base import Array, Mask, check_positive, check_whole
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
-from fedkin.objective import FusedObjective, Problem, sum_groups, summed_terms
-from fedkin.solvers.congestion import least_congestion
+from fedkin.objective import FusedObjective, Penalty, Problem, QuadraticTerms, sum_groups, summed_terms
 from fedkin.solvers.exact import solve_fused, uninterrupted
 
 #: Relative gap of the fused solution, whose gradients decide `lam_max`.
 FUSED_GAP = 1e-10
+#: Graphs with more devices and edges than this are left to the first-order method, which needs no maximum flows.
+FLOW_SIZE = 300_000
+#: Sum of the capacities out of the source: maximum flows are computed in 32-bit integers.
+FLOW_UNITS = 2**30
 
 
 def lam_max(problem: Problem, tol: float = 1e-3) -> float:
@@ -32,7 +41,7 @@ def lam_max(problem: Problem, tol: float = 1e-3) -> float:
     Notes
     -----
     With gradients g at the fused solution, ``lam_max`` is the smallest level that admits edge duals with
-    ``D' y = -g``: a network flow with least congestion, see `fedkin.solvers.congestion`. With ``sparsity`` it is an
+    ``D' y = -g``: a network flow with least congestion. With ``sparsity`` it is an
     upper bound (the sparsity duals are fixed).
 
     Examples
@@ -115,3 +124,136 @@ def checked_grid(lams: Sequence[float] | Array) -> Array:
     if grid.ndim != 1 or grid.size == 0 or not (np.isfinite(grid) & (grid >= 0)).all():
         raise ParameterError(f"lams must be a list of finite numbers of at least 0, got {lams!r}")
     return np.sort(grid)[::-1]
+
+
+def least_congestion(graph: Graph, penalty: Penalty, gradient: Array, tol: float) -> float:
+    """Smallest L such that some y with ``dual_norm(y_e) <= L w_e`` has ``D' y = -gradient``.
+
+    ``gradient (V, p)`` sums to 0 over each component. The result is at least the exact value, and at most ``1 + tol``
+    times it, up to rounding.
+    """
+    if graph.n_edges == 0 or not np.abs(gradient).max() > 0:
+        return 0.0
+    # the cut around a single device, and the flow of an electrical network
+    lower = _around_devices(graph, penalty.dual_norm(gradient))
+    electrical = _repaired(graph, np.zeros((graph.n_edges, gradient.shape[1])), gradient)
+    upper = _congestion(graph, penalty, electrical)
+    if upper <= (1.0 + tol) * lower or _is_forest(graph):
+        return upper
+    separate = penalty.separable or gradient.shape[1] == 1
+    if separate and graph.n_devices + graph.n_edges <= FLOW_SIZE:
+        return _by_maximum_flow(graph, gradient, (np.abs(electrical) / graph.weights[:, None]).max(axis=0), lower)
+    return _by_first_order(graph, penalty, gradient, lower, upper, tol)
+
+
+def _around_devices(graph: Graph, size: Array) -> float:
+    """Largest ``size_u`` over the weights of the edges of device u."""
+    i, j = graph.edges.T
+    carrying = np.bincount(i, graph.weights, graph.n_devices) + np.bincount(j, graph.weights, graph.n_devices)
+    return float(np.max(np.divide(size, carrying, out=np.zeros_like(size), where=carrying > 0)))
+
+
+def _congestion(graph: Graph, penalty: Penalty, flow: Array) -> float:
+    return float(np.max(penalty.dual_norm(flow) / graph.weights))
+
+
+def _is_forest(graph: Graph) -> bool:
+    """Whether there are no cycles: then a single flow balances the gradients."""
+    return graph.n_edges == graph.n_devices - graph.n_components
+
+
+def _repaired(graph: Graph, flow: Array, gradient: Array) -> Array:
+    """The flow nearest to ``flow`` (in squares over the weights) with ``D' flow = -gradient``."""
+    incidence = graph.incidence()
+    missing = np.asarray(incidence.T @ flow) + gradient
+    # what is missing sums to 0 over each component, up to rounding: with that left in, there is no solution
+    labels = graph.components()
+    missing -= (sum_groups(missing, labels, graph.n_components) / np.bincount(labels)[:, None])[labels]
+    potential = _potential(graph, missing, 1e-14 * float(np.abs(gradient).sum()))
+    return np.asarray(flow - graph.weights[:, None] * np.asarray(incidence @ potential))
+
+
+def _potential(graph: Graph, missing: Array, rounding: float) -> Array:
+    """A solution ``(V, p)`` of the Laplace equation with that right-hand side, up to ``rounding``."""
+    from scipy.sparse.linalg import cg, spsolve
+
+    laplacian, potential = graph.laplacian(weighted=True), np.zeros_like(missing)
+    if _is_forest(graph):
+        # grounded at the first device of each component, and solved without fill-in
+        labels = graph.components()
+        free = np.setdiff1d(np.arange(graph.n_devices), np.unique(labels, return_index=True)[1])
+        solved = spsolve(laplacian[free][:, free].tocsc(), missing[free])
+        potential[free] = solved.reshape(free.size, -1)
+        return potential
+    diagonal = laplacian.diagonal()
+    jacobi = sparse.diags_array(np.divide(1.0, diagonal, out=np.ones_like(diagonal), where=diagonal > 0))
+    for column in range(missing.shape[1]):
+        if np.abs(missing[:, column]).max() > 0:
+            potential[:, column], _ = cg(
+                laplacian, missing[:, column], rtol=1e-10, atol=rounding, maxiter=10_000, M=jacobi
+            )
+    return potential
+
+
+def _by_maximum_flow(graph: Graph, gradient: Array, upper: Array, lower: float) -> float:
+    """Coordinate by coordinate, the largest of ``|g(S)| / w(edges that leave S)`` over sets S of devices.
+
+    ``upper (p,)`` bounds the coordinates' congestions, ``lower`` the result.
+    """
+    for column in np.argsort(-upper):
+        if upper[column] > lower:
+            lower = _densest_cut(graph, gradient[:, column], lower)
+    # capacities are rounded to whole units
+    return lower * (1.0 + (graph.n_devices + graph.n_edges) / FLOW_UNITS)
+
+
+def _densest_cut(graph: Graph, gradient: Array, lower: float) -> float:
+    """The largest of `_by_maximum_flow` for one coordinate, or ``lower`` if that is larger (Dinkelbach's iteration)."""
+    i, j = graph.edges.T
+    while True:
+        inside = _minimum_cut(graph, gradient, lower)
+        leaving = float(graph.weights[inside[i] != inside[j]].sum())
+        ratio = -float(gradient[inside].sum()) / leaving if leaving > 0 else 0.0
+        if not ratio > lower * (1.0 + 1e-12):
+            return lower
+        lower = ratio
+
+
+def _minimum_cut(graph: Graph, gradient: Array, level: float) -> Mask:
+    """Devices S ``(V,)`` with the largest ``-g(S) - level * w(edges that leave S)``."""
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+    n = graph.n_devices
+    source, sink, everyone = np.full(n, n), np.full(n, n + 1), np.arange(n)
+    i, j = graph.edges.T
+    capacity = np.concatenate([level * graph.weights, level * graph.weights, -gradient, gradient]).clip(0)
+    units = np.rint(capacity * (FLOW_UNITS / gradient.clip(0).sum())).clip(max=FLOW_UNITS).astype(np.int32)
+    places = (np.concatenate([i, j, source, everyone]), np.concatenate([j, i, everyone, sink]))
+    network = sparse.csr_array((units, places), shape=(n + 2, n + 2))
+    residual = network - maximum_flow(network, n, n + 1).flow
+    residual.data[residual.data < 0] = 0
+    residual.eliminate_zeros()
+    inside = np.zeros(n + 2, dtype=bool)
+    inside[breadth_first_order(residual, n, return_predecessors=False)] = True
+    return inside[:n]
+
+
+def _by_first_order(graph: Graph, penalty: Penalty, gradient: Array, lower: float, upper: float, tol: float) -> float:
+    """Dinkelbach's iteration from below, repaired flows from above."""
+    # ||theta + gradient||^2 / 2 is fused at 0 from the same level on, and far cheaper than the problem itself
+    proximity = QuadraticTerms(np.ones(graph.n_devices), -gradient, 0.5 * (gradient**2).sum(axis=1))
+    solution = None
+    for _ in range(30):
+        at = FusedObjective(proximity, graph, penalty, lower)
+        # what a level misses by a share of tol shows in the value only as its square
+        gap = 0.1 * min(tol, 0.1) ** 2
+        solution = uninterrupted(solve_fused(at, gap, max_iter=5_000, warm_start=solution, quiet=True))
+        upper = min(upper, _congestion(graph, penalty, _repaired(graph, solution.alpha, gradient)))
+        spread = float(graph.weights @ penalty.value(at.differences(solution.theta)))
+        if upper <= (1.0 + tol) * lower or not spread > 1e-12 * float(np.abs(gradient).sum()):
+            break
+        raised = -float((gradient * solution.theta).sum()) / spread
+        if raised <= lower * (1.0 + 1e-6):
+            break
+        lower = raised
+    return upper

@@ -12,14 +12,16 @@ import numpy as np
 
 from fedkin._base import Array, Index, available_threads, check_positive, check_whole
 from fedkin.errors import ConvergenceWarning
-from fedkin.objective import FusedObjective, Problem, Solution
-from fedkin.solvers.backend import Backend, Resolved, resolve_backend
-from fedkin.solvers.exact import scaled, solve_fused, uninterrupted
+from fedkin.objective import FusedObjective, Problem, QuadraticTerms, Solution
+from fedkin.solvers.backend import Backend, Resolved, iteration_is_shared, resolve_backend, run_side_by_side
+from fedkin.solvers.exact import FUSING_HELPS, SCALE_FLOOR, scaled, solve_fused, uninterrupted, verdict
 from fedkin.solvers.grids import checked_grid, lam_grid
-from fedkin.solvers.workload import iteration_is_shared, run_side_by_side
+from fedkin.solvers.pdhg import Stopping, initial_rho
 
 #: A path is cut into this many stretches, of at least so many levels.
 STRETCHES, SHORTEST_STRETCH = 4, 3
+#: Numbers that the solutions of one call of kernels may take.
+ROOM = 20_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,18 +132,8 @@ def path_stretch(
 ) -> Iterator[tuple[int, Solution]]:
     """Solutions along a stretch of a path, with their positions, each started from where the others point to.
 
-    Parameters
-    ----------
-    objective : FusedObjective
-        Its own strength does not matter.
-    part : int array
-        Consecutive positions in ``strengths``.
-    strengths : array (m,)
-        Of the whole path, decreasing.
-    tol, max_iter, backend
-        For each solution.
-    fuse_components : bool
-        Whether it matters that components are fused exactly where they are at the optimum.
+    ``part`` are consecutive positions in the decreasing ``strengths (m,)``. ``fuse_components`` says whether it matters
+    that components are fused exactly where they are at the optimum.
     """
     known: list[tuple[float, Solution]] = []
     # near the top solutions change abruptly: go there from below. Elsewhere go down, where steps are shorter.
@@ -164,7 +156,7 @@ def _next_solutions(
 ) -> list[Solution]:
     """Solutions at the first of the strengths, at least one: as many as kernels find without Python in between."""
     if backend == "numba":
-        from fedkin.solvers.levels import solve_levels
+        from fedkin.solvers.path import solve_levels
 
         several = solve_levels(objective, known, strengths, tol, max_iter, fuse_components=fuse_components)
         if several:
@@ -187,3 +179,64 @@ def _predicted(known: list[tuple[float, Solution]], at: FusedObjective) -> Solut
     return replace(
         last, theta=last.theta + step * (last.theta - other.theta), alpha=last.alpha + step * (last.alpha - other.alpha)
     )
+
+
+def solve_levels(
+    objective: FusedObjective,
+    known: Sequence[tuple[float, Solution]],
+    strengths: Array,
+    tol: float,
+    max_iter: int,
+    *,
+    fuse_components: bool = True,
+) -> list[Solution]:
+    """Solutions at the first of some strengths, in this order: as many as one call of kernels gets done, perhaps none.
+
+    ``known`` are at most two to start from, the last one the nearest. What needs more care than a kernel takes is left
+    to `solve_fused`: large problems, singular designs, sparsity, grids, levels that need many iterations, and (with
+    ``fuse_components``) those where whole components may be fused.
+    """
+    from fedkin.solvers.compiled import CompiledIteration
+
+    terms = objective.terms
+    if not isinstance(terms, QuadraticTerms) or not _fits(objective, terms, strengths, known):
+        return []
+    start = objective.with_strength(float(strengths[0]))
+    iteration = CompiledIteration(start, terms, None, None, None, initial_rho(start, terms), n_threads=1)
+    if not iteration.regular:
+        return []
+    floor = SCALE_FLOOR * abs(float(terms.c.sum())) + np.finfo(float).tiny
+    levels, before = np.concatenate([[at for at, _ in known], strengths]), len(known)
+    theta = np.empty((levels.size, terms.n_devices, terms.n_params))
+    alpha = np.empty((levels.size, objective.graph.n_edges, terms.n_params))
+    for k, (_, solution) in enumerate(known):
+        theta[k], alpha[k] = solution.theta, solution.alpha
+    component = np.empty(0, dtype=np.int32)
+    if fuse_components:
+        component = objective.graph.components()[objective.graph.edges[:, 0]].astype(np.int32)
+    stopping = Stopping(tol, floor, max_iter, FUSING_HELPS)
+    done, table, checks = iteration.settle_levels(levels, before, theta, alpha, component, stopping)
+    return [_solution(theta[k], alpha[k], table[k], checks[k], tol) for k in range(before, before + done)]
+
+
+def _fits(
+    objective: FusedObjective, terms: QuadraticTerms, strengths: Array, known: Sequence[tuple[float, Solution]]
+) -> bool:
+    from fedkin.solvers.chains import chains_for
+
+    levels = strengths.size + len(known)
+    return (
+        objective.sparsity is None
+        and strengths.size > 0
+        and min(strengths.min(), *(at for at, _ in known), np.inf) > 0
+        and not iteration_is_shared(objective, terms)
+        and levels * (objective.graph.n_edges + terms.n_devices) * terms.n_params <= ROOM
+        and chains_for(objective, terms) is None
+    )
+
+
+def _solution(theta: Array, alpha: Array, row: Array, checks: Array, tol: float) -> Solution:
+    n_iter, value, gap, n_checks = row.tolist()
+    trace = dict(zip(("n_iter", "objective", "gap"), checks[: int(n_checks)].T, strict=True))
+    message = verdict("converged", gap, tol, int(n_iter))
+    return Solution(theta, value, gap, "converged", int(n_iter), trace, alpha, message)

@@ -13,16 +13,17 @@ a number per coordinate, which makes the iteration indifferent to the units of t
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
 
-from fedkin._base import Array
-from fedkin.objective import FusedObjective, QuadraticTerms
-from fedkin.solvers.fuse import fused_parameters
+from fedkin._base import Array, Index, Mask
+from fedkin.graph import Graph
+from fedkin.objective import DeviceTerms, FusedObjective, QuadraticTerms, generalized_inverse, summed_terms
 
 RELAXATION = 1.8
 #: rho is rebalanced after this many iterations for the first time, when it is off by more than REBALANCE_AT, and by at
@@ -32,22 +33,18 @@ REBALANCE_AT = 2.0
 REBALANCE_BY = 10.0
 #: A check costs about this many iterations.
 LEAST_STRETCH = 3
+#: A dual that stays inside its ball by this share belongs to a difference (or a coordinate) that is 0 at the optimum.
+INTERIOR = 1e-3
+#: Parameters that differ by this share of what devices would have on their own are clearly different.
+CLEARLY = 1e-3
 
 
 @dataclass(frozen=True)
 class PrimalDual:
     """A primal point and duals: what an iteration starts from and what it hands out.
 
-    Attributes
-    ----------
-    theta : array (V, p)
-    alpha : array (E, p)
-    zeta : array (V, p) or None
-        Duals of the sparsity term.
-    balance : array (V, p)
-        ``D' alpha + zeta``.
-    rho : array (p,) or (1,)
-    n_iter : int
+    ``theta, zeta (V, p)`` with zeta the duals of the sparsity term or None, ``alpha (E, p)``, ``rho (p,)`` or ``(1,)``,
+    and the balance ``D' alpha + zeta``.
     """
 
     theta: Array
@@ -69,18 +66,9 @@ def initial_rho(objective: FusedObjective, quadratic: QuadraticTerms) -> Array:
 
 
 class Stopping(NamedTuple):
-    """When a pair is good enough, and how it is looked at.
+    """When a pair is good enough: relative gap to reach, what it is relative to at least, and the last iteration.
 
-    Attributes
-    ----------
-    tol : float
-        Relative gap to reach.
-    floor : float
-        Gaps are never relative to less than this.
-    limit : int
-        Iterations after which to stop in any case.
-    fusing_helps : float
-        Fused parameters are tried once the gap is within this factor of ``tol``.
+    Fused parameters are tried once the gap is within a factor ``fusing_helps`` of ``tol``.
     """
 
     tol: float
@@ -93,12 +81,8 @@ class Stopping(NamedTuple):
 class Checked:
     """What a stretch of iterations with checks on the way found.
 
-    Attributes
-    ----------
-    rows : array (m, 3)
-        Iteration, value and relative gap of each check.
-    theta : array or None
-        The fused parameters that the last check is about, for `Iteration.pair`; None for the iteration's own.
+    ``rows (m, 3)``: iteration, value and relative gap of each check. ``theta``: the fused parameters that the last
+    check is about, for `Iteration.pair`; None for the iteration's own.
     """
 
     rows: Array
@@ -108,14 +92,7 @@ class Checked:
 def check_after(done: int, rows: Sequence[tuple[int, float, float]] = (), tol: float = 0.0) -> int:
     """Iterations until the next check: when the last two gaps say that it will pass, but not too far ahead.
 
-    Parameters
-    ----------
-    done : int
-        Iterations done.
-    rows : sequence of (iteration, value, relative gap)
-        Checks so far.
-    tol : float
-        Relative gap to reach.
+    ``rows`` are (iteration, value, relative gap) of the checks so far.
     """
     usual = max(5, done // 10)
     if len(rows) < 2:
@@ -127,31 +104,22 @@ def check_after(done: int, rows: Sequence[tuple[int, float, float]] = (), tol: f
     return min(max(math.ceil(math.log(smaller / tol) / rate), LEAST_STRETCH), 2 * usual)
 
 
-class Iteration(Protocol):
-    """The state of an iteration: where it stands, and how it goes on.
-
-    Attributes
-    ----------
-    n_iter : int
-        Iterations done.
-    rho : array (p,) or (1,)
-    """
+class Iteration(ABC):
+    """The state of an iteration: where it stands after ``n_iter`` steps, and how it goes on."""
 
     n_iter: int
     rho: Array
-
-    @property
-    def recovers(self) -> bool:
-        """Whether it stands at a feasible pair even after Ctrl-C."""
-
-    @property
-    def regular(self) -> bool:
-        """Whether every device has a minimiser of its own, so that `certificate` needs no radius."""
+    #: Whether every device has a minimiser of its own, so that `certificate` needs no radius.
+    regular: bool
+    #: Whether it stands at a feasible pair even after Ctrl-C.
+    recovers = False
 
     @property
     def live(self) -> bool:
         """Whether a `pair` shares memory with the state, so that it changes when the iteration goes on."""
+        return False
 
+    @abstractmethod
     def advance(self, n: int) -> None:
         """``n`` iterations, the last one without over-relaxation: it leaves a feasible primal-dual pair.
 
@@ -160,34 +128,33 @@ class Iteration(Protocol):
 
     def settle(self, stopping: Stopping) -> Checked | None:
         """Iterations and checks until one is good enough or some time has passed; None where `advance` must do."""
+        return None
 
+    @abstractmethod
     def certificate(self, theta: Array | None = None) -> tuple[float, float]:
         """Value and duality gap of the pair, or of other parameters with the same duals, on regular designs."""
 
+    @abstractmethod
     def fused(self) -> Array:
         """Parameters in which fused devices are exactly equal, for `certificate` and `pair`."""
 
     def arranged(self, theta: Array) -> Array:
         """Parameters in the caller's order, for `certificate` and `pair`."""
+        return np.ascontiguousarray(theta)
 
+    @abstractmethod
     def pair(self, theta: Array | None = None) -> PrimalDual:
         """The pair it stands at, or other parameters with the same duals."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  (most have no threads)
         """End its threads, if it has any."""
 
 
-class NumpyIteration:
-    """The iteration on numpy arrays: the reference.
+class NumpyIteration(Iteration):
+    """The iteration on numpy arrays: the reference. It minimises ``quadratic`` in place of the objective's own terms.
 
-    Parameters
-    ----------
-    objective : FusedObjective
-        Graph, penalty and radii; its terms are not looked at.
-    quadratic : QuadraticTerms
-        The smooth part to minimise.
-    theta, alpha, zeta, rho
-        Where to start; each device's own minimiser (0 where it has many), and no duals, where they are None.
+    It starts at ``theta``, ``alpha`` and ``zeta``: where they are None, at each device's own minimiser (0 where it has
+    many) and without duals.
     """
 
     def __init__(
@@ -215,6 +182,7 @@ class NumpyIteration:
         if objective.sparsity is not None:
             self._z = np.zeros(shape) if zeta is None else zeta
         self._s = self._balance()
+        self.regular = not bool(quadratic.singular.any())
         self._rebalancing = Rebalancing()
         self.n_iter = 0
         self._set_rho(rho)
@@ -224,18 +192,6 @@ class NumpyIteration:
         self._factor: Array | None = None
         self._resolve = self._quadratic.resolvent(self._weight * rho)
 
-    @property
-    def recovers(self) -> bool:
-        return False
-
-    @property
-    def live(self) -> bool:
-        return False
-
-    @property
-    def regular(self) -> bool:
-        return not bool(self._quadratic.singular.any())
-
     def _balance(self) -> Array:
         s = np.asarray(self._transposed @ self._y)
         return s if self._z is None else s + self._z
@@ -244,9 +200,6 @@ class NumpyIteration:
         end = self.n_iter + n
         while self.n_iter < end:
             self._step(1.0 if self.n_iter + 1 == end else RELAXATION)
-
-    def settle(self, stopping: Stopping) -> Checked | None:
-        return None
 
     def _step(self, relax: float) -> None:
         if self._factor is not None:
@@ -278,25 +231,13 @@ class NumpyIteration:
     def fused(self) -> Array:
         return fused_parameters(self._objective, self._x, self._y, self._z)
 
-    def arranged(self, theta: Array) -> Array:
-        return theta
-
     def pair(self, theta: Array | None = None) -> PrimalDual:
         x = self._x if theta is None else theta
         return PrimalDual(x, self._y, self._z, self._s, self.rho, self.n_iter)
 
-    def close(self) -> None:
-        pass
-
 
 class Rebalancing:
-    """When to look at the balance of primal and dual moves, and what it means for rho.
-
-    Attributes
-    ----------
-    next, interval : int
-        The iteration after which `factor` is wanted, and how many went by since the last one.
-    """
+    """When to look at the balance of primal and dual moves (after iteration ``next``), and what it means for rho."""
 
     def __init__(self) -> None:
         self.next = self.interval = FIRST_REBALANCE
@@ -304,14 +245,7 @@ class Rebalancing:
     def factor(self, dual: Array, primal: Array, rho: Array) -> Array | None:
         """Factors for ``rho`` that would make the moves equally long; None when they are good enough.
 
-        Parameters
-        ----------
-        dual : array (p,)
-            ``2 ||dy||^2 + ||dz||^2``.
-        primal : array (p,)
-            ``sum_i weight_i dx_i^2``.
-        rho : array (p,) or (1,)
-            As it is.
+        ``dual (p,)`` is ``2 ||dy||^2 + ||dz||^2``, and ``primal (p,)`` is ``sum_i weight_i dx_i^2``.
         """
         self.interval *= 2
         self.next += self.interval
@@ -336,3 +270,82 @@ def weights_of_devices(objective: FusedObjective) -> Array:
     if objective.sparsity is not None:
         weight = weight + 1.0
     return weight
+
+
+def fused_parameters(objective: FusedObjective, theta: Array, alpha: Array, zeta: Array | None) -> Array:
+    """Parameters ``(V, p)`` in which fused neighbours are bitwise equal and sparse coordinates 0.
+
+    At the optimum an edge whose dual lies strictly inside its ball joins equal parameters. Each connected group of such
+    edges is set to its mean, coordinate by coordinate for a separable penalty; in the same way a coordinate whose
+    sparsity dual lies strictly inside its box is 0 for the whole group. The caller decides by the gap what to keep.
+    """
+    limit = (1.0 - INTERIOR) * objective.edge_radius
+    sparse = None
+    if objective.sparsity is not None and zeta is not None:
+        sparse = np.abs(zeta) < (1.0 - INTERIOR) * objective.sparsity
+    i, j = objective.graph.edges[:, 0], objective.graph.edges[:, 1]
+    if not objective.penalty.separable:
+        inside = objective.penalty.dual_norm(alpha) < limit
+        return _grouped(i[inside], j[inside], theta, sparse)
+    # every coordinate of every device is a node of its own
+    p = theta.shape[1]
+    edge, column = np.nonzero(np.abs(alpha) < limit[:, None])
+    shape = (theta.size, 1)
+    zero = None if sparse is None else sparse.reshape(shape)
+    return _grouped(i[edge] * p + column, j[edge] * p + column, theta.reshape(shape), zero).reshape(theta.shape)
+
+
+def far_from_fused(terms: QuadraticTerms, graph: Graph, theta: Array) -> bool:
+    """Whether most of some edges clearly join different parameters: then `fused_components` would be in vain."""
+    sample = graph.edges[:: graph.n_edges // 200 + 1]
+    one, other = theta[sample[:, 0]], theta[sample[:, 1]]
+    different = np.abs(one - other).max(axis=1, initial=0.0) > CLEARLY * terms.typical_size
+    return bool(np.count_nonzero(different) > 0.5 * len(sample))
+
+
+def fused_components(objective: FusedObjective, theta: Array, slack: float) -> Array:
+    """``theta`` with components fused where that is better, tried where a mean costs no more than ``slack``."""
+    labels = objective.graph.components()
+    size = np.bincount(labels)
+    means = np.stack([np.bincount(labels, column) / size for column in theta.T], axis=1)
+    if not (_changes(objective, labels, theta, means[labels]) <= slack)[size > 1].any():
+        return theta
+    level = (_better(summed_terms(objective.terms, labels), means) if objective.sparsity is None else means)[labels]
+    better = (_changes(objective, labels, theta, level) <= 0) & (size > 1)
+    return np.where(better[labels, None], level, theta)
+
+
+def _better(pooled: DeviceTerms, level: Array) -> Array:
+    """What one Newton step makes of the level of each component."""
+    inverse, _ = generalized_inverse(pooled.hessians(level))
+    return np.asarray(level - np.matmul(inverse, pooled.gradients(level)[:, :, None])[:, :, 0])
+
+
+def _changes(objective: FusedObjective, labels: Index, theta: Array, level: Array) -> Array:
+    """Change of the objective of each component when its parameters go from ``theta`` to a common ``level``."""
+    terms = objective.terms
+    change = terms.values(level) - terms.values(theta)
+    if objective.sparsity is not None:
+        change += (objective.sparsity * (np.abs(level) - np.abs(theta))).sum(axis=1)
+    saved = objective.edge_radius * objective.penalty.value(objective.differences(theta))
+    total = np.bincount(labels, change)
+    # an edge counts for the component of either of its ends
+    return np.asarray(total - np.bincount(labels[objective.graph.edges[:, 0]], saved, total.size), dtype=np.float64)
+
+
+def _grouped(i: Index, j: Index, theta: Array, sparse: Mask | None) -> Array:
+    """Means of ``theta (N, k)`` over groups joined by edges ``(i, j)``, 0 where any member of the group is sparse."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    n = theta.shape[0]
+    joined = coo_array((np.ones(i.size, dtype=np.int8), (i, j)), shape=(n, n))
+    groups, labels = connected_components(joined, directed=False)
+    size = np.bincount(labels, minlength=groups)
+    out = np.empty_like(theta)
+    for column in range(theta.shape[1]):
+        means = np.bincount(labels, weights=theta[:, column], minlength=groups) / size
+        if sparse is not None:
+            means[labels[sparse[:, column]]] = 0.0
+        out[:, column] = means[labels]
+    return out

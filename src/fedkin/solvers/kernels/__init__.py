@@ -1,1 +1,48 @@
-"""Compiled loops (numba); `fedkin.solvers.compiled` drives them, `fedkin.solvers.backend` decides when."""
+"""Compiled loops (numba), which `fedkin.solvers.compiled` drives; here without numba: whether its cache holds them.
+
+numba compiles a kernel again when its own file has changed, but not when a kernel that it calls has, in another file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+
+
+def sources(folder: Path = _HERE) -> list[Path]:
+    """Files that kernels are made of: their own, and those whose constants are built in."""
+    return [*folder.glob("*.py"), folder.parent / "pdhg.py"]
+
+
+def cached(folder: Path = _HERE) -> bool:
+    """Whether compiled kernels lie in one of numba's caches, no older than their sources."""
+    newest = _newest_source(folder)
+    return any(entry.stat().st_mtime >= newest for entry in entries("steps.run-*", folder))
+
+
+def drop_stale(folder: Path = _HERE) -> None:
+    """Remove kernels that are older than any of the sources from the caches; numba compiles them again."""
+    newest = _newest_source(folder)
+    for source in folder.glob("*.py"):
+        for entry in entries(f"{source.stem}.*", folder):
+            try:
+                if entry.stat().st_mtime < newest:
+                    entry.unlink()
+            except OSError:  # gone meanwhile, or not ours to remove
+                continue
+
+
+def entries(pattern: str, folder: Path = _HERE) -> Iterator[Path]:
+    """Index files with such names in the places where numba keeps them."""
+    pattern += ".nbi"
+    yield from (folder / "__pycache__").glob(pattern)
+    for place in (os.environ.get("NUMBA_CACHE_DIR"), Path.home() / ".cache" / "numba"):
+        if place and Path(place).is_dir():
+            yield from Path(place).glob(f"{folder.name}_*/{pattern}")
+
+
+def _newest_source(folder: Path) -> float:
+    return max(source.stat().st_mtime for source in sources(folder))

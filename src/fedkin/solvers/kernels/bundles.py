@@ -22,20 +22,10 @@ W1, W2, W3 = (writable(FLOAT, k) for k in (1, 2, 3))
 class Devices(NamedTuple):
     """The smooth part: ``x' A_u x / 2 - b_u' x + c_u`` on each device.
 
-    Attributes
-    ----------
-    order : int array (V,)
-        The caller's number of each device: ``A`` and ``c`` are in the caller's order, the other arrays in ours.
-    A, own_inverse : array (V, p, p)
-        Gram matrices, and their inverses unless these would take too much memory.
-    curvature : array (V,)
-        In place of ``A``, where every Gram matrix is a multiple of the identity.
-    b : array (V, p)
-    c : array (V,)
-    linked, weight : array (V,)
-        Number of duals of each device; the same with 1 in place of 0.
-    box : array (V, p)
-        Bounds of the sparsity duals.
+    ``order (V,)`` is the caller's number of each device: ``A`` and ``c`` are in the caller's order, the others in ours.
+    ``own_inverse (V, p, p)`` are the inverses of ``A``, unless these would take too much memory; ``curvature (V,)``
+    stands in place of ``A`` where every Gram matrix is a multiple of the identity. ``linked (V,)`` is the number of
+    duals of each device, ``weight`` the same with 1 in place of 0, and ``box (V, p)`` bounds the sparsity duals.
     """
 
     order: Any
@@ -67,19 +57,10 @@ class Step(NamedTuple):
 
 
 class State(NamedTuple):
-    """Where the iteration stands.
+    """Where the iteration stands: ``x (V, p)``, edge duals ``y (E, p)``, sparsity duals ``z (V, p)``.
 
-    Attributes
-    ----------
-    x : array (V, p)
-    y : array (E, p)
-        Edge duals.
-    z : array (V, p)
-        Sparsity duals.
-    s : array (T, V, p)
-        Their balance, in shares.
-    ahead : array (V, p)
-        ``2 xhat - x``; free between two iterations.
+    ``s (T, V, p)`` is the balance of the duals in shares, ``ahead (V, p)`` is ``2 xhat - x``, and free between two
+    iterations.
     """
 
     x: Any

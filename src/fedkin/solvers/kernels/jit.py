@@ -13,7 +13,7 @@ import numpy as np
 from numba import config, njit, types
 from numpy.typing import NDArray
 
-from fedkin.solvers.kernels.cache import drop_stale
+from fedkin.solvers.kernels import drop_stale
 
 drop_stale()
 

@@ -1,20 +1,76 @@
-"""Gram matrices of a compiled iteration: minimisers, inverses and resolvents, and what similar problems share."""
+"""How a compiled iteration stores a problem: numbers of devices and edges, Gram matrices and what is made of them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
-from fedkin._base import Array
+from fedkin._base import Array, Index
+from fedkin.graph import Graph
 from fedkin.objective import QuadraticTerms
-from fedkin.solvers.kernels import grams as gram_kernels
+from fedkin.solvers.backend import Crew
+from fedkin.solvers.kernels import gaps as gap_kernels
 from fedkin.solvers.kernels.jit import frozen
-from fedkin.solvers.renumber import Numbering
-from fedkin.solvers.workload import Crew
 
+#: Renumbering pays above this many devices when neighbours are farther apart than this share of all numbers.
+SCRAMBLED_DEVICES, SCRAMBLED_SHARE = 50_000, 0.05
 #: Inverse Gram matrices with up to this many entries are kept for the certificates, others are factorised again.
 ROOM = 20_000_000
 #: A Gram matrix with all pivots above this share of its diagonal is regular beyond doubt.
 SAFE_PIVOT = 1e-6
+
+
+class Numbering:
+    """Internal numbers of devices and edges: the caller's, or, where ``changed``, others that keep neighbours close.
+
+    ``devices (V,)`` and ``edges (E,)`` are the caller's numbers (the edges empty where nothing is changed), ``head``
+    and ``tail (E,)`` the internal numbers of the ends of the edges.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        i, j = graph.edges[:, 0], graph.edges[:, 1]
+        self.changed = graph.n_devices >= SCRAMBLED_DEVICES and bool(np.mean(i - j) > SCRAMBLED_SHARE * graph.n_devices)
+        self.devices: Index = np.arange(graph.n_devices)
+        self.edges: Index = np.empty(0, dtype=np.int64)
+        if self.changed:
+            self.devices = _bandwidth_order(graph)
+            rank = np.empty(graph.n_devices, dtype=np.int64)
+            rank[self.devices] = np.arange(graph.n_devices)
+            i, j = rank[i], rank[j]
+            self.edges = np.lexsort((np.minimum(i, j), np.maximum(i, j)))
+            i, j = i[self.edges], j[self.edges]
+        self.head, self.tail = i.astype(np.int32), j.astype(np.int32)
+
+    def devices_to_internal(self, values: NDArray[Any]) -> NDArray[Any]:
+        return values[self.devices] if self.changed else np.ascontiguousarray(values)
+
+    def edges_to_internal(self, values: Array) -> Array:
+        return values[self.edges] if self.changed else np.ascontiguousarray(values)
+
+    def devices_to_caller(self, values: Array) -> Array:
+        return _scattered(values, self.devices) if self.changed else values
+
+    def edges_to_caller(self, values: Array) -> Array:
+        return _scattered(values, self.edges) if self.changed else values
+
+
+def _scattered(values: Array, numbers: Index) -> Array:
+    out = np.empty_like(values)
+    out[numbers] = values
+    return out
+
+
+def _bandwidth_order(graph: Graph) -> Index:
+    from scipy.sparse import coo_array, csr_array
+    from scipy.sparse.csgraph import reverse_cuthill_mckee
+
+    i, j = graph.edges[:, 0], graph.edges[:, 1]
+    shape = (graph.n_devices, graph.n_devices)
+    pattern = coo_array((np.ones(2 * i.size, dtype=np.int8), (np.r_[i, j], np.r_[j, i])), shape=shape)
+    order = reverse_cuthill_mckee(csr_array(pattern), symmetric_mode=True)
+    return np.ascontiguousarray(order, dtype=np.int64)
 
 
 class Grams:
@@ -50,7 +106,7 @@ class Grams:
         own = np.zeros_like(b)
 
         def work(_: int, lo: int, hi: int) -> float:
-            return float(gram_kernels.local_minimizers(lo, hi, self._order, self.A, b, own))
+            return float(gap_kernels.local_minimizers(lo, hi, self._order, self.A, b, own))
 
         return own if min(self._crew.run(work, self._ranges)) > SAFE_PIVOT else None
 
@@ -70,6 +126,6 @@ class Grams:
         """``out[i] = (A_i + weight_i diag(rho))^{-1}``, and the worst relative pivot."""
 
         def work(_: int, lo: int, hi: int) -> float:
-            return float(gram_kernels.invert(lo, hi, self._order, self.A, weight, rho, out))
+            return float(gap_kernels.invert(lo, hi, self._order, self.A, weight, rho, out))
 
         return float(min(self._crew.run(work, self._ranges)))
