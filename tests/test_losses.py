@@ -141,7 +141,7 @@ def test_curvature_stays_between_zero_and_its_bound(loss, seed, size):
     eta = size * rng.standard_normal((5, loss.n_outputs))
     eigenvalues = np.linalg.eigvalsh(loss.curvature_at(eta, target(loss, rng, 5)))
     assert eigenvalues.min() >= -1e-12
-    assert eigenvalues.max() <= loss.curvature_bound() * (1 + 1e-12)
+    assert eigenvalues.max() <= loss.curvature_bound * (1 + 1e-12)
 
 
 # ---------------------------------------------------------------- conjugates

@@ -24,9 +24,6 @@ class MeanLoss(Loss):
     estimates_scale = True
     compiled = True
 
-    def n_params(self, n_features: int) -> int:
-        return n_features
-
     def value(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
         return float(0.5 * ((X - theta) ** 2).sum() / X.shape[0])
 
@@ -98,6 +95,7 @@ class LinearLoss(ScalarLoss):
     """``m = (y - eta)^2 / 2``."""
 
     name = "linear"
+    curvature_bound = 1.0
     quadratic = True
     strictly_convex = True
     minimiser = "always"
@@ -115,9 +113,6 @@ class LinearLoss(ScalarLoss):
 
     def _conjugate(self, a: Array, y: Array) -> Array:
         return 0.5 * a**2 + a * y
-
-    def curvature_bound(self) -> float:
-        return 1.0
 
     def dispersion(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
         residual = self.predictors(theta, X, offset)[:, 0] - given(y)
@@ -137,6 +132,7 @@ class LogisticLoss(ScalarLoss):
     """``m = log(1 + exp(eta)) - y eta`` with ``y`` in {0, 1}."""
 
     name = "logistic"
+    curvature_bound = 0.25
     wanted = "targets 0 and 1"
     needs_classes = True
     strictly_convex = True
@@ -156,13 +152,10 @@ class LogisticLoss(ScalarLoss):
 
     def _conjugate(self, a: Array, y: Array) -> Array:
         mu = a + y
-        return xlogx(mu) + xlogx(1.0 - mu)
+        return _xlogx(mu) + _xlogx(1.0 - mu)
 
     def _mean(self, eta: Array) -> Array:
         return _expit(eta)
-
-    def curvature_bound(self) -> float:
-        return 0.25
 
     def cautious_at(self, eta: Array, y: Array) -> Array:
         # the parabola above the loss that touches it at eta (Jaakkola and Jordan 2000): tanh(eta / 2) / (2 eta)
@@ -173,7 +166,7 @@ class LogisticLoss(ScalarLoss):
         return np.full(y.shape[0], LOGIT_SIZE)
 
     def constant_diverges(self, y: Array, group: Index) -> Mask:
-        return lacks_class(y, group, 2)
+        return _lacks_class(y, group, 2)
 
     def refused(self, y: NDArray[Any]) -> Mask:
         return ~np.isin(y, (0, 1))
@@ -199,7 +192,7 @@ class PoissonLoss(ScalarLoss):
 
     def _conjugate(self, a: Array, y: Array) -> Array:
         mu = a + y
-        return xlogx(mu) - mu
+        return _xlogx(mu) - mu
 
     def _mean(self, eta: Array) -> Array:
         # a predictor that is far too large has an infinite loss; line searches step back from it
@@ -242,6 +235,7 @@ class HuberLoss(ScalarLoss):
     delta: float = 1.345
 
     name = "huber"
+    curvature_bound = 1.0
     minimiser = "always"
     estimates_scale = True
     compiled = True
@@ -279,9 +273,6 @@ class HuberLoss(ScalarLoss):
         weight = self.delta / np.maximum(np.abs(y - eta[..., 0]), self.delta)
         return np.asarray(weight)[..., None, None]
 
-    def curvature_bound(self) -> float:
-        return 1.0
-
     def working_response(self, y: Array) -> tuple[Array, Array | None]:
         return y, None
 
@@ -310,6 +301,7 @@ class MultinomialLoss(RowLoss):
     n_classes: int = 3
 
     name = "multinomial"
+    curvature_bound = 0.5
     needs_classes = True
     strictly_convex = True
     minimiser = "separable"
@@ -340,19 +332,16 @@ class MultinomialLoss(RowLoss):
 
     def conjugate_at(self, a: Array, y: Array) -> Array:
         mu = a + self._onehot(y)
-        return np.asarray(xlogx(mu).sum(axis=-1) + xlogx(1.0 - mu.sum(axis=-1)))
+        return np.asarray(_xlogx(mu).sum(axis=-1) + _xlogx(1.0 - mu.sum(axis=-1)))
 
     def response(self, eta: Array) -> Array:
         return self._probabilities(eta)
-
-    def curvature_bound(self) -> float:
-        return 0.5
 
     def plausible_size(self, y: Array, offset: Array | None) -> Array:
         return np.full(y.shape[0], LOGIT_SIZE)
 
     def constant_diverges(self, y: Array, group: Index) -> Mask:
-        return lacks_class(y, group, self.n_classes)
+        return _lacks_class(y, group, self.n_classes)
 
     @property
     def wanted(self) -> str:  # type: ignore[override]
@@ -370,7 +359,7 @@ class MultinomialLoss(RowLoss):
         return np.asarray(full / full.sum(axis=-1, keepdims=True))
 
 
-def lacks_class(y: Array, group: Index, n_classes: int) -> Mask:
+def _lacks_class(y: Array, group: Index, n_classes: int) -> Mask:
     """Groups of rows in which one of the classes ``0 .. n_classes - 1`` is missing."""
     seen = np.zeros((int(group.max(initial=-1)) + 1, n_classes), dtype=bool)
     seen[group, y.astype(np.int64)] = True
@@ -383,7 +372,7 @@ def _expit(eta: Array) -> Array:
     return np.asarray(np.where(eta >= 0, 1.0, small) / (1.0 + small))
 
 
-def xlogx(mu: Array) -> Array:
+def _xlogx(mu: Array) -> Array:
     """``mu log mu``, 0 at 0 and infinite below; a rounding error below 0 counts as 0."""
     safe = np.where(mu > 0, mu, 1.0)
     return np.where(mu > -1e-15, safe * np.log(safe), np.inf)

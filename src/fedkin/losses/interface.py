@@ -47,9 +47,9 @@ class Loss(ABC):
     _kernel_parameter: float = 0.0
 
     # --- the mean loss of one device ---
-    @abstractmethod
     def n_params(self, n_features: int) -> int:
         """Length p of theta for ``n_features`` columns."""
+        return n_features
 
     @abstractmethod
     def value(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
@@ -151,6 +151,8 @@ class RowLoss(Loss):
     n_outputs: int = 1
     #: True when every curvature is positive definite: then a gradient never leaves the range of its Hessian.
     strictly_convex: bool = False
+    #: At least as large as any curvature; infinite when nothing is.
+    curvature_bound: float = float("inf")
     #: When a design of full rank has a minimiser: "always", unless the rows are "separable", or "unknown".
     minimiser: Literal["always", "separable", "unknown"] = "unknown"
 
@@ -179,19 +181,14 @@ class RowLoss(Loss):
         """Weights ``(..., k, k)`` by which a dual point may move without leaving the conjugate's domain."""
         return self.curvature_at(eta, y)
 
-    def curvature_bound(self) -> float:
-        """A number at least as large as any curvature, infinite when there is none."""
-        return float("inf")
-
     def cautious_at(self, eta: Array, y: Array) -> Array:
         """Curvature ``(..., k, k)`` of a quadratic model at eta whose minimiser can be trusted far away from eta.
 
         By default the curvature bound, and the curvature itself where there is none.
         """
-        bound = self.curvature_bound()
-        if not np.isfinite(bound):
+        if not np.isfinite(self.curvature_bound):
             return self.curvature_at(eta, y)
-        return np.broadcast_to(bound * np.eye(self.n_outputs), (*eta.shape, self.n_outputs))
+        return np.broadcast_to(self.curvature_bound * np.eye(self.n_outputs), (*eta.shape, self.n_outputs))
 
     # --- what the targets tell before any fit; y and offset are (B, n) ---
     def plausible_size(self, y: Array, offset: Array | None) -> Array:

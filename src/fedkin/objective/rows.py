@@ -171,7 +171,7 @@ class RowTerms(DeviceTerms):
         return self._grams(theta, self.loss.cautious_at)
 
     def caution(self) -> tuple[Array, Array]:
-        bounded = bool(np.isfinite(self.loss.curvature_bound()))
+        bounded = bool(np.isfinite(self.loss.curvature_bound))
         start = 0.0 if self.loss.strictly_convex and bounded else 1.0
         least = 0.0 if self.loss.strictly_convex else LEAST_CAUTION
         return np.full(self.n_devices, start), np.full(self.n_devices, least)

@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedkin._base import Array, Index, Mask
+from fedkin._base import Array, Index
 from fedkin.data import Federation
 from fedkin.losses import Loss, RowLoss
 from fedkin.objective import RANK_TOLERANCE, RowBatch, inverse_of, least_eigenvalue, row_blocks
@@ -20,37 +19,21 @@ _BATCH_ENTRIES = 2**22  # rows times features that are worked on at once
 ROUNDING = 1e-20  # exact fits keep a variance above rounding: this share of the response's mean square
 
 
-@dataclass(eq=False)
 class OwnFits:
     """The fits of M devices that share one loss; rows of the arrays are positions in ``members``."""
 
-    federation: Federation
-    members: Index
-    loss: Loss
-    theta: Array = field(init=False)
-    #: ``(M, p, p)``: Hessians of the mean losses at theta, without the ridge.
-    hessian: Array = field(init=False)
-    #: ``(M, p)``, 0 for devices with an estimate of their own.
-    ridge: Array = field(init=False)
-    #: What stands for the Hessian in variances: its expected value where it is singular.
-    curvature: Array = field(init=False)
-    #: Mean outer products of the scores, ``(M, p, p)``.
-    score_cov: Array = field(init=False)
-    dispersion: Array = field(init=False)
-    #: Degrees of freedom behind the dispersions, infinite where these are not estimated.
-    dof: Array = field(init=False)
-    #: Degrees of freedom of a sandwich variance, 0 where there are too few rows for one.
-    matrix_dof: Array = field(init=False)
-    #: Devices without an estimate of their own.
-    rescued: Mask = field(init=False)
-    notes: dict[int, list[str]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        m, p = self.members.size, self.loss.n_params(self.federation.n_features)
-        self.theta, self.ridge = np.empty((m, p)), np.zeros((m, p))
-        self.hessian, self.score_cov, self.curvature = (np.empty((m, p, p)) for _ in range(3))
+    def __init__(self, federation: Federation, members: Index, loss: Loss) -> None:
+        self.federation, self.members, self.loss = federation, members, loss
+        m, p = members.size, loss.n_params(federation.n_features)
+        self.theta, self.ridge = np.empty((m, p)), np.zeros((m, p))  # no ridge where a device has its own estimate
+        self.rescued = np.zeros(m, dtype=bool)  # devices without an estimate of their own
+        # Hessians of the mean losses, without the ridge; what stands for them in variances (their expected values where
+        # they are singular); mean outer products of the scores
+        self.hessian, self.curvature, self.score_cov = (np.empty((m, p, p)) for _ in range(3))
+        # the degrees of freedom are infinite where the dispersion is not estimated; those of a sandwich are 0 where
+        # there are too few rows for one
         self.dispersion, self.dof, self.matrix_dof = np.ones(m), np.full(m, np.inf), np.zeros(m)
-        self.rescued = np.zeros(m, dtype=bool)
+        self.notes: dict[int, list[str]] = {}
 
     @property
     def n(self) -> Index:

@@ -16,7 +16,7 @@ from fedkin.data import Federation
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.objective import LossLike, unit_diagonal
-from fedkin.stats.local import LocalFit, Variance, check_variance, local_fit
+from fedkin.stats.local import LocalFit, Variance, local_fit
 
 Method = Literal["bonferroni", "holm", "bh", "by"]
 
@@ -155,7 +155,6 @@ def select_edges(
     if method not in get_args(Method):
         raise ParameterError(f"unknown method {method!r}; choose one of {', '.join(get_args(Method))}")
     if local is None:
-        check_variance(variance or "model")
         local = local_fit(federation, loss, variance or "model")
     elif local.devices != federation.devices:
         raise ParameterError("local holds fits of other devices than the federation; fit it on this federation")

@@ -81,10 +81,8 @@ def theorem1_lambda(
         The data.
     graph : Graph
         G. With edge weights w, R is ``sum_e w_e phi`` and D becomes ``diag(w) D``.
-    theta_star : array (V, p)
-        True parameters, in the federation's order.
-    loss : str, Loss or mapping {device: loss}
-        Psi are the gradients of the devices' mean losses at ``theta_star``.
+    theta_star, loss
+        As in `rho`.
     penalty : str or Penalty
         The norm phi.
 
@@ -293,7 +291,7 @@ def theorem2_bound(
     Parameters
     ----------
     sizes : Sizes
-        n, |V|, p, K, |E| and |S|.
+        The counts.
     gamma_squared, kappa, kappa_0 : float
         From the functions of these names and `compatibility_lower_bound`.
     xi : float
