@@ -9,7 +9,7 @@ import pytest
 
 import fedkin
 from fedkin import Federation, Graph, Problem
-from fedkin.errors import DataError, GraphError, ParameterError, UnknownDeviceError
+from fedkin.errors import DataError, GraphError, GraphWarning, ParameterError, UnknownDeviceError
 from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, MultinomialLoss
 from fedkin.objective import MixedTerms
 
@@ -75,9 +75,9 @@ def test_the_order_of_the_graphs_devices_does_not_matter(fed: Federation, chain:
     assert problem.objective(theta) == Problem(fed, chain, lam=0.7).objective(theta)
 
 
-def test_a_graph_over_other_devices_is_refused(fed: Federation) -> None:
-    with pytest.raises(GraphError, match="'c'"):
-        Problem(fed, Graph.complete(["a", "b"]))
+def test_a_graph_over_other_devices_is_refused_and_one_over_fewer_leaves_them_alone(fed: Federation) -> None:
+    with pytest.warns(GraphWarning, match="does not name device 'c', which has no edges"):
+        assert Problem(fed, Graph.complete(["a", "b"])).graph.degree.tolist() == [1, 1, 0]
     with pytest.raises(GraphError, match="'d'"):
         Problem(fed, Graph.complete(["a", "b", "c", "d"]))
 

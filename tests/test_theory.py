@@ -118,7 +118,7 @@ def test_parameters_of_the_wrong_shape():
         with pytest.raises(ParameterError, match=r"\(6, 1\), expected \(6, 2\)"):
             function(fed, GRAPHS["path"], theta[:, :1])
     with pytest.raises(GraphError):
-        rho(fed, Graph.complete(range(5)), theta)
+        rho(fed, Graph.complete(range(7)), theta)
 
 
 # ---------------------------------------------------------------- the graph's numbers
