@@ -27,10 +27,11 @@ from solvers.instances import SEED, block_graph
 def rank_main(n: int, p: int, rounds: int) -> None:
     from mpi4py import MPI
 
+    from fedkin.admm import Course, run_rounds
     from fedkin.data import Rows
-    from fedkin.federate.contract.manifest import Manifest, Member
-    from fedkin.federate.mpi import Rank
-    from fedkin.federate.partition import small_cut
+    from fedkin.federate import Manifest, Member, small_cut
+    from fedkin.federate.contract.reading import shard_of
+    from fedkin.federate.mpi import RankLink
 
     world = MPI.COMM_WORLD
     rng = np.random.default_rng(SEED)
@@ -65,15 +66,15 @@ def rank_main(n: int, p: int, rounds: int) -> None:
         own = np.random.default_rng([SEED, u])
         X = own.normal(size=(20, p))
         rows[u] = Rows(X, X.sum(axis=1) + own.normal(size=20), None)
-    rank = Rank(manifest, hosts, rows, world)
-    rank.run(3)
+    shard, link = shard_of(manifest, rows), RankLink(world, hosts, edges, p)
+    run_rounds(shard, link, None, Course(3))
     world.Barrier()
     start = time.perf_counter()
-    rank.run(3 + rounds)
+    run_rounds(shard, link, None, Course(3 + rounds), 3)
     world.Barrier()
     seconds = (time.perf_counter() - start) / rounds
     cut = int((hosts[edges[:, 0]] != hosts[edges[:, 1]]).sum())
-    sent = sum(positions.size for positions in rank.send.values())
+    sent = sum(positions.size for positions in link.send.values())
     result = {"ranks": world.size, "round_seconds": seconds, "cut_edges": cut, "sent_vectors": sent}
     if world.size > 1:
         result |= _wire(world)

@@ -33,13 +33,18 @@ import zenoh
 
 from fedkin.admm import Settings, Store
 from fedkin.data import Federation
-from fedkin.federate.contract.files import load_manifest
-from fedkin.federate.contract.manifest import Manifest
-from fedkin.federate.keys import keys_of
-from fedkin.federate.messages import Kind
-from fedkin.federate.setup.deploy import device_parts, make_manifest
-from fedkin.federate.setup.directory import read_status, write_federation
-from fedkin.federate.trust.security import make_authority, with_absolute_paths
+from fedkin.federate import (
+    Kind,
+    Manifest,
+    device_parts,
+    load_manifest,
+    make_authority,
+    make_manifest,
+    read_status,
+    with_absolute_paths,
+    write_federation,
+)
+from fedkin.federate.contract.manifest import keys_of
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 

@@ -15,10 +15,7 @@ from msgspec.structs import replace
 from builders import small_problem
 from fedkin.admm import LocalShards, device_keys
 from fedkin.data import Rows
-from fedkin.federate.contract.computation import plan_of
-from fedkin.federate.contract.manifest import Manifest, Member
-from fedkin.federate.setup.directory import write_federation
-from fedkin.federate.trust.security import make_authority
+from fedkin.federate import Manifest, Member, make_authority, plan_of, write_federation
 from fedkin.objective import Problem
 from processes import free_ports
 

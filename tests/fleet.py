@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 
 from federations import manifest_of, place, rows_of
-from fedkin.federate.contract.manifest import Manifest
-from fedkin.federate.setup.directory import read_result, read_status, write_federation
-from fedkin.federate.trust.security import Pair, make_authority
+from fedkin.federate import Manifest, Pair, make_authority, read_result, read_status, write_federation
 from fedkin.objective import Problem
 from processes import capped, free_ports, wait_for
 

@@ -26,11 +26,15 @@ from fedkin.admm import Store, fed_admm
 from fedkin.cli import main
 from fedkin.cli.app import make_app
 from fedkin.data import Federation
-from fedkin.federate.contract.files import load_manifest
-from fedkin.federate.programs.overview import is_running
-from fedkin.federate.setup.departures import read_departures, write_departure
-from fedkin.federate.setup.directory import read_result
-from fedkin.federate.trust.security import SecurityError, make_authority
+from fedkin.federate import (
+    SecurityError,
+    is_running,
+    load_manifest,
+    make_authority,
+    read_departures,
+    read_result,
+    write_departure,
+)
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 from fedkin.solvers import solve

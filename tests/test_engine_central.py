@@ -10,10 +10,8 @@ import pytest
 from builders import small_problem
 from federations import place
 from fedkin.admm import Availability, Settings, fed_admm
+from fedkin.federate import device_parts, make_authority, make_manifest, write_federation
 from fedkin.federate.central import Hub, NodeWorker
-from fedkin.federate.setup.deploy import device_parts, make_manifest
-from fedkin.federate.setup.directory import write_federation
-from fedkin.federate.trust.security import make_authority
 from fedkin.objective import Problem
 from fedkin.solvers import solve
 from fleet import Fleet

@@ -15,9 +15,7 @@ import pytest
 
 from builders import small_problem
 from fedkin.admm import Availability, Settings, fed_admm
-from fedkin.federate.setup.deploy import device_parts, make_manifest
-from fedkin.federate.setup.directory import write_federation
-from fedkin.federate.trust.security import make_authority
+from fedkin.federate import device_parts, make_authority, make_manifest, write_federation
 
 pytest.importorskip("flwr")
 pytest.importorskip("ray")

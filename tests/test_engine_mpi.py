@@ -23,14 +23,10 @@ from federations import in_process, manifest_of, rows_of
 from fedkin.cli import main
 from fedkin.cli.mpi_run import launch_command
 from fedkin.data import Rows
-from fedkin.federate.partition import small_cut
-from fedkin.federate.setup.directory import sign_again, write_federation
-from fedkin.federate.trust.security import make_authority
+from fedkin.federate import make_authority, sign_again, small_cut, write_federation
 from processes import capped
 
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
-
-
 
 
 def mpi_command(ranks: int, *arguments: str) -> list[str]:
@@ -103,9 +99,7 @@ def test_a_killed_job_continues(tmp_path: Path) -> None:
     write_federation(tmp_path / "fed", manifest, rows_of(problem), make_authority("test"))
     folder = tmp_path / "fed" / "mpi"
     command = mpi_command(2, str(tmp_path / "fed"), "--checkpoint-every", "100", "--progress")
-    job = subprocess.Popen(
-        command, preexec_fn=capped, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    job = subprocess.Popen(command, preexec_fn=capped, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert job.stdout is not None
         while not job.stdout.readline().startswith("round 200 "):

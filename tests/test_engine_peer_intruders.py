@@ -15,18 +15,19 @@ import pytest
 from builders import small_problem
 from federations import in_process, place
 from fedkin._base import write_file
-from fedkin.federate.contract.files import AUTHORITY, MANIFEST, load_manifest, load_rows
-from fedkin.federate.contract.manifest import ManifestError
-from fedkin.federate.messages import Kind, encode
-from fedkin.federate.setup.directory import AUTHORITY_KEY
-from fedkin.federate.trust.security import (
+from fedkin.federate import (
+    AUTHORITY_KEY,
+    Kind,
+    ManifestError,
     Pair,
     SecurityError,
-    issue,
-    link_configuration,
+    encode,
+    load_manifest,
     make_authority,
     with_absolute_paths,
 )
+from fedkin.federate.contract.reading import AUTHORITY, MANIFEST, load_rows
+from fedkin.federate.trust.security import issue, link_configuration
 from fleet import Fleet
 from processes import wait_for
 

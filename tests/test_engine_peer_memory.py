@@ -10,11 +10,8 @@ import pytest
 
 from builders import small_problem
 from federations import in_process, in_threads, manifest_of, rows_of
-from fedkin.federate.contract.manifest import Manifest
-from fedkin.federate.journal import Journal
-from fedkin.federate.links.memory import Faults, MemoryNetwork
+from fedkin.federate import Faults, Journal, Manifest, MemoryNetwork, Patience
 from fedkin.federate.peer import Device
-from fedkin.federate.waiting import Patience
 from fedkin.objective import Problem
 
 QUICK = Patience(first_pull=0.02, last_pull=0.2, complain=0.3, give_up=20.0, linger=5.0)

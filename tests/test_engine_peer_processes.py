@@ -9,9 +9,7 @@ import pytest
 
 from builders import small_problem
 from fedkin.admm import Settings, fed_admm
-from fedkin.federate.setup.deploy import device_parts, make_manifest
-from fedkin.federate.setup.directory import write_federation
-from fedkin.federate.trust.security import make_authority
+from fedkin.federate import device_parts, make_authority, make_manifest, write_federation
 from fleet import Fleet
 from processes import free_ports
 

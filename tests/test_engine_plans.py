@@ -14,14 +14,19 @@ from federations import place
 from fedkin.admm import Settings
 from fedkin.data import Federation
 from fedkin.errors import DataError
-from fedkin.federate.contract.computation import plan_of
-from fedkin.federate.contract.files import load_manifest
-from fedkin.federate.contract.manifest import Manifest, ManifestError
+from fedkin.federate import (
+    Manifest,
+    ManifestError,
+    SecurityError,
+    device_parts,
+    load_manifest,
+    make_authority,
+    make_manifest,
+    plan_of,
+    write_federation,
+)
 from fedkin.federate.contract.plans import COLUMNS, DevicePlan, PlanError
 from fedkin.federate.programs.program import own_position
-from fedkin.federate.setup.deploy import device_parts, make_manifest
-from fedkin.federate.setup.directory import write_federation
-from fedkin.federate.trust.security import SecurityError, make_authority
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 

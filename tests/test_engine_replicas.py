@@ -15,16 +15,25 @@ from builders import small_problem
 from federations import in_threads, manifest_of, place, rows_of, write_tables
 from fedkin.admm import Availability, LocalShards, Settings, fed_admm
 from fedkin.cli import main
-from fedkin.federate.contract.computation import plan_of
-from fedkin.federate.contract.manifest import Manifest, ManifestError
-from fedkin.federate.journal import Journal
-from fedkin.federate.links.memory import Faults, MemoryNetwork, MemoryTransport
-from fedkin.federate.messages import HEADER_BYTES, Kind, MessageError
+from fedkin.federate import (
+    HEADER_BYTES,
+    Faults,
+    Journal,
+    Kind,
+    Manifest,
+    ManifestError,
+    MemoryNetwork,
+    MessageError,
+    Patience,
+    device_parts,
+    make_authority,
+    make_manifest,
+    plan_of,
+    read_result,
+    write_federation,
+)
+from fedkin.federate.links.memory import MemoryTransport
 from fedkin.federate.replicas import Component, Replica
-from fedkin.federate.setup.deploy import device_parts, make_manifest
-from fedkin.federate.setup.directory import read_result, write_federation
-from fedkin.federate.trust.security import make_authority
-from fedkin.federate.waiting import Patience
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 from fleet import Fleet
@@ -106,7 +115,7 @@ def test_a_leader_repeats_what_happened_and_all_have_its_bits(tmp_path: Path, fa
     network.close()
     leader = finished[0]
     assert leader.leads
-    history = np.array(leader.history)
+    history = np.array(leader.component.presence)
     assert history.shape == (80, 5)
     assert not history.all()
     whole = together(problem, manifest, Availability.recorded(history, weighting="estimated"))
@@ -135,10 +144,10 @@ def test_a_leader_that_dies_after_writing_down_a_round_decides_it_as_before(tmp_
     quick = replace(QUICK, gather=0.0)
 
     class Dying(Replica):
-        def _decided(self, here: Any, thetas: Any, chance: Any) -> None:
+        def _decided(self, here: Any, thetas: Any) -> None:
             if self.done == 6:
                 raise Crash
-            super()._decided(here, thetas, chance)
+            super()._decided(here, thetas)
 
     first = Dying(manifest, 0, rows[0], network.join(), Journal("0"), record=record, patience=quick)
     with pytest.raises(Crash):

@@ -18,7 +18,8 @@ import pytest
 from federations import write_small_federation
 from fedkin.cli import main
 from fedkin.errors import DataError
-from fedkin.federate.mpi import check_no_job, only_job
+from fedkin.federate import check_no_job
+from fedkin.federate.mpi import only_job
 from processes import capped
 
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")

@@ -20,11 +20,9 @@ from federations import place, write_small_federation, write_tables
 from fedkin.admm import Store, fed_admm
 from fedkin.cli import main
 from fedkin.data import Rows
-from fedkin.federate.contract.files import load_manifest
+from fedkin.federate import load_manifest, make_authority, read_result
 from fedkin.federate.programs.program import exit_code
 from fedkin.federate.programs.run import main as run_device
-from fedkin.federate.setup.directory import read_result
-from fedkin.federate.trust.security import make_authority
 from processes import free_ports
 from test_peer_mishaps import init, last_line, run
 

@@ -20,13 +20,9 @@ from fedkin.cli import main
 from fedkin.cli.peer_choose import end_of_grid
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError
-from fedkin.federate.contract.files import load_manifest
+from fedkin.federate import Choice, collect, load_manifest, make_authority, read_departures, read_endpoints
 from fedkin.federate.programs.run import write_presence, write_result
-from fedkin.federate.setup.departures import read_departures
-from fedkin.federate.setup.directory import collect, result_of
-from fedkin.federate.setup.endpoints import read_endpoints
-from fedkin.federate.trust.security import make_authority
-from fedkin.federate.tuning.curves import Choice
+from fedkin.federate.setup.directory import result_of
 from processes import capped, free_ports
 
 pytest.importorskip("zenoh")

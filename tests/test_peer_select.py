@@ -11,10 +11,8 @@ from msgspec.structs import replace
 
 from federations import manifest_of, rows_of
 from fedkin.datasets import paper_design
-from fedkin.federate.journal import Journal
-from fedkin.federate.links.memory import Faults, MemoryNetwork
+from fedkin.federate import Faults, Journal, MemoryNetwork, Patience
 from fedkin.federate.programs.select import select, summary, summary_length
-from fedkin.federate.waiting import Patience
 from fedkin.objective import Problem
 from fedkin.stats import select_edges
 

@@ -22,11 +22,20 @@ import pytest
 from builders import small_problem
 from federations import place, write_small_federation
 from fedkin.cli import main
-from fedkin.federate.contract.files import load_manifest
+from fedkin.federate import (
+    Line,
+    Supervisor,
+    check_idle,
+    is_running,
+    load_manifest,
+    only_supervisor,
+    overview,
+    prometheus,
+)
 from fedkin.federate.programs import overview as overview_module
-from fedkin.federate.programs.overview import Line, is_running, overview, prometheus, silence
+from fedkin.federate.programs.overview import silence
 from fedkin.federate.programs.program import only_one
-from fedkin.federate.programs.supervisor import Supervisor, check_idle, only_supervisor, supervisor_of
+from fedkin.federate.programs.supervisor import supervisor_of
 from fleet import Fleet
 from processes import capped, free_ports, wait_for
 

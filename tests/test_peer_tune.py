@@ -21,17 +21,25 @@ from fedkin.admm import Settings, fed_admm
 from fedkin.cli import main
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
-from fedkin.federate.contract.files import load_manifest
-from fedkin.federate.contract.manifest import Manifest
-from fedkin.federate.journal import Journal
-from fedkin.federate.links.memory import Faults, MemoryNetwork
+from fedkin.federate import (
+    Faults,
+    Journal,
+    Manifest,
+    MemoryNetwork,
+    Patience,
+    TuneSettings,
+    choose,
+    device_parts,
+    load_manifest,
+    make_authority,
+    make_manifest,
+    read_curve,
+    read_result,
+    write_federation,
+)
 from fedkin.federate.programs.overview import holder
-from fedkin.federate.setup.deploy import device_parts, make_manifest
-from fedkin.federate.setup.directory import read_result, write_federation
-from fedkin.federate.trust.security import make_authority
-from fedkin.federate.tuning.curves import Curve, choose, read_curve, write_curve
-from fedkin.federate.tuning.tuner import Tuner, TuneSettings, flood_rounds
-from fedkin.federate.waiting import Patience
+from fedkin.federate.tuning.curves import Curve, write_curve
+from fedkin.federate.tuning.tuner import Tuner, flood_rounds
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 from fedkin.solvers import cross_validate_lam, lam_max, lattice

@@ -8,16 +8,15 @@ Imports: `solvers` (certificates), `objective` and below.
 from __future__ import annotations
 
 from fedkin.admm.availability import Availability, Presence
+from fedkin.admm.baselines import subgradient_descent
 from fedkin.admm.curvature import local_curvature
 from fedkin.admm.gradients import DeviceRows, GradientKind, Gradients
-from fedkin.admm.inprocess import LocalShards
 from fedkin.admm.plan import Plan, Settings, device_rows, plan_run
-from fedkin.admm.rounds import Course, DirectLink, Link, run_rounds
+from fedkin.admm.rounds import Course, DirectLink, Link, LocalShards, run_rounds
 from fedkin.admm.run import fed_admm
 from fedkin.admm.sampling import device_keys
 from fedkin.admm.shard import Average, Shard, ShardState, StepRule, UpdateRule
 from fedkin.admm.store import Saved, Sent, Store
-from fedkin.admm.subgradient import subgradient_descent
 from fedkin.admm.trace import Callback, Progress
 
 __all__ = [

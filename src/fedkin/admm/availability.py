@@ -163,10 +163,7 @@ class Availability:
 class Presence:
     """Who is there, round after round, with the probability to divide by.
 
-    Attributes
-    ----------
-    seen : int array (V,)
-        Rounds so far in which each device was there; the only state.
+    ``seen (V,)``, the rounds so far in which each device was there, is the only state.
     """
 
     def __init__(self, pattern: BoundPattern, estimated: bool, n_devices: int) -> None:

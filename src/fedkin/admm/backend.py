@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from fedkin._base import Array, Mask
-from fedkin.admm.inprocess import LocalShards
+from fedkin.admm.rounds import LocalShards
 from fedkin.admm.sampling import FLOYD_LIMIT
 from fedkin.errors import ParameterError
 from fedkin.losses import COMPILED_LOSSES

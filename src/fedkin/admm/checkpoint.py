@@ -18,15 +18,9 @@ from fedkin.objective import Problem
 
 
 class Checkpoint:
-    """The file that a run can be resumed from.
+    """The file that a run can be resumed from, bound to ``parts`` (`describe`).
 
-    Parameters
-    ----------
-    path : path
-    parts : iterable
-        What the course of the run depends on; see `describe`.
-    fresh : bool
-        Whether the first save replaces whatever is there.
+    If ``fresh``, the first save replaces whatever is there.
     """
 
     def __init__(self, path: str | os.PathLike[str], parts: Iterable[object], *, fresh: bool) -> None:
@@ -42,12 +36,7 @@ class Checkpoint:
     def load(self) -> Saved:
         """The state that this run saved.
 
-        Raises
-        ------
-        ModelFileError
-            When there is none, or the file is damaged.
-        ParameterError
-            When another run wrote it.
+        Raises `ModelFileError` when there is none or the file is damaged, `ParameterError` when another run wrote it.
         """
         path = self._store.path
         if not path.exists():
@@ -68,17 +57,7 @@ class Checkpoint:
 
 
 def fingerprint(parts: Iterable[object]) -> str:
-    """A digest of arrays (their dtype, shape and bytes), numbers and strings, the same in every process.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedkin.admm.checkpoint import fingerprint
-    >>> fingerprint([np.zeros(3), "l1"]) == fingerprint([np.zeros(3), "l1"])
-    True
-    >>> fingerprint([np.zeros(3)]) == fingerprint([np.zeros((3, 1))])
-    False
-    """
+    """A digest of arrays (their dtype, shape and bytes), numbers and strings, the same in every process."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         if isinstance(part, np.ndarray) and part.dtype.kind != "O":

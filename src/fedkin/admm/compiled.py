@@ -7,7 +7,7 @@ import numpy as np
 from fedkin._base import Array, Mask, available_threads
 from fedkin.admm import kernels
 from fedkin.admm.gradients import Gradients
-from fedkin.admm.inprocess import LocalShards
+from fedkin.admm.rounds import LocalShards
 from fedkin.admm.sampling import device_roots
 from fedkin.admm.shard import averaging_weight
 from fedkin.solvers import Crew

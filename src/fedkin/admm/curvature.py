@@ -21,18 +21,11 @@ _FIT_STEPS = 8
 class Curvature:
     """Curvatures ``(V,)`` of the devices' mean losses, at 0 and near their own minimisers.
 
-    Attributes
-    ----------
-    weakest : array (V,)
-        Smallest eigenvalue of the Hessian near the device's minimiser, at least `WEAKEST_SHARE` of the largest.
-    mean : array (V,)
-        Mean eigenvalue there.
-    strongest : array (V,)
-        Largest eigenvalue met.
-    row : array (V,)
-        Curvature of a single row's loss, weighted by itself: what a random row shows where it matters.
-    worst_row : array (V,)
-        The largest of them.
+    - ``weakest``: smallest eigenvalue of the Hessian near the minimiser, at least `WEAKEST_SHARE` of the largest;
+    - ``mean``: mean eigenvalue there;
+    - ``strongest``: largest eigenvalue met;
+    - ``row``: curvature of a single row's loss, weighted by itself: what a random row shows where it matters;
+    - ``worst_row``: the largest of them.
     """
 
     weakest: Array
@@ -54,15 +47,7 @@ class Curvature:
 
 
 def local_curvature(terms: DeviceTerms, rows: DeviceRows) -> Curvature:
-    """Measure the devices' curvatures.
-
-    Parameters
-    ----------
-    terms : DeviceTerms
-        Mean losses of the devices.
-    rows : DeviceRows
-        The same devices' rows.
-    """
+    """Measure the curvatures of the devices' mean losses ``terms``, whose rows are ``rows``."""
     zero = np.zeros((terms.n_devices, terms.n_params))
     fit = zero if isinstance(terms, QuadraticTerms) else _rough_fit(terms)
     smallest, largest, mean = _spectrum(terms, fit)

@@ -34,18 +34,9 @@ _DRAW_AHEAD = 200_000
 class DeviceRows:
     """The rows of B hosted devices, and how many of them a round looks at.
 
-    Attributes
-    ----------
-    data : Rows
-        N stacked rows; they may include rows of other devices.
-    starts, counts : int arrays (B,)
-        The rows of device number u are ``starts[u] : starts[u] + counts[u]``.
-    keys : uint64 array (B,)
-        From `fedkin.admm.sampling.device_keys`.
-    losses : sequence of B losses
-    batch : int array (B,)
-        Rows per round, from 1 to ``counts``.
-    ridge : array (p,)
+    Rows of device number u are ``starts[u] : starts[u] + counts[u]`` of the N stacked rows in ``data``, which may
+    include those of other devices. ``keys`` are from `device_keys`; ``batch`` is from 1 to ``counts``; ``ridge`` is
+    ``(p,)``.
     """
 
     data: Rows
@@ -96,17 +87,9 @@ class _Batch:
 class Gradients:
     """Gradient estimates of hosted devices, a function of (seed, device, round) and theta.
 
-    Parameters
-    ----------
-    rows : DeviceRows
-    seed : int
-    kind : "plain" | "saga" | "svrg"
-    snapshot_every : int
-        Rounds between the full passes of SVRG; the first is in round 1.
-    table : array (N, width), optional
-        SAGA's memory, a line for each row of ``rows.data``; it is written to. Zeros by default.
-    streams : mapping {number of hosted device: SampleStream}
-        Devices that see new samples in every round instead of stored ones.
+    ``snapshot_every`` is the number of rounds between the full passes of SVRG, the first in round 1.
+    ``table (N, width)`` is SAGA's memory, a line for each row of ``rows.data``; it is written to. Devices in
+    ``streams``, by number, see new samples in every round.
     """
 
     def __init__(
@@ -146,13 +129,7 @@ class Gradients:
         return table, self.anchor_gradient.copy(), self.anchor_theta.copy(), self.stale.copy(), self.looked.copy()
 
     def restore(self, memory: Memory) -> None:
-        """Go back to a `memory`.
-
-        Raises
-        ------
-        DataError
-            When it is of devices with other rows.
-        """
+        """Go back to a `memory`; raises `DataError` when it is of devices with other rows."""
         lines = self._own_lines()
         places = (self.table[lines], self.anchor_gradient, self.anchor_theta, self.stale, self.looked)
         if any(there.shape != kept.shape for there, kept in zip(places, memory, strict=True)):
@@ -252,23 +229,8 @@ class _Group:
 class SampleStream:
     """Batches of fixed size, cut from an iterator of new samples.
 
-    Parameters
-    ----------
-    device : device id
-        For messages.
-    samples : iterable
-        Of ``(x, y)``, ``(x, y, offset)`` or ``x`` alone (the mean loss), where ``x`` is one row ``(q,)`` or some rows
-        ``(k, q)``.
-    n_features : int
-        Columns that are expected.
-
-    Examples
-    --------
-    >>> from fedkin.admm.gradients import SampleStream
-    >>> stream = SampleStream("a", (([float(k)], 2.0 * k) for k in range(10)), n_features=1)
-    >>> rows = stream.batch(3, t=1)
-    >>> rows.X.shape, rows.y.tolist()
-    ((1, 3, 1), [[0.0, 2.0, 4.0]])
+    Samples are ``(x, y)``, ``(x, y, offset)`` or ``x`` alone (the mean loss), where ``x`` is one row ``(q,)`` or some
+    rows ``(k, q)``. The device id is for messages.
     """
 
     def __init__(self, device: object, samples: Iterable[Any], n_features: int) -> None:

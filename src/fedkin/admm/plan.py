@@ -59,25 +59,8 @@ class Settings:
 class Plan:
     """All that the devices of a run agree on, and what is planned for V of them; the only maker of shards.
 
-    Attributes
-    ----------
-    rows : DeviceRows
-        Of the V devices.
-    edges : int array (E, 2)
-        Of the whole federation.
-    edge_radius : array (E,)
-    penalty : Penalty
-    rho : float
-    steps : StepRule
-        Of the V devices.
-    seed : int
-    gradient : "plain" | "saga" | "svrg"
-    snapshot_every : int
-    average : "tail" | "paper" | "last"
-    sparsity : array (V, p) or None
-    radius : float or None
-    devices : int array (V,), optional
-        Their positions in the federation, increasing; by default these are all its devices.
+    ``rows``, ``steps`` and ``sparsity (V, p)`` are of the V devices, whose positions are ``devices`` (by default all of
+    the federation); ``edges (E, 2)`` and ``edge_radius (E,)`` are of the whole federation.
     """
 
     rows: DeviceRows
@@ -113,24 +96,11 @@ class Plan:
         table: Array | None = None,
         streams: Mapping[int, SampleStream] | None = None,
     ) -> Shard:
-        """The shard that hosts some devices.
+        """The shard that hosts the devices at these positions (increasing; by default all that are planned for).
 
-        Parameters
-        ----------
-        devices : int array (B,), optional
-            Their positions, increasing; by default all that are planned for.
-        theta : array (B, p), optional
-            Where they start; at 0 by default.
-        alpha : array (E, p), optional
-            Where the duals of all edges start; at 0 by default.
-        without : sequence of int
-            Devices that have left: their edges are dropped.
-        rowless : bool
-            Without gradients, as for a central machine or a replica.
-        table : array (N, width), optional
-            SAGA's memory, where several shards share it like they share the rows.
-        streams : mapping {position: SampleStream}
-            Devices that see new samples in every round.
+        ``theta (B, p)`` and the duals ``alpha (E, p)`` of all edges start at 0 by default. Edges of devices in
+        ``without`` are dropped. A ``rowless`` shard has no gradients, as for a central machine or a replica.
+        ``table (N, width)`` is SAGA's memory, where several shards share it like they share the rows.
         """
         planned = np.arange(self.n_devices) if self.devices is None else self.devices
         here = planned if devices is None else devices
@@ -162,22 +132,8 @@ def plan_run(
 ) -> Plan:
     """Everything that the devices of a run agree on.
 
-    Parameters
-    ----------
-    problem : Problem
-        What is solved.
-    settings : Settings
-        What the user asked for.
-    rows : DeviceRows
-        From `device_rows`.
-    curvature : Curvature
-        Of the devices.
-    noisy : bool
-        Whether anything is random: batches, streams or absence.
-    absent : bool
-        Whether devices come and go, so that noise stays also where `gradient` removes that of the batches.
-    caution : float
-        Factor by which automatic steps are shorter at first.
+    ``noisy``: anything is random (batches, streams or absence). ``absent``: devices come and go, so noise stays also
+    where ``gradient`` removes that of the batches. ``caution``: automatic steps are so many times shorter at first.
     """
     reduced = settings.gradient != "plain" and not absent
     degree = problem.graph.degree.astype(np.float64) if problem.strength > 0 else np.zeros(problem.n_devices)

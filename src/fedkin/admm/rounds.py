@@ -4,7 +4,7 @@
 
 - a **shard** (`Hosted`) does the arithmetic: ``node_step`` moves the hosted thetas, ``give`` names those that others
   need, ``take`` learns those of others, ``edge_step`` moves the duals. `fedkin.admm.Shard` is one shard,
-  `fedkin.admm.inprocess.LocalShards` are several in one process;
+  `LocalShards` are several in one process;
 - a **link** carries thetas: ``exchange(t, positions, thetas)`` tells the neighbours this shard's thetas of round t and
   returns positions and thetas of theirs. `DirectLink` does so inside one process; `fedkin.federate.links` has the
   neighbours' link, over a network in memory or zenoh, and the link between MPI ranks;
@@ -16,15 +16,18 @@ two replicas of an edge's dual, and whom to tell about progress.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedkin._base import Array, Index, Mask
-from fedkin.admm.shard import ShardState
-from fedkin.errors import SolverError
+from fedkin._base import Array, Index, Mask, check_whole
+from fedkin.admm.gradients import Gradients, SampleStream
+from fedkin.admm.plan import Plan
+from fedkin.admm.shard import Shard, ShardState
+from fedkin.errors import ParameterError, SolverError
 
 Wire = Literal["float64", "float32"]
 Thetas = tuple[Index, Array]
@@ -101,26 +104,15 @@ class Attendance:
 class Course:
     """What `run_rounds` is told beside shard, link and store.
 
-    Attributes
-    ----------
-    rounds : int
-        The last round.
-    wire : "float64" | "float32"
-        How thetas travel. Both ends of an edge must compute with the same numbers, so the shard's own are rounded, too.
-    offset : int
-        Rounds of the run that came before the first one of this shard.
-    names : sequence of str, optional
-        Of the hosted devices; with them, parameters that diverge are noticed in every round.
-    cure : str
-        What to do about parameters that diverge.
-    save_every : int, optional
-        Rounds between durable saves; the last round is always saved.
-    save_all : bool
-        Whether the rounds between are saved, too.
-    settle : callable, optional
-        Called with the round before it is saved: where replicas are compared.
-    after : callable, optional
-        Called with the round and the largest change of a theta in it, after it is saved.
+    - ``rounds``: the last one; ``offset``: rounds of the run that came before the first one of this shard.
+    - ``wire``: how thetas travel. Both ends of an edge must compute with the same numbers, so the shard's own are
+      rounded.
+    - ``names``: of the hosted devices; with them, parameters that diverge are noticed in every round, and told with a
+      ``cure``.
+    - ``save_every``: rounds between durable saves; the last round is always saved, those between only with
+      ``save_all``.
+    - ``settle``: called with the round before it is saved, where replicas are compared.
+    - ``after``: called with the round and the largest change of a theta in it, after it is saved.
     """
 
     rounds: int
@@ -142,27 +134,9 @@ def run_rounds(
     done: int = 0,
     attendance: Attendance | None = None,
 ) -> None:
-    """Do the rounds ``done + 1, ..., course.rounds``.
+    """Do the rounds ``done + 1, ..., course.rounds``; devices come and go by ``attendance``, or all are there.
 
-    Parameters
-    ----------
-    shard : Hosted
-        What is moved.
-    link : Link
-        To the shards that host its neighbours.
-    store : RoundStore or None
-        Where its state is kept.
-    course : Course
-        How.
-    done : int
-        Rounds that are over.
-    attendance : Attendance, optional
-        Devices that come and go; all are there by default.
-
-    Raises
-    ------
-    SolverError
-        When parameters diverge.
+    Raises `SolverError` when parameters diverge.
     """
     for t in range(done + 1, course.rounds + 1):
         before = shard.theta.copy() if course.after is not None else None
@@ -200,3 +174,144 @@ def _check_finite(shard: Hosted, names: Sequence[str], t: int, cure: str) -> Non
     if not finite.all():
         name = names[int(np.argmin(finite.all(axis=1)))]
         raise SolverError(f"round {t}: the parameters of device {name!r} diverged: {cure}")
+
+
+class LocalShards:
+    """Shards side by side in one process; together they behave like one (`Hosted`).
+
+    They are the reference for every engine that puts shards elsewhere.
+
+    ``hosts (V,)`` are the numbers of the devices' shards; ``theta (V, p)`` and ``alpha (E, p)`` are where they start;
+    ``streams`` are by device number.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        hosts: Index,
+        theta: Array,
+        alpha: Array | None = None,
+        streams: Mapping[int, SampleStream] | None = None,
+    ) -> None:
+        self.plan, self.hosts, self.streams = plan, hosts, dict(streams or {})
+        self.devices = np.arange(plan.n_devices)
+        shape = (plan.rows.data.n_samples, plan.rows.table_width()) if plan.gradient == "saga" else (0, 1)
+        #: SAGA's memory, shared by the shards like the rows are.
+        self.table = np.zeros(shape)
+        self.shards: list[Shard] = []
+        for host in np.unique(hosts):
+            members = np.flatnonzero(hosts == host)
+            self.shards.append(
+                plan.shard(members, theta=theta[members], alpha=alpha, table=self.table, streams=self.streams)
+            )
+        self._edge_numbers = [np.flatnonzero(np.isin(plan.edges, one.devices).any(axis=1)) for one in self.shards]
+
+    def run(self, first: int, count: int, available: Mask | None = None, probability: Array | None = None) -> None:
+        """Do ``count`` rounds from ``first`` on; presence and probabilities ``(count, V)`` when devices come and go."""
+        attendance = None
+        if available is not None and probability is not None:
+            attendance = Attendance(first, available, probability)
+        hosted: Shard | LocalShards = self.shards[0] if len(self.shards) == 1 else self
+        run_rounds(hosted, DirectLink(), None, Course(first + count - 1), first - 1, attendance)
+
+    # --- as one shard ---
+
+    @property
+    def theta(self) -> Array:
+        """Parameters ``(V, p)`` of all devices."""
+        return self.gather("theta")
+
+    def node_step(self, t: int, available: Mask | None = None, probability: Array | None = None) -> None:
+        for shard in self.shards:
+            here = None if available is None else available[shard.devices]
+            shard.node_step(t, here, None if probability is None else probability[shard.devices])
+
+    def round_thetas(self) -> None:
+        for shard in self.shards:
+            shard.round_thetas()
+
+    def give(self) -> tuple[Index, Array]:
+        given = [shard.give() for shard in self.shards]
+        return np.concatenate([positions for positions, _ in given]), np.concatenate([theta for _, theta in given])
+
+    def take(self, positions: Index, theta: Array) -> None:
+        post = np.empty((self.plan.n_devices, theta.shape[1]))
+        post[positions] = theta
+        for shard in self.shards:
+            shard.take(shard.foreign, post[shard.foreign])
+
+    def edge_step(self) -> None:
+        for shard in self.shards:
+            shard.edge_step()
+
+    # --- the whole picture ---
+
+    def gather(self, name: str) -> Array:
+        """A part of the shards' state (see `ShardState`) for all devices ``(V, p)``, or all edges ``(E, p)``."""
+        if name == "alpha":
+            parts, numbers = [shard.alpha for shard in self.shards], self._edge_numbers
+            return _gathered(parts, numbers, self.plan.edges.shape[0])
+        return _gathered([getattr(one, name) for one in self.shards], self._members(), self.plan.n_devices)
+
+    @property
+    def looked(self) -> Index:
+        """Rows that each device has looked at, ``(V,)``."""
+        return _gathered([_gradients(one).looked for one in self.shards], self._members(), self.plan.n_devices)
+
+    def _members(self) -> list[Index]:
+        return [shard.devices for shard in self.shards]
+
+    def _lines(self) -> dict[str, tuple[list[Index], int]]:
+        """Where the lines of each part of a shard's state belong in that of all, and how many there are."""
+        members, kind, rows = self._members(), self.plan.gradient, self.plan.rows
+        devices, none = (members, self.plan.n_devices), ([np.empty(0, dtype=np.int64)] * len(members), 0)
+        own = [np.concatenate([np.arange(rows.starts[u], rows.starts[u] + rows.counts[u]) for u in m]) for m in members]
+        return dict.fromkeys(ShardState.__dataclass_fields__, devices) | {
+            "alpha": (self._edge_numbers, self.plan.edges.shape[0]),
+            "table": (own, rows.data.n_samples) if kind == "saga" else none,
+            "anchor_gradient": none if kind == "plain" else devices,
+            "anchor_theta": devices if kind == "svrg" else none,
+        }
+
+    def state(self) -> ShardState:
+        """Everything that changes, in the federation's order; how devices are spread over shards does not show."""
+        states = [vars(shard.state()) for shard in self.shards]
+        parts = {name: [state[name] for state in states] for name in states[0]}
+        return ShardState(**{name: _gathered(parts[name], *where) for name, where in self._lines().items()})
+
+    def restore(self, state: ShardState) -> None:
+        """Go back to a `state`, of this or another number of shards."""
+        lines = self._lines()
+        for k, shard in enumerate(self.shards):
+            shard.restore(ShardState(**{name: part[lines[name][0][k]] for name, part in vars(state).items()}))
+
+
+def _gathered(parts: Sequence[NDArray[Any]], lines: Sequence[Index], count: int) -> NDArray[Any]:
+    """Parts put together, where part k has the given ``lines`` of ``count``."""
+    whole = np.empty((count, *parts[0].shape[1:]), dtype=parts[0].dtype)
+    for part, where in zip(parts, lines, strict=True):
+        whole[where] = part
+    return whole
+
+
+def _gradients(shard: Shard) -> Gradients:
+    assert shard.gradients is not None
+    return shard.gradients
+
+
+def split_evenly(n_devices: int, shards: int) -> Index:
+    """Hosts ``(V,)``: contiguous pieces of as equal size as possible."""
+    return np.arange(n_devices) * shards // n_devices
+
+
+def hosts_of(shards: int | Sequence[int], n_devices: int) -> Index:
+    """The shard of each device, ``(V,)``."""
+    if np.ndim(shards) == 0:
+        check_whole("shards", shards, least=1)
+        return split_evenly(n_devices, min(int(np.asarray(shards)), n_devices))
+    hosts = np.asarray(shards)
+    if hosts.shape != (n_devices,) or hosts.dtype.kind not in "iu":
+        raise ParameterError(
+            f"shards must be a whole number or one for each of the {n_devices} devices, got {shards!r}"
+        )
+    return hosts.astype(np.int64)

@@ -57,19 +57,7 @@ def device_keys(devices: Iterable[Hashable]) -> Words:
 
 
 def round_states(keys: Words, seed: int, rounds: NDArray[np.integer], purpose: int = BATCHES) -> Words:
-    """State of each device in each round, shape ``(R, B)``.
-
-    Parameters
-    ----------
-    keys : uint64 array (B,)
-        From `device_keys`.
-    seed : int
-        Of the run, from 0 to 2**63 - 1.
-    rounds : int array (R,)
-        Round numbers.
-    purpose : int
-        `BATCHES` or `PRESENCE`.
-    """
+    """State of each device in each round, ``(R, B)``; the purpose is `BATCHES` or `PRESENCE`, the seed below 2**63."""
     counter = (rounds.astype(np.uint64) * GOLDEN)[:, None]
     return mix(device_roots(keys, seed, purpose)[None, :] + counter)
 
@@ -87,34 +75,11 @@ def uniforms(states: Words) -> Array:
 
 
 def draw_batches(states: Words, counts: Index, size: int) -> Index:
-    """Rows drawn without replacement, every subset equally likely.
+    """Rows drawn without replacement, every subset equally likely: numbers ``(R, B, size)`` from 0 to ``counts - 1``.
 
-    Parameters
-    ----------
-    states : uint64 array (R, B)
-        From `round_states`.
-    counts : int array (B,)
-        Number of rows of each device.
-    size : int
-        Rows to draw, at most ``counts.min()``; all rows in their order when it equals the count.
-
-    Returns
-    -------
-    int64 array (R, B, size)
-        Row numbers from 0 to ``counts - 1``.
-
-    Notes
-    -----
-    Floyd's algorithm: for j = n - size, ..., n - 1 draw r from 0..j and take r, or j where r was taken before. A draw
-    uses 32 bits, so probabilities are off by less than n / 2**32.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedkin.admm.sampling import device_keys, draw_batches, round_states
-    >>> states = round_states(device_keys(["a", "b"]), 0, np.arange(3))
-    >>> draw_batches(states, np.array([5, 9]), 4).shape
-    (3, 2, 4)
+    ``size`` is at most ``counts.min()``; all rows in their order when it equals the count. Floyd's algorithm: for
+    j = n - size, ..., n - 1 draw r from 0..j and take r, or j where r was taken before. A draw uses 32 bits, so
+    probabilities are off by less than n / 2**32.
     """
     shape = (*states.shape, size)
     if (counts == size).all():

@@ -16,8 +16,8 @@ from fedkin.admm.availability import Availability
 from fedkin.admm.backend import Backend, choose_backend
 from fedkin.admm.checkpoint import Checkpoint, describe
 from fedkin.admm.curvature import local_curvature
-from fedkin.admm.inprocess import LocalShards, hosts_of
 from fedkin.admm.plan import Settings, device_rows, plan_run, sample_streams, starting_point
+from fedkin.admm.rounds import LocalShards, hosts_of
 from fedkin.admm.shard import ShardState, edge_update
 from fedkin.admm.trace import (
     Callback,
@@ -72,13 +72,7 @@ class _DivergedError(Exception):
 
 
 class Session:
-    """One run: what it was asked for, the shards, and how far they are.
-
-    Parameters
-    ----------
-    problem : Problem
-    setting : Setting
-    """
+    """One run: what it was asked for, the shards, and how far they are."""
 
     def __init__(self, problem: Problem, setting: Setting) -> None:
         self.problem, self.settings, self.rounds, self.asked = (

@@ -37,14 +37,8 @@ TAIL_POWER = 3.0
 class StepRule:
     """Step sizes of the hosted devices: ``1 / eta_i(t) = start_i / p_i(t) + growth_i * t + damping_i``.
 
-    Attributes
-    ----------
-    start : array (B,)
-        Keeps the first rounds stable; 0 in the paper's rule.
-    growth : array (B,)
-        ``1 / kappa``.
-    damping : array (B,)
-        ``rho * |N_i|`` makes it the proximal step; 0 the literal one.
+    ``start`` keeps the first rounds stable (0 in the paper's rule), ``growth`` is ``1 / kappa``, and ``damping`` of
+    ``rho * |N_i|`` makes it the proximal step, 0 the literal one.
     """
 
     start: Array
@@ -61,16 +55,7 @@ class StepRule:
 class UpdateRule:
     """How the hosted devices and their edges move.
 
-    Attributes
-    ----------
-    penalty : Penalty
-    rho : float
-    steps : StepRule
-    sparsity : array (B, p), optional
-        Weights of ``|theta|``.
-    radius : float, optional
-        Of the parameter ball.
-    average : "tail" | "paper" | "last"
+    ``sparsity (B, p)`` weighs ``|theta|``, ``radius`` is that of the parameter ball.
     """
 
     penalty: Penalty
@@ -83,24 +68,14 @@ class UpdateRule:
 
 @dataclass(frozen=True, eq=False)
 class ShardState:
-    """Everything of a shard that changes from round to round, for B hosted devices and E edges.
+    """Everything of a shard that changes from round to round: numbers of B hosted devices and E edges.
 
-    Attributes
-    ----------
-    theta, balance, balance_before, average, average_balance : arrays (B, p)
-    alpha : array (E, p)
-        Edge duals.
-    table : array (n, width)
-        SAGA's memory, a line for each row of the hosted devices; empty otherwise.
-    anchor_gradient, anchor_theta : arrays (B, p), or empty
-        Mean gradient of the table (SAGA) or of the snapshot (SVRG), and the snapshot.
-    stale : bool array (B,)
-        Whose snapshot is due.
-    looked : int array (B,)
-        Rows that each device has looked at.
+    ``alpha`` is ``(E, p)``, what belongs to devices ``(B, p)``.
 
-    Notes
-    -----
+    ``table`` is SAGA's memory, a line for each row of the hosted devices, ``anchor_gradient`` the mean gradient of the
+    table or of SVRG's snapshot ``anchor_theta``; all are empty where not used. ``stale (B,)``: whose snapshot is due;
+    ``looked (B,)``: rows that each device has looked at.
+
     ``vars(state)`` gives the arrays by name, ``ShardState(**arrays)`` makes a state of them. The neighbours' thetas are
     no part of it: every round brings them anew before they are used.
     """
@@ -134,18 +109,7 @@ def node_update(
 ) -> Array:
     """``theta - eta * direction``, then the soft threshold of the sparsity term, then the parameter ball.
 
-    Parameters
-    ----------
-    theta : array (B, p)
-        Where the devices are.
-    direction : array (B, p)
-        Gradient plus pull of the edges.
-    eta : array (B,)
-        Step sizes.
-    sparsity : array (B, p), optional
-        Weights of ``|theta|``.
-    radius : float, optional
-        Of the ball around 0.
+    ``theta``, ``direction`` (gradient plus pull of the edges) and ``sparsity`` are ``(B, p)``, ``eta`` is ``(B,)``.
     """
     moved = theta - eta[:, None] * direction
     if sparsity is not None:
@@ -169,39 +133,18 @@ def edge_update(alpha: Array, difference: Array, rho: float, radius: Array, pena
 class Shard:
     """Some devices and every edge that touches them.
 
-    Parameters
-    ----------
-    devices : int array (B,)
-        Hosted devices, increasing positions in the whole federation.
-    edges : int array (E, 2)
-        Every edge ``(i, j)``, ``i > j``, with a hosted end, as positions in the federation, in the federation's order.
-    edge_radius : array (E,)
-        ``strength * w_e``.
-    rule : UpdateRule
-        Of the hosted devices.
-    gradients : Gradients or None
-        None for a shard that has no rows (a central machine, replicas of neighbours): its devices get the penalty's
-        part of the step only.
-    theta : array (B, p)
-        Where hosted devices start.
-    alpha : array (E, p), optional
-        Edge duals to start from; 0 by default.
+    ``devices (B,)`` are increasing positions in the federation, ``edges (E, 2)`` every edge ``(i, j)``, ``i > j``, with
+    a hosted end, in the federation's order, ``edge_radius (E,)`` is ``strength * w_e``. Without ``gradients`` (a
+    central machine, replicas of neighbours) devices get the penalty's part of the step only. ``alpha (E, p)`` starts at
+    0.
 
-    Attributes
-    ----------
-    foreign : int array (F,)
-        Neighbours hosted elsewhere, increasing positions in the federation.
-    boundary : int array
-        Positions of hosted devices that have such a neighbour: the thetas that others need.
+    ``foreign`` are the neighbours hosted elsewhere, increasing; ``boundary`` the hosted devices that have such a
+    neighbour: the thetas that others need.
 
-    Examples
-    --------
     Two devices that hold one number each, 0 and 2, in one shard:
 
     >>> import numpy as np
-    >>> from fedkin.admm import DeviceRows, Gradients
-    >>> from fedkin.admm import device_keys
-    >>> from fedkin.admm import Shard, StepRule, UpdateRule
+    >>> from fedkin.admm import DeviceRows, Gradients, Shard, StepRule, UpdateRule, device_keys
     >>> from fedkin.data import Rows
     >>> from fedkin.losses import MeanLoss
     >>> from fedkin.objective import L1
@@ -278,14 +221,8 @@ class Shard:
     ) -> None:
         """Move the hosted thetas in round ``t = 1, 2, ...``.
 
-        Parameters
-        ----------
-        t : int
-            Round.
-        available : bool array (B,), optional
-            Devices that are there; the others get the penalty's part of the step only. All by default.
-        probability : array (B,), optional
-            Probability with which each device is there; gradients are divided by it.
+        Devices that are not ``available (B,)`` get the penalty's part of the step only; gradients of the others are
+        divided by the ``probability (B,)`` with which they are there.
         """
         theta, rule = self.theta, self.rule
         direction = self.pull()

@@ -40,14 +40,7 @@ _PRIVATE = 0o600
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """A state that was read back.
-
-    Attributes
-    ----------
-    round : int
-    arrays : dict {name: array}
-    header : dict
-    """
+    """A state that was read back."""
 
     round: int
     arrays: dict[str, NDArray[Any]]
@@ -64,23 +57,10 @@ class Sent:
 
 
 class Store:
-    """The file of one run.
+    """The file of one run, made at the first save; states of another run or revision do not count.
 
-    Parameters
-    ----------
-    path : path
-        Of the file; it is made at the first save.
-    run : str
-        States of another run do not count.
-    revision : int
-        Nor do those of another revision of it.
-    rounds : int
-        How many of the last saved states are kept.
-    sent : int
-        For how many rounds sent vectors are kept.
+    ``rounds`` of the last saved states are kept, and sent vectors for ``sent`` rounds.
 
-    Examples
-    --------
     >>> import tempfile
     >>> import numpy as np
     >>> from fedkin.admm import Store
@@ -111,10 +91,7 @@ class Store:
     ) -> None:
         """Write the state after a round and what was sent in it, in one transaction.
 
-        Raises
-        ------
-        OSError
-            When the disk does not take it; what was saved before is still there.
+        Raises `OSError` when the disk does not take it; what was saved before is still there.
         """
         parts = [np.ascontiguousarray(part) for part in arrays.values()]
         text = self._describe(arrays, parts, header)
@@ -173,10 +150,7 @@ class Store:
     def load(self, round: int | None = None) -> Saved | None:
         """The last state of this run and revision, or that of a round; None when there is none.
 
-        Raises
-        ------
-        ModelFileError
-            When the file or the record is damaged.
+        Raises `ModelFileError` when the file or the record is damaged.
         """
         query = "select round, header, digest, content from state where run = ? and revision = ? order by round desc"
         for found, text, digest, content in self._read(query):

@@ -52,13 +52,9 @@ def next_record(done: int, every: int | None) -> int:
 
 
 class Trace:
-    """The lines of a trace for one problem.
+    """The lines of a trace.
 
-    Parameters
-    ----------
-    problem : Problem
-    reference : array (V, p) or Solution, optional
-        ``distance`` is ``||theta - reference||_F^2 / |V|``, the quantity of the paper's theorem.
+    ``distance`` is ``||theta - reference||_F^2 / |V|``, the quantity of the paper's theorem.
     """
 
     def __init__(self, problem: Problem, reference: Solution | ArrayLike | None) -> None:
@@ -114,14 +110,7 @@ class Certificate:
 def certify(objective: FusedObjective, theta: Array, balances: Iterable[Array]) -> Certificate:
     """The best duality gap of ``theta (V, p)`` that one of the given duals proves.
 
-    Parameters
-    ----------
-    objective : FusedObjective
-        What is minimised.
-    theta : array (V, p)
-        Parameters to certify.
-    balances : iterable of arrays (V, p)
-        Each is ``D' alpha`` for duals inside their balls; an average of such sums is one too.
+    Each of ``balances (V, p)`` is ``D' alpha`` for duals inside their balls; an average of such sums is one, too.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         value = objective.value(theta)

@@ -16,12 +16,10 @@ import numpy as np
 
 from fedkin._base import available_cores, count
 from fedkin.cli.console import Interrupted, Report, ended_like_ctrl_c, note, output, working
-from fedkin.cli.peer_commands import coefficient_names
-from fedkin.cli.peer_places import federation_in
+from fedkin.cli.peer_commands import coefficient_names, federation_in
 from fedkin.data import write_csv
 from fedkin.errors import MissingDependencyError, ParameterError, SolverError, missing_dependency
-from fedkin.federate.contract.manifest import Manifest
-from fedkin.federate.mpi import JOB, check_no_job, check_out
+from fedkin.federate import JOB, Manifest, check_no_job, check_out
 
 NO_MPIEXEC = (
     "fedkin mpi run needs mpiexec, and there is none next to this Python nor on the path: "

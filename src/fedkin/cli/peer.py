@@ -149,7 +149,7 @@ def run(
 ) -> None:
     """Run one device until its last round; the same command continues after a crash."""
     from fedkin.cli.peer_commands import run_one
-    from fedkin.federate.waiting import Patience
+    from fedkin.federate import Patience
 
     run_one(place, Patience(first_pull, last_pull, complain, give_up, linger, gather, deadline), echo)
 
@@ -188,8 +188,7 @@ def tune(
     """Choose lam by cross-validation between the devices, before the rounds; rows stay where they are."""
     from fedkin.cli.peer_choose import TuneCommand, tune
     from fedkin.errors import ParameterError
-    from fedkin.federate.programs.tune import levels
-    from fedkin.federate.tuning.tuner import TuneSettings
+    from fedkin.federate import TuneSettings, levels
 
     chosen = None if lams is None else levels(lams)
     try:

@@ -6,19 +6,35 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedkin.cli.console import StopRequested, note, output, print_json
-from fedkin.cli.peer_commands import check_patience, select_all, shown, supervised, watch
-from fedkin.cli.peer_places import federation_in, note_who_is_not_here
+from fedkin.cli.peer_commands import (
+    check_patience,
+    federation_in,
+    note_who_is_not_here,
+    select_all,
+    shown,
+    supervised,
+    watch,
+)
 from fedkin.cli.tables import add_row, plain_table
 from fedkin.errors import DataError, ParameterError, SolverError
-from fedkin.federate.contract.manifest import Manifest
-from fedkin.federate.programs.overview import is_device
-from fedkin.federate.programs.supervisor import Supervisor
-from fedkin.federate.programs.tune import check_before, options_of
-from fedkin.federate.setup.departures import read_authority
-from fedkin.federate.setup.directory import AUTHORITY_KEY, DEVICES, device_directories, sign_again
-from fedkin.federate.trust.security import Pair
-from fedkin.federate.tuning.curves import Choice, choose, read_curve, shared_curves
-from fedkin.federate.tuning.tuner import TuneSettings
+from fedkin.federate import (
+    AUTHORITY_KEY,
+    DEVICES,
+    Choice,
+    Manifest,
+    Pair,
+    Supervisor,
+    TuneSettings,
+    check_before,
+    choose,
+    device_directories,
+    is_device,
+    options_of,
+    read_authority,
+    read_curve,
+    shared_curves,
+    sign_again,
+)
 
 
 @dataclass(frozen=True)

@@ -24,26 +24,36 @@ from fedkin.cli.console import (
     output,
     print_json,
 )
-from fedkin.cli.peer_places import federation_in, note_who_is_not_here
 from fedkin.cli.tables import add_row, plain_table
 from fedkin.data import write_csv
 from fedkin.errors import DataError, ParameterError, SolverError
-from fedkin.federate.contract.files import load_manifest
-from fedkin.federate.contract.manifest import Manifest
-from fedkin.federate.programs.overview import TROUBLE, Line, overview, prometheus
-from fedkin.federate.programs.supervisor import (
+from fedkin.federate import (
+    DEVICES,
+    LEFT,
+    NOT_HERE,
+    SELECTION,
     STDERR,
     STOP_SIGNAL,
+    TROUBLE,
+    Line,
+    Manifest,
+    Patience,
     Supervisor,
     all_done,
     check_idle,
+    device_directories,
+    expected_names,
+    is_device,
+    left_devices,
+    load_manifest,
+    missing_or_damaged,
     only_supervisor,
+    overview,
+    prometheus,
     stop_all,
+    write_departure,
 )
-from fedkin.federate.setup.departures import LEFT, left_devices, write_departure
-from fedkin.federate.setup.directory import DEVICES, SELECTION, device_directories
-from fedkin.federate.setup.directory import collect as collect_results
-from fedkin.federate.waiting import Patience
+from fedkin.federate import collect as collect_results
 
 _LOOK_SECONDS = 0.3
 _FRAME_LINES = 6  # of the live view: head, rule, margins, and the line of the prompt
@@ -269,3 +279,47 @@ def _table(lines: Sequence[Line], manifest: Manifest, most: int | None = None) -
         cells = [f"and {len(hidden)} more", *[""] * (len(heads) - 1), f"{min(rounds)} to {max(rounds)}"]
         add_row(table, *cells, *[""] * 5, style="dim")
     return table
+
+
+def federation_in(directory: Path, command: str, instead: str) -> Manifest:
+    """The manifest in the directory of a federation.
+
+    Parameters
+    ----------
+    directory : path
+        That was given.
+    command : str
+        That needs it, for the message.
+    instead : str
+        What to do where it is the directory of one device.
+    """
+    if is_device(directory):
+        raise DataError(
+            f"{directory} is the directory of one device, but fedkin {command} needs that of the federation, "
+            f"which fedkin peer init made: {instead}"
+        )
+    manifest = load_manifest(directory)
+    if not (directory / DEVICES).is_dir():
+        raise DataError(f"{directory} has no directory {DEVICES}, so no device is here")
+    return manifest
+
+
+def note_who_is_not_here(directory: Path, manifest: Manifest) -> None:
+    """Name the devices that cannot be started from this directory.
+
+    Raises
+    ------
+    DataError
+        When a device is here, but its directory is damaged, and others would wait for it.
+    """
+    left = left_devices(directory)
+    for name in expected_names(manifest):
+        found = None if name in left else missing_or_damaged(directory / DEVICES / name)
+        if found is None:
+            continue
+        state, why = found
+        waits = manifest.placement == "peer"
+        if state != NOT_HERE and waits:
+            raise DataError(f"{name} cannot be started, and the others would wait for it: {why}")
+        wait = "; the others wait for it" if waits and len(manifest.neighbours(manifest.position(name))) else ""
+        note(f"{name} is not started: {why}{wait}")

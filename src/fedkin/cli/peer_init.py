@@ -13,11 +13,19 @@ from fedkin.cli.console import note, output
 from fedkin.cli.tables import read_federation
 from fedkin.data import Federation
 from fedkin.errors import ParameterError
-from fedkin.federate.contract.manifest import Manifest
-from fedkin.federate.setup.deploy import device_parts, make_manifest
-from fedkin.federate.setup.directory import DEVICES, write_federation
-from fedkin.federate.setup.endpoints import centre_endpoint, local_endpoints, read_endpoints
-from fedkin.federate.trust.security import Pair, make_authority, read_authority_files
+from fedkin.federate import (
+    DEVICES,
+    Manifest,
+    Pair,
+    centre_endpoint,
+    device_parts,
+    local_endpoints,
+    make_authority,
+    make_manifest,
+    read_authority_files,
+    read_endpoints,
+    write_federation,
+)
 from fedkin.fitting import FitOptions, prepare
 from fedkin.graph import Graph
 from fedkin.objective import Problem

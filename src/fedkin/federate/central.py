@@ -10,8 +10,9 @@ it may die and come back at any time. What S remembers is in its checkpoint, and
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,13 @@ from numpy.typing import NDArray
 from fedkin._base import Array, Mask
 from fedkin.admm import Shard, ShardState
 from fedkin.data import Rows
-from fedkin.federate.contract.computation import rowless_shard, shard_of
 from fedkin.federate.contract.manifest import CENTRE, Manifest
-from fedkin.federate.inbox import Inbox
+from fedkin.federate.contract.reading import rowless_shard, shard_of
 from fedkin.federate.journal import Journal
 from fedkin.federate.kept import KeptState
 from fedkin.federate.links import Transport
 from fedkin.federate.messages import Expected, Kind, encode
-from fedkin.federate.waiting import Patience, PeerError, Status, hold_until
-
-Tick = Callable[[], None]
-
-_LOOK_SECONDS = 0.2
+from fedkin.federate.waiting import LOOK_SECONDS, Inbox, Patience, PeerError, Status, Tick, collect, gather, hold_until
 
 
 def star_keys(manifest: Manifest, sender: int, receiver: int) -> list[str]:
@@ -49,68 +45,54 @@ def _key(manifest: Manifest, part: str, name: str) -> str:
 
 
 class Hub:
-    """What S knows and does in a round, without any network.
+    """Thetas and duals of m devices, and no rows: what S knows, or a replica of a component. No network here.
 
-    Parameters
-    ----------
-    manifest : Manifest
-
-    Attributes
-    ----------
-    presence : list of bool arrays (V,)
-        Who was there in each round so far.
+    ``members`` are their positions, increasing (all by default), ``seen (m,)`` the rounds in which each was there,
+    ``presence`` a bool array ``(m,)`` for every round that was finished here.
     """
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, members: Sequence[int] | None = None) -> None:
         self.manifest = manifest
-        self.shard: Shard = rowless_shard(manifest, range(manifest.n_devices))
-        self.seen = np.zeros(manifest.n_devices, dtype=np.int64)
+        self.members = list(range(manifest.n_devices) if members is None else members)
+        self.shard: Shard = rowless_shard(manifest, self.members)
+        self.done = 0
+        self.seen = np.zeros(len(self.members), dtype=np.int64)
         self.presence: list[Mask] = []
 
-    @property
-    def done(self) -> int:
-        """Rounds that are over."""
-        return len(self.presence)
-
     def questions(self) -> Array:
-        """What the devices are told in the next round, ``(V, 2p + 1)``: theta, pull, probability of being there."""
+        """What devices must know for their step in the next round, ``(m, 2p + 1)``: theta, pull, chance to be there."""
         return np.concatenate([self.shard.theta, self.shard.pull(), self._chance()[:, None]], axis=1)
 
     def _chance(self) -> Array:
         return np.asarray((1.0 + self.seen) / (self.done + 1))
 
-    def finish(self, answers: Mapping[int, Array]) -> None:
-        """End the round, given the thetas ``(p,)`` of the devices that answered."""
-        here = np.zeros(self.manifest.n_devices, dtype=np.bool_)
-        present = np.array(sorted(answers), dtype=np.int64)
-        here[present] = True
+    def finish(self, thetas: Mapping[int, Array]) -> None:
+        """End the round, given the thetas ``(p,)`` of the devices that were there."""
+        here = np.isin(self.members, list(thetas))
         self.shard.node_step(self.done + 1, here, self._chance())
-        if present.size:
-            self.shard.take(present, np.stack([answers[int(u)] for u in present]))
+        if thetas:
+            present = np.array(sorted(thetas), dtype=np.int64)
+            self.shard.take(present, np.stack([thetas[int(u)] for u in present]))
         self.shard.edge_step()
-        self.seen += here
+        self.seen = self.seen + here
         self.presence.append(here)
+        self.done += 1
 
-    def state(self) -> dict[str, NDArray[np.generic]]:
-        """Everything that changes."""
-        return {**vars(self.shard.state()), "seen": self.seen, "presence": np.array(self.presence, dtype=np.bool_)}
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Everything that changes, except `done`."""
+        presence = np.array(self.presence, dtype=np.bool_)
+        return {**vars(self.shard.state()), "seen": self.seen.copy(), "presence": presence}
 
-    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go back to a `state`."""
-        self.seen = state["seen"].copy()
-        self.presence = list(state["presence"])
-        self.shard.restore(ShardState(**{name: state[name] for name in ShardState.__dataclass_fields__}))
+    def restore(self, state: Mapping[str, NDArray[Any]], done: int) -> None:
+        """Go back, or ahead, to a `state`, or to those parts of it that are given."""
+        known = vars(self.shard.state())
+        self.shard.restore(ShardState(**{name: state.get(name, part) for name, part in known.items()}))
+        self.seen, self.done = np.asarray(state["seen"], dtype=np.int64).copy(), done
+        self.presence = list(state.get("presence", self.presence))
 
 
 class NodeWorker:
-    """What a device of a central placement does in a round, without any network.
-
-    Parameters
-    ----------
-    manifest : Manifest
-    position : int
-    rows : Rows
-    """
+    """What a device of a central placement does in a round, without any network."""
 
     def __init__(self, manifest: Manifest, position: int, rows: Rows) -> None:
         others = [v for v in range(manifest.n_devices) if v != position]
@@ -129,18 +111,9 @@ class NodeWorker:
 
 
 class Centre:
-    """The central machine S.
+    """The central machine S; its state is in ``checkpoint``.
 
-    Parameters
-    ----------
-    manifest : Manifest
-    transport : Transport
-    journal : Journal
-    checkpoint : path, optional
-        Where its state is kept.
-    patience : Patience
-    tick : callable, optional
-        Called several times a second; it may raise `fedkin.federate.waiting.Stopped`.
+    ``tick`` is called several times a second and may raise `Stopped`.
     """
 
     def __init__(
@@ -160,7 +133,6 @@ class Centre:
         self.hub = Hub(manifest)
         self.names = {u: member.name for u, member in enumerate(manifest.members)}
         self.inbox = Inbox(self.names, journal)
-        self.up: set[int] = set()
         self._down: dict[int, bytes] = {}
         self._results: dict[int, bytes] = {}
         self.kept: KeptState | None = None
@@ -172,7 +144,7 @@ class Centre:
     def run(self) -> Array:
         """Do all rounds that are left, and return the averaged parameters ``(V, p)``."""
         if self.done < self.manifest.rounds:
-            self._gather()
+            gather(self.inbox, list(self.names), self.done + 1, self.status, self.patience.gather, self.tick)
         self.status.state, self.status.round = "running", self.done
         try:
             while self.done < self.manifest.rounds:
@@ -191,63 +163,25 @@ class Centre:
         """Rounds that are over."""
         return self.hub.done
 
-    def _gather(self) -> None:
-        """Wait for the devices before the first round, so that a slow start is not taken for absence."""
-        deadline = time.monotonic() + self.patience.gather
-        while len(self.up) < self.manifest.n_devices and time.monotonic() < deadline:
-            self.inbox.wait(Kind.THETA, [0], self.done + 1, _LOOK_SECONDS)
-            self.tick()
-        missing = [name for u, name in self.names.items() if u not in self.up]
-        if missing:
-            self.journal.write("warning", "starting without", peers=missing)
-
     def _round(self, t: int) -> None:
         self.status.round = t
         before = self.hub.shard.theta.copy()
         self.inbox.advance(Kind.THETA, t, t)
         for u, question in enumerate(self.hub.questions()):
             self._down[u] = encode(self.manifest.run_bytes, Kind.DOWN, self.position, t, question)
-            if u in self.up:
+            if self.names[u] in self.status.up:
                 self.transport.publish(_key(self.manifest, "down", self.names[u]), self._down[u])
-        self.hub.finish({u: self.inbox.values(Kind.THETA, u, t) for u in self._collect(t)})
+        ask = partial(self._ask_again, t)
+        come = collect(self.inbox, list(self.names), t, self.status, self.patience, ask, self.tick, least=1)
+        self.hub.finish({u: self.inbox.values(Kind.THETA, u, t) for u in come})
         self.status.change = float(np.abs(self.hub.shard.theta - before).max(initial=0.0))
         if t % self.manifest.checkpoint_every == 0:
             self._save()
 
-    def _collect(self, t: int) -> list[int]:
-        """Who has answered: everybody who is up, or whoever has by the deadline; at least one."""
-        everybody = list(self.names)
-        began = time.monotonic()
-        deadline, next_pull, pause = (
-            began + self.patience.deadline,
-            began + self.patience.first_pull,
-            self.patience.first_pull,
-        )
-        next_complaint = began + self.patience.complain
-        while True:
-            missing = self.inbox.missing(Kind.THETA, everybody, t)
-            awaited = [u for u in missing if u in self.up]
-            now = time.monotonic()
-            if len(missing) < len(everybody) and (not awaited or now >= deadline):
-                break
-            if now >= next_pull:
-                for u in awaited:
-                    self.status.pulled += 1
-                    self.transport.publish(_key(self.manifest, "down", self.names[u]), self._down[u])
-                    self.transport.pull(_key(self.manifest, "theta", self.names[u]), t, self._slots[u])
-                next_pull, pause = now + pause, min(2.0 * pause, self.patience.last_pull)
-            if now >= next_complaint:
-                waiting = [self.names[u] for u in missing]
-                self.journal.write("warning", "waiting", round=t, peers=waiting, seconds=round(now - began, 1))
-                next_complaint = now + self.patience.complain
-            if now - began > self.patience.give_up:
-                raise PeerError(f"no device has answered in round {t} for {now - began:.0f} s; start some")
-            self.status.waiting_for = [self.names[u] for u in awaited] if now - began > 1.0 else []
-            self.inbox.wait(Kind.THETA, awaited or everybody, t, max(0.001, min(_LOOK_SECONDS, next_pull - now)))
-            self.tick()
-        for u in awaited:
-            self.journal.sparingly("warning", "up, but no answer before the deadline", peer=self.names[u])
-        return [u for u in everybody if u not in missing]
+    def _ask_again(self, t: int, u: int) -> None:
+        self.status.pulled += 1
+        self.transport.publish(_key(self.manifest, "down", self.names[u]), self._down[u])
+        self.transport.pull(_key(self.manifest, "theta", self.names[u]), t, self._slots[u])
 
     def linger(self) -> None:
         """Hand out the results, until all devices have them or the time is over."""
@@ -260,7 +194,7 @@ class Centre:
         while waiting and time.monotonic() < deadline:
             for u in waiting:
                 self.transport.publish(_key(self.manifest, "result", self.names[u]), self._results[u])
-            waiting = self.inbox.wait(Kind.DONE, everybody, self.done, 2 * _LOOK_SECONDS)
+            waiting = self.inbox.wait(Kind.DONE, everybody, self.done, 2 * LOOK_SECONDS)
             self.status.waiting_for = [self.names[u] for u in waiting]
             self.tick()
         if waiting:
@@ -286,7 +220,6 @@ class Centre:
 
     def _presence_of(self, u: int) -> Callable[[bool], None]:
         def on_presence(here: bool) -> None:
-            (self.up.add if here else self.up.discard)(u)
             (self.status.up.add if here else self.status.up.discard)(self.names[u])
             self.journal.write("info", "device up" if here else "device down", peer=self.names[u])
             self.inbox.wake()
@@ -305,7 +238,7 @@ class Centre:
     def _restore(self) -> None:
         found = None if self.kept is None else self.kept.load()
         if found is not None:
-            self.hub.restore(found.arrays)
+            self.hub.restore(found.arrays, found.round)
 
 
 def _whatever_round(frames: dict[int, bytes], u: int) -> Callable[[int], bytes | None]:
@@ -316,18 +249,7 @@ def _whatever_round(frames: dict[int, bytes], u: int) -> Callable[[int], bytes |
 
 
 class Worker:
-    """A device of a central placement: answers S until the result comes. It keeps nothing between rounds.
-
-    Parameters
-    ----------
-    manifest : Manifest
-    position : int
-    rows : Rows
-    transport : Transport
-    journal : Journal
-    patience : Patience
-    tick : callable, optional
-    """
+    """A device of a central placement: answers S until the result comes. It keeps nothing between rounds."""
 
     def __init__(
         self,
@@ -365,7 +287,7 @@ class Worker:
         centre = self.manifest.n_devices
         next_pull = heard + self.patience.first_pull
         while self.inbox.missing(Kind.RESULT, [centre], self.manifest.rounds):
-            message = self.inbox.newest(Kind.DOWN, centre, _LOOK_SECONDS)
+            message = self.inbox.newest(Kind.DOWN, centre, LOOK_SECONDS)
             now = time.monotonic()
             if message is not None:
                 self._step(*message)

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from fedkin._base import count, wait_until, write_arrays
 from fedkin.errors import ParameterError, SolverError, missing_dependency
 from fedkin.federate.central import Hub, NodeWorker
-from fedkin.federate.contract.files import load_manifest, load_rows
 from fedkin.federate.contract.manifest import Manifest
+from fedkin.federate.contract.reading import load_manifest, load_rows
 from fedkin.federate.setup.directory import DEVICES
 
 try:

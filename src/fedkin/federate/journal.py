@@ -16,25 +16,7 @@ _MOST_COUNTED = 2000  # pairs of event and peer
 
 
 class Journal:
-    """Write events of one device to a file, and to standard error if asked.
-
-    Parameters
-    ----------
-    device : str
-        Named in every line.
-    path : path, optional
-        File to append to.
-    echo : bool
-        Also write to standard error.
-
-    Examples
-    --------
-    >>> from fedkin.federate.journal import Journal
-    >>> journal = Journal("north")
-    >>> journal.write("info", "hello", round=3)
-    >>> journal.counts["hello"]
-    1
-    """
+    """Appends events of one device, which every line names, to a file, and to standard error if asked (``echo``)."""
 
     def __init__(self, device: str, path: Path | None = None, *, echo: bool = False) -> None:
         self.device, self.echo = device, echo

@@ -26,23 +26,10 @@ MOST_BYTES = 4 << 20
 
 
 class KeptState:
-    """The file of one device.
+    """The file of one device; states of another run or revision are refused, or written over.
 
-    Parameters
-    ----------
-    path : path
-    run, revision : str, int
-        States of another run or revision do not count.
-    device : str
-        Whose state it is.
-    hold : callable
-        ``hold(write, path, round)`` calls ``write`` until the disk takes it.
-    keep : int
-        For how many rounds sent vectors are kept.
-    refuse : bool
-        Whether to refuse a file of another run or revision; otherwise it is written over.
-    most_bytes : int
-        Larger states are written with durable saves only.
+    ``hold(write, path, round)`` calls ``write`` until the disk takes it. Sent vectors are kept for ``keep`` rounds.
+    States above ``most_bytes`` are written with durable saves only.
     """
 
     def __init__(
@@ -72,13 +59,7 @@ class KeptState:
         return True
 
     def load(self) -> Saved | None:
-        """The last state; None when there is none.
-
-        Raises
-        ------
-        ModelFileError, ParameterError, DataError
-            When the file is damaged, or of another run, revision or device.
-        """
+        """The last state, or None; raises when the file is damaged, or of another run, revision or device."""
         try:
             found = self._store.load()
             others = [] if found is not None or not self._refuse else self._store.others()

@@ -64,17 +64,7 @@ class MessageError(FedkinError, ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A message that passed every check.
-
-    Attributes
-    ----------
-    kind : Kind
-    sender : int
-        Position in the manifest.
-    round : int
-    values : array (length,)
-        Always float64 here.
-    """
+    """A message that passed every check; ``values (length,)`` are always float64 here."""
 
     kind: Kind
     sender: int
@@ -84,24 +74,10 @@ class Message:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a receiver knows about the next message on a key.
+    """What a receiver knows about the next message on a key: rounds from ``first`` to ``last`` are of use now.
 
-    Attributes
-    ----------
-    run : bytes
-        The 8 bytes of the run id.
-    kind : Kind
-    sender : int
-        Who may write there.
-    length : int, or function of the round
-        Numbers in the message.
-    first, last : int
-        Rounds that are of use now, both included.
-    wire : "float64" | "float32"
-    bound : float or None
-        Largest size of the numbers, in the norm that ``bound_kind`` names.
-    bound_kind : "length" | "max" | "sum"
-        Euclidean for the parameter ball; for an edge dual, the dual norm of the penalty.
+    ``bound`` is the largest size of the numbers in the norm of ``bound_kind``: Euclidean ("length") for the parameter
+    ball; for an edge dual, the dual norm of the penalty.
     """
 
     run: bytes
@@ -116,23 +92,8 @@ class Expected:
 
 
 def encode(run: bytes, kind: Kind, sender: int, round: int, values: Array, wire: Wire = "float64") -> bytes:
-    """The bytes of a message.
+    """The bytes of a message; sender and round are from 0 to 2**32 - 1.
 
-    Parameters
-    ----------
-    run : bytes
-        8 bytes.
-    kind : Kind
-        What the numbers are.
-    sender, round : int
-        From 0 to 2**32 - 1.
-    values : array (length,)
-        The numbers.
-    wire : "float64" | "float32"
-        Their format on the way.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> from fedkin.federate.messages import Expected, Kind, decode, encode
     >>> frame = encode(b"run-0001", Kind.THETA, 3, 17, np.array([0.5, -2.0]))
@@ -148,21 +109,10 @@ def encode(run: bytes, kind: Kind, sender: int, round: int, values: Array, wire:
 
 
 def decode(frame: bytes, expected: Expected, window: tuple[int, int] | None = None) -> Message:
-    """The message in ``frame``, if it is the expected one.
+    """The message in ``frame``, if it is the expected one; ``window`` replaces the rounds of use in ``expected``.
 
-    Parameters
-    ----------
-    frame : bytes
-        What came.
-    expected : Expected
-        What may come.
-    window : pair of int, optional
-        First and last round of use now, instead of those in ``expected``.
-
-    Raises
-    ------
-    MessageError
-        Naming the first thing that differs. Header and checksum are compared before numbers are allocated.
+    Raises `MessageError`, naming the first thing that differs. Header and checksum are compared before numbers are
+    allocated.
     """
     if len(frame) < HEADER_BYTES:
         raise MessageError(f"{len(frame)} bytes are too few for a header of {HEADER_BYTES}")

@@ -20,36 +20,101 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
-from fedkin._base import PRIVATE_DIRECTORY, Array, is_locked, lock, write_arrays
+from fedkin._base import PRIVATE_DIRECTORY, Array, Index, is_locked, lock, write_arrays
 from fedkin.admm import Course, Shard, ShardState, Store, run_rounds
 from fedkin.errors import DataError, FedkinError, ParameterError, missing_dependency
-from fedkin.federate.contract.computation import shard_of
-from fedkin.federate.contract.files import load_manifest, load_rows
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.contract.plans import TOO_LONG
-from fedkin.federate.links.mpi import RankLink
-from fedkin.federate.partition import small_cut
+from fedkin.federate.contract.reading import load_manifest, load_rows, shard_of
 from fedkin.federate.setup.directory import DEVICES
 
 #: Sub-directory of a federation for the state of the ranks and the result.
 JOB = "mpi"
 _LOCK = "lock"
+_SWEEPS = 10
+#: A piece may be this much larger than the mean.
+_SLACK = 1.05
+
+
+def small_cut(n_devices: int, edges: Index, pieces: int) -> Index:
+    """The piece of each device, ``(V,)``: pieces of about equal size with few edges between them.
+
+    Devices are put in the order of reverse Cuthill-McKee, which keeps neighbours close, and cut into contiguous pieces;
+    then devices move to the piece where most of their neighbours are, as long as pieces stay balanced.
+    """
+    if pieces == 1 or n_devices == 0:
+        return np.zeros(n_devices, dtype=np.int64)
+    from scipy.sparse.csgraph import reverse_cuthill_mckee
+
+    ends = np.concatenate([edges, edges[:, ::-1]])
+    links = sparse.csr_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(n_devices, n_devices))
+    order = reverse_cuthill_mckee(sparse.csr_matrix(links), symmetric_mode=True)
+    where = np.empty(n_devices, dtype=np.int64)
+    where[order] = np.arange(n_devices) * pieces // n_devices
+    return _refined(links, where, pieces)
+
+
+def _refined(links: sparse.csr_array, where: Index, pieces: int) -> Index:
+    sizes = np.bincount(where, minlength=pieces)
+    largest = max(int(np.ceil(_SLACK * where.size / pieces)), 1)
+    smallest = max(int(np.floor(where.size / pieces / _SLACK)), 1)
+    starts, ends = links.indptr, links.indices
+    for _ in range(_SWEEPS):
+        moved = 0
+        for u in range(where.size):
+            near = np.bincount(where[ends[starts[u] : starts[u + 1]]], minlength=pieces)
+            here = where[u]
+            allowed = np.where((sizes < largest) | (np.arange(pieces) == here), near, -1)
+            best = int(allowed.argmax())
+            if near[best] > near[here] and sizes[here] > smallest:
+                where[u] = best
+                sizes[here] -= 1
+                sizes[best] += 1
+                moved += 1
+        if not moved:
+            break
+    return where
+
+
+class RankLink:
+    """The link of one rank to those that host neighbours of its devices (`fedkin.admm.Link`).
+
+    ``hosts (V,)`` are the ranks of the devices, ``edges (E, 2)`` those of the whole federation.
+    """
+
+    def __init__(self, communicator: Any, hosts: Index, edges: Index, n_params: int) -> None:
+        self._communicator = communicator
+        there = hosts[edges]
+        here = there == int(communicator.rank)
+        send: dict[int, Index] = {}
+        receive: dict[int, Index] = {}
+        for side in (0, 1):
+            crossing = here[:, side] & ~here[:, 1 - side]
+            for other in np.unique(there[crossing, 1 - side]).tolist():
+                along = crossing & (there[:, 1 - side] == other)
+                send[other] = np.union1d(send.get(other, []), edges[along, side]).astype(np.int64)
+                receive[other] = np.union1d(receive.get(other, []), edges[along, 1 - side]).astype(np.int64)
+        self.send = send
+        self._in = {other: np.empty((positions.size, n_params)) for other, positions in receive.items()}
+        self._positions = np.concatenate([np.empty(0, dtype=np.int64), *receive.values()])
+
+    def exchange(self, t: int, positions: Index, thetas: Array) -> tuple[Index, Array]:
+        from mpi4py import MPI
+
+        requests = [self._communicator.Irecv(buffer, source=other) for other, buffer in self._in.items()]
+        going = {other: thetas[np.searchsorted(positions, wanted)] for other, wanted in self.send.items()}
+        requests += [self._communicator.Isend(buffer, dest=other) for other, buffer in going.items()]
+        MPI.Request.Waitall(requests)
+        return self._positions, np.concatenate([np.empty((0, thetas.shape[1])), *self._in.values()])
 
 
 class RankStore:
-    """The state of one rank: a durable save now and then, of which the last two are kept.
+    """The state of one rank, bound to run and revision: a durable save now and then, of which the last two are kept.
 
-    Another rank may die before it has written its own, so the one before stays until all have the new one.
-
-    Parameters
-    ----------
-    folder : path
-    manifest : Manifest
-        Its run and revision: what was saved under another ``lam`` does not count.
-    communicator : mpi4py communicator
-    tell : callable
-        Called with the round after each save.
+    Another rank may die before it has written its own, so the one before stays until all have the new one. ``tell`` is
+    called with the round after each save.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, communicator: Any, tell: Callable[[int], None]) -> None:
@@ -95,10 +160,7 @@ def gather(communicator: Any, shard: Shard, n_devices: int) -> Array | None:
 def only_job(folder: Path) -> Iterator[None]:
     """Hold the lock of a federation's jobs, as rank 0 does; the kernel gives it back when the process ends.
 
-    Raises
-    ------
-    DataError
-        When another job runs.
+    Raises `DataError` when another job runs.
     """
     descriptor = lock(folder / _LOCK, f"process {os.getpid()} on {socket.gethostname()}")
     if descriptor is None:
@@ -136,18 +198,8 @@ def run_rank(
 ) -> Array | None:
     """Run one rank to the end; rank 0 gets the averaged parameters ``(V, p)``.
 
-    Parameters
-    ----------
-    directory : path
-        Of the federation.
-    communicator : mpi4py communicator
-        Of all ranks.
-    every : int
-        Rounds between checkpoints.
-    fresh : bool
-        Start from round 0 whatever is on disk.
-    progress : bool
-        Rank 0 writes a line to standard output after each checkpoint.
+    There are ``every`` rounds between checkpoints. ``fresh`` starts from round 0 whatever is on disk; with ``progress``
+    rank 0 writes a line after each checkpoint.
     """
     manifest = load_manifest(directory)
     if communicator.size > manifest.n_devices:

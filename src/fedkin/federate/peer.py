@@ -11,12 +11,11 @@ from fedkin._base import Array
 from fedkin.admm import Course, Shard, ShardState, run_rounds
 from fedkin.data import Rows
 from fedkin.errors import DataError, ModelFileError
-from fedkin.federate.contract.computation import shard_of
-from fedkin.federate.contract.manifest import Manifest
+from fedkin.federate.contract.manifest import Manifest, keys_of
 from fedkin.federate.contract.plans import TOO_LONG
+from fedkin.federate.contract.reading import shard_of
 from fedkin.federate.journal import Journal
 from fedkin.federate.kept import KeptState
-from fedkin.federate.keys import keys_of
 from fedkin.federate.links import Transport
 from fedkin.federate.links.neighbours import NeighbourLink
 from fedkin.federate.messages import Expected, Kind
@@ -30,10 +29,7 @@ _BOUND_KIND = {"l1": "max", "l2": "length", "linf": "sum"}  # dual norms of the 
 class DualLink(NeighbourLink):
     """A link whose ends also compare the two replicas of each edge's dual; the smaller end is right by definition.
 
-    Attributes
-    ----------
-    shard : Shard
-        Of this device; to be set before `open`.
+    ``shard``, that of this device, must be set before `open`.
     """
 
     shard: Shard
@@ -87,24 +83,9 @@ class DualLink(NeighbourLink):
 
 
 class Device:
-    """A device process without the process: `run` does all rounds.
+    """A device process without the process: `run` does all rounds. ``left`` are neighbours that have left for good.
 
-    Parameters
-    ----------
-    manifest : Manifest
-    position : int
-        Which device this is.
-    rows : Rows
-        Its rows.
-    transport : Transport
-    journal : Journal
-    checkpoint : path, optional
-        Where its state is kept.
-    patience : Patience
-    left : set of int
-        Positions of neighbours that have left for good.
-    tick : callable, optional
-        Called after every round and twice a second while waiting; it may raise `fedkin.federate.waiting.Stopped`.
+    ``tick`` is called after every round and twice a second while waiting; it may raise `Stopped`.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import Array, Mask
-from fedkin.admm import Shard, ShardState
 from fedkin.data import Rows
 from fedkin.errors import SolverError
-from fedkin.federate.central import NodeWorker
-from fedkin.federate.contract.computation import rowless_shard
+from fedkin.federate.central import Hub, NodeWorker
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.contract.plans import TOO_LONG
 from fedkin.federate.journal import Journal
@@ -37,71 +35,18 @@ from fedkin.federate.kept import KeptState
 from fedkin.federate.links import Transport
 from fedkin.federate.links.neighbours import NeighbourLink
 from fedkin.federate.messages import HEADER_BYTES, Expected, Kind, MessageError, decode, encode
-from fedkin.federate.waiting import Patience, Reminders, hold_until
+from fedkin.federate.waiting import LOOK_SECONDS, Patience, Reminders, collect, gather, hold_until
 
-_LOOK_SECONDS = 0.2
 _PARTS = ("theta", "balance", "balance_before", "average", "average_balance", "alpha")
 
 
-class Component:
-    """A replica of a component: thetas and duals of all its devices, and no rows.
-
-    Parameters
-    ----------
-    manifest : Manifest
-    members : sequence of int
-        Positions of its devices, increasing.
-
-    Attributes
-    ----------
-    done : int
-        Rounds that are over.
-    seen : int array (m,)
-        Rounds in which each device was there.
-    """
-
-    def __init__(self, manifest: Manifest, members: Sequence[int]) -> None:
-        self.members = list(members)
-        self.shard: Shard = rowless_shard(manifest, self.members)
-        self.done = 0
-        self.seen = np.zeros(len(self.members), dtype=np.int64)
-
-    def estimated(self) -> Array:
-        """Estimated probabilities ``(m,)`` of being there in the next round."""
-        return np.asarray((1.0 + self.seen) / (self.done + 1))
-
-    def question(self, member: int, chance: Array) -> Array:
-        """What a device must know for its own step in the next round: theta, pull, probability, ``(2p + 1,)``."""
-        k = self.members.index(member)
-        return np.concatenate([self.shard.theta[k], self.shard.pull()[k], chance[[k]]])
-
-    def finish(self, thetas: Mapping[int, Array], chance: Array) -> None:
-        """End the round, given the thetas ``(p,)`` of the devices that were there."""
-        here = np.isin(self.members, list(thetas))
-        self.shard.node_step(self.done + 1, np.zeros_like(here), chance)
-        if thetas:
-            present = np.array(sorted(thetas), dtype=np.int64)
-            self.shard.take(present, np.stack([thetas[int(u)] for u in present]))
-        self.shard.edge_step()
-        self.seen = self.seen + here
-        self.done += 1
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Everything that changes, except `done`."""
-        return {**vars(self.shard.state()), "seen": self.seen.copy()}
-
-    def restore(self, state: Mapping[str, NDArray[Any]], done: int) -> None:
-        """Go back, or ahead, to a `state`."""
-        known = vars(self.shard.state())
-        self.shard.restore(ShardState(**{name: state.get(name, part) for name, part in known.items()}))
-        self.seen, self.done = np.asarray(state["seen"], dtype=np.int64).copy(), done
-
-    # --- as one vector ---
+class Component(Hub):
+    """A replica of a component, which travels as one vector."""
 
     def to_vector(self) -> Array:
         """The state as it travels."""
-        state = self.state()
-        return np.concatenate([*(state[name].ravel() for name in _PARTS), state["seen"].astype(np.float64)])
+        state = vars(self.shard.state())
+        return np.concatenate([*(state[name].ravel() for name in _PARTS), self.seen.astype(np.float64)])
 
     @property
     def vector_length(self) -> int:
@@ -111,10 +56,8 @@ class Component:
     def take_vector(self, vector: Array, done: int) -> None:
         """Take over another replica.
 
-        Raises
-        ------
-        MessageError
-            When it cannot be a state after ``done`` rounds: duals outside their balls, or impossible counts.
+        Raises `MessageError` when it cannot be a state after ``done`` rounds: duals outside their balls, or impossible
+        counts.
         """
         m, p = self.shard.theta.shape
         ends = np.cumsum([m * p] * 5 + [self.shard.edges.shape[0] * p])
@@ -138,17 +81,8 @@ class _Behind(Exception):
 class Replica(NeighbourLink):
     """A device of a component whose devices come and go; the first of them is the leader.
 
-    Parameters
-    ----------
-    record : path, optional
-        Where a leader writes down what it decided, round after round, until the next checkpoint.
-    other parameters
-        As of `fedkin.federate.peer.Device`. Only a leader needs a checkpoint.
-
-    Attributes
-    ----------
-    history : list of bool arrays (m,)
-        Of a leader: who was there in each round.
+    Only a leader needs a checkpoint. In ``record`` a leader writes down what it decided, round after round, until the
+    next checkpoint. The other parameters are as of `fedkin.federate.peer.Device`.
     """
 
     def __init__(
@@ -169,7 +103,6 @@ class Replica(NeighbourLink):
         self.worker = NodeWorker(manifest, position, rows)
         self.leader = manifest.leader(position)
         self.leads = position == self.leader
-        self.history: list[Mask] = []
         self.record = record if self.leads else None
         self._lock = threading.Lock()
         others = [u for u in members if u != position]
@@ -186,7 +119,8 @@ class Replica(NeighbourLink):
     def run(self) -> Array:
         """Do all rounds that are left, and return the averaged parameters ``(p,)``."""
         if self.leads and self.done < self.rounds:
-            self._gather()
+            seconds = self.patience.gather if self.done == 0 else self.patience.deadline
+            gather(self.inbox, self.neighbours, self.done + 1, self.status, seconds, self.tick)
         self.status.state, self.status.round = "running", self.done
         while self.done < self.rounds:
             self._round(self.done + 1)
@@ -204,19 +138,19 @@ class Replica(NeighbourLink):
         """The device's parameters ``(p,)``."""
         return np.asarray(self.component.shard.theta[self.component.members.index(self.position)])
 
-    def _own(self, t: int, chance: Array) -> Array:
-        question = self.component.question(self.position, chance)
-        theta = self.worker.answer(t, question)
+    def _own(self, t: int) -> Array:
+        theta = self.worker.answer(t, self.component.questions()[self.component.members.index(self.position)])
         if self.manifest.wire == "float32":
             theta = theta.astype(np.float32).astype(np.float64)
         if not np.isfinite(theta).all():
             raise SolverError(f"round {t}: the parameters of device {self.names[self.position]!r} diverged: {TOO_LONG}")
         return theta
 
-    def _finish(self, thetas: Mapping[int, Array], chance: Array) -> None:
+    def _finish(self, thetas: Mapping[int, Array]) -> None:
         before = self.theta.copy()
-        self.component.finish(thetas, chance)
-        self.done = self.component.done
+        with self._lock:
+            self.component.finish(thetas)
+            self.done = self.component.done
         self.status.change = float(np.abs(self.theta - before).max(initial=0.0))
 
     # --- rounds ---
@@ -232,67 +166,34 @@ class Replica(NeighbourLink):
             self._take_over(behind)
         self.tick()
 
-    def _gather(self) -> None:
-        """Wait for the devices, so that a slow start is not taken for absence."""
-        deadline = time.monotonic() + (self.patience.gather if self.done == 0 else self.patience.deadline)
-        while len(self.status.up) < len(self.neighbours) and time.monotonic() < deadline:
-            self.inbox.wait(Kind.THETA, self.neighbours, self.done + 1, _LOOK_SECONDS)
-            self.tick()
-        missing = [self.names[u] for u in self.neighbours if self.names[u] not in self.status.up]
-        if missing:
-            self.journal.write("warning", "starting without", peers=missing)
-
     def _lead(self, t: int) -> None:
-        chance = self.component.estimated()
-        own = self._own(t, chance)
+        own = self._own(t)
         self.inbox.advance(Kind.THETA, t, t + 1)
         self.send(Kind.THETA, t, own)
         thetas = {self.position: own}
-        thetas |= {u: self.inbox.values(Kind.THETA, u, t) for u in self._collect(t)}
+        ask = partial(self._ask_again, t)
+        come = collect(self.inbox, self.neighbours, t, self.status, self.patience, ask, self.tick)
+        thetas |= {u: self.inbox.values(Kind.THETA, u, t) for u in come}
         here = np.isin(self.component.members, list(thetas))
         if self.record is not None:
             self._write_down(self.record, t, here, thetas)
-        self._decided(here, thetas, chance)
+        self._decided(here, thetas)
         self.send(Kind.PRESENT, t, here.astype(np.float64))
         if t % self.manifest.checkpoint_every == 0:
             self._save()
             if self.record is not None:
                 self.record.unlink(missing_ok=True)
 
-    def _decided(self, here: Mask, thetas: Mapping[int, Array], chance: Array) -> None:
-        with self._lock:
-            self._finish(thetas, chance)
+    def _decided(self, here: Mask, thetas: Mapping[int, Array]) -> None:
+        self._finish(thetas)
         for u in (u for u, now in zip(self.component.members, here, strict=True) if not now):
             self.journal.sparingly("warning", "absent", peer=self.names[u], round=self.done)
-        self.history.append(here)
 
-    def _collect(self, t: int) -> list[int]:
-        """Who has sent its theta: everybody who is up, or whoever has by the deadline."""
-        began = time.monotonic()
-        pause = self.patience.first_pull
-        deadline, next_pull = began + self.patience.deadline, began + pause
-        while True:
-            missing = self.inbox.missing(Kind.THETA, self.neighbours, t)
-            awaited = [u for u in missing if self.names[u] in self.status.up]
-            now = time.monotonic()
-            if not awaited or now >= deadline:
-                break
-            if now >= next_pull:
-                for u in awaited:
-                    self.pull(Kind.THETA, u, t)
-                next_pull, pause = now + pause, min(2.0 * pause, self.patience.last_pull)
-            self.status.waiting_for = [self.names[u] for u in awaited] if now - began > 1.0 else []
-            self.inbox.wait(Kind.THETA, awaited, t, max(0.001, min(_LOOK_SECONDS, next_pull - now, deadline - now)))
-            if now - began > _LOOK_SECONDS:
-                self.tick()
-        self.status.waiting_for = []
-        for u in awaited:
-            self.journal.sparingly("warning", "up, but no theta before the deadline", peer=self.names[u])
-        return [u for u in self.neighbours if u not in missing]
+    def _ask_again(self, t: int, u: int) -> None:
+        self.pull(Kind.THETA, u, t)
 
     def _hear(self, t: int) -> None:
-        chance = self.component.estimated()
-        own = self._own(t, chance)
+        own = self._own(t)
         self.inbox.advance(Kind.THETA, t, t + 1)
         self.inbox.advance(Kind.PRESENT, t, t + 1)
         self.inbox.advance(Kind.REPLICA, t, self.rounds)
@@ -307,8 +208,7 @@ class Replica(NeighbourLink):
             thetas[self.position] = own
         else:
             self.journal.sparingly("warning", "counted as absent", peer=self.names[self.leader], round=t)
-        with self._lock:
-            self._finish(thetas, chance)
+        self._finish(thetas)
 
     def pull(self, kind: Kind, sender: int, t: int) -> None:
         super().pull(kind, sender, t)
@@ -327,9 +227,9 @@ class Replica(NeighbourLink):
                 raise _Behind(*ahead)
             now = time.monotonic()
             self.remind(reminders, kind, missing, t, now)
-            if now - reminders.began > _LOOK_SECONDS:
+            if now - reminders.began > LOOK_SECONDS:
                 self.tick()
-            self.inbox.wait(kind, senders, t, max(min(reminders.next_pull - now, _LOOK_SECONDS), 0.001))
+            self.inbox.wait(kind, senders, t, max(min(reminders.next_pull - now, LOOK_SECONDS), 0.001))
         self.status.waiting_for = []
 
     def _take_over(self, behind: _Behind) -> None:
@@ -402,14 +302,13 @@ class Replica(NeighbourLink):
                 continue  # older than the checkpoint, or half a record: that round was never announced
             here, thetas = values[: len(members)] > 0.5, values[len(members) :].reshape(-1, p)
             known = {u: theta for u, theta, now in zip(members, thetas, here, strict=True) if now}
-            self._decided(here, known, self.component.estimated())
+            self._decided(here, known)
             self.remember(Kind.PRESENT, t, here.astype(np.float64))
             self.remember(Kind.THETA, t, known[self.position])
 
     def _save(self) -> None:
         if self.kept is not None:
-            arrays = {**self.component.state(), "history": np.array(self.history, dtype=np.bool_)}
-            self.kept.save(self.done, arrays, {"over": self.over}, self.unsaved(), durable=True)
+            self.kept.save(self.done, self.component.state(), {"over": self.over}, self.unsaved(), durable=True)
             self.kept.close()
             self.saved()
 
@@ -419,4 +318,3 @@ class Replica(NeighbourLink):
             self.done, self.over = found.round, found.header["over"]
             self.recall(kept.sent())
             self.component.restore(found.arrays, self.done)
-            self.history = list(found.arrays["history"])

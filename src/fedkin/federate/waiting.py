@@ -1,19 +1,27 @@
-"""How long a device waits for what, what it tells its owner meanwhile, and how it waits for a full disk."""
+"""What a device waits for and how long, what it tells its owner meanwhile, and how it waits for a full disk."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedkin._base import Array
 from fedkin.errors import FedkinError, ParameterError
 from fedkin.federate.journal import Journal
+from fedkin.federate.messages import Expected, Kind, MessageError, OutsideWindow, decode
+
+Slot = tuple[Kind, int]
+Tick = Callable[[], None]
 
 #: State of a device that cannot write what has to be written before it goes on.
 HOLDING = "holding: no room for a checkpoint"
 #: Log lines about the same wait are at most this far apart, in seconds.
 LONGEST_SILENCE = 600.0
+#: How often a waiting device looks around.
+LOOK_SECONDS = 0.2
 
 
 class PeerError(FedkinError, RuntimeError):
@@ -26,25 +34,13 @@ class Stopped(FedkinError):
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a device waits for what, in seconds.
+    """How long a device waits for what, in seconds; ``linger``, ``gather`` and ``deadline`` may be 0.
 
-    Attributes
-    ----------
-    first_pull, last_pull : float
-        A theta that has not come is pulled after ``first_pull``, then again and again, up to ``last_pull`` apart.
-    complain : float
-        Time to the first log line about a wait; to the next ones it doubles, up to ten minutes.
-    give_up : float
-        A wait as long as this ends the process.
-    linger : float
-        How long a device that has finished stays to serve neighbours that have not.
-    gather, deadline : float
-        How long a central machine waits for devices before its first round, and for answers in a round.
-
-    Raises
-    ------
-    ParameterError
-        When one of them is not a number, or not above 0 (``linger``, ``gather`` and ``deadline`` may be 0).
+    - A theta that has not come is pulled after ``first_pull``, then again and again, up to ``last_pull`` apart.
+    - ``complain``: to the first log line about a wait; to the next ones it doubles, up to ten minutes.
+    - ``give_up``: a wait as long as this ends the process.
+    - ``linger``: a device that has finished stays so long to serve neighbours that have not.
+    - ``gather``, ``deadline``: how long a central machine waits for devices before its first round, and in a round.
     """
 
     first_pull: float = 0.25
@@ -121,10 +117,7 @@ def hold_until(
 ) -> None:
     """Call ``write`` until the disk takes it; log lines about failures come ever less often.
 
-    Raises
-    ------
-    PeerError
-        When it has not after ``patience.give_up`` seconds.
+    Raises `PeerError` when it has not after ``patience.give_up`` seconds.
     """
     began = next_line = time.monotonic()
     silence, before = 1.0, status.state
@@ -144,3 +137,170 @@ def hold_until(
         else:
             status.state = before
             return
+
+
+class Inbox:
+    """What neighbours have sent, checked and kept until it is used.
+
+    Frames come from the transport's threads; one thread waits for what it needs. A lock-step neighbour is at most one
+    round ahead, so two rounds per slot are kept and anything else is refused: memory is bounded whatever arrives.
+    """
+
+    def __init__(self, names: dict[int, str], journal: Journal) -> None:
+        self.names, self.journal = names, journal
+        self._expected: dict[Slot, Expected] = {}
+        self._windows: dict[Kind, tuple[int, int]] = {}
+        self._held: dict[tuple[Kind, int, int], Array] = {}
+        self._changed = threading.Condition()
+        self._wakes = 0
+        self._wanted: set[tuple[Kind, int, int]] = set()
+
+    def expect(self, expected: Expected) -> Callable[[bytes], bool]:
+        """Open a slot, and get the function that frames for it go to; it says whether a frame brought something new."""
+        slot = (expected.kind, expected.sender)
+        self._expected[slot] = expected
+
+        def on_frame(frame: bytes) -> bool:
+            return self._receive(slot, frame)
+
+        return on_frame
+
+    def forget(self, sender: int) -> None:
+        """Close all slots of a sender."""
+        with self._changed:
+            for slot in [slot for slot in self._expected if slot[1] == sender]:
+                del self._expected[slot]
+            self._held = {key: values for key, values in self._held.items() if key[1] != sender}
+
+    def advance(self, kind: Kind, first: int, last: int) -> None:
+        """From now on only rounds ``first .. last`` of ``kind`` are of use."""
+        with self._changed:
+            self._windows[kind] = first, last
+            stale = [key for key in self._held if key[0] == kind and not first <= key[2] <= last]
+            for key in stale:
+                del self._held[key]
+
+    def _receive(self, slot: Slot, frame: bytes) -> bool:
+        kind, sender = slot
+        peer = self.names[sender]
+        with self._changed:
+            expected = self._expected.get(slot)
+            if expected is None:
+                return False
+            window = self._windows.get(kind, (expected.first, expected.last))
+            try:
+                message = decode(frame, expected, window)
+            except OutsideWindow as refusal:
+                # duplicates and late answers are a network's daily life; replays look the same, and neither is used
+                event = "old round ignored" if refusal.round < window[0] else "round too far ahead ignored"
+                self.journal.sparingly("info", event, peer=peer, kind=kind.name)
+                return False
+            except MessageError as refusal:
+                self.journal.sparingly("warning", "message refused", peer=peer, kind=kind.name, why=str(refusal))
+                return False
+            key = (kind, sender, message.round)
+            known = self._held.get(key)
+            if known is None:
+                self._held[key] = message.values
+                self._wanted.discard(key)
+                if not self._wanted:  # waking a thread for every one of many messages costs more than the messages
+                    self._changed.notify_all()
+                return True
+            if known.tobytes() != message.values.tobytes():
+                self.journal.sparingly("warning", "same round twice with other numbers: the first counts", peer=peer)
+            return False
+
+    def wake(self) -> None:
+        """Make a waiting thread look around."""
+        with self._changed:
+            self._wakes += 1
+            self._changed.notify_all()
+
+    def missing(self, kind: Kind, senders: list[int], round: int) -> list[int]:
+        """Senders whose message has not come."""
+        return [sender for sender in senders if (kind, sender, round) not in self._held]
+
+    def wait(self, kind: Kind, senders: list[int], round: int, seconds: float) -> list[int]:
+        """Wait until all have come, somebody calls `wake`, or the time is over; returns who is missing."""
+        with self._changed:
+            wakes = self._wakes
+            self._wanted = {(kind, sender, round) for sender in self.missing(kind, senders, round)}
+            self._changed.wait_for(lambda: self._wakes != wakes or not self._wanted, seconds)
+            self._wanted = set()
+            return self.missing(kind, senders, round)
+
+    def newest(self, kind: Kind, sender: int, seconds: float) -> tuple[int, Array] | None:
+        """Wait for any message of a kind, take the one of the highest round, and forget the others."""
+
+        def rounds() -> list[int]:
+            return [key[2] for key in self._held if key[:2] == (kind, sender)]
+
+        with self._changed:
+            wakes = self._wakes
+            self._changed.wait_for(lambda: self._wakes != wakes or rounds(), seconds)
+            come = rounds()
+            if not come:
+                return None
+            values = self._held[kind, sender, max(come)]
+            for t in come:
+                del self._held[kind, sender, t]
+            return max(come), values
+
+    def values(self, kind: Kind, sender: int, round: int) -> Array:
+        """The numbers of a message that has come."""
+        return self._held[kind, sender, round]
+
+
+def gather(inbox: Inbox, senders: Sequence[int], t: int, status: Status, seconds: float, tick: Tick) -> None:
+    """Wait until all senders are up, at most so long: a slow start is not to be taken for absence in round t."""
+    deadline = time.monotonic() + seconds
+    while missing := [inbox.names[u] for u in senders if inbox.names[u] not in status.up]:
+        if time.monotonic() >= deadline:
+            inbox.journal.write("warning", "starting without", peers=missing)
+            return
+        inbox.wait(Kind.THETA, list(senders), t, LOOK_SECONDS)
+        tick()
+
+
+def collect(
+    inbox: Inbox,
+    senders: Sequence[int],
+    t: int,
+    status: Status,
+    patience: Patience,
+    pull: Callable[[int], None],
+    tick: Tick,
+    least: int = 0,
+) -> list[int]:
+    """Who has sent its theta of round t: all who are up, or whoever has by the deadline, but at least so many.
+
+    ``pull(u)`` asks u again. Raises `PeerError` when fewer than ``least`` have come after ``patience.give_up`` seconds.
+    """
+    names, reminders = inbox.names, Reminders(patience)
+    deadline = reminders.began + patience.deadline
+    while True:
+        missing = inbox.missing(Kind.THETA, list(senders), t)
+        awaited = [u for u in missing if names[u] in status.up]
+        now = time.monotonic()
+        waited = now - reminders.began
+        if len(senders) - len(missing) >= least and (not awaited or now >= deadline):
+            break
+        if reminders.pull_is_due(now):
+            for u in awaited:
+                pull(u)
+            reminders.pulled(now)
+        if reminders.complaint_is_due(now):
+            peers = [names[u] for u in missing]
+            inbox.journal.write("warning", "waiting", round=t, peers=peers, seconds=round(waited, 1))
+            reminders.complained(now)
+        if waited > patience.give_up:
+            raise PeerError(f"no device has answered in round {t} for {waited:.0f} s; start some")
+        status.waiting_for = [names[u] for u in awaited] if waited > 1.0 else []
+        pause = min(LOOK_SECONDS, reminders.next_pull - now, deadline - now if now < deadline else LOOK_SECONDS)
+        inbox.wait(Kind.THETA, awaited or list(senders), t, max(0.001, pause))
+        if waited > LOOK_SECONDS:
+            tick()
+    status.waiting_for = []
+    for u in awaited:
+        inbox.journal.sparingly("warning", "up, but no theta before the deadline", peer=names[u])
+    return [u for u in senders if u not in missing]

@@ -1,7 +1,7 @@
 """What all devices of a federation agree on (`manifest`), and what is for one of them only (`plans`).
 
-In: signed JSON (`files`), checked field by field with msgspec. Out: a `Manifest`, and with rows a `Plan` of the rounds
-(`computation`). Imports: `messages`, `trust`, and the packages below `federate`.
+In: signed JSON, checked field by field with msgspec. Out: a `Manifest`, and with rows a `Plan` of the rounds
+(`reading`). Imports: `messages`, `trust`, and the packages below `federate`.
 """
 
 from __future__ import annotations

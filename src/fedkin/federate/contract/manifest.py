@@ -1,8 +1,8 @@
-"""What all devices of a federation agree on, in one signed file.
+"""What all devices of a federation agree on, in one signed file, and the keys under which they write to each other.
 
 The manifest names devices, edges and every number that the rounds need, except those that are for one device only
 (`fedkin.federate.contract.plans`). It holds no rows. Each device has a copy, and checks the authority's signature
-before it believes it.
+before it believes it. Access lists are made of the same keys.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedkin._base import Array, Index
 from fedkin.admm import Average, GradientKind
 from fedkin.errors import FedkinError
 from fedkin.federate.contract.plans import COLUMNS, OWN, DevicePlan, PlanError, in_words, to_text
-from fedkin.federate.messages import RUN_BYTES, Wire
+from fedkin.federate.messages import RUN_BYTES, Kind, Wire
 
 Placement = Literal["peer", "central", "replicas"]
 
@@ -43,16 +43,9 @@ class ManifestError(FedkinError, ValueError):
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A device as the others know it.
+    """A device as the others know it: its id in the data, and its endpoint, ``tls/host:port`` or ``tcp/host:port``.
 
-    Attributes
-    ----------
-    id : str or int
-        Its id in the data.
-    name : str
-        Its directory, the common name of its certificate, and its part of the keys.
-    endpoint : str
-        ``tls/host:port`` or ``tcp/host:port``.
+    ``name`` is its directory, the common name of its certificate, and its part of the keys.
     """
 
     id: str | int
@@ -73,62 +66,21 @@ class Manifest(
     """A run, as all devices know it. Lists with a number per device are in the order of ``members``.
 
     What is not in the shared file but in plans (``start``, ``growth``, ``damping``, ``batch``, ``deal``) is None for
-    devices of which it is not known here.
+    devices of which it is not known here. What the names do not say:
 
-    Attributes
-    ----------
-    run : str
-        Run id, 16 hexadecimal digits.
-    members : tuple of V Member
-    edges : list of E pairs
-        Positions ``[i, j]``, ``i > j``.
-    edge_radius : list of E floats
-        ``lam * V * w_e``: bounds of the edge duals.
-    loss : dict
-        Name and parameters of the loss.
-    penalty : str
-    lam : float
-        On the public scale; for the record, the rounds use ``edge_radius``.
-    n_params : int
-    ridge : list of p floats
-    sparsity : list of V lists of p floats, or None
-    radius : float or None
-        Of the parameter ball.
-    rounds, seed : int
-    gradient, snapshot_every, average
-        See `fedkin.fed_admm`.
-    rho : float
-    start, growth, damping : lists of V floats or None
-        The step rule.
-    batch : list of V ints or None
-        Rows per round; 0 for all.
-    wire : "float64" | "float32"
-    checkpoint_every : int
-        Rounds between checkpoints.
-    compare_every : int
-        Rounds between comparisons of the edge duals' replicas; 0 for never.
-    placement : "peer" | "central" | "replicas"
-        Who holds the state of an edge: its two ends, a central machine, or every device of the component.
-    centre : str or None
-        Endpoint of the central machine.
-    secure : bool
-        False for plain TCP.
-    feature_names : list of str
-    classes : list of str or float, or None
-        Labels of the target's codes 0, 1, ...
-    select : dict or None
-        ``level`` and ``variance`` of the edge selection that comes before the rounds.
-    weights : list of E floats or None
-        ``w_e``; None where only ``edge_radius`` is known.
-    deal : list of V ints or None
-        Where the deal of each device's rows to folds begins (`fedkin.Federation.folds`), modulo `DEAL`.
-    revision : int
-        How often the manifest was changed and signed again. Devices with different revisions do not understand each
-        other.
-    noisy : bool
-        Whether steps become shorter from round to round (``growth`` above 0).
-    planned_for : str or None
-        Name of the device whose plan was found beside the manifest.
+    - ``run``: 16 hexadecimal digits; ``revision``: how often the manifest was changed and signed again. Devices with
+      different revisions do not understand each other.
+    - ``edges``: E pairs of positions ``[i, j]``, ``i > j``; ``weights``: ``w_e``, None where only ``edge_radius`` is
+      known; ``edge_radius``: ``lam * V * w_e``, bounds of the edge duals. ``lam`` is for the record.
+    - ``ridge``: p numbers; ``sparsity``: V lists of p; ``radius``: of the parameter ball.
+    - ``start``, ``growth``, ``damping``: the step rule; ``noisy``: whether steps become shorter (``growth`` above 0).
+    - ``batch``: rows per round, 0 for all; ``deal``: where the deal of each device's rows to folds begins
+      (`fedkin.Federation.folds`), modulo `DEAL`; ``planned_for``: the device whose plan was found beside the manifest.
+    - ``checkpoint_every``, ``compare_every``: rounds between checkpoints, and between comparisons of the edge duals'
+      replicas (0 for never).
+    - ``placement``: who holds the state of an edge: its two ends, a central machine (its endpoint is ``centre``), or
+      every device of the component. ``secure`` is False for plain TCP.
+    - ``classes``: labels of the target's codes 0, 1, ...; ``select``: the edge selection that comes before the rounds.
     """
 
     run: Annotated[str, Meta(pattern=rf"^[0-9a-fA-F]{{{2 * RUN_BYTES}}}\Z")]
@@ -341,3 +293,28 @@ def plain_names(ids: Sequence[Hashable]) -> list[str]:
     if len(taken) < len(names) or CENTRE in taken:  # also where file systems do not tell cases apart
         names = [f"device-{k}" for k in range(len(ids))]
     return names
+
+
+def keys_of(manifest: Manifest, sender: int, receiver: int) -> dict[Kind, str]:
+    """The keys under which ``sender`` writes what ``receiver`` reads."""
+    name = manifest.members[sender].name
+    keys = {Kind.THETA: f"{manifest.run}/theta/{name}", Kind.DONE: f"{manifest.run}/done/{name}"}
+    if sender < receiver and manifest.compare_every:
+        keys[Kind.ALPHA] = f"{manifest.run}/alpha/{name}/{manifest.members[receiver].name}"
+    if manifest.placement == "replicas" and sender == manifest.leader(sender):
+        keys[Kind.PRESENT], keys[Kind.REPLICA] = f"{manifest.run}/present/{name}", f"{manifest.run}/replica/{name}"
+    return keys
+
+
+def presence_key(manifest: Manifest, sender: int) -> str:
+    """The key under which a device shows that it is there."""
+    return f"{manifest.run}/live/{manifest.members[sender].name}"
+
+
+def selection_keys(manifest: Manifest, sender: int, receiver: int) -> dict[Kind, str]:
+    """The keys of edge selection: a device's summary, the verdict on an edge (from its smaller end), "I am done"."""
+    name = manifest.members[sender].name
+    keys = {Kind.SUMMARY: f"{manifest.run}/summary/{name}", Kind.DONE: f"{manifest.run}/chosen/{name}"}
+    if sender < receiver:
+        keys[Kind.VERDICT] = f"{manifest.run}/verdict/{name}/{manifest.members[receiver].name}"
+    return keys

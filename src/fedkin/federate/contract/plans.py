@@ -43,21 +43,7 @@ class DevicePlan(
 ):
     """Numbers by the name of a device; None for what is not known.
 
-    Attributes
-    ----------
-    run : str
-        Run id.
-    device : str or None
-        Name of the device whose plan it is; None for who organises the run and has planned for all.
-    start, growth, damping : dict {device: float}
-    batch, deal : dict {device: int}
-
-    Examples
-    --------
-    >>> from fedkin.federate.contract.plans import DevicePlan
-    >>> plan = DevicePlan(run="0123456789abcdef", device="north", batch={"north": 10})
-    >>> DevicePlan.from_bytes(plan.to_bytes()) == plan
-    True
+    ``device`` is the device whose plan it is; None for who organises the run and has planned for all.
     """
 
     run: str

@@ -2,13 +2,54 @@
 
 In: the thetas of a shard and a round. Out: the neighbours' thetas of that round (`fedkin.admm.Link`).
 A `Transport` moves frames and promises nothing; `memory` and `zenoh` are transports, `neighbours.NeighbourLink` makes
-lock-step rounds of any of them, `mpi.RankLink` is the link between ranks. Shards in one process need none
-(`fedkin.admm.DirectLink`).
+lock-step rounds of any of them; `fedkin.federate.mpi.RankLink` is the link between ranks. Shards in one process need
+none (`fedkin.admm.DirectLink`).
 Imports: `admm`, the manifest and the messages.
 """
 
 from __future__ import annotations
 
-from fedkin.federate.links.transport import OnFrame, OnPresence, OnPull, Transport
+from collections.abc import Callable
+from typing import Protocol
 
 __all__ = ["OnFrame", "OnPresence", "OnPull", "Transport"]
+
+OnFrame = Callable[[bytes], object]
+OnPull = Callable[[int], bytes | None]
+OnPresence = Callable[[bool], None]
+
+
+class Transport(Protocol):
+    """Frames that are pushed under a key, frames that are pulled by key and round, and who is there.
+
+    Nothing is promised about a pushed frame: it may be lost, arrive twice or late. Callbacks run in the transport's
+    threads.
+    """
+
+    def publish(self, key: str, frame: bytes) -> None:
+        """Push a frame to all who subscribe to ``key``."""
+        ...
+
+    def subscribe(self, key: str, on_frame: OnFrame) -> None:
+        """Call ``on_frame`` for every frame pushed under ``key``."""
+        ...
+
+    def answer(self, key: str, on_pull: OnPull) -> None:
+        """Serve pulls of ``key``: ``on_pull(round)`` gives the frame, or None."""
+        ...
+
+    def pull(self, key: str, round: int, on_frame: OnFrame) -> None:
+        """Ask whoever serves ``key`` for the frame of a round; returns at once."""
+        ...
+
+    def announce(self, key: str) -> None:
+        """Be seen under ``key`` until `close`."""
+        ...
+
+    def watch(self, key: str, on_presence: OnPresence) -> None:
+        """Call ``on_presence(True)`` when somebody announces ``key``, ``on_presence(False)`` when it is gone."""
+        ...
+
+    def close(self) -> None:
+        """Leave."""
+        ...

@@ -10,19 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from fedkin.federate.links.transport import OnFrame, OnPresence, OnPull
+from fedkin.federate.links import OnFrame, OnPresence, OnPull
 
 
 @dataclass(frozen=True)
 class Faults:
     """How bad a network is.
 
-    Attributes
-    ----------
-    loss, duplication : float
-        Probabilities that a frame is lost, or arrives twice. Pulls and their answers are lost likewise.
-    delay : float
-        Frames take up to so many seconds, so they overtake each other.
+    A frame, a pull or an answer is lost with probability ``loss``, and arrives twice with probability ``duplication``.
+    Frames take up to ``delay`` seconds, so they overtake each other.
     """
 
     loss: float = 0.0
@@ -33,25 +29,7 @@ class Faults:
 class MemoryNetwork:
     """A network inside one process, for tests: `join` gives each device its transport.
 
-    Parameters
-    ----------
-    faults : Faults
-        What goes wrong.
-    seed : int
-        Of what goes wrong.
-
-    Examples
-    --------
-    >>> from fedkin.federate.links.memory import MemoryNetwork
-    >>> network = MemoryNetwork()
-    >>> a, b = network.join(), network.join()
-    >>> got = []
-    >>> b.subscribe("theta/a", got.append)
-    >>> a.publish("theta/a", b"numbers")
-    >>> network.settle()
-    >>> got
-    [b'numbers']
-    >>> network.close()
+    ``seed`` decides what goes wrong.
     """
 
     def __init__(self, faults: Faults | None = None, seed: int = 0) -> None:

@@ -15,13 +15,11 @@ import numpy as np
 
 from fedkin._base import Array, Index
 from fedkin.admm import Sent
-from fedkin.federate.contract.manifest import Manifest
-from fedkin.federate.inbox import Inbox
+from fedkin.federate.contract.manifest import Manifest, keys_of, presence_key
 from fedkin.federate.journal import Journal
-from fedkin.federate.keys import keys_of, presence_key
-from fedkin.federate.links.transport import Transport
+from fedkin.federate.links import Transport
 from fedkin.federate.messages import Expected, Kind, encode
-from fedkin.federate.waiting import LONGEST_SILENCE, Patience, PeerError, Reminders, Status, hold_until
+from fedkin.federate.waiting import LONGEST_SILENCE, Inbox, Patience, PeerError, Reminders, Status, hold_until
 
 _DONE_SECONDS, _TICK_SECONDS = 0.4, 0.5
 
@@ -29,34 +27,10 @@ _DONE_SECONDS, _TICK_SECONDS = 0.4, 0.5
 class NeighbourLink:
     """The link of one device to its neighbours (`fedkin.admm.Link`).
 
-    Parameters
-    ----------
-    manifest : Manifest
-        Names, keys and formats of the run.
-    position : int
-        Which device this is.
-    neighbours : sequence of int
-        With whom it exchanges.
-    transport : Transport
-    journal : Journal
-    run : bytes, optional
-        What messages are marked with, 8 bytes; the manifest's by default.
-    rounds : int, optional
-        Rounds to do; the manifest's by default.
-    length : int or function of the round, optional
-        Numbers in a message; by default one theta, inside the parameter ball.
-    patience : Patience
-    tick : callable, optional
-        Called twice a second while waiting; it may raise `fedkin.federate.waiting.Stopped`.
+    ``run`` (8 bytes) marks its messages, ``length`` is how many numbers they hold in a round; by default one theta
+    inside the parameter ball. ``tick`` is called twice a second while waiting and may raise `Stopped`.
 
-    Attributes
-    ----------
-    done : int
-        Rounds that are over.
-    over : bool
-        Whether all neighbours have said that they have finished, too.
-    past : dict {Kind: {round: vector}}
-        Own vectors of the last rounds, for those who ask.
+    ``over`` says whether all neighbours have finished, too; ``past`` holds own vectors of the last rounds for who asks.
     """
 
     def __init__(
@@ -275,10 +249,7 @@ class NeighbourLink:
     def linger(self, on_end: Callable[[], None] | None = None) -> None:
         """Stay until all neighbours have finished, since they may need the last vectors; not longer than `Patience`.
 
-        Parameters
-        ----------
-        on_end : callable, optional
-            Called when nobody needs this device any more, to keep that for when it is started again.
+        ``on_end`` is called when nobody needs this device any more, to keep that for when it is started again.
         """
         done = keys_of(self.manifest, self.position, self.position)[Kind.DONE]
         frame = self.frame(Kind.DONE, self.done, np.zeros(0))

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from fedkin.errors import FedkinError, missing_dependency
-from fedkin.federate.links.transport import OnFrame, OnPresence, OnPull
+from fedkin.federate.links import OnFrame, OnPresence, OnPull
 from fedkin.federate.waiting import PeerError
 
 try:
@@ -41,15 +41,7 @@ def _without_source(text: str) -> str:
 
 
 def not_opened(listen: Sequence[str], words: str) -> FedkinError:
-    """What to raise when zenoh does not open a session, with the cure.
-
-    Parameters
-    ----------
-    listen : sequence of str
-        Where it was asked to listen.
-    words : str
-        What zenoh says.
-    """
+    """What to raise, with the cure, when zenoh says these words instead of opening a session that listens there."""
     why = f"cannot {f'listen on {listen[0]}' if listen else 'open links'}: {_without_source(words)}"
     host = listen[0].partition("/")[2].rpartition(":")[0] if listen else ""
     again = "correct its line in the table of --endpoints (or --centre, or --port) and run fedkin peer init again"
@@ -75,14 +67,9 @@ def not_opened(listen: Sequence[str], words: str) -> FedkinError:
 
 
 class ZenohTransport:
-    """A zenoh session.
+    """A zenoh session, configured by `link_configuration` with absolute paths.
 
-    Parameters
-    ----------
-    configuration : mapping
-        From `fedkin.federate.trust.security.link_configuration`, with absolute paths.
-    on_link : callable, optional
-        ``on_link(common_name, address, opened)`` for every link that opens or closes; the name is None without TLS.
+    ``on_link(common_name, address, opened)`` hears of every link that opens or closes; the name is None without TLS.
     """
 
     def __init__(

@@ -65,14 +65,7 @@ def is_device(place: Path) -> bool:
 def overview(directory: Path, manifest: Manifest, children: Mapping[str, Watched] | None = None) -> list[Line]:
     """A line for each device: of a federation all, the central machine first; of a device's directory that one.
 
-    Parameters
-    ----------
-    directory : path
-        Of a federation, or of one of its devices.
-    manifest : Manifest
-        In it.
-    children : mapping {name: Child}, optional
-        Of a supervisor.
+    ``children`` are those of a supervisor, by name.
     """
     ids = {member.name: member.id for member in manifest.members}
     if is_device(directory):
@@ -163,14 +156,7 @@ def _state(place: Path, status: Mapping[str, Any], alive: bool, child: Watched |
 def silence(place: Path, status: Mapping[str, Any], pid: int | None = None) -> str | None:
     """What to say about a running device that has not written its status for long; None about others.
 
-    Parameters
-    ----------
-    place : path
-        Of the device.
-    status : mapping
-        What it has written last.
-    pid : int, optional
-        Of its process, if known; one that does not hold the lock yet is given time.
+    A process (``pid``) that does not hold the lock yet is given time.
     """
     try:
         running = holder(place / LOCK)
@@ -228,15 +214,7 @@ def holder(lock: Path, seconds: float = 2.0) -> int | None:
 
 
 def prometheus(lines: Sequence[Line]) -> str:
-    """The overview in the text format of Prometheus, of devices that are on this machine.
-
-    Examples
-    --------
-    >>> from fedkin.federate.programs.overview import Line, prometheus
-    >>> line = Line("north", "running", 12, 100, 0.5, 2, (), 3, 0, 1, 4711)
-    >>> print(prometheus([line]).splitlines()[2])
-    fedkin_round{device="north"} 12
-    """
+    """The overview in the text format of Prometheus, of devices that are on this machine."""
     measures = (
         ("round", "gauge", "Round that the device is in.", lambda line: line.round),
         ("rounds", "gauge", "Rounds of the run.", lambda line: line.rounds),

@@ -24,9 +24,9 @@ import numpy as np
 from fedkin._base import lock, write_file
 from fedkin.data import Rows
 from fedkin.errors import DataError, FedkinError
-from fedkin.federate.contract.files import load_manifest, load_rows
 from fedkin.federate.contract.manifest import CENTRE, Manifest
 from fedkin.federate.contract.plans import PLAN
+from fedkin.federate.contract.reading import load_manifest, load_rows
 from fedkin.federate.journal import Journal
 from fedkin.federate.setup.directory import CERTIFICATE, DEVICES, KEY, LINKS, LOCK, LOG, OWNER, STATUS, read_status
 from fedkin.federate.trust.security import (
@@ -54,19 +54,7 @@ _OWNER_CURE = f'{OWNER} needs {{"device": "NAME"}}: write it, or carry it again 
 
 @dataclass(frozen=True)
 class Program:
-    """A device that runs: where and who it is, and what it writes to.
-
-    Attributes
-    ----------
-    place : path
-        Its directory.
-    name : str
-    manifest : Manifest
-    position : int
-        In the manifest; the number of devices for the central machine.
-    journal : Journal
-    status : StatusWriter
-    """
+    """A device that runs: where and who it is, and what it writes to. The central machine has position V."""
 
     place: Path
     name: str
@@ -107,12 +95,9 @@ class Program:
 
 
 def run_program(place: Path, work: Callable[[Program], None], *, echo: bool = False) -> int:
-    """Do ``work`` as the device whose directory is ``place``; errors go to its log, its status and standard error.
+    """Do ``work`` as the device whose directory is ``place``; errors go to its log, status and stderr.
 
-    Returns
-    -------
-    int
-        An exit code.
+    Returns an exit code.
     """
     try:
         name = name_of(place)
@@ -185,10 +170,7 @@ def name_of(place: Path) -> str:
 def own_position(place: Path, manifest: Manifest, name: str) -> int:
     """The position of device ``name``, after checking that plan and certificate in ``place`` are its own.
 
-    Raises
-    ------
-    DataError, SecurityError
-        When they are missing or of another device.
+    Raises `DataError` or `SecurityError` when they are missing or of another device.
     """
     check_private(place / PLAN)
     found = {PLAN: manifest.planned_for}
@@ -254,20 +236,7 @@ def only_one(place: Path) -> Iterator[None]:
 
 
 class StatusWriter:
-    """Keeps ``status.json`` up to date, and passes on the wish to stop.
-
-    Parameters
-    ----------
-    place : path
-        The device's directory.
-
-    Attributes
-    ----------
-    status : Status
-        What is written; a device replaces it by its own.
-    rounds : int
-        Rounds to do.
-    """
+    """Keeps ``status.json`` up to date, and passes on the wish to stop. A device replaces ``status`` by its own."""
 
     def __init__(self, place: Path) -> None:
         self.place = place

@@ -98,7 +98,7 @@ def _replica(program: Program, transport: Transport, patience: Patience) -> None
     theta = device.run()
     write_result(place, theta, device.theta, manifest, program.position)
     if device.leads:
-        write_presence(place, device.history, [manifest.members[u].name for u in device.component.members])
+        write_presence(place, device.component.presence, [manifest.members[u].name for u in device.component.members])
     program.status.write(force=True)
     device.linger()
 

@@ -55,20 +55,10 @@ class Child:
 
 @dataclass
 class Supervisor:
-    """Runs the devices of a directory as child processes.
+    """Runs the devices of a directory, or of those ``places`` in it, as child processes.
 
-    Parameters
-    ----------
-    directory : path
-        Of the federation.
-    options : sequence of str
-        Passed on to each device, see ``fedkin peer run --help``.
-    max_restarts : int
-        How often a device that dies is started again.
-    module : str
-        What a device runs.
-    places : sequence of path, optional
-        Directories of the devices to run; all that are here by default.
+    ``options`` are passed on to each device (``fedkin peer run --help``), which runs ``module``; one that dies is
+    started again at most ``max_restarts`` times.
     """
 
     directory: Path
@@ -256,15 +246,7 @@ def check_idle(directory: Path) -> None:
 def stop_all(directory: Path) -> list[str]:
     """Ask every device that runs here to stop, and their supervisor, which then starts none again.
 
-    Parameters
-    ----------
-    directory : path
-        Of a federation, or of one device.
-
-    Returns
-    -------
-    list of str
-        Who was asked.
+    Returns who was asked. ``directory`` is that of a federation or of one device.
     """
     if is_device(directory):
         return [own_name(directory)] if _ask(holder(directory / LOCK), signal.SIGTERM) else []

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from fedkin._base import PRIVATE_DIRECTORY, write_file
 from fedkin.errors import DataError
-from fedkin.federate.contract.files import AUTHORITY, load_manifest
 from fedkin.federate.contract.manifest import Manifest
+from fedkin.federate.contract.reading import AUTHORITY, load_manifest
 from fedkin.federate.setup.directory import AUTHORITY_KEY, device_directories
 from fedkin.federate.trust.security import (
     Pair,

@@ -31,10 +31,9 @@ import numpy as np
 from fedkin._base import PRIVATE_DIRECTORY, Array, write_file
 from fedkin.data import Rows
 from fedkin.errors import DataError
-from fedkin.federate.contract.files import AUTHORITY, MANIFEST, ROWS, SIGNATURE
-from fedkin.federate.contract.manifest import CENTRE, Manifest
+from fedkin.federate.contract.manifest import CENTRE, Manifest, keys_of, presence_key, selection_keys
 from fedkin.federate.contract.plans import PLAN, PLAN_SIGNATURE
-from fedkin.federate.keys import keys_of, presence_key, selection_keys
+from fedkin.federate.contract.reading import AUTHORITY, MANIFEST, ROWS, SIGNATURE
 from fedkin.federate.trust.security import (
     Grant,
     Pair,
@@ -141,7 +140,7 @@ def endpoint_of(manifest: Manifest, position: int) -> str:
 def links_of(manifest: Manifest, position: int) -> dict[str, Any]:
     """The zenoh configuration of one device: it connects to neighbours before it in the manifest, the others to it.
 
-    Grants follow `fedkin.federate.keys`: a neighbour writes what it sends here, and reads what is sent to it.
+    Grants follow `keys_of`: a neighbour writes what it sends here, and reads what is sent to it.
     """
     if manifest.placement == "central":
         from fedkin.federate.central import star_keys

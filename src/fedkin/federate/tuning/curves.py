@@ -29,18 +29,10 @@ SAME_LEVEL = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Held-out losses of one device.
+    """Held-out losses of one device at levels ``lams (m,)``, which decrease.
 
-    Attributes
-    ----------
-    lams : array (m,)
-        Levels, decreasing; empty for a device without neighbours.
-    mean : array (m,)
-        Mean over the folds in which it has rows; nan where it has none to hold out.
-    folds : int
-        How many folds that are.
-    by_fold : array (folds, m) or None
-        Each fold apart, nan where it has no rows.
+    A device without neighbours has none. ``mean (m,)`` is over the ``folds`` in which it has rows, nan where it has
+    none to hold out; ``by_fold (folds, m)`` has each fold apart, nan where it has no rows.
     """
 
     lams: Array
@@ -51,19 +43,10 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The level that was chosen, and what for.
+    """The level that was chosen, and what for: held-out ``mean (m,)`` losses at decreasing levels ``lams (m,)``.
 
-    Attributes
-    ----------
-    lam : float
-    lams, mean : array (m,)
-        Levels, decreasing, and held-out mean losses.
-    error : array (m,) or None
-        Standard errors of the means over folds, where folds were shared.
-    devices : int
-        How many devices' curves were used.
-    reasons : mapping {position: str}
-        Why the curves of the others were not.
+    ``error (m,)`` are standard errors over folds, where folds were shared; ``devices`` is how many curves were used,
+    ``reasons`` say by position why the others were not.
     """
 
     lam: float
@@ -80,20 +63,9 @@ class Choice:
 
 
 def write_curve(place: Path, run: bytes, lams: Array, losses: Array, *, by_fold: bool) -> None:
-    """Write exactly what may leave the device, readable by its owner only.
+    """Write exactly what may leave the device, readable by its owner only; each fold apart if ``by_fold``.
 
-    Parameters
-    ----------
-    place : path
-        The device's directory.
-    run : bytes
-        Of the tuning (`fedkin.federate.tuning.tuner.TuneSettings.run_bytes`).
-    lams : array (m,)
-        Levels.
-    losses : array (folds, m)
-        Held-out losses, nan where a fold has no rows.
-    by_fold : bool
-        Whether each fold is written apart.
+    ``losses (folds, m)`` are nan where a fold has no rows; ``run`` is from `TuneSettings.run_bytes`.
     """
     held = np.asarray(~np.isnan(losses).any(axis=1))
     content: dict[str, Any] = {"run": run.hex(), "lams": lams.tolist(), "folds": int(held.sum())}

@@ -38,8 +38,8 @@ from fedkin.admm import (
 )
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError, ParameterError
-from fedkin.federate.contract.computation import loss_of
 from fedkin.federate.contract.manifest import Manifest
+from fedkin.federate.contract.reading import loss_of
 from fedkin.federate.journal import Journal
 from fedkin.federate.kept import KeptState
 from fedkin.federate.links import Transport
@@ -61,16 +61,8 @@ CHECKPOINT_EVERY = 20
 class TuneSettings:
     """What all devices must be told alike.
 
-    Attributes
-    ----------
-    lams : tuple of float or None
-        Levels, decreasing; None to let the devices find ``n_lams`` of them.
-    n_lams : int
-    ratio : float
-        Smallest level of a found grid over the largest.
-    folds, rounds, seed : int
-    caution : float
-        Steps are this many times shorter than usual.
+    ``lams`` decrease; None lets the devices find ``n_lams`` of them, the smallest ``ratio`` of the largest. Steps are
+    ``caution`` times shorter than usual.
     """
 
     lams: tuple[float, ...] | None = None
@@ -134,23 +126,10 @@ def flood_rounds(manifest: Manifest, position: int) -> int:
 
 
 class Copies:
-    """Copies of one device, each with rows, steps and edge bounds of its own, in one shard.
+    """K copies of one device, each with rows, steps and edge bounds of its own, in one shard.
 
-    Copy k of device u has the number ``k * V + u``.
-
-    Parameters
-    ----------
-    manifest : Manifest
-    position : int
-    parts : sequence of Rows
-        What copies may train on.
-    part_of : int array (K,)
-        Which part each copy trains on.
-    lams : array (K,)
-        Level of each copy; infinite for duals that nothing bounds.
-    without : collection of int
-        Neighbours whose edges are left out.
-    caution : float
+    Copy k of device u has the number ``k * V + u``. It trains on ``parts[part_of[k]]`` at level ``lams[k]``, infinite
+    for duals that nothing bounds. Edges to neighbours in ``without`` are left out.
     """
 
     def __init__(
@@ -227,13 +206,7 @@ def held_out_losses(manifest: Manifest, parts: Mapping[int, Rows], theta: Array)
 
 
 class CopiesLink(NeighbourLink):
-    """A link that carries all copies of a device, also where the edges of all copies were dropped.
-
-    Attributes
-    ----------
-    shard : Shard
-        The copies.
-    """
+    """A link that carries all copies of a device (its ``shard``), also where the edges of all copies were dropped."""
 
     shard: Shard
 
@@ -244,21 +217,8 @@ class CopiesLink(NeighbourLink):
 class Tuner:
     """A device's part in the choice of ``lam``: `run` gives its held-out losses.
 
-    Parameters
-    ----------
-    manifest : Manifest
-    position : int
-    rows : Rows
-        Its rows.
-    settings : TuneSettings
-    transport : Transport
-    journal : Journal
-    checkpoint : path, optional
-    patience : Patience
-    without : set of int
-        Neighbours whose edges were dropped by edge selection.
-    tick : callable, optional
-        Called with this object after every round and twice a second while waiting.
+    ``without`` are neighbours whose edges were dropped by edge selection; ``tick`` is called with this object after
+    every round and twice a second while waiting.
     """
 
     def __init__(
