@@ -283,18 +283,19 @@ def collect(
         awaited = [u for u in missing if names[u] in status.up]
         now = time.monotonic()
         waited = now - reminders.began
-        if len(senders) - len(missing) >= least and (not awaited or now >= deadline):
+        enough = len(senders) - len(missing) >= least
+        if enough and (not awaited or now >= deadline):
             break
+        if waited > patience.give_up and not enough:
+            raise PeerError(f"no device has answered in round {t} for {waited:.0f} s; start some")
         if reminders.pull_is_due(now):
             for u in awaited:
                 pull(u)
             reminders.pulled(now)
-        if reminders.complaint_is_due(now):
+        if reminders.complaint_is_due(now) and waited <= patience.give_up:
             peers = [names[u] for u in missing]
             inbox.journal.write("warning", "waiting", round=t, peers=peers, seconds=round(waited, 1))
             reminders.complained(now)
-        if waited > patience.give_up:
-            raise PeerError(f"no device has answered in round {t} for {waited:.0f} s; start some")
         status.waiting_for = [names[u] for u in awaited] if waited > 1.0 else []
         pause = min(LOOK_SECONDS, reminders.next_pull - now, deadline - now if now < deadline else LOOK_SECONDS)
         inbox.wait(Kind.THETA, awaited or list(senders), t, max(0.001, pause))
