@@ -13,12 +13,10 @@ import pytest
 import fedkin
 from fedkin.errors import DataError
 from fedkin.graph import Graph
-from fedkin.objective import Solution
 from fedkin.studies.launch import launch
 from fedkin.studies.present import election as election_report
 from fedkin.studies.tasks import Replication
-from fedkin.studies.tasks.election import LABELS, Protocol, election
-from fedkin.studies.tasks.election.data import (
+from fedkin.studies.tasks.counties import (
     EARLIER,
     FACTS,
     MAP,
@@ -29,11 +27,20 @@ from fedkin.studies.tasks.election.data import (
     fingerprint,
     load_election,
     read_outlines,
+    read_shapes,
     write_outlines,
 )
-from fedkin.studies.tasks.election.methods import METHODS, historical_graph, scores
-from fedkin.studies.tasks.election.split import Split, _skewed, common_share
-from fedkin.studies.tasks.election.topojson import read_shapes
+from fedkin.studies.tasks.election import (
+    LABELS,
+    METHODS,
+    Protocol,
+    Split,
+    _skewed,
+    common_share,
+    election,
+    historical_graph,
+    scores,
+)
 
 pytestmark = pytest.mark.studies
 
@@ -73,7 +80,7 @@ def test_topojson_that_is_none(tmp_path: Path):
     with pytest.raises(DataError, match=r"map\.topojson is not a TopoJSON file"):
         read_shapes(path)
     path.write_text(json.dumps({**SQUARES, "objects": {"a": {}, "b": {}}}))
-    with pytest.raises(DataError, match="has the objects a, b; name the one to read"):
+    with pytest.raises(DataError, match="has the objects a, b; one is expected"):
         read_shapes(path)
 
 
@@ -290,7 +297,6 @@ def test_logarithms_are_for_skewed_columns_that_are_never_negative():
 def test_ridge_fits_against_scikit_learn(name: str):
     from sklearn.linear_model import LogisticRegression
 
-
     split = Split(_made_up(), replace(PROTOCOL, intercept=False), seed=4)
     found = METHODS[name](split)
     groups = [[state] for state in split.train.devices] if name == "local" else [list(split.train.devices)]
@@ -346,8 +352,7 @@ def test_historical_graph_joins_states_of_a_lean():
 
 def test_common_share_counts_coefficients_of_the_largest_fused_group():
     theta = np.array([[1.0, 0.0], [1.0, 0.1], [1.0, 0.2], [2.0, 0.3]])
-    solution = Solution(theta, 0.0, 0.0, "converged", 1, {}, np.zeros((6, 2)))
-    np.testing.assert_allclose(common_share(solution, Graph.complete(range(4))), [0.5, 0.5, 0.5, 0.0])
+    np.testing.assert_allclose(common_share(theta, Graph.complete(range(4))), [0.5, 0.5, 0.5, 0.0])
 
 
 def test_the_task_gives_a_row_per_method(folder: Path):

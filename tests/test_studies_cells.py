@@ -12,10 +12,10 @@ import fedkin
 from fedkin.datasets import paper_design
 from fedkin.errors import ParameterError
 from fedkin.studies.config import find_function, load_study, modules_beside, parse_study
-from fedkin.studies.run.runner import Job, run_job
+from fedkin.studies.run import Job, run_job
 from fedkin.studies.tasks import Replication, check_study
 from fedkin.studies.tasks.designs import false_edge_design, make_design
-from fedkin.studies.tasks.estimators import Settings, Workbench
+from fedkin.studies.tasks.estimation import Settings, Workbench
 from small_studies import ESTIMATION, SMALL, without_times
 
 pytestmark = pytest.mark.studies
@@ -239,7 +239,7 @@ def test_a_text_where_a_generator_needs_a_number_is_one_line(tmp_path: Path, mon
 def test_edge_selection_rows_against_scipy():
     from scipy.stats import chi2
 
-    from fedkin.studies.tasks.edge_selection import edge_selection
+    from fedkin.studies.tasks.estimation import edge_selection
 
     options = {"design": {"n_devices": 10, "n_features": 3, "n_clusters": 2, "varrho": 0.3}, "variances": ["bartlett"]}
     replication = Replication({"n_samples": 400, "signal": 5.0}, options, 0, 8)

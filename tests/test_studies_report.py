@@ -15,12 +15,10 @@ from fedkin.errors import ParameterError
 from fedkin.studies.config import load_study
 from fedkin.studies.launch import launch
 from fedkin.studies.present import write_report
-from fedkin.studies.present.report import study_page
+from fedkin.studies.present.report import Table, make_table, study_page
 from fedkin.studies.present.summary import Summary, paired_difference
-from fedkin.studies.present.tables import Table, make_table
 from fedkin.studies.rows import StudyError, read_part, write_rows
-from fedkin.studies.run import duration, run_study
-from fedkin.studies.run.progress import progress
+from fedkin.studies.run import duration, progress, run_study
 from small_studies import SMALL
 
 pytestmark = pytest.mark.studies

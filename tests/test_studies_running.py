@@ -16,10 +16,9 @@ import fedkin
 from fedkin.errors import ParameterError
 from fedkin.studies.config import load_study
 from fedkin.studies.launch import launch
+from fedkin.studies.pool import WorkerError, map_in_processes
 from fedkin.studies.rows import StudyError, read_rows, write_rows
-from fedkin.studies.run import run_study
-from fedkin.studies.run.pool import WorkerError, map_in_processes
-from fedkin.studies.run.store import Store
+from fedkin.studies.run import Store, run_study
 from processes import wait_for
 from small_studies import SMALL, without_times
 

@@ -5,7 +5,6 @@ In: results as plain values. Out: HTML and SVG as text. Imports: `graph` and bel
 
 from __future__ import annotations
 
-from fedkin.report.demo import DemoResult, demo_page, demo_picture
-from fedkin.report.render import render
+from fedkin.report.pages import DemoResult, demo_page, demo_picture, render
 
 __all__ = ["DemoResult", "demo_page", "demo_picture", "render"]

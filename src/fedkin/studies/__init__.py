@@ -12,10 +12,10 @@ How a cell travels::
 
 | part | what is in it |
 |---|---|
-| `config` | a study as data: its file, checked; its cells; the functions that it names |
+| `config`, `entries` | a study as data: its file, checked; its cells; the functions that it names |
 | `rows` | rows in Parquet files |
 | `tasks` | what a replication computes; what is wrong with a study, said before it runs |
-| `run` | processes, finished cells, and the loop that joins them |
+| `run`, `pool` | finished cells, processes, and the loop that joins them |
 | `present` | what is shown: summaries, claims, figures, tables, the page |
 | `launch`, `command` | ``fedkin study`` |
 """

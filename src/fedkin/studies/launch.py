@@ -25,21 +25,7 @@ def launch(
     data: Path | None = None,
     redraw: bool = False,
 ) -> list[Report]:
-    """Run a study (or all of them), write its report and say where it is.
-
-    Parameters
-    ----------
-    name : str or None
-        A built-in study, "all", or None with ``config``.
-    out : Path
-        Each study gets a directory in it.
-    quick, config, jobs, data, redraw
-        As on the command line.
-
-    Returns
-    -------
-    list of Report
-    """
+    """Run a study (or all of them), write its report and say where it is; arguments as on the command line."""
     if (name is None) == (config is None):
         raise ParameterError(f"name a study ({', '.join(BUILT_IN)}, all) or give --config FILE.toml, one of the two")
     if name == "all":
@@ -81,21 +67,21 @@ def check_data(study: Study, data: Path | None) -> str:
         return ""
     if study.data != "election":
         raise ParameterError(f'study {study.name!r}: data = {study.data!r} is not known; "election" is')
-    from fedkin.studies.tasks.election import data as election_data
+    from fedkin.studies.tasks import counties
 
     if data is None:
-        files = "\n".join(f"  {file}: from {source}" for file, source in election_data.SOURCES.items())
+        files = "\n".join(f"  {file}: from {source}" for file, source in counties.SOURCES.items())
         raise ParameterError(f"study {study.name!r} needs --data DIR, a directory with\n{files}")
     allow = study.options.get("allow_incomplete", False)
     if not isinstance(allow, bool):
         raise ParameterError(f"{study.source}, [options]: allow_incomplete must be true or false, got {allow!r}")
-    election_data.check_data(data, study.options.get("more_than", 50), allow_incomplete=allow)
-    return election_data.fingerprint(data)
+    counties.check_data(data, study.options.get("more_than", 50), allow_incomplete=allow)
+    return counties.fingerprint(data)
 
 
 def _prepare(study: Study, out: Path, data: Path | None) -> None:
     if study.data == "election" and data is not None:
-        from fedkin.studies.tasks.election.data import write_outlines
+        from fedkin.studies.tasks.counties import write_outlines
 
         write_outlines(data, out / study.directory)
 

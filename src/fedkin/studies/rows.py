@@ -44,7 +44,7 @@ def write_rows(path: Path, rows: Sequence[Row], seconds: float | None = None, ke
     table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
     notes = {_SECONDS: None if seconds is None else repr(float(seconds)), _KEY: key}
     table = table.replace_schema_metadata({name: note for name, note in notes.items() if note is not None})
-    with replacing(path, durable=True) as temporary:
+    with replacing(path, durable=True) as temporary:  # a loss of power leaves the whole file or none
         parquet.write_table(table, temporary, write_page_checksum=True)
 
 

@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from fedkin.studies.present.labels import label_of, point_label
 from fedkin.studies.present.summary import (
     Interval,
     Summary,
     distinct,
     group,
+    label_of,
     paired,
     paired_difference,
     paired_ratios,
+    point_label,
     student,
     summarize,
 )
@@ -26,23 +27,15 @@ from fedkin.studies.rows import Row
 
 @dataclass(frozen=True)
 class Check:
-    """A claim, what was observed, and whether the claim holds in these rows.
-
-    Attributes
-    ----------
-    claim, observed : str
-    holds : bool or None
-        By the claim's own criterion. None for an observation: something to know, which is evidence for no claim.
-    doubt : str
-        The number that decides with its 95% confidence interval, where that reaches to both sides of the claim.
-    left_open : bool
-        Whether, with few replications, the doubt is the verdict.
-    """
+    """A claim, what was observed, and whether the claim holds in these rows."""
 
     claim: str
     observed: str
+    #: by the claim's own criterion; None for an observation: something to know, which is evidence for no claim
     holds: bool | None
+    #: the number that decides with its 95% confidence interval, where that reaches to both sides of the claim
     doubt: str = ""
+    #: whether, with few replications, the doubt is the verdict
     left_open: bool = False
 
     def from_few_replications(self) -> Check:
@@ -63,13 +56,6 @@ def doubt(
     """Why intervals do not settle whether all numbers lie between ``low`` and ``high``; "" when they do.
 
     They do when all lie between the two, or when one lies outside as a whole.
-
-    Examples
-    --------
-    >>> doubt([Interval(1.09, 1.01, 1.17), Interval(1.0, 0.8, 1.2)], high=1.05)
-    '1.09 ± 0.08'
-    >>> doubt([Interval(1.09, 1.06, 1.12)], high=1.05), doubt([Interval(1.0, 0.99, 1.01)], high=1.05)
-    ('', '')
     """
     found = list(intervals)
     reaching = [one for one in found if one.high > high or one.low < low]

@@ -24,11 +24,8 @@ import numpy as np
 
 from fedkin.errors import missing_dependency
 from fedkin.studies.config import find_function
-from fedkin.studies.present.labels import label_of, point_label
-from fedkin.studies.present.summary import Summary, chosen_rows, distinct, summarize
+from fedkin.studies.present.summary import Summary, chosen_rows, distinct, label_of, point_label, summarize
 from fedkin.studies.rows import Row
-
-FORMATS = ("svg", "pdf", "png")
 
 # Colours differ in lightness as well, and every series has its own marker and dashes, so that a grey print can be read
 # (Okabe and Ito's palette, from dark to light).
@@ -41,8 +38,6 @@ STYLES: Sequence[Mapping[str, Any]] = (
     {"color": "#009E73", "marker": "X", "linestyle": (0, (3, 1.5))},
     {"color": "#56B4E9", "marker": "P", "linestyle": (0, (1, 2))},
 )
-
-
 _REFERENCE: Mapping[str, Any] = {"color": "#555555", "linewidth": 1.0, "linestyle": (0, (2, 2))}
 
 _STYLE: Any = {
@@ -53,41 +48,26 @@ _STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.titlesize": 9.5,
+    "legend.frameon": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
-    "legend.frameon": False,
 }
 
 #: Kinds of figures, and the functions ``(spec, rows, folder) -> matplotlib Figure`` that draw them.
 _KINDS: Mapping[str, str] = {
     "lines": "fedkin.studies.present.figures:line_panels",
     "scaling": "fedkin.studies.present.figures:scaling",
-    "state_map": "fedkin.studies.present.election_figures:state_map",
-    "accuracy": "fedkin.studies.present.election_figures:accuracy",
+    "state_map": "fedkin.studies.present.election:state_map",
+    "accuracy": "fedkin.studies.present.election:accuracy",
 }
 
 
-def draw(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Draw one figure and write it as SVG, PDF and PNG.
-
-    Parameters
-    ----------
-    spec : mapping
-        An entry of ``[[figure]]``.
-    rows : sequence of mappings
-        The study's rows.
-    folder : Path
-        Where the files go.
-
-    Returns
-    -------
-    list of Path
-        The files written.
-    """
+def draw(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> None:
+    """Draw the figure of an entry of ``[[figure]]`` and write it to ``folder`` as SVG, PDF and PNG."""
     kind = spec.get("kind", "lines")
     drawer = find_function(_KINDS.get(kind, kind), f"figure {spec['name']!r}, kind = {kind!r}")
     asked = {name: spec[name] for name in ("x", "y", "series", "rows", "columns") if name in spec}
@@ -100,13 +80,11 @@ def draw(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> list[Pat
         import matplotlib
     except ImportError:
         raise missing_dependency("matplotlib", "drawing figures", "report") from None
-    paths = [folder / f"{spec['name']}.{suffix}" for suffix in FORMATS]
     with matplotlib.rc_context(_STYLE):
         figure = drawer(spec, chosen, folder)
-        for path in paths:
-            # without dates, so that the same rows give the same files
-            figure.savefig(path, metadata={".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix))
-    return paths
+        # without dates, so that the same rows give the same files
+        for suffix, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None}), ("png", None)):
+            figure.savefig(folder / f"{spec['name']}.{suffix}", metadata=metadata)
 
 
 def line_panels(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path | None = None) -> Any:

@@ -1,9 +1,20 @@
-"""From the rows of a study to its figures, tables and page."""
+"""From the rows of a study to its figures, its tables (Markdown and CSV) and its page.
+
+::
+
+    [[table]]
+    name = "estimation"
+    value = "error"                 # the column that is averaged
+    columns = "estimator"           # a column of the table per value
+    rows = ["varrho", "n_samples"]  # a line of the table per combination
+    at = {column = "round", values = [10, 100]}   # keep only these values of a column, or those next below; optional
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import csv
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,20 +23,83 @@ from fedkin.report import render
 from fedkin.studies.config import Study, find_function
 from fedkin.studies.present.claims import Check
 from fedkin.studies.present.figures import draw
-from fedkin.studies.present.tables import Table, make_table
+from fedkin.studies.present.summary import Summary, chosen_rows, column_label, distinct, label_of, summarize
 from fedkin.studies.rows import ENVIRONMENT, ROWS, Row, read_rows
 
 
 @dataclass(frozen=True)
-class Report:
-    """What was written.
+class Table:
+    """A table for people (``text``, rounded, with errors) and for machines (``exact``)."""
 
-    Attributes
-    ----------
-    page : Path
-    tables : list of Table
-    checks : list of Check
-    """
+    name: str
+    head: list[str]
+    text: list[list[str]]
+    exact_head: list[str]
+    exact: list[list[Any]]
+    caption: str = ""
+
+    def markdown(self) -> str:
+        """The table in Markdown."""
+        lines = [self.head, ["---"] * len(self.head), *self.text]
+        body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+        return f"{body}\n\n{self.caption}\n" if self.caption else f"{body}\n"
+
+    def write(self, folder: Path) -> None:
+        """Write ``name.md`` and ``name.csv``."""
+        (folder / f"{self.name}.md").write_text(self.markdown(), encoding="utf-8")
+        with (folder / f"{self.name}.csv").open("w", encoding="utf-8", newline="") as out:
+            csv.writer(out, lineterminator="\n").writerows([self.exact_head, *self.exact])
+
+
+def make_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
+    """The table that an entry of ``[[table]]`` asks for."""
+    if "kind" in spec:
+        table: Table = find_function(spec["kind"], f"table {spec['name']!r}, kind = {spec['kind']!r}")(spec, rows)
+        return table
+    asked = {name: spec[name] for name in ("value", "columns")}
+    asked |= {f"rows[{k}]": name for k, name in enumerate(spec["rows"])}
+    asked |= {"at": spec["at"]["column"]} if "at" in spec else {}
+    rows = chosen_rows(f"table {spec['name']!r}", rows, asked, spec.get("where", {}), numbers=("value",))
+    names, across, value = list(spec["rows"]), spec["columns"], spec["value"]
+    columns = distinct(rows, across)
+    if "at" in spec:
+        # of a long column (rounds), only the values at or next below some marks
+        name, marks = spec["at"]["column"], spec["at"]["values"]
+        known = distinct(rows, name)
+        wanted = {max((value for value in known if value <= mark), default=known[0]) for mark in marks}
+        rows = [row for row in rows if row[name] in wanted]
+    table_of = summarize(rows, [*names, across], value)
+    points = sorted({key[:-1] for key in table_of}, key=lambda key: [(isinstance(one, str), one) for one in key])
+    head = [column_label(name) for name in names] + [label_of(column) for column in columns]
+    text = [
+        [label_of(one) for one in point] + [mean_and_error(table_of.get((*point, column))) for column in columns]
+        for point in points
+    ]
+    exact = [
+        [*point, column, summary.mean, summary.sd, summary.error, summary.n]
+        for point in points
+        for column in columns
+        if (summary := table_of.get((*point, column))) is not None
+    ]
+    caption = spec.get("caption", f"Mean {value} over the replications, with its standard error in brackets.")
+    return Table(spec["name"], head, text, [*names, across, "mean", "sd", "standard_error", "n"], exact, caption)
+
+
+def mean_and_error(summary: Summary | None) -> str:
+    """``0.124 (0.003)``: three digits of the mean, and its standard error to the same place (powers of ten if tiny)."""
+    if summary is None:
+        return ""
+    size = abs(summary.mean)
+    if 0 < size < 1e-3:
+        return f"{summary.mean:.2e} ({summary.error:.0e})" if summary.n > 1 else f"{summary.mean:.2e}"
+    digits = 3 if size >= 0.1 or size == 0 else 4 if size >= 0.01 else 5
+    error = f" ({summary.error:.{digits}f})" if summary.n > 1 else ""
+    return f"{summary.mean:.{digits}f}{error}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written."""
 
     page: Path
     tables: list[Table]
@@ -33,17 +107,7 @@ class Report:
 
 
 def write_report(study: Study, folder: Path, notes: str = "") -> Report:
-    """Write figures, tables and page from ``folder/rows.parquet`` alone.
-
-    Parameters
-    ----------
-    study : Study
-        What was run.
-    folder : Path
-        The study's directory.
-    notes : str
-        A sentence for the page about how the rows were made.
-    """
+    """Write figures, tables and page from ``folder/rows.parquet`` alone; ``notes`` say how the rows were made."""
     rows = read_rows(folder / ROWS).rows
     for spec in study.figures:
         draw(spec, rows, folder)

@@ -1,4 +1,4 @@
-"""Means, standard errors and confidence intervals of rows, by groups; pairs of methods on the same replications."""
+"""Means and confidence intervals of rows, by groups; pairs of methods on the same replications; names for people."""
 
 from __future__ import annotations
 
@@ -12,18 +12,51 @@ import numpy as np
 from fedkin._base import Array
 from fedkin.errors import ParameterError
 from fedkin.studies.rows import Row
+from fedkin.studies.tasks.estimation import LABELS as ESTIMATOR_LABELS
+
+COLUMN_LABELS: Mapping[str, str] = {
+    "n_samples": "n",
+    "n_devices": "|V|",
+    "varrho": "ϱ",
+    "n_clusters": "K₀",
+    "false_edges": "|S|",
+}
+VALUE_LABELS: Mapping[str, str] = {
+    **ESTIMATOR_LABELS,
+    "fedadmm-full": "Fed-ADMM, all samples",
+    "fedadmm-batch": "Fed-ADMM, batches of 10",
+    "gd": "GD, all samples",
+    "sgd": "SGD, batches of 10",
+    "known-central": "p known, central S",
+    "estimated-central": "p estimated, central S",
+    "known-replicas": "p known, S-less",
+    "estimated-replicas": "p estimated, S-less",
+    "bartlett": "the paper's (Bartlett)",
+    "model": "noise estimated, F test",
+}
+
+
+def column_label(name: str) -> str:
+    """A column's name as people read it."""
+    return COLUMN_LABELS.get(name, name)
+
+
+def label_of(value: Any) -> str:
+    """A value as people read it."""
+    return VALUE_LABELS.get(value, value) if isinstance(value, str) else f"{value:g}"
+
+
+def point_label(names: Sequence[str], point: Sequence[object]) -> str:
+    """A grid point: ``ϱ = 0.2, n = 100, |V| = 20``."""
+    return ", ".join(f"{column_label(name)} = {label_of(value)}" for name, value in zip(names, point, strict=True))
+
 
 Point = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with the ends of its confidence interval.
-
-    Attributes
-    ----------
-    estimate, low, high : float
-    """
+    """An estimate with the ends of its confidence interval."""
 
     estimate: float
     low: float
@@ -41,20 +74,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Summary:
-    """A sample of numbers in short.
-
-    Attributes
-    ----------
-    mean, sd : float
-        ``sd`` is NaN for a single number.
-    n : int
-
-    Examples
-    --------
-    >>> summary = Summary.of([1.0, 2.0, 3.0])
-    >>> summary.mean, summary.sd, round(summary.half_width(), 2)
-    (2.0, 1.0, 2.48)
-    """
+    """A sample of numbers in short; ``sd`` is NaN for a single number."""
 
     mean: float
     sd: float
@@ -91,13 +111,7 @@ class Summary:
         return Interval(self.mean, self.mean - half, self.mean + half)
 
     def share_interval(self, n_together: int = 1) -> Interval:
-        """Wilson's 95% interval of a probability, where the numbers are 0 and 1; one of ``n_together``.
-
-        Examples
-        --------
-        >>> Summary.of([1.0] * 20).share_interval().text(".2f")
-        '1.00, between 0.84 and 1.00'
-        """
+        """Wilson's 95% interval of a probability, where the numbers are 0 and 1; one of ``n_together``."""
         from scipy.special import ndtri
 
         z = float(ndtri(1 - 0.025 / n_together))
@@ -114,13 +128,7 @@ def student(n: int, n_together: int = 1) -> float:
 
 
 def group(rows: Iterable[Row], names: Sequence[str], value: str) -> dict[Point, list[float]]:
-    """Values by the columns ``names``, groups in the order in which they appear; rows without a value are left out.
-
-    Examples
-    --------
-    >>> group([{"a": 1, "x": 2.0}, {"a": 1, "x": 4.0}, {"a": 2, "x": None}], ["a"], "x")
-    {(1,): [2.0, 4.0]}
-    """
+    """Values by the columns ``names``, groups in the order in which they appear; rows without a value are left out."""
     groups: dict[Point, list[float]] = {}
     for row in rows:
         if row.get(value) is not None:
@@ -142,14 +150,7 @@ def distinct(rows: Iterable[Row], name: str) -> list[Any]:
 def paired(
     rows: Iterable[Row], names: Sequence[str], series: str, sides: tuple[Any, Any], value: str
 ) -> dict[Point, tuple[Array, Array]]:
-    """Values of two series on the replications that both have, by the columns ``names``.
-
-    Examples
-    --------
-    >>> rows = [{"replication": r, "m": m, "x": x} for r, m, x in [(0, "a", 3), (0, "b", 1), (1, "a", 5)]]
-    >>> paired(rows, [], "m", ("a", "b"), "x")
-    {(): (array([3.]), array([1.]))}
-    """
+    """Values of two series on the replications that both have, by the columns ``names``."""
     values: dict[Point, tuple[dict[Any, float], dict[Any, float]]] = {}
     for row in rows:
         if row[series] in sides and row.get(value) is not None:
@@ -175,12 +176,6 @@ def paired_ratios(
     """Ratios of the means of two series on the same replications, by the columns ``names``.
 
     The spread is that of the linearised ratio (delta method): the numbers ``(x - ratio * y) / mean(y)``.
-
-    Examples
-    --------
-    >>> rows = [{"replication": r, "m": m, "x": x} for r, m, x in [(0, "a", 2), (0, "b", 1), (1, "a", 6), (1, "b", 3)]]
-    >>> paired_ratios(rows, [], "m", ("a", "b"), "x")
-    {(): Summary(mean=2.0, sd=0.0, n=2)}
     """
     found = {}
     for point, (x, y) in paired(rows, names, series, sides, value).items():
@@ -192,25 +187,10 @@ def paired_ratios(
 def chosen_rows(
     what: str, rows: Sequence[Row], asked: Mapping[str, str], where: Mapping[str, Any], numbers: Sequence[str]
 ) -> list[Row]:
-    """The rows that a figure or table is about.
+    """The rows with the values ``where``, for the figure or table ``what``.
 
-    Parameters
-    ----------
-    what : str
-        The figure or table, for messages.
-    rows : sequence of mappings
-        All rows.
-    asked : mapping entry -> column
-        Entries of the study's file that name columns.
-    where : mapping column -> value
-        The rows that are wanted.
-    numbers : sequence of str
-        Entries whose columns must hold numbers.
-
-    Raises
-    ------
-    ParameterError
-        If no row has a column that is asked for, or none is as wanted.
+    ``asked`` are the entries of the study's file that name columns, ``numbers`` those whose columns must hold numbers;
+    raises `ParameterError` if no row has such a column, or none is as wanted.
     """
     known = list(dict.fromkeys(name for row in rows for name in row))
     safe = "the rows are safe: mend the study's file and run the same command again, which only draws"

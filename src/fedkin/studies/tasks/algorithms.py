@@ -7,22 +7,16 @@ from time import process_time
 from typing import Any
 
 from fedkin._base import Array
-from fedkin.admm import Availability, Callback, Progress, fed_admm, subgradient_descent
+from fedkin.admm import Availability, Progress, fed_admm, subgradient_descent
 from fedkin.datasets import Design
 from fedkin.errors import ParameterError
 from fedkin.objective import Problem, Solution
 from fedkin.solvers import solve
-from fedkin.studies.tasks.designs import DESIGN_OPTIONS, make_design
-from fedkin.studies.tasks.estimators import TUNING_OPTIONS, Settings, Workbench
-from fedkin.studies.tasks.replication import Replication, settle_backend
+from fedkin.studies.tasks.designs import DESIGN_OPTIONS, Replication, make_design, settle_backend
+from fedkin.studies.tasks.estimation import TUNING_OPTIONS, Settings, Workbench
 
-#: Combinations of how p_i is known and who takes the steps of absent devices.
-VARIANTS: Mapping[str, tuple[Any, Any]] = {
-    "known-central": ("known", "central"),
-    "estimated-central": ("estimated", "central"),
-    "known-replicas": ("known", "replicas"),
-    "estimated-replicas": ("estimated", "replicas"),
-}
+#: How p_i is known, and who takes the steps of absent devices.
+VARIANTS = ("known-central", "estimated-central", "known-replicas", "estimated-replicas")
 
 
 def convergence(replication: Replication) -> Iterator[dict[str, Any]]:
@@ -34,13 +28,21 @@ def convergence(replication: Replication) -> Iterator[dict[str, Any]]:
     for name in options.get("methods", list(METHODS)):
         if name not in METHODS:
             raise ParameterError(f"unknown method {name!r}; choose from {', '.join(METHODS)}")
-        curve = _Curve(design, exact)
+        curve: dict[int, dict[str, float]] = {}
+
+        def note(progress: Progress, curve: dict[int, dict[str, float]] = curve) -> None:
+            curve.setdefault(progress.n_iter, _errors(design, exact, progress.theta))
+
+        method, all_samples = METHODS[name]
         started = process_time()
-        solution = METHODS[name](problem, rounds, batch, replication.seed % 2**31, curve.note)
-        curve.add(rounds, solution.theta)
+        solution = method(
+            problem, rounds, None if all_samples else batch, seed=replication.seed % 2**31, callbacks=[note]
+        )
+        curve.setdefault(rounds, _errors(design, exact, solution.theta))
         seconds = process_time() - started
-        for row in curve.rows:
-            yield {"method": name, "lam": problem.lam, **row, "cpu_seconds": seconds, "backend": backend}
+        for number, row in curve.items():
+            head = {"method": name, "lam": problem.lam, "round": number}
+            yield {**head, **row, "cpu_seconds": seconds, "backend": backend}
 
 
 def availability(replication: Replication) -> Iterator[dict[str, Any]]:
@@ -48,8 +50,8 @@ def availability(replication: Replication) -> Iterator[dict[str, Any]]:
     options, p = replication.options, float(replication.params["availability"])
     backend = settle_backend()
     design, problem, exact = _setting(replication)
-    for name in options.get("variants", list(VARIANTS)):
-        weighting, placement = VARIANTS[name]
+    for name in options.get("variants", VARIANTS):
+        weighting, _, placement = name.partition("-")
         started = process_time()
         solution = fed_admm(
             problem,
@@ -63,36 +65,18 @@ def availability(replication: Replication) -> Iterator[dict[str, Any]]:
             "weighting": weighting,
             "placement": placement,
             "lam": problem.lam,
-            "error": design.error(solution.theta),
-            "distance": float(((solution.theta - exact.theta) ** 2).sum() / problem.n_devices),
-            "error_of_minimiser": design.error(exact.theta),
+            **_errors(design, exact, solution.theta),
             "cpu_seconds": process_time() - started,
             "backend": backend,
         }
 
 
-class _Curve:
-    """Errors at the recorded rounds of a run."""
-
-    def __init__(self, design: Design, exact: Solution) -> None:
-        self._design, self._exact = design, exact
-        self.rows: list[dict[str, float]] = []
-
-    def note(self, progress: Progress) -> None:
-        self.add(progress.n_iter, progress.theta)
-
-    def add(self, n_iter: int, theta: Array) -> None:
-        exact = self._exact.theta
-        if self.rows and self.rows[-1]["round"] == n_iter:
-            return
-        self.rows.append(
-            {
-                "round": n_iter,
-                "error": self._design.error(theta),
-                "distance": float(((theta - exact) ** 2).sum() / theta.shape[0]),
-                "error_of_minimiser": self._design.error(exact),
-            }
-        )
+def _errors(design: Design, exact: Solution, theta: Array) -> dict[str, float]:
+    return {
+        "error": design.error(theta),
+        "distance": float(((theta - exact.theta) ** 2).sum() / theta.shape[0]),
+        "error_of_minimiser": design.error(exact.theta),
+    }
 
 
 def _setting(replication: Replication) -> tuple[Design, Problem, Solution]:
@@ -105,23 +89,16 @@ def _setting(replication: Replication) -> tuple[Design, Problem, Solution]:
     return design, problem, solve(problem, 1e-10)
 
 
-def _fed_admm(problem: Problem, rounds: int, batch: int | None, seed: int, note: Callback) -> Solution:
-    return fed_admm(problem, rounds, batch, seed=seed, callbacks=[note])
-
-
-def _subgradient(problem: Problem, rounds: int, batch: int | None, seed: int, note: Callback) -> Solution:
-    return subgradient_descent(problem, rounds, batch, seed=seed, callbacks=[note])
-
-
-METHODS: Mapping[str, Callable[[Problem, int, int, int, Callback], Solution]] = {
-    "fedadmm-full": lambda problem, rounds, batch, seed, note: _fed_admm(problem, rounds, None, seed, note),
-    "fedadmm-batch": _fed_admm,
-    "gd": lambda problem, rounds, batch, seed, note: _subgradient(problem, rounds, None, seed, note),
-    "sgd": _subgradient,
+#: Algorithms, and whether a round takes all samples or a batch.
+METHODS: Mapping[str, tuple[Callable[..., Solution], bool]] = {
+    "fedadmm-full": (fed_admm, True),
+    "fedadmm-batch": (fed_admm, False),
+    "gd": (subgradient_descent, True),
+    "sgd": (subgradient_descent, False),
 }
 
 _RUN_OPTIONS = {**DESIGN_OPTIONS, **TUNING_OPTIONS, "rounds": (), "batch_size": ()}
 OPTIONS = {
     "convergence": {**_RUN_OPTIONS, "methods": tuple(METHODS)},
-    "availability": {**_RUN_OPTIONS, "variants": tuple(VARIANTS)},
+    "availability": {**_RUN_OPTIONS, "variants": VARIANTS},
 }

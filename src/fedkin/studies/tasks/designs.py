@@ -1,7 +1,7 @@
-"""Generators of federations with a known truth, by name or as "module:function".
+"""What a task is given, and the designs that it draws: federations with a known truth.
 
-A generator is called by name with the grid point's parameters that it knows, the entries of ``design`` among the
-options, and ``seed``; it returns a `fedkin.datasets.Design`.
+A generator, by name or as "module:function", is called by name with the grid point's parameters that it knows, the
+entries of ``design`` among the options, and ``seed``; it returns a `fedkin.datasets.Design`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,53 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedkin.datasets import Design, paper_design
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
+from fedkin.solvers import compile_kernels
 from fedkin.studies.config import find_function
-from fedkin.studies.tasks.replication import Replication
+
+
+@dataclass(frozen=True)
+class Replication:
+    """One repetition at one grid point.
+
+    Attributes
+    ----------
+    params : mapping
+        The grid point.
+    options : mapping
+        The study's ``[options]``.
+    number : int
+        0, 1, ...
+    seed : int
+        For everything random in it.
+    data : Path or None
+        The directory given as ``--data``.
+    """
+
+    params: Mapping[str, Any]
+    options: Mapping[str, Any]
+    number: int
+    seed: int
+    data: Path | None = None
+
+
+def settle_backend() -> str:
+    """Load the compiled kernels, so that every solve of this process uses the same backend.
+
+    Left alone, the solver would begin with numpy and change when loading pays, and the last digits of a row would
+    depend on what its process had done before.
+    """
+    compile_kernels()
+    return "numba"
+
 
 Generator = Callable[..., Design]
 
@@ -34,22 +71,7 @@ def false_edge_design(
     noise: float = 1.0,
     seed: int = 0,
 ) -> Design:
-    """The paper's design with all true edges and exactly ``false_edges`` wrong ones, the |S| of Theorem 2.
-
-    Parameters
-    ----------
-    n_devices, n_samples, n_features, n_clusters, signal, noise, seed
-        As in `fedkin.datasets.paper_design`.
-    false_edges : int
-        Edges between different clusters, drawn without replacement.
-
-    Examples
-    --------
-    >>> from fedkin.studies.tasks.designs import false_edge_design
-    >>> design = false_edge_design(20, 30, 3, false_edges=7)
-    >>> design.graph.n_edges - design.truth.n_edges
-    7
-    """
+    """The paper's design with all true edges and exactly ``false_edges`` wrong ones, the |S| of Theorem 2."""
     design = paper_design(
         n_devices, n_samples, n_features, n_clusters, varrho=0.0, signal=signal, noise=noise, seed=seed
     )
@@ -61,8 +83,7 @@ def false_edge_design(
         )
     chosen = np.random.default_rng([seed, 1]).choice(across, size=false_edges, replace=False)
     wrong = np.column_stack([first[chosen], second[chosen]])
-    devices = design.federation.devices
-    graph = Graph.from_indices(devices, np.concatenate([design.truth.edges, wrong]))
+    graph = Graph.from_indices(design.federation.devices, np.concatenate([design.truth.edges, wrong]))
     return replace(design, graph=graph)
 
 
@@ -78,9 +99,9 @@ def make_design(replication: Replication) -> Design:
     generator = BUILT_IN_GENERATORS.get(name) or find_function(name, f"generator {name!r}")
     arguments = dict(replication.options.get("design", {}))
     signature = inspect.signature(generator)
-    known = _parameters(signature)
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
     # a grid may also vary what the task does (level, availability, ...): the generator gets what it can take
-    arguments.update({key: value for key, value in replication.params.items() if known is None or key in known})
+    arguments |= {key: value for key, value in replication.params.items() if takes_any or key in signature.parameters}
     try:
         signature.bind(**arguments, seed=replication.seed)
     except TypeError as error:
@@ -92,22 +113,11 @@ def make_design(replication: Replication) -> Design:
         if not texts:
             raise  # a mistake in the generator, which its traceback shows
         given = ", ".join(f"{key} = {value!r}" for key, value in texts.items())
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}, line {frame.lineno}"
         raise ParameterError(
-            f"generator {name!r} was called with the text {given}; is a number meant? ({_last_line(error)})"
+            f"generator {name!r} was called with the text {given}; is a number meant? ({place}: {error})"
         ) from error
     if not isinstance(design, Design):
         raise ParameterError(f"generator {name!r} gave a {type(design).__name__}; a fedkin.datasets.Design is expected")
     return design
-
-
-def _last_line(error: TypeError) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{Path(frame.filename).name}, line {frame.lineno}: {error}"
-
-
-def _parameters(signature: inspect.Signature) -> set[str] | None:
-    """Names of a function's parameters, None when it takes any."""
-    parameters = signature.parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return {parameter.name for parameter in parameters}

@@ -1,15 +1,39 @@
-"""What can be known to be wrong with a study before its first worker starts: functions, names, arguments."""
+"""The built-in tasks by name; what can be known to be wrong with a study before its first worker starts."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from fedkin.errors import ParameterError
-from fedkin.studies.config import FIGURES, Study, check_names, find_function, modules_beside
-from fedkin.studies.tasks.designs import BUILT_IN_GENERATORS, Generator
-from fedkin.studies.tasks.registry import BUILT_IN_TASKS, task_options
+from fedkin.studies.config import Study, find_function, modules_beside
+from fedkin.studies.entries import FIGURES, check_names
+from fedkin.studies.tasks.designs import BUILT_IN_GENERATORS, Generator, Replication
+
+Task = Callable[[Replication], Iterable[dict[str, Any]]]
+
+#: The function of each; imported when it is asked for.
+BUILT_IN_TASKS: Mapping[str, str] = {
+    "estimation": "fedkin.studies.tasks.estimation:estimation",
+    "selection": "fedkin.studies.tasks.estimation:edge_selection",
+    "convergence": "fedkin.studies.tasks.algorithms:convergence",
+    "availability": "fedkin.studies.tasks.algorithms:availability",
+    "election": "fedkin.studies.tasks.election:election",
+}
+
+
+def task_function(name: str) -> Task:
+    """The task with a built-in name, or the function called "module:function"."""
+    return find_function(BUILT_IN_TASKS.get(name, name), f"task {name!r}")
+
+
+def task_options(name: str) -> Mapping[str, Sequence[str]]:
+    """Options of a built-in task; those that are lists of names come with the names to choose from."""
+    options: Mapping[str, Sequence[str]] = import_module(BUILT_IN_TASKS[name].partition(":")[0]).OPTIONS[name]
+    return options
+
 
 #: Annotations that say what a value must be: its types, and the same in words. A truth value is no number.
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {

@@ -1,4 +1,4 @@
-"""One split of the counties: rows are prepared, and fits are tuned, with training rows only.
+"""Section 6 of the paper: predict which ticket a county preferred in 2020, with a model per state.
 
 What the paper leaves open is a parameter of `Protocol` with a stated default. What is chosen from data (ridge, lam) is
 chosen by cross-validation within the training rows of a split; test rows are looked at once, for the scores.
@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from time import process_time
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedkin._base import Array, Index
+from fedkin._base import Array, Index, Mask
 from fedkin.data import INTERCEPT, Federation
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
-from fedkin.objective import Problem, Solution
+from fedkin.objective import Problem
 from fedkin.solvers import best_level, held_out_losses, lam_path, solve
-from fedkin.studies.tasks.election.data import Election
+from fedkin.stats import select_edges
+from fedkin.studies.tasks.counties import Election, load_election
+from fedkin.studies.tasks.designs import Replication, settle_backend
 
 #: Columns with a larger skewness than this are the ones that logarithms are for.
 SKEWED = 2.0
@@ -80,31 +82,19 @@ class Protocol:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What a method says about the test rows, and what it chose.
-
-    Attributes
-    ----------
-    probability : array (N_test,)
-        Of the label 1.
-    ridge, lam : float or None
-    inner_log_loss : float or None
-        Mean log-loss of held-out training rows in the cross-validation that chose them.
-    graph : Graph or None
-    common_share : list of V floats or None
-        Share of a state's coefficients that have the value which most states share.
-    """
+    """What a method says about the test rows, the probabilities ``(N_test,)`` of the label 1, and what it chose."""
 
     probability: Array
     ridge: float | None = None
     lam: float | None = None
-    inner_log_loss: float | None = None
+    inner_log_loss: float | None = None  # mean over held-out training rows in the cross-validation that chose them
     graph: Graph | None = None
-    common_share: list[float] | None = None
+    common_share: list[float] | None = None  # of each state, see `common_share`
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Training and test rows of one split, prepared with training statistics only."""
+    """One split of the counties: rows are prepared, and fits are tuned, with training rows only."""
 
     election: Election
     protocol: Protocol
@@ -141,19 +131,17 @@ class Split:
 
     def probabilities(self, theta: Array) -> Array:
         """Of the test rows, from parameters ``theta (V, p)``."""
-        return _sigmoid(_predictors(self.test, theta))
+        return np.asarray(np.exp(-np.logaddexp(0.0, -_predictors(self.test, theta))))  # the logistic function
 
     def best(self, fits: Callable[[Federation], Iterable[Array]]) -> tuple[int, float]:
         """Number of the candidate with the smallest mean log-loss of held-out training rows, and that loss.
 
-        Parameters
-        ----------
-        fits : callable
-            ``fits(rows)`` gives the parameters ``(V, p)`` of each candidate.
+        ``fits(rows)`` gives the parameters ``(V, p)`` of each candidate.
         """
 
         def row_loss(rows: Federation, theta: Array) -> Array:
-            return _log_loss(rows.y, _predictors(rows, theta))
+            predictor = _predictors(rows, theta)
+            return np.asarray(np.logaddexp(0.0, np.where(np.asarray(rows.y) > 0.5, -predictor, predictor)))
 
         mean = held_out_losses(self.train, self.fold, fits, row_loss).mean(axis=1)
         return (chosen := best_level(mean)), float(mean[chosen])
@@ -177,15 +165,15 @@ class Split:
         ridge, lam = candidates[chosen]
         solution = solve(problem(self.train, ridge, lam), tol=protocol.tol)
         graph = graph.aligned(self.train.devices)
-        common = common_share(solution, graph).tolist()
+        common = common_share(solution.theta, graph).tolist()
         return Found(self.probabilities(solution.theta), ridge, lam, loss, graph, common)
 
-    def ridged(self, rows_of: Callable[[Federation], Federation]) -> Found:
-        """Fits without a graph on the devices of ``rows_of(train)``, with the ridge by inner cross-validation."""
+    def ridged(self, *, pooled: bool = False) -> Found:
+        """Fits without a graph, one per state or one in all, with the ridge by inner cross-validation."""
         devices, ridges = self.train.n_devices, self.protocol.ridges
 
         def fit(rows: Federation, ridge: float) -> Array:
-            own = rows_of(rows)
+            own = _all_in_one(rows) if pooled else rows
             problem = Problem(own, Graph.empty(own.devices), loss="logistic", ridge=self._ridge_vector(ridge))
             return np.broadcast_to(solve(problem, tol=1e-9).theta, (devices, rows.n_features))
 
@@ -198,9 +186,9 @@ class Split:
             vector[0] = self.protocol.intercept_ridge
         return vector
 
-    def stepped(self, rows_of: Callable[[Federation], Federation], steps: int = 10) -> Found:
+    def stepped(self, *, pooled: bool = False, steps: int = 10) -> Found:
         """A few gradient steps from zero: what an optimiser that was stopped early gives."""
-        own = rows_of(self.train)
+        own = _all_in_one(self.train) if pooled else self.train
         terms = Problem(own, Graph.empty(own.devices), loss="logistic").terms
         theta = np.zeros((own.n_devices, own.n_features))
         # the largest curvature that the logistic loss can have on a device
@@ -210,9 +198,8 @@ class Split:
         return Found(self.probabilities(np.broadcast_to(theta, (self.train.n_devices, own.n_features))))
 
 
-def common_share(solution: Solution, graph: Graph) -> Array:
+def common_share(theta: Array, graph: Graph) -> Array:
     """Share of each device's coefficients that lie in the largest fused group of that coefficient, ``(V,)``."""
-    theta = solution.theta
     share = np.zeros(theta.shape[0])
     for column in theta.T:
         equal = column[graph.edges[:, 0]] == column[graph.edges[:, 1]]
@@ -223,17 +210,22 @@ def common_share(solution: Solution, graph: Graph) -> Array:
     return np.asarray(share / theta.shape[1])
 
 
-def _skewed(X: Array) -> NDArray[np.bool_]:
+def _skewed(X: Array) -> Mask:
     """Columns of training rows ``(N, q)`` that are never negative and have a skewness above `SKEWED`."""
     centred = X - X.mean(axis=0)
     spread = np.maximum(centred.std(axis=0), np.finfo(float).tiny)
     return np.asarray((X.min(axis=0) >= 0) & ((centred**3).mean(axis=0) > SKEWED * spread**3))
 
 
-def _logged(rows: Federation, columns: NDArray[np.bool_]) -> Federation:
+def _logged(rows: Federation, columns: Mask) -> Federation:
     X = rows.X.copy()
     # a test row may lie below all training rows
     X[:, columns] = np.log1p(np.maximum(X[:, columns], 0.0))
+    return _with(rows, X)
+
+
+def _with(rows: Federation, X: Array) -> Federation:
+    """The same rows with other features."""
     device = [rows.devices[u] for u in rows.device_index]
     return Federation.from_arrays(X, rows.y, device, feature_names=rows.feature_names)
 
@@ -255,9 +247,7 @@ def _standards(train: Federation, how: str) -> tuple[Array, Array]:
 
 def _applied(rows: Federation, mean: Array, scale: Array, intercept: bool) -> Federation:
     of = rows.device_index
-    X = (rows.X - mean[of]) / scale[of]
-    device = [rows.devices[u] for u in of]
-    federation = Federation.from_arrays(X, rows.y, device, feature_names=rows.feature_names)
+    federation = _with(rows, (rows.X - mean[of]) / scale[of])
     return federation.with_intercept() if intercept else federation
 
 
@@ -265,9 +255,112 @@ def _predictors(rows: Federation, theta: Array) -> Array:
     return np.asarray(np.einsum("np,np->n", rows.X, theta[rows.device_index]))
 
 
-def _log_loss(y: Any, predictor: Array) -> Array:
-    return np.asarray(np.logaddexp(0.0, np.where(np.asarray(y) > 0.5, -predictor, predictor)))
+#: Methods by their names in rows, with the names that tables show.
+LABELS: Mapping[str, str] = {
+    "always-republican": "Always Republican (floor)",
+    "state-majority": "Majority of the state (floor)",
+    "local": "Local, ridge validated",
+    "global": "Global, ridge validated",
+    "fed-loc": "Fed-ADMM, D_loc",
+    "fed-his": "Fed-ADMM, D_his",
+    "local-steps": "Local, 10 gradient steps",
+    "global-steps": "Global, 10 gradient steps",
+    "boosting": "Gradient boosting, pooled (ceiling)",
+}
+
+OPTIONS = {
+    "election": {**dict.fromkeys(["allow_incomplete", *Protocol.__dataclass_fields__], ()), "methods": tuple(LABELS)}
+}
 
 
-def _sigmoid(x: Array) -> Array:
-    return np.asarray(np.exp(-np.logaddexp(0.0, -x)))
+def election(replication: Replication) -> Iterator[dict[str, Any]]:
+    """A row per method on one split: accuracy, balanced accuracy, log-loss, and what was chosen."""
+    if replication.data is None:
+        raise ParameterError("the election study needs the directory of its data (--data DIR)")
+    backend = settle_backend()
+    protocol = Protocol.of({**replication.options, **replication.params})
+    loaded = _loaded(replication.data, protocol.more_than)
+    split = Split(loaded, protocol, replication.seed % 2**31)
+    for name in replication.options.get("methods", list(LABELS)):
+        if name not in METHODS:
+            raise ParameterError(f"unknown method {name!r}; choose from {', '.join(METHODS)}")
+        started = process_time()
+        found = METHODS[name](split)
+        yield {
+            "method": name,
+            **scores(split.test.y, found.probability),
+            "ridge": found.ridge,
+            "lam": found.lam,
+            "inner_log_loss": found.inner_log_loss,
+            "kept_edges": None if found.graph is None else found.graph.n_edges,
+            "components": None if found.graph is None else found.graph.n_components,
+            "states": list(split.train.devices),
+            "group": None if found.graph is None else found.graph.components().tolist(),
+            "common_share": found.common_share,
+            "cpu_seconds": process_time() - started,
+            "backend": backend,
+        }
+
+
+_loaded = lru_cache(maxsize=2)(load_election)
+
+
+def scores(y: Any, probability: Array) -> dict[str, float]:
+    """Accuracy, balanced accuracy and log-loss (nats) of probabilities of the label 1."""
+    label, says = np.asarray(y) > 0.5, probability > 0.5
+    right = says == label
+    each = [float(right[label == side].mean()) for side in (False, True) if (label == side).any()]
+    clipped = np.clip(probability, 1e-12, 1 - 1e-12)
+    return {
+        "accuracy": float(right.mean()),
+        "balanced_accuracy": float(np.mean(each)),
+        "log_loss": float(-np.log(np.where(label, clipped, 1 - clipped)).mean()),
+    }
+
+
+def historical_graph(election: Election, devices: Sequence[Any]) -> Graph:
+    """D_his: the states of each lean (red, blue, swing) are all joined."""
+    return Graph.clusters([election.lean[state] for state in devices], devices=devices)
+
+
+def _all_in_one(rows: Federation) -> Federation:
+    return Federation.from_arrays(rows.X, rows.y, ["all"] * len(rows.X), feature_names=rows.feature_names)
+
+
+def _always_republican(split: Split) -> Found:
+    share = float(np.asarray(split.train.y).mean())
+    return Found(np.full(len(split.test.X), min(share, 0.5)))
+
+
+def _state_majority(split: Split) -> Found:
+    # one county of each kind is added, so that a state of one kind is not certain
+    train = split.train
+    ahead = np.bincount(train.device_index, weights=train.y, minlength=train.n_devices)
+    return Found(((ahead + 1) / (train.n_samples + 2))[split.test.device_index])
+
+
+def _selected(split: Split) -> Found:
+    protocol = split.protocol
+    chosen = select_edges(split.train, None, "logistic", protocol.level, variance=protocol.variance)
+    return split.penalised(chosen.graph)
+
+
+def _boosting(split: Split) -> Found:
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    train, test = split.raw
+    model = HistGradientBoostingClassifier(random_state=split.seed).fit(train.X, train.y)
+    return Found(np.asarray(model.predict_proba(test.X)[:, 1]))
+
+
+METHODS: Mapping[str, Callable[[Split], Found]] = {
+    "always-republican": _always_republican,
+    "state-majority": _state_majority,
+    "local": lambda split: split.ridged(),
+    "global": lambda split: split.ridged(pooled=True),
+    "fed-loc": _selected,
+    "fed-his": lambda split: split.penalised(historical_graph(split.election, split.train.devices)),
+    "local-steps": lambda split: split.stepped(),
+    "global-steps": lambda split: split.stepped(pooled=True),
+    "boosting": _boosting,
+}

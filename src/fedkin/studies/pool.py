@@ -26,28 +26,14 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 #: One thread per process: many processes are faster than threads here, and results do not depend on the cores.
-ONE_THREAD = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "NUMBA_NUM_THREADS",
-)
+ONE_THREAD = [f"{one}_NUM_THREADS" for one in ("OMP", "OPENBLAS", "MKL", "NUMBA")] + ["VECLIB_MAXIMUM_THREADS"]
 
 #: Errors about what a worker was given: the message says it all, where in the code it was noticed does not matter.
 _WRONG_INPUT = (ParameterError, DataError, GraphError, MissingDependencyError)
 
 
 class WorkerError(FedkinError, RuntimeError):
-    """A worker raised, or died; the message carries its traceback, unless the input was wrong.
-
-    Attributes
-    ----------
-    item
-        What it was working on.
-    wrong_input : bool
-        Whether the message is one about the input, without a traceback.
-    """
+    """A worker raised, or died, at ``item``; the message carries its traceback, unless the input was wrong."""
 
     def __init__(self, message: str, item: Any, *, wrong_input: bool = False) -> None:
         super().__init__(message)
@@ -95,19 +81,8 @@ def map_in_processes(
 ) -> Generator[tuple[Item, Result]]:
     """``(item, function(item))`` in the order in which they are finished.
 
-    Parameters
-    ----------
-    function : callable
-        At the top level of a module, as for every spawned process.
-    items : iterable
-        Taken one by one, as workers become free.
-    jobs : int
-        Number of processes.
-
-    Raises
-    ------
-    WorkerError
-        When the function raised or a process died. The other processes are ended.
+    Items are taken one by one, as workers become free. When the function raises or a process dies, the other processes
+    are ended and `WorkerError` is raised.
     """
     todo = iter(items)
     workers = [_Worker(function) for _ in range(jobs)]

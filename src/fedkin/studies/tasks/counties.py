@@ -9,13 +9,61 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Array
 from fedkin.data import Federation
 from fedkin.errors import DataError
-from fedkin.studies.tasks.election.topojson import Rings, read_shapes
+
+#: The rings of a shape: closed lines of points, shape ``(k, 2)`` each.
+Rings = tuple[Array, ...]
+
+
+def read_shapes(path: Path, name: str | None = None) -> dict[str, Rings]:
+    """The polygons of the only object of a TopoJSON file, by the ``id`` of each shape: outer rings and holes alike.
+
+    Arcs are lines shared by neighbours, stored as differences of whole numbers; a ring is a chain of arc numbers, where
+    ``~i`` means arc i backwards, and consecutive arcs share the point at which they meet.
+    """
+    try:
+        topology = json.loads(path.read_text(encoding="utf-8"))
+        objects = topology["objects"]
+        if len(objects) != 1:
+            raise DataError(f"{path} has the objects {', '.join(objects)}; one is expected")
+        arcs = _decoded_arcs(topology)
+        (only,) = objects.values()
+        return {str(shape["id"]): _rings(shape, arcs) for shape in only["geometries"]}
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        if isinstance(error, DataError):
+            raise
+        problem = f"{type(error).__name__}: {error}"
+        raise DataError(f"{path} is not a TopoJSON file of polygons with ids ({problem})") from error
+
+
+def _decoded_arcs(topology: Mapping[str, Any]) -> list[Array]:
+    arcs = [np.asarray(arc, dtype=np.float64)[:, :2] for arc in topology["arcs"]]
+    transform = topology.get("transform")
+    if transform is None:
+        return arcs
+    scale, shift = np.asarray(transform["scale"]), np.asarray(transform["translate"])
+    return [np.cumsum(arc, axis=0) * scale + shift for arc in arcs]
+
+
+def _rings(shape: Mapping[str, Any], arcs: list[Array]) -> Rings:
+    if shape["type"] == "Polygon":
+        chains = shape["arcs"]
+    elif shape["type"] == "MultiPolygon":
+        chains = [ring for polygon in shape["arcs"] for ring in polygon]
+    else:
+        raise DataError(f"shape {shape.get('id')!r} is a {shape['type']}, a Polygon or MultiPolygon is expected")
+    rings = []
+    for chain in chains:
+        parts = [arcs[number] if number >= 0 else arcs[~number][::-1] for number in chain]
+        rings.append(np.concatenate([parts[0], *(part[1:] for part in parts[1:])]))
+    return tuple(rings)
+
 
 RESULTS = "2020_US_County_Level_Presidential_Results.csv"
 EARLIER = "US_County_Level_Presidential_Results_08-16.csv"
@@ -54,17 +102,9 @@ _DEMOCRATIC = {
 
 @dataclass(frozen=True, eq=False)
 class Election:
-    """What section 6 needs.
-
-    Attributes
-    ----------
-    federation : Federation
-        A device per state (two letters), a row per county, y = 1 where the Democratic ticket out-polled the Republican
-        one in 2020.
-    lean : dict state -> "red" | "blue" | "swing"
-        Red or blue when one party won every election of 2000-2012.
-    shapes : dict state -> rings
-        All states of the map.
+    """What section 6 needs: a device per state (two letters), a row per county, y = 1 where the Democratic ticket
+    out-polled the Republican one in 2020; the lean of each state, "red" or "blue" when one party won every election of
+    2000-2012, else "swing"; and the outlines of all states.
     """
 
     federation: Federation
@@ -73,24 +113,9 @@ class Election:
 
 
 def load_election(folder: Path, more_than: int = 50) -> Election:
-    """Read the election data.
+    """Read the four files of `SOURCES`; states with more than ``more_than`` counties become devices.
 
-    Parameters
-    ----------
-    folder : Path
-        With the four files of `SOURCES`.
-    more_than : int
-        States with more counties than this become devices.
-
-    Raises
-    ------
-    DataError
-        If a file or column is missing; the message says where the file comes from.
-
-    Notes
-    -----
-    Alaska reports districts that are no counties, and is left out. Rows of ``county_facts.csv`` without a state are
-    sums over states.
+    Alaska reports districts that are no counties, and is left out.
     """
     check_files(folder)
     facts, names, state_of_number = _facts(folder / FACTS)
@@ -142,12 +167,7 @@ def check_files(folder: Path) -> None:
 def check_data(folder: Path, more_than: int = 50, *, allow_incomplete: bool = False) -> None:
     """Raise `DataError` unless the files can be read and are as complete as those that the study was made for.
 
-    Parameters
-    ----------
-    folder, more_than
-        As in `load_election`.
-    allow_incomplete : bool
-        Whether fewer states, counties or outlines will do.
+    With ``allow_incomplete`` fewer states or counties will do.
     """
     found = load_election(folder, more_than)
     without = [state for state in found.federation.devices if state not in found.shapes]
@@ -212,14 +232,14 @@ def _number(text: str, path: Path, column: str, line: int) -> float:
         raise DataError(f"{path}, line {line}: column {column!r} holds {text!r}, a number is expected") from None
 
 
-def _facts(path: Path) -> tuple[dict[int, NDArray[np.float64]], Sequence[str], dict[int, str]]:
+def _facts(path: Path) -> tuple[dict[int, Array], Sequence[str], dict[int, str]]:
     """Predictors by county, their names, and the states' letters by their number."""
     rows = _read(path)
     names = [name for name in rows[0] if name not in ("fips", "area_name", "state_abbreviation")]
     facts, state_of_number = {}, {}
     for line, row in enumerate(rows, start=2):
         if not row["state_abbreviation"]:
-            continue  # the country, or a state
+            continue  # a sum, over the country or a state
         fips = int(_number(row["fips"], path, "fips", line))
         fips = RECODED.get(fips, fips)
         facts[fips] = np.array([_number(row[name], path, name, line) for name in names])

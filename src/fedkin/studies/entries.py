@@ -130,16 +130,7 @@ def check_shape(raw: Mapping[str, Any], where: str) -> None:
 def check_entries(found: Mapping[str, Any], entries: Entries, place: str, *, others: bool = False) -> None:
     """Raise `ParameterError` unless a table of the file has what it must have, and each entry is what it must be.
 
-    Parameters
-    ----------
-    found : mapping
-        The table.
-    entries : Entries
-        What it may have.
-    place : str
-        Where it stands, for messages.
-    others : bool
-        Whether it may have other entries, too.
+    ``place`` names the table in messages; with ``others`` it may have other entries, too.
     """
     if not others:
         check_names(found, entries.rules, place, "entry")

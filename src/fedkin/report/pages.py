@@ -1,49 +1,48 @@
-"""The report of the demonstration: one HTML file that needs nothing else, and its picture."""
+"""The templates in ``templates/``, filled in; what the demonstration's page and picture show."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedkin._base import Index, Mask
 from fedkin.graph import Graph
-from fedkin.report.render import render
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill in a file of ``templates/``; every value is escaped, and a missing one is an error."""
+    return _environment().get_template(template).render(**values)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("fedkin.report")
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
 @dataclass(frozen=True, eq=False)
 class DemoResult:
-    """What the page shows.
+    """What the page shows; mappings are by method."""
 
-    Attributes
-    ----------
-    summary : str
-        The result in a few plain sentences.
-    estimation, held_out : mapping of method to error
-    meaning : mapping of method to a few words
-    highlight : sequence of methods
-    given, kept : Graph
-        Before and after the edge tests.
-    labels : int array (V,)
-        True group of each device.
-    groups : sequence of groups of devices
-        As found.
-    facts : mapping of name to words
-    version : str
-    """
-
-    summary: str
+    summary: str  # a few plain sentences
     estimation: Mapping[str, float]
     held_out: Mapping[str, float]
     meaning: Mapping[str, str]
     highlight: Sequence[str]
-    given: Graph
+    given: Graph  # before and after the edge tests
     kept: Graph
-    labels: NDArray[np.int64]
-    groups: Sequence[Sequence[Hashable]]
+    labels: Index  # (V,), true group of each device
+    groups: Sequence[Sequence[Hashable]]  # as found
     facts: Mapping[str, str]
     version: str
 
@@ -82,12 +81,12 @@ def _picture(result: DemoResult) -> dict[str, Any]:
     }
 
 
-def _matrix(graph: Graph, labels: NDArray[np.int64], title: str) -> dict[str, Any]:
+def _matrix(graph: Graph, labels: Index, title: str) -> dict[str, Any]:
     """The matrix of a graph, devices sorted by group: a square for each edge, within groups and across them."""
     rank = np.argsort(np.argsort(labels, kind="stable"))
     within = labels[graph.edges[:, 0]] == labels[graph.edges[:, 1]]
 
-    def squares(chosen: NDArray[np.bool_]) -> str:
+    def squares(chosen: Mask) -> str:
         i, j = rank[graph.edges[chosen]].T
         return "".join(f"M{x} {y}h1v1h-1z" for x, y in zip(np.r_[i, j].tolist(), np.r_[j, i].tolist(), strict=True))
 
