@@ -31,7 +31,7 @@ def rank_main(n: int, p: int, rounds: int) -> None:
     from fedkin.data import Rows
     from fedkin.federate import Manifest, Member, small_cut
     from fedkin.federate.contract.reading import shard_of
-    from fedkin.federate.mpi import RankLink
+    from fedkin.federate.links.mpi import RankLink
 
     world = MPI.COMM_WORLD
     rng = np.random.default_rng(SEED)

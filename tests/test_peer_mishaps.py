@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from builders import small_problem
 from federations import place, write_small_federation, write_tables
 from fedkin.cli import main
-from fedkin.cli.peer_choose import end_of_grid
+from fedkin.cli.peer_tune import end_of_grid
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError
 from fedkin.federate import Choice, collect, load_manifest, make_authority, read_departures, read_endpoints

@@ -1,7 +1,21 @@
 """Fedkin: heterogeneous federated learning on a graph.
 
 Every site keeps its rows, talks only to its neighbours on a graph, and ends up with a model as good as if someone had
-told it which sites are its kin. Names are imported on first use, so that ``import fedkin`` stays light.
+told it which sites are its kin. A site is what the paper and the code call a device.
+
+The rooms, from the ground up; each imports only from those before it, and says in its ``__init__`` what comes in and
+what goes out:
+
+- `errors`, `_base`: the exceptions; checks, files, locks, words
+- `data`, `graph`: sites and their rows; who may be kin. `datasets` generates both
+- `losses`, `objective`: what is minimised
+- `solvers`, `stats`: exact solutions; local fits, edge tests, theory
+- `admm`: the paper's algorithms, round by round
+- `fitting`: from a table to a model that is saved and predicts; the scikit-learn face
+- `federate`: the same between processes and machines
+- `report`, `studies`, `cli`: pages; the paper's figures; the command line
+
+Names are imported on first use, so that ``import fedkin`` stays light.
 """
 
 from __future__ import annotations

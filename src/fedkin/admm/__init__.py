@@ -3,6 +3,11 @@
 In: a `Problem` (`fed_admm` gives a `Solution`), or a `Plan`, which makes shards that run anywhere.
 Out: `run_rounds(shard, link, store, course)`, the one loop of rounds; links and processes are `federate`'s.
 Imports: `solvers` (certificates), `objective` and below.
+
+`plan` makes shards, `shard` does their arithmetic (with `gradients`, `sampling`, `curvature`), `rounds` is the loop and
+`store` what it keeps on disk. `run` and `session` do all of it in one process (with `checkpoint` and `trace`), in numpy
+or compiled (`backend`, `compiled`, `kernels`). `availability` and `patterns` say who is there in a round; `baselines`
+are the rivals.
 """
 
 from __future__ import annotations

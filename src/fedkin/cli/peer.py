@@ -186,7 +186,7 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Choose lam by cross-validation between the devices, before the rounds; rows stay where they are."""
-    from fedkin.cli.peer_choose import TuneCommand, tune
+    from fedkin.cli.peer_tune import TuneCommand, tune
     from fedkin.errors import ParameterError
     from fedkin.federate import TuneSettings, levels
 

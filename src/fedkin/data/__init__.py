@@ -2,6 +2,9 @@
 
 In: tables, data frames, arrays, files. Out: a `Federation`, the rows of all devices stacked in device order, checked.
 Imports: `_base`, `errors`.
+
+`tables` reads files and data frames into columns (`cells`), `columns` says which of them is what, `checks` and `ids`
+refuse what cannot be used, `rows` is the only container of rows, `federation` stacks those of all devices.
 """
 
 from __future__ import annotations

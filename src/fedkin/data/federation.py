@@ -30,7 +30,7 @@ from fedkin.data.checks import (
     stacked_offsets,
     stacked_targets,
 )
-from fedkin.data.files import check_columns, chosen_features, directory_columns
+from fedkin.data.columns import check_columns, chosen_features, directory_columns
 from fedkin.data.rows import Rows
 from fedkin.data.tables import Columns, columns_of, read_columns
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError

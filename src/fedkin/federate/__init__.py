@@ -7,6 +7,8 @@ Imports: `admm`, `stats` and below; not `fitting`.
 | part | what is in it |
 |---|---|
 | `contract` | what all sites agree on, and what is for one of them only |
+| `messages`, `journal`, `kept`, `waiting` | what travels; a device's log, its state on disk, its inbox |
+| `peer`, `replicas`, `central`, `mpi`, `flower` | who steps for whom: a device, Algorithm 2, ranks |
 | `trust` | certificates, signatures, private files, access lists |
 | `setup` | the directory of a federation: planned, made, read, signed again; who has left |
 | `links` | what carries thetas: memory (tests), zenoh, MPI |

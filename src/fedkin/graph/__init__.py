@@ -2,6 +2,8 @@
 
 In: edge lists, coordinates, files. Out: a `Graph` over named devices, its matrices and its spectrum.
 Imports: `data` (tables and ids), `_base`, `errors`.
+
+`graph` is the type; `files`, `shapes`, `checks`, `matrices` and `spectrum` do its work on arrays.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Losses: what a device minimises on its own rows, the mean over them of ``m(z; theta)``.
 
 In: rows. Out: values, derivatives, predictions, and everything else that depends on the loss (start values, plausible
-sizes, whether a minimiser exists, the name in compiled loops, the description in files), so that no other package asks
-which loss it has. Imports: `_base` and `errors`.
+sizes, whether a minimiser exists, the name in compiled loops, the description in files). Other packages ask the loss,
+not which loss it is; only the names of held-out metrics (`fitting.comparison`) and the compiled slopes (`admm.kernels`)
+go by name. Imports: `_base` and `errors`.
 
 A `Loss` is any function of theta; a `RowLoss` sees rows through linear predictors and states a few pointwise functions;
 `UserLoss` makes a loss of your own functions. A new built-in loss is a class in `builtin` and an entry in `named`.

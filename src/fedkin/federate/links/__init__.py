@@ -2,7 +2,7 @@
 
 In: the thetas of a shard and a round. Out: the neighbours' thetas of that round (`fedkin.admm.Link`).
 A `Transport` moves frames and promises nothing; `memory` and `zenoh` are transports, `neighbours.NeighbourLink` makes
-lock-step rounds of any of them; `fedkin.federate.mpi.RankLink` is the link between ranks. Shards in one process need
+lock-step rounds of any of them; `mpi.RankLink` is the link between ranks. Shards in one process need
 none (`fedkin.admm.DirectLink`).
 Imports: `admm`, the manifest and the messages.
 """
