@@ -55,7 +55,7 @@ def checked_edges(ids: tuple[Hashable, ...], index: Index, weights: npt.ArrayLik
     warnings.warn(
         f"edge {(ids[j], ids[i])!r} is given twice{more}, maybe once in each direction: it counts once",
         GraphWarning,
-        stacklevel=4,
+        stacklevel=3,
     )
     first = np.concatenate([[True], ~again])
     return edges[first], ordered[first]

@@ -172,7 +172,7 @@ def _check_rows(problem: Problem) -> None:
     if problem.federation.n_samples.max() < 2:
         raise DataError(
             "no device has two rows to train on, so cross-validation within devices has none to hold out "
-            "(rows kept for a comparison do not train); give lam as a number"
+            "(rows kept for a comparison do not train: --test-size 0 keeps none); or give lam as a number"
         )
 
 
