@@ -10,6 +10,7 @@ import os
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,12 @@ _PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("fedkin", derandomize=True, **_PATIENT)
 settings.register_profile("explore", **_PATIENT)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fedkin"))
+
+# Tests interrupt themselves and their children, also when they were started in the background or by nohup, which ignore
+# these signals.
+for _signal, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_signal) == signal.SIG_IGN:
+        signal.signal(_signal, _handler)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
