@@ -156,11 +156,11 @@ def _cvxpy_problem(objective: FusedObjective) -> tuple[object, object]:
         assert isinstance(terms, RowTerms)
         blocks, targets, weights = [], [], []
         for u in range(n):
-            block = next(one for one in terms.blocks if u in one.devices)
-            k = int(np.flatnonzero(block.devices == u)[0])
-            blocks.append(block.rows.X[k])
-            targets.append(block.rows.y[k])
-            weights.append(np.full(len(block.rows.y[k]), 1.0 / len(block.rows.y[k])))
+            devices, rows = next(one for one in terms.blocks if u in one[0])
+            k = int(np.flatnonzero(devices == u)[0])
+            blocks.append(rows.X[k])
+            targets.append(rows.y[k])
+            weights.append(np.full(len(rows.y[k]), 1.0 / len(rows.y[k])))
         eta = sparse.block_diag(blocks, format="csr") @ x
         y, weight = np.concatenate(targets), np.concatenate(weights)
         cost = weight @ (cvxpy.logistic(eta) - cvxpy.multiply(y, eta))
