@@ -17,6 +17,8 @@ _HOMES = {
     "inspect": "fedkin.cli.models",
     "demo": "fedkin.cli.demo",
     "study": "fedkin.studies",
+    "federation": "fedkin.cli.federation",
+    "site": "fedkin.cli.site",
     "peer": "fedkin.cli.peer",
     "mpi": "fedkin.cli.mpi",
 }
