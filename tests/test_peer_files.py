@@ -64,15 +64,14 @@ def test_a_device_is_not_who_its_owners_file_says(tmp_path: Path, secure: bool) 
         refused(own, "says that this is d1, but device.crt is that of d0")
 
 
-@pytest.mark.parametrize("command", ["select", "tune"])
-def test_nor_when_it_selects_or_tunes(tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    write_small_federation(tmp_path, select={"level": 0.05, "variance": "model"} if command == "select" else None)
+def test_nor_when_it_selects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_small_federation(tmp_path, select={"level": 0.05, "variance": "model"})
     own = place(tmp_path / "fed", "d0")
     (own / "device.json").write_text(json.dumps({"device": "d1"}))
-    assert main(["peer", command, str(own)]) == 2
+    assert main(["peer", "select", str(own)]) == 2
     assert "says that this is d1, but plan.json is that of d0" in capsys.readouterr().err
     (own / "device.json").write_text("{}")
-    assert main(["peer", command, str(own)]) == 2
+    assert main(["peer", "select", str(own)]) == 2
     assert "does not say which device it is" in capsys.readouterr().err
 
 

@@ -17,10 +17,9 @@ from msgspec.structs import replace
 from builders import small_problem
 from federations import place, write_small_federation, write_tables
 from fedkin.cli import main
-from fedkin.cli.peer_tune import end_of_grid
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError
-from fedkin.federate import Choice, collect, load_manifest, make_authority, read_departures, read_endpoints
+from fedkin.federate import collect, load_manifest, make_authority, read_departures, read_endpoints
 from fedkin.federate.programs.run import write_presence, write_result
 from fedkin.federate.setup.directory import result_of
 from processes import capped, free_ports
@@ -292,12 +291,3 @@ def test_row_numbers_say_how_they_count(tmp_path: Path) -> None:
         (tmp_path / "sites" / f"{name}.csv").write_text(f"x\n{cells}")
     with pytest.raises(DataError, match=r"row 3 .* rows are counted from 0 over all files"):
         Federation.read(tmp_path / "sites")
-
-
-def test_the_largest_level_of_an_own_grid_is_not_too_small() -> None:
-    lams, mean = np.array([1.0, 0.1, 0.01]), np.zeros(3)
-    largest, middle, smallest = (Choice(lam, lams, mean, None, 3, {}) for lam in lams.tolist())
-    assert "larger ones change nothing" in str(end_of_grid(largest, own_grid=True))
-    assert "larger ones may be better" in str(end_of_grid(largest, own_grid=False))
-    assert "smaller ones, by --lams, may be better" in str(end_of_grid(smallest, own_grid=True))
-    assert end_of_grid(middle, own_grid=True) is None

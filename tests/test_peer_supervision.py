@@ -146,7 +146,7 @@ def test_there_is_one_supervisor(tmp_path: Path, capsys: pytest.CaptureFixture[s
         check_idle(directory)
         code, _, errors = said(capsys, "up", str(directory))
         assert code == 2
-        assert f"already running: fedkin peer up or tune, process {os.getpid()}" in errors
+        assert f"already running: fedkin peer up, process {os.getpid()}" in errors
     assert supervisor_of(directory) is None  # the file is still there, its holder is not
     with only_supervisor(directory):
         pass
@@ -425,8 +425,6 @@ def test_a_short_patience_is_honoured(tmp_path: Path, placement: str) -> None:
         (["up", "--give-up", "nan"], "--give-up must be a number of seconds above 0, got nan"),
         (["up", "--give-up", "-1"], "--give-up must be a number of seconds above 0, got -1"),
         (["up", "--restarts", "-1"], "--restarts must be at least 0, got -1"),
-        (["tune", "--n-lams", "0"], "--n-lams must be at least 2, got 0"),
-        (["tune", "--give-up", "nan"], "--give-up must be a number of seconds above 0, got nan"),
         (["run", "--linger", "-1"], "--linger must be a number of seconds at least 0, got -1"),
         (["run", "--complain", "0"], "--complain must be a number of seconds above 0, got 0"),
         (["select", "--give-up", "0"], "--give-up must be a number of seconds above 0, got 0"),
@@ -437,7 +435,7 @@ def test_waits_that_are_no_times_are_refused(
 ) -> None:
     write_small_federation(tmp_path)
     command, *rest = options
-    directory = tmp_path / "fed" if command in ("up", "tune") else place(tmp_path / "fed", "d0")
+    directory = tmp_path / "fed" if command == "up" else place(tmp_path / "fed", "d0")
     code, _, errors = said(capsys, command, str(directory), *rest)
     assert code == 2 and errors == f"error: {words}"
 

@@ -163,43 +163,6 @@ def select(place: DeviceDirectory, give_up: GiveUp = 3600.0) -> None:
 
 
 @peer.command()
-def tune(
-    place: EitherDirectory,
-    lams: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Levels; by default the devices find some.")
-    ] = None,
-    n_lams: Annotated[int, typer.Option(help="Number of levels that the devices find.")] = 10,
-    ratio: Annotated[float, typer.Option(help="Smallest of these levels over the largest.")] = 1e-3,
-    folds: Annotated[int, typer.Option(help="Folds, cut within each device.")] = 5,
-    rounds: Annotated[int, typer.Option(metavar="T", help="Rounds of Fed-ADMM, with all training rows.")] = 300,
-    seed: Annotated[int, typer.Option(help="Of the folds.")] = 0,
-    one_se: Annotated[
-        bool, typer.Option("--one-se", help="The largest level within one standard error; devices share each fold.")
-    ] = False,
-    caution: Annotated[float, typer.Option(help="Steps so many times shorter, if a device diverges.")] = 1.0,
-    sign: Annotated[bool, typer.Option("--sign/--no-sign", help="Sign the manifest with the chosen level.")] = True,
-    ca_key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Key of your own certificate authority, PEM.")
-    ] = None,
-    restarts: Annotated[int, typer.Option(help="How often a device that dies is started again.")] = 10,
-    give_up: GiveUp = 3600.0,
-    as_json: Json = False,
-) -> None:
-    """Choose lam by cross-validation between the devices, before the rounds; rows stay where they are."""
-    from fedkin.cli.peer_tune import TuneCommand, tune
-    from fedkin.errors import ParameterError
-    from fedkin.federate import TuneSettings, levels
-
-    chosen = None if lams is None else levels(lams)
-    try:
-        settings = TuneSettings(chosen, n_lams, ratio, folds, rounds, seed, caution)
-    except ParameterError as error:  # it begins with the name of the argument
-        name, _, words = str(error).partition(" ")
-        raise ParameterError(f"--{name.replace('_', '-')} {words}") from None
-    tune(TuneCommand(place, settings, one_se, sign, ca_key, restarts, give_up, as_json))
-
-
-@peer.command()
 def up(
     directory: Directory,
     restarts: Annotated[int, typer.Option(help="How often a device that dies is started again.")] = 10,

@@ -1,7 +1,7 @@
 """Federations between processes: what sites have agreed on, who is who, and what carries their messages.
 
-In: a `Problem` to plan for, then the signed directory of a federation. Out: programs that run the rounds, the edge
-tests and the choice of ``lam`` between sites, with the bits of one process; each site's parameters.
+In: a `Problem` to plan for, then the signed directory of a federation. Out: programs that run the rounds and the edge
+tests between sites, with the bits of one process; each site's parameters.
 Imports: `admm`, `stats` and below; not `fitting`.
 
 | part | what is in it |
@@ -12,7 +12,6 @@ Imports: `admm`, `stats` and below; not `fitting`.
 | `trust` | certificates, signatures, private files, access lists |
 | `setup` | the directory of a federation: planned, made, read, signed again; who has left |
 | `links` | what carries thetas: memory (tests), zenoh, MPI |
-| `tuning` | the choice of ``lam`` by cross-validation in which rows stay where they are |
 | `programs` | what runs on a machine: a device's programs, their supervisor, an overview |
 
 Names are imported on first use, so that a device process stays light.
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
         only_supervisor,
         stop_all,
     )
-    from fedkin.federate.programs.tune import check_before, levels, options_of
     from fedkin.federate.setup.departures import LEFT, left_devices, read_authority, read_departures, write_departure
     from fedkin.federate.setup.deploy import (
         centre_endpoint,
@@ -77,8 +75,6 @@ if TYPE_CHECKING:
         read_authority_files,
         with_absolute_paths,
     )
-    from fedkin.federate.tuning.curves import Choice, choose, read_curve, shared_curves
-    from fedkin.federate.tuning.tuner import TuneSettings
     from fedkin.federate.waiting import Patience
 
 _MODULES = {
@@ -92,15 +88,12 @@ _MODULES = {
         "NOT_HERE TROUBLE Line expected_names is_device is_running missing_or_damaged overview prometheus"
     ),
     "programs.supervisor": "STDERR STOP_SIGNAL Supervisor all_done check_idle only_supervisor stop_all",
-    "programs.tune": "check_before levels options_of",
     "setup.departures": "LEFT left_devices read_authority read_departures write_departure",
     "setup.deploy": "centre_endpoint device_parts local_endpoints make_manifest read_endpoints",
     "setup.directory": (
         "AUTHORITY_KEY DEVICES SELECTION collect device_directories read_result read_status sign_again write_federation"
     ),
     "trust.security": "Pair SecurityError make_authority read_authority_files with_absolute_paths",
-    "tuning.curves": "Choice choose read_curve shared_curves",
-    "tuning.tuner": "TuneSettings",
     "waiting": "Patience",
 }
 _WHERE = {name: f"fedkin.federate.{module}" for module, names in _MODULES.items() for name in names.split()}

@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
@@ -83,7 +82,7 @@ class Expected:
     run: bytes
     kind: Kind
     sender: int
-    length: int | Callable[[int], int]
+    length: int
     first: int
     last: int
     wire: Wire = "float64"
@@ -132,9 +131,8 @@ def decode(frame: bytes, expected: Expected, window: tuple[int, int] | None = No
         raise MessageError(f"number format {code}, expected {expected.wire}")
     if sender != expected.sender:
         raise MessageError(f"it claims to come from device number {sender}, but {expected.sender} writes here")
-    wanted = expected.length if isinstance(expected.length, int) else expected.length(round)
-    if length != wanted:
-        raise MessageError(f"{length} numbers, expected {wanted}")
+    if length != expected.length:
+        raise MessageError(f"{length} numbers, expected {expected.length}")
     if len(frame) != HEADER_BYTES + length * _FORMATS[code].itemsize:
         raise MessageError(f"{len(frame)} bytes do not hold a header and {length} numbers")
     first, last = window or (expected.first, expected.last)

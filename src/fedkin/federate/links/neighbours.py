@@ -27,8 +27,7 @@ _DONE_SECONDS, _TICK_SECONDS = 0.4, 0.5
 class NeighbourLink:
     """The link of one device to its neighbours (`fedkin.admm.Link`).
 
-    ``run`` (8 bytes) marks its messages, ``length`` is how many numbers they hold in a round; by default one theta
-    inside the parameter ball. ``tick`` is called twice a second while waiting and may raise `Stopped`.
+    ``tick`` is called twice a second while waiting and may raise `Stopped`.
 
     ``over`` says whether all neighbours have finished, too; ``past`` holds own vectors of the last rounds for who asks.
     """
@@ -41,17 +40,14 @@ class NeighbourLink:
         transport: Transport,
         journal: Journal,
         *,
-        run: bytes | None = None,
-        rounds: int | None = None,
-        length: Callable[[int], int] | None = None,
         patience: Patience | None = None,
         tick: Callable[[], None] | None = None,
     ) -> None:
         self.manifest, self.position, self.transport, self.journal = manifest, position, transport, journal
         self.neighbours = list(neighbours)
-        self.run_bytes = manifest.run_bytes if run is None else run
-        self.rounds = manifest.rounds if rounds is None else rounds
-        self.length, self.patience = length, patience or Patience()
+        self.run_bytes = manifest.run_bytes
+        self.rounds = manifest.rounds
+        self.patience = patience or Patience()
         self.tick: Callable[[], None] = tick or (lambda: None)
         self.left: frozenset[int] = frozenset()
         self.status = Status()
@@ -72,16 +68,11 @@ class NeighbourLink:
     # --- the rounds ---
 
     def exchange(self, t: int, positions: Index, thetas: Array) -> tuple[Index, Array]:
-        """Send ``thetas (K, p)`` of this device, or of K copies of it, and wait for those of the neighbours.
-
-        Copy k of device u has the position ``k V + u``.
-        """
+        """Send theta ``(1, p)`` of this device, and wait for those of the neighbours."""
         # a copy: it is kept for those who ask, and the shard goes on
         theirs = self.share(t, thetas.flatten())
-        senders = np.array(list(theirs), dtype=np.int64)
-        copies = np.arange(len(thetas), dtype=np.int64) * self.manifest.n_devices
         values = np.concatenate([np.empty(0), *theirs.values()]).reshape(-1, thetas.shape[1])
-        return (senders[:, None] + copies).ravel(), values
+        return np.array(list(theirs), dtype=np.int64), values
 
     def share(self, t: int, values: Array) -> dict[int, Array]:
         """Send a vector to all neighbours, and wait for theirs of round t."""
@@ -202,10 +193,8 @@ class NeighbourLink:
     def expected(self, v: int) -> list[Expected]:
         """What may come from neighbour v."""
         run, manifest, t = self.run_bytes, self.manifest, self.done + 1
-        length: int | Callable[[int], int] = self.length or manifest.n_params
-        bound = None if self.length else manifest.radius
         return [
-            Expected(run, Kind.THETA, v, length, t, t + 1, manifest.wire, bound),
+            Expected(run, Kind.THETA, v, manifest.n_params, t, t + 1, manifest.wire, manifest.radius),
             Expected(run, Kind.DONE, v, 0, self.rounds, self.rounds + 1),
         ]
 

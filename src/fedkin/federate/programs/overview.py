@@ -26,7 +26,7 @@ TROUBLE = ("failed", "dead", "starting again", CANNOT, HOLDING, DAMAGED, SILENT)
 #: A device that has not written its status for so many seconds is silent; fewer where its disk has no room.
 SILENT_SECONDS, SILENT_SECONDS_WITHOUT_ROOM = 20.0, 3.0
 _LITTLE_ROOM = 65536  # bytes
-_AT_REST = ("done", "finished", "stopped", "selected", "tuned", "never started", CANNOT)
+_AT_REST = ("done", "finished", "stopped", "selected", "never started", CANNOT)
 
 
 class Watched(Protocol):

@@ -219,7 +219,7 @@ def only_supervisor(directory: Path) -> Iterator[None]:
     descriptor = lock(directory / SUPERVISOR_LOCK, str(os.getpid()))
     if descriptor is None:
         raise DataError(
-            f"already running: fedkin peer up or tune, process {supervisor_of(directory)}; "
+            f"already running: fedkin peer up, process {supervisor_of(directory)}; "
             f"to end it first: fedkin peer stop {directory}"
         )
     try:
