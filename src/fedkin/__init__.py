@@ -11,6 +11,7 @@ what goes out:
 - `losses`, `objective`: what is minimised
 - `solvers`, `stats`: exact solutions; local fits, edge tests, theory
 - `admm`: the paper's algorithms, round by round
+- `kin`: partial pooling that finds who is alike, with probabilities
 - `fitting`: from a table to a model that is saved and predicts; the scikit-learn face
 - `federate`: the same between processes and machines
 - `report`, `studies`, `cli`: pages; the paper's figures; the command line

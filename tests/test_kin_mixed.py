@@ -1,0 +1,170 @@
+"""The mixed model from sums: against dense algebra, closed forms and statsmodels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+from statsmodels.regression.mixed_linear_model import MixedLM, MixedLMParams
+
+from fedkin.kin import Priors, Quadratics, common_units, fit_mixed
+from fedkin.kin.mixed import steadied
+
+APART = Priors(likeness=np.inf, log_spread=(0.0, np.inf), ridge=1e6)
+
+
+def sites(V=30, n=12, spread=(0.6, 0.5, 0.4), noise=0.7, seed=0):
+    """Rows of V sites with an intercept: X (V, n, p), y (V, n), theta (V, p)."""
+    rng = np.random.default_rng(seed)
+    p = len(spread)
+    X = rng.normal(size=(V, n, p))
+    X[:, :, 0] = 1.0
+    theta = np.linspace(1, -1, p) + np.array(spread) * rng.normal(size=(V, p))
+    return X, np.einsum("unp,up->un", X, theta) + noise * rng.normal(size=(V, n)), theta
+
+
+def sums_of(X, y):
+    G, c = np.einsum("uni,unj->uij", X, X), np.einsum("uni,un->ui", X, y)
+    return Quadratics(G, c, (y**2).sum(axis=1), np.full(len(X), float(X.shape[1])))
+
+
+def first(p):
+    return np.arange(p) == 0
+
+
+def test_agrees_with_statsmodels():
+    X, y, _ = sites(V=40, n=15)
+    p = X.shape[2]
+    model = fit_mixed(sums_of(X, y), first(p), priors=APART, passes=1)
+    rows, group = X.reshape(-1, p), np.repeat(np.arange(len(X)), X.shape[1])
+    independent = MixedLMParams.from_components(fe_params=np.ones(p), cov_re=np.eye(p))
+    peer = MixedLM(y.ravel(), rows, group, exog_re=rows).fit(free=independent, method="lbfgs")
+    assert model.spread == pytest.approx(np.diag(peer.cov_re), rel=2e-3)
+    assert model.noise == pytest.approx(np.full(len(X), peer.scale), rel=1e-3)
+    assert model.mean == pytest.approx(peer.fe_params, abs=1e-3)
+    assert np.sqrt(np.diag(model.mean_covariance)) == pytest.approx(peer.bse_fe, rel=2e-3)
+    effects = np.array([peer.random_effects[u] for u in range(len(X))])
+    assert np.abs(model.theta - model.mean - effects).max() < 2e-3
+
+
+def test_likelihood_and_posterior_are_those_of_the_dense_normal_model():
+    X, y, _ = sites(V=4, n=5)
+    p, ridge = X.shape[2], 0.3
+    model = fit_mixed(sums_of(X, y), np.zeros(p, dtype=bool), priors=Priors(ridge=ridge), passes=1)
+    rows, V, n = X.reshape(-1, p), len(X), X.shape[1]
+    effects = np.zeros((V * n, V * p))
+    for u in range(V):
+        effects[u * n : (u + 1) * n, u * p : (u + 1) * p] = X[u]
+    between = np.kron(np.eye(V), np.diag(model.spread))
+    prior = ridge * np.kron(np.ones((V, V)), np.eye(p)) + between
+    total = effects @ prior @ effects.T + model.noise[0] * np.eye(V * n)
+    assert rows.shape == (V * n, p)
+    density = stats.multivariate_normal(np.zeros(V * n), total).logpdf(y.ravel())
+    assert model.log_likelihood == pytest.approx(density + 0.5 * V * n * np.log(2 * np.pi), rel=1e-9)
+    gain = prior @ effects.T @ np.linalg.inv(total)
+    assert model.theta.ravel() == pytest.approx(gain @ y.ravel(), abs=1e-8)
+    covariance = prior - gain @ effects @ prior
+    for u in range(V):
+        mine = covariance[u * p : (u + 1) * p, u * p : (u + 1) * p]
+        assert model.covariance[u] == pytest.approx(mine, abs=1e-8)
+
+
+def test_balanced_means_have_the_textbook_variances():
+    """One column of ones, n rows each: restricted maximum likelihood is the analysis of variance."""
+    rng = np.random.default_rng(3)
+    V, n = 25, 6
+    y = 1.5 * rng.normal(size=(V, 1)) + rng.normal(size=(V, n))
+    model = fit_mixed(sums_of(np.ones((V, n, 1)), y), first(1), priors=APART, passes=1)
+    within = ((y - y.mean(axis=1, keepdims=True)) ** 2).sum() / (V * (n - 1))
+    between = n * y.mean(axis=1).var(ddof=1)
+    assert model.noise[0] == pytest.approx(within, rel=1e-3)
+    assert model.spread[0] == pytest.approx((between - within) / n, rel=1e-3)
+    shrunk = model.spread[0] / (model.spread[0] + model.noise[0] / n)
+    assert model.theta[:, 0] == pytest.approx(y.mean() + shrunk * (y.mean(axis=1) - y.mean()), abs=1e-6)
+
+
+def test_other_starts_reach_the_same_maximum():
+    X, y, _ = sites(V=12, n=8, seed=4)
+    sums = sums_of(X, y)
+    model = fit_mixed(sums, first(3), passes=1)
+    for shift in (-1.5, 1.5):
+        again = fit_mixed(sums, first(3), start=model.parameters + shift, passes=1)
+        assert again.theta == pytest.approx(model.theta, abs=5e-3)
+
+
+def test_noise_per_site_is_found_half_way():
+    rng = np.random.default_rng(5)
+    X, y, _ = sites(V=40, n=60, noise=0.0)
+    noise = np.where(np.arange(40) < 20, 0.5, 2.0)
+    y = y + noise[:, None] * rng.normal(size=y.shape)
+    model = fit_mixed(sums_of(X, y), first(3))
+    ratio = model.noise[20:].mean() / model.noise[:20].mean()
+    assert 3.0 < ratio < 5.5  # variances differ by 16, square-rooted
+    equal = fit_mixed(sums_of(*sites(V=40, n=60)[:2]), first(3))
+    assert np.ptp(equal.noise) < 1e-12
+
+
+def test_steadied_variances():
+    rng = np.random.default_rng(6)
+    true = rng.choice([0.5, 2.0], size=300)
+    seen = true * rng.chisquare(6, size=300) / 6
+    better = steadied(seen, np.full(300, 6.0))
+    assert np.mean(np.log(better / true) ** 2) < 0.75 * np.mean(np.log(seen / true) ** 2)
+    few = steadied(np.array([1.0, 3.0]), np.array([3.0, 1.0]))
+    assert few == pytest.approx([1.5, 1.5])
+    assert steadied(np.array([5.0, 0.0]), np.zeros(2)).tolist() == [1.0, 1.0]
+    with_empty = steadied(np.r_[seen, 0.0], np.r_[np.full(300, 6.0), 0.0])
+    assert 0.5 < with_empty[-1] < 2.0
+
+
+def test_units_there_and_back():
+    X, y, theta = sites(V=6, n=9)
+    X = X * [1.0, 50.0, 0.01] + [0.0, 1000.0, -3.0]
+    y = 7 + 300 * y
+    sums = sums_of(X, y)
+    units = common_units(sums, first(3), has_scale=True)
+    rows = X.reshape(-1, 3)
+    Z = rows @ units.A / units.target
+    assert Z[:, 0] == pytest.approx(np.ones(len(rows)))
+    assert Z[:, 1:].mean(axis=0) == pytest.approx([0, 0], abs=1e-9)
+    assert Z[:, 1:].std(axis=0) == pytest.approx([1, 1])
+    fitted = units.fitted(sums)
+    beta = np.linalg.solve(fitted.G.sum(axis=0), fitted.c.sum(axis=0))
+    own = np.linalg.lstsq(rows, y.ravel(), rcond=None)[0]
+    assert units.theta(beta) == pytest.approx(own, rel=1e-6)
+    assert units.to_fitted(units.theta(theta)) == pytest.approx(theta)
+    assert fitted.values(np.tile(beta, (6, 1))).sum() * units.target**2 == pytest.approx(
+        0.5 * ((y.ravel() - rows @ own) ** 2).sum()
+    )
+
+
+@pytest.mark.parametrize("case", ["constant", "one row", "collinear", "nothing", "one site", "exact"])
+def test_degenerate_sites_are_harmless(case):
+    X, y, _ = sites(V=1 if case == "one site" else 8, n=6)
+    if case == "constant":
+        X[:, :, 2] = 4.0
+    if case == "collinear":
+        X[:, :, 2] = 2 * X[:, :, 1]
+    if case == "exact":
+        y = X @ np.array([1.0, 2.0, 3.0])
+    sums = sums_of(X, y)
+    if case == "one row":
+        sums = sums_of(X[:, :1], y[:, :1])
+    if case == "nothing":
+        sums = Quadratics(sums.G.copy(), sums.c.copy(), sums.yy.copy(), sums.n.copy())
+        sums.G[0], sums.c[0], sums.yy[0], sums.n[0] = 0.0, 0.0, 0.0, 0.0
+    units = common_units(sums, first(3), has_scale=True)
+    model = fit_mixed(units.fitted(sums), first(3))
+    for part in (model.theta, model.covariance, model.noise, model.spread):
+        assert np.isfinite(part).all()
+    assert np.linalg.eigvalsh(model.covariance).min() > -1e-9
+    if case == "nothing":
+        assert model.theta[0] == pytest.approx(model.mean)
+    if case == "exact":
+        assert units.theta(model.theta) == pytest.approx(np.tile([1.0, 2.0, 3.0], (8, 1)), abs=0.02)
+
+
+def test_known_dispersion_is_kept():
+    X, y, _ = sites(V=10, n=20)
+    model = fit_mixed(sums_of(X, y), first(3), dispersion=2.0)
+    assert model.noise == pytest.approx(np.full(10, 2.0))
