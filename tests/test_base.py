@@ -96,11 +96,11 @@ def test_pauses_grow_and_complaints_come_ever_less_often(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     ended = wait_until(
-        lambda: False, 100.0, pause=1.0, longest_pause=2.0, complain=complaints.append, complain_every=10.0, sleep=sleep
+        lambda: False, 100.0, pause=1.0, longest_pause=2.0, complain=complaints.append, silence=10.0, sleep=sleep
     )
     assert not ended and clock[0] == 100.0
     assert pauses[:3] == [1.0, 1.5, 2.0] and max(pauses) == 2.0
-    assert len(complaints) == 4 and complaints[0] >= 10.0
+    assert len(complaints) == 4 and complaints[0] == 0.0 and complaints[1] >= 10.0
     assert all(later >= 2 * earlier for earlier, later in itertools.pairwise(complaints))
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import time
 from pathlib import Path
 
-_TRIES, _PAUSE_SECONDS = 5, 0.1  # somebody may just be looking whether it is held
+from fedkin._base.waiting import wait_until
+
+_WAIT_SECONDS = 0.4  # somebody may just be looking whether it is held
 
 
 def lock(path: Path, words: str) -> int | None:
@@ -21,13 +22,10 @@ def lock(path: Path, words: str) -> int | None:
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        for attempt in range(_TRIES):
-            if attempt:
-                time.sleep(_PAUSE_SECONDS)
-            if _taken(descriptor):
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, words.encode(), 0)
-                return descriptor
+        if wait_until(lambda: _taken(descriptor), _WAIT_SECONDS):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, words.encode(), 0)
+            return descriptor
     except BaseException:
         os.close(descriptor)
         raise

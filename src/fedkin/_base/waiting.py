@@ -14,7 +14,7 @@ def wait_until(
     pause: float = 0.05,
     longest_pause: float = 0.5,
     complain: Callable[[float], object] | None = None,
-    complain_every: float = 10.0,
+    silence: float = 10.0,
     sleep: Callable[[float], object] = time.sleep,
 ) -> bool:
     """Look again and again, at growing intervals, until something is so or the time is over.
@@ -28,9 +28,9 @@ def wait_until(
     pause, longest_pause : float
         Seconds between the first two looks, and the most that this grows to (by half each time).
     complain : callable, optional
-        Called with the seconds waited so far, first after ``complain_every`` seconds and then ever less often.
-    complain_every : float
-        Seconds.
+        Called with the seconds waited so far: at the first look in vain, and then ever less often.
+    silence : float
+        Seconds between the first two complaints; every silence is twice as long as the one before.
     sleep : callable
         How to pause, for example ``event.wait`` to look at once when an event is set.
 
@@ -46,14 +46,14 @@ def wait_until(
     (True, False)
     """
     began = time.monotonic()
-    complaint = complain_every
+    complaint = 0.0
     while not ready():
         waited = time.monotonic() - began
         if waited >= seconds:
             return False
         if complain is not None and waited >= complaint:
             complain(waited)
-            complaint = waited + max(waited, complain_every)
+            complaint = 2.0 * waited + silence
         sleep(min(pause, seconds - waited))
         pause = min(1.5 * pause, longest_pause)
     return True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from fedkin._base import wait_until
 from fedkin.cli.console import (
     Interrupted,
     StopRequested,
@@ -55,7 +55,6 @@ from fedkin.federate import (
 )
 from fedkin.federate import collect as collect_results
 
-_LOOK_SECONDS = 0.3
 _FRAME_LINES = 6  # of the live view: head, rule, margins, and the line of the prompt
 
 
@@ -83,8 +82,7 @@ def select_all(directory: Path, give_up: float) -> None:
         for place in places:
             running.append(subprocess.Popen([*command, str(place)], start_new_session=True))
         # who fails is missed by the others: they would wait for long
-        while any(process.poll() is None for process in running) and not any(one.returncode for one in running):
-            time.sleep(_LOOK_SECONDS)
+        wait_until(lambda: all(one.poll() is not None for one in running) or any(one.returncode for one in running))
         codes = [process.returncode for process in running]
     except (Interrupted, KeyboardInterrupt):
         note("stopping the edge selection; the same command begins it again")
@@ -152,17 +150,22 @@ def check_patience(restarts: int, give_up: float) -> None:
 def watch(supervisor: Supervisor, manifest: Manifest) -> None:
     """Start the devices and look after them until they have ended, with a live view on terminals."""
     console = messages()
+
+    def is_over() -> bool:
+        if not supervisor.poll():
+            return True
+        _tell_news(supervisor, console)
+        if manifest.placement == "peer" and _is_missed(supervisor):
+            return True
+        if console.is_terminal:
+            lines = overview(supervisor.directory, manifest, supervisor.by_name)
+            live.update(_table(lines, manifest, max(console.height - _FRAME_LINES, 3)), refresh=True)
+        return False
+
     try:
         supervisor.start()
         with Live(console=console, auto_refresh=False, transient=True) as live:
-            while supervisor.poll():
-                _tell_news(supervisor, console)
-                if manifest.placement == "peer" and _is_missed(supervisor):
-                    break
-                if console.is_terminal:
-                    lines = overview(supervisor.directory, manifest, supervisor.by_name)
-                    live.update(_table(lines, manifest, max(console.height - _FRAME_LINES, 3)), refresh=True)
-                time.sleep(_LOOK_SECONDS)
+            wait_until(is_over)
     except (Interrupted, KeyboardInterrupt):
         note("stopping the devices; the same command continues later")
         raise

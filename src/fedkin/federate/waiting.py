@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedkin._base import Array
+from fedkin._base import Array, wait_until
 from fedkin.errors import FedkinError, ParameterError
 from fedkin.federate.journal import Journal
 from fedkin.federate.messages import Expected, Kind, MessageError, OutsideWindow, decode
@@ -119,24 +119,27 @@ def hold_until(
 
     Raises `PeerError` when it has not after ``patience.give_up`` seconds.
     """
-    began = next_line = time.monotonic()
-    silence, before = 1.0, status.state
-    while True:
+    before, failures = status.state, list[OSError]()
+
+    def is_written() -> bool:
         try:
             write()
         except OSError as error:
-            now = time.monotonic()
-            if now >= next_line:
-                journal.write("error", event, round=round, why=str(error), seconds=int(now - began))
-                next_line, silence = now + silence, min(2.0 * silence, LONGEST_SILENCE)
-            if now - began > patience.give_up:
-                raise PeerError(f"cannot write {path}: {error}; make room, then start again") from error
-            status.state = HOLDING
-            time.sleep(min(1.0, patience.complain, patience.give_up))
-            tick()
-        else:
-            status.state = before
-            return
+            failures.append(error)
+            return False
+        return True
+
+    def complain(seconds: float) -> None:
+        journal.write("error", event, round=round, why=str(failures[-1]), seconds=int(seconds))
+
+    def hold(seconds: float) -> None:
+        status.state = HOLDING
+        time.sleep(seconds)
+        tick()
+
+    if not wait_until(is_written, patience.give_up, complain=complain, silence=1.0, sleep=hold):
+        raise PeerError(f"cannot write {path}: {failures[-1]}; make room, then start again") from failures[-1]
+    status.state = before
 
 
 class Inbox:
@@ -253,13 +256,16 @@ class Inbox:
 
 def gather(inbox: Inbox, senders: Sequence[int], t: int, status: Status, seconds: float, tick: Tick) -> None:
     """Wait until all senders are up, at most so long: a slow start is not to be taken for absence in round t."""
-    deadline = time.monotonic() + seconds
-    while missing := [inbox.names[u] for u in senders if inbox.names[u] not in status.up]:
-        if time.monotonic() >= deadline:
-            inbox.journal.write("warning", "starting without", peers=missing)
-            return
-        inbox.wait(Kind.THETA, list(senders), t, LOOK_SECONDS)
+
+    def missing() -> list[str]:
+        return [inbox.names[u] for u in senders if inbox.names[u] not in status.up]
+
+    def look(seconds: float) -> None:
+        inbox.wait(Kind.THETA, list(senders), t, seconds)
         tick()
+
+    if not wait_until(lambda: not missing(), seconds, longest_pause=LOOK_SECONDS, sleep=look):
+        inbox.journal.write("warning", "starting without", peers=missing())
 
 
 def collect(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedkin._base import is_locked
+from fedkin._base import is_locked, wait_until
 from fedkin.errors import DataError
 from fedkin.federate.contract.manifest import CENTRE, Manifest
 from fedkin.federate.programs.program import CANNOT
@@ -201,16 +201,19 @@ def holder(lock: Path, seconds: float = 2.0) -> int | None:
     A process writes its number right after it has taken the lock, so this waits a moment for a number of a process that
     is alive.
     """
-    deadline = time.monotonic() + seconds
-    while is_locked(lock):
-        with suppress(OSError, ValueError):
-            pid = int(lock.read_text())
-            os.kill(pid, 0)  # raises when it is the number of a process that has ended
-            return pid
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.01)
-    return None
+    alive: list[int] = []
+
+    def is_known() -> bool:
+        if is_locked(lock):
+            with suppress(OSError, ValueError):
+                pid = int(lock.read_text())
+                os.kill(pid, 0)  # raises when it is the number of a process that has ended
+                alive.append(pid)
+            return bool(alive)
+        return True
+
+    wait_until(is_known, seconds, pause=0.01)
+    return alive[0] if alive else None
 
 
 def prometheus(lines: Sequence[Line]) -> str:
