@@ -1,10 +1,11 @@
 """Sites and their rows.
 
-In: tables, data frames, arrays, files. Out: a `Federation`, the rows of all devices stacked in device order, checked.
-Imports: `_base`, `errors`.
+In: tables, data frames, arrays, files. Out: a `Federation`, the rows of all devices stacked in device order, checked;
+or, by a `Schema`, the prepared rows of one site, and `Finding`s in words. Imports: `_base`, `errors`.
 
 `tables` reads files and data frames into columns (`cells`), `columns` says which of them is what, `checks` and `ids`
-refuse what cannot be used, `rows` is the only container of rows, `federation` stacks those of all devices.
+refuse what cannot be used, `rows` is the only container of rows, `federation` stacks those of all devices. `schema`
+says what columns must be, `findings` (with `labels` and `units`) what is wrong with them.
 """
 
 from __future__ import annotations
@@ -12,20 +13,29 @@ from __future__ import annotations
 from fedkin.data.cells import infer_column, read_cells
 from fedkin.data.checks import shuffled_ranks
 from fedkin.data.federation import INTERCEPT, Federation
+from fedkin.data.findings import Finding, raise_findings
 from fedkin.data.ids import device_id, device_ids
+from fedkin.data.labels import Label, level_text
 from fedkin.data.rows import Rows
+from fedkin.data.schema import Column, Schema
 from fedkin.data.tables import CSV_SUFFIXES, PARQUET_SUFFIXES, columns_of, read_columns, write_csv
 
 __all__ = [
     "CSV_SUFFIXES",
     "INTERCEPT",
     "PARQUET_SUFFIXES",
+    "Column",
     "Federation",
+    "Finding",
+    "Label",
     "Rows",
+    "Schema",
     "columns_of",
     "device_id",
     "device_ids",
     "infer_column",
+    "level_text",
+    "raise_findings",
     "read_cells",
     "read_columns",
     "shuffled_ranks",

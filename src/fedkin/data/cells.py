@@ -125,6 +125,23 @@ def _is_number(cell: str) -> bool:
     return True
 
 
+def number_of(cell: str) -> float | None:
+    """The number that a cell of text stands for, leading zeros allowed; None when it is no number.
+
+    Examples
+    --------
+    >>> number_of("07"), number_of("1e3"), number_of("1,5")
+    (7.0, 1000.0, None)
+    """
+    text = cell.strip()
+    return float(text) if _is_number(text) or _LEADING_ZERO.fullmatch(text) else None
+
+
+def is_missing_text(cell: str) -> bool:
+    """Whether a cell of text stands for nothing: empty, NA, nan."""
+    return cell.strip() in _MISSING
+
+
 def _too_large(cell: str) -> bool:
     return len(cell) > 15 and _INTEGER.fullmatch(cell) is not None and abs(int(cell)) > LARGEST_EXACT_INTEGER
 

@@ -23,6 +23,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedkin.federate.contract.contract import Contract, ContractError, EdgeTests, Rounds, Thresholds
     from fedkin.federate.contract.manifest import Manifest, ManifestError, Member
     from fedkin.federate.contract.reading import load_manifest, plan_of
     from fedkin.federate.journal import Journal
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from fedkin.federate.waiting import Patience
 
 _MODULES = {
+    "contract.contract": "Contract ContractError EdgeTests Rounds Thresholds",
     "contract.manifest": "Manifest ManifestError Member",
     "contract.reading": "load_manifest plan_of",
     "journal": "Journal",

@@ -22,20 +22,14 @@ from msgspec.structs import replace
 from fedkin._base import Array, Index
 from fedkin.admm import Average, GradientKind
 from fedkin.errors import FedkinError
+from fedkin.federate.contract.contract import Count, Nonnegative, Placement, Positive, Whole
 from fedkin.federate.contract.plans import COLUMNS, OWN, DevicePlan, PlanError, in_words, to_text
 from fedkin.federate.messages import RUN_BYTES, Kind, Wire
-
-Placement = Literal["peer", "central", "replicas"]
 
 FORMAT = "fedkin-manifest-3"
 CENTRE = "centre"  #: name of the central machine S; its sender number is the number of devices
 DEAL = 60  #: starts of deals are known modulo this: right for 2 to 6, 10, 12, 15, 20, 30 and 60 folds
 _PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z"
-
-Count = Annotated[int, Meta(ge=1)]
-Whole = Annotated[int, Meta(ge=0)]
-Positive = Annotated[float, Meta(gt=0)]
-Nonnegative = Annotated[float, Meta(ge=0)]
 
 
 class ManifestError(FedkinError, ValueError):

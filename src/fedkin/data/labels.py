@@ -1,0 +1,103 @@
+"""Cells as numbers and as levels: what a cell says, whichever file or data frame it came from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import date
+from typing import NamedTuple
+
+import numpy as np
+
+from fedkin._base import AnyArray, Array, Index, Mask
+from fedkin.data.cells import is_missing_text, number_of
+from fedkin.data.ids import is_missing
+
+Label = str | bool | int
+
+
+class Numbers(NamedTuple):
+    """A column read as numbers: NaN where a cell is missing or no number."""
+
+    values: Array
+    missing: Mask
+    wrong: list[tuple[int, object]]  # row from 0, cell
+
+
+def parsed_numbers(column: AnyArray) -> Numbers:
+    """The numbers of a column, which of its cells are missing, and those that are neither."""
+    if column.dtype.kind in "fb":
+        values = column.astype(np.float64)
+        infinite = np.flatnonzero(np.isinf(values)).tolist()
+        return Numbers(values, np.isnan(values), [(row, float(values[row])) for row in infinite])
+    values = np.full(len(column), math.nan)
+    missing = np.zeros(len(column), dtype=bool)
+    wrong: list[tuple[int, object]] = []
+    for row, cell in enumerate(column):
+        if is_missing(cell) or (isinstance(cell, str) and is_missing_text(cell)):
+            missing[row] = True
+            continue
+        number = number_of(cell) if isinstance(cell, str) else _plain_number(cell)
+        if number is None or not math.isfinite(number):
+            wrong.append((row, cell))
+        else:
+            values[row] = number
+    return Numbers(values, missing, wrong)
+
+
+def _plain_number(cell: object) -> float | None:
+    return float(cell) if isinstance(cell, (int, float, np.integer, np.floating)) else None
+
+
+def looks_like_date(cell: object) -> bool:
+    """Whether a cell is a day, as an object or as text (2021-03-04, 04.03.2021, 3/4/21).
+
+    Examples
+    --------
+    >>> looks_like_date("2021-03-04"), looks_like_date("3/4/21"), looks_like_date("1-2")
+    (True, True, False)
+    """
+    if isinstance(cell, (date, np.datetime64)):
+        return True
+    if not isinstance(cell, str):
+        return False
+    day = cell.strip().replace("T", " ").partition(" ")[0]
+    for mark in "-/.":
+        parts = day.split(mark)
+        if len(parts) == 3 and all(part.isdigit() and len(part) in (1, 2, 4) for part in parts):
+            return True
+    return False
+
+
+def level_text(label: object) -> str:
+    """A level or cell as text, the same for 1, 1.0 and "1", and for True, "True" and "TRUE".
+
+    Examples
+    --------
+    >>> level_text(1.0), level_text("TRUE"), level_text(" A ")
+    ('1', 'true', 'A')
+    """
+    if isinstance(label, (bool, np.bool_)):
+        return "true" if label else "false"
+    if isinstance(label, (float, np.floating)) and float(label).is_integer():
+        return str(int(label))
+    text = str(label).strip()
+    return text.lower() if text.lower() in ("true", "false") else text
+
+
+def level_codes(column: AnyArray, levels: Sequence[Label]) -> Index:
+    """The number of each cell's level; -1 where it is missing, -2 where it is none of the levels."""
+    number = {level_text(level): k for k, level in enumerate(levels)}
+    codes: dict[object, int] = {}
+    found = np.empty(len(column), dtype=np.int64)
+    for row, cell in enumerate(column.tolist()):
+        if is_missing(cell):
+            found[row] = -1
+            continue
+        key = (type(cell), cell)  # True, 1 and 1.0 are one key otherwise
+        if key not in codes:
+            text = level_text(cell)
+            unknown = -1 if is_missing_text(text) else -2
+            codes[key] = number.get(text, unknown)
+        found[row] = codes[key]
+    return found

@@ -1,0 +1,198 @@
+"""Schemas: what is wrong with a table in words, and rows prepared by what was agreed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedkin.data import Column, Schema, read_columns
+from fedkin.errors import DataError, ParameterError
+
+N = 60
+SCHEMA = Schema(
+    (
+        Column("weight", unit="kg", low=30, high=250),
+        Column("ward", "category", levels=("A", "B", "C")),
+        Column("smoker", "category", levels=(0, 1)),
+    ),
+    Column("outcome", "category", levels=("alive", "dead")),
+)
+
+
+def table(**changed):
+    rng = np.random.default_rng(0)
+    whole = {
+        "weight": rng.uniform(50, 110, N),
+        "ward": rng.choice(["A", "B", "C"], N).astype(object),
+        "smoker": rng.integers(0, 2, N),
+        "outcome": rng.choice(["alive", "dead"], N).astype(object),
+    }
+    return whole | changed
+
+
+def words(columns, schema=SCHEMA, **how):
+    return [str(finding) for finding in schema.check(columns, **how)]
+
+
+def test_a_table_that_fits():
+    assert words(table()) == []
+
+
+def test_rows_are_encoded_centred_and_scaled():
+    rows = SCHEMA.rows(
+        {"weight": [140, 250], "ward": ["C", "A"], "smoker": [True, 0.0], "outcome": ["dead", "alive"]}, True
+    )
+    assert SCHEMA.names == ("weight", "ward=B", "ward=C", "smoker=1")
+    assert rows.X.tolist() == [[1, 0, 0, 1, 1], [1, 1, 0, 0, 0]]
+    assert rows.y.tolist() == [1, 0]
+
+
+def test_without_an_intercept_nothing_is_centred():
+    schema = Schema((Column("x", mean=10.0, scale=2.0),), Column("y"))
+    columns = {"x": [10.0, 14.0], "y": [1.0, 2.0]}
+    assert schema.rows(columns, intercept=False).X.tolist() == [[5.0], [7.0]]
+    assert schema.rows(columns, intercept=True).X.tolist() == [[1.0, 0.0], [1.0, 2.0]]
+    assert schema.encode(columns).tolist() == [[10.0], [14.0]]
+
+
+def test_prediction_needs_no_target():
+    columns = table()
+    del columns["outcome"]
+    assert words(columns, target=False) == []
+    assert SCHEMA.encode(columns).shape == (N, 4)
+
+
+def test_everything_is_said_at_once():
+    columns = table(weight=table()["weight"] * 1000, ward=["A"] * 58 + ["Z", None])
+    columns["Outcome"] = columns.pop("outcome")
+    with pytest.raises(DataError, match=r"4 findings") as caught:
+        SCHEMA.rows(columns, intercept=True)
+    for part in (
+        "grams?",
+        "is missing in 1 of 60 rows, first in row 61",
+        "unknown level 'Z' (1 row), first in row 60",
+        "is 'Outcome' what is meant?",
+    ):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("unit", "plausible", "values", "expected"),
+    [
+        ("kg", (30, 250), np.linspace(50_000, 110_000, 40), "divided by 1000 they fit: grams?"),
+        ("kg", (30, 120), np.linspace(125, 240, 40), "divided by 2.2046 they fit: pounds?"),
+        ("cm", (130, 220), np.linspace(1.5, 1.9, 40), "times 100 they fit: metres?"),
+        ("mmol/L", (2, 12), np.linspace(120, 300, 40), "divided by 38.67 they fit: mg/dL of cholesterol?"),
+        ("mg/dL", (80, 400), np.linspace(4, 8, 40), "times 38.67 they fit: mmol/L of cholesterol?"),
+        ("°C", (34, 42), np.linspace(96, 103, 40), "less 32 and divided by 1.8 they fit: degrees Fahrenheit?"),
+        ("", (1, 9), np.linspace(20, 80, 40), "divided by 10 they fit"),
+        ("IU", (1, 9), np.linspace(2000, 8000, 40), "divided by 1000 they fit: a thousandth of the unit?"),
+    ],
+)
+def test_another_unit_is_recognised(unit, plausible, values, expected):
+    low, high = plausible
+    (found,) = words({"x": values}, Schema((Column("x", unit=unit, low=low, high=high),)))
+    assert found.startswith("x: 100% of values are ")
+    assert found.endswith(expected)
+
+
+def test_a_unit_in_a_corner_of_the_range_is_remarked():
+    schema = Schema((Column("height", unit="cm", low=0, high=250),))
+    (finding,) = schema.check({"height": np.linspace(1.5, 1.95, 30)})
+    assert not finding.refuses
+    assert str(finding).endswith("is the unit right? times 100 they fit: metres?")
+
+
+def test_some_values_out_of_range_name_the_first():
+    weight = table()["weight"]
+    weight[[3, 7]] = 20.0, 400.0
+    (found,) = words(table(weight=weight))
+    assert "1 of 60 values is below 30 kg, the lowest plausible value: 20 in row 5" in found
+    assert "1 of 60 values is above 250 kg, the highest plausible value: 400 in row 9" in found
+
+
+def test_codes_for_missing_values_are_recognised():
+    weight = table()["weight"]
+    weight[[3, 7, 9]] = 999.0
+    (found,) = words(table(weight=weight))
+    assert found.endswith("999 occurs 3 times: if it stands for a missing value, leave the cell empty")
+
+
+@pytest.mark.parametrize(
+    ("cell", "cure"),
+    [
+        ("70,5", "write decimal points, not commas"),
+        ("2021-03-04", "turn dates into numbers"),
+        ("<5", "a limit of detection is not a value"),
+        ("70 kg", "leave units and remarks out of the cells"),
+        ("unknown", "correct the cell, or leave it empty"),
+    ],
+)
+def test_text_among_numbers_names_the_cell(cell, cure, tmp_path):
+    path = tmp_path / "patients.csv"
+    lines = [f"{60 + k}" for k in range(20)]
+    lines[4] = f'"{cell}"'
+    path.write_text("weight\n" + "\n".join(lines) + "\n")
+    (found,) = words(read_columns(path), Schema(SCHEMA.features[:1]))
+    assert found.startswith(f"weight: 1 of 20 cells is not a number: {cell!r} in row 6; {cure}")
+
+
+def test_levels_are_compared_as_text(tmp_path):
+    path = tmp_path / "patients.csv"
+    path.write_text("smoker,sure\n0,TRUE\n1,FALSE\nNA,TRUE\n")
+    schema = Schema((SCHEMA.features[2], Column("sure", "category", levels=(True, False))))
+    assert words(read_columns(path), schema) == [
+        "smoker: is missing in 1 of 3 rows, first in row 4; fill them in, or leave these rows out"
+    ]
+
+
+def test_a_level_in_other_letters():
+    (found,) = words(table(outcome=["alive"] * 40 + ["Dead"] * 20))
+    assert "unknown level 'Dead' (20 rows), first in row 42; the known ones are 'alive', 'dead'" in found
+    assert found.endswith("is 'Dead' meant to be 'dead'?")
+
+
+def test_constant_columns_are_remarks():
+    findings = SCHEMA.check(table(weight=[70.0] * N, ward=["A"] * N))
+    assert [(str(one), one.refuses) for one in findings] == [
+        ("weight: is 70 in every row", False),
+        ("ward: is 'A' in every row", False),
+    ]
+    assert SCHEMA.rows(table(weight=[70.0] * N), True).n_samples == N
+
+
+def test_counts_are_whole_and_not_negative():
+    schema = Schema((Column("x"),), Column("days", "count"), offset="log_time")
+    columns = {"x": [1.0, 2.0, 3.0], "days": [1.0, 2.5, -1.0], "log_time": [0.0, 0.0, 0.0]}
+    assert words(columns, schema) == [
+        "days: 1 of 3 values is not whole, but counts are: 2.5 in row 3",
+        "days: 1 of 3 values is below 0, the lowest plausible value: -1 in row 4",
+    ]
+    columns["days"] = [1.0, 2.0, 3.0]
+    assert schema.rows(columns, True).offset.tolist() == [0, 0, 0]
+
+
+def test_an_empty_table_is_refused():
+    with pytest.raises(DataError, match="no rows"):
+        Schema((Column("x"),)).rows({"x": []}, True)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Column("x", low=2, high=1), "low"),
+        (lambda: Column("x", scale=0.0), "scale"),
+        (lambda: Column("x", levels=("a", "b")), "category"),
+        (lambda: Column("x", "category", levels=("a",)), "at least two"),
+        (lambda: Column("x", "category", levels=("1", 1)), "twice"),
+        (lambda: Column("x", "category", levels=("a", "b"), low=1), "no low"),
+        (lambda: Column("x", "word"), "kind"),
+        (lambda: Schema((Column("x"), Column("x"))), "twice"),
+        (lambda: Schema((Column("x=b"), Column("x", "category", levels=("a", "b")))), "rename"),
+        (lambda: Schema(()), "at least one"),
+        (lambda: Schema((Column("x", "count"),)), "feature"),
+    ],
+)
+def test_schemas_that_do_not_hold_together(make, message):
+    with pytest.raises(ParameterError, match=message):
+        make()
