@@ -99,7 +99,7 @@ def test_a_file_that_is_no_archive_is_not_to_be_trusted(tmp_path: Path) -> None:
     write_small_federation(tmp_path)
     own = place(tmp_path / "fed", "d0")
     (own / "rows.npz").write_text("site,x\nd0,1\n")
-    assert "pickle" not in refused(own, "rows.npz is damaged, or not an NPZ file; carry it again")
+    assert "pickle" not in refused(own, "rows.npz is damaged, or not an NPZ file of rows")
 
 
 # --- rows that were replaced ------------------------------------------------------------------------------------------

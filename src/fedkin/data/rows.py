@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-import zipfile
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,24 +75,33 @@ class Rows:
     # --- as a file ---
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write an NPZ file that only the owner may read."""
-        given = {name: part for name, part in zip(("X", "y", "offset"), self.arrays, strict=True) if part is not None}
-        write_arrays(path, given, private=True)
+        """Write an NPZ file that only the owner may read, with a digest of all its numbers."""
+        given = {
+            name: np.ascontiguousarray(part, dtype=np.float64)
+            for name, part in zip(("X", "y", "offset"), self.arrays, strict=True)
+            if part is not None
+        }
+        write_arrays(path, {**given, "digest": _digest(given)}, private=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Rows:
         """Read the numbers that `save` wrote; raises `DataError` when the file is not whole or not finite."""
+        if not Path(path).is_file():
+            raise DataError(f"there is no file {path}")
         try:
             # opened here: numpy would leave a damaged file open
             with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-                parts = {name: np.ascontiguousarray(file[name], dtype=np.float64) for name in file.files}
-        except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+                stored = {name: file[name] for name in file.files}
+            digest = stored.pop("digest")
+            parts = {name: np.ascontiguousarray(part, dtype=np.float64) for name, part in stored.items()}
+        except Exception as error:
+            # numpy and zipfile raise what they like on damaged bytes: struct.error, NotImplementedError, ...
             why = "" if "pickle" in str(error) else f" ({error})"  # numpy's advice to trust the file is not ours
-            raise DataError(
-                f"{path} is damaged, or not an NPZ file{why}; carry it again from where peer init made it"
-            ) from None
+            raise DataError(f"{path} is damaged, or not an NPZ file of rows{why}; make it again") from None
         if "X" not in parts or not parts.keys() <= {"X", "y", "offset"}:
             raise DataError(f"{path} has the arrays {', '.join(parts) or 'none'}, expected X, and y and offset if used")
+        if not np.array_equal(digest, _digest(parts)):
+            raise DataError(f"{path} is damaged: its numbers do not have the digest that was written; make it again")
         for name, part in parts.items():
             if part.ndim != (2 if name == "X" else 1):
                 raise DataError(
@@ -107,3 +115,12 @@ class Rows:
                 row = int(np.argwhere(~np.isfinite(part))[0, 0])
                 raise DataError(f"{path}: {name} has a number that is not finite in row {row + 1}, counted from 1")
         return cls(**parts)
+
+
+def _digest(parts: Mapping[str, Array]) -> AnyArray:
+    """SHA-256 of arrays with their names and shapes."""
+    whole = hashlib.sha256()
+    for name in sorted(parts):
+        whole.update(f"{name}{parts[name].shape}".encode())
+        whole.update(parts[name].astype("<f8").tobytes())
+    return np.frombuffer(whole.digest(), dtype=np.uint8)

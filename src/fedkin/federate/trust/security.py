@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from fedkin._base import PRIVATE_FILE
-from fedkin.errors import FedkinError, missing_dependency
+from fedkin.errors import missing_dependency
+from fedkin.federate.trust.private import SecurityError as SecurityError
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
 
 _YEARS = 10
 _AGAIN = "carry the device's directory again, whole, from where peer init made it"
-
-
-class SecurityError(FedkinError, RuntimeError):
-    """A signature, certificate or file permission that is not as it must be."""
 
 
 @dataclass(frozen=True)

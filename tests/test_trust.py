@@ -1,0 +1,230 @@
+"""Certificates, signed files, private files: what is believed, and what is not."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from fedkin.federate.trust import (
+    Pair,
+    SecurityError,
+    Signer,
+    belong_together,
+    check_issued,
+    common_name,
+    fingerprint,
+    issue,
+    kind_of,
+    make_authority,
+    make_key,
+    make_request,
+    read_authority_files,
+    same_fingerprint,
+    seal,
+    unseal,
+    unseal_by_authority,
+    unseal_invitation,
+    unseal_request,
+    validity,
+)
+from flips import flipped
+
+AUTHORITY = make_authority("three hospitals")
+BODY = {"b": [[1.5, -2.0], [3.0, 1e-300]], "a": {"z": None, "y": "Zürich \u2603", "x": True}, "empty": []}
+
+
+def site(name: str = "north", authority: Pair = AUTHORITY, **options) -> Pair:
+    key = make_key()
+    return Pair(issue(authority, make_request(name, key), ["127.0.0.1"], **options), key)
+
+
+# --- certificates -----------------------------------------------------------------------------------------------------
+
+
+def test_a_certificate_lasts_90_days_and_begins_a_day_early_for_clocks_that_are_behind():
+    begin, end = validity(site().certificate)
+    now = datetime.now(UTC)
+    assert timedelta(hours=23) < now - begin < timedelta(hours=25)
+    assert timedelta(days=89) < end - now < timedelta(days=91)
+
+
+def test_key_request_and_certificate_have_one_fingerprint_and_another_key_has_another():
+    key = make_key()
+    request = make_request("north", key)
+    certificate = issue(AUTHORITY, request, [])
+    assert fingerprint(request) == fingerprint(certificate) != fingerprint(site().certificate)
+    assert belong_together(certificate, key) and not belong_together(certificate, make_key())
+    assert same_fingerprint(fingerprint(request).upper().replace("-", " "), fingerprint(request))
+    assert not same_fingerprint("", fingerprint(request))
+
+
+@pytest.mark.parametrize(
+    ("when", "words"), [(timedelta(days=91), "ended on .*renew"), (timedelta(days=-2), "begins on .*clock")]
+)
+def test_a_certificate_outside_its_days_is_refused(when, words):
+    certificate = site().certificate
+    assert check_issued(certificate, AUTHORITY.certificate) == "north"
+    with pytest.raises(SecurityError, match=words):
+        check_issued(certificate, AUTHORITY.certificate, datetime.now(UTC) + when)
+
+
+def test_a_certificate_of_another_authority_of_the_same_name_is_refused():
+    with pytest.raises(SecurityError, match="not issued by the authority"):
+        check_issued(site(authority=make_authority("three hospitals")).certificate, AUTHORITY.certificate)
+
+
+def test_an_authority_is_no_site():
+    with pytest.raises(SecurityError, match="that of an authority"):
+        check_issued(AUTHORITY.certificate, AUTHORITY.certificate)
+
+
+def test_a_key_is_not_shown_when_a_pair_is_printed():
+    pair = site()
+    assert repr(pair) == "Pair('north')" and "PRIVATE" not in repr(pair)
+
+
+@pytest.mark.parametrize("kind", ["ED25519", "RSA", "EC"])
+def test_an_authority_of_ones_own_signs(tmp_path, kind):
+    options = {"RSA": ["-pkeyopt", "rsa_keygen_bits:2048"], "EC": ["-pkeyopt", "ec_paramgen_curve:P-384"]}
+    key, certificate = tmp_path / "ca.key", tmp_path / "ca.crt"
+    command = ["openssl", "req", "-x509", "-newkey", kind, *options.get(kind, []), "-nodes", "-days", "30"]
+    subprocess.run([*command, "-subj", "/CN=own", "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    key.chmod(0o600)
+    own = read_authority_files(certificate, key)
+    assert check_issued(site(authority=own).certificate, own.certificate) == "north"
+    assert unseal_by_authority(seal("order", BODY, Signer.authority(own)), "order", own.certificate) == BODY
+    # a site's certificate does not outlive the authority's
+    assert validity(site(authority=own).certificate)[1] == validity(own.certificate)[1]
+    key.chmod(0o644)
+    with pytest.raises(SecurityError, match="chmod"):
+        read_authority_files(certificate, key)
+
+
+def test_a_site_cannot_be_an_authority(tmp_path):
+    pair = site()
+    (tmp_path / "c").write_bytes(pair.certificate)
+    (tmp_path / "k").write_bytes(pair.key)
+    (tmp_path / "k").chmod(0o600)
+    with pytest.raises(SecurityError, match="not the certificate of an authority"):
+        read_authority_files(tmp_path / "c", tmp_path / "k")
+
+
+# --- envelopes --------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_sealed_comes_out_whoever_sealed_it():
+    assert unseal_by_authority(seal("order", BODY, Signer.authority(AUTHORITY)), "order", AUTHORITY.certificate) == BODY
+    north = site()
+    sealed = unseal(seal("summary", BODY, Signer.site(north)), "summary", AUTHORITY.certificate)
+    assert (sealed.body, sealed.signer, sealed.certificate) == (BODY, "north", north.certificate)
+
+
+def test_a_sealed_file_is_readable_and_survives_mail_programs():
+    text = seal("order", BODY, Signer.authority(AUTHORITY))
+    assert kind_of(text) == "order"
+    assert b'"signer": "three hospitals"' in text and b"[1.5, -2.0]" in text
+    assert unseal_by_authority(text.replace(b"\n", b"\r\n"), "order", AUTHORITY.certificate) == BODY
+
+
+@pytest.mark.parametrize("by", ["authority", "site"])
+def test_every_flipped_bit_of_a_sealed_file_is_detected(by):
+    signer = Signer.authority(AUTHORITY) if by == "authority" else Signer.site(site())
+    text = seal("order", BODY, signer)
+    for bit in range(8 * len(text)):
+        changed = flipped(text, bit)
+        if changed.lower() == text.lower() and b"E-300" in changed:
+            continue  # another way to write the same number
+        with pytest.raises(SecurityError):
+            unseal(changed, "order", AUTHORITY.certificate)
+
+
+def test_flipped_bits_of_keys_certificates_and_requests_are_detected_or_harmless():
+    key = make_key()
+    request = make_request("north", key)
+    certificate = issue(AUTHORITY, request, [])
+    rng = random.Random(0)
+    for text, use in (
+        (key, lambda text: belong_together(certificate, text)),
+        (certificate, lambda text: check_issued(text, AUTHORITY.certificate)),
+        (request, common_name),
+    ):
+        expected = use(text)
+        refused = 0
+        for bit in rng.sample(range(8 * len(text)), 400):
+            try:
+                assert use(flipped(text, bit)) in (expected, False)
+            except SecurityError:
+                refused += 1
+        assert refused > 200
+
+
+def test_a_file_of_another_kind_version_or_nature_is_refused():
+    text = seal("order", BODY, Signer.authority(AUTHORITY))
+    for changed, words in (
+        (text, "kind 'order', expected 'admit'"),
+        (text.replace(b"fedkin-order-1", b"fedkin-admit-2"), "format version 2"),
+        (b"[]", "not a file of fedkin"),
+        (b"{}", "does not say which"),
+        (b'{"format": "fedkin-admit-1"}', "not a whole signed file"),
+        (b"\xff\xfe", "damaged"),
+        (b"[" * 100_000, "damaged"),
+        (b"", "damaged"),
+    ):
+        with pytest.raises(SecurityError, match=words):
+            unseal(changed, "admit", AUTHORITY.certificate)
+
+
+def test_a_site_cannot_sign_for_another_site_or_for_the_organiser():
+    north = site()
+    forged = Signer("south", north.key, north.certificate)
+    with pytest.raises(SecurityError, match="says that south signed it, but the certificate is that of north"):
+        unseal(seal("summary", BODY, forged), "summary", AUTHORITY.certificate)
+    with pytest.raises(SecurityError, match="only the organiser"):
+        unseal_by_authority(seal("order", BODY, Signer.site(north)), "order", AUTHORITY.certificate)
+    with pytest.raises(SecurityError, match="signature does not fit"):
+        as_authority = Signer(common_name(AUTHORITY.certificate), north.key)
+        unseal_by_authority(seal("order", BODY, as_authority), "order", AUTHORITY.certificate)
+    stranger = make_authority("three hospitals")
+    with pytest.raises(SecurityError, match="not issued by the authority"):
+        unseal(seal("summary", BODY, Signer.site(site(authority=stranger))), "summary", AUTHORITY.certificate)
+
+
+def test_what_a_site_signed_counts_only_while_its_certificate_lasts_unless_it_may_have_ended():
+    old = site(now=datetime.now(UTC) - timedelta(days=100))
+    text = seal("notice", BODY, Signer.site(old))
+    with pytest.raises(SecurityError, match="ended on"):
+        unseal(text, "notice", AUTHORITY.certificate)
+    assert unseal(text, "notice", AUTHORITY.certificate, ended=True).signer == "north"
+    assert unseal(text, "notice", AUTHORITY.certificate, now=datetime.now(UTC) - timedelta(days=50)).signer == "north"
+
+
+def test_an_invitation_brings_its_authority_which_must_have_signed_it():
+    body = {"authority": AUTHORITY.certificate.decode()}
+    assert unseal_invitation(seal("invite", body, Signer.authority(AUTHORITY)), "invite", "authority") == body
+    other = make_authority("three hospitals")
+    with pytest.raises(SecurityError, match="signature does not fit"):
+        unseal_invitation(seal("invite", body, Signer.authority(other)), "invite", "authority")
+    north = site()
+    posing = {"authority": north.certificate.decode()}
+    with pytest.raises(SecurityError, match="not that of an authority"):
+        unseal_invitation(seal("invite", posing, Signer("north", north.key)), "invite", "authority")
+
+
+def test_a_request_is_signed_with_the_key_that_it_asks_for_or_by_the_site_that_renews():
+    key, north = make_key(), site()
+    body = {"request": make_request("north", key).decode()}
+    first = unseal_request(seal("request", body, Signer("north", key)), "request", "request", AUTHORITY.certificate)
+    assert (first.signer, first.certificate) == ("north", None)
+    renewal = unseal_request(seal("request", body, Signer.site(north)), "request", "request", AUTHORITY.certificate)
+    assert renewal.certificate == north.certificate
+    for signer, words in (
+        (Signer("north", make_key()), "signature does not fit"),
+        (Signer("south", key), "south signed it, but it asks for a certificate for north"),
+        (Signer.site(site("south")), "south signed it, but it asks for a certificate for north"),
+        (Signer.site(site(authority=make_authority("x"))), "not issued by the authority"),
+    ):
+        with pytest.raises(SecurityError, match=words):
+            unseal_request(seal("request", body, signer), "request", "request", AUTHORITY.certificate)
