@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.preprocessing import StandardScaler
 
 from builders import TABLE, of_sizes
-from fedkin.data import Federation
+from fedkin.data import Federation, deal_folds
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
 
 # --- take and subset ------------------------------------------------------------------------------------------
@@ -144,13 +144,19 @@ def test_folds_within_devices(sizes, k, seed):
     folds = fed.folds(k, seed)
     assert folds.shape == (sum(sizes),)
     assert folds.dtype == np.int64
-    assert np.ptp(np.bincount(folds, minlength=k)) <= 1
     assert len(np.bincount(folds, minlength=k)) == k
     for u, n in enumerate(sizes):
         mine = folds[fed.starts[u] : fed.starts[u + 1]]
         assert len(set(mine.tolist())) == min(n, k)
         assert np.ptp(np.bincount(mine, minlength=k)) <= 1
+        # a site that is alone with its rows deals them in the same way
+        np.testing.assert_array_equal(mine, deal_folds(fed.devices[u], n, k, seed))
     np.testing.assert_array_equal(folds, fed.folds(k, seed))
+
+
+def test_folds_of_all_devices_together_are_of_similar_size():
+    sizes = np.bincount(of_sizes(*[7] * 200).folds(5))
+    assert abs(sizes - 280).max() < 4.5 * np.sqrt(200 * 0.24)  # each device gives one or two rows to a fold
 
 
 def test_folds_are_shuffled_by_the_seed():

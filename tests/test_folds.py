@@ -29,10 +29,11 @@ def uneven(loss: str, ridge: float | list[float] = 0.0) -> Problem:
 @pytest.mark.parametrize("loss", ["linear", "mean"])
 def test_sums_of_parts_are_the_terms_of_the_rows(loss: str, ridge: float | list[float]) -> None:
     problem = uneven(loss, ridge)
-    fold_of = problem.federation.folds(3, 0)
-    fold_of[(problem.federation.n_samples < 2)[problem.federation.device_index]] = -1
-    for fold, found in zip(range(3), cut_folds(problem, fold_of, [0, 1, 2]), strict=True):
-        expected = _fold_of_rows(problem, fold_of, fold)
+    rows = problem.rows_for("this test")
+    fold_of = rows.folds(3, 0)
+    fold_of[(rows.n_samples < 2)[rows.device_index]] = -1
+    for fold, found in zip(range(3), cut_folds(problem, 3, 0), strict=True):
+        expected = _fold_of_rows(problem, rows, fold_of == fold)
         ours, theirs = found.objective.terms, expected.objective.terms
         assert isinstance(ours, QuadraticTerms)
         assert isinstance(theirs, QuadraticTerms)

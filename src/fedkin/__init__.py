@@ -31,6 +31,8 @@ _WHERE = {
     "Graph": "fedkin.graph",
     "Problem": "fedkin.objective",
     "Solution": "fedkin.objective",
+    "Summaries": "fedkin.objective",
+    "Summary": "fedkin.objective",
     "solve": "fedkin.solvers",
     "fed_admm": "fedkin.admm",
     "Availability": "fedkin.admm",
@@ -40,9 +42,11 @@ _WHERE = {
     "global_fit": "fedkin.stats",
     "oracle_fit": "fedkin.stats",
     "select_edges": "fedkin.stats",
+    "summarise": "fedkin.stats",
     "cross_validate_lam": "fedkin.solvers",
     "FedADMMRegressor": "fedkin.fitting.estimators",
     "FedADMMClassifier": "fedkin.fitting.estimators",
+    "fit_summaries": "fedkin.fitting",
     "load": "fedkin.fitting",
     "FedkinError": "fedkin.errors",
 }
@@ -63,12 +67,15 @@ if TYPE_CHECKING:
     from fedkin.admm import fed_admm as fed_admm
     from fedkin.data import Federation as Federation
     from fedkin.errors import FedkinError as FedkinError
+    from fedkin.fitting import fit_summaries as fit_summaries
     from fedkin.fitting import load as load
     from fedkin.fitting.estimators import FedADMMClassifier as FedADMMClassifier
     from fedkin.fitting.estimators import FedADMMRegressor as FedADMMRegressor
     from fedkin.graph import Graph as Graph
     from fedkin.objective import Problem as Problem
     from fedkin.objective import Solution as Solution
+    from fedkin.objective import Summaries as Summaries
+    from fedkin.objective import Summary as Summary
     from fedkin.solvers import cross_validate_lam as cross_validate_lam
     from fedkin.solvers import lam_max as lam_max
     from fedkin.solvers import lam_path as lam_path
@@ -77,6 +84,7 @@ if TYPE_CHECKING:
     from fedkin.stats import local_fit as local_fit
     from fedkin.stats import oracle_fit as oracle_fit
     from fedkin.stats import select_edges as select_edges
+    from fedkin.stats import summarise as summarise
 
 
 def __getattr__(name: str) -> Any:

@@ -188,7 +188,7 @@ def _steps(
 
 def device_rows(problem: Problem, batch_size: BatchSize, streaming: set[Hashable]) -> DeviceRows:
     """The rows of all devices and their batch sizes, checked."""
-    federation = problem.federation
+    federation = problem.rows_for("Fed-ADMM")
     counts = federation.n_samples
     batch = _batches(batch_size, counts, federation.devices, streaming)
     y = federation.y

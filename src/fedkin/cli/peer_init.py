@@ -87,7 +87,7 @@ def init(command: InitCommand) -> None:
         ridge=command.ridge,
     )
     prepared = prepare(federation, options)
-    federation = prepared.federation
+    federation = prepared.rows
     graph = Graph.read(command.graph, federation.devices)
     ridge = prepared.per_feature(command.ridge)
     problem = Problem(federation, graph, prepared.loss, command.penalty, command.lam, ridge=ridge)

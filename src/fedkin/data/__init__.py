@@ -11,7 +11,7 @@ says what columns must be, `findings` (with `labels` and `units`) what is wrong 
 from __future__ import annotations
 
 from fedkin.data.cells import infer_column, read_cells
-from fedkin.data.checks import shuffled_ranks
+from fedkin.data.checks import deal_folds
 from fedkin.data.federation import INTERCEPT, Federation
 from fedkin.data.findings import Finding, raise_findings
 from fedkin.data.ids import device_id, device_ids
@@ -31,6 +31,7 @@ __all__ = [
     "Rows",
     "Schema",
     "columns_of",
+    "deal_folds",
     "device_id",
     "device_ids",
     "infer_column",
@@ -38,6 +39,5 @@ __all__ = [
     "raise_findings",
     "read_cells",
     "read_columns",
-    "shuffled_ranks",
     "write_csv",
 ]

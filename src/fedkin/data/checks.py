@@ -233,3 +233,12 @@ def stable_hash(purpose: str, device: Hashable) -> int:
 def shuffled_ranks(device: Hashable, n: int, seed: int, purpose: str) -> Index:
     """For each of a device's n rows its place in a shuffle that depends on seed, purpose and device only."""
     return np.random.default_rng([seed, stable_hash(purpose, device)]).permutation(n).astype(np.int64)
+
+
+def deal_folds(device: Hashable, n: int, k: int, seed: int) -> Index:
+    """Fold ``(n,)`` of each of a device's n rows; its id and the seed decide, whoever the other devices are.
+
+    Shuffled rows are dealt to the k folds like cards, from a fold on that also depends on seed and device.
+    """
+    first = stable_hash(f"first fold, seed {seed}", device) % k
+    return np.asarray((first + shuffled_ranks(device, n, seed, "folds")) % k, dtype=np.int64)

@@ -22,6 +22,7 @@ from fedkin.data.checks import (
     checked_matrix,
     checked_offset,
     checked_target,
+    deal_folds,
     device_rows,
     distinct_ids,
     grouped,
@@ -478,7 +479,8 @@ class Federation:
         """
         if not 0 < test_size < 1:
             raise ParameterError(f"test_size must be between 0 and 1, got {test_size!r}")
-        ranks = self._shuffled_ranks(seed, "split")
+        sizes = zip(self.devices, self.n_samples.tolist(), strict=True)
+        ranks = np.concatenate([shuffled_ranks(device, own, seed, "split") for device, own in sizes])
         n = self.n_samples
         held_out = np.where(n >= 2, np.clip(np.rint(test_size * n), 1, np.maximum(n - 1, 1)), 0)
         is_test = ranks < held_out[self.device_index]
@@ -492,13 +494,14 @@ class Federation:
         k : int
             Number of folds, from 2 to the number of rows N.
         seed : int
-            The order in which the rows of a device are dealt depends on the seed and its id.
+            How the rows of a device are dealt depends on the seed, its id and its number of rows, not on the other
+            devices: a site that is alone with its rows deals them in the same way.
 
         Returns
         -------
         int64 array of shape (N,)
-            Fold of each stacked row. Shuffled rows are dealt like cards, device after device: fold sizes differ by at
-            most one, within each device and in all, so a device with n_u >= k gives rows to every fold.
+            Fold of each stacked row. Shuffled rows are dealt like cards: fold sizes differ by at most one within each
+            device, so a device with n_u >= k gives rows to every fold. With few rows in all, a fold may have none.
 
         Examples
         --------
@@ -508,12 +511,8 @@ class Federation:
         """
         if not 2 <= k <= len(self.X):
             raise ParameterError(f"the number of folds must be from 2 to the {len(self.X)} rows, got {k!r}")
-        return (self.starts[self.device_index] + self._shuffled_ranks(seed, "folds")) % k
-
-    def _shuffled_ranks(self, seed: int, purpose: str) -> Index:
-        """For each stacked row its place 0..n_u-1 in a shuffle of its device's rows."""
         sizes = zip(self.devices, self.n_samples.tolist(), strict=True)
-        return np.concatenate([shuffled_ranks(device, n, seed, purpose) for device, n in sizes]).astype(np.int64)
+        return np.concatenate([deal_folds(device, n, k, seed) for device, n in sizes])
 
     def with_intercept(self) -> Federation:
         """The federation with a leading column of ones, named ``(intercept)``.

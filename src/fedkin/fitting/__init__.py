@@ -1,6 +1,7 @@
 """One fit from rows to a model, the same for Python, scikit-learn and the command line.
 
-In: a `Federation`, a `Graph` or none, and `FitOptions`, the only place where options, defaults and checks live.
+In: a `Federation` or the `Summaries` of its sites, a `Graph` or none, and `FitOptions`, the only place where options,
+defaults and checks live.
 On the way: `prepare` encodes classes, adds the intercept, standardises; then edges are selected, ``lam`` is chosen and
 the problem is solved, with a light ridge where it would have no minimiser.
 Out: a `FittedModel` in the units of the user's columns, with its directory of open files; a `Comparison` with its two
@@ -11,7 +12,7 @@ need scikit-learn. Imports: `admm`, `solvers`, `stats` and below.
 from __future__ import annotations
 
 from fedkin.fitting.comparison import Comparison, compare
-from fedkin.fitting.fitting import fit_federation
+from fedkin.fitting.fitting import fit_federation, fit_summaries
 from fedkin.fitting.model import FittedModel, load
 from fedkin.fitting.model_files import check_model_place
 from fedkin.fitting.options import DEFAULTS, DESCRIPTIONS, FitOptions, choices
@@ -28,6 +29,7 @@ __all__ = [
     "choices",
     "compare",
     "fit_federation",
+    "fit_summaries",
     "load",
     "prepare",
 ]

@@ -119,7 +119,7 @@ def _local_theta(prepared: Prepared, options: FitOptions) -> Array:
 
 
 def _global_theta(prepared: Prepared, options: FitOptions) -> Array:
-    fed = prepared.federation
+    fed = prepared.rows
     if options.ridge > 0:
         pooled = Federation.from_arrays(fed.X, fed.y, np.zeros(len(fed.X), dtype=np.int64), offset=fed.offset)
         theta = _ridge_theta(replace(prepared, federation=pooled), options)[0]

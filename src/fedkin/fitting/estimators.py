@@ -396,6 +396,12 @@ class WithinDeviceKFold(BaseCrossValidator):  # type: ignore[misc]
         rows = Federation.from_arrays(np.zeros((n, 1)), None, groups)  # type: ignore[arg-type]
         fold = np.empty(n, dtype=np.int64)
         fold[rows.row_order] = np.where(rows.n_samples[rows.device_index] > 1, rows.folds(self.n_splits, self.seed), -1)
+        empty = np.setdiff1d(np.arange(self.n_splits), fold)
+        if empty.size:
+            raise DataError(
+                f"fold {empty[0]} of {self.n_splits} has no rows, as the devices have few: take fewer folds, or "
+                "another seed"
+            )
         for k in range(self.n_splits):
             yield np.flatnonzero(fold != k), np.flatnonzero(fold == k)
 

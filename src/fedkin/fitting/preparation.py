@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import Array
-from fedkin.data import Federation
+from fedkin.data import INTERCEPT, Federation
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import AUTO, FitOptions
 from fedkin.graph import Graph
 from fedkin.losses import CLASS_LOSSES, LOGIT_SIZE, Loss, make_loss
-from fedkin.objective import Problem
+from fedkin.objective import RANK_TOLERANCE, Problem, Summaries, least_eigenvalue
 from fedkin.stats import local_fit
 
 Reasons = dict[Hashable, str]  # device: why its parameters had to be held back
@@ -33,13 +33,19 @@ _SEPARATED = "separated classes, a class that is missing, or no counts"
 class Prepared:
     """Rows as the solver sees them, and the way back."""
 
-    federation: Federation
-    original: Federation
+    federation: Federation | Summaries
+    original: Federation | Summaries
     loss: Loss
     classes: tuple[Any, ...] | None
     fit_intercept: bool
     mean: Array
     scale: Array
+
+    @property
+    def rows(self) -> Federation:
+        """The rows, where they are known."""
+        assert isinstance(self.federation, Federation)
+        return self.federation
 
     @property
     def n_outputs(self) -> int:
@@ -64,13 +70,16 @@ class Prepared:
             coef = blocks * self.scale + self.mean
         else:
             coef = blocks / self.scale
+        original = self.original
+        rows = original if isinstance(original, Federation) else None
+        names = original.feature_names
         return FittedModel(
-            devices=self.original.devices,
+            devices=original.devices,
             coef=coef,
             intercept=intercept,
-            feature_names=self.original.feature_names,
+            feature_names=names if rows is not None else tuple(name for name in names if name != INTERCEPT),
             clusters=np.zeros(len(theta), dtype=np.int64),
-            n_samples=self.original.n_samples,
+            n_samples=original.n_samples,
             loss=self.loss,
             penalty=options.penalty,
             lam=0.0,
@@ -80,14 +89,16 @@ class Prepared:
             graph=graph,
             fit_intercept=self.fit_intercept,
             classes=self.classes,
-            target_name=self.original.target_name,
-            offset_name=None if self.original.offset is None else "offset",
+            target_name=None if rows is None else rows.target_name,
+            offset_name=None if rows is None or rows.offset is None else "offset",
             options=options.plain(),
         )
 
 
-def prepare(federation: Federation, options: FitOptions) -> Prepared:
-    """The rows of a federation as ``options`` want them fitted."""
+def prepare(federation: Federation | Summaries, options: FitOptions) -> Prepared:
+    """The rows of a federation, or what is known of them, as ``options`` want them fitted."""
+    if isinstance(federation, Summaries):
+        return _prepared_sums(federation, options)
     if not federation.n_samples.all():
         empty = federation.devices[int(np.flatnonzero(federation.n_samples == 0)[0])]
         raise DataError(f"device {empty!r} has no rows to fit: leave it out or give it data")
@@ -110,6 +121,20 @@ def prepare(federation: Federation, options: FitOptions) -> Prepared:
             "(the intercept among them); a model has one for each column: use Problem and solve for other losses"
         )
     return Prepared(encoded, federation, loss, classes, has_intercept, mean, scale)
+
+
+def _prepared_sums(summaries: Summaries, options: FitOptions) -> Prepared:
+    """Sites have encoded classes and added the intercept themselves; what is left are the scales."""
+    loss, wanted = summaries.loss, options.loss
+    if wanted != AUTO and (wanted if isinstance(wanted, str) else wanted.name) != loss.name:
+        raise ParameterError(
+            f"the summaries are of the {loss.name} loss, not of {wanted!r}: leave loss= out, or ask for other summaries"
+        )
+    mean, scale, prepared = np.zeros(summaries.n_features), np.ones(summaries.n_features), summaries
+    if options.standardize:
+        prepared, mean, scale = summaries.standardized()
+    first = int(summaries.has_intercept)
+    return Prepared(prepared, summaries, loss, None, summaries.has_intercept, mean[first:], scale[first:])
 
 
 def _encoded(federation: Federation, loss: str | Loss) -> tuple[Loss, tuple[Any, ...] | None, Federation]:
@@ -200,8 +225,11 @@ def with_light_ridge(problem: Problem, groups: Graph, devices: list[Hashable]) -
     fed = problem.federation
     rows = np.bincount(groups.components(), weights=fed.n_samples)[groups.components()]
     fewest = min(rows[fed.index[device]] for device in devices)
-    scale = (fed.X**2).mean(axis=0)
-    scale[scale == 0] = 1.0
+    if isinstance(fed, Summaries):
+        scale = fed.column_scale
+    else:
+        scale = (fed.X**2).mean(axis=0)
+        scale[scale == 0] = 1.0
     light = np.tile(scale, problem.n_params // fed.n_features) / (LOGIT_SIZE * fewest)
     return replace(problem, ridge=np.asarray(problem.ridge) + light)
 
@@ -221,9 +249,11 @@ def _without_minimiser(prepared: Prepared, labels: NDArray[np.int64], options: F
     fed, loss = prepared.federation, prepared.loss.rowwise
     if loss is None or loss.minimiser == "unknown":
         return {}
-    assert fed.y is not None
     if loss.minimiser == "always":
         return {} if options.ridge > 0 or options.sparsity > 0 else _with_collinear_features(fed, labels)
+    if isinstance(fed, Summaries):
+        return _without_estimates(fed, labels)
+    assert fed.y is not None
     group = labels[fed.device_index]
     if options.ridge > 0 or options.sparsity > 0:
         # only the intercept is free: it has nowhere to stop when a class, or every count, is missing
@@ -238,21 +268,33 @@ def _without_minimiser(prepared: Prepared, labels: NDArray[np.int64], options: F
     return {device: bad[label] for device, label in zip(fed.devices, labels.tolist(), strict=True) if label in bad}
 
 
-def _with_collinear_features(federation: Federation, labels: NDArray[np.int64]) -> Reasons:
+def _without_estimates(summaries: Summaries, labels: NDArray[np.int64]) -> Reasons:
+    """Sites in groups of which none has an estimate of its own.
+
+    A group with one that has has a minimiser: a sum of losses that are bounded below grows in every direction in which
+    one of them does.
+    """
+    assert summaries.own is not None
+    poor = np.array([one.ridge.any() for one in summaries.own])
+    lost = [label for label in np.unique(labels).tolist() if poor[labels == label].all()]
+    reasons = {}
+    for u in np.flatnonzero(np.isin(labels, lost)).tolist():
+        collinear = "design of rank" in summaries.own[u].note
+        reasons[summaries.devices[u]] = COLLINEAR if collinear else _SEPARATED
+    return reasons
+
+
+def _with_collinear_features(data: Federation | Summaries, labels: NDArray[np.int64]) -> Reasons:
     """Devices in groups of several whose pooled features are collinear; a device alone has its shortest solution."""
     several = np.flatnonzero(np.bincount(labels) > 1)
-    bad = {
-        int(label)
-        for label in several
-        if np.linalg.matrix_rank(_pooled_gram(federation, labels == label), hermitian=True) < federation.n_features
-    }
-    return {
-        device: COLLINEAR for device, label in zip(federation.devices, labels.tolist(), strict=True) if label in bad
-    }
+    bad = {int(label) for label in several if least_eigenvalue(_pooled_gram(data, labels == label)) <= RANK_TOLERANCE}
+    return {device: COLLINEAR for device, label in zip(data.devices, labels.tolist(), strict=True) if label in bad}
 
 
-def _pooled_gram(federation: Federation, members: NDArray[np.bool_]) -> Array:
-    rows = federation.X[members[federation.device_index]]
+def _pooled_gram(data: Federation | Summaries, members: NDArray[np.bool_]) -> Array:
+    if isinstance(data, Summaries):
+        return np.asarray(data.sums.total().hessian[members, 0].sum(axis=0))
+    rows = data.X[members[data.device_index]]
     size = np.sqrt((rows**2).mean(axis=0))
     rows = rows / np.where(size > 0, size, 1.0)
     return np.asarray(rows.T @ rows)

@@ -1,10 +1,11 @@
 """What is minimised: ``(1/|V|) sum_u M_u(theta_u) + lam sum_e w_e phi(theta_i - theta_j)``.
 
-In: a `Federation`, a `Graph`, losses, a penalty. Out: a `Problem`, its `DeviceTerms` on arrays, and the `Solution` that
-solvers return. Imports: `losses`, `graph`, `data` and below.
+In: a `Federation` (or the `Summaries` of its sites), a `Graph`, losses, a penalty. Out: a `Problem`, its `DeviceTerms`
+on arrays, and the `Solution` that solvers return. Imports: `losses`, `graph`, `data` and below.
 
 `problem` states the problem and `build` turns its rows into terms: `terms` (Gram statistics, no rows), `rows` (linear
-predictors), functions, and mixtures. `rows` and `linalg` are the arithmetic on many devices at once that `stats` uses
+predictors), functions, and mixtures. `sums` adds up rows fold by fold; `summaries` is what sites say in one message,
+which takes the place of rows. `rows` and `linalg` are the arithmetic on many devices at once that `stats` uses
 too.
 """
 
@@ -22,16 +23,20 @@ from fedkin.objective.linalg import (
 from fedkin.objective.penalties import L1, Penalty, make_penalty
 from fedkin.objective.problem import FusedObjective, LossLike, Problem, Solution, Status, resolve_losses
 from fedkin.objective.rows import RowBatch, RowTerms, row_blocks
+from fedkin.objective.summaries import OwnEstimate, Summaries, Summary
+from fedkin.objective.sums import FoldSums, assign_folds
 from fedkin.objective.terms import DeviceTerms, QuadraticTerms
 
 __all__ = [
     "L1",
     "RANK_TOLERANCE",
     "DeviceTerms",
+    "FoldSums",
     "FusedObjective",
     "LossLike",
     "LossTerms",
     "MixedTerms",
+    "OwnEstimate",
     "Penalty",
     "Problem",
     "QuadraticTerms",
@@ -39,6 +44,9 @@ __all__ = [
     "RowTerms",
     "Solution",
     "Status",
+    "Summaries",
+    "Summary",
+    "assign_folds",
     "build_terms",
     "generalized_inverse",
     "inverse_of",

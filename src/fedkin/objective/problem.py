@@ -17,6 +17,7 @@ from fedkin.graph import Graph
 from fedkin.losses import Loss, make_loss
 from fedkin.objective.build import build_terms
 from fedkin.objective.penalties import Penalty, make_penalty
+from fedkin.objective.summaries import Summaries
 from fedkin.objective.terms import DeviceTerms
 
 Status = Literal["converged", "iteration_limit", "interrupted"]
@@ -87,11 +88,12 @@ class Problem:
 
     Parameters
     ----------
-    federation : Federation
+    federation : Federation or Summaries
+        Rows, or what the sites said about theirs.
     graph : Graph
         Over the same devices, in any order.
     loss : str, Loss or mapping {device: loss}
-        "mean", "linear", "logistic", "poisson", "huber", "multinomial", or an object.
+        "mean", "linear", "logistic", "poisson", "huber", "multinomial", or an object. Summaries know theirs.
     penalty : str or Penalty
         "l1", "l2" or "linf".
     lam : float
@@ -114,7 +116,7 @@ class Problem:
     [0.2, 1.8]
     """
 
-    federation: Federation
+    federation: Federation | Summaries
     graph: Graph
     loss: LossLike = "linear"
     penalty: str | Penalty = "l1"
@@ -125,7 +127,9 @@ class Problem:
 
     def __post_init__(self) -> None:
         check_nonnegative("lam", self.lam)
-        if isinstance(self.loss, str):
+        if isinstance(self.federation, Summaries):
+            object.__setattr__(self, "loss", self.federation.loss)
+        elif isinstance(self.loss, str):
             make_loss(self.loss, self.federation.y)  # a name that is none is refused here, not by the first solver
         object.__setattr__(self, "penalty", make_penalty(self.penalty))
         object.__setattr__(self, "graph", self.graph.aligned(self.federation.devices))
@@ -159,8 +163,11 @@ class Problem:
             raise ParameterError(f"ridge has shape {ridge.shape}, expected a number or ({self.n_params},)")
         if not (np.isfinite(ridge) & (ridge >= 0)).all():
             raise ParameterError(f"ridge must be finite and at least 0, got {self.ridge!r}")
+        ridge = np.broadcast_to(ridge, (self.n_params,))
+        if isinstance(self.federation, Summaries):
+            return self.federation.terms(ridge)
         alone = self.graph.degree == 0 if self.lam > 0 else None
-        return build_terms(self.federation, self.losses, np.broadcast_to(ridge, (self.n_params,)), alone)
+        return build_terms(self.federation, self.losses, ridge, alone)
 
     @cached_property
     def fused(self) -> FusedObjective:
@@ -171,6 +178,12 @@ class Problem:
     def objective(self, theta: Array) -> float:
         """``F(theta)`` for ``theta (V, p)``."""
         return self.fused.value(np.asarray(theta, dtype=np.float64)) / self.n_devices
+
+    def rows_for(self, purpose: str) -> Federation:
+        """The rows, or the error that ``purpose`` needs them and the problem has summaries only."""
+        if isinstance(self.federation, Summaries):
+            raise DataError(f"{purpose} needs rows, but the problem was made of the sites' summaries")
+        return self.federation
 
     def with_lam(self, lam: float) -> Problem:
         """The same problem at another ``lam``; what was computed from the rows is shared."""
@@ -245,8 +258,10 @@ class Solution:
         return graph.keep(equal).components()
 
 
-def resolve_losses(loss: LossLike, federation: Federation) -> tuple[Loss, ...]:
-    """One loss per device, in device order, each checked against the device's target."""
+def resolve_losses(loss: LossLike, federation: Federation | Summaries) -> tuple[Loss, ...]:
+    """One loss per device, in device order, each checked against the device's target; summaries know theirs."""
+    if isinstance(federation, Summaries):
+        return (federation.loss,) * federation.n_devices
     if isinstance(loss, Mapping):
         losses = _losses_by_device(loss, federation)
     else:

@@ -9,7 +9,7 @@ Imports: `objective` and below.
 from __future__ import annotations
 
 from fedkin.solvers.backend import Crew, compile_kernels, resolve_backend
-from fedkin.solvers.crossvalidation import best_level, cross_validate_lam, deal_folds, held_out_losses, mean_and_error
+from fedkin.solvers.crossvalidation import best_level, cross_validate_lam, held_out_losses, mean_and_error
 from fedkin.solvers.exact import SCALE_FLOOR, solve, solve_fused
 from fedkin.solvers.grids import lam_grid, lam_max, lattice
 from fedkin.solvers.path import lam_path
@@ -23,7 +23,6 @@ __all__ = [
     "best_level",
     "compile_kernels",
     "cross_validate_lam",
-    "deal_folds",
     "fused_parameters",
     "held_out_losses",
     "lam_grid",

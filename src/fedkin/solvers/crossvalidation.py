@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
 from fedkin._base import Array, Index, Mask, check_positive, check_whole
-from fedkin.data import Federation, shuffled_ranks
+from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
 from fedkin.graph import Graph
-from fedkin.objective import DeviceTerms, FusedObjective, Problem, QuadraticTerms, build_terms
+from fedkin.objective import (
+    DeviceTerms,
+    FoldSums,
+    FusedObjective,
+    Problem,
+    QuadraticTerms,
+    Summaries,
+    assign_folds,
+    build_terms,
+)
 from fedkin.solvers.backend import Backend, Resolved, resolve_backend, run_side_by_side
 from fedkin.solvers.grids import checked_grid, lam_grid
 from fedkin.solvers.path import path_stretch, path_threads, stretches_of, warn_of_limits
@@ -91,6 +100,12 @@ def cross_validate_lam(
     -------
     LamChoice
 
+    Notes
+    -----
+    From `fedkin.Summaries` the folds are those that the sites cut. For quadratic losses the scores are those of the
+    rows. For others every fold's loss is replaced by its quadratic expansion around the point of the summaries, in the
+    rows that train as in the rows that are held out.
+
     Examples
     --------
     >>> import fedkin
@@ -107,14 +122,12 @@ def cross_validate_lam(
     check_positive("tol", tol)
     if n_jobs == 0:
         raise ParameterError("n_jobs must not be 0; give a number of jobs, or -1 for as many as there are cores")
-    _check_rows(problem)
+    _check_rows(problem, folds, seed)
     grid = lam_grid(problem, n_lams, ratio) if lams is None else checked_grid(lams)
-    fold_of = assign_folds(problem.federation, folds, seed)
-    # with few rows in all, a fold may be empty
-    held_out = [fold for fold in range(folds) if (fold_of == fold).any()]
+    cut = cut_folds(problem, folds, seed)
     # decided here and not by each process for itself: many processes give what one gives, to the bit
-    resolved = resolve_backend(backend, problem.fused, len(held_out) * grid.size)
-    batches = in_batches(cut_folds(problem, fold_of, held_out), resolved)
+    resolved = resolve_backend(backend, problem.fused, len(cut) * grid.size)
+    batches = in_batches(cut, resolved)
     scores = _scores(batches, grid * problem.n_devices, tol, resolved, n_jobs)
     mean, error = mean_and_error(scores)
     return LamChoice(float(grid[best_level(mean, error if rule == "1se" else None)]), grid, scores, mean, error, rule)
@@ -168,30 +181,18 @@ def _stretch_scores(
     return scores, stopped
 
 
-def _check_rows(problem: Problem) -> None:
+def _check_rows(problem: Problem, folds: int, seed: int) -> None:
+    data = problem.federation
+    if isinstance(data, Summaries) and (data.folds, data.seed) != (folds, seed):
+        raise ParameterError(
+            f"the sites have cut their rows into {data.folds} folds with seed {data.seed}, which cannot be changed: "
+            f"give folds={data.folds} and seed={data.seed} instead of {folds} and {seed}"
+        )
     if problem.federation.n_samples.max() < 2:
         raise DataError(
             "no device has two rows to train on, so cross-validation within devices has none to hold out "
             "(rows kept for a comparison do not train: --test-size 0 keeps none); or give lam as a number"
         )
-
-
-def deal_folds(device: Hashable, n: int, folds: int, seed: int, first: int = 0) -> Index:
-    """Fold ``(n,)`` of each of the n rows of one device; -1 for a single row, which always trains.
-
-    The device's id decides with the seed how its rows are shuffled. ``first`` is the number of rows of the devices
-    before it: dealing goes on where they ended, as in `Federation.folds`.
-    """
-    if n < 2:
-        return np.full(n, -1, dtype=np.int64)
-    return np.asarray((first + shuffled_ranks(device, n, seed, "folds")) % folds, dtype=np.int64)
-
-
-def assign_folds(federation: Federation, folds: int, seed: int) -> Index:
-    """Fold ``(N,)`` of each row, cut within devices; -1 for the row of a device that has a single one."""
-    fold_of = federation.folds(folds, seed)
-    fold_of[(federation.n_samples < 2)[federation.device_index]] = -1
-    return fold_of
 
 
 def held_out_losses(
@@ -225,76 +226,39 @@ class Fold:
     seen: Index
 
 
-def cut_folds(problem: Problem, fold_of: Index, folds: list[int]) -> list[Fold]:
-    """The `Fold` of each of these numbers, which have rows; rows of other numbers always train."""
+def cut_folds(problem: Problem, folds: int, seed: int) -> list[Fold]:
+    """Every `Fold` that has rows; with few rows in all, some have none."""
+    data = problem.federation
+    if isinstance(data, Summaries):
+        return _folds_of_sums(problem, data.sums)
+    fold_of = assign_folds(data, folds, seed)
     if isinstance(problem.terms, QuadraticTerms):
-        return _folds_of_sums(problem, problem.terms, fold_of, folds)
-    return [_fold_of_rows(problem, fold_of, fold) for fold in folds]
+        return _folds_of_sums(problem, FoldSums.of_rows(data, problem.losses, fold_of, folds))
+    return [_fold_of_rows(problem, data, fold_of == fold) for fold in range(folds) if (fold_of == fold).any()]
 
 
-def _fold_of_rows(problem: Problem, fold_of: Index, fold: int) -> Fold:
+def _fold_of_rows(problem: Problem, federation: Federation, rows: Mask) -> Fold:
+    """The fold that holds these rows out."""
     # losses see all rows, so that a class missing from a fold does not change the parameters
-    loss = dict(zip(problem.federation.devices, problem.losses, strict=True))
-    train = replace(problem, loss=loss, federation=problem.federation.take(fold_of != fold))
-    return Fold(train.fused, *_part(problem, fold_of == fold))
-
-
-def _part(problem: Problem, rows: Mask) -> tuple[DeviceTerms, Index]:
-    """The terms of some rows, and the devices that have any."""
-    part = problem.federation.take(rows, allow_empty=True)
+    loss = dict(zip(federation.devices, problem.losses, strict=True))
+    train = replace(problem, loss=loss, federation=federation.take(~rows))
+    part = federation.take(rows, allow_empty=True)
     seen = np.flatnonzero(part.n_samples > 0)
     if seen.size < part.n_devices:
         part = part.subset([part.devices[u] for u in seen])
-    return build_terms(part, [problem.losses[u] for u in seen], np.zeros(problem.n_params)), seen
+    held_out = build_terms(part, [problem.losses[u] for u in seen], np.zeros(problem.n_params))
+    return Fold(train.fused, held_out, seen)
 
 
-def _folds_of_sums(problem: Problem, whole: QuadraticTerms, fold_of: Index, folds: list[int]) -> list[Fold]:
-    """Gram statistics add up: each row is looked at once, and a fold trains on the sum of the others."""
-    device = problem.federation.device_index
-    numbers, parts, sums = np.unique(fold_of).tolist(), [], []
-    for number in numbers:
-        rows = fold_of == number
-        count = np.bincount(device[rows], minlength=whole.n_devices).astype(np.float64)
-        terms, seen = _part(problem, rows)
-        assert isinstance(terms, QuadraticTerms)
-        parts.append((terms, seen))
-        sums.append((count, *_sums(whole, terms, seen, count[seen])))
-    out = []
-    for number, (held_out, seen) in zip(numbers, parts, strict=True):
-        if number in folds:
-            others = [own for other, own in zip(numbers, sums, strict=True) if other != number]
-            count, A, b, c = (reduce(np.add, column) for column in zip(*others, strict=True))
-            training = _means(problem, whole.isotropic, count, A, b, c)
-            out.append(Fold(replace(problem.fused, terms=training), held_out, seen))
-    return out
-
-
-def _sums(whole: QuadraticTerms, terms: QuadraticTerms, seen: Index, count: Array) -> tuple[Array, Array, Array]:
-    """``count`` times the mean losses of the devices that were seen, and 0 for the others."""
-    own = terms.A if terms.isotropic == whole.isotropic else terms.hessians(terms.b)
-    scaled = tuple(_along(count, of) * of for of in (own, terms.b, terms.c))
-    if seen.size == whole.n_devices:
-        return scaled  # type: ignore[return-value]
-    out = tuple(np.zeros_like(of) for of in (whole.A, whole.b, whole.c))
-    for into, values in zip(out, scaled, strict=True):
-        into[seen] = values
-    return out  # type: ignore[return-value]
-
-
-def _means(problem: Problem, isotropic: bool, count: Array, A: Array, b: Array, c: Array) -> QuadraticTerms:
-    """Mean losses of ``count (V,)`` rows whose losses sum up to these, with the problem's ridge."""
-    A = A / _along(count, A)
+def _folds_of_sums(problem: Problem, sums: FoldSums) -> list[Fold]:
+    """Sums add up: each row is looked at once, and a fold trains on the sum of the others."""
     ridge = np.broadcast_to(np.asarray(problem.ridge, dtype=np.float64), (problem.n_params,))
-    if isotropic:
-        A += ridge[0]
-    else:
-        A[:, np.arange(ridge.size), np.arange(ridge.size)] += ridge
-    return QuadraticTerms(A, b / count[:, None], c / count)
-
-
-def _along(values: Array, other: Array) -> Array:
-    """``values (V,)`` with as many dimensions as ``other (V, ...)``."""
-    return values.reshape(-1, *[1] * (other.ndim - 1))
+    out = []
+    for fold in np.flatnonzero(sums.count[:, :-1].any(axis=0)).tolist():
+        seen = np.flatnonzero(sums.count[:, fold])
+        training = sums.total(without=fold).terms(ridge=ridge)
+        out.append(Fold(replace(problem.fused, terms=training), sums.take(seen).terms(fold), seen))
+    return out
 
 
 @dataclass(frozen=True, eq=False)

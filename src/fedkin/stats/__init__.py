@@ -1,16 +1,19 @@
 """The statistics around the objective: local and pooled fits, edge selection, the paper's theory.
 
-In: a `Federation` and a loss. Out: estimates with variances (`LocalFit`), tests of edges (`EdgeSelection`), and
-theoretical quantities (`fedkin.stats.theory`). Imports: `objective` and below; not the solvers.
+In: a `Federation` (or the `Summaries` of its sites) and a loss. Out: estimates with variances (`LocalFit`), tests of
+edges (`EdgeSelection`), summaries of rows, and theoretical quantities (`fedkin.stats.theory`). Imports: `objective` and
+below; not the solvers.
 
-`local` fits each device by itself (`ownfits`) and estimates variances, and fits groups of devices; `selection` tests
-edges. `newton` does the numerical work, many devices at once.
+`local` fits each device by itself, from rows (`ownfits`) or sums (`summed`), and estimates variances, and fits groups
+of devices; `selection` tests edges; `summarise` is what a site says about its rows. `newton` does the numerical work,
+many devices at once.
 """
 
 from __future__ import annotations
 
 from fedkin.stats.local import LocalFit, Variance, check_variance, global_fit, local_fit, oracle_fit
 from fedkin.stats.selection import EdgeSelection, Method, select_edges, wald_tests
+from fedkin.stats.summarise import site_summary, summarise
 
 __all__ = [
     "EdgeSelection",
@@ -22,5 +25,7 @@ __all__ = [
     "local_fit",
     "oracle_fit",
     "select_edges",
+    "site_summary",
+    "summarise",
     "wald_tests",
 ]

@@ -17,7 +17,15 @@ from fedkin._base import Array, Index, Mask, check_choice
 from fedkin.data import Federation
 from fedkin.errors import DataError, DegenerateDeviceWarning, ParameterError, UnknownDeviceError
 from fedkin.losses import Loss, RowLoss, by_loss
-from fedkin.objective import RANK_TOLERANCE, LossLike, RowBatch, inverse_of, least_eigenvalue, resolve_losses
+from fedkin.objective import (
+    RANK_TOLERANCE,
+    LossLike,
+    RowBatch,
+    Summaries,
+    inverse_of,
+    least_eigenvalue,
+    resolve_losses,
+)
 from fedkin.stats.newton import minimise, minimise_sum, minimise_with_ridge
 from fedkin.stats.ownfits import (
     ROUNDING,
@@ -29,6 +37,7 @@ from fedkin.stats.ownfits import (
     ridge_rule,
     why_no_minimiser,
 )
+from fedkin.stats.summed import fits_of_sums
 
 Variance = Literal["model", "sandwich", "bartlett"]
 Weights = Literal["samples", "devices"]
@@ -118,15 +127,15 @@ class LocalFit:
     losses: tuple[str, ...]
 
 
-def local_fit(federation: Federation, loss: LossLike = "linear", variance: Variance = "model") -> LocalFit:
+def local_fit(federation: Federation | Summaries, loss: LossLike = "linear", variance: Variance = "model") -> LocalFit:
     """Fit every device on its own rows (the paper's eq. naive_est) and estimate how precise each fit is.
 
     Parameters
     ----------
-    federation : Federation
-        The devices and their rows.
+    federation : Federation or Summaries
+        The devices and their rows, or what these said about them (see Notes).
     loss : str, Loss or mapping {device: loss}
-        What each device minimises.
+        What each device minimises; summaries know it.
     variance : "model" | "sandwich" | "bartlett"
         How the covariance is estimated; see `LocalFit`.
 
@@ -134,6 +143,12 @@ def local_fit(federation: Federation, loss: LossLike = "linear", variance: Varia
     -------
     LocalFit
         Finite on every device; `LocalFit.notes` names the devices that had no estimate of their own.
+
+    Notes
+    -----
+    Summaries of quadratic losses tell the same as rows, up to rounding (designs whose features are nearly collinear
+    lose more digits: a Gram matrix squares the condition number). For other losses the estimates are those that the
+    sites found by themselves, each with the rules of a federation of one. The variance "sandwich" needs rows.
 
     Examples
     --------
@@ -147,13 +162,16 @@ def local_fit(federation: Federation, loss: LossLike = "linear", variance: Varia
     losses = resolve_losses(loss, federation)
     parts: list[dict[str, Any]] = []
     notes: dict[int, str] = {}
-    for members, one in by_loss(losses):
-        fits = fit_devices(federation, members, one)
+    if isinstance(federation, Summaries):
+        kinds = [fits_of_sums(federation, variance)]
+    else:
+        kinds = [fit_devices(federation, members, one) for members, one in by_loss(losses)]
+    for fits in kinds:
         part = {name: getattr(fits, name) for name in ("members", "theta", "hessian", "dispersion", "rescued")}
         part["covariance"], part["residual_dof"], part["matrix_estimated"] = _covariances(fits, variance)
         noise = 1.0 if variance == "bartlett" else fits.dispersion[:, None]
         parts.append(part | {"prior_precision": fits.n[:, None] * fits.ridge / noise})
-        notes.update({int(members[k]): "; ".join(lines) for k, lines in fits.notes.items()})
+        notes.update({int(fits.members[k]): "; ".join(lines) for k, lines in fits.notes.items()})
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     order = np.argsort(columns.pop("members"))
     return LocalFit(
@@ -198,13 +216,13 @@ def _covariances(fits: OwnFits, variance: Variance) -> tuple[Array, Array, Mask]
     return covariance, np.where(usable, fits.matrix_dof, fits.dof), usable
 
 
-def global_fit(federation: Federation, loss: LossLike = "linear", weights: Weights = "samples") -> Array:
+def global_fit(federation: Federation | Summaries, loss: LossLike = "linear", weights: Weights = "samples") -> Array:
     """One parameter for all devices.
 
     Parameters
     ----------
-    federation : Federation
-        The devices and their rows.
+    federation : Federation or Summaries
+        The devices and their rows, or what these said about them (quadratic losses and ``weights="samples"`` only).
     loss : str, Loss or mapping {device: loss}
         What each device minimises.
     weights : "samples" or "devices"
@@ -232,7 +250,7 @@ def global_fit(federation: Federation, loss: LossLike = "linear", weights: Weigh
 
 
 def oracle_fit(
-    federation: Federation,
+    federation: Federation | Summaries,
     labels: Mapping[Hashable, object] | Sequence[object],
     loss: LossLike = "linear",
     weights: Weights = "samples",
@@ -241,8 +259,8 @@ def oracle_fit(
 
     Parameters
     ----------
-    federation : Federation
-        The devices and their rows.
+    federation : Federation or Summaries
+        The devices and their rows, or what these said about them (quadratic losses and ``weights="samples"`` only).
     labels : mapping {device: label}, or sequence of V labels in device order
         Devices with the same label share a fit.
     loss : str, Loss or mapping {device: loss}
@@ -269,7 +287,10 @@ def oracle_fit(
     theta = np.empty((federation.n_devices, losses[0].n_params(federation.n_features)))
     for label, group in groups.items():
         members = np.asarray(group)
-        theta[members], problem = _pooled(federation, members, losses, weights)
+        if isinstance(federation, Summaries):
+            theta[members], problem = _pooled_sums(federation, members, weights)
+        else:
+            theta[members], problem = _pooled(federation, members, losses, weights)
         if problem:
             who = "1 device" if members.size == 1 else f"{members.size} devices"
             warnings.warn(
@@ -291,6 +312,15 @@ def _in_device_order(
     if len(labels) != len(devices):
         raise DataError(f"got {len(labels)} labels for {len(devices)} devices; give one label per device")
     return labels
+
+
+def _pooled_sums(summaries: Summaries, members: Index, weights: Weights) -> tuple[Array, str]:
+    """`_pooled` from sums."""
+    if weights != "samples":
+        raise ParameterError(f'weights={weights!r} needs rows; summaries give every row the same weight: "samples"')
+    group = summaries.subset([summaries.devices[u] for u in members]).pooled([0] * members.size)
+    fits = fits_of_sums(group, "model")
+    return fits.theta[0], "; ".join(fits.notes.get(0, [])) if fits.rescued[0] else ""
 
 
 def _pooled(federation: Federation, members: Index, losses: Sequence[Loss], weights: Weights) -> tuple[Array, str]:

@@ -12,7 +12,7 @@ import numpy as np
 from fedkin._base import Array, Index
 from fedkin.data import Federation
 from fedkin.losses import Loss, RowLoss
-from fedkin.objective import RANK_TOLERANCE, RowBatch, inverse_of, least_eigenvalue, row_blocks
+from fedkin.objective import RANK_TOLERANCE, RowBatch, Summaries, inverse_of, least_eigenvalue, row_blocks
 from fedkin.stats.newton import minimise, minimise_sum, minimise_with_ridge
 
 _BATCH_ENTRIES = 2**22  # rows times features that are worked on at once
@@ -22,9 +22,9 @@ ROUNDING = 1e-20  # exact fits keep a variance above rounding: this share of the
 class OwnFits:
     """The fits of M devices that share one loss; rows of the arrays are positions in ``members``."""
 
-    def __init__(self, federation: Federation, members: Index, loss: Loss) -> None:
-        self.federation, self.members, self.loss = federation, members, loss
-        m, p = members.size, loss.n_params(federation.n_features)
+    def __init__(self, data: Federation | Summaries, members: Index, loss: Loss) -> None:
+        self.data, self.members, self.loss = data, members, loss
+        m, p = members.size, loss.n_params(data.n_features)
         self.theta, self.ridge = np.empty((m, p)), np.zeros((m, p))  # no ridge where a device has its own estimate
         self.rescued = np.zeros(m, dtype=bool)  # devices without an estimate of their own
         # Hessians of the mean losses, without the ridge; what stands for them in variances (their expected values where
@@ -36,8 +36,14 @@ class OwnFits:
         self.notes: dict[int, list[str]] = {}
 
     @property
+    def federation(self) -> Federation:
+        """The rows."""
+        assert isinstance(self.data, Federation)
+        return self.data
+
+    @property
     def n(self) -> Index:
-        return self.federation.n_samples[self.members]
+        return self.data.n_samples[self.members]
 
     @property
     def n_params(self) -> int:
@@ -76,7 +82,7 @@ def _fit_means(fits: OwnFits) -> None:
     degrees = np.asarray((fits.n - 1.0) * p, dtype=np.float64)
     total = np.einsum("mpp->m", fits.score_cov) * fits.n
     X = fits.federation.X
-    _share_dispersion(fits, total, degrees, total, float(((X - X.mean(axis=0)) ** 2).mean()))
+    share_dispersion(fits, total, degrees, total, float(((X - X.mean(axis=0)) ** 2).mean()))
     fits.dispersion = np.maximum(fits.dispersion, ROUNDING * float((X**2).mean()))
     # n - 1 degrees of freedom span R^p only when there are at least p of them
     fits.matrix_dof = np.where(fits.n > p, fits.n - 1.0, 0.0)
@@ -101,13 +107,12 @@ def _fit_rows(fits: OwnFits, loss: RowLoss) -> None:
         _fit_ridge(fits, batches)
         total = _residual_sums(fits, batches, loss.dispersion)
         lent = total if degrees.min() > 0 else _residual_sums(fits, batches, loss.lent_dispersion)
-        _share_dispersion(fits, total, degrees, lent, float(np.average(size, weights=fits.n)))
+        share_dispersion(fits, total, degrees, lent, float(np.average(size, weights=fits.n)))
         fits.dispersion = np.maximum(fits.dispersion, ROUNDING * size)
     fits.ridge[unfit] = ridge_rule(scale, fits.n[unfit], size[unfit], fits.dispersion[unfit])
     _fit_ridge(fits, batches)
     for k in np.flatnonzero(unfit).tolist():
-        why = why_no_minimiser(loss, int(fits.n[k]), int(rank[k]), fits.federation.n_features)
-        line = f"{why}: ridge fit, wide in the directions that the rows do not show"
+        line = no_minimiser_note(loss, int(fits.n[k]), int(rank[k]), fits.federation.n_features)
         fits.notes[k] = [line, *fits.notes.get(k, [])]
     for where, batch in batches:
         _describe_rows(fits, where, batch)
@@ -119,6 +124,12 @@ def why_no_minimiser(loss: RowLoss, n_rows: int, rank: int, n_features: int) -> 
         rows = "1 row" if n_rows == 1 else f"{n_rows} rows"
         return f"{rows} and a design of rank {rank} for {n_features} features"
     return f"the {loss.name} loss has no minimum (separated classes, one class only or no counts)"
+
+
+def no_minimiser_note(loss: RowLoss, n_rows: int, rank: int, n_features: int) -> str:
+    """What a device without an estimate of its own is told."""
+    why = why_no_minimiser(loss, n_rows, rank, n_features)
+    return f"{why}: ridge fit, wide in the directions that the rows do not show"
 
 
 def _fit_own(fits: OwnFits, where: Index, batch: RowBatch) -> None:
@@ -182,11 +193,11 @@ def _fit_functions(fits: OwnFits) -> None:
     degrees = fits.n.astype(np.float64) - fits.n_params
     if fits.loss.estimates_scale:
         total = fits.dispersion * np.maximum(degrees, 1.0)
-        _share_dispersion(fits, total, degrees, total, 1.0)
+        share_dispersion(fits, total, degrees, total, 1.0)
     fits.matrix_dof = np.where(fits.rescued, 0.0, np.maximum(degrees, 0.0))
 
 
-def _share_dispersion(fits: OwnFits, total: Array, degrees: Array, lent: Array, fallback: float) -> None:
+def share_dispersion(fits: OwnFits, total: Array, degrees: Array, lent: Array, fallback: float) -> None:
     """Dispersions ``total / degrees``; devices without degrees of freedom take the mean of what the others lend."""
     own = degrees > 0
     fits.dispersion = np.divide(total, degrees, out=np.ones_like(total), where=own)

@@ -15,7 +15,7 @@ from fedkin._base import Array, Index, Mask
 from fedkin.data import Federation
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
-from fedkin.objective import LossLike, unit_diagonal
+from fedkin.objective import LossLike, Summaries, unit_diagonal
 from fedkin.stats.local import LocalFit, Variance, local_fit
 
 Method = Literal["bonferroni", "holm", "bh", "by"]
@@ -79,7 +79,7 @@ class EdgeSelection:
 
 
 def select_edges(
-    federation: Federation,
+    federation: Federation | Summaries,
     graph: Graph | None = None,
     loss: LossLike = "linear",
     level: float = 0.05,
@@ -91,8 +91,8 @@ def select_edges(
 
     Parameters
     ----------
-    federation : Federation
-        The devices and their rows.
+    federation : Federation or Summaries
+        The devices and their rows, or what these said about them.
     graph : Graph, optional
         Candidate edges (Fed-ADMM-ES); all pairs of devices when None (Fed-ADMM-Local-ES).
     loss : str, Loss or mapping {device: loss}

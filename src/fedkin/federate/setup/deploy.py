@@ -191,7 +191,7 @@ def make_manifest(
     check_whole("rounds", rounds, least=1)
     if options.get("checkpoint_every") is None:
         options["checkpoint_every"] = usual_checkpoint_every(problem.n_params)
-    federation = problem.federation
+    federation = problem.rows_for("a plan")
     if len(endpoints) != federation.n_devices:
         raise ParameterError(f"{len(endpoints)} endpoints for {federation.n_devices} devices; give one for each")
     if len({id(loss) for loss in problem.losses}) > 1:
@@ -241,6 +241,6 @@ def make_manifest(
 
 def device_parts(problem: Problem) -> dict[int, Rows]:
     """The rows of each device, by position."""
-    federation = problem.federation
+    federation = problem.rows_for("a plan")
     parts = enumerate(federation[device] for device in federation.devices)
     return {position: rows.map(lambda part: np.asarray(part, dtype=np.float64)) for position, rows in parts}

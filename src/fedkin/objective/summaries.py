@@ -1,0 +1,383 @@
+"""`Summary`: what a site says about its rows in one message. `Summaries`: those of all sites, in the place of rows.
+
+A summary holds sums over rows, fold by fold, of the loss and its first two derivatives at one point. For quadratic
+losses they describe the loss everywhere, so that a fit from summaries is the fit from rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin._base import Array, Index, listed
+from fedkin.data import INTERCEPT
+from fedkin.errors import DataError, UnknownDeviceError
+from fedkin.losses import Loss, describe_loss
+from fedkin.objective.sums import FoldSums
+from fedkin.objective.terms import QuadraticTerms
+
+#: A column whose variance is below this share of its mean square counts as constant.
+CONSTANT = 1e-14
+
+
+@dataclass(frozen=True, eq=False)
+class OwnEstimate:
+    """How a site found the point of its first message: its own minimiser, or a ridge fit where it has none.
+
+    Attributes
+    ----------
+    ridge : array (p,)
+        Extra curvature of the mean loss that the estimate needed; zeros for an ordinary one.
+    dispersion : float
+        Factor by which the variance of a score exceeds the Hessian.
+    dof : float
+        Degrees of freedom behind the dispersion; infinite where it is not estimated.
+    note : str
+        Why the site has no minimiser of its own; "" where it has one.
+    """
+
+    ridge: Array
+    dispersion: float = 1.0
+    dof: float = np.inf
+    note: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """Everything that one site says about its rows: sums, fold by fold.
+
+    Attributes
+    ----------
+    site : str (or any id of a device)
+    loss : Loss
+    feature_names : tuple of q str
+        Columns of the prepared rows; the first is ``(intercept)`` where there is one.
+    seed : int
+        Of the folds.
+    at : array (p,)
+        The parameter at which the loss was expanded: 0 for quadratic losses, the site's own estimate in the first
+        message of others, and then the parameter that it was asked about.
+    count : int array (K + 1,)
+        Rows of each of the K folds; the last part is of a single row, which is in no fold.
+    value, gradient, hessian : arrays (K + 1,), (K + 1, p), (K + 1, p, p)
+        Sums over the rows of each part of the loss and its derivatives at ``at``; ``hessian (K + 1,)`` for the mean
+        loss, where all are multiples of the identity.
+    column_sums, column_squares : array (q,)
+        Sums over all rows of each column and of its square.
+    scores : array (K + 1, p, p), optional
+        Sums of the outer products of rows, for the mean loss only.
+    own : OwnEstimate, optional
+        In the first message about a loss that is not quadratic.
+    gap : float, optional
+        In answers: how far the site's loss is from its minimum, given what the neighbours pull (its Young gap).
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> fed = fedkin.Federation({"north": ([[1.0], [2.0], [4.0]], [1.0, 3.0, 5.0])})
+    >>> summary = fedkin.summarise(fed, "linear", folds=2)["north"]
+    >>> summary.n_samples, summary.gradient.sum(axis=0).tolist()  # minus the sum of x times y
+    (3, [-27.0])
+    """
+
+    site: Hashable
+    loss: Loss
+    feature_names: tuple[str, ...]
+    seed: int
+    at: Array = field(repr=False)
+    count: Index = field(repr=False)
+    value: Array = field(repr=False)
+    gradient: Array = field(repr=False)
+    hessian: Array = field(repr=False)
+    column_sums: Array = field(repr=False)
+    column_squares: Array = field(repr=False)
+    scores: Array | None = field(default=None, repr=False)
+    own: OwnEstimate | None = field(default=None, repr=False)
+    gap: float | None = None
+
+    @property
+    def n_samples(self) -> int:
+        """Rows of the site."""
+        return int(self.count.sum())
+
+    @property
+    def n_params(self) -> int:
+        """Length p of the parameter."""
+        return int(self.at.size)
+
+    @property
+    def folds(self) -> int:
+        """Number of folds K."""
+        return int(self.count.size) - 1
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """A name for each entry of ``at``: those of the columns, with the number of the class where there are more."""
+        blocks = self.n_params // max(len(self.feature_names), 1)
+        if blocks <= 1:
+            return self.feature_names
+        return tuple(f"{name} [class {k + 1}]" for k in range(blocks) for name in self.feature_names)
+
+
+@dataclass(frozen=True, eq=False)
+class Summaries:
+    """The summaries of V sites, stacked in the order of ``devices``: what `Problem` takes in the place of rows.
+
+    Attributes
+    ----------
+    devices : tuple of V ids
+    loss : Loss
+    feature_names : tuple of q str
+    seed : int
+    sums : FoldSums
+    column_sums, column_squares : array (V, q)
+    scores : array (V, K + 1, p, p) or None
+    own : tuple of V OwnEstimate, or None
+    gaps : array (V,) or None
+        As in `Summary`.
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> fed = fedkin.Federation({"a": ([[1.0], [2.0]], [1.0, 3.0]), "b": ([[1.0], [3.0]], [2.0, 2.0])})
+    >>> summaries = fedkin.summarise(fed, "linear", folds=2)
+    >>> problem = fedkin.Problem(summaries, fedkin.Graph.complete(["a", "b"]), lam=0.1)
+    >>> theta = fedkin.solve(problem).theta
+    >>> bool(abs(theta - fedkin.solve(fedkin.Problem(fed, problem.graph, lam=0.1)).theta).max() < 1e-12)
+    True
+    """
+
+    devices: tuple[Hashable, ...]
+    loss: Loss
+    feature_names: tuple[str, ...]
+    seed: int
+    sums: FoldSums = field(repr=False)
+    column_sums: Array = field(repr=False)
+    column_squares: Array = field(repr=False)
+    scores: Array | None = field(default=None, repr=False)
+    own: tuple[OwnEstimate, ...] | None = field(default=None, repr=False)
+    gaps: Array | None = field(default=None, repr=False)
+
+    @classmethod
+    def stack(cls, summaries: Iterable[Summary]) -> Summaries:
+        """The summaries of several sites in that order.
+
+        Raises
+        ------
+        DataError
+            When a site comes twice, or sites have summed up something else: another loss, other columns or folds.
+        """
+        parts = list(summaries)
+        if not parts:
+            raise DataError("there are no summaries to stack: give that of at least one site")
+        first = parts[0]
+        for k, part in enumerate(parts):
+            _check_alike(first, part)
+            if any(part.site == other.site for other in parts[:k]):
+                raise DataError(f"site {part.site!r} has two summaries: keep the newer one")
+        names = ("at", "count", "value", "gradient", "hessian")
+        sums = FoldSums(*(np.stack([getattr(part, name) for part in parts]) for name in names))
+        own = [part.own for part in parts if part.own is not None]
+        scores = [part.scores for part in parts if part.scores is not None]
+        gaps = [part.gap for part in parts if part.gap is not None]
+        return cls(
+            tuple(part.site for part in parts),
+            first.loss,
+            first.feature_names,
+            first.seed,
+            sums,
+            np.stack([part.column_sums for part in parts]),
+            np.stack([part.column_squares for part in parts]),
+            scores=np.stack(scores) if scores else None,
+            own=tuple(own) if own else None,
+            gaps=np.array(gaps) if gaps else None,
+        )
+
+    # --- looking at it, as at a federation ----------------------------------------------------------------------
+
+    @cached_property
+    def index(self) -> Mapping[Hashable, int]:
+        """Position of each site in `devices`."""
+        return {device: position for position, device in enumerate(self.devices)}
+
+    @property
+    def n_devices(self) -> int:
+        return len(self.devices)
+
+    @property
+    def n_features(self) -> int:
+        return len(self.feature_names)
+
+    @property
+    def n_params(self) -> int:
+        return int(self.sums.at.shape[1])
+
+    @property
+    def folds(self) -> int:
+        """Number of folds K."""
+        return self.sums.folds
+
+    @cached_property
+    def n_samples(self) -> Index:
+        """Rows of each site, ``(V,)``."""
+        return np.asarray(self.sums.count.sum(axis=1))
+
+    @property
+    def has_intercept(self) -> bool:
+        """Whether the first column is the constant 1."""
+        return self.feature_names[:1] == (INTERCEPT,)
+
+    @cached_property
+    def column_scale(self) -> Array:
+        """Mean square ``(q,)`` of each column over all rows; 1 for a column of zeros, which has no scale."""
+        scale = self.column_squares.sum(axis=0) / self.n_samples.sum()
+        return np.where(scale > 0, scale, 1.0)
+
+    def __contains__(self, device: object) -> bool:
+        return device in self.index
+
+    def __iter__(self) -> Iterator[Hashable]:
+        return iter(self.devices)
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    def __getitem__(self, device: Hashable) -> Summary:
+        if device not in self.index:
+            raise UnknownDeviceError(f"there is no summary of site {device!r}, only of {listed(self.devices)}")
+        u, sums = self.index[device], self.sums
+        return Summary(
+            device,
+            self.loss,
+            self.feature_names,
+            self.seed,
+            sums.at[u],
+            sums.count[u],
+            sums.value[u],
+            sums.gradient[u],
+            sums.hessian[u],
+            self.column_sums[u],
+            self.column_squares[u],
+            scores=None if self.scores is None else self.scores[u],
+            own=None if self.own is None else self.own[u],
+            gap=None if self.gaps is None else float(self.gaps[u]),
+        )
+
+    # --- making another one -------------------------------------------------------------------------------------
+
+    def subset(self, devices: Sequence[Hashable]) -> Summaries:
+        """The summaries of some sites, in that order."""
+        return Summaries.stack([self[device] for device in devices])
+
+    def pooled(self, labels: Sequence[Hashable]) -> Summaries:
+        """What each group of sites would have said together, for quadratic losses: ``labels`` name the V sites' groups.
+
+        Groups are in the order of their first members.
+        """
+        if not self.loss.quadratic:
+            raise DataError(f"sums of the {self.loss.name} loss at different points cannot be added up")
+        groups = {label: k for k, label in enumerate(dict.fromkeys(labels))}
+        number = np.array([groups[label] for label in labels])
+
+        def added(values: NDArray[Any]) -> NDArray[Any]:
+            return np.stack([values[number == k].sum(axis=0) for k in range(len(groups))])
+
+        names = ("count", "value", "gradient", "hessian")
+        sums = FoldSums(np.zeros((len(groups), self.n_params)), *(added(getattr(self.sums, name)) for name in names))
+        return replace(
+            self,
+            devices=tuple(groups),
+            sums=sums,
+            column_sums=added(self.column_sums),
+            column_squares=added(self.column_squares),
+            scores=None if self.scores is None else added(self.scores),
+        )
+
+    def terms(self, ridge: Array) -> QuadraticTerms:
+        """The sites' mean losses as quadratics around ``at``; exact everywhere for quadratic losses."""
+        return self.sums.total().terms(ridge=ridge)
+
+    def standardized(self) -> tuple[Summaries, Array, Array]:
+        """What the sites would have summed up of columns with standard deviation 1 over all rows.
+
+        Returns
+        -------
+        summaries : Summaries
+            Of columns with mean 0 as well where there is an intercept, and for the mean loss.
+        mean, scale : array (q,)
+            As in `Federation.standardized`; without an intercept the mean is 0. For an intercept, 0 and 1.
+
+        Notes
+        -----
+        A variance is the small difference of two large numbers where a column is far from 0: of 16 digits, 2 are lost
+        for every factor of 10 between mean and standard deviation. Contracts centre columns.
+        """
+        n = int(self.n_samples.sum())
+        mean = self.column_sums.sum(axis=0) / n
+        square = self.column_squares.sum(axis=0) / n
+        variance = square - mean**2
+        scale = np.sqrt(np.where(variance > CONSTANT * square, variance, 1.0))
+        if self.has_intercept:
+            mean[0], scale[0] = 0.0, 1.0
+        elif not self.loss.location:
+            mean = np.zeros_like(mean)
+        return self._rescaled(mean, scale), mean, scale
+
+    def _rescaled(self, mean: Array, scale: Array) -> Summaries:
+        """Of columns ``(x - mean) / scale``; a mean other than 0 needs the intercept to make up for it."""
+        n = self.n_samples[:, None]
+        changed = replace(
+            self,
+            column_sums=(self.column_sums - n * mean) / scale,
+            column_squares=(self.column_squares - 2 * mean * self.column_sums + n * mean**2) / scale**2,
+        )
+        return changed._shifted_rows(mean, scale) if self.loss.location else changed._reparametrised(mean, scale)
+
+    def _shifted_rows(self, mean: Array, scale: Array) -> Summaries:
+        assert self.scores is not None
+        count, total = self.sums.count[:, :, None], -self.sums.gradient
+        cross = total[..., :, None] * mean
+        scores = self.scores - cross - np.swapaxes(cross, 2, 3) + count[..., None] * np.outer(mean, mean)
+        scores = scores / np.outer(scale, scale)
+        value = 0.5 * np.einsum("vkpp->vk", scores)
+        sums = replace(self.sums, value=value, gradient=-(total - count * mean) / scale)
+        return replace(self, sums=sums, scores=scores)
+
+    def _reparametrised(self, mean: Array, scale: Array) -> Summaries:
+        T: Array = np.diag(1.0 / scale)
+        if self.has_intercept:
+            T[0, 1:] = -mean[1:] / scale[1:]
+        T = np.asarray(np.kron(np.eye(self.n_params // self.n_features), T), dtype=np.float64)
+        sums, back = self.sums, np.linalg.inv(T)
+        sums = replace(sums, at=sums.at @ back.T, gradient=sums.gradient @ T, hessian=T.T @ sums.hessian @ T)
+        own = None
+        if self.own is not None:
+            # a ridge in other coordinates is a matrix; its diagonal is what keeps estimates back
+            own = tuple(replace(one, ridge=np.einsum("ij,i,ij->j", T, one.ridge, T)) for one in self.own)
+        return replace(self, sums=sums, own=own)
+
+
+def _check_alike(first: Summary, other: Summary) -> None:
+    """Raise unless both sites have summed up the same."""
+    pairs: dict[str, tuple[object, object]] = {
+        "loss": (describe_loss(first.loss), describe_loss(other.loss)),
+        "columns": (first.feature_names, other.feature_names),
+        "number of folds": (first.folds, other.folds),
+        "seed of the folds": (first.seed, other.seed),
+        "kind of message (first, or answer)": (
+            (first.own is None, first.gap is None),
+            (other.own is None, other.gap is None),
+        ),
+        "number of parameters": (first.n_params, other.n_params),
+    }
+    for what, (one, two) in pairs.items():
+        if one != two:
+            raise DataError(
+                f"the summaries of {first.site!r} and {other.site!r} differ in the {what}: {one} and {two}; "
+                "ask for summaries that were made with the same contract"
+            )

@@ -1,0 +1,102 @@
+"""What a site says: its summary, from its rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from fedkin._base import Array, check_whole
+from fedkin.data import Federation, Rows
+from fedkin.errors import DataError
+from fedkin.losses import Loss, make_loss
+from fedkin.objective import FoldSums, OwnEstimate, Summaries, Summary, assign_folds, resolve_losses
+from fedkin.stats.local import local_fit
+
+
+def summarise(
+    federation: Federation, loss: str | Loss = "linear", *, folds: int = 5, seed: int = 0, at: Array | None = None
+) -> Summaries:
+    """The summary of every site of a federation, each from its own rows alone.
+
+    Parameters
+    ----------
+    federation : Federation
+        Rows as they are to be fitted: with a column ``(intercept)`` first (`Federation.with_intercept`) where the
+        model has one.
+    loss : str or Loss
+        The same for all sites.
+    folds : int
+        Number of folds, at least 2, for the choice of ``lam``; they are those of `Federation.folds`.
+    seed : int
+        Of the folds.
+    at : array (V, p), optional
+        Where to expand the losses. By default 0 for quadratic losses, else the site's own estimate.
+
+    Returns
+    -------
+    Summaries
+        ``summaries[site]`` is the summary of one site, the same that it makes of its rows alone.
+
+    Examples
+    --------
+    >>> from fedkin.datasets import paper_design
+    >>> design = paper_design(n_devices=4, n_samples=30, n_features=3, n_clusters=2, seed=0)
+    >>> summaries = summarise(design.federation)
+    >>> summaries.n_devices, summaries.sums.hessian.shape
+    (4, (4, 6, 3, 3))
+    """
+    check_whole("folds", folds, least=2)
+    check_whole("seed", seed, least=0)
+    if not federation.n_samples.all():
+        empty = federation.devices[int(np.flatnonzero(federation.n_samples == 0)[0])]
+        raise DataError(f"site {empty!r} has no rows to sum up")
+    one = make_loss(loss, federation.y)
+    losses = resolve_losses(one, federation)
+    own = None
+    if at is None and not one.quadratic:
+        at, own = _own_estimates(federation, one)
+    starts = federation.starts[:-1]
+    sums = FoldSums.of_rows(federation, losses, assign_folds(federation, folds, seed), folds, at)
+    return Summaries(
+        federation.devices,
+        one,
+        federation.feature_names,
+        seed,
+        sums,
+        np.add.reduceat(federation.X, starts, axis=0),
+        np.add.reduceat(federation.X**2, starts, axis=0),
+        scores=_outer_products(federation, folds, seed) if one.location and one.quadratic else None,
+        own=own,
+    )
+
+
+def site_summary(
+    site: Hashable, rows: Rows, loss: Loss, *, feature_names: Sequence[str], folds: int = 5, seed: int = 0
+) -> Summary:
+    """The summary of one site from its prepared rows (as `summarise`)."""
+    return summarise(Federation({site: rows}, feature_names), loss, folds=folds, seed=seed)[site]
+
+
+def _own_estimates(federation: Federation, loss: Loss) -> tuple[Array, tuple[OwnEstimate, ...]]:
+    """Each site's estimate from its own rows, and how it was found."""
+    theta, own = [], []
+    for device in federation.devices:
+        fit = local_fit(federation.subset([device]), loss)
+        n, dispersion = int(fit.n_samples[0]), float(fit.dispersion[0])
+        ridge = fit.prior_precision[0] * dispersion / n
+        theta.append(fit.theta[0])
+        own.append(OwnEstimate(ridge, dispersion, float(fit.residual_dof[0]), fit.notes.get(device, "")))
+    return np.stack(theta), tuple(own)
+
+
+def _outer_products(federation: Federation, folds: int, seed: int) -> Array:
+    """Sums ``(V, K + 1, q, q)`` of the outer products of rows."""
+    fold_of, q = assign_folds(federation, folds, seed), federation.n_features
+    out = np.zeros((federation.n_devices, folds + 1, q, q))
+    for u in range(federation.n_devices):
+        own = slice(int(federation.starts[u]), int(federation.starts[u + 1]))
+        X, fold = federation.X[own], fold_of[own]
+        for k in np.unique(fold):
+            out[u, k] = X[fold == k].T @ X[fold == k]
+    return out

@@ -1,0 +1,113 @@
+"""Every site's own fit from its summary: the same estimates and rules as from rows, where sums tell them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedkin._base import Array, Index
+from fedkin.errors import ParameterError
+from fedkin.objective import RANK_TOLERANCE, Summaries, unit_diagonal
+from fedkin.stats.newton import solve_positive
+from fedkin.stats.ownfits import (
+    ROUNDING,
+    OwnFits,
+    has_means,
+    light_ridge,
+    no_minimiser_note,
+    ridge_rule,
+    share_dispersion,
+)
+
+
+def fits_of_sums(summaries: Summaries, variance: str) -> OwnFits:
+    """The fits of all sites."""
+    loss = summaries.loss
+    if variance == "sandwich" and not has_means(loss):
+        raise ParameterError(
+            'variance="sandwich" needs the squares of every row\'s score, which summaries do not hold: use "model"'
+        )
+    fits = OwnFits(summaries, np.arange(summaries.n_devices), loss)
+    if has_means(loss):
+        _fit_means(fits, summaries)
+    elif loss.quadratic:
+        _fit_least_squares(fits, summaries)
+    else:
+        _take_estimates(fits, summaries)
+    return fits
+
+
+def _fit_means(fits: OwnFits, summaries: Summaries) -> None:
+    assert summaries.scores is not None
+    p, n = fits.n_params, fits.n
+    fits.hessian[:] = fits.curvature[:] = np.eye(p)
+    fits.theta = -summaries.sums.gradient.sum(axis=1) / n[:, None]
+    second = summaries.scores.sum(axis=1) / n[:, None, None]
+    fits.score_cov = second - fits.theta[:, :, None] * fits.theta[:, None, :]
+    total = np.maximum(np.einsum("mpp->m", fits.score_cov), 0.0) * n
+    rows = int(n.sum())
+    mean, square = summaries.column_sums.sum(axis=0) / rows, summaries.column_squares.sum(axis=0) / rows
+    share_dispersion(
+        fits, total, np.asarray((n - 1.0) * p, dtype=np.float64), total, float((square - mean**2).clip(0.0).mean())
+    )
+    fits.dispersion = np.maximum(fits.dispersion, ROUNDING * float(square.mean()))
+    fits.matrix_dof = np.where(n > p, n - 1.0, 0.0)
+
+
+def _fit_least_squares(fits: OwnFits, summaries: Summaries) -> None:
+    """The rules of rows (`fedkin.stats.ownfits`) on means of ``x x'`` (A), ``x y`` (b) and ``y^2 / 2`` (c)."""
+    terms = summaries.terms(np.zeros(fits.n_params))
+    A, b, c = terms.A, terms.b, terms.c
+    fits.hessian[:] = fits.curvature[:] = A
+    fits.score_cov[:] = 0.0  # unknown, and used by the sandwich only
+    values, _ = np.linalg.eigh(unit_diagonal(A)[0])
+    rank = (values > RANK_TOLERANCE).sum(axis=1)
+    fits.rescued = rank < fits.n_params
+    unfit, own = np.flatnonzero(fits.rescued), np.flatnonzero(~fits.rescued)
+    fits.theta[own] = _solved(A[own], b[own])
+    scale, size = summaries.column_scale, 2.0 * np.maximum(c, 0.0)
+    size = np.maximum(size, np.average(size, weights=fits.n))
+    size[size == 0] = 1.0
+    fits.ridge[unfit] = light_ridge(scale, fits.n[unfit, None])
+    _fit_ridge(fits, unfit, A, b)
+    misfit = 2.0 * c + np.einsum("vp,vp->v", np.einsum("vpq,vq->vp", A, fits.theta) - 2.0 * b, fits.theta)
+    total = fits.n * np.maximum(misfit, 0.0)
+    share_dispersion(fits, total, (fits.n - rank).astype(np.float64), total, float(np.average(size, weights=fits.n)))
+    fits.dispersion = np.maximum(fits.dispersion, ROUNDING * size)
+    fits.ridge[unfit] = ridge_rule(scale, fits.n[unfit], size[unfit], fits.dispersion[unfit])
+    _fit_ridge(fits, unfit, A, b)
+    assert fits.loss.rowwise is not None
+    for k in unfit.tolist():
+        line = no_minimiser_note(fits.loss.rowwise, int(fits.n[k]), int(rank[k]), summaries.n_features)
+        fits.notes[k] = [line, *fits.notes.get(k, [])]
+
+
+def _fit_ridge(fits: OwnFits, who: Index, A: Array, b: Array) -> None:
+    diagonal = np.arange(fits.n_params)
+    raised = A[who].copy()
+    raised[:, diagonal, diagonal] += fits.ridge[who]
+    fits.theta[who] = _solved(raised, b[who])
+
+
+def _solved(A: Array, b: Array) -> Array:
+    theta = np.zeros_like(b)
+    for _ in range(2):  # the second solve refines the first
+        theta = theta + solve_positive(A, b - np.einsum("vpq,vq->vp", A, theta))
+    return theta
+
+
+def _take_estimates(fits: OwnFits, summaries: Summaries) -> None:
+    """The estimates that the sites found themselves, with the Hessians there."""
+    if summaries.own is None:
+        raise ParameterError(
+            "these summaries are answers to questions, which do not hold the sites' own estimates: use those of the "
+            "first round"
+        )
+    fits.theta = summaries.sums.at.copy()
+    terms = summaries.terms(np.zeros(fits.n_params))
+    fits.hessian[:] = fits.curvature[:] = terms.hessians(fits.theta)
+    fits.score_cov[:] = 0.0
+    for k, one in enumerate(summaries.own):
+        fits.ridge[k], fits.dispersion[k], fits.dof[k] = one.ridge, one.dispersion, one.dof
+        if one.note:
+            fits.note(np.array([k]), one.note)
+    fits.rescued = np.asarray(fits.ridge.any(axis=1))
