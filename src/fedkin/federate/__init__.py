@@ -9,7 +9,8 @@ Imports: `admm`, `stats` and below; not `fitting`.
 | `contract` | what all sites agree on, and what is for one of them only |
 | `messages`, `journal`, `kept`, `waiting` | what travels; a device's log, its state on disk, its inbox |
 | `peer`, `replicas`, `central`, `mpi`, `flower` | who steps for whom: a device, Algorithm 2, ranks |
-| `trust` | certificates, signatures, private files, access lists |
+| `trust` | certificates, the envelope of all files that travel, private files, access lists |
+| `enrol` | invite, join, admit: the organiser's directory and a site's; who is out |
 | `setup` | the directory of a federation: planned, made, read, signed again; who has left |
 | `links` | what carries thetas: memory (tests), zenoh, MPI |
 | `programs` | what runs on a machine: a device's programs, their supervisor, an overview |

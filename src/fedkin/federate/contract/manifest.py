@@ -29,7 +29,7 @@ from fedkin.federate.messages import RUN_BYTES, Kind, Wire
 FORMAT = "fedkin-manifest-3"
 CENTRE = "centre"  #: name of the central machine S; its sender number is the number of devices
 DEAL = 60  #: starts of deals are known modulo this: right for 2 to 6, 10, 12, 15, 20, 30 and 60 folds
-_PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z"
+PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z"
 
 
 class ManifestError(FedkinError, ValueError):
@@ -43,7 +43,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     id: str | int
-    name: Annotated[str, Meta(pattern=_PLAIN_NAME)]
+    name: Annotated[str, Meta(pattern=PLAIN_NAME)]
     endpoint: str
 
 
@@ -282,7 +282,7 @@ def plain_names(ids: Sequence[Hashable]) -> list[str]:
     >>> plain_names(["north", 7, "a b/c"])
     ['north', '7', 'device-2']
     """
-    names = [str(one) if re.match(_PLAIN_NAME, str(one)) else f"device-{k}" for k, one in enumerate(ids)]
+    names = [str(one) if re.match(PLAIN_NAME, str(one)) else f"device-{k}" for k, one in enumerate(ids)]
     taken = {name.lower() for name in names}
     if len(taken) < len(names) or CENTRE in taken:  # also where file systems do not tell cases apart
         names = [f"device-{k}" for k in range(len(ids))]

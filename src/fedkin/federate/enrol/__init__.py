@@ -1,0 +1,61 @@
+"""How a federation comes about: the organiser invites and admits, a site joins with a key that never leaves it.
+
+In: a `Contract` and a list of sites (organiser), an invite and a table of rows (site). Out: the organiser's directory
+(`organiser`), a site's directory (`site`), and the signed files that travel between them (`files`).
+Imports: `contract`, `trust`, and the packages below `federate`.
+
+A site knows itself, its neighbours and nobody else, so its directory does not grow with the federation.
+"""
+
+from __future__ import annotations
+
+from fedkin.federate.enrol.admission import (
+    Admission,
+    Standing,
+    admit,
+    admitted_steps,
+    centre_pair,
+    order,
+    status,
+)
+from fedkin.federate.enrol.files import Admit, Charter, Invite, Member, Neighbour, Notice, Order, Request, Steps
+from fedkin.federate.enrol.joining import Joined, accept, join, leave, renew
+from fedkin.federate.enrol.organiser import Organiser, expel, invite, new, read_charter, read_federation, read_invite
+from fedkin.federate.enrol.settings import SiteSettings, read_settings
+from fedkin.federate.enrol.site import Site, departures, read_site
+
+__all__ = [
+    "Admission",
+    "Admit",
+    "Charter",
+    "Invite",
+    "Joined",
+    "Member",
+    "Neighbour",
+    "Notice",
+    "Order",
+    "Organiser",
+    "Request",
+    "Site",
+    "SiteSettings",
+    "Standing",
+    "Steps",
+    "accept",
+    "admit",
+    "admitted_steps",
+    "centre_pair",
+    "departures",
+    "expel",
+    "invite",
+    "join",
+    "leave",
+    "new",
+    "order",
+    "read_charter",
+    "read_federation",
+    "read_invite",
+    "read_settings",
+    "read_site",
+    "renew",
+    "status",
+]

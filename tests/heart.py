@@ -1,0 +1,83 @@
+"""A small federation of hospitals as files: a contract, tables, the organiser's and the sites' directories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedkin.federate import enrol
+
+CONTRACT = """\
+name = "heart"
+loss = "linear"
+[features]
+age = {unit = "years", low = 20, high = 100}
+ward = {levels = ["A", "B", "C"]}
+[target]
+name = "days"
+low = 0
+high = 100
+"""
+SITES = ("north", "south", "east", "west")
+
+
+def write_table(path: Path, n: int = 40, seed: int = 0, extra: str = "") -> Path:
+    """A table of n patients that fits `CONTRACT`."""
+    rng = np.random.default_rng(seed)
+    age, ward = rng.uniform(30, 90, n).round(3), np.array(["A", "B", "C"])[np.arange(n) % 3]
+    days = (5 + 0.1 * age + 2 * (ward == "B") + rng.normal(size=n)).round(4)
+    lines = [f"{a},{w},{d}" for a, w, d in zip(age, ward, days, strict=True)]
+    path.write_text("age,ward,days\n" + "\n".join(lines) + "\n" + extra)
+    return path
+
+
+def write_graph(path: Path, names: Sequence[str] = SITES) -> Path:
+    """A ring."""
+    pairs = [f"{names[k]},{names[(k + 1) % len(names)]}" for k in range(len(names))]
+    path.write_text("source,target\n" + "\n".join(pairs) + "\n")
+    return path
+
+
+def write_sites(path: Path, names: Sequence[str] = SITES, port: int = 7447) -> Path:
+    """All on this machine."""
+    path.write_text("site,host,port\n" + "".join(f"{name},127.0.0.1,{port + k}\n" for k, name in enumerate(names)))
+    return path
+
+
+def organiser_without_invites(
+    folder: Path, contract: str = CONTRACT, names: Sequence[str] = SITES, **options
+) -> enrol.Organiser:
+    """The organiser's directory ``heart`` of a ring of sites."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "heart.toml").write_text(contract)
+    graph, sites = write_graph(folder / "ring.csv", names), write_sites(folder / "list.csv", names)
+    return enrol.new(folder / "heart.toml", folder / "heart", graph=graph, sites=sites, **options)
+
+
+def organiser(folder: Path, contract: str = CONTRACT, names: Sequence[str] = SITES, **options) -> enrol.Organiser:
+    """The same with invites for all."""
+    made = organiser_without_invites(folder, contract, names, **options)
+    enrol.invite(made)
+    return made
+
+
+def invite_of(heart: enrol.Organiser, name: str) -> Path:
+    """Where the organiser keeps a site's invite."""
+    return heart.directory / "invites" / f"{name}.invite"
+
+
+def joined(heart: enrol.Organiser, name: str, folder: Path | None = None, n: int = 40, seed: int = 0) -> enrol.Joined:
+    """A site that has joined, with rows of its own."""
+    place = heart.directory.parent if folder is None else folder
+    place.mkdir(parents=True, exist_ok=True)
+    table = write_table(place / f"{name}.csv", n=n, seed=seed + sum(name.encode()))
+    return enrol.join(invite_of(heart, name), table, place / name)
+
+
+def admitted(heart: enrol.Organiser, name: str, folder: Path | None = None, n: int = 40, seed: int = 0) -> Path:
+    """The directory of a site that was admitted."""
+    join = joined(heart, name, folder, n, seed)
+    enrol.accept(join.directory, enrol.admit(heart, join.request).path)
+    return join.directory
