@@ -270,10 +270,10 @@ def test_the_loss_follows_from_the_target(loss, expected):
 def test_rows_are_prepared_in_one_place():
     fed = two_devices("multinomial")
     prepared = prepare(fed, FitOptions(loss="logistic"))
-    assert (prepared.classes, prepared.loss.name) == (("low", "mid", "top"), "multinomial")
+    assert (prepared.units.classes, prepared.loss.name) == (("low", "mid", "top"), "multinomial")
     assert prepared.federation.feature_names[0] == "(intercept)"
     np.testing.assert_allclose(prepared.federation.X[:, 1:].std(axis=0), 1.0)
-    np.testing.assert_array_equal(np.array(prepared.classes)[prepared.federation.y.astype(int)], fed.y)
+    np.testing.assert_array_equal(np.array(prepared.units.classes)[prepared.federation.y.astype(int)], fed.y)
     theta = np.random.default_rng(0).normal(size=(2, 8))
     model = prepared.model(theta, Graph.empty(fed.devices), FitOptions())
     eta = np.einsum("nq,nkq->nk", prepared.federation.X, theta.reshape(2, 2, 4)[fed.device_index])

@@ -19,9 +19,10 @@ from scipy.special import expit
 
 import fedkin
 from fedkin import Federation, Graph
+from fedkin.data import Column, Schema
 from fedkin.errors import DataError, FedkinWarning, ModelFileError, ParameterError, UnknownDeviceError
-from fedkin.fitting import FitOptions, FittedModel, fit_federation, load
-from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, Loss, MultinomialLoss, PoissonLoss, UserLoss
+from fedkin.fitting import FitOptions, FittedModel, fit_federation, load, model_from_theta
+from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, Loss, MultinomialLoss, PoissonLoss, UserLoss, make_loss
 
 
 def made(
@@ -443,3 +444,95 @@ def test_infinite_gaps_survive(tmp_path):
 
 def test_load_is_a_name_of_the_package():
     assert fedkin.load is load
+
+
+# --- a schema, and parts ---------------------------------------------------------------------------------------
+
+SCHEMA = Schema(
+    (Column("age", unit="years", low=20, high=100), Column("ward", "category", levels=("A", "B", "C"))),
+    Column("outcome", "category", levels=("alive", "dead")),
+    offset="log_time",
+)
+
+
+def schema_model() -> FittedModel:
+    rng = np.random.default_rng(0)
+    return model_from_theta(
+        {"n": rng.normal(size=4), "s": rng.normal(size=4), "w": rng.normal(size=4)},
+        Graph(["n", "s", "w"], [("n", "s"), ("s", "w")]),
+        schema=SCHEMA,
+        loss=make_loss("logistic"),
+        intercept=True,
+        n_samples={"n": 40, "s": 50},
+        lam=0.1,
+        gap=float("nan"),
+    )
+
+
+def schema_table(n: int = 12) -> dict[str, object]:
+    rng = np.random.default_rng(1)
+    ward = rng.choice(["A", "B", "C"], n).astype(object)
+    return {"age": rng.uniform(20, 100, n), "ward": ward, "log_time": rng.normal(size=n)}
+
+
+def test_parameters_of_prepared_rows_become_a_model_in_the_users_units():
+    rng = np.random.default_rng(0)
+    theta = {name: rng.normal(size=4) for name in "nsw"}
+    table = schema_table()
+    rows = SCHEMA.rows({**table, "outcome": ["alive"] * 12}, intercept=True)
+    model = schema_model()
+    eta = rows.X @ theta["s"] + rows.offset
+    np.testing.assert_allclose(model.linear_predictor(table, "s")[:, 0], eta, rtol=1e-12)
+    assert model.feature_names == ("age", "ward=B", "ward=C")
+    assert model.classes == ("alive", "dead")
+    assert model.groups() == (("n",), ("s",), ("w",))
+    assert model.n_samples.tolist() == [40, 50, 0]
+
+
+def test_a_model_with_a_schema_comes_back_whole(tmp_path):
+    model = schema_model()
+    model.save(tmp_path / "m")
+    back = load(tmp_path / "m")
+    assert back.schema == SCHEMA
+    np.testing.assert_array_equal(back.predict_proba(schema_table(), "n"), model.predict_proba(schema_table(), "n"))
+
+
+def test_tables_that_break_the_schema_are_refused_in_its_words():
+    table = schema_table()
+    table["ward"][3] = "Z"
+    table["age"] = table["age"] * 12
+    with pytest.raises(DataError, match=r"(?s)divided by 12 they fit: months.*unknown level 'Z' \(1 row\)"):
+        schema_model().predict(table, "n")
+    del table["log_time"]
+    with pytest.raises(DataError, match="log_time: there is no such column"):
+        schema_model().predict(table, "n")
+
+
+def test_equal_parameters_along_edges_make_a_group():
+    schema = Schema((Column("x"),), Column("y"))
+    same = {"a": [1.0, 2.0], "b": [1.0, 2.0], "c": [1.0, 2.0]}
+    how = {"schema": schema, "loss": make_loss("linear"), "intercept": True, "n_samples": {}}
+    assert model_from_theta(same, Graph(["a", "b", "c"], [("a", "b")]), **how).groups() == (("a", "b"), ("c",))
+    with pytest.raises(ParameterError, match="'c'"):
+        model_from_theta({"a": [1.0, 2.0], "b": [1.0, 2.0]}, Graph.empty(["a", "b", "c"]), **how)
+    with pytest.raises(ParameterError, match="2 parameters"):
+        model_from_theta({"a": [1.0]}, Graph.empty(["a"]), **how)
+
+
+def test_a_part_stands_alone(tmp_path):
+    model = schema_model()
+    part = model.part(["w", "s"])
+    assert part.devices == ("w", "s")
+    assert part.graph.n_edges == 1
+    assert part.clusters.tolist() == [0, 1]
+    alone = model.part(["s"])
+    alone.save(tmp_path / "own")
+    back = load(tmp_path / "own")
+    np.testing.assert_array_equal(back.predict(schema_table()), model.predict(schema_table(), "s"))
+    text = "".join(path.read_text() for path in (tmp_path / "own").iterdir())
+    for number in model.coef[0].ravel():
+        assert repr(float(number)) not in text
+    with pytest.raises(UnknownDeviceError, match="'x'"):
+        model.part(["x"])
+    with pytest.raises(ParameterError):
+        model.part([])

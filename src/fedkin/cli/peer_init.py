@@ -89,7 +89,7 @@ def init(command: InitCommand) -> None:
     prepared = prepare(federation, options)
     federation = prepared.rows
     graph = Graph.read(command.graph, federation.devices)
-    ridge = prepared.per_feature(command.ridge)
+    ridge = prepared.units.per_feature(command.ridge)
     problem = Problem(federation, graph, prepared.loss, command.penalty, command.lam, ridge=ridge)
     endpoints, centre = _endpoints(command, federation)
     settings = Settings(batch_size=command.batch_size, gradient=command.gradient, seed=command.seed)
@@ -105,7 +105,7 @@ def init(command: InitCommand) -> None:
         placement=command.placement,
         centre=centre,
         secure=command.secure,
-        classes=None if prepared.classes is None else list(prepared.classes),
+        classes=None if prepared.units.classes is None else list(prepared.units.classes),
         select=_selection(command),
     )
     own = _own_authority(command)

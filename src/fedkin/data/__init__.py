@@ -5,19 +5,20 @@ or, by a `Schema`, the prepared rows of one site, and `Finding`s in words. Impor
 
 `tables` reads files and data frames into columns (`cells`), `columns` says which of them is what, `checks` and `ids`
 refuse what cannot be used, `rows` is the only container of rows, `federation` stacks those of all devices. `schema`
-says what columns must be, `findings` (with `labels` and `units`) what is wrong with them.
+and `column` say what columns must be, `findings` (with `labels` and `units`) what is wrong with them.
 """
 
 from __future__ import annotations
 
 from fedkin.data.cells import infer_column, read_cells
 from fedkin.data.checks import deal_folds
+from fedkin.data.column import Column
 from fedkin.data.federation import INTERCEPT, Federation
 from fedkin.data.findings import Finding, raise_findings
 from fedkin.data.ids import device_id, device_ids
 from fedkin.data.labels import Label, level_text
 from fedkin.data.rows import Rows
-from fedkin.data.schema import Column, Schema
+from fedkin.data.schema import Schema
 from fedkin.data.tables import CSV_SUFFIXES, PARQUET_SUFFIXES, columns_of, read_columns, write_csv
 
 __all__ = [

@@ -6,139 +6,22 @@ columns of 0 and 1, and by which numbers features are centred and scaled. Whoeve
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any
 
 import numpy as np
 
-from fedkin._base import AnyArray, Array, count, frozen, listed
-from fedkin.data.findings import Finding, check_category, check_number, missing_column, raise_findings
-from fedkin.data.labels import Label, level_codes, level_text, parsed_numbers
+from fedkin._base import AnyArray, Array, frozen
+from fedkin.data.column import Column
+from fedkin.data.federation import Federation
+from fedkin.data.findings import Finding, check_number, missing_column, raise_findings
+from fedkin.data.ids import is_missing
+from fedkin.data.labels import Label, level_codes, parsed_numbers
 from fedkin.data.rows import Rows
 from fedkin.data.tables import columns_of
 from fedkin.errors import ParameterError
-
-ColumnKind = Literal["number", "category", "count"]
-
-
-@dataclass(frozen=True)
-class Column:
-    """What one column of a table must be.
-
-    Parameters
-    ----------
-    name : str
-        As in the header of the table.
-    kind : "number" | "category" | "count"
-        A count is a whole number of at least 0.
-    unit : str
-        For people and for messages; "" when there is none.
-    low, high : float, optional
-        The plausible range; values outside are refused.
-    levels : tuple of str, int or bool
-        Of a category, the reference first.
-    mean, scale : float, optional
-        Centre and scale in preparation. By default middle and half width of the plausible range, or 0 and 1.
-
-    Examples
-    --------
-    >>> from fedkin.data import Column
-    >>> Column("weight", unit="kg", low=30, high=250).centre_and_scale
-    (140.0, 110.0)
-    >>> Column("ward", "category", levels=("A", "B", "C")).encoded
-    ('ward=B', 'ward=C')
-    """
-
-    name: str
-    kind: ColumnKind = "number"
-    unit: str = ""
-    low: float | None = None
-    high: float | None = None
-    levels: tuple[Label, ...] = ()
-    mean: float | None = None
-    scale: float | None = None
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise ParameterError("a column has no name")
-        if self.kind not in get_args(ColumnKind):
-            raise ParameterError(
-                f"column {self.name!r} has the kind {self.kind!r}, expected {', '.join(get_args(ColumnKind))}"
-            )
-        if self.kind == "category":
-            self._check_category()
-        else:
-            self._check_number()
-
-    def _check_category(self) -> None:
-        given = [key for key in ("low", "high", "mean", "scale") if getattr(self, key) is not None]
-        if given:
-            raise ParameterError(f"column {self.name!r} is a category, so it has no {' and no '.join(given)}")
-        texts = [level_text(level) for level in self.levels]
-        if len(texts) < 2:
-            raise ParameterError(
-                f"column {self.name!r} is a category with {count(len(texts), 'level')}: name at least two, the "
-                'reference first, for example levels = ["no", "yes"]'
-            )
-        for text in texts:
-            if texts.count(text) > 1:
-                raise ParameterError(f"column {self.name!r} has the level {text!r} twice")
-
-    def _check_number(self) -> None:
-        if self.levels:
-            raise ParameterError(f'column {self.name!r} has levels, so its kind must be "category", not {self.kind!r}')
-        for key in ("low", "high", "mean", "scale"):
-            value = getattr(self, key)
-            if value is not None and not math.isfinite(value):
-                raise ParameterError(f"column {self.name!r}: {key} is {value}, expected a finite number")
-        if self.low is not None and self.high is not None and not self.low < self.high:
-            raise ParameterError(f"column {self.name!r}: low ({self.low:g}) must be less than high ({self.high:g})")
-        if self.scale is not None and not self.scale > 0:
-            raise ParameterError(f"column {self.name!r}: scale must be greater than 0, got {self.scale:g}")
-
-    @property
-    def encoded(self) -> tuple[str, ...]:
-        """Names of the numeric columns that it becomes: itself, or one for each level but the first."""
-        if self.kind != "category":
-            return (self.name,)
-        return tuple(f"{self.name}={level_text(level)}" for level in self.levels[1:])
-
-    @property
-    def centre_and_scale(self) -> tuple[float, float]:
-        """By what preparation centres and scales each of the encoded columns."""
-        if self.kind == "category":
-            return 0.0, 1.0
-        centre, scale = 0.0, 1.0
-        if self.low is not None and self.high is not None:
-            centre, scale = (self.low + self.high) / 2, (self.high - self.low) / 2
-        return centre if self.mean is None else self.mean, scale if self.scale is None else self.scale
-
-    @property
-    def words(self) -> str:
-        """The column in words: "number in kg from 30 to 250", "one of 'A', 'B'"."""
-        if self.kind == "category":
-            return f"one of {listed(map(level_text, self.levels), 12)}"
-        parts = ["whole number" if self.kind == "count" else "number", f"in {self.unit}" if self.unit else ""]
-        if self.low is not None or self.high is not None:
-            parts.append("" if self.low is None else f"from {self.low:g}")
-            parts.append("" if self.high is None else f"to {self.high:g}")
-        return " ".join(part for part in parts if part)
-
-    def findings(self, column: AnyArray) -> list[Finding]:
-        """What is wrong with the cells of this column."""
-        if self.kind == "category":
-            return check_category(self.name, column, self.levels)
-        return check_number(self.name, column, self.unit, (self.low, self.high), whole=self.kind == "count")
-
-    def encode(self, column: AnyArray) -> Array:
-        """The numeric columns ``(n, k)`` of cells without findings, in the user's units."""
-        if self.kind != "category":
-            return parsed_numbers(column).values[:, None]
-        codes = level_codes(column, self.levels)
-        return np.asarray(codes[:, None] == np.arange(1, len(self.levels)), dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -218,15 +101,15 @@ class Schema:
 
     # --- tables -----------------------------------------------------------------------------------------------
 
-    def check(self, columns: Mapping[str, object], *, target: bool = True) -> list[Finding]:
+    def check(self, columns: Mapping[str, object], *, target: bool = True, offset: bool = True) -> list[Finding]:
         """Everything that is wrong with a table, in words.
 
         Parameters
         ----------
         columns : mapping of name to one value per row, or any table that `fedkin.data.columns_of` reads
             It may have other columns, too.
-        target : bool
-            Whether the target must be there: not for rows to predict.
+        target, offset : bool
+            Whether the target and the offset must be there; a target not for rows to predict.
 
         Returns
         -------
@@ -240,7 +123,7 @@ class Schema:
                 findings += column.findings(table[column.name])
             else:
                 findings.append(missing_column(column.name, list(table), [one.name for one in self.columns]))
-        if self.offset is not None:
+        if self.offset is not None and offset:
             if self.offset in table:
                 found = check_number(self.offset, table[self.offset], "", (None, None))
                 findings += [finding for finding in found if finding.refuses]  # it may well be constant
@@ -253,10 +136,10 @@ class Schema:
     def encode(self, columns: Mapping[str, object]) -> Array:
         """The features ``(n, q)`` of a table, levels expanded, in the user's units: as a model takes them.
 
-        Raises one `DataError` with all that does not fit; a target is not needed.
+        Raises one `DataError` with all that does not fit; neither target nor offset are needed.
         """
         table = _as_columns(columns)
-        raise_findings(self.check(table, target=False))
+        raise_findings(self.check(table, target=False, offset=False))
         return self._encoded(table)
 
     def _encoded(self, table: Mapping[str, AnyArray]) -> Array:
@@ -284,16 +167,85 @@ class Schema:
         """
         table = _as_columns(columns)
         raise_findings(self.check(table))
-        X = self._encoded(table)
-        X = np.column_stack([np.ones(len(X)), (X - self.mean) / self.scale]) if intercept else X / self.scale
-        y: Array | None = None
-        if self.target is not None:
-            cells = table[self.target.name]
-            if self.target.kind == "category":
-                y = level_codes(cells, self.target.levels).astype(np.float64)
-            else:
-                y = parsed_numbers(cells).values
-        return Rows(np.ascontiguousarray(X), y, self.offset_of(table))
+        X = self.scaled(self._encoded(table), intercept)
+        if intercept:
+            X = np.column_stack([np.ones(len(X)), X])
+        return Rows(np.ascontiguousarray(X), self._target_of(table), self.offset_of(table))
+
+    def scaled(self, X: Array, intercept: bool) -> Array:
+        """Encoded columns ``(n, q)`` in prepared units; centred where there is an intercept to take the shift."""
+        return (X - self.mean) / self.scale if intercept else X / self.scale
+
+    def _target_of(self, table: Mapping[str, AnyArray]) -> Array | None:
+        if self.target is None:
+            return None
+        cells = table[self.target.name]
+        if self.target.kind == "category":
+            return level_codes(cells, self.target.levels).astype(np.float64)
+        return parsed_numbers(cells).values
+
+    def federation(self, columns: Mapping[str, object], site: str) -> Federation:
+        """The rows of several sites in one table, levels expanded, in the user's units.
+
+        Parameters
+        ----------
+        columns : mapping of name to one value per row, or any table
+            As in `check`.
+        site : str
+            Column that says which site a row belongs to.
+
+        Returns
+        -------
+        Federation
+            Its targets are class labels as the schema has them, or numbers.
+
+        Examples
+        --------
+        >>> from fedkin.data import Column, Schema
+        >>> schema = Schema((Column("ward", "category", levels=("A", "B")),), Column("days"))
+        >>> schema.federation({"hospital": ["n", "s"], "ward": ["B", "A"], "days": [3, 4]}, "hospital")
+        Federation(2 devices, 2 rows, 1 feature)
+        """
+        table = _as_columns(columns)
+        findings = self.check(table)
+        if site not in table:
+            findings.append(missing_column(site, list(table), [one.name for one in self.columns]))
+        elif any(map(is_missing, table[site])):
+            findings.append(Finding(site, "is empty in some rows, so they belong to no site"))
+        raise_findings(findings)
+        y: AnyArray | None = self._target_of(table)
+        if self.classes is not None and y is not None:
+            y = np.fromiter((self.classes[code] for code in y.astype(int)), dtype=object, count=len(y))
+        name = None if self.target is None else self.target.name
+        return Federation._from_rows(self._encoded(table), y, table[site], self.offset_of(table), self.names, name)
+
+    # --- as plain values --------------------------------------------------------------------------------------
+
+    def plain(self) -> dict[str, Any]:
+        """The schema as JSON can hold it; `from_plain` reads it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Schema:
+        """The schema that `plain` described.
+
+        Examples
+        --------
+        >>> from fedkin.data import Column, Schema
+        >>> schema = Schema((Column("ward", "category", levels=("A", "B")),), Column("days", unit="d"))
+        >>> Schema.from_plain(schema.plain()) == schema
+        True
+        """
+        target = plain["target"]
+        return cls(
+            tuple(map(_plain_column, plain["features"])),
+            None if target is None else _plain_column(target),
+            plain["offset"],
+        )
+
+
+def _plain_column(plain: Mapping[str, Any]) -> Column:
+    return Column(**{**plain, "levels": tuple(plain["levels"])})
 
 
 def _as_columns(columns: object) -> dict[str, AnyArray]:

@@ -4,7 +4,8 @@ In: a `Federation` or the `Summaries` of its sites, a `Graph` or none, and `FitO
 defaults and checks live.
 On the way: `prepare` encodes classes, adds the intercept, standardises; then edges are selected, ``lam`` is chosen and
 the problem is solved, with a light ridge where it would have no minimiser.
-Out: a `FittedModel` in the units of the user's columns, with its directory of open files; a `Comparison` with its two
+Out: a `FittedModel` in the units of the user's columns, with its directory of open files (`model_from_theta` makes one
+of parameters that were found elsewhere, on rows that a `Schema` prepared); a `Comparison` with its two
 extremes on held-out rows. `fedkin.fitting.estimators` and `fedkin.fitting.scoring` are imported by name, since they
 need scikit-learn. Imports: `admm`, `solvers`, `stats` and below.
 """
@@ -17,6 +18,7 @@ from fedkin.fitting.model import FittedModel, load
 from fedkin.fitting.model_files import check_model_place
 from fedkin.fitting.options import DEFAULTS, DESCRIPTIONS, FitOptions, choices
 from fedkin.fitting.preparation import Prepared, prepare
+from fedkin.fitting.units import model_from_theta
 
 __all__ = [
     "DEFAULTS",
@@ -31,5 +33,6 @@ __all__ = [
     "fit_federation",
     "fit_summaries",
     "load",
+    "model_from_theta",
     "prepare",
 ]

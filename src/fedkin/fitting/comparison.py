@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import Array
-from fedkin.data import Federation
+from fedkin.data import Federation, Schema
 from fedkin.errors import DataError, DegenerateDeviceWarning
 from fedkin.fitting.fitting import Progress, fit_federation
 from fedkin.fitting.model import FittedModel
@@ -68,6 +68,7 @@ def compare(
     graph: Graph | None = None,
     options: FitOptions | None = None,
     progress: Progress | None = None,
+    schema: Schema | None = None,
 ) -> Comparison:
     """Held-out error of Fedkin beside its two extremes: every device alone, and one model for all.
 
@@ -75,7 +76,7 @@ def compare(
     ----------
     train, test : Federation
         Rows of the same devices, as `Federation.split` cuts them; devices of the test may lack rows.
-    graph, options, progress
+    graph, options, progress, schema
         As in `fit_federation`.
 
     Returns
@@ -96,14 +97,14 @@ def compare(
     True
     """
     options = FitOptions() if options is None else options
-    model = fit_federation(train, graph, options, progress)
-    prepared = prepare(train, options)
-    alone = Graph.empty(train.devices)
+    model = fit_federation(train, graph, options, progress, schema)
+    prepared = prepare(train, options, schema)
+    alone, one_group = Graph.empty(train.devices), np.zeros(train.n_devices, dtype=np.int64)
     if progress is not None:
         progress("fitting Local and Global for comparison")
     models = {
-        "Local": replace(prepared.model(_local_theta(prepared, options), alone, options), clusters=alone.components()),
-        "Global": prepared.model(_global_theta(prepared, options), alone, options),
+        "Local": prepared.model(_local_theta(prepared, options), alone, options),
+        "Global": prepared.model(_global_theta(prepared, options), alone, options, clusters=one_group),
         "Fedkin": model,
     }
     return _scored(models, test)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.data import Federation
+from fedkin.data import Federation, Schema
 from fedkin.errors import ConvergenceWarning, DegenerateDeviceWarning, ParameterError, SolverError
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
@@ -36,6 +36,7 @@ def fit_federation(
     graph: Graph | None = None,
     options: FitOptions | None = None,
     progress: Progress | None = None,
+    schema: Schema | None = None,
 ) -> FittedModel:
     """Fit a model for every device.
 
@@ -50,6 +51,9 @@ def fit_federation(
         How to fit.
     progress : callable, optional
         Called with a line of text before each step.
+    schema : Schema, optional
+        Of a federation that `Schema.federation` made: rows are then centred and scaled as it says, whatever
+        ``options.standardize``, and the model keeps it.
 
     Returns
     -------
@@ -74,7 +78,7 @@ def fit_federation(
     2
     """
     options = FitOptions() if options is None else options
-    return _fitted(prepare(federation, options), graph, options, progress or _silent)
+    return _fitted(prepare(federation, options, schema), graph, options, progress or _silent)
 
 
 def fit_summaries(
@@ -82,6 +86,7 @@ def fit_summaries(
     graph: Graph | None = None,
     options: FitOptions | None = None,
     progress: Progress | None = None,
+    schema: Schema | None = None,
 ) -> FittedModel:
     """Fit a model for every site from what the sites said about their rows, as `fit_federation` would from the rows.
 
@@ -92,11 +97,13 @@ def fit_summaries(
     graph, options, progress
         As in `fit_federation`. Whether there is an intercept, how classes are numbered and how rows are cut into folds
         is what the sites agreed on before they summed up; ``options.cv_folds`` and ``options.seed`` are theirs.
+    schema : Schema, optional
+        By which the sites prepared their rows. Then nothing is standardised once more, and the model keeps it.
 
     Returns
     -------
     FittedModel
-        In the units of the columns that the sites summed up.
+        In the units of the schema's columns, or of those that the sites summed up.
 
     Notes
     -----
@@ -116,7 +123,7 @@ def fit_summaries(
     options = FitOptions() if options is None else options
     _check_for_sums(summaries, options)
     options = replace(options, cv_folds=summaries.folds, seed=summaries.seed)
-    return _fitted(prepare(summaries, options), graph, options, progress or _silent)
+    return _fitted(prepare(summaries, options, schema), graph, options, progress or _silent)
 
 
 def _check_for_sums(summaries: Summaries, options: FitOptions) -> None:
@@ -151,9 +158,10 @@ def _fitted(prepared: Prepared, graph: Graph | None, options: FitOptions, say: P
     if options.refit:
         say(f"refitting {int(clusters.max()) + 1} groups without penalty")
         theta = oracle_fit(prepared.federation, clusters.tolist(), prepared.loss)
-    model = prepared.model(theta, used, options)
-    return replace(
-        model,
+    return prepared.model(
+        theta,
+        used,
+        options,
         clusters=clusters,
         lam=lam,
         gap=solution.gap,

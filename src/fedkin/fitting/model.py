@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkin import __version__
-from fedkin._base import Array, Index, count, listed
-from fedkin.data import columns_of, device_id, device_ids
-from fedkin.errors import DataError, ModelFileError, ParameterError, UnknownDeviceError
+from fedkin._base import Array, Index, count
+from fedkin.data import Schema, columns_of, raise_findings
+from fedkin.errors import ModelFileError, ParameterError
 from fedkin.fitting.model_files import (
     COEFFICIENTS_FILE,
     EDGES_FILE,
@@ -30,6 +30,7 @@ from fedkin.fitting.model_files import (
     read_edges,
     write_directory,
 )
+from fedkin.fitting.new_rows import device_positions, feature_matrix, is_table, offset_column, position_of
 from fedkin.graph import Graph
 from fedkin.losses import Loss, describe_loss, restore_loss
 
@@ -74,6 +75,9 @@ class FittedModel:
     notes : mapping {device: tuple of str}
         What had to be done about single devices.
     fedkin_version : str
+    schema : Schema or None
+        What the columns of a table must be, where sites have agreed on it. Then tables to predict hold the columns of
+        the schema (``ward``), while `feature_names` and `coef` are of the encoded ones (``ward=B``).
 
     Examples
     --------
@@ -107,6 +111,7 @@ class FittedModel:
     selection: Mapping[str, Any] | None = None
     notes: Mapping[Hashable, tuple[str, ...]] = field(default_factory=dict)
     fedkin_version: str = __version__
+    schema: Schema | None = None
 
     # --- looking at it ----------------------------------------------------------------------------------------
 
@@ -146,6 +151,48 @@ class FittedModel:
             members[label].append(device)
         return tuple(tuple(group) for group in members)
 
+    def part(self, devices: Iterable[Hashable]) -> FittedModel:
+        """The model of some of the devices: what a site keeps for itself, or what several have agreed to show.
+
+        It predicts, and can be saved, on its own. Nothing in it is about the other devices, except ``lam``, the number
+        of edges in `selection`, and that groups were found together with them.
+
+        Parameters
+        ----------
+        devices : iterable of ids
+            In the order that they shall have; `UnknownDeviceError` for one that the model does not have.
+
+        Examples
+        --------
+        >>> import fedkin
+        >>> from fedkin.fitting import FitOptions, fit_federation
+        >>> fed = fedkin.Federation({u: [[float(u > 1)]] for u in range(4)})
+        >>> model = fit_federation(fed, None, FitOptions(loss="mean", lam=0.02, select="none"))
+        >>> bool(model.part([3]).predict([[0.0]]) == model.predict([[0.0]], 3))
+        True
+        """
+        chosen = [position_of(device, self.index) for device in devices]
+        if not chosen:
+            raise ParameterError("a model needs at least one device, got none")
+        kept = tuple(self.devices[u] for u in chosen)
+        if len(set(kept)) < len(kept):
+            raise ParameterError("a device is named twice")
+        place = np.full(self.n_devices, -1)
+        place[chosen] = np.arange(len(chosen))
+        inside = (place[self.graph.edges] >= 0).all(axis=1)
+        edges = place[self.graph.edges[inside]]
+        labels = {label: k for k, label in enumerate(dict.fromkeys(self.clusters[chosen].tolist()))}
+        return replace(
+            self,
+            devices=kept,
+            coef=self.coef[chosen],
+            intercept=self.intercept[chosen],
+            clusters=np.array([labels[label] for label in self.clusters[chosen].tolist()], dtype=np.int64),
+            n_samples=self.n_samples[chosen],
+            graph=Graph.from_indices(kept, edges, self.graph.weights[inside]),
+            notes={device: lines for device, lines in self.notes.items() if device in kept},
+        )
+
     def coefficients(self) -> dict[str, list[Any]]:
         """The coefficients as columns: device, cluster, class (with more than two), intercept, one column per feature.
 
@@ -178,7 +225,7 @@ class FittedModel:
         Parameters
         ----------
         X : array (n, q), or a table with the features among its columns
-            Rows to predict.
+            Rows to predict. With a `schema`, a table holds its columns: levels as they are, an offset if it has one.
         device : id, or list or array of n ids
             The device of all rows, or of each row. It may be left out when the model has one device only.
         offset : array (n,), optional
@@ -231,9 +278,12 @@ class FittedModel:
         return np.concatenate([self.intercept[u], self.coef[u, 0]]) if self.fit_intercept else self.coef[u, 0]
 
     def _checked_rows(self, X: object, device: object, offset: ArrayLike | None) -> tuple[Array, Index, Array | None]:
-        rows = _feature_matrix(X, self.feature_names)
-        position = _device_positions(device, len(rows), self.index)
-        return rows, position, _offset_column(offset, len(rows), needed=self.offset_name is not None)
+        if offset is None and self.schema is not None and is_table(X):
+            raise_findings(self.schema.check(columns := columns_of(X), target=False))
+            offset = self.schema.offset_of(columns)
+        rows = feature_matrix(X, self.feature_names, self.schema)
+        position = device_positions(device, len(rows), self.index)
+        return rows, position, offset_column(offset, len(rows), needed=self.offset_name is not None)
 
     # --- files ------------------------------------------------------------------------------------------------
 
@@ -275,6 +325,7 @@ class FittedModel:
             "classes": None if self.classes is None else list(self.classes),
             "options": dict(self.options),
             "selection": None if self.selection is None else dict(self.selection),
+            "schema": None if self.schema is None else self.schema.plain(),
             "notes": [[self.index[device], list(lines)] for device, lines in self.notes.items()],
         }
 
@@ -343,6 +394,7 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
             options=meta["options"],
             selection=meta["selection"],
             notes={table.devices[u]: tuple(lines) for u, lines in meta["notes"]},
+            schema=_read_schema(path, meta.get("schema"), features),
             **{name: kind(meta[name]) for name, kind in _STORED.items()},
         )
     except KeyError as error:
@@ -353,89 +405,18 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
         damaged(path, f"an entry has the wrong type ({error})")
 
 
+def _read_schema(path: Path, plain: Any, features: tuple[str, ...]) -> Schema | None:
+    if plain is None:
+        return None
+    try:
+        schema = Schema.from_plain(plain)
+    except ParameterError as error:
+        damaged(path, f"its schema does not hold together: {error}")
+    if schema.names != features:
+        damaged(path, "its schema does not match its features")
+    return schema
+
+
 def _label_array(classes: tuple[Any, ...]) -> NDArray[Any]:
     made = np.array(classes)
     return made if made.dtype.kind in "biuf" else np.fromiter(classes, dtype=object, count=len(classes))
-
-
-# --- rows to predict, checked against the model ------------------------------------------------------------------
-
-
-def _feature_matrix(X: object, names: tuple[str, ...]) -> Array:
-    """The features ``(n, q)`` of an array, or of a table that has them among its columns."""
-    if isinstance(X, Mapping) or hasattr(X, "columns") or hasattr(X, "column_names"):
-        rows = _from_table(X, names)
-    elif hasattr(X, "toarray"):
-        raise DataError("X is a sparse matrix, expected a dense array: X.toarray()")
-    else:
-        rows = np.asarray(X, dtype=np.float64)
-    if rows.ndim != 2 or rows.shape[1] != len(names):
-        raise DataError(f"X has shape {rows.shape}, expected (n, {len(names)}): {listed(names, 20)}")
-    if not np.isfinite(rows).all():
-        row, column = (int(number) for number in np.argwhere(~np.isfinite(rows))[0])
-        raise DataError(f"row {row}, feature {names[column]!r} is {rows[row, column]}: fill or drop such values")
-    return rows
-
-
-def _from_table(X: object, names: tuple[str, ...]) -> Array:
-    columns = columns_of(X)
-    for name in names:
-        if name not in columns:
-            raise DataError(f"there is no column {name!r}; the model needs {listed(names, 20)}")
-        if columns[name].dtype.kind not in "fb":
-            raise DataError(f"column {name!r} is not numeric, but the model needs numbers there")
-    n = len(next(iter(columns.values()), ()))
-    rows = np.empty((n, len(names)))
-    for k, name in enumerate(names):
-        rows[:, k] = columns[name]
-    return rows
-
-
-def _device_positions(device: object, n: int, index: Mapping[Hashable, int]) -> Index:
-    """The number of each row's device: ``device`` is one id, an id per row, or None where there is one device only."""
-    if device is None:
-        if len(index) == 1:
-            return np.zeros(n, dtype=np.int64)
-        raise DataError(
-            f"the model has {len(index)} devices, so it must be told which one each row belongs to: "
-            f"device= one of {listed(index)}, or a list with an id per row"
-        )
-    if isinstance(device, str | bytes | tuple) or not isinstance(device, Iterable):
-        return np.full(n, _position(device_id(device), index))
-    ids = device_ids(device)
-    if len(ids) != n:
-        raise DataError(f"device names {len(ids)} rows, but X has {n}: give one id per row, or one id for all")
-    known = {one: _position(one, index) for one in dict.fromkeys(ids)}
-    return np.fromiter((known[one] for one in ids), dtype=np.int64, count=n)
-
-
-def _position(device: Hashable, index: Mapping[Hashable, int]) -> int:
-    if device in index:
-        return index[device]
-    alike = [known for known in index if str(known) == str(device)]
-    if alike:
-        cure = f"Did you mean {alike[0]!r} ({type(alike[0]).__name__} instead of {type(device).__name__})?"
-    else:
-        cure = "Fit again with rows of this device, or predict with a device like it"
-    raise UnknownDeviceError(
-        f"device {device!r} was not part of the fit, so it has no model; the {len(index)} known devices are "
-        f"{listed(index)}. {cure}"
-    )
-
-
-def _offset_column(offset: ArrayLike | None, n: int, *, needed: bool) -> Array | None:
-    """The offset of each row, ``(n,)``."""
-    if offset is None:
-        if needed:
-            raise DataError(
-                "the model was fitted with an offset: give offset= for the rows to predict (zeros predict rates "
-                "for one unit of exposure)"
-            )
-        return None
-    shift = np.asarray(offset, dtype=np.float64)
-    if shift.shape != (n,):
-        raise DataError(f"offset has shape {shift.shape}, expected ({n},), one value per row of X")
-    if not np.isfinite(shift).all():
-        row = int(np.flatnonzero(~np.isfinite(shift))[0])
-        raise DataError(f"row {row}: the offset is {shift[row]}; fill or drop such rows")
-    return shift

@@ -1,7 +1,7 @@
-"""From the user's rows to a problem that has a solution, and back to the user's units.
+"""From the user's rows to a problem that has a solution; the way back is that of `fedkin.fitting.units`.
 
-Classes become numbers, an intercept column is added, features are standardised; a light ridge goes where the problem
-would have no minimiser.
+Classes become numbers, an intercept column is added, features are standardised, or scaled as a schema has it; a light
+ridge goes where the problem would have no minimiser.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import Array
-from fedkin.data import INTERCEPT, Federation
+from fedkin.data import INTERCEPT, Federation, Schema
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import AUTO, FitOptions
+from fedkin.fitting.units import Units
 from fedkin.graph import Graph
 from fedkin.losses import CLASS_LOSSES, LOGIT_SIZE, Loss, make_loss
 from fedkin.objective import RANK_TOLERANCE, Problem, Summaries, least_eigenvalue
@@ -31,15 +32,11 @@ _SEPARATED = "separated classes, a class that is missing, or no counts"
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Rows as the solver sees them, and the way back."""
+    """Rows as the solver sees them, the user's, and the way back."""
 
     federation: Federation | Summaries
     original: Federation | Summaries
-    loss: Loss
-    classes: tuple[Any, ...] | None
-    fit_intercept: bool
-    mean: Array
-    scale: Array
+    units: Units
 
     @property
     def rows(self) -> Federation:
@@ -48,96 +45,82 @@ class Prepared:
         return self.federation
 
     @property
-    def n_outputs(self) -> int:
-        return max(self.loss.n_outputs, 1)
+    def loss(self) -> Loss:
+        return self.units.loss
 
-    def per_feature(self, value: float) -> Array:
-        """A penalty level for each parameter ``(p,)``, 0 for the intercept."""
-        levels = np.full((self.n_outputs, self.federation.n_features), value)
-        if self.fit_intercept:
-            levels[:, 0] = 0.0
-        return levels.reshape(-1)
+    @property
+    def fit_intercept(self) -> bool:
+        return self.units.fit_intercept
 
-    def model(self, theta: Array, graph: Graph, options: FitOptions) -> FittedModel:
-        """A model with these parameters ``(V, p)``, in the user's units."""
-        blocks = theta.reshape(len(theta), self.n_outputs, -1)
-        coef, intercept = blocks, np.zeros(blocks.shape[:2])
-        if self.fit_intercept:
-            coef, intercept = blocks[:, :, 1:] / self.scale, blocks[:, :, 0]
-            # sorted out feature by feature, as 0 * mean must stay exactly 0
-            intercept = intercept - np.einsum("vkq,q->vk", coef, self.mean)
-        elif self.loss.location:
-            coef = blocks * self.scale + self.mean
-        else:
-            coef = blocks / self.scale
-        original = self.original
-        rows = original if isinstance(original, Federation) else None
-        names = original.feature_names
-        return FittedModel(
-            devices=original.devices,
-            coef=coef,
-            intercept=intercept,
-            feature_names=names if rows is not None else tuple(name for name in names if name != INTERCEPT),
-            clusters=np.zeros(len(theta), dtype=np.int64),
-            n_samples=original.n_samples,
-            loss=self.loss,
-            penalty=options.penalty,
-            lam=0.0,
-            gap=0.0,
-            n_iter=0,
-            status="converged",
-            graph=graph,
-            fit_intercept=self.fit_intercept,
-            classes=self.classes,
-            target_name=None if rows is None else rows.target_name,
-            offset_name=None if rows is None or rows.offset is None else "offset",
-            options=options.plain(),
-        )
+    def model(self, theta: Array, graph: Graph, options: FitOptions, **more: Any) -> FittedModel:
+        """A model with these parameters ``(V, p)``, in the user's units; ``more`` as in `Units.model`."""
+        rows = self.original.n_samples
+        return self.units.model(theta, graph, rows, options.penalty, options=options.plain(), **more)
 
 
-def prepare(federation: Federation | Summaries, options: FitOptions) -> Prepared:
-    """The rows of a federation, or what is known of them, as ``options`` want them fitted."""
+def prepare(federation: Federation | Summaries, options: FitOptions, schema: Schema | None = None) -> Prepared:
+    """The rows of a federation, or what is known of them, as ``options`` want them fitted.
+
+    With a ``schema`` the federation is `Schema.federation`'s, or the sites have summed up rows that it prepared; then
+    classes, centre and scale are what was agreed on.
+    """
     if isinstance(federation, Summaries):
-        return _prepared_sums(federation, options)
+        return _prepared_sums(federation, options, schema)
     if not federation.n_samples.all():
         empty = federation.devices[int(np.flatnonzero(federation.n_samples == 0)[0])]
         raise DataError(f"device {empty!r} has no rows to fit: leave it out or give it data")
-    loss, classes, encoded = _encoded(federation, options.loss)
+    loss, classes, encoded = _encoded(federation, options.loss, None if schema is None else schema.classes)
     has_intercept = options.fit_intercept and not loss.location
-    mean, scale = np.zeros(federation.n_features), np.ones(federation.n_features)
-    if options.standardize:
-        centred, mean, scale = encoded.standardized()
-        if has_intercept or loss.location:
-            encoded = centred
-        else:
-            # without an intercept a shift of the features would be another model
-            mean = np.zeros_like(mean)
-            encoded = _with_rows(encoded, X=encoded.X / scale)
+    if schema is not None:
+        units = Units.of_schema(schema, loss, has_intercept)
+        encoded = _with_rows(encoded, X=schema.scaled(encoded.X, has_intercept))
+    else:
+        encoded, mean, scale = _standardized(encoded, options, centre=has_intercept or loss.location)
+        names = (federation.feature_names, mean, scale, classes, federation.target_name)
+        units = Units(loss, has_intercept, *names, None if federation.offset is None else "offset")
     if has_intercept:
         encoded = encoded.with_intercept()
-    if loss.n_params(encoded.n_features) != max(loss.n_outputs, 1) * encoded.n_features:
+    if loss.n_params(encoded.n_features) != units.per_feature(0.0).size:
         raise ParameterError(
             f"the {loss.name} loss has {loss.n_params(encoded.n_features)} parameters for {encoded.n_features} columns "
             "(the intercept among them); a model has one for each column: use Problem and solve for other losses"
         )
-    return Prepared(encoded, federation, loss, classes, has_intercept, mean, scale)
+    return Prepared(encoded, federation, units)
 
 
-def _prepared_sums(summaries: Summaries, options: FitOptions) -> Prepared:
+def _prepared_sums(summaries: Summaries, options: FitOptions, schema: Schema | None) -> Prepared:
     """Sites have encoded classes and added the intercept themselves; what is left are the scales."""
     loss, wanted = summaries.loss, options.loss
     if wanted != AUTO and (wanted if isinstance(wanted, str) else wanted.name) != loss.name:
         raise ParameterError(
             f"the summaries are of the {loss.name} loss, not of {wanted!r}: leave loss= out, or ask for other summaries"
         )
+    intercept = summaries.has_intercept
+    if schema is not None:
+        return Prepared(summaries, summaries, Units.of_schema(schema, loss, intercept))
     mean, scale, prepared = np.zeros(summaries.n_features), np.ones(summaries.n_features), summaries
     if options.standardize:
         prepared, mean, scale = summaries.standardized()
-    first = int(summaries.has_intercept)
-    return Prepared(prepared, summaries, loss, None, summaries.has_intercept, mean[first:], scale[first:])
+    first = int(intercept)
+    names = tuple(name for name in summaries.feature_names if name != INTERCEPT)
+    return Prepared(prepared, summaries, Units(loss, intercept, names, mean[first:], scale[first:]))
 
 
-def _encoded(federation: Federation, loss: str | Loss) -> tuple[Loss, tuple[Any, ...] | None, Federation]:
+def _standardized(federation: Federation, options: FitOptions, centre: bool) -> tuple[Federation, Array, Array]:
+    """The federation, standardised if the options say so, and by which means and scales."""
+    mean, scale = np.zeros(federation.n_features), np.ones(federation.n_features)
+    if not options.standardize:
+        return federation, mean, scale
+    centred, mean, scale = federation.standardized()
+    if centre:
+        return centred, mean, scale
+    # without an intercept a shift of the features would be another model
+    return _with_rows(federation, X=federation.X / scale), np.zeros_like(mean), scale
+
+
+def _encoded(
+    federation: Federation, loss: str | Loss, agreed: tuple[Any, ...] | None
+) -> tuple[Loss, tuple[Any, ...] | None, Federation]:
     """The loss, the classes (None for regression), and the federation with targets 0, 1, ... for classes."""
     y = federation.y
     if loss == AUTO:
@@ -147,6 +130,8 @@ def _encoded(federation: Federation, loss: str | Loss) -> tuple[Loss, tuple[Any,
         return make_loss(loss, y), None, federation
     if y is None:
         raise DataError(f"the federation has no target, but the {name} loss needs classes")
+    if agreed is not None:
+        return make_loss(loss, np.arange(len(agreed))), agreed, _with_rows(federation, y=class_numbers(y, agreed))
     classes, codes = _encoded_classes(y, name, federation.target_name)
     if isinstance(loss, str):
         loss = "multinomial" if len(classes) > 2 or name == "multinomial" else "logistic"
@@ -200,14 +185,14 @@ def _with_rows(federation: Federation, **arrays: Array) -> Federation:
 
 def well_posed_problem(prepared: Prepared, graph: Graph, options: FitOptions) -> tuple[Problem, Reasons]:
     """The problem, with a light ridge where it would have no minimiser, and what to say about that."""
-    shape = (graph.n_devices, prepared.per_feature(0.0).size)
+    shape = (graph.n_devices, prepared.units.per_feature(0.0).size)
     problem = Problem(
         prepared.federation,
         graph,
         prepared.loss,
         options.penalty,
-        sparsity=np.broadcast_to(prepared.per_feature(options.sparsity), shape),
-        ridge=prepared.per_feature(options.ridge),
+        sparsity=np.broadcast_to(prepared.units.per_feature(options.sparsity), shape),
+        ridge=prepared.units.per_feature(options.ridge),
     )
     # edges with a penalty leave only common directions free: a component has a minimiser when its pooled loss has one
     groups = graph if options.lam != 0 else Graph.empty(graph.devices)

@@ -1,0 +1,98 @@
+"""Rows to predict, checked against the model."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedkin._base import Array, Index, listed
+from fedkin.data import Schema, columns_of, device_id, device_ids
+from fedkin.errors import DataError, UnknownDeviceError
+
+
+def is_table(X: object) -> bool:
+    """Whether rows come with names: a mapping or a data frame, not an array."""
+    return isinstance(X, Mapping) or hasattr(X, "columns") or hasattr(X, "column_names")
+
+
+def feature_matrix(X: object, names: tuple[str, ...], schema: Schema | None) -> Array:
+    """The features ``(n, q)`` of an array, or of a table that has them among its columns, or those of the schema."""
+    if is_table(X):
+        rows = _from_table(X, names) if schema is None else schema.encode(columns_of(X))
+    elif hasattr(X, "toarray"):
+        raise DataError("X is a sparse matrix, expected a dense array: X.toarray()")
+    else:
+        rows = np.asarray(X, dtype=np.float64)
+    if rows.ndim != 2 or rows.shape[1] != len(names):
+        raise DataError(f"X has shape {rows.shape}, expected (n, {len(names)}): {listed(names, 20)}")
+    if not np.isfinite(rows).all():
+        row, column = (int(number) for number in np.argwhere(~np.isfinite(rows))[0])
+        raise DataError(f"row {row}, feature {names[column]!r} is {rows[row, column]}: fill or drop such values")
+    return rows
+
+
+def _from_table(X: object, names: tuple[str, ...]) -> Array:
+    columns = columns_of(X)
+    for name in names:
+        if name not in columns:
+            raise DataError(f"there is no column {name!r}; the model needs {listed(names, 20)}")
+        if columns[name].dtype.kind not in "fb":
+            raise DataError(f"column {name!r} is not numeric, but the model needs numbers there")
+    n = len(next(iter(columns.values()), ()))
+    rows = np.empty((n, len(names)))
+    for k, name in enumerate(names):
+        rows[:, k] = columns[name]
+    return rows
+
+
+def device_positions(device: object, n: int, index: Mapping[Hashable, int]) -> Index:
+    """The number of each row's device: ``device`` is one id, an id per row, or None where there is one device only."""
+    if device is None:
+        if len(index) == 1:
+            return np.zeros(n, dtype=np.int64)
+        raise DataError(
+            f"the model has {len(index)} devices, so it must be told which one each row belongs to: "
+            f"device= one of {listed(index)}, or a list with an id per row"
+        )
+    if isinstance(device, str | bytes | tuple) or not isinstance(device, Iterable):
+        return np.full(n, position_of(device_id(device), index))
+    ids = device_ids(device)
+    if len(ids) != n:
+        raise DataError(f"device names {len(ids)} rows, but X has {n}: give one id per row, or one id for all")
+    known = {one: position_of(one, index) for one in dict.fromkeys(ids)}
+    return np.fromiter((known[one] for one in ids), dtype=np.int64, count=n)
+
+
+def position_of(device: Hashable, index: Mapping[Hashable, int]) -> int:
+    """The number of a device; raises `UnknownDeviceError`."""
+    if device in index:
+        return index[device]
+    alike = [known for known in index if str(known) == str(device)]
+    if alike:
+        cure = f"Did you mean {alike[0]!r} ({type(alike[0]).__name__} instead of {type(device).__name__})?"
+    else:
+        cure = "Fit again with rows of this device, or predict with a device like it"
+    raise UnknownDeviceError(
+        f"device {device!r} was not part of the fit, so it has no model; the {len(index)} known devices are "
+        f"{listed(index)}. {cure}"
+    )
+
+
+def offset_column(offset: ArrayLike | None, n: int, *, needed: bool) -> Array | None:
+    """The offset of each row, ``(n,)``."""
+    if offset is None:
+        if needed:
+            raise DataError(
+                "the model was fitted with an offset: give offset= for the rows to predict (zeros predict rates "
+                "for one unit of exposure)"
+            )
+        return None
+    shift = np.asarray(offset, dtype=np.float64)
+    if shift.shape != (n,):
+        raise DataError(f"offset has shape {shift.shape}, expected ({n},), one value per row of X")
+    if not np.isfinite(shift).all():
+        row = int(np.flatnonzero(~np.isfinite(shift))[0])
+        raise DataError(f"row {row}: the offset is {shift[row]}; fill or drop such rows")
+    return shift
