@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
+from scipy.optimize import minimize
 
 import fedkin
-from builders import federation
-from fedkin.data import Federation
+from builders import LOSS_NAMES, federation
+from fedkin.data import Federation, Rows
 from fedkin.datasets import paper_design
+from fedkin.errors import DataError, ParameterError, UnknownDeviceError
 from fedkin.fitting import FitOptions, FittedModel, fit_federation, fit_summaries
 from fedkin.graph import Graph
-from fedkin.objective import Summaries
-from fedkin.stats import site_summary
+from fedkin.losses import LinearLoss, LogisticLoss
+from fedkin.objective import Ask, Problem, Summaries
+from fedkin.stats import site_answer, site_summary
 
 SIZES = (30, 45, 60, 33, 52, 41)
 
@@ -94,3 +101,191 @@ def test_options_mean_the_same_from_sums(options: FitOptions) -> None:
     design = paper_design(n_devices=12, n_samples=40, n_features=5, n_clusters=3, seed=1)
     theirs = fit_federation(design.federation, design.graph, options)
     assert_same_model(from_sums(design.federation, design.graph, options, "linear"), theirs)
+
+
+def test_sites_with_fewer_rows_than_parameters_are_treated_as_from_rows() -> None:
+    design = paper_design(n_devices=12, n_samples=30, n_features=6, n_clusters=2, seed=5)
+    sizes = np.random.default_rng(0).integers(2, 30, 12)
+    fed = design.federation.take(np.concatenate([30 * u + np.arange(n) for u, n in enumerate(sizes.tolist())]))
+    for options in (FitOptions(), FitOptions(lam=0.02, penalty="l2", standardize=False)):
+        theirs = fit_federation(fed, design.graph, options)
+        assert any("design of rank" in line for lines in theirs.notes.values() for line in lines)
+        assert_same_model(from_sums(fed, design.graph, options, "linear"), theirs)
+
+
+def test_collinear_columns_get_the_light_ridge_from_sums_too() -> None:
+    fed = grouped()
+    doubled = Federation({site: (np.column_stack([fed[site].X, fed[site].X[:, 0]]), fed[site].y) for site in fed})
+    theirs = fit_federation(doubled, None, FitOptions(select="none"))
+    assert "collinear" in theirs.notes["site 0"][0]
+    assert_same_model(from_sums(doubled, None, FitOptions(select="none"), "linear"), theirs, tol=1e-8)
+
+
+@pytest.mark.parametrize("loss", ["linear", "mean"])
+@pytest.mark.parametrize("variance", ["model", "bartlett"])
+def test_local_fits_and_edge_tests_from_sums(loss: str, variance: Any) -> None:
+    fed = grouped(loss, centre=0.7)
+    summaries = fedkin.summarise(fed, loss)
+    ours, theirs = fedkin.local_fit(summaries, variance=variance), fedkin.local_fit(fed, loss, variance)
+    for name in ("theta", "hessian", "covariance", "dispersion", "residual_dof", "prior_precision"):
+        np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-9, atol=1e-11, err_msg=name)
+    p_values = [fedkin.select_edges(data, loss=loss, variance=variance).p_value for data in (summaries, fed)]
+    np.testing.assert_allclose(*p_values, rtol=1e-7)
+
+
+def test_the_sandwich_needs_rows_except_for_means() -> None:
+    with pytest.raises(ParameterError, match="squares of every row's score"):
+        fedkin.local_fit(fedkin.summarise(grouped()), variance="sandwich")
+    fed = grouped("mean")
+    ours = fedkin.local_fit(fedkin.summarise(fed, "mean"), variance="sandwich")
+    np.testing.assert_allclose(ours.covariance, fedkin.local_fit(fed, "mean", "sandwich").covariance, rtol=1e-9)
+
+
+def test_group_fits_from_sums() -> None:
+    fed = grouped()
+    labels, summaries = [0, 1, 0, 1, 0, 1], fedkin.summarise(fed)
+    np.testing.assert_allclose(fedkin.oracle_fit(summaries, labels), fedkin.oracle_fit(fed, labels), rtol=1e-10)
+    np.testing.assert_allclose(fedkin.global_fit(summaries), fedkin.global_fit(fed), rtol=1e-10)
+    with pytest.raises(ParameterError, match="needs rows"):
+        fedkin.global_fit(summaries, weights="devices")
+
+
+def test_a_site_alone_says_what_it_says_among_others() -> None:
+    fed = grouped(offset=True)
+    together = fedkin.summarise(fed, folds=3, seed=7)
+    for site in fed:
+        rows = Rows(*fed[site].arrays)
+        alone = site_summary(site, rows, LinearLoss(), feature_names=fed.feature_names, folds=3, seed=7)
+        assert alone.to_plain() == together[site].to_plain()
+
+
+def test_a_problem_of_summaries_refuses_what_needs_rows() -> None:
+    summaries = fedkin.summarise(grouped())
+    problem = Problem(summaries, Graph.complete(summaries.devices), lam=0.1)
+    with pytest.raises(DataError, match="Fed-ADMM needs rows"):
+        fedkin.fed_admm(problem, 3)
+    with pytest.raises(ParameterError, match="5 folds with seed 0"):
+        fedkin.cross_validate_lam(problem, folds=4)
+    with pytest.raises(ParameterError, match="linear loss, not of 'poisson'"):
+        fit_summaries(summaries, None, FitOptions(loss="poisson"))
+    with pytest.raises(ParameterError, match="fedadmm"):
+        fit_summaries(summaries, None, FitOptions(solver="fedadmm"))
+
+
+def test_summaries_of_different_contracts_are_not_stacked() -> None:
+    fed = grouped()
+    first = fedkin.summarise(fed)["site 0"]
+    others = {
+        "folds": fedkin.summarise(fed, folds=4)["site 1"],
+        "seed": fedkin.summarise(fed, seed=4)["site 1"],
+        "loss": fedkin.summarise(fed, "huber")["site 1"],
+        "columns": fedkin.summarise(fed.with_intercept())["site 1"],
+    }
+    for what, other in others.items():
+        with pytest.raises(DataError, match=f"'site 0' and 'site 1' differ in the .*{what}"):
+            Summaries.stack([first, other])
+    with pytest.raises(DataError, match="'site 0' has two summaries"):
+        Summaries.stack([first, first])
+    with pytest.raises(UnknownDeviceError, match="no summary of site 'east'"):
+        fedkin.summarise(fed)["east"]
+
+
+# --- as messages ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", LOSS_NAMES)
+def test_a_summary_comes_back_from_json_to_the_bit(loss: str) -> None:
+    fed = federation(loss, (30, 25), q=2)
+    named = Federation({f"site {u}": fed[u].X if loss == "mean" else (fed[u].X, fed[u].y) for u in fed})
+    summary = fedkin.summarise(named, loss, folds=3)["site 1"]
+    back = fedkin.Summary.from_plain(json.loads(json.dumps(summary.to_plain(), allow_nan=False)))
+    for name in ("at", "count", "value", "gradient", "hessian", "column_sums", "column_squares", "scores"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(summary, name), err_msg=name)
+    assert back.to_plain() == summary.to_plain()
+    assert Summaries.stack([back])["site 1"].to_plain() == summary.to_plain()
+
+
+def test_a_single_row_is_in_no_fold() -> None:
+    fed = Federation({"one": ([[1.0]], [2.0]), "more": ([[1.0], [2.0], [3.0]], [1.0, 2.0, 3.0])})
+    summaries = fedkin.summarise(fed, folds=2)
+    assert summaries["one"].count.tolist() == [0, 0, 1]
+    assert fedkin.Summary.from_plain(summaries["one"].to_plain()).count.tolist() == [0, 0, 1]
+
+
+def damaged(change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    plain = fedkin.summarise(grouped(), folds=2)["site 0"].to_plain()
+    change(plain)
+    return plain
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda plain: plain.pop("seed"), "has no entry 'seed'"),
+        (lambda plain: plain.update(extra=1), "unknown entry 'extra'"),
+        (lambda plain: plain.update(at=[1.0]), "1 numbers in 'at', expected 3"),
+        (lambda plain: plain.update(loss={"name": "tricky"}), "which is not known here"),
+        (lambda plain: plain["folds"][1].update(rows=-1), "fold 2, has -1 for 'rows'"),
+        (lambda plain: plain["folds"][0].update(value=float("nan")), "fold 1, has nan in 'value'"),
+        (lambda plain: plain["folds"][0]["gradient"].__setitem__(0, "7"), "has '7' in 'gradient'"),
+        (lambda plain: plain["folds"][0]["hessian"].pop(), "needs 3 lists for 'hessian'"),
+        (lambda plain: plain["folds"][0]["hessian"][1].__setitem__(1, 1e6), "that no rows have"),
+        (lambda plain: plain.update(column_squares=[0.0, 0.0, 0.0]), "too small for its column_sums"),
+        (lambda plain: plain["folds"].pop(), "sums for 2 folds"),
+        (lambda plain: plain.update(columns=["a", "a", "b"]), "a name twice"),
+    ],
+)
+def test_a_damaged_summary_is_refused_in_words(change: Callable[[dict[str, Any]], Any], words: str) -> None:
+    with pytest.raises(DataError, match=f"the summary of site 'site 0'.*{words}"):
+        fedkin.Summary.from_plain(damaged(change))
+
+
+def test_every_number_of_a_message_is_described() -> None:
+    for loss in ("linear", "logistic", "mean"):
+        fed = federation(loss, (30,), q=2)
+        summary = fedkin.summarise(fed, loss)[0]
+        named = Federation({"north": fed[0].X if loss == "mean" else (fed[0].X, fed[0].y)})
+        plain = fedkin.summarise(named, loss)["north"].to_plain()
+        told = {one.name for one in summary.described()}
+        assert told >= set(plain) - {
+            "site",
+            "loss",
+            "columns",
+            "seed",
+            "n_folds",
+            "folds",
+            *([] if plain["at"][0] else ["at"]),
+        }
+        assert told >= set(plain["folds"][0])
+        assert all(one.what and one.tells for one in summary.described())
+
+
+@pytest.mark.parametrize("loss", ["logistic", "poisson", "huber", "multinomial"])
+def test_answers_tell_the_loss_at_the_point_and_its_young_gap(loss: str) -> None:
+    fed = federation(loss, (60,), q=2)
+    made = fedkin.losses.make_loss(loss, fed.y)
+    p = made.n_params(2)
+    rng = np.random.default_rng(1)
+    theta = fedkin.local_fit(fed, loss).theta[0] + 0.05 * rng.normal(size=p)
+    balance = 0.02 * rng.normal(size=p)
+    ask = Ask.from_plain(Ask("north", 3, theta, balance, 20.0).to_plain())
+    answer = site_answer(ask, fed[0], made, feature_names=fed.feature_names)
+    rows = fed[0].arrays
+    np.testing.assert_allclose(answer.value.sum() / 60, made.value(theta, *rows), rtol=1e-12)
+    np.testing.assert_allclose(answer.gradient.sum(axis=0) / 60, made.gradient(theta, *rows), atol=1e-12)
+    np.testing.assert_allclose(answer.hessian.sum(axis=0) / 60, made.hessian(theta, *rows), atol=1e-12)
+    # the gap bounds how far theta is from minimising the loss and the pull together
+    low = minimize(lambda v: made.value(v, *rows) + balance @ v, theta, tol=1e-12).fun
+    excess = made.value(theta, *rows) + balance @ theta - low
+    assert answer.gap is not None
+    assert 0 < excess <= answer.gap * (1 + 1e-6) < (100 if loss == "huber" else 3) * excess
+    assert fedkin.Summary.from_plain(answer.to_plain()).gap == answer.gap
+
+
+def test_a_question_of_another_contract_is_refused() -> None:
+    fed = federation("logistic", (60,), q=2)
+    with pytest.raises(DataError, match="asked about 5 parameters, but its rows have 2"):
+        site_answer(Ask("a", 2, np.zeros(5), np.zeros(5)), fed[0], LogisticLoss(), feature_names=fed.feature_names)
+    for change, words in (({"round": 1}, "at least 2"), ({"radius": 0.0}, "positive"), ({"balance": []}, "expected 1")):
+        with pytest.raises(DataError, match=words):
+            Ask.from_plain(Ask("a", 2, np.zeros(1), np.zeros(1)).to_plain() | change)

@@ -4,8 +4,9 @@ In: a `Federation` (or the `Summaries` of its sites), a `Graph`, losses, a penal
 on arrays, and the `Solution` that solvers return. Imports: `losses`, `graph`, `data` and below.
 
 `problem` states the problem and `build` turns its rows into terms: `terms` (Gram statistics, no rows), `rows` (linear
-predictors), functions, and mixtures. `sums` adds up rows fold by fold; `summaries` is what sites say in one message,
-which takes the place of rows. `rows` and `linalg` are the arithmetic on many devices at once that `stats` uses
+predictors), functions, and mixtures. `sums` adds up rows fold by fold; `summary` is what a site says in one message (as
+`plain` numbers, which it is told the meaning of) and what it may be asked; `summaries` of all sites take the place of
+rows. `rows` and `linalg` are the arithmetic on many devices at once that `stats` uses
 too.
 """
 
@@ -23,13 +24,16 @@ from fedkin.objective.linalg import (
 from fedkin.objective.penalties import L1, Penalty, make_penalty
 from fedkin.objective.problem import FusedObjective, LossLike, Problem, Solution, Status, resolve_losses
 from fedkin.objective.rows import RowBatch, RowTerms, row_blocks
-from fedkin.objective.summaries import OwnEstimate, Summaries, Summary
+from fedkin.objective.summaries import Summaries
+from fedkin.objective.summary import Ask, OwnEstimate, Summary
 from fedkin.objective.sums import FoldSums, assign_folds
+from fedkin.objective.telling import Told
 from fedkin.objective.terms import DeviceTerms, QuadraticTerms
 
 __all__ = [
     "L1",
     "RANK_TOLERANCE",
+    "Ask",
     "DeviceTerms",
     "FoldSums",
     "FusedObjective",
@@ -46,6 +50,7 @@ __all__ = [
     "Status",
     "Summaries",
     "Summary",
+    "Told",
     "assign_folds",
     "build_terms",
     "generalized_inverse",

@@ -1,4 +1,4 @@
-"""`Summary`: what a site says about its rows in one message. `Summaries`: those of all sites, in the place of rows.
+"""`Summaries`: what all sites said about their rows in one message each, in the place of rows.
 
 A summary holds sums over rows, fold by fold, of the loss and its first two derivatives at one point. For quadratic
 losses they describe the loss everywhere, so that a fit from summaries is the fit from rows.
@@ -18,110 +18,12 @@ from fedkin._base import Array, Index, listed
 from fedkin.data import INTERCEPT
 from fedkin.errors import DataError, UnknownDeviceError
 from fedkin.losses import Loss, describe_loss
+from fedkin.objective.summary import OwnEstimate, Summary
 from fedkin.objective.sums import FoldSums
 from fedkin.objective.terms import QuadraticTerms
 
 #: A column whose variance is below this share of its mean square counts as constant.
 CONSTANT = 1e-14
-
-
-@dataclass(frozen=True, eq=False)
-class OwnEstimate:
-    """How a site found the point of its first message: its own minimiser, or a ridge fit where it has none.
-
-    Attributes
-    ----------
-    ridge : array (p,)
-        Extra curvature of the mean loss that the estimate needed; zeros for an ordinary one.
-    dispersion : float
-        Factor by which the variance of a score exceeds the Hessian.
-    dof : float
-        Degrees of freedom behind the dispersion; infinite where it is not estimated.
-    note : str
-        Why the site has no minimiser of its own; "" where it has one.
-    """
-
-    ridge: Array
-    dispersion: float = 1.0
-    dof: float = np.inf
-    note: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class Summary:
-    """Everything that one site says about its rows: sums, fold by fold.
-
-    Attributes
-    ----------
-    site : str (or any id of a device)
-    loss : Loss
-    feature_names : tuple of q str
-        Columns of the prepared rows; the first is ``(intercept)`` where there is one.
-    seed : int
-        Of the folds.
-    at : array (p,)
-        The parameter at which the loss was expanded: 0 for quadratic losses, the site's own estimate in the first
-        message of others, and then the parameter that it was asked about.
-    count : int array (K + 1,)
-        Rows of each of the K folds; the last part is of a single row, which is in no fold.
-    value, gradient, hessian : arrays (K + 1,), (K + 1, p), (K + 1, p, p)
-        Sums over the rows of each part of the loss and its derivatives at ``at``; ``hessian (K + 1,)`` for the mean
-        loss, where all are multiples of the identity.
-    column_sums, column_squares : array (q,)
-        Sums over all rows of each column and of its square.
-    scores : array (K + 1, p, p), optional
-        Sums of the outer products of rows, for the mean loss only.
-    own : OwnEstimate, optional
-        In the first message about a loss that is not quadratic.
-    gap : float, optional
-        In answers: how far the site's loss is from its minimum, given what the neighbours pull (its Young gap).
-
-    Examples
-    --------
-    >>> import fedkin
-    >>> fed = fedkin.Federation({"north": ([[1.0], [2.0], [4.0]], [1.0, 3.0, 5.0])})
-    >>> summary = fedkin.summarise(fed, "linear", folds=2)["north"]
-    >>> summary.n_samples, summary.gradient.sum(axis=0).tolist()  # minus the sum of x times y
-    (3, [-27.0])
-    """
-
-    site: Hashable
-    loss: Loss
-    feature_names: tuple[str, ...]
-    seed: int
-    at: Array = field(repr=False)
-    count: Index = field(repr=False)
-    value: Array = field(repr=False)
-    gradient: Array = field(repr=False)
-    hessian: Array = field(repr=False)
-    column_sums: Array = field(repr=False)
-    column_squares: Array = field(repr=False)
-    scores: Array | None = field(default=None, repr=False)
-    own: OwnEstimate | None = field(default=None, repr=False)
-    gap: float | None = None
-
-    @property
-    def n_samples(self) -> int:
-        """Rows of the site."""
-        return int(self.count.sum())
-
-    @property
-    def n_params(self) -> int:
-        """Length p of the parameter."""
-        return int(self.at.size)
-
-    @property
-    def folds(self) -> int:
-        """Number of folds K."""
-        return int(self.count.size) - 1
-
-    @property
-    def parameter_names(self) -> tuple[str, ...]:
-        """A name for each entry of ``at``: those of the columns, with the number of the class where there are more."""
-        blocks = self.n_params // max(len(self.feature_names), 1)
-        if blocks <= 1:
-            return self.feature_names
-        return tuple(f"{name} [class {k + 1}]" for k in range(blocks) for name in self.feature_names)
 
 
 @dataclass(frozen=True, eq=False)

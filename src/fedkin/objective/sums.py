@@ -59,6 +59,8 @@ class FoldSums:
             gradient[seen, k] = n[:, None] * terms.gradients(point)
             isotropic = isinstance(terms, QuadraticTerms) and terms.isotropic
             own = terms.A if isinstance(terms, QuadraticTerms) else terms.hessians(point)
+            if own.ndim == 3:
+                own = 0.5 * (own + np.swapaxes(own, 1, 2))  # messages hold one triangle
             if not hessian.size:
                 hessian = np.zeros((v, folds + 1) if isotropic else (v, folds + 1, p, p))
             hessian[seen, k] = n.reshape(-1, *[1] * (own.ndim - 1)) * own

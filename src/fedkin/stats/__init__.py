@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from fedkin.stats.local import LocalFit, Variance, check_variance, global_fit, local_fit, oracle_fit
 from fedkin.stats.selection import EdgeSelection, Method, select_edges, wald_tests
-from fedkin.stats.summarise import site_summary, summarise
+from fedkin.stats.summarise import site_answer, site_summary, summarise
 
 __all__ = [
     "EdgeSelection",
@@ -25,6 +25,7 @@ __all__ = [
     "local_fit",
     "oracle_fit",
     "select_edges",
+    "site_answer",
     "site_summary",
     "summarise",
     "wald_tests",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from fedkin._base import Array, check_whole
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError
 from fedkin.losses import Loss, make_loss
-from fedkin.objective import FoldSums, OwnEstimate, Summaries, Summary, assign_folds, resolve_losses
+from fedkin.objective import Ask, FoldSums, OwnEstimate, Summaries, Summary, assign_folds, build_terms, resolve_losses
 from fedkin.stats.local import local_fit
 
 
@@ -76,6 +77,36 @@ def site_summary(
 ) -> Summary:
     """The summary of one site from its prepared rows (as `summarise`)."""
     return summarise(Federation({site: rows}, feature_names), loss, folds=folds, seed=seed)[site]
+
+
+def site_answer(
+    ask: Ask, rows: Rows, loss: Loss, *, feature_names: Sequence[str], folds: int = 5, seed: int = 0
+) -> Summary:
+    """The summary of one site at the point that it was asked about, with its Young gap there.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedkin.data import Rows
+    >>> from fedkin.losses import LogisticLoss
+    >>> from fedkin.objective import Ask
+    >>> rows = Rows(np.ones((4, 1)), np.array([0.0, 1.0, 1.0, 1.0]))
+    >>> best = Ask("north", 2, np.log([3.0]), np.zeros(1))
+    >>> answer = site_answer(best, rows, LogisticLoss(), feature_names=["(intercept)"], folds=2)
+    >>> bool(abs(answer.gap) < 1e-12)  # without a pull, the logit of 3/4 is where the site wants to be
+    True
+    """
+    federation = Federation({ask.site: rows}, feature_names)
+    p = loss.n_params(federation.n_features)
+    if ask.theta.size != p:
+        raise DataError(
+            f"site {ask.site!r} was asked about {ask.theta.size} parameters, but its rows have {p}: the question "
+            "belongs to another contract"
+        )
+    theta, balance = ask.theta[None], ask.balance[None]
+    summary = summarise(federation, loss, folds=folds, seed=seed, at=theta)[ask.site]
+    terms = build_terms(federation, resolve_losses(loss, federation), np.zeros(p))
+    return replace(summary, gap=max(float(terms.young_gaps(theta, balance, ask.radius)[0]), 0.0))
 
 
 def _own_estimates(federation: Federation, loss: Loss) -> tuple[Array, tuple[OwnEstimate, ...]]:

@@ -1,0 +1,102 @@
+"""What the numbers of a summary tell about rows, in plain words: what a site reads before it shares them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedkin.objective.plain import upper_triangle
+
+if TYPE_CHECKING:
+    from fedkin.objective.summary import Summary
+
+
+@dataclass(frozen=True)
+class Told:
+    """Some numbers of a message: their name there, what they are, and what they tell about rows.
+
+    Attributes
+    ----------
+    name : str
+    what : str
+    tells : str
+    numbers : Any
+        As in the message, over all folds where it has them by fold.
+    """
+
+    name: str
+    what: str
+    tells: str
+    numbers: Any
+
+
+def told_by(summary: Summary) -> list[Told]:
+    """Every number of a summary."""
+    kind = "linear" if summary.loss.name == "linear" else "mean" if summary.scores is not None else "other"
+    folds = f"in each of {summary.folds} folds"
+    hessian = summary.hessian.sum(axis=0)
+    entries = [
+        Told("rows", f"how many rows there are {folds}", "the number of rows of the site.", summary.count.tolist()),
+        Told("value", f"{_VALUE[kind]}, {folds}", _TELLS_VALUE[kind], float(summary.value.sum())),
+        Told("gradient", f"{_GRADIENT[kind]}, {folds}", _TELLS_GRADIENT[kind], summary.gradient.sum(axis=0).tolist()),
+    ]
+    if kind == "mean":
+        assert summary.scores is not None
+        products = upper_triangle(summary.scores.sum(axis=0))
+        entries.append(
+            Told("products", f"sums of the products of every two columns, {folds}", _TELLS_PRODUCTS, products)
+        )
+    else:
+        what = "sums of the products of every two columns"
+        what += "" if kind == "linear" else ", each row weighted by how uncertain the model at that point is of it"
+        tells = _TELLS_PRODUCTS if kind == "linear" else _TELLS_PRODUCTS + " Weights blur these counts a little."
+        entries.append(Told("hessian", f"{what}, {folds}", tells, upper_triangle(hessian)))
+    entries += [
+        Told("column_sums", "the sum of every column over all rows", _TELLS_SUMS, summary.column_sums.tolist()),
+        Told("column_squares", "the sum of every column's square", _TELLS_SQUARES, summary.column_squares.tolist()),
+    ]
+    if summary.at.any():
+        where = "the parameters at which the sums are taken"
+        tells = "the site's own estimate from its rows." if summary.own is not None else "nothing new: they were asked."
+        entries.append(Told("at", where, tells, summary.at.tolist()))
+    if summary.own is not None:
+        own = summary.own
+        tells = "how noisy the rows are around the estimate"
+        tells += "." if not own.note else f", and that the site has none without a ridge ({own.note})."
+        numbers = {"dispersion": own.dispersion, "degrees of freedom": own.dof, "ridge": own.ridge.tolist()}
+        entries.append(Told("own", "how the estimate was found", tells, numbers))
+    if summary.gap is not None:
+        tells = "one number of the site's fit; nothing about single rows."
+        entries.append(
+            Told("gap", "how far the asked parameters are from balance with the neighbours", tells, summary.gap)
+        )
+    return entries
+
+
+_VALUE = {
+    "linear": "half the sum of the squared targets (less the offset)",
+    "mean": "half the sum of all squared entries",
+    "other": "the sum of the losses of rows at the parameters 'at'",
+}
+_TELLS_VALUE = {
+    "linear": "how large the targets are on average; with the other sums, how well any coefficients fit.",
+    "mean": "how large the entries are on average.",
+    "other": "how well the model with those parameters fits the rows as a whole.",
+}
+_GRADIENT = {
+    "linear": "minus the sum of every column times the target",
+    "mean": "minus the sum of every column",
+    "other": "the sum of every column times the error of the model's prediction",
+}
+_TELLS_GRADIENT = {
+    "linear": "the sum of the targets (intercept), and for a level such as ward=B the sum of the targets of its rows: "
+    "of a level with a single row, that row's target.",
+    "mean": "the mean of every column.",
+    "other": "for a level, how far the model misses its rows in sum: of a level with a single row, that row's target.",
+}
+_TELLS_PRODUCTS = (
+    "means, variances and correlations of the columns; for levels, how many rows have each of them, and each pair of "
+    "them (a cross table). Small counts single rows out: thresholds on cells are for these."
+)
+_TELLS_SUMS = "the mean of every column; of a level, how many rows have it."
+_TELLS_SQUARES = "the variance of every column, together with its sum."
