@@ -75,7 +75,7 @@ def test_private_keys_and_rows_stay_at_the_site(four):
         assert oct(place.stat().st_mode & 0o777) == oct(0o700)
         for value in (place.parent / f"{name}.csv").read_text().split()[1].split(",")[::2]:
             assert value not in organisers
-        request = json.loads((place / "request.json").read_text())["body"]
+        request = json.loads((place / f"{name}.request").read_text())["body"]
         assert request.keys() == {"run", "site", "contract", "invite", "request", "steps"} and request["steps"] is None
     assert organisers.count("PRIVATE KEY") == 2  # begin and end of the authority's
 
@@ -291,7 +291,7 @@ def test_a_request_that_answers_an_old_invite_is_refused(tmp_path):
     with pytest.raises(SecurityError, match="does not answer"):
         enrol.admit(made, done.request)
     assert not heart.joined(made, "north").new_key  # joining again is enough
-    enrol.admit(made, tmp_path / "north" / "request.json")
+    enrol.admit(made, tmp_path / "north" / "north.request")
 
 
 def test_nobody_gets_in_uninvited(tmp_path):

@@ -52,6 +52,12 @@ def note(words: str, console: Console | None = None) -> None:
     (console or messages()).print(Text.assemble(("note: ", "yellow"), as_options(words)), soft_wrap=True)
 
 
+def say(*lines: str) -> None:
+    """Sentences on standard output, broken by the terminal only."""
+    for line in lines:
+        output().print(line, soft_wrap=True)
+
+
 @contextmanager
 def working(first: str) -> Iterator[Report]:
     """A line on standard error that says what is being done and for how long; only on a terminal."""

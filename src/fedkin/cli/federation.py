@@ -2,13 +2,184 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
+
+from fedkin._base import count, listed
+from fedkin.cli.console import note, output, say
+
+if TYPE_CHECKING:
+    from fedkin.federate.enrol import Organiser
 
 federation = typer.Typer(
     no_args_is_help=True,
     help="Organise a federation: agree on a contract and admit sites, without seeing a row.",
 )
 
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The organiser's directory (fedkin federation new).")]
+CaKey = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Key of your own authority, where the directory has none.")
+]
+
 
 @federation.callback()
 def _root() -> None: ...
+
+
+@federation.command()
+def new(
+    contract: Annotated[Path, typer.Argument(metavar="CONTRACT", help="The contract, TOML (fedkin federation draft).")],
+    sites: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.csv", help="Column site, and host and port of sites that run rounds."),
+    ] = None,
+    graph: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Candidate edges between sites, CSV or GraphML.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory to make. [the contract's name]")] = None,
+    centre: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Of the central machine, for placement central.")
+    ] = None,
+    ca_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Your own certificate authority, PEM.")] = None,
+    ca_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, PEM; it is not copied.")] = None,
+) -> None:
+    """At the organiser: make the directory of a federation, with an authority that admits sites. Needs no rows."""
+    from fedkin.errors import ParameterError
+    from fedkin.federate import Contract, enrol
+    from fedkin.federate.trust import fingerprint, read_authority_files
+
+    if (ca_cert is None) != (ca_key is None):
+        raise ParameterError("--ca-cert and --ca-key go together: give both, or none for a new authority")
+    own = read_authority_files(ca_cert, ca_key) if ca_cert is not None and ca_key is not None else None
+    place = Path(Contract.read(contract).name) if out is None else out
+    made = enrol.new(contract, place, graph=graph, sites=sites, centre=centre, authority=own)
+    say(
+        f"made {place} on this machine, the organiser's: {count(len(made.members), 'site')}, "
+        f"{count(made.graph.n_edges, 'candidate edge')}.",
+        f"The authority's fingerprint is {fingerprint(made.authority)}: read it to the sites, not by the way by which "
+        f"invites travel. Next: fedkin federation invite {place}",
+    )
+
+
+@federation.command()
+def invite(
+    directory: Directory,
+    sites: Annotated[list[str] | None, typer.Argument(metavar="[SITE]...", help="By default all.")] = None,
+    ca_key: CaKey = None,
+) -> None:
+    """At the organiser: write invites. Each has the contract and the site's own neighbours, and nobody else's."""
+    from fedkin.federate import enrol
+
+    organiser = enrol.read_federation(directory)
+    paths = enrol.invite(organiser, sites or (), ca_key)
+    where = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent}/ ({count(len(paths), 'invite')})"
+    say(
+        f"wrote {where} on this machine, the organiser's.",
+        "Send to each site its own file; there: fedkin site join SITE.invite --data TABLE",
+    )
+
+
+@federation.command()
+def admit(
+    directory: Directory,
+    requests: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Requests that sites sent, or notices that they left.")
+    ],
+    fingerprint: Annotated[
+        str | None, typer.Option(metavar="HEX", help="Of the key, as the site reads it out; another one is refused.")
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Admit with another key a site that lost its directory, after asking it.")
+    ] = False,
+    ca_key: CaKey = None,
+) -> None:
+    """At the organiser: check a site's request against its invite, and give it a certificate of 90 days."""
+    from fedkin.errors import ParameterError
+    from fedkin.federate import enrol
+
+    if fingerprint is not None and len(requests) > 1:
+        raise ParameterError("--fingerprint is that of one site: admit them one by one")
+    organiser = enrol.read_federation(directory)
+    for path in requests:
+        done = enrol.admit(organiser, path, again=again, expected=fingerprint, ca_key=ca_key)
+        if done.until is None:
+            _say_out(organiser, done.site, "has left", done.path)
+            continue
+        say(
+            f"{done.site} is {'renewed' if done.renewed else 'admitted'} until {done.until:%Y-%m-%d}, with a key whose "
+            f"fingerprint is {done.fingerprint}" + (": compare it with what the site saw." if not fingerprint else "."),
+            f"Send {done.path} to {done.site}; there: fedkin site accept {done.site} {done.path.name}",
+        )
+
+
+@federation.command()
+def order(
+    directory: Directory,
+    lam: Annotated[float | None, typer.Option(metavar="X", help="Penalty level.")] = None,
+    rounds: Annotated[int | None, typer.Option(metavar="T", help="Rounds to do.")] = None,
+    rho: Annotated[float | None, typer.Option(metavar="X", help="Step of the edge duals.")] = None,
+    ca_key: CaKey = None,
+) -> None:
+    """At the organiser: sign what holds for the rounds from now on; what is not given is as in the contract."""
+    from fedkin.federate import enrol
+
+    organiser = enrol.read_federation(directory)
+    for path, names in enrol.order(organiser, lam=lam, rounds=rounds, rho=rho, ca_key=ca_key):
+        say(
+            f"wrote {path} on this machine, the organiser's.",
+            f"Send it to {listed(names, 8)}; there: fedkin site accept SITE {path.name}",
+        )
+
+
+@federation.command()
+def expel(
+    directory: Directory,
+    site: Annotated[str, typer.Argument(metavar="SITE", help="The site.")],
+    ca_key: CaKey = None,
+) -> None:
+    """At the organiser: sign that a site is out, for good. Neighbours that accept the notice close its link."""
+    from fedkin.federate import enrol
+
+    organiser = enrol.read_federation(directory)
+    path, _ = enrol.expel(organiser, site, ca_key)
+    _say_out(organiser, organiser.member(site).name, "is expelled", path)
+
+
+@federation.command()
+def status(
+    directory: Directory,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")] = False,
+) -> None:
+    """At the organiser: which sites are invited, admitted until when, have sent summaries, or are out."""
+    from fedkin.cli.console import print_json
+    from fedkin.cli.tables import add_row, plain_table
+    from fedkin.federate import enrol
+    from fedkin.federate.trust import fingerprint
+
+    organiser = enrol.read_federation(directory)
+    standings = enrol.status(organiser)
+    if json:
+        sites = [{**vars(one), "until": None if one.until is None else f"{one.until:%Y-%m-%d}"} for one in standings]
+        print_json({"run": organiser.charter.run, "authority": fingerprint(organiser.authority), "sites": sites})
+        return
+    table = plain_table("site", "is", "certificate until", "summaries")
+    for one in standings:
+        is_now = "out" if one.out else "admitted" if one.until else "invited" if one.invited else "not invited"
+        add_row(table, one.name, is_now, f"{one.until:%Y-%m-%d}" if one.until else "", str(one.summaries or ""))
+    output().print(table)
+    output().print(f"authority {fingerprint(organiser.authority)}, run {organiser.charter.run}")
+
+
+def _say_out(organiser: Organiser, site: str, what: str, path: Path) -> None:
+    out = organiser.out()
+    around = [organiser.members[v].name for v, _ in organiser.neighbours()[organiser.numbers[site]]]
+    still = [name for name in around if name not in out]
+    to = f"Send {path} to its neighbours {listed(still, 8)}" if still else "It has no neighbours; nothing is to be sent"
+    say(
+        f"{site} {what}, for good; its certificate is renewed no more, and its summaries count no more.",
+        f"{to}; there: fedkin site accept SITE {path.name}" if still else f"{to}.",
+    )
+    if what == "is expelled":
+        note(f"until a neighbour accepts the notice it keeps exchanging with {site}")

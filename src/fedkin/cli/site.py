@@ -2,13 +2,132 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
+
+from fedkin._base import count, listed
+from fedkin.cli.console import WRONG_INPUT, note, say
 
 site = typer.Typer(
     no_args_is_help=True,
     help="Take part in a federation: check rows, join, share, run. Rows stay where they are.",
 )
 
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The site's directory (fedkin site join).")]
+
 
 @site.callback()
 def _root() -> None: ...
+
+
+@site.command()
+def join(
+    invite: Annotated[Path, typer.Argument(metavar="FILE.invite", help="What the organiser sent.")],
+    data: Annotated[Path, typer.Option(metavar="TABLE", help="The site's rows, CSV or Parquet.")],
+    into: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The site's directory, to be made. [the site's name]")
+    ] = None,
+    fingerprint: Annotated[
+        str | None, typer.Option(metavar="HEX", help="Of the authority, as the organiser reads it out.")
+    ] = None,
+) -> None:
+    """At the site: check the rows against the contract, make a key that never leaves, and write the request."""
+    from fedkin.federate import enrol
+
+    done = enrol.join(invite, data, into, expected=fingerprint)
+    for finding in done.findings:
+        note(str(finding))
+    if fingerprint is None:
+        note(
+            f"the invite is signed by the authority with the fingerprint {done.authority_fingerprint}; before you send "
+            "anything, ask the organiser whether that is right (or join again with --fingerprint)"
+        )
+    key = "a new private key, which stays here," if done.new_key else "the key that was here"
+    say(
+        f"{count(done.n_rows, 'row')} fit the contract {done.invite.federation!r}; {done.directory} on this machine "
+        f"has them, prepared, with {key} and the request.",
+        f"Send {done.request} to the organiser; it holds no number that depends on rows. Read out, when asked, the "
+        f"fingerprint of your key: {done.key_fingerprint}. There: fedkin federation admit DIR {done.request.name}",
+    )
+
+
+@site.command()
+def check(
+    what: Annotated[
+        Path, typer.Argument(metavar="WHAT", help="A contract (TOML), an invite, or the directory of a site.")
+    ],
+    data: Annotated[Path, typer.Option(metavar="TABLE", help="The site's rows, CSV or Parquet.")],
+) -> None:
+    """At the site: say in words whether rows fit the contract, and are enough to share sums of. Writes nothing."""
+    from fedkin.data import read_columns
+    from fedkin.federate import enrol
+
+    contract, thresholds = enrol.contract_in(what)
+    findings = contract.check(read_columns(data), thresholds)
+    say(*(f"{'must be mended' if one.refuses else 'look at this'}: {one}" for one in findings))
+    if any(one.refuses for one in findings):
+        raise typer.Exit(WRONG_INPUT)
+    say(f"{data} fits the contract {contract.name!r}; nothing was written.")
+
+
+@site.command()
+def accept(
+    directory: Directory,
+    received: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What came: admit, order or notice.")],
+) -> None:
+    """At the site: check what the organiser (or a site that left) sent, and keep it."""
+    from fedkin.federate import enrol
+
+    for path in received:
+        say(enrol.accept(directory, path))
+
+
+@site.command()
+def renew(directory: Directory) -> None:
+    """At the site: make a new key and ask for its certificate. The old ones serve until the answer is accepted."""
+    from fedkin.federate import enrol
+
+    path, by_itself = enrol.renew(directory)
+    say(f"Send {path} to the organiser; there: fedkin federation admit DIR {path.name}")
+    if not by_itself:
+        note("the old certificate has ended, so the organiser must ask you for the fingerprint, and say --again")
+
+
+@site.command()
+def leave(
+    directory: Directory,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """At the site: sign that it leaves the federation, for good."""
+    from fedkin.federate import enrol
+
+    if not yes:
+        typer.confirm(f"{directory}: leave the federation, for good?", abort=True)
+    path = enrol.leave(directory)
+    neighbours = [one.member.name for one in enrol.read_site(directory).invite.neighbours]
+    say(
+        f"Send {path} to the organiser (there: fedkin federation admit DIR {path.name})"
+        + (f" and to {listed(neighbours, 8)} (there: fedkin site accept SITE {path.name})." if neighbours else ".")
+    )
+
+
+@site.command()
+def settings(
+    directory: Directory,
+    rows: Annotated[int | None, typer.Option(metavar="N", help="Fewest rows.")] = None,
+    rows_per_parameter: Annotated[float | None, typer.Option(metavar="X", help="Fewest rows per parameter.")] = None,
+    cell: Annotated[int | None, typer.Option(metavar="N", help="Fewest rows of a level or class.")] = None,
+    share_result: Annotated[
+        bool | None, typer.Option("--share-result/--keep-result", help="Whether the organiser may have the parameters.")
+    ] = None,
+    confirm: Annotated[bool, typer.Option("--confirm", help="site.toml was changed by hand, and is right.")] = False,
+) -> None:
+    """At the site: show or change its own rules, which may be stricter than the contract's, not laxer."""
+    from fedkin.federate import enrol
+
+    given = {"rows": rows, "rows_per_parameter": rows_per_parameter, "cell": cell, "share_result": share_result}
+    changed = {name: value for name, value in given.items() if value is not None}
+    found = enrol.change_settings(directory, confirmed=confirm, **changed)
+    say(*(f"{name} = {str(value).lower()}" for name, value in found.plain().items()))

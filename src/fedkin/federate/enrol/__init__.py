@@ -22,7 +22,7 @@ from fedkin.federate.enrol.files import Admit, Charter, Invite, Member, Neighbou
 from fedkin.federate.enrol.joining import Joined, accept, join, leave, renew
 from fedkin.federate.enrol.organiser import Organiser, expel, invite, new, read_charter, read_federation, read_invite
 from fedkin.federate.enrol.settings import SiteSettings, read_settings
-from fedkin.federate.enrol.site import Site, departures, read_site
+from fedkin.federate.enrol.site import Site, change_settings, contract_in, departures, read_site
 
 __all__ = [
     "Admission",
@@ -44,6 +44,8 @@ __all__ = [
     "admit",
     "admitted_steps",
     "centre_pair",
+    "change_settings",
+    "contract_in",
     "departures",
     "expel",
     "invite",

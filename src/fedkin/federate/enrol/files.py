@@ -20,7 +20,7 @@ AUTHORITY_KEY = "authority.key"
 INVITES, ADMITTED, SUMMARIES, ASKS, NOTICES, ORDER = "invites", "admitted", "summaries", "asks", "notices", "order.json"
 
 # --- in a site's directory ---
-INVITE, REQUEST, ADMIT = "invite.json", "request.json", "admit.json"
+INVITE, ADMIT = "invite.json", "admit.json"
 KEY, NEXT_KEY = "site.key", "next.key"  #: the second one waits for its certificate
 ROWS, SETTINGS = "rows.npz", "site.toml"
 

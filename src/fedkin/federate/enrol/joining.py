@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from fedkin._base import PRIVATE_DIRECTORY, write_file
-from fedkin.data import Rows, read_columns
+from fedkin.data import Finding, Rows, read_columns
 from fedkin.errors import DataError
 from fedkin.federate.contract.contract import Contract
 from fedkin.federate.enrol import files
@@ -21,7 +21,7 @@ from fedkin.federate.enrol.files import Invite, Request, Steps, contract_of, in_
 from fedkin.federate.enrol.notices import NOTICE_SUFFIX, make_notice, read_notice
 from fedkin.federate.enrol.organiser import read_invite
 from fedkin.federate.enrol.settings import SiteSettings
-from fedkin.federate.enrol.site import Site, key_of, read_admit, read_order, read_site
+from fedkin.federate.enrol.site import Site, key_of, read_admit, read_order, read_site, request_file
 from fedkin.federate.trust import (
     Pair,
     SecurityError,
@@ -44,7 +44,10 @@ StepMaker = Callable[[Invite, Rows], Steps]
 
 @dataclass(frozen=True)
 class Joined:
-    """What `join` did: the directory, the request to send, fingerprints to compare, and whether the key is new."""
+    """What `join` did: the directory, the request to send, fingerprints to compare, and whether the key is new.
+
+    ``findings`` are remarks on the rows, and why they are too few to share sums of, if they are.
+    """
 
     directory: Path
     request: Path
@@ -52,6 +55,7 @@ class Joined:
     authority_fingerprint: str
     key_fingerprint: str
     n_rows: int
+    findings: list[Finding]
     new_key: bool
 
 
@@ -97,7 +101,8 @@ def join(
     contract = contract_of(given.contract)
     place = Path(given.site.name) if directory is None else directory
     known = _known_before(place, given)
-    rows = contract.prepare(read_columns(data))
+    columns = read_columns(data)
+    rows = contract.prepare(columns)
     needed = contract.rounds.placement != "peer"
     if needed and steps is None:
         raise DataError(f"placement {contract.rounds.placement!r} needs the site's step numbers in its request")
@@ -113,9 +118,12 @@ def join(
         SiteSettings.of(contract).write(place / files.SETTINGS)
     asked = make_request(given.site.name, key)
     request = _request(given, contract, digest, asked, own_steps)
-    write_file(place / files.REQUEST, seal("request", request, Signer(given.site.name, key)), private=True)
+    sent = request_file(place, given.site.name)
+    write_file(sent, seal("request", request, Signer(given.site.name, key)), private=True)
     write_file(place / files.INVITE, read_text(invite), private=True)  # last: it makes the directory that of a site
-    return Joined(place, place / files.REQUEST, given, seen, fingerprint(asked), rows.n_samples, new_key=known is None)
+    return Joined(
+        place, sent, given, seen, fingerprint(asked), rows.n_samples, contract.check(columns), new_key=known is None
+    )
 
 
 def _known_before(place: Path, given: Invite) -> bytes | None:
@@ -194,7 +202,7 @@ def renew(directory: Path, steps: StepMaker | None = None, now: datetime | None 
     """
     site = read_site(directory)
     if site.certificate is None:
-        raise SecurityError(f"{site.name} is not admitted yet; send {directory / files.REQUEST} to the organiser")
+        raise SecurityError(f"{site.name} is not admitted yet; send its request to the organiser")
     if site.name in site.out:
         raise SecurityError(f"{site.name} has left or was expelled, for good: there is nothing to renew")
     path = directory / files.NEXT_KEY
@@ -210,8 +218,9 @@ def renew(directory: Path, steps: StepMaker | None = None, now: datetime | None 
     body = _request(site.invite, site.contract, digest, asked, own_steps)
     valid = validity(site.certificate)[1] > (now or datetime.now(UTC))
     signer = Signer.site(Pair(site.certificate, site.key)) if valid else Signer(site.name, key)
-    write_file(directory / files.REQUEST, seal("request", body, signer), private=True)
-    return directory / files.REQUEST, valid
+    path = request_file(directory, site.name)
+    write_file(path, seal("request", body, signer), private=True)
+    return path, valid
 
 
 def _accept_admit(site: Site, path: Path, text: bytes) -> str:

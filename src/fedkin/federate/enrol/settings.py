@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -71,9 +71,13 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                     f"{where}: {name} is {own}, laxer than the {agreed} of the contract; a site may only be stricter"
                 )
 
+    def plain(self) -> dict[str, Any]:
+        """Values by name."""
+        return msgspec.structs.asdict(self)
+
     def write(self, path: Path) -> None:
         """Write the file, with its digest."""
-        values = msgspec.to_builtins(self)
+        values = self.plain()
         shown = {name: str(value).lower() for name, value in values.items()}
         write_file(path, _WORDS.format(place=path.parent, digest=_digest(values), **shown), private=True)
 
@@ -99,7 +103,7 @@ def read_settings(path: Path, contract: Contract, *, confirmed: bool = True) -> 
         raise DataError(f"{path} is damaged, or not TOML ({error}); mend it, or remove it and join again") from None
     except msgspec.ValidationError as error:
         raise DataError(f"{path} {in_words(error)}") from None
-    if confirmed and digest != _digest(msgspec.to_builtins(found)):
+    if confirmed and digest != _digest(found.plain()):
         raise DataError(
             f"{path} was changed by hand, or damaged: look at it, then say that it is right with "
             f"fedkin site settings {path.parent} --confirm"
@@ -108,5 +112,5 @@ def read_settings(path: Path, contract: Contract, *, confirmed: bool = True) -> 
     return found
 
 
-def _digest(values: dict[str, object]) -> str:
+def _digest(values: dict[str, Any]) -> str:
     return hashlib.sha256(canonical(values)).hexdigest()[:16]

@@ -8,10 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from fedkin.data import Rows
 from fedkin.errors import DataError
-from fedkin.federate.contract.contract import Contract
+from fedkin.federate.contract.contract import Contract, Thresholds
+from fedkin.federate.contract.plans import in_words
 from fedkin.federate.enrol import files
 from fedkin.federate.enrol.files import Admit, Invite, Order, Request, checked, contract_of, in_file, read_text
 from fedkin.federate.enrol.notices import read_notices
@@ -78,7 +82,8 @@ class Site:
         """Certificate and key, both valid; raises `SecurityError` before the site is admitted and after it is out."""
         if self.certificate is None:
             raise SecurityError(
-                f"{self.directory}: {self.name} is not admitted yet; send {files.REQUEST} to the organiser"
+                f"{self.directory}: {self.name} is not admitted yet; send {request_file(self.directory, self.name)} "
+                "to the organiser"
             )
         if self.name in self.out:
             raise SecurityError(f"{self.directory}: {self.name} has left or was expelled, for good")
@@ -119,9 +124,39 @@ def read_site(directory: Path) -> Site:
     path = directory / files.ADMIT
     certificate = read_admit(path, invite, contract) if path.exists() else None
     if certificate is None:
-        path = directory / files.REQUEST
+        path = request_file(directory, invite.site.name)
     key = key_of(directory, _asked_for(path) if certificate is None else certificate, path)
     return Site(directory, invite, contract, settings, order, certificate, key, out)
+
+
+def contract_in(path: Path) -> tuple[Contract, Thresholds]:
+    """The contract in a TOML file, an invite or a site's directory, and thresholds: the site's own in the last case."""
+    if path.is_dir():
+        contract = contract_of(read_invite(path / files.INVITE)[0].contract)
+        return contract, read_settings(path / files.SETTINGS, contract).thresholds
+    contract = Contract.read(path) if path.suffix == ".toml" else contract_of(read_invite(path)[0].contract)
+    return contract, contract.thresholds
+
+
+def change_settings(directory: Path, *, confirmed: bool = False, **changes: Any) -> SiteSettings:
+    """Change some of a site's own rules, or confirm those that were changed by hand; returns all of them.
+
+    Raises
+    ------
+    DataError
+        When they would be laxer than the contract's, or the file was changed and that is not ``confirmed``.
+    """
+    contract = contract_of(read_invite(directory / files.INVITE)[0].contract)
+    path = directory / files.SETTINGS
+    found = read_settings(path, contract, confirmed=not confirmed)
+    try:
+        wanted = msgspec.convert({**found.plain(), **changes}, type=SiteSettings)
+    except msgspec.ValidationError as error:
+        raise DataError(f"{path} {in_words(error)}") from None
+    wanted.check(contract, str(path))
+    if confirmed or changes:
+        wanted.write(path)
+    return wanted
 
 
 def read_rows(directory: Path, contract: Contract) -> Rows:
@@ -190,8 +225,13 @@ def key_of(directory: Path, certificate: bytes, where: Path) -> bytes:
             except SecurityError as error:
                 raise in_file(path, error) from None
     raise SecurityError(
-        f"{where}: it is for another key than {directory / files.KEY}; ask the organiser to admit {files.REQUEST}"
+        f"{where}: it is for another key than {directory / files.KEY}; ask the organiser to admit the newest request"
     )
+
+
+def request_file(directory: Path, name: str) -> Path:
+    """What a site sends to the organiser."""
+    return directory / f"{name}.request"
 
 
 def _asked_for(path: Path) -> bytes:
