@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 import fedkin
-import fedkin.cli.demo
 import fedkin.cli.models
 from fedkin.cli import main
 from fedkin.errors import FedkinWarning, SolverError
@@ -522,10 +521,9 @@ def test_ctrl_c_in_a_process_of_its_own(place: Path) -> None:
 # --- the demonstration ----------------------------------------------------------------------------------------
 
 
-def test_demo(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedkin.cli.demo, "ROWS", 40)
-    monkeypatch.setattr(fedkin.cli.demo, "FEATURES", 4)
-    assert main(["demo", "--devices", "20", "--out", "report", "--json"]) == 0
+def test_demo(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--devices", "20", "--rows", "40", "--features", "4"]
+    assert main(["demo", *sizes, "--out", "report", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     error = document["estimation_error"]
     assert list(error) == ["Local", "Global", "Fed-ADMM", "Fed-ADMM-ES", "Oracle"]
@@ -540,10 +538,9 @@ def test_demo(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert json.loads(capsys.readouterr().out)["n_devices"] == 20
 
 
-def test_demo_in_words(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedkin.cli.demo, "ROWS", 30)
-    monkeypatch.setattr(fedkin.cli.demo, "FEATURES", 3)
-    assert main(["demo", "--devices", "10", "--varrho", "0.1"]) == 0
+def test_demo_in_words(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--devices", "10", "--rows", "30", "--features", "3"]
+    assert main(["demo", *sizes, "--varrho", "0.1"]) == 0
     shown = capsys.readouterr().out
     wanted = ("Local", "Global", "Fed-ADMM-ES", "Oracle", "kept its own 30 rows", "report.html", " fit demo-report")
     for words in wanted:

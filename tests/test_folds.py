@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,6 @@ from fedkin.data import Federation
 from fedkin.datasets import paper_design
 from fedkin.graph import Graph
 from fedkin.objective import Problem, QuadraticTerms
-from fedkin.solvers import path as paths
 from fedkin.solvers.crossvalidation import _fold_of_rows, cut_folds
 
 
@@ -52,7 +53,7 @@ def test_cores_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     lams = 1e-3 * np.geomspace(1, 1e-2, 12)
     results = []
     for cores in (1, 3):
-        monkeypatch.setattr(paths, "available_threads", lambda cores=cores: cores)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
         path = fedkin.lam_path(problem, lams, backend="numba")
         choice = fedkin.cross_validate_lam(problem, lams, folds=3, backend="numba")
         results.append((np.stack([solution.theta for solution in path.solutions]), choice.scores))

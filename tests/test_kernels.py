@@ -19,8 +19,9 @@ from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.objective import L1, FusedObjective, Problem, QuadraticTerms, make_penalty
 from fedkin.solvers import backend as choice
-from fedkin.solvers import compiled, fused_parameters, layout, solve_fused
+from fedkin.solvers import fused_parameters, solve_fused
 from fedkin.solvers import kernels as kernel_cache
+from fedkin.solvers.backend import Limits
 from fedkin.solvers.compiled import CompiledIteration
 from fedkin.solvers.kernels import gaps as gap_kernels
 from fedkin.solvers.kernels import steps as kernels
@@ -116,7 +117,7 @@ def test_warm_start_agrees() -> None:
     np.testing.assert_allclose(other.theta, one.theta, atol=1e-10, rtol=0)
 
 
-def started(objective: FusedObjective, **options: int) -> CompiledIteration:
+def started(objective: FusedObjective, **options: Any) -> CompiledIteration:
     quadratic = objective.terms
     assert isinstance(quadratic, QuadraticTerms)
     rho = initial_rho(objective, quadratic)
@@ -149,11 +150,9 @@ def test_iterations_follow_numpy(name: str, n_threads: int) -> None:
     ours.close()
 
 
-def test_certificate_without_stored_inverses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificate_without_stored_inverses() -> None:
     objective = OBJECTIVES["linear l2"]
-    stored = started(objective)
-    monkeypatch.setattr(layout, "ROOM", 0)
-    factorised = started(objective)
+    stored, factorised = started(objective), started(objective, limits=Limits(room=0))
     for iteration in (stored, factorised):
         iteration.advance(10)
     assert not factorised._devices.own_inverse.size
@@ -161,23 +160,21 @@ def test_certificate_without_stored_inverses(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("name", ["linear l1", "linear l2", "sparse l1", "mean l2, p=3", "singular designs"])
-def test_renumbering_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    objective = OBJECTIVES[name]
+def test_renumbering_changes_nothing(name: str) -> None:
+    objective, limits = OBJECTIVES[name], Limits(scrambled_devices=10)
     expected = solve_fused(objective, 1e-8, backend="numba")
-    monkeypatch.setattr(layout, "SCRAMBLED_DEVICES", 10)
-    assert started(objective)._numbering.changed
-    moved = solve_fused(objective, 1e-8, backend="numba")
+    assert started(objective, limits=limits)._numbering.changed
+    moved = solve_fused(objective, 1e-8, backend="numba", limits=limits)
     np.testing.assert_allclose(moved.theta, expected.theta, atol=1e-10)
     np.testing.assert_allclose(moved.alpha, expected.alpha, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["linear l1", "linear l2"])
-def test_pairs_that_are_not_copied(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    objective = OBJECTIVES[name]
+def test_pairs_that_are_not_copied(name: str) -> None:
+    objective, limits = OBJECTIVES[name], Limits(copied=0)
     expected = solve_fused(objective, 1e-8, backend="numba")
-    monkeypatch.setattr(compiled, "COPIED", 0)
-    assert started(objective).live
-    solution = solve_fused(objective, 1e-8, backend="numba")
+    assert started(objective, limits=limits).live
+    solution = solve_fused(objective, 1e-8, backend="numba", limits=limits)
     # rounding may differ in the last bits from one solve to the next; a stale pair would be off by far more
     np.testing.assert_allclose(solution.theta, expected.theta, rtol=0, atol=1e-12)
     np.testing.assert_allclose(solution.alpha, expected.alpha, rtol=0, atol=1e-12)
@@ -189,7 +186,7 @@ def test_interruption_leaves_a_certified_pair(
     method: str, after: int, copied: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objective = OBJECTIVES["linear l2"]
-    monkeypatch.setattr(compiled, "COPIED", copied)
+    limits = Limits(copied=copied, checks=0 if method == "_run" else 64)
     calls = []
     original = getattr(CompiledIteration, method)
 
@@ -201,9 +198,7 @@ def test_interruption_leaves_a_certified_pair(
         return found
 
     monkeypatch.setattr(CompiledIteration, method, run)
-    if method == "_run":
-        monkeypatch.setattr(CompiledIteration, "settle", lambda *_: None)
-    solution = solve_fused(objective, 1e-12, backend="numba")
+    solution = solve_fused(objective, 1e-12, backend="numba", limits=limits)
     assert solution.status == "interrupted"
     assert np.isfinite(solution.gap)
     assert (objective.penalty.dual_norm(solution.alpha) <= objective.edge_radius * (1 + 1e-12)).all()
@@ -212,13 +207,11 @@ def test_interruption_leaves_a_certified_pair(
 
 
 @pytest.mark.parametrize("name", ["linear l1", "linear l2"])
-def test_checks_in_one_go_are_the_checks_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_in_one_go_are_the_checks_one_by_one(name: str) -> None:
     objective = OBJECTIVES[name]
     # a pause after every few iterations, in the middle of what the schedule of checks looks back on
-    monkeypatch.setattr(compiled, "ONE_GO", 3e4)
-    together = solve_fused(objective, 1e-9, backend="numba")
-    monkeypatch.setattr(CompiledIteration, "settle", lambda *_: None)
-    apart = solve_fused(objective, 1e-9, backend="numba")
+    together = solve_fused(objective, 1e-9, backend="numba", limits=Limits(one_go=3e4))
+    apart = solve_fused(objective, 1e-9, backend="numba", limits=Limits(one_go=3e4, checks=0))
     np.testing.assert_array_equal(together.trace["n_iter"], apart.trace["n_iter"])
     np.testing.assert_allclose(together.trace["gap"], apart.trace["gap"], rtol=1e-3, atol=1e-13)
     np.testing.assert_allclose(together.theta, apart.theta, rtol=0, atol=1e-12)
@@ -300,9 +293,8 @@ def test_auto(loaded: bool, cached: bool, seconds: float, expected: str, monkeyp
     objective = OBJECTIVES["linear l1"]
     if not loaded:
         monkeypatch.delitem(sys.modules, "fedkin.solvers.kernels.steps")
-    monkeypatch.setattr(choice, "cached", lambda: cached)
-    monkeypatch.setattr(choice, "expected_seconds", lambda _: seconds / 4)
-    assert choice.resolve_backend("auto", objective, 4) == expected
+    n_solves = seconds / choice.expected_seconds(objective)
+    assert choice.resolve_backend("auto", objective, n_solves, lambda: cached) == expected
 
 
 def test_threads_are_limited_as_numba_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from fedkin import Federation, Graph, Problem, lam_max, lam_path, solve
 from fedkin.datasets import paper_design
 from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
 from fedkin.objective import make_penalty
-from fedkin.solvers import grids
 from fedkin.solvers.grids import fused_gradients, fused_solution, lam_grid, least_congestion
 
 DUAL_NORMS = {"l1": "inf", "l2": 2, "linf": 1}
@@ -132,12 +131,11 @@ def test_a_sharp_tolerance_does_not_unbalance_the_flow(penalty: str) -> None:
         assert exact * (1 - 1e-7) <= least_congestion(graph, make_penalty(penalty), gradient, tol)
 
 
-def test_the_first_order_method_agrees_with_maximum_flows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_order_method_agrees_with_maximum_flows() -> None:
     graph = random_graph(40, 0.1, seed=7, weighted=True)
     gradient = balanced(graph, 2, 7)
     exact = least_congestion(graph, make_penalty("l1"), gradient, 1e-3)
-    monkeypatch.setattr(grids, "FLOW_SIZE", 0)
-    assert least_congestion(graph, make_penalty("l1"), gradient, 1e-3) == pytest.approx(exact, rel=2e-3)
+    assert least_congestion(graph, make_penalty("l1"), gradient, 1e-3, flow_size=0) == pytest.approx(exact, rel=2e-3)
 
 
 def test_devices_that_agree_or_have_no_neighbours_need_no_penalty() -> None:

@@ -23,7 +23,7 @@ from fedkin.fitting import FitOptions, FittedModel, fit_federation
 from fedkin.report import DemoResult, demo_page, demo_picture
 from fedkin.stats import global_fit, local_fit, oracle_fit
 
-ROWS, FEATURES, GROUPS = 60, 20, 5
+GROUPS = 5
 LOCAL, GLOBAL, GIVEN, SELECTED, ORACLE = "Local", "Global", "Fed-ADMM", "Fed-ADMM-ES", "Oracle"
 _MEANING = {
     LOCAL: "each site alone",
@@ -39,6 +39,8 @@ def demo(
         Path, typer.Option(metavar="DIR", help="Directory for the report and the data of the demonstration.")
     ] = Path("demo-report"),
     devices: Annotated[int, typer.Option(help="Number of sites.")] = 60,
+    rows: Annotated[int, typer.Option(min=2, help="Rows that each site learns from; it has as many to test on.")] = 60,
+    features: Annotated[int, typer.Option(min=1, help="Number of features.")] = 20,
     varrho: Annotated[float, typer.Option(help="Share of the graph that is wrong.")] = 0.2,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
     as_json: Json = False,
@@ -49,8 +51,7 @@ def demo(
     if out.is_file():
         raise ParameterError(f"--out {out} is a file, expected a directory for the report")
     with working("generating sites") as say:
-        # half of the rows are for testing: ROWS are left to learn from
-        design = paper_design(devices, 2 * ROWS, FEATURES, GROUPS, varrho=varrho, seed=seed)
+        design = paper_design(devices, 2 * rows, features, GROUPS, varrho=varrho, seed=seed)
         out.mkdir(parents=True, exist_ok=True)  # before the work: a place that cannot be written is told at once
         model, result = _found(design, seed, say)
         write_file(out / "report.html", demo_page(result))
@@ -77,6 +78,7 @@ def demo(
 def _found(design: Design, seed: int, say: Report) -> tuple[FittedModel, DemoResult]:
     """The model that Fedkin fits after testing the edges, and how it and the other methods did."""
     train, test = design.federation.split(0.5, seed)
+    rows, features = int(train.n_samples[0]), train.n_features
     # as in the paper: no intercept, features as they are
     plain = FitOptions(fit_intercept=False, standardize=False, select="none", seed=seed)
     say("Local, Global and Oracle")
@@ -93,7 +95,7 @@ def _found(design: Design, seed: int, say: Report) -> tuple[FittedModel, DemoRes
     held_out = {name: _squared_error(estimate, test) for name, estimate in theta.items()}
     names = _names(model.n_devices)
     result = DemoResult(
-        summary=_summary(design, model, error),
+        summary=_summary(design, model, rows, error),
         estimation=error,
         held_out=held_out,
         meaning=_MEANING,
@@ -103,7 +105,7 @@ def _found(design: Design, seed: int, say: Report) -> tuple[FittedModel, DemoRes
         labels=design.labels,
         groups=[[names[u] for u in np.flatnonzero(model.clusters == k)] for k in range(model.n_clusters)],
         facts={
-            "Sites": f"{model.n_devices}, each with {ROWS} rows to learn from, {ROWS} to test on, {FEATURES} features",
+            "Sites": f"{model.n_devices}, each with {rows} rows to learn from, {rows} to test on, {features} features",
             "Graph": graph_words(model),
             "lam": f"{model.lam:.4g}, by cross-validation within the sites",
             "Gap": f"{model.gap:.1e}: the objective is proven to be within this share of its minimum",
@@ -118,12 +120,12 @@ def _squared_error(theta: Array, test: Federation) -> float:
     return float(((test.y - np.einsum("np,np->n", test.X, theta[test.device_index])) ** 2).mean())
 
 
-def _summary(design: Design, model: FittedModel, error: dict[str, float]) -> str:
+def _summary(design: Design, model: FittedModel, rows: int, error: dict[str, float]) -> str:
     wrong = int((design.labels[design.graph.edges[:, 0]] != design.labels[design.graph.edges[:, 1]]).sum())
     right = _same_partition(model.clusters, design.labels)
     found = f"{count(model.n_clusters, 'group')} of sites"
     return (
-        f"Every one of the {model.n_devices} sites kept its own {ROWS} rows. A graph said which sites may be alike, "
+        f"Every one of the {model.n_devices} sites kept its own {rows} rows. A graph said which sites may be alike, "
         f"but {wrong} of its {design.graph.n_edges} edges were wrong. Fedkin found {found}"
         f"{', exactly the true ones' if right else f'; in truth there are {GROUPS}'}. "
         f"Its error is {_ratio(error[SELECTED], error[LOCAL])} that of a site on its own and "

@@ -11,29 +11,36 @@ from scipy import sparse
 from fedkin._base import Array, Index
 from fedkin.errors import GraphError
 
-_DENSE_EIGENVALUES = 1500  # up to this many devices a dense eigenvalue routine is quicker than an iterative one
-_FACTOR_ENTRIES = 5 * 10**7  # the largest sparse factor that algebraic_connectivity makes
 
+def smallest_nonzero_eigenvalue(
+    laplacian: sparse.csr_array, labels: Index, dense_size: int = 1500, factor_entries: int = 5 * 10**7
+) -> float:
+    """Of a Laplacian ``(V, V)`` whose components are numbered by ``labels (V,)``; infinity without any edge.
 
-def smallest_nonzero_eigenvalue(laplacian: sparse.csr_array, labels: Index) -> float:
-    """Of a Laplacian ``(V, V)`` whose components are numbered by ``labels (V,)``; infinity without any edge."""
+    Components of more than ``dense_size`` devices are left to an iterative routine, which is quicker there; it uses a
+    sparse factor that has no more than ``factor_entries``.
+    """
     order = np.argsort(labels, kind="stable")
     sizes = np.bincount(labels)
     smallest = math.inf
     for members in np.split(order, np.cumsum(sizes)[:-1]):
         if len(members) > 1:
             block = laplacian if len(sizes) == 1 else laplacian[members][:, members]
-            smallest = min(smallest, _second_eigenvalue(sparse.csr_array(block)))
+            dense = len(members) <= dense_size
+            second = (
+                np.linalg.eigvalsh(block.toarray())[1]
+                if dense
+                else _second_eigenvalue(sparse.csr_array(block), factor_entries)
+            )
+            smallest = min(smallest, float(second))
     return smallest
 
 
-def _second_eigenvalue(laplacian: sparse.csr_array) -> float:
-    if laplacian.shape[0] <= _DENSE_EIGENVALUES:
-        return float(np.linalg.eigvalsh(laplacian.toarray())[1])
+def _second_eigenvalue(laplacian: sparse.csr_array, factor_entries: int) -> float:
     from scipy.sparse.linalg import LinearOperator, eigsh
 
     size = laplacian.shape[0]
-    solve = _grounded_solver(laplacian)
+    solve = _grounded_solver(laplacian, factor_entries)
 
     def pseudo_inverse(vector: Array) -> Array:
         centred = vector - vector.mean()
@@ -48,7 +55,7 @@ def _second_eigenvalue(laplacian: sparse.csr_array) -> float:
     return float(1.0 / largest[0])
 
 
-def _grounded_solver(laplacian: sparse.csr_array) -> Callable[[Array], Array]:
+def _grounded_solver(laplacian: sparse.csr_array, factor_entries: int) -> Callable[[Array], Array]:
     """Solutions of ``laplacian @ x = b`` for b of mean zero: by a sparse factor if it is small, else by iteration.
 
     The band under a Cuthill-McKee order says how large a factor may get: small for paths, grids and maps, where
@@ -63,7 +70,7 @@ def _grounded_solver(laplacian: sparse.csr_array) -> Callable[[Array], Array]:
     entries = laplacian.tocoo()
     band = np.zeros(size, dtype=np.int64)
     np.maximum.at(band, place[entries.coords[0]], place[entries.coords[0]] - place[entries.coords[1]])
-    if int(band.sum()) <= _FACTOR_ENTRIES:
+    if int(band.sum()) <= factor_entries:
         # With one device held at zero the rest is positive definite.
         rest = order[1:]
         factor = splu(sparse.csc_array(laplacian[rest][:, rest]), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from fedkin.errors import ParameterError
 from fedkin.objective import DeviceTerms, FusedObjective, QuadraticTerms
@@ -34,8 +34,27 @@ THREADING_PAYS = 1e6
 _KERNELS = "fedkin.solvers.kernels.steps"
 
 
-def resolve_backend(backend: Backend, objective: FusedObjective, n_solves: int = 1) -> Resolved:
-    """The backend to use for ``n_solves`` problems with the size and penalty of ``objective``."""
+class Limits(NamedTuple):
+    """Sizes at which compiled iterations change how they work, not what they find."""
+
+    #: Renumbering devices may pay from so many on.
+    scrambled_devices: int = 50_000
+    #: Inverse Gram matrices with up to this many entries are kept for the certificates, others are factorised again.
+    room: int = 20_000_000
+    #: Pairs with more edge duals than this are not copied: they change when the iteration goes on.
+    copied: int = 1_000_000
+    #: Iterations that take this many nanoseconds are done in one go (Ctrl-C waits for them), with so many checks.
+    one_go: float = 5e7
+    checks: int = 64
+
+
+USUAL = Limits()
+
+
+def resolve_backend(
+    backend: Backend, objective: FusedObjective, n_solves: float = 1, in_cache: Callable[[], bool] = cached
+) -> Resolved:
+    """The backend for ``n_solves`` problems with the size and penalty of ``objective``; kernels may be ``in_cache``."""
     if backend not in get_args(Backend):
         raise ParameterError(f"unknown backend {backend!r}; choose one of {', '.join(get_args(Backend))}")
     if backend == "numpy":
@@ -52,7 +71,7 @@ def resolve_backend(backend: Backend, objective: FusedObjective, n_solves: int =
     work = n_solves * expected_seconds(objective)
     if work < LOADING_PAYS:
         return "numpy"
-    return "numba" if work > COMPILING_PAYS or cached() else "numpy"
+    return "numba" if work > COMPILING_PAYS or in_cache() else "numpy"
 
 
 def expected_seconds(objective: FusedObjective) -> float:

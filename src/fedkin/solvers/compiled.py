@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedkin._base import Array, available_threads
 from fedkin.objective import FusedObjective, QuadraticTerms
-from fedkin.solvers.backend import Crew, iteration_is_shared, iteration_work
+from fedkin.solvers.backend import USUAL, Crew, Limits, iteration_is_shared, iteration_work
 from fedkin.solvers.kernels import checks as check_kernels
 from fedkin.solvers.kernels import gaps as gap_kernels
 from fedkin.solvers.kernels import steps as kernels
@@ -28,13 +28,6 @@ from fedkin.solvers.pdhg import (
     Stopping,
     weights_of_devices,
 )
-
-#: Pairs with more edge duals than this are not copied: they change when the iteration goes on.
-COPIED = 1_000_000
-#: Iterations that take this many nanoseconds are done in one go: Ctrl-C waits for them.
-ONE_GO = 5e7
-#: Checks in one go.
-CHECKS = 64
 
 
 class KernelIteration(Iteration):
@@ -78,10 +71,12 @@ class CompiledIteration(KernelIteration):
         zeta: Array | None,
         rho: Array,
         n_threads: int | None = None,
+        limits: Limits = USUAL,
     ) -> None:
         threads = available_threads() if iteration_is_shared(objective, quadratic) else 1
         self._crew = Crew(threads if n_threads is None else n_threads)
-        self._numbering = numbering = Numbering(objective.graph)
+        self._limits = limits
+        self._numbering = numbering = Numbering(objective.graph, limits.scrambled_devices)
         self._device_ranges = self._crew.split(quadratic.n_devices)
         self._edge_ranges = self._crew.split(objective.graph.n_edges)
         radius = np.array(numbering.edges_to_internal(objective.edge_radius))
@@ -89,12 +84,12 @@ class CompiledIteration(KernelIteration):
             frozen(numbering.head), frozen(numbering.tail), radius, kernels.KINDS[objective.penalty.name]
         )
         self._edge_weight = frozen(numbering.edges_to_internal(objective.graph.weights))
-        self._grams = None if quadratic.isotropic else Grams(quadratic, numbering, self._crew)
+        self._grams = None if quadratic.isotropic else Grams(quadratic, numbering, self._crew, limits.room)
         own = self._set_devices(objective, quadratic)
         self.regular = own is not None
         self._state = self._started(quadratic, own, theta, alpha, zeta)
         self._rebalancing = Rebalancing()
-        self._in_one_go = max(1, int(ONE_GO / iteration_work(objective, quadratic)))
+        self._in_one_go = max(1, int(limits.one_go / iteration_work(objective, quadratic)))
         self._factor: Array | None = None
         self._counters = np.zeros(check_kernels.N_COUNTERS, dtype=np.int64)
         self._moves = np.empty((2, quadratic.n_params))
@@ -157,17 +152,17 @@ class CompiledIteration(KernelIteration):
 
     @property
     def live(self) -> bool:
-        return bool(self._state.y.size > COPIED) and not self._numbering.changed
+        return bool(self._state.y.size > self._limits.copied) and not self._numbering.changed
 
     # --- whole solves in one call ------------------------------------------------------------------------------------
 
     def settle(self, stopping: Stopping) -> Checked | None:
         """Iterations and checks without coming back here in between, on one thread and without sparsity."""
-        if self._crew.size > 1 or not self.regular or self._state.z.size:
+        if self._crew.size > 1 or not self.regular or self._state.z.size or not self._limits.checks:
             return None
         self._apply_factor()
         count, known, rebalancing = self._counters, len(self._last_checks), self._rebalancing
-        rows = np.empty((known + CHECKS, 3))
+        rows = np.empty((known + self._limits.checks, 3))
         rows[:known] = self._last_checks
         count[check_kernels.CHECKS], count[check_kernels.DONE] = known, self.n_iter
         count[check_kernels.LOOK_AT], count[check_kernels.INTERVAL] = rebalancing.next, rebalancing.interval
@@ -204,10 +199,10 @@ class CompiledIteration(KernelIteration):
         """Levels one after the other, on one thread and without sparsity; `check_kernels.settle_levels` says how.
 
         It starts anew: each level with the first rho, and the first one, where none is ``known``, at the state. Returns
-        the number of levels done, the table ``(m, N_COLUMNS)`` and the checks ``(m, CHECKS, 3)``.
+        the number of levels done, the table ``(m, N_COLUMNS)`` and the checks ``(m, k, 3)``.
         """
         table = np.empty((strengths.size, check_kernels.N_COLUMNS))
-        checks = np.empty((strengths.size, CHECKS, 3))
+        checks = np.empty((strengths.size, self._limits.checks, 3))
         levels = check_kernels.Levels(
             frozen(strengths), theta, alpha, table, checks, self._edge_weight, frozen(component)
         )

@@ -14,7 +14,7 @@ import numpy as np
 from fedkin._base import Array, check_positive, check_whole
 from fedkin.errors import ConvergenceWarning, ParameterError
 from fedkin.objective import DeviceTerms, FusedObjective, Problem, QuadraticTerms, Solution, Status
-from fedkin.solvers.backend import Backend, Resolved, resolve_backend
+from fedkin.solvers.backend import USUAL, Backend, Limits, Resolved, resolve_backend
 from fedkin.solvers.newton import (
     HOPELESS,
     POOR,
@@ -129,9 +129,11 @@ def solve_fused(
     warm_start: Solution | None = None,
     quiet: bool = False,
     backend: Backend = "auto",
+    limits: Limits = USUAL,
 ) -> Solution:
     """`solve` on arrays; the objective is |V| times the public one. ``quiet`` leaves out the convergence warning."""
-    search = Search(objective, tol, max_iter, _start(objective, warm_start), resolve_backend(backend, objective))
+    start, resolved = _start(objective, warm_start), resolve_backend(backend, objective)
+    search = Search(objective, tol, max_iter, start, resolved, limits)
     try:
         search.run(warm=warm_start is not None)
     except KeyboardInterrupt:
@@ -174,9 +176,15 @@ class Search:
     """The state of one solve: the best certified pair so far and how it was reached."""
 
     def __init__(
-        self, objective: FusedObjective, tol: float, max_iter: int, start: PrimalDual, backend: Resolved
+        self,
+        objective: FusedObjective,
+        tol: float,
+        max_iter: int,
+        start: PrimalDual,
+        backend: Resolved,
+        limits: Limits,
     ) -> None:
-        self.objective, self.tol, self.max_iter, self.backend = objective, tol, max_iter, backend
+        self.objective, self.tol, self.max_iter, self.backend, self.limits = objective, tol, max_iter, backend, limits
         terms, theta = objective.terms, start.theta
         values = terms.c if isinstance(terms, QuadraticTerms) else terms.values(np.zeros_like(theta))
         raise_if_not_finite(objective.graph, values, "loss at theta = 0")
@@ -227,7 +235,7 @@ class Search:
         # a cold start is each device's own minimiser: closer than 0 for weak penalties, as good as any for strong ones
         theta, alpha = (start.theta, start.alpha) if warm else (None, None)
         rho = initial_rho(self.objective, terms)
-        iteration = start_iteration(self.backend, self.objective, terms, theta, alpha, start.zeta, rho)
+        iteration = start_iteration(self.backend, self.objective, terms, theta, alpha, start.zeta, rho, self.limits)
         stopping = Stopping(self.tol, self.floor, self.max_iter, FUSING_HELPS)
         try:
             while self.status != "converged" and self.n_iter < self.max_iter:
@@ -329,7 +337,7 @@ class Search:
         before = local.value(at.theta)
         enough = 0.2 * self.tol * self.scale(float(at.values.sum()))
         done = self.n_iter
-        iteration = start_iteration(self.backend, local, model, at.theta, start.alpha, start.zeta, rho)
+        iteration = start_iteration(self.backend, local, model, at.theta, start.alpha, start.zeta, rho, self.limits)
         try:
             while True:
                 iteration.advance(check_after(iteration.n_iter))
@@ -408,6 +416,7 @@ def start_iteration(
     alpha: Array | None,
     zeta: Array | None,
     rho: Array,
+    limits: Limits = USUAL,
 ) -> Iteration:
     """An iteration on that backend; `NumpyIteration` says where it starts."""
     if backend == "numpy":
@@ -418,7 +427,7 @@ def start_iteration(
     chains = chains_for(objective, quadratic)
     if chains is not None:
         return ChainIteration(objective, quadratic, chains, alpha)
-    return CompiledIteration(objective, quadratic, theta, alpha, zeta, rho)
+    return CompiledIteration(objective, quadratic, theta, alpha, zeta, rho, limits=limits)
 
 
 @dataclass(frozen=True)

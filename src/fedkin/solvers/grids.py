@@ -21,8 +21,6 @@ from fedkin.solvers.exact import solve_fused, uninterrupted
 
 #: Relative gap of the fused solution, whose gradients decide `lam_max`.
 FUSED_GAP = 1e-10
-#: Graphs with more devices and edges than this are left to the first-order method, which needs no maximum flows.
-FLOW_SIZE = 300_000
 #: Sum of the capacities out of the source: maximum flows are computed in 32-bit integers.
 FLOW_UNITS = 2**30
 
@@ -126,11 +124,12 @@ def checked_grid(lams: Sequence[float] | Array) -> Array:
     return np.sort(grid)[::-1]
 
 
-def least_congestion(graph: Graph, penalty: Penalty, gradient: Array, tol: float) -> float:
+def least_congestion(graph: Graph, penalty: Penalty, gradient: Array, tol: float, flow_size: int = 300_000) -> float:
     """Smallest L such that some y with ``dual_norm(y_e) <= L w_e`` has ``D' y = -gradient``.
 
     ``gradient (V, p)`` sums to 0 over each component. The result is at least the exact value, and at most ``1 + tol``
-    times it, up to rounding.
+    times it, up to rounding. Graphs with more than ``flow_size`` devices and edges are left to the first-order method,
+    which needs no maximum flows.
     """
     if graph.n_edges == 0 or not np.abs(gradient).max() > 0:
         return 0.0
@@ -141,7 +140,7 @@ def least_congestion(graph: Graph, penalty: Penalty, gradient: Array, tol: float
     if upper <= (1.0 + tol) * lower or _is_forest(graph):
         return upper
     separate = penalty.separable or gradient.shape[1] == 1
-    if separate and graph.n_devices + graph.n_edges <= FLOW_SIZE:
+    if separate and graph.n_devices + graph.n_edges <= flow_size:
         return _by_maximum_flow(graph, gradient, (np.abs(electrical) / graph.weights[:, None]).max(axis=0), lower)
     return _by_first_order(graph, penalty, gradient, lower, upper, tol)
 

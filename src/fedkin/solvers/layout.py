@@ -14,10 +14,8 @@ from fedkin.solvers.backend import Crew
 from fedkin.solvers.kernels import gaps as gap_kernels
 from fedkin.solvers.kernels.jit import frozen
 
-#: Renumbering pays above this many devices when neighbours are farther apart than this share of all numbers.
-SCRAMBLED_DEVICES, SCRAMBLED_SHARE = 50_000, 0.05
-#: Inverse Gram matrices with up to this many entries are kept for the certificates, others are factorised again.
-ROOM = 20_000_000
+#: Renumbering pays when neighbours are farther apart than this share of all numbers.
+SCRAMBLED_SHARE = 0.05
 #: A Gram matrix with all pivots above this share of its diagonal is regular beyond doubt.
 SAFE_PIVOT = 1e-6
 
@@ -29,9 +27,9 @@ class Numbering:
     and ``tail (E,)`` the internal numbers of the ends of the edges.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, scrambled_devices: int) -> None:
         i, j = graph.edges[:, 0], graph.edges[:, 1]
-        self.changed = graph.n_devices >= SCRAMBLED_DEVICES and bool(np.mean(i - j) > SCRAMBLED_SHARE * graph.n_devices)
+        self.changed = graph.n_devices >= scrambled_devices and bool(np.mean(i - j) > SCRAMBLED_SHARE * graph.n_devices)
         self.devices: Index = np.arange(graph.n_devices)
         self.edges: Index = np.empty(0, dtype=np.int64)
         if self.changed:
@@ -80,15 +78,16 @@ class Grams:
     terms (`QuadraticTerms.shared`), where numbers are the caller's and there is room.
     """
 
-    def __init__(self, quadratic: QuadraticTerms, numbering: Numbering, crew: Crew) -> None:
+    def __init__(self, quadratic: QuadraticTerms, numbering: Numbering, crew: Crew, room: int) -> None:
         self.A, self._order = frozen(quadratic.A), frozen(numbering.devices)
         self._crew, self._ranges = crew, crew.split(quadratic.n_devices)
-        self._kept = quadratic.shared if not numbering.changed and self.A.size <= ROOM else None
+        self._fits = self.A.size <= room
+        self._kept = quadratic.shared if self._fits and not numbering.changed else None
 
     def minimizers(self, b: Array) -> tuple[Array | None, Array]:
         """Each device's own minimiser, None when one may not be unique; and inverses, empty without room for them."""
         none = np.empty((0, *self.A.shape[1:]))
-        if self.A.size > ROOM:
+        if not self._fits:
             return self._solved(b), none
         known = {} if self._kept is None else self._kept
         inverse = known.get("inverse")
