@@ -84,7 +84,7 @@ def test_scipy_of_other_kinds():
         ([[0, np.nan], [np.nan, 0]], None, "NaN or infinite"),
         (np.zeros((2, 3)), None, r"must be square, got the shape \(2, 3\)"),
         (np.zeros((2, 2), dtype=complex), None, "real numbers, got complex128"),
-        (np.zeros((2, 2)), "abc", "has 2 rows, but there are 3 devices"),
+        (np.zeros((2, 2)), "abc", "2 matrix rows for 3 devices: give one matrix row per device"),
         ("matrix", None, "expected a matrix"),
     ],
 )

@@ -56,14 +56,8 @@ def network_lasso_admm(
         Penalty of the augmented Lagrangian; by default ``4 * mean curvature / mean degree``.
     tol : float, optional
         Stop when the relative duality gap is at most this.
-    reference : Solution or array (V, p), optional
-        For the column ``distance`` of the trace.
-    warm_start : Solution, optional
-        Where theta and the duals start; at 0 by default.
-    callbacks : sequence of callables
-        Called with a `Progress` whenever a line is recorded; a true result ends the run.
-    record_every : int, optional
-        Rounds between lines of the trace; by default they grow by a fifth.
+    reference, warm_start, callbacks, record_every
+        As in `fedkin.fed_admm`.
 
     Returns
     -------
@@ -87,8 +81,8 @@ def network_lasso_admm(
     if objective.sparsity is not None:
         raise ParameterError("network-lasso ADMM has no sparsity term; use fedkin.solve or fedkin.fed_admm")
     degree = graph.degree.astype(np.float64)
-    theta, alpha = starting_point(problem, warm_start)
-    alpha = np.zeros((graph.n_edges, problem.n_params)) if alpha is None else alpha
+    theta, duals = starting_point(problem, warm_start)
+    alpha = np.zeros((graph.n_edges, problem.n_params)) if duals is None else duals
     if rho == "auto":
         curvature = np.einsum("vii->v", objective.terms.hessians(theta)).mean() / problem.n_params
         strength = 4.0 * float(curvature) / max(float(degree.mean()), 1e-12)
@@ -98,33 +92,46 @@ def network_lasso_admm(
     minimise = _node_minimiser(objective.terms, np.maximum(strength * degree, 1e-12 * strength)[:, None])
     sums = sparse.csr_array(graph.incidence().T)
     balance = before = np.asarray(sums @ alpha)
-    trace, status, done = Trace(problem, reference), "iteration_limit", 0
-    planned, n_rows = next_record(0, record_every), float(problem.federation.n_samples.sum())
-    with deferred_interrupt() as interrupt:
+    previous, n_rows = alpha, float(problem.federation.n_samples.sum())
+
+    def advance(t: int) -> None:
+        nonlocal theta, previous, alpha, before, balance
+        theta, previous = minimise(theta, 2.0 * balance - before), alpha
+        alpha = edge_update(alpha, objective.differences(theta), strength, objective.edge_radius, objective.penalty)
+        before, balance = balance, np.asarray(sums @ alpha)
+
+    def record(t: int) -> dict[str, float]:
+        columns = {"primal_residual": root_mean_square(alpha - previous) / strength, **_traffic(problem, t, n_rows * t)}
+        if tol is not None:
+            columns["gap"] = certify(objective, theta, [balance]).gap
+        return trace.record(t, theta, balance, **columns)
+
+    trace = Trace(problem, reference)
+    status, done = _iterate(rounds, advance, record, lambda: theta, callbacks, record_every, tol)
+    return _finish(problem, theta, alpha, balance, status, done, trace)
+
+
+def _iterate(
+    rounds: int,
+    advance: Callable[[int], None],
+    record: Callable[[int], dict[str, float]],
+    theta: Callable[[], Array],
+    callbacks: Sequence[Callback],
+    record_every: int | None,
+    tol: float | None = None,
+) -> tuple[Status, int]:
+    """Advance round after round, and record some of them, until something ends it; how it ended, and after how many."""
+    planned = next_record(0, record_every)
+    with deferred_interrupt() as interrupt, np.errstate(over="ignore", invalid="ignore"):
         for t in range(1, rounds + 1):
-            theta = minimise(theta, 2.0 * balance - before)
-            previous = alpha
-            alpha = edge_update(alpha, objective.differences(theta), strength, objective.edge_radius, objective.penalty)
-            before, balance, done = balance, np.asarray(sums @ alpha), t
+            advance(t)
             if t in (planned, rounds) or interrupt.pressed:
-                planned = next_record(t, record_every)
-                vectors = 2.0 * graph.n_edges * t
-                columns = {
-                    "primal_residual": root_mean_square(alpha - previous) / strength,
-                    "vectors": vectors,
-                    "bytes": vectors * problem.n_params * 8.0,
-                    "rows": n_rows * t,
-                }
-                if tol is not None:
-                    columns["gap"] = certify(objective, theta, [balance]).gap
-                line = trace.record(t, theta, balance, **columns)
+                planned, line = next_record(t, record_every), record(t)
                 if tol is not None and line["gap"] <= tol:
-                    status = "converged"
-                    break
-                if interrupt.pressed or run_callbacks(callbacks, Progress(t, theta, line)):
-                    status = "interrupted"
-                    break
-    return _finish(problem, theta, alpha, balance, status, done, trace)  # type: ignore[arg-type]
+                    return "converged", t
+                if interrupt.pressed or run_callbacks(callbacks, Progress(t, theta(), line)):
+                    return "interrupted", t
+    return "iteration_limit", rounds
 
 
 def _node_minimiser(terms: DeviceTerms, weight: Array) -> Resolve:
@@ -206,18 +213,10 @@ def subgradient_descent(
         their own: try a grid.
     decay : float
         Between 0 and 1; 1/2 is the classical choice for functions with kinks.
-    average : "last", "paper" or "tail"
-        As in `fedkin.fed_admm`.
     seed : int
         Of the batches.
-    reference : Solution or array (V, p), optional
-        For the column ``distance`` of the trace.
-    warm_start : Solution, optional
-        Where theta starts; at 0 by default.
-    callbacks : sequence of callables
-        Called with a `Progress` whenever a line is recorded; a true result ends the run.
-    record_every : int, optional
-        Rounds between lines of the trace; by default they grow by a fifth.
+    average, reference, warm_start, callbacks, record_every
+        As in `fedkin.fed_admm`.
 
     Returns
     -------
@@ -254,24 +253,24 @@ def subgradient_descent(
     gradients = Gradients(rows, seed)
     objective, trace = problem.fused, Trace(problem, reference)
     theta, _ = starting_point(problem, warm_start)
-    mean, status, done = theta, "iteration_limit", 0
-    planned = next_record(0, record_every)
-    with deferred_interrupt() as interrupt, np.errstate(over="ignore", invalid="ignore"):
-        for t in range(1, rounds + 1):
-            direction = gradients(t, theta) + penalty_subgradient(objective, theta)[1]
-            moved = theta - length / t**decay * direction
-            mean = mean + averaging_weight(average, t) * ((theta if average == "paper" else moved) - mean)
-            theta, done = moved, t
-            if t in (planned, rounds) or interrupt.pressed:
-                planned = next_record(t, record_every)
-                line = trace.record(t, mean, None, **_traffic(problem, t, float(gradients.looked.sum())))
-                _raise_if_lost(line["objective"], t)
-                if interrupt.pressed or run_callbacks(callbacks, Progress(t, mean, line)):
-                    status = "interrupted"
-                    break
+    mean = theta
+
+    def advance(t: int) -> None:
+        nonlocal theta, mean
+        moved = theta - length / t**decay * (gradients(t, theta) + penalty_subgradient(objective, theta)[1])
+        mean = mean + averaging_weight(average, t) * ((theta if average == "paper" else moved) - mean)
+        theta = moved
+
+    def record(t: int) -> dict[str, float]:
+        line = trace.record(t, mean, None, **_traffic(problem, t, float(gradients.looked.sum())))
+        if not np.isfinite(line["objective"]):
+            raise SolverError(f"subgradient descent ran away within {t} rounds; give a smaller step")
+        return line
+
+    status, done = _iterate(rounds, advance, record, lambda: mean, callbacks, record_every)
     alpha, _ = penalty_subgradient(problem.fused, mean)
     balance = np.asarray(problem.graph.incidence().T @ alpha)
-    return _finish(problem, mean, alpha, balance, status, done, trace)  # type: ignore[arg-type]
+    return _finish(problem, mean, alpha, balance, status, done, trace)
 
 
 def penalty_subgradient(objective: FusedObjective, theta: Array) -> tuple[Array, Array]:
@@ -288,8 +287,3 @@ def penalty_subgradient(objective: FusedObjective, theta: Array) -> tuple[Array,
 def _traffic(problem: Problem, rounds: int, rows: float) -> dict[str, float]:
     vectors = 2.0 * problem.graph.n_edges * rounds
     return {"vectors": vectors, "bytes": vectors * problem.n_params * 8.0, "rows": rows}
-
-
-def _raise_if_lost(value: float, t: int) -> None:
-    if not np.isfinite(value):
-        raise SolverError(f"subgradient descent ran away within {t} rounds; give a smaller step")

@@ -15,7 +15,7 @@ from fedkin.data.checks import deal_folds
 from fedkin.data.column import Column
 from fedkin.data.federation import INTERCEPT, Federation
 from fedkin.data.findings import Finding, raise_findings
-from fedkin.data.ids import device_id, device_ids
+from fedkin.data.ids import HasDevices, device_id, device_ids
 from fedkin.data.labels import Label, level_text
 from fedkin.data.rows import Rows
 from fedkin.data.schema import Schema
@@ -28,6 +28,7 @@ __all__ = [
     "Column",
     "Federation",
     "Finding",
+    "HasDevices",
     "Label",
     "Rows",
     "Schema",

@@ -32,6 +32,7 @@ from fedkin.data.checks import (
     stacked_targets,
 )
 from fedkin.data.columns import check_columns, chosen_features, directory_columns
+from fedkin.data.ids import HasDevices
 from fedkin.data.rows import Rows
 from fedkin.data.tables import Columns, columns_of, read_columns
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
@@ -41,7 +42,7 @@ _NAMES_A_ROW = re.compile(r"row \d+\b")
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
-class Federation:
+class Federation(HasDevices):
     """Devices and their rows. Immutable: every method that changes something returns another federation.
 
     Parameters
@@ -132,16 +133,14 @@ class Federation:
         feature_names: tuple[str, ...],
         target_name: str | None,
     ) -> None:
-        fields = {
-            "devices": devices,
-            "rows": rows.map(lambda part: frozen(np.ascontiguousarray(part))),
-            "starts": frozen(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)),
-            "row_order": frozen(row_order.astype(np.int64)),
-            "feature_names": feature_names,
-            "target_name": target_name,
-        }
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
+        vars(self).update(
+            devices=devices,
+            rows=rows.map(lambda part: frozen(np.ascontiguousarray(part))),
+            starts=frozen(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)),
+            row_order=frozen(row_order.astype(np.int64)),
+            feature_names=feature_names,
+            target_name=target_name,
+        )
 
     @classmethod
     def _of(cls, *fields: Any) -> Federation:
@@ -161,6 +160,7 @@ class Federation:
         *,
         offset: npt.ArrayLike | None = None,
         feature_names: Sequence[str] | None = None,
+        target_name: str | None = None,
     ) -> Federation:
         """A federation from stacked rows in any order.
 
@@ -176,6 +176,8 @@ class Federation:
             Known part of the linear predictor.
         feature_names : sequence of q str, optional
             By default ``x0, x1, ...``.
+        target_name : str, optional
+            What the target is called.
 
         Examples
         --------
@@ -183,18 +185,7 @@ class Federation:
         >>> fed.devices, fed.X[:, 0], fed.row_order
         (('b', 'a'), array([1., 3., 2.]), array([0, 2, 1]))
         """
-        return cls._from_rows(checked_matrix(X, ""), y, device, offset, feature_names, None)
-
-    @classmethod
-    def _from_rows(
-        cls,
-        X: Array,
-        y: npt.ArrayLike | None,
-        device: Iterable[Hashable],
-        offset: npt.ArrayLike | None,
-        feature_names: Sequence[str] | None,
-        target_name: str | None,
-    ) -> Federation:
+        X = checked_matrix(X, "")
         names = checked_feature_names(feature_names, X.shape[1])
         devices, codes = grouped(device)
         if len(codes) != len(X):
@@ -210,14 +201,8 @@ class Federation:
         if shift is not None:
             check_labels(shift, "offset", rows)
         order = np.argsort(codes, kind="stable")
-        return cls._of(
-            devices,
-            np.bincount(codes, minlength=len(devices)),
-            Rows(X, target, shift).take(order),
-            order,
-            names,
-            target_name,
-        )
+        counts = np.bincount(codes, minlength=len(devices))
+        return cls._of(devices, counts, Rows(X, target, shift).take(order), order, names, target_name)
 
     @classmethod
     def from_frame(
@@ -264,15 +249,9 @@ class Federation:
         names = chosen_features(columns, device, target, features, offset)
         check_columns(columns, device, target, names)
         ids = columns[device]
+        y, shift = (None if name is None else columns[name] for name in (target, offset))
         X = np.column_stack([columns[name] for name in names]) if names else np.empty((len(ids), 0))
-        return cls._from_rows(
-            X.astype(np.float64, copy=False),
-            None if target is None else columns[target],
-            ids,
-            None if offset is None else columns[offset],
-            names,
-            target,
-        )
+        return cls.from_arrays(X, y, ids, offset=shift, feature_names=names, target_name=target)
 
     @classmethod
     def read(
@@ -322,16 +301,6 @@ class Federation:
             raise DataError(message if str(path) in message else f"{path}: {message}") from None
 
     # --- looking at it ----------------------------------------------------------------------------------------
-
-    @cached_property
-    def index(self) -> Mapping[Hashable, int]:
-        """Position of each device in `devices`."""
-        return {device: position for position, device in enumerate(self.devices)}
-
-    @property
-    def n_devices(self) -> int:
-        """Number of devices V."""
-        return len(self.devices)
 
     @property
     def n_features(self) -> int:
@@ -445,14 +414,8 @@ class Federation:
         return self._with_rows(kept, self.n_samples[positions], rows)
 
     def _with_rows(self, devices: tuple[Hashable, ...], counts: Index, rows: Index) -> Federation:
-        return Federation._of(
-            devices,
-            counts,
-            self.rows.take(rows),
-            self.row_order[rows],
-            self.feature_names,
-            self.target_name,
-        )
+        taken, order = self.rows.take(rows), self.row_order[rows]
+        return Federation._of(devices, counts, taken, order, self.feature_names, self.target_name)
 
     def split(self, test_size: float = 0.25, seed: int = 0) -> tuple[Federation, Federation]:
         """Cut every device into training and test rows.

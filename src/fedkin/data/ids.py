@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from fedkin.errors import DataError
+
+
+class HasDevices:
+    """What has devices in an order: a federation, a graph, a model."""
+
+    devices: tuple[Hashable, ...]
+
+    @cached_property
+    def index(self) -> Mapping[Hashable, int]:
+        """Position of each device in `devices`."""
+        return {device: position for position, device in enumerate(self.devices)}
+
+    @property
+    def n_devices(self) -> int:
+        """Number of devices V."""
+        return len(self.devices)
 
 
 def device_id(value: object) -> Hashable:

@@ -217,7 +217,10 @@ class Schema:
         if self.classes is not None and y is not None:
             y = np.fromiter((self.classes[code] for code in y.astype(int)), dtype=object, count=len(y))
         name = None if self.target is None else self.target.name
-        return Federation._from_rows(self._encoded(table), y, table[site], self.offset_of(table), self.names, name)
+        offset = self.offset_of(table)
+        return Federation.from_arrays(
+            self._encoded(table), y, table[site], offset=offset, feature_names=self.names, target_name=name
+        )
 
     # --- as plain values --------------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkin import __version__
 from fedkin._base import Array, Index, count
-from fedkin.data import Schema, columns_of, raise_findings
+from fedkin.data import HasDevices, Schema, columns_of, raise_findings
 from fedkin.errors import ModelFileError, ParameterError
 from fedkin.fitting.model_files import (
     COEFFICIENTS_FILE,
@@ -36,7 +35,7 @@ from fedkin.losses import Loss, describe_loss, restore_loss
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FittedModel:
+class FittedModel(HasDevices):
     """What a fit found: a model for every device, and the groups of devices that turned out to be alike.
 
     Attributes
@@ -114,16 +113,6 @@ class FittedModel:
     schema: Schema | None = None
 
     # --- looking at it ----------------------------------------------------------------------------------------
-
-    @cached_property
-    def index(self) -> Mapping[Hashable, int]:
-        """Position of each device in `devices`."""
-        return {device: position for position, device in enumerate(self.devices)}
-
-    @property
-    def n_devices(self) -> int:
-        """Number of devices V."""
-        return len(self.devices)
 
     @property
     def n_features(self) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fedkin._base import Array, Index, listed
+from fedkin._base import Array, Index, count, listed
 from fedkin.data import device_ids
 from fedkin.errors import DataError, GraphError, GraphWarning
 
@@ -31,6 +31,14 @@ def positions(devices: Iterable[object]) -> tuple[tuple[Hashable, ...], dict[Has
         twice = next(device for number, device in enumerate(ids) if position[device] != number)
         raise GraphError(f"device {twice!r} is given twice: every device must be named once")
     return ids, position
+
+
+def ids_for(devices: Iterable[object] | None, size: int, what: str) -> tuple[Hashable, ...]:
+    """Ids of devices that come with ``size`` things, one for each; 0..size-1 by default."""
+    ids, _ = positions(range(size) if devices is None else devices)
+    if len(ids) != size:
+        raise GraphError(f"{count(size, what)} for {count(len(ids), 'device')}: give one {what} per device")
+    return ids
 
 
 def checked_edges(ids: tuple[Hashable, ...], index: Index, weights: npt.ArrayLike | None) -> tuple[Index, Array]:

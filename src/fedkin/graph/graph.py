@@ -14,10 +14,12 @@ import numpy.typing as npt
 from scipy import sparse
 
 from fedkin._base import Array, Index, count, frozen
+from fedkin.data import HasDevices
 from fedkin.errors import DataError, GraphError, ParameterError
 from fedkin.graph.checks import (
     checked_edges,
     checked_weights,
+    ids_for,
     named,
     pair_numbers,
     plain_ids,
@@ -38,7 +40,7 @@ from fedkin.graph.spectrum import smallest_nonzero_eigenvalue
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
-class Graph:
+class Graph(HasDevices):
     """An undirected graph without self-loops. Immutable.
 
     Parameters
@@ -103,9 +105,7 @@ class Graph:
         self._set(ids, *checked_edges(ids, index, weights))
 
     def _set(self, devices: tuple[Hashable, ...], edges: Index, weights: Array) -> None:
-        object.__setattr__(self, "devices", devices)
-        object.__setattr__(self, "edges", frozen(edges))
-        object.__setattr__(self, "weights", frozen(weights))
+        vars(self).update(devices=devices, edges=frozen(edges), weights=frozen(weights))
 
     @classmethod
     def _of(cls, devices: tuple[Hashable, ...], edges: Index, weights: Array | None = None) -> Graph:
@@ -210,11 +210,7 @@ class Graph:
                 raise GraphError("give devices only with a sequence of labels: a mapping names them itself")
             devices, labels = list(labels), list(labels.values())
         groups = plain_ids(labels, "labels")
-        ids, _ = positions(range(len(groups)) if devices is None else devices)
-        if len(ids) != len(groups):
-            raise GraphError(
-                f"{count(len(groups), 'label')} for {count(len(ids), 'device')}: give one label per device"
-            )
+        ids = ids_for(devices, len(groups), "label")
         return cls._of(ids, *sorted_edges(clique_pairs(groups), None))
 
     @classmethod
@@ -271,11 +267,7 @@ class Graph:
         array([2.])
         """
         square = square_matrix(matrix)
-        ids, _ = positions(range(square.shape[0]) if devices is None else devices)
-        if len(ids) != square.shape[0]:
-            raise GraphError(
-                f"the matrix has {count(square.shape[0], 'row')}, but there are {count(len(ids), 'device')}"
-            )
+        ids = ids_for(devices, square.shape[0], "matrix row")
         return cls._of(ids, *checked_edges(ids, *pairs_of_matrix(square, ids)))
 
     @classmethod
@@ -316,9 +308,7 @@ class Graph:
         if places.ndim != 2:
             raise GraphError(f"coordinates must have the shape (V, d), got {places.shape}")
         size = len(places)
-        ids, _ = positions(range(size) if devices is None else devices)
-        if len(ids) != size:
-            raise GraphError(f"{size} coordinates for {count(len(ids), 'device')}: give one place per device")
+        ids = ids_for(devices, size, "coordinate")
         if not np.isfinite(places).all():
             at = int(np.flatnonzero(~np.isfinite(places).all(axis=1))[0])
             raise GraphError(f"device {ids[at]!r} has the coordinates {places[at].tolist()}, which are not finite")
@@ -412,16 +402,6 @@ class Graph:
         write_graph(Path(path), self.devices, self.edges, self.weights)
 
     # --- looking at it ----------------------------------------------------------------------------------------
-
-    @cached_property
-    def index(self) -> Mapping[Hashable, int]:
-        """Position of each device in `devices`."""
-        return {device: position for position, device in enumerate(self.devices)}
-
-    @property
-    def n_devices(self) -> int:
-        """Number of devices V."""
-        return len(self.devices)
 
     @property
     def n_edges(self) -> int:
