@@ -1,0 +1,151 @@
+"""Chains over partitions: scouts from every start, then longer chains from the best, weighted by what they explain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from fedkin._base import Array, Index, available_threads
+from fedkin.kin.kernels import Course, Record, Sites, State, run_chain
+from fedkin.kin.quadratics import apply
+from fedkin.kin.starts import MERGE_WIDTH, edge_rates, make_starts
+from fedkin.solvers.kernels.jit import frozen
+
+#: Shares of the spread between sites that may be inside groups: 0 is groups alone, 1 no groups.
+SHARES = np.array([0.0, 0.03, 0.1, 0.3, 0.6, 1.0])
+#: From this many sites on, groups are drawn once per sweep instead of being integrated out.
+DRAWN = 1000
+#: Effects that are traced for diagnostics.
+TRACED = 20_000
+#: Scores are bounds, not evidences: differences count a quarter.
+TEMPER = 4.0
+
+_Out = TypeVar("_Out")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How long to sample.
+
+    Attributes
+    ----------
+    scout : int
+        Sweeps of the chain from each start.
+    burn, keep : int
+        Sweeps of the chains that go on from the best scouts, before and after the first that is kept.
+    chains : int
+        How many go on.
+    """
+
+    scout: int = 16
+    burn: int = 20
+    keep: int = 70
+    chains: int = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Chains:
+    """What chains have found: weights ``(C,)``, records, and scores, bounds on the log evidence, ``(C,)``."""
+
+    sites: Sites
+    records: tuple[Record, ...]
+    scores: Array
+    starts: tuple[str, ...]
+
+    @property
+    def weights(self) -> Array:
+        odds = np.exp(np.maximum((self.scores - self.scores.max()) / TEMPER, -50.0))
+        return np.asarray(odds / odds.sum())
+
+    def average(self, part: Callable[[Record], Array]) -> Array:
+        """A weighted mean over kept sweeps of what records hold as sums."""
+        each = (w * part(record) / len(record.z) for w, record in zip(self.weights, self.records, strict=True))
+        return np.asarray(sum(each))
+
+    def trace(self, part: Callable[[Record], Array]) -> Array:
+        """Lines of all chains, ``(C, S, ...)``."""
+        return np.stack([part(record) for record in self.records])
+
+
+def integrate_effects(W: Array, c: Array, first: Index, neighbour: Index) -> Sites:
+    """What sites say about groups, ``W (V, p, p)`` and ``c (V, p)``, for every share of the spread inside groups."""
+    values, vectors = np.linalg.eigh(W)
+    values = np.maximum(values, 0.0)
+    turned = apply(np.swapaxes(vectors, 1, 2), c)
+    H, C, k = [], [], []
+    for share in SHARES:
+        kept = 1.0 / (1.0 + share * values)
+        H.append((vectors * (values * kept)[:, None, :]) @ np.swapaxes(vectors, 1, 2))
+        C.append(apply(vectors, kept * turned))
+        k.append(0.5 * (share * kept * turned**2).sum(axis=1) - 0.5 * np.log1p(share * values).sum(axis=1))
+    parts = (np.stack(H), np.stack(C), np.stack(k), SHARES, first, neighbour)
+    return Sites(*(frozen(part) for part in parts))
+
+
+def sample(sites: Sites, seed: int, sampling: Sampling) -> Chains:
+    """Chains over partitions of the sites, the same for the same seed."""
+    V, p = sites.c.shape[1:]
+    rng = np.random.default_rng(seed)
+    most = most_groups(V)
+    flags = (most, int(sites.neighbour.size > 0), int(V < DRAWN), 1)
+
+    def scout(number: int) -> tuple[float, State, str]:
+        start = starts[number]
+        rates = edge_rates(start.z, sites.first, sites.neighbour)
+        state = State(
+            np.minimum(start.z, most - 1),
+            np.array([start.share]),
+            np.zeros(p),
+            np.full(p, MERGE_WIDTH),
+            np.array([MERGE_WIDTH, 2.0, 1.0, *rates]),
+        )
+        course = Course(sampling.scout, *flags)
+        return run_chain(sites, state, empty_record(V, p, 0), course, streams[number]), state, start.name
+
+    def long(number: int) -> tuple[float, Record, str]:
+        _, state, name = scouted[number]
+        record = empty_record(V, p, sampling.keep)
+        course = Course(sampling.burn, *flags)
+        return run_chain(sites, state, record, course, streams[len(starts) + number]), record, name
+
+    starts = make_starts(sites, rng)
+    streams = rng.spawn(len(starts) + sampling.chains)
+    scouted = sorted(_in_threads(scout, range(len(starts))), key=lambda one: -one[0])[: sampling.chains]
+    scores, records, names = zip(*_in_threads(long, range(len(scouted))), strict=True)
+    return Chains(sites, records, np.array(scores), names)
+
+
+def most_groups(V: int) -> int:
+    """A cap on the number of groups."""
+    return min(V, max(12, V // 12))
+
+
+def empty_record(V: int, p: int, keep: int) -> Record:
+    """Room for what a chain keeps; without kept sweeps hardly any."""
+    full = V if keep else 0
+    traced = min(full, max(TRACED // p, 1))
+    return Record(
+        np.zeros((full, p)),
+        np.zeros((full, p, p)),
+        np.zeros((full, full)),
+        np.zeros((keep, 5)),
+        np.zeros((keep, traced, p)),
+        np.zeros((keep, V), dtype=np.int64),
+        np.zeros((keep, p)),
+        np.zeros((keep, p)),
+        np.zeros(keep),
+        np.zeros(V, dtype=np.int64),
+    )
+
+
+def _in_threads(work: Callable[[int], _Out], items: Sequence[int]) -> list[_Out]:
+    """Results in the order of the items; kernels release the GIL."""
+    threads = min(available_threads(), len(items))
+    if threads <= 1:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, items))

@@ -1,0 +1,89 @@
+"""How well chains have mixed: split R-hat and effective sample size (Gelman et al., Bayesian Data Analysis, ch. 11)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedkin._base import Array
+
+
+def split_rhat(draws: Array) -> Array:
+    """Potential scale reduction of chains cut in half; near 1 when they agree.
+
+    Parameters
+    ----------
+    draws : array (chains, draws, ...)
+        At least four draws of each chain.
+
+    Returns
+    -------
+    array (...)
+        1 where nothing varies.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedkin.kin import split_rhat
+    >>> bool(split_rhat(np.random.default_rng(0).normal(size=(4, 500))) < 1.01)
+    True
+    """
+    halves = _split(draws)
+    n = halves.shape[1]
+    within = halves.var(axis=1, ddof=1).mean(axis=0)
+    between = n * halves.mean(axis=1).var(axis=0, ddof=1)
+    moving = within > 1e-12 * (1e-300 + np.abs(halves).max(axis=(0, 1)) ** 2)
+    ratio = np.divide(between, within, out=np.zeros_like(within), where=moving)
+    apart = ~moving & (between > 1e-12 * (1e-300 + np.abs(halves).max(axis=(0, 1)) ** 2))
+    rhat = np.sqrt((n - 1 + ratio) / n)
+    return np.asarray(np.where(moving, rhat, np.where(apart, np.inf, 1.0)))
+
+
+def effective_size(draws: Array) -> Array:
+    """Effective sample size of all chains together, by Geyer's initial monotone sequence on split chains.
+
+    Parameters
+    ----------
+    draws : array (chains, draws, ...)
+        At least four draws of each chain.
+
+    Returns
+    -------
+    array (...)
+        The number of draws where nothing varies.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedkin.kin import effective_size
+    >>> bool(1500 < effective_size(np.random.default_rng(0).normal(size=(4, 500))) < 2500)
+    True
+    """
+    halves = _split(draws)
+    flat = halves.reshape(*halves.shape[:2], -1)
+    sizes = np.array([_effective_size(flat[:, :, k]) for k in range(flat.shape[2])])
+    return sizes.reshape(halves.shape[2:])
+
+
+def _split(draws: Array) -> Array:
+    half = draws.shape[1] // 2
+    return np.concatenate([draws[:, :half], draws[:, draws.shape[1] - half :]])
+
+
+def _effective_size(chains: Array) -> float:
+    m, n = chains.shape
+    total = float(m * n)
+    if np.ptp(chains) <= 1e-12 * (1e-300 + np.abs(chains).max()):
+        return total
+    centred = chains - chains.mean(axis=1, keepdims=True)
+    length = 2 ** int(np.ceil(np.log2(2 * n)))
+    spectrum = np.fft.rfft(centred, length, axis=1)
+    covariance = np.fft.irfft(spectrum * spectrum.conj(), length, axis=1)[:, :n].mean(axis=0) / n
+    variance = covariance[0] + (chains.mean(axis=1).var(ddof=1) if m > 1 else 0.0)
+    correlation = 1.0 - (covariance[0] * n / (n - 1) - covariance) / variance
+    correlation[0] = 1.0
+    # sums of neighbours are positive in theory, and fall: the rest is noise
+    pairs = correlation[: 2 * (n // 2)].reshape(-1, 2).sum(axis=1)[: max((n - 3) // 2, 1)]
+    positive = int(np.argmin(pairs > 0)) if (pairs <= 0).any() else len(pairs)
+    time = -1.0 + 2.0 * float(np.minimum.accumulate(pairs[:positive]).sum())
+    time += max(float(correlation[min(2 * positive, n - 1)]), 0.0)
+    return total / max(time, 1.0 / float(np.log10(total)))

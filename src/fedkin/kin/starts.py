@@ -1,0 +1,125 @@
+"""Partitions to start chains from: one group, merging by what sites say, by the graph, and by both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import sparse
+from scipy.sparse.linalg import LinearOperator, eigsh
+
+from fedkin._base import Array, Index
+from fedkin.kin.kernels import Sites, merge
+
+#: Up to this many sites merging starts from single sites, beyond it from k-means.
+MERGE_ALL = 400
+#: Width of groups that merging assumes, in units of the spread between sites.
+MERGE_WIDTH = 0.8
+#: Eigenvectors of the modularity matrix at either end of its spectrum, principal directions of what sites say.
+GRAPH_DIRECTIONS, DIRECTIONS = 6, 5
+#: Up to this many sites all eigenvectors are computed.
+DENSE = 1500
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """Groups ``z (V,)``, numbered by falling size, and the number of the within-group share to begin with."""
+
+    name: str
+    z: Index
+    share: int
+
+
+def make_starts(sites: Sites, rng: np.random.Generator) -> list[Start]:
+    """Partitions that differ in what they believe."""
+    V, p = sites.c.shape[1:]
+    prior = np.full(p, 1.0 / MERGE_WIDTH)
+    many = min(V, max(12, int(np.sqrt(V)) * (2 if V <= MERGE_ALL else 6)))
+    effects = sites.c[-1]  # the mixed model's, in units of their spread
+    _, _, directions = np.linalg.svd(effects, full_matrices=False)
+    seen = effects @ directions[:DIRECTIONS].T
+
+    def merged(z: Index, rates: tuple[float, float] = (0.5, 0.5), share: int = 0) -> Index:
+        z = numbered(z)
+        merge(sites.H[share], sites.c[share], prior, sites.first, sites.neighbour, *rates, z)
+        return numbered(z)
+
+    def fine() -> Index:
+        return np.arange(V) if V <= MERGE_ALL else kmeans(effects, many, rng)
+
+    wide = min(3, len(sites.share) - 1)
+    starts = [
+        Start("one group", np.zeros(V, dtype=np.int64), len(sites.share) - 1),
+        Start("merged", merged(fine()), 0),
+        Start("merged in principal directions", merged(kmeans(seen, many, rng)), 0),
+        Start("merged with spread", merged(fine(), share=wide), wide),
+    ]
+    if 0 < sites.neighbour.size < V * (V - 1):
+        starts += _graph_starts(sites, seen, many, starts[1].z, merged, rng)
+    return starts
+
+
+def _graph_starts(
+    sites: Sites, seen: Array, many: int, merged_z: Index, merged: Callable[..., Index], rng: np.random.Generator
+) -> list[Start]:
+    top, bottom = modularity_directions(sites.first, sites.neighbour)
+    both = np.column_stack([seen / max(seen.std(), 1e-300), top / max(top.std(), 1e-300)])
+    starts = []
+    for name, places in (("graph", top), ("graph, inverted", bottom), ("graph and sites", both)):
+        rates = edge_rates(kmeans(places, min(6, len(seen)), rng), sites.first, sites.neighbour)
+        starts.append(Start(name, merged(kmeans(places, many, rng), rates), 0))
+    rates = edge_rates(merged_z, sites.first, sites.neighbour)
+    V = len(seen)
+    fine = np.arange(V) if V <= MERGE_ALL else kmeans(sites.c[-1], many, rng)
+    return [*starts, Start("merged with the graph", merged(fine, rates), 0)]
+
+
+def numbered(z: Index) -> Index:
+    """The same groups, numbered 0, 1, ... by falling size, then by first member."""
+    _, first, inverse, size = np.unique(z, return_index=True, return_inverse=True, return_counts=True)
+    rank = np.empty(len(size), dtype=np.int64)
+    rank[np.lexsort([first, -size])] = np.arange(len(size))
+    return np.asarray(rank[inverse])
+
+
+def edge_rates(z: Index, first: Index, neighbour: Index) -> tuple[float, float]:
+    """Shares of pairs that are edges, inside and between groups, each with one imagined edge and one gap."""
+    V, size = len(z), np.bincount(z)
+    inside_pairs = float((size * (size - 1)).sum()) / 2
+    inside = float((np.repeat(z, np.diff(first)) == z[neighbour]).sum()) / 2
+    between = neighbour.size / 2 - inside
+    return (inside + 1) / (inside_pairs + 2), (between + 1) / (V * (V - 1) / 2 - inside_pairs + 2)
+
+
+def modularity_directions(first: Index, neighbour: Index) -> tuple[Array, Array]:
+    """Sites as points ``(V, k)`` by the largest and by the smallest eigenvalues of ``A - d d' / sum d``."""
+    V, k = len(first) - 1, min(GRAPH_DIRECTIONS, (len(first) - 1) // 2)
+    A = sparse.csr_array((np.ones(neighbour.size), neighbour, first), shape=(V, V))
+    degree = np.diff(first).astype(np.float64)
+    if V <= DENSE:
+        values, vectors = np.linalg.eigh(A.toarray() - np.outer(degree, degree) / degree.sum())
+    else:
+        operator = LinearOperator(
+            (V, V), matvec=lambda x: A @ x - degree * (degree @ x) / degree.sum(), dtype=np.float64
+        )
+        values, vectors = eigsh(operator, k=2 * k, which="BE", v0=np.ones(V))
+    points = vectors * np.sqrt(np.abs(values))
+    order = np.argsort(values)
+    return points[:, order[-k:]], points[:, order[:k]]
+
+
+def kmeans(points: Array, k: int, rng: np.random.Generator, rounds: int = 15) -> Index:
+    """Labels ``(V,)`` of at most k groups, from k-means++ seeds."""
+    centres = points[[rng.integers(len(points))]]
+    distance = ((points - centres[0]) ** 2).sum(axis=1)
+    while len(centres) < k and distance.sum() > 0:
+        centres = np.vstack([centres, points[rng.choice(len(points), p=distance / distance.sum())]])
+        distance = np.minimum(distance, ((points - centres[-1]) ** 2).sum(axis=1))
+    for _ in range(rounds):
+        labels = ((centres**2).sum(axis=1) - 2 * points @ centres.T).argmin(axis=1)
+        sums = np.zeros_like(centres)
+        np.add.at(sums, labels, points)
+        size = np.bincount(labels, minlength=len(centres))
+        centres[size > 0] = sums[size > 0] / size[size > 0, None]
+    return np.asarray(labels, dtype=np.int64)

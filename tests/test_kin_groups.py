@@ -1,0 +1,181 @@
+"""Groups by Gibbs sampling: against enumeration of all partitions, quadrature, and the designs they are for."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.special import gammaln, logsumexp
+
+from fedkin.kin.chains import SHARES, empty_record, integrate_effects
+from fedkin.kin.groups import adjacency
+from fedkin.kin.kernels import MEAN_PRECISION, SHAPES, TYPICAL_WIDTH, Course, State, merge, run_chain
+
+
+def partitions(n):
+    """All partitions of n sites, as labels in order of first appearance."""
+    if n == 1:
+        return [(0,)]
+    return [(*z, k) for z in partitions(n - 1) for k in range(max(z) + 2)]
+
+
+def small_sites(V=5, p=2, seed=0, edges=((0, 1), (2, 3), (3, 4))):
+    rng = np.random.default_rng(seed)
+    roots = rng.normal(size=(V, p, p + 1))
+    W = roots @ np.swapaxes(roots, 1, 2)
+    W[0] = 0.0 if p > 1 else W[0]  # a site without rows
+    centres = np.array([-1.0, 1.0])[np.arange(V) % 2]
+    c = W @ np.ones(p) * centres[:, None] + np.linalg.cholesky(W + 1e-9 * np.eye(p)) @ rng.normal(size=p)
+    return integrate_effects(W, c, *adjacency(V, np.array(edges, dtype=np.int64).reshape(-1, 2)))
+
+
+def in_order(z):
+    """The same partition, its groups numbered by first appearance."""
+    number = {k: i for i, k in enumerate(dict.fromkeys(z))}
+    return tuple(number[k] for k in z)
+
+
+def together(z):
+    z = np.asarray(z)
+    return z[:, None] == z
+
+
+def log_marginal(H, c, w):
+    total = H + np.diag(1 / w)
+    return 0.5 * (c @ np.linalg.solve(total, c) - np.linalg.slogdet(total)[1] - np.log(w).sum())
+
+
+def run(sites, *, sweeps, share=0, moves=0, collapsed=1, edges=1, w=0.7, alpha=1.3, rates=(0.6, 0.3), seed=1):
+    V, p = sites.c.shape[1:]
+    state = State(
+        np.zeros(V, dtype=np.int64),
+        np.array([share]),
+        np.full(p, 0.2),
+        np.full(p, w),
+        np.array([w, 2.0, alpha, *rates]),
+    )
+    record = empty_record(V, p, sweeps)
+    run_chain(sites, state, record, Course(200, V, edges, collapsed, moves), np.random.default_rng(seed))
+    return record
+
+
+def exact(sites, *, share, w=0.7, alpha=1.3, rates=(0.6, 0.3)):
+    """Probabilities of sharing a group, means and squares of effects, at fixed hyper-parameters."""
+    V, p = sites.c.shape[1:]
+    m, width, g = np.full(p, 0.2), np.full(p, w), SHARES[share]
+    H, c = sites.H[share], sites.c[share] - sites.H[share] @ m
+    edge = np.zeros((V, V), dtype=bool)
+    edge[np.repeat(np.arange(V), np.diff(sites.first)), sites.neighbour] = True
+    logs, same, means, squares = [], [], [], []
+    for z in map(np.array, partitions(V)):
+        log, b, bb = 0.0, np.zeros((V, p)), np.zeros((V, p, p))
+        for k in range(z.max() + 1):
+            mine = z == k
+            Hk, ck = H[mine].sum(axis=0), c[mine].sum(axis=0)
+            log += np.log(alpha) + gammaln(mine.sum()) + log_marginal(Hk, ck, width)
+            C = np.linalg.inv(Hk + np.diag(1 / width))
+            for u in np.flatnonzero(mine):
+                B = np.eye(p) - g * H[u]
+                b[u] = B @ (m + C @ ck) + g * sites.c[share, u]
+                bb[u] = g * B + B @ C @ B + np.outer(b[u], b[u])
+        rate = np.where(together(z), *rates)
+        pairs = np.triu_indices(V, 1)
+        log += np.log(np.where(edge, rate, 1 - rate)[pairs]).sum()
+        logs.append(log)
+        same.append(together(z))
+        means.append(b)
+        squares.append(bb)
+    weight = np.exp(np.array(logs) - logsumexp(logs))
+    return [np.tensordot(weight, np.array(part, dtype=float), 1) for part in (same, means, squares)]
+
+
+@pytest.mark.parametrize(("share", "collapsed"), [(0, 1), (3, 1), (0, 0), (3, 0)])
+def test_sampler_agrees_with_all_52_partitions(share, collapsed):
+    sites = small_sites()
+    same, b, bb = exact(sites, share=share)
+    record = run(sites, sweeps=20_000, share=share, collapsed=collapsed)
+    found = np.mean([together(z) for z in record.z], axis=0)
+    assert np.abs(found - same).max() < 0.015
+    if share == 0:  # the same with less noise; with a spread inside, a single group counts as none
+        found = 0.5 * (record.same + record.same.T) / 20_000 + np.eye(5)
+        assert np.abs(found - same).max() < 0.01
+    assert np.abs(record.b / 20_000 - b).max() < 0.02
+    assert np.abs(record.bb / 20_000 - bb).max() < 0.04
+    assert np.ptp(same[np.triu_indices(5, 1)]) > 0.3
+
+
+def test_moving_hyper_parameters_agree_with_quadrature():
+    """One coefficient, four sites: partitions enumerated, m and w on a grid, the rest summed out exactly."""
+    sites = small_sites(V=4, p=1, seed=2, edges=())
+    V = 4
+    m = np.linspace(-3, 3, 121)
+    w = np.exp(np.linspace(np.log(1e-5), np.log(1e5), 241))
+    log_m = stats.norm(0, MEAN_PRECISION**-0.5).logpdf(m)
+    # width: inverse gamma with typical width and shape summed out; times w for the logarithmic grid
+    prior = np.array([stats.invgamma(a, scale=a * t).logpdf(w) for a in SHAPES for t in TYPICAL_WIDTH])
+    log_w = logsumexp(prior, axis=0) + np.log(w)
+    alpha = np.exp(np.linspace(-14, 4, 800))
+    logs = []
+    for z in map(np.array, partitions(V)):
+        K = z.max() + 1
+        crp = logsumexp(-alpha + (K + 1) * np.log(alpha) + gammaln(alpha) - gammaln(alpha + V))
+        crp += gammaln(np.bincount(z)).sum()
+        shares = []
+        for r in range(len(SHARES)):
+            total = log_m[:, None] + log_w
+            for k in range(K):
+                H, c = sites.H[r, z == k, 0, 0].sum(), sites.c[r, z == k, 0].sum()
+                rest = c - H * m[:, None]
+                total = (
+                    total + 0.5 * (rest**2 / (H + 1 / w) - np.log1p(H * w)) + (c - 0.5 * H * m[:, None]) * m[:, None]
+                )
+            shares.append(logsumexp(total) + sites.k[r].sum() + math.log(0.5 / (1 if r == 0 else len(SHARES) - 1)))
+        logs.append(np.array(shares) + crp)
+    weight = np.exp(np.array(logs) - logsumexp(logs))
+    record = run(sites, sweeps=60_000, moves=1, edges=0)
+    share = np.bincount(record.trace[:, 2].astype(int), minlength=len(SHARES)) / 60_000
+    groups = np.bincount(record.trace[:, 1].astype(int), minlength=V + 1)[1:] / 60_000
+    assert share == pytest.approx(weight.sum(axis=0), abs=0.015)
+    n_groups = np.array([max(z) + 1 for z in partitions(V)])
+    assert groups == pytest.approx([weight[n_groups == k].sum() for k in range(1, V + 1)], abs=0.015)
+    codes = {z: i for i, z in enumerate(partitions(V))}
+    visits = np.bincount([codes[in_order(z)] for z in record.z.tolist()], minlength=15)
+    assert visits / 60_000 == pytest.approx(weight.sum(axis=1), abs=0.015)
+
+
+def test_same_seed_same_chain():
+    sites = small_sites()
+    one, two, other = (run(sites, sweeps=50, moves=1, seed=seed) for seed in (3, 3, 4))
+    assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
+    assert not np.array_equal(one.trace, other.trace)
+
+
+def test_merging_is_greedy_and_stops():
+    """The first merge is the best of all pairs, and the last partition cannot be improved by any."""
+    sites = small_sites(V=8, p=2, edges=((0, 2), (1, 3), (5, 7)))
+    prior, rates = np.full(2, 1.25), (0.5, 0.4)
+    H, c = sites.H[0], sites.c[0]
+    edge = np.zeros((8, 8))
+    edge[np.repeat(np.arange(8), np.diff(sites.first)), sites.neighbour] = 1.0
+
+    def gain(a, b):
+        log = log_marginal(H[a + b].sum(axis=0), c[a + b].sum(axis=0), 1 / prior)
+        log -= sum(log_marginal(H[x].sum(axis=0), c[x].sum(axis=0), 1 / prior) for x in (a, b))
+        e, n = edge[np.ix_(a, b)].sum(), len(a) * len(b)
+        return log + e * np.log(rates[0] / rates[1]) + (n - e) * np.log((1 - rates[0]) / (1 - rates[1]))
+
+    groups = [[u] for u in range(8)]
+    while True:
+        pairs = [(gain(a, b), i, j) for i, a in enumerate(groups) for j, b in enumerate(groups[:i])]
+        best, i, j = max(pairs) if pairs else (0.0, 0, 0)
+        if best <= 0:
+            break
+        groups[i] = groups[i] + groups[j]
+        del groups[j]
+    z = np.arange(8)
+    left = merge(H, c, prior, sites.first, sites.neighbour, *rates, z)
+    assert left == len(groups)
+    assert {tuple(np.flatnonzero(z == k)) for k in np.unique(z)} == {tuple(sorted(g)) for g in groups}
+    assert 1 < left < 8
