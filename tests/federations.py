@@ -37,7 +37,6 @@ def manifest_of(problem: Problem, rounds: int, batch: int | None = 4, ports: int
         n_params=problem.n_params,
         ridge=[0.0] * problem.n_params,
         sparsity=None,
-        radius=None,
         rounds=rounds,
         seed=3,
         gradient="plain",

@@ -114,6 +114,7 @@ def test_strangers_with_and_without_the_right_authority(waiting: Fleet, tmp_path
         opened.put(f"{run}/theta/d0", forged)
         for name in ("d0", "d1", "d4"):
             assert pulled(opened, f"{run}/theta/{name}") == []
+            assert pulled(opened, f"{run}/ask/theta/d0/{name}") == []
         assert [one for one in heard if one[1] != forged] == []
         wait_for_event(fleet, "d0", "link from a stranger: all it does is refused", peer="d4")
 
@@ -129,7 +130,9 @@ def test_a_neighbour_may_write_its_own_key_only_and_nonsense_is_refused(waiting:
             opened.put(f"{run}/theta/{name}", encode(manifest.run_bytes, Kind.THETA, 5, 1, np.zeros(3)))
             opened.put(f"{run}/live/{name}", b"")
         # what d0 publishes for its neighbours may be read by d3, what others publish may not
-        assert pulled(opened, f"{run}/theta/d0") != []
+        assert pulled(opened, f"{run}/ask/theta/d0/d3") != []
+        assert pulled(opened, f"{run}/ask/theta/d0/d1") == []
+        assert pulled(opened, f"{run}/theta/d0") == []
         assert pulled(opened, f"{run}/theta/d1") == []
         assert pulled(opened, f"{run}/alpha/d0/d1") == []
         # its own key, but nonsense

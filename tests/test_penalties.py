@@ -156,3 +156,17 @@ def test_make_penalty():
     assert repr(make_penalty("linf")) == "Penalty('linf')"
     with pytest.raises(ParameterError, match=r"unknown penalty 'l3'.*l1, l2, linf"):
         make_penalty("l3")
+
+
+@every_penalty
+@pytest.mark.parametrize("size", [1e20, 1e160, 1.7e308, np.inf])
+def test_however_large_a_difference_is_its_dual_lies_on_the_ball(name, size):
+    """A neighbour may send any finite number; of the difference the direction counts."""
+    y = np.array([[size, -size, 0.0, 1.0], [size, 0.5, -0.25, 0.0], [0.5, 0.25, 0.0, 0.0]])
+    penalty = make_penalty(name)
+    found = penalty.project(y, np.array([1.5, 1.5, 1.5]))
+    np.testing.assert_allclose(penalty.dual_norm(found)[:2], 1.5, rtol=1e-12)
+    best = {"l1": 1.5, "l2": 1.5 / np.sqrt(2.0), "linf": 0.75}[name]
+    np.testing.assert_allclose(found[0, :2], [best, -best], rtol=1e-12)
+    assert found[1, 0] == pytest.approx(1.5) and found[2].tolist() == y[2].tolist()
+    assert penalty.project(y, 0.0).tolist() == np.zeros((3, 4)).tolist()

@@ -109,6 +109,7 @@ class Course:
       rounded.
     - ``names``: of the hosted devices; with them, parameters that diverge are noticed in every round, and told with a
       ``cure``.
+    - ``radius``: of the parameter ball; parameters that end at its border are an error, like those that diverge.
     - ``save_every``: rounds between durable saves; the last round is always saved, those between only with
       ``save_all``.
     - ``settle``: called with the round before it is saved, where replicas are compared.
@@ -120,6 +121,7 @@ class Course:
     offset: int = 0
     names: Sequence[str] | None = None
     cure: str = "the steps are too long"
+    radius: float | None = None
     save_every: int | None = None
     save_all: bool = False
     settle: Callable[[int], None] | None = None
@@ -146,6 +148,8 @@ def run_rounds(
             shard.round_thetas()
         if course.names is not None:
             _check_finite(shard, course.names, t, course.cure)
+            if t == course.rounds and course.radius is not None:
+                _check_inside(shard, course.names, course.radius, course.cure)
         # the loop may learn of neighbours that have left while it waits: measured before
         change = 0.0 if before is None else float(np.abs(shard.theta - before).max(initial=0.0))
         positions, thetas = link.exchange(t, *shard.give())
@@ -174,6 +178,16 @@ def _check_finite(shard: Hosted, names: Sequence[str], t: int, cure: str) -> Non
     if not finite.all():
         name = names[int(np.argmin(finite.all(axis=1)))]
         raise SolverError(f"round {t}: the parameters of device {name!r} diverged: {cure}")
+
+
+def _check_inside(shard: Hosted, names: Sequence[str], radius: float, cure: str) -> None:
+    size = np.sqrt((shard.theta * shard.theta).sum(axis=1))
+    if (size > (1.0 - 1e-9) * radius).any():
+        name = names[int(size.argmax())]
+        raise SolverError(
+            f"the parameters of device {name!r} diverged to the border of their ball (radius {radius:g}): {cure}; or "
+            "the ball is too small"
+        )
 
 
 class LocalShards:

@@ -24,7 +24,7 @@ from scipy import sparse
 
 from fedkin._base import Array, Index, Mask
 from fedkin.admm.gradients import Gradients, no_memory
-from fedkin.objective import Penalty
+from fedkin.objective import Penalty, make_penalty
 
 Average = Literal["tail", "paper", "last"]
 AVERAGES = ("tail", "paper", "last")
@@ -116,7 +116,11 @@ def node_update(
         bound = eta[:, None] * sparsity
         moved = moved - np.clip(moved, -bound, bound)
     if radius is not None:
-        length = np.sqrt((moved * moved).sum(axis=1))
+        with np.errstate(over="ignore"):
+            length = np.sqrt((moved * moved).sum(axis=1))
+        if np.isinf(length).any() and np.isfinite(moved).all():
+            moved = make_penalty("l2").project(moved, radius)  # which knows how to shorten such numbers
+            length = np.sqrt((moved * moved).sum(axis=1))
         moved = moved * np.divide(radius, length, out=np.ones_like(length), where=length > radius)[:, None]
     return moved
 

@@ -152,6 +152,7 @@ class Store:
 
         Raises `ModelFileError` when the file or the record is damaged.
         """
+        self._check()
         query = "select round, header, digest, content from state where run = ? and revision = ? order by round desc"
         for found, text, digest, content in self._read(query):
             if round in (None, found):
@@ -159,6 +160,13 @@ class Store:
                     raise self._damaged(f"the digest of the state after round {found} does not fit")
                 return _unpack(found, text, content)
         return None
+
+    def _check(self) -> None:
+        """Raise `ModelFileError` when the file's structure is damaged: records that are out of sight have no digest."""
+        if self._open is None:
+            for (words,) in self._read("pragma integrity_check", ()):
+                if words != "ok":
+                    raise self._damaged(words)
 
     def sent(self) -> list[Sent]:
         """What this run has sent and still keeps, oldest first."""
@@ -180,15 +188,16 @@ class Store:
         query = "select run, revision, round from state where not (run = ? and revision = ?)"
         return self._read(query)
 
-    def _read(self, query: str) -> list[Any]:
+    def _read(self, query: str, of: tuple[str, int] | tuple[()] | None = None) -> list[Any]:
+        of = (self.run, self.revision) if of is None else of
         if not self.path.exists() or not self.path.stat().st_size:
             return []
         try:
             if self._open is not None:
-                return self._open.execute(query, (self.run, self.revision)).fetchall()
+                return self._open.execute(query, of).fetchall()
             with closing(self._connect()) as file:
-                return file.execute(query, (self.run, self.revision)).fetchall()
-        except sqlite3.DatabaseError as error:
+                return file.execute(query, of).fetchall()
+        except (sqlite3.Error, UnicodeDecodeError, OverflowError, MemoryError) as error:
             raise self._damaged(error) from None
 
     def _damaged(self, why: object) -> ModelFileError:

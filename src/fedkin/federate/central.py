@@ -221,7 +221,7 @@ class Centre:
     def _presence_of(self, u: int) -> Callable[[bool], None]:
         def on_presence(here: bool) -> None:
             (self.status.up.add if here else self.status.up.discard)(self.names[u])
-            self.journal.write("info", "device up" if here else "device down", peer=self.names[u])
+            self.journal.sparingly("info", "device up" if here else "device down", peer=self.names[u])
             self.inbox.wake()
 
         return on_presence

@@ -13,19 +13,26 @@ from pathlib import Path
 from fedkin._base import PRIVATE_FILE
 
 _MOST_COUNTED = 2000  # pairs of event and peer
+#: A log that has grown to so many bytes becomes ``NAME.old``, in place of the one before, and a new one begins.
+MOST_BYTES = 4 << 20
 
 
 class Journal:
-    """Appends events of one device, which every line names, to a file, and to standard error if asked (``echo``)."""
+    """Appends events of one device, which every line names, to a file, and to standard error if asked (``echo``).
 
-    def __init__(self, device: str, path: Path | None = None, *, echo: bool = False) -> None:
-        self.device, self.echo = device, echo
+    Only what this program saw is written. Whatever others choose (names in certificates, reasons) is inside a JSON
+    string, so a line is always one event. Log and predecessor (``NAME.old``) take at most twice ``most_bytes``.
+    """
+
+    def __init__(
+        self, device: str, path: Path | None = None, *, echo: bool = False, most_bytes: int = MOST_BYTES
+    ) -> None:
+        self.device, self.echo, self._path, self._most_bytes = device, echo, path, most_bytes
         self._lock = threading.Lock()
-        self._file = None
+        self._file: int | None = None
+        self._size = 0
         if path is not None:
-            self._file = os.fdopen(
-                os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE), "w", buffering=1
-            )
+            self._open(path)
         #: How often each event was written or counted.
         self.counts: Counter[str] = Counter()
 
@@ -55,7 +62,7 @@ class Journal:
         """Close the file; later lines are counted only."""
         with self._lock:
             if self._file is not None:
-                self._file.close()
+                os.close(self._file)
                 self._file = None
 
     def _put(self, level: str, event: str, fields: dict[str, object]) -> None:
@@ -63,9 +70,30 @@ class Journal:
         line = json.dumps({"time": stamp, "level": level, "device": self.device, "event": event, **fields}, default=str)
         try:
             if self._file is not None:
-                self._file.write(line + "\n")
+                self._append(line.encode() + b"\n")
             if self.echo:
                 sys.stderr.write(line + "\n")
         except OSError:
             # a full disk must not stop a device that can still compute; checkpoints report it
             self.counts["log lines lost"] += 1
+
+    def _open(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
+        self._size = os.fstat(self._file).st_size
+        # half a line, from a crash or a full disk, must not swallow the next one
+        self._torn = self._size > 0 and os.pread(self._file, 1, self._size - 1) != b"\n"
+
+    def _append(self, line: bytes) -> None:
+        if self._size + len(line) > self._most_bytes and self._path is not None:
+            self._path.replace(self._path.with_name(f"{self._path.name}.old"))
+            assert self._file is not None
+            os.close(self._file)
+            self._open(self._path)
+        assert self._file is not None
+        text = b"\n" + line if self._torn else line
+        self._torn = True  # until all of it is there
+        written = os.write(self._file, text)
+        self._size += written
+        self._torn = written < len(text)
+        if self._torn:
+            raise OSError("half a line")

@@ -163,7 +163,7 @@ def _check_values(values: Array, expected: Expected) -> None:
     if expected.bound is None:
         return
     if expected.bound_kind == "length":
-        size = math.sqrt(squares)
+        size = math.sqrt(squares) if math.isfinite(squares) else math.inf
     else:
         size = float(np.abs(values).max(initial=0.0) if expected.bound_kind == "max" else np.abs(values).sum())
     # both ends round differently: a relative slack, far below anything that matters

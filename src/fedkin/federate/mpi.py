@@ -202,7 +202,9 @@ def run_rank(
     tell(done, ", from a checkpoint" if done else "")
     names = [manifest.members[u].name for u in own]
     try:
-        course = Course(manifest.rounds, manifest.wire, names=names, cure=TOO_LONG, save_every=every)
+        course = Course(
+            manifest.rounds, manifest.wire, names=names, cure=TOO_LONG, radius=manifest.radius, save_every=every
+        )
         run_rounds(shard, link, store, course, done)
     finally:
         store.close()

@@ -138,6 +138,7 @@ class Device:
             manifest.wire,
             names=[self.link.name],
             cure=TOO_LONG,
+            radius=manifest.radius,
             save_every=manifest.checkpoint_every,
             save_all=True,
             settle=self._settle,

@@ -126,6 +126,10 @@ class Replica(NeighbourLink):
             self._round(self.done + 1)
         if not self.over:
             self._save()
+        if np.sqrt(self.theta.dot(self.theta)) > (1.0 - 1e-9) * self.manifest.radius:
+            raise SolverError(
+                f"the parameters of device {self.name!r} diverged to the border of their ball: {TOO_LONG}"
+            )
         self.journal.write("info", "finished", round=self.done)
         self.status.state = "finished"
         return np.asarray(self.component.shard.average[self.component.members.index(self.position)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -156,6 +156,7 @@ class Inbox:
         self._held: dict[tuple[Kind, int, int], Array] = {}
         self._changed = threading.Condition()
         self._wakes = 0
+        self._refusals: dict[int, str] = {}
         self._wanted: set[tuple[Kind, int, int]] = set()
 
     def expect(self, expected: Expected) -> Callable[[bytes], bool]:
@@ -200,10 +201,12 @@ class Inbox:
                 return False
             except MessageError as refusal:
                 self.journal.sparingly("warning", "message refused", peer=peer, kind=kind.name, why=str(refusal))
+                self._refusals[sender] = str(refusal)
                 return False
             key = (kind, sender, message.round)
             known = self._held.get(key)
             if known is None:
+                self._refusals.pop(sender, None)
                 self._held[key] = message.values
                 self._wanted.discard(key)
                 if not self._wanted:  # waking a thread for every one of many messages costs more than the messages
@@ -212,6 +215,18 @@ class Inbox:
             if known.tobytes() != message.values.tobytes():
                 self.journal.sparingly("warning", "same round twice with other numbers: the first counts", peer=peer)
             return False
+
+    def in_words(self, missing: Sequence[int], up: Collection[str]) -> str:
+        """Who is missing and what to do about each: start it, look at what it sends, or at the link to it."""
+        parts = []
+        for v in missing:
+            cure = "it is down: start it, then this device"
+            if v in self._refusals:
+                cure = f"what it sends is refused: {self._refusals[v]}"
+            elif self.names[v] in up:
+                cure = "it is up: see in its log whom it waits for itself"
+            parts.append(f"{self.names[v]} ({cure})")
+        return ", ".join(parts)
 
     def wake(self) -> None:
         """Make a waiting thread look around."""

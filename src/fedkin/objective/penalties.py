@@ -84,7 +84,10 @@ class L2(Penalty):
         return self.value(y)
 
     def project(self, y: Array, radius: Array | float) -> Array:
-        size = self.value(y)
+        with np.errstate(over="ignore"):
+            size = self.value(y)
+        if not np.isfinite(size).all():
+            return self.project(_shorter(y, size), radius)
         # a length of 0 is inside every ball
         shrink = np.divide(radius, size, out=np.ones_like(size), where=size > radius)
         return np.asarray(y * shrink[:, None])
@@ -106,8 +109,8 @@ class LInf(Penalty):
 
     def project(self, y: Array, radius: Array | float) -> Array:
         # projection onto the l1 ball by sorting (Duchi et al. 2008), all rows at once
-        size = np.abs(y)
-        bound = np.broadcast_to(np.asarray(radius, dtype=np.float64), size.shape[:1])
+        bound = np.broadcast_to(np.asarray(radius, dtype=np.float64), y.shape[:1])
+        size = _nearer(np.abs(y), bound)
         ordered = -np.sort(-size, axis=1)
         excess = np.cumsum(ordered, axis=1) - bound[:, None]
         rank = np.arange(1, y.shape[1] + 1)
@@ -118,6 +121,35 @@ class LInf(Penalty):
 
     def euclidean_bound(self, p: int) -> float:
         return float(np.sqrt(p))
+
+
+#: Numbers so large that their squares overflow are cut down to this size.
+_FAR = 1e100
+#: So many times outside the l1 ball, sums lose what decides.
+_OUTSIDE = 1e8
+
+
+def _shorter(y: Array, size: Array) -> Array:
+    """Rows whose Euclidean ``size (E,)`` overflows, in the same direction and so short that it does not."""
+    most = np.finfo(np.float64).max
+    y = np.clip(y, -most, most)
+    longest = np.abs(y).max(axis=1, initial=0.0, keepdims=True)
+    return np.where(np.isfinite(size)[:, None], y, y / np.where(longest > 0, longest, 1.0) * _FAR)
+
+
+def _nearer(size: Array, bound: Array) -> Array:
+    """Absolute values ``(E, p)`` whose projection onto the l1 ball is the same: rows far outside are moved towards it.
+
+    The threshold of a projection is at least the largest value minus the radius, so what all of a row have beyond that
+    does not matter.
+    """
+    longest = size.max(axis=1, initial=0.0)
+    far = longest > _OUTSIDE * bound
+    if not far.any():
+        return size
+    largest = np.minimum(longest, np.finfo(np.float64).max)[:, None]
+    moved = np.maximum(np.minimum(size, largest) - largest + 2.0 * bound[:, None], 0.0)
+    return np.where(far[:, None], moved, size)
 
 
 def _column(scale: Array | float) -> Array:

@@ -24,9 +24,10 @@ from fedkin.admm import Average, GradientKind
 from fedkin.errors import FedkinError
 from fedkin.federate.contract.contract import Count, Nonnegative, Placement, Positive, Whole
 from fedkin.federate.contract.plans import COLUMNS, OWN, DevicePlan, PlanError, in_words, to_text
-from fedkin.federate.messages import RUN_BYTES, Kind, Wire
+from fedkin.federate.messages import HEADER_BYTES, RUN_BYTES, Kind, Wire
 
 FORMAT = "fedkin-manifest-3"
+RADIUS = 1e6  #: of the parameter ball, unless the run has a smaller one
 CENTRE = "centre"  #: name of the central machine S; its sender number is the number of devices
 DEAL = 60  #: starts of deals are known modulo this: right for 2 to 6, 10, 12, 15, 20, 30 and 60 folds
 PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z"
@@ -66,7 +67,8 @@ class Manifest(
       different revisions do not understand each other.
     - ``edges``: E pairs of positions ``[i, j]``, ``i > j``; ``weights``: ``w_e``, None where only ``edge_radius`` is
       known; ``edge_radius``: ``lam * V * w_e``, bounds of the edge duals. ``lam`` is for the record.
-    - ``ridge``: p numbers; ``sparsity``: V lists of p; ``radius``: of the parameter ball.
+    - ``ridge``: p numbers; ``sparsity``: V lists of p; ``radius``: of the ball that every theta lies in, which a
+      neighbour's theta is held against.
     - ``start``, ``growth``, ``damping``: the step rule; ``noisy``: whether steps become shorter (``growth`` above 0).
     - ``batch``: rows per round, 0 for all; ``deal``: where the deal of each device's rows to folds begins
       (`fedkin.Federation.folds`), modulo `DEAL`; ``planned_for``: the device whose plan was found beside the manifest.
@@ -87,7 +89,7 @@ class Manifest(
     n_params: Count
     ridge: list[Nonnegative]
     sparsity: list[list[Nonnegative]] | None
-    radius: Positive | None
+    radius: Positive = RADIUS
     rounds: Count
     seed: Whole
     gradient: GradientKind
@@ -119,6 +121,16 @@ class Manifest(
         if self.revision == 0:
             return bytes.fromhex(self.run)
         return hashlib.blake2b(f"{self.run} {self.revision}".encode(), digest_size=RUN_BYTES).digest()
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of the largest message of this run."""
+        p, largest = self.n_params, 2 * self.n_params + 1
+        if self.select is not None:
+            largest = max(largest, p * p + 2 * p + 5)
+        if self.placement == "replicas":
+            largest = max(largest, (5 * self.n_devices + len(self.edges)) * p + self.n_devices)
+        return HEADER_BYTES + 8 * largest
 
     @property
     def n_devices(self) -> int:
@@ -263,8 +275,8 @@ class Manifest(
             if not j < i < v:
                 raise ManifestError(f"edge ({i}, {j}) does not name two of the {v} devices, larger position first")
         planned = [one for name in COLUMNS for one in getattr(self, name) or () if one is not None]
-        if not all(map(math.isfinite, [self.rho, self.lam, *self.edge_radius, *self.ridge, *planned])):
-            raise ManifestError("rho, lam, ridge, the steps and the edge bounds must be finite")
+        if not all(map(math.isfinite, [self.rho, self.lam, self.radius, *self.edge_radius, *self.ridge, *planned])):
+            raise ManifestError("rho, lam, radius, ridge, the steps and the edge bounds must be finite")
         if self.placement != "peer" and self.gradient != "plain":
             raise ManifestError(
                 f"where devices come and go they keep no state, so gradient must be plain: {self.gradient}"
@@ -298,6 +310,12 @@ def keys_of(manifest: Manifest, sender: int, receiver: int) -> dict[Kind, str]:
     if manifest.placement == "replicas" and sender == manifest.leader(sender):
         keys[Kind.PRESENT], keys[Kind.REPLICA] = f"{manifest.run}/present/{name}", f"{manifest.run}/replica/{name}"
     return keys
+
+
+def asking_keys(manifest: Manifest, sender: int, receiver: int) -> dict[Kind, str]:
+    """The keys under which ``receiver`` asks ``sender`` for what was lost: nobody else may, so the asker is known."""
+    names = f"{manifest.members[sender].name}/{manifest.members[receiver].name}"
+    return {kind: f"{manifest.run}/ask/{kind.name.lower()}/{names}" for kind in keys_of(manifest, sender, receiver)}
 
 
 def presence_key(manifest: Manifest, sender: int) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedkin._base import Array, Index
 from fedkin.admm import Sent
-from fedkin.federate.contract.manifest import Manifest, keys_of, presence_key
+from fedkin.federate.contract.manifest import Manifest, asking_keys, keys_of, presence_key
 from fedkin.federate.journal import Journal
 from fedkin.federate.links import Transport
 from fedkin.federate.messages import Expected, Kind, encode
@@ -150,7 +150,7 @@ class NeighbourLink:
             self._hint = self._slots[kind, sender](frame) or self._hint
 
         self.status.pulled += 1
-        self.transport.pull(keys_of(self.manifest, sender, self.position)[kind], t, on_frame)
+        self.transport.pull(asking_keys(self.manifest, sender, self.position)[kind], t, on_frame)
 
     def look_around(self) -> None:
         """Pull at once in the next wait: somebody may be ahead."""
@@ -164,9 +164,8 @@ class NeighbourLink:
             "warning", "waiting", round=t, kind=kind.name, peers=names, down=down, seconds=round(seconds, 1)
         )
         if seconds >= self.patience.give_up:
-            raise PeerError(
-                f"no {kind.name} of round {t} from {', '.join(names)} for {seconds:.0f} s: start them, then this device"
-            )
+            whom = self.inbox.in_words(missing, self.status.up)
+            raise PeerError(f"no {kind.name} of round {t} for {seconds:.0f} s from {whom}")
 
     def hold(self, write: Callable[[], None], path: Path, round: int) -> None:
         """Call ``write`` until the disk takes it; the device waits where it is."""
@@ -184,9 +183,8 @@ class NeighbourLink:
                 self._slots[kind, v] = self.inbox.expect(expected)
                 self.transport.subscribe(keys[kind], self._slots[kind, v])
             self.transport.watch(presence_key(manifest, v), partial(self._on_presence, v))
-        outgoing = {key: (kind, v) for v in self.neighbours for kind, key in keys_of(manifest, here, v).items()}
-        for key, (kind, v) in outgoing.items():
-            self.transport.answer(key, partial(self.answer, kind, v))
+            for kind, key in asking_keys(manifest, here, v).items():
+                self.transport.answer(key, partial(self.answer, kind, v))
         self.transport.announce(presence_key(manifest, here))
         self.journal.write("info", "started", round=self.done, neighbours=[self.names[v] for v in self.neighbours])
 
@@ -201,7 +199,7 @@ class NeighbourLink:
     def _on_presence(self, v: int, here: bool) -> None:
         name = self.names[v]
         (self.status.up.add if here else self.status.up.discard)(name)
-        self.journal.write("info", "neighbour up" if here else "neighbour down", peer=name)
+        self.journal.sparingly("info", "neighbour up" if here else "neighbour down", peer=name)
         if here:
             self._hint = True
             self.inbox.wake()

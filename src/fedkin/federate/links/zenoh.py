@@ -20,6 +20,8 @@ except ImportError:
 
 #: A pull that is not answered within so many seconds is asked again by the device.
 PULL_SECONDS = 5.0
+#: Largest payload that is looked at, unless a run needs more.
+MOST_BYTES = 1 << 20
 #: What zenoh itself writes to standard output.
 _ZENOH_LOG = "error"
 
@@ -70,13 +72,17 @@ class ZenohTransport:
     """A zenoh session, configured by `link_configuration` with absolute paths.
 
     ``on_link(common_name, address, opened)`` hears of every link that opens or closes; the name is None without TLS.
+    ``on_refused(key, size)`` hears of payloads above ``most_bytes``, which are not even copied.
     """
 
     def __init__(
         self,
         configuration: Mapping[str, Any],
         on_link: Callable[[str | None, str, bool], None] | None = None,
+        on_refused: Callable[[str, int], None] | None = None,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
+        self._most_bytes, self._on_refused = most_bytes, on_refused or (lambda key, size: None)
         try:
             checked = zenoh.Config.from_json5(json.dumps(dict(configuration)))
         except zenoh.ZError as error:
@@ -110,7 +116,14 @@ class ZenohTransport:
         publisher.put(frame)
 
     def subscribe(self, key: str, on_frame: OnFrame) -> None:
-        self._kept.append(self._session.declare_subscriber(key, lambda sample: on_frame(sample.payload.to_bytes())))
+        self._kept.append(self._session.declare_subscriber(key, lambda sample: self._hand(key, sample, on_frame)))
+
+    def _hand(self, key: str, sample: Any, on_frame: OnFrame) -> None:
+        size = len(sample.payload)
+        if size > self._most_bytes:
+            self._on_refused(key, size)
+        else:
+            on_frame(sample.payload.to_bytes())
 
     def answer(self, key: str, on_pull: OnPull) -> None:
         def on_query(query: Any) -> None:
@@ -124,7 +137,7 @@ class ZenohTransport:
     def pull(self, key: str, round: int, on_frame: OnFrame) -> None:
         def on_reply(reply: Any) -> None:
             if reply.ok is not None:
-                on_frame(reply.ok.payload.to_bytes())
+                self._hand(key, reply.ok, on_frame)
 
         self._session.get(f"{key}?round={round}", on_reply, timeout=PULL_SECONDS)
 

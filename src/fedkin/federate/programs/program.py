@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from fedkin._base import lock, write_file
+from fedkin._base import lock
 from fedkin.data import Rows
 from fedkin.errors import DataError, FedkinError
 from fedkin.federate.contract.manifest import CENTRE, Manifest
 from fedkin.federate.contract.plans import PLAN
 from fedkin.federate.contract.reading import load_manifest, load_rows
 from fedkin.federate.journal import Journal
+from fedkin.federate.records import write_record
 from fedkin.federate.setup.directory import CERTIFICATE, DEVICES, KEY, LINKS, LOCK, LOG, OWNER, STATUS, read_status
 from fedkin.federate.trust.security import (
     check_pair,
@@ -87,7 +88,11 @@ class Program:
             else:
                 self.journal.sparingly("info", "link opened", peer=name)
 
-        transport = ZenohTransport(read_links(self.place, manifest), on_link)
+        def on_refused(key: str, size: int) -> None:
+            why = f"{size} bytes, but the largest message has {manifest.most_bytes}"
+            self.journal.sparingly("warning", "message refused", peer=key.split("/")[2], why=why)
+
+        transport = ZenohTransport(read_links(self.place, manifest), on_link, on_refused, manifest.most_bytes)
         try:
             yield transport
         finally:
@@ -299,4 +304,4 @@ class StatusWriter:
             "why": self.why,
         }
         with suppress(OSError):  # a full disk: checkpoints report it
-            write_file(self.place / STATUS, json.dumps(content), private=True)
+            write_record(self.place / STATUS, content)

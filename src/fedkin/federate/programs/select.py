@@ -11,24 +11,25 @@ ends only, and a device without an estimate of its own takes the scale of its pr
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from fedkin._base import Array, write_file
+from fedkin._base import Array
 from fedkin.data import Federation, Rows
 from fedkin.errors import DegenerateDeviceWarning, ParameterError
-from fedkin.federate.contract.manifest import Manifest, selection_keys
+from fedkin.federate.contract.manifest import Manifest, presence_key, selection_keys
 from fedkin.federate.contract.reading import loss_of
 from fedkin.federate.journal import Journal
 from fedkin.federate.links import Transport
 from fedkin.federate.messages import Expected, Kind, encode
 from fedkin.federate.programs.program import DeviceParser, Program, run_program
+from fedkin.federate.records import write_record
 from fedkin.federate.setup.directory import SELECTION
 from fedkin.federate.waiting import Inbox, Patience, PeerError
 from fedkin.stats import LocalFit, local_fit, wald_tests
@@ -58,9 +59,12 @@ class Exchange:
         self.neighbours = [int(v) for v in manifest.neighbours(position)]
         self.names = {v: manifest.members[v].name for v in self.neighbours}
         self.inbox = Inbox(self.names, journal)
+        self.up: set[str] = set()
         self._frames: dict[str, bytes] = {}
         self._slots: dict[tuple[Kind, int], Callable[[bytes], bool]] = {}
+        transport.announce(presence_key(manifest, position))
         for v in self.neighbours:
+            transport.watch(presence_key(manifest, v), partial(self._on_presence, self.names[v]))
             for kind, key in selection_keys(manifest, v, position).items():
                 slot = self.inbox.expect(Expected(manifest.run_bytes, kind, v, lengths.get(kind, 0), 0, 0))
                 self._slots[kind, v] = slot
@@ -69,6 +73,9 @@ class Exchange:
                 if key not in self._frames:
                     self._frames[key] = b""
                     transport.answer(key, self._answer(key))
+
+    def _on_presence(self, name: str, here: bool) -> None:
+        (self.up.add if here else self.up.discard)(name)
 
     def _answer(self, key: str) -> Callable[[int], bytes | None]:
         def on_pull(t: int) -> bytes | None:
@@ -99,9 +106,7 @@ class Exchange:
             now = time.monotonic()
             names = [self.names[v] for v in missing]
             if missing and now - began > limit:
-                raise PeerError(
-                    f"no {kind.name} from {', '.join(names)} for {now - began:.0f} s: start them, then this device"
-                )
+                raise PeerError(f"no {kind.name} for {now - began:.0f} s from {self.inbox.in_words(missing, self.up)}")
             if missing and now > complaint:
                 self.journal.write("warning", "waiting", kind=kind.name, peers=names, seconds=round(now - began, 1))
                 complaint = now + max(now - began, self.patience.complain)
@@ -213,7 +218,7 @@ def run(program: Program, patience: Patience) -> None:
     with program.linked() as transport:
         parts = (program.manifest, program.position, program.rows(), transport, program.journal, patience)
         chosen = select(*parts, tick=program.status.tick)
-        write_file(program.place / SELECTION, json.dumps(chosen, indent=1), private=True)
+        write_record(program.place / SELECTION, chosen)
         program.status.end("selected")
 
 

@@ -87,7 +87,8 @@ class Supervisor:
             child.process = subprocess.Popen(
                 [sys.executable, "-m", self.module, str(child.place), *self.options],
                 stdin=subprocess.DEVNULL,
-                stdout=errors,
+                # the transport writes there what strangers may choose: nothing of it is to be taken for the device's
+                stdout=subprocess.DEVNULL,
                 stderr=errors,
                 # Ctrl-C is for the supervisor, which then stops its devices
                 start_new_session=True,

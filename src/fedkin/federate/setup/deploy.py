@@ -16,7 +16,7 @@ from fedkin._base import check_whole
 from fedkin.admm import Settings, device_rows, local_curvature, plan_run
 from fedkin.data import Rows, device_ids, read_columns
 from fedkin.errors import DataError, ParameterError
-from fedkin.federate.contract.manifest import DEAL, Manifest, ManifestError, Member, plain_names
+from fedkin.federate.contract.manifest import DEAL, RADIUS, Manifest, ManifestError, Member, plain_names
 from fedkin.federate.messages import RUN_BYTES
 from fedkin.losses import describe_loss
 from fedkin.objective import Problem
@@ -218,7 +218,7 @@ def make_manifest(
         n_params=problem.n_params,
         ridge=rows.ridge.tolist(),
         sparsity=None if plan.sparsity is None else plan.sparsity.tolist(),
-        radius=plan.radius,
+        radius=plan.radius or RADIUS,
         rounds=int(rounds),
         seed=int(settings.seed),
         gradient=plan.gradient,

@@ -31,9 +31,17 @@ import numpy as np
 from fedkin._base import PRIVATE_DIRECTORY, Array, write_file
 from fedkin.data import Rows
 from fedkin.errors import DataError
-from fedkin.federate.contract.manifest import CENTRE, Manifest, keys_of, presence_key, selection_keys
+from fedkin.federate.contract.manifest import (
+    CENTRE,
+    Manifest,
+    asking_keys,
+    keys_of,
+    presence_key,
+    selection_keys,
+)
 from fedkin.federate.contract.plans import PLAN, PLAN_SIGNATURE
 from fedkin.federate.contract.reading import AUTHORITY, MANIFEST, ROWS, SIGNATURE
+from fedkin.federate.records import read_record
 from fedkin.federate.trust.security import (
     Grant,
     Pair,
@@ -156,11 +164,12 @@ def links_of(manifest: Manifest, position: int) -> dict[str, Any]:
     listen = (
         [] if manifest.placement == "central" and position < manifest.n_devices else [endpoint_of(manifest, position)]
     )
-    return link_configuration(listen, connect, grants if manifest.secure else None)
+    return link_configuration(listen, connect, grants if manifest.secure else None, manifest.most_bytes)
 
 
 def _peer_keys(manifest: Manifest, sender: int, receiver: int) -> list[str]:
-    keys = [*keys_of(manifest, sender, receiver).values(), presence_key(manifest, sender)]
+    keys = [*keys_of(manifest, sender, receiver).values(), *asking_keys(manifest, sender, receiver).values()]
+    keys.append(presence_key(manifest, sender))
     return keys if manifest.select is None else [*keys, *selection_keys(manifest, sender, receiver).values()]
 
 
@@ -191,27 +200,23 @@ def device_directories(directory: Path) -> list[Path]:
 
 
 def read_status(place: Path) -> dict[str, Any]:
-    """What a device last said about itself; empty when it never ran."""
+    """What a device last said about itself; empty when it never ran, or the file is damaged."""
     try:
-        status = json.loads((place / STATUS).read_bytes())
-    except (OSError, ValueError):
+        return read_record(place / STATUS)
+    except DataError:
         return {}
-    return status if isinstance(status, dict) else {}
 
 
 def read_selection(place: Path, manifest: Manifest) -> frozenset[int]:
     """Positions of neighbours whose edge was dropped by edge selection."""
     if manifest.select is None:
         return frozenset()
-    try:
-        chosen = json.loads((place / SELECTION).read_bytes())
-        if chosen["run"] != manifest.run:
-            raise DataError(f"{place / SELECTION} belongs to another run")
-        return frozenset(manifest.position(name) for name in chosen["dropped"])
-    except FileNotFoundError:
-        raise DataError(f"edges are not selected yet: fedkin peer select {place}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{place / SELECTION} cannot be read: {error}") from None
+    if not (place / SELECTION).exists():
+        raise DataError(f"edges are not selected yet: fedkin peer select {place}")
+    chosen = read_record(place / SELECTION)
+    if chosen["run"] != manifest.run:
+        raise DataError(f"{place / SELECTION} belongs to another run")
+    return frozenset(manifest.position(name) for name in chosen["dropped"])
 
 
 def read_result(place: Path) -> Array | None:

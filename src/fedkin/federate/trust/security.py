@@ -339,7 +339,15 @@ def access_list(grants: Sequence[Grant]) -> dict[str, Any]:
     }
 
 
-def link_configuration(listen: Sequence[str], connect: Sequence[str], grants: Sequence[Grant] | None) -> dict[str, Any]:
+#: Bounds for who connects and says nothing: so many at a time, each for so many milliseconds, and so many links.
+_LINKS = {"accept_timeout": 2000, "accept_pending": 4096, "max_sessions": 4096}
+#: What a message has beside its payload, and the least that a link must take.
+_AROUND, _LEAST_BYTES = 4096, 65536
+
+
+def link_configuration(
+    listen: Sequence[str], connect: Sequence[str], grants: Sequence[Grant] | None, most_bytes: int = 1 << 20
+) -> dict[str, Any]:
     """A zenoh configuration: explicit endpoints, no scouting, TLS on both sides, and the access list.
 
     Parameters
@@ -348,6 +356,8 @@ def link_configuration(listen: Sequence[str], connect: Sequence[str], grants: Se
         Endpoints, ``tls/host:port``.
     grants : sequence of Grant or None
         None for plain TCP, where nobody can be told apart: no certificates and no access list.
+    most_bytes : int
+        Of the largest payload. The transport drops what is longer before it is put together.
     """
     configuration: dict[str, Any] = {
         "mode": "peer",
@@ -359,11 +369,15 @@ def link_configuration(listen: Sequence[str], connect: Sequence[str], grants: Se
             "retry": {"period_init_ms": 100, "period_max_ms": 2000, "period_increase_factor": 1.5},
         },
         "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},
-        "transport": {"shared_memory": {"enabled": False}},
+        "transport": {
+            "shared_memory": {"enabled": False},
+            "unicast": _LINKS,
+            "link": {"rx": {"max_message_size": max(most_bytes, _LEAST_BYTES) + _AROUND}},
+        },
     }
     if grants is not None:
         configuration["access_control"] = access_list(grants)
-        configuration["transport"]["link"] = {
+        configuration["transport"]["link"] |= {
             "protocols": ["tls"],
             "tls": {
                 "enable_mtls": True,
