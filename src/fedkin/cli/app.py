@@ -13,8 +13,8 @@ from fedkin import __version__
 #: Where each command is defined, under its own name.
 _HOMES = {
     "fit": "fedkin.cli.models",
-    "predict": "fedkin.cli.models",
-    "inspect": "fedkin.cli.models",
+    "predict": "fedkin.cli.saved",
+    "inspect": "fedkin.cli.saved",
     "demo": "fedkin.cli.demo",
     "study": "fedkin.studies",
     "federation": "fedkin.cli.federation",

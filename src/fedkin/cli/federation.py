@@ -22,10 +22,53 @@ Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The organiser's 
 CaKey = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Key of your own authority, where the directory has none.")
 ]
+SiteColumn = Annotated[
+    str | None, typer.Option("--site-column", metavar="COL", help="Column that says which site a row belongs to.")
+]
 
 
 @federation.callback()
 def _root() -> None: ...
+
+
+@federation.command()
+def draft(
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="An example table, CSV or Parquet.")],
+    target: Annotated[str | None, typer.Option(metavar="COL", help="Column to predict; by default a guess.")] = None,
+    site_column: SiteColumn = None,
+    name: Annotated[str | None, typer.Option(help="Name of the federation; by default that of the file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="File to write; by default standard output.")
+    ] = None,
+) -> None:
+    """Draft a contract from an example table: kinds, levels, ranges and loss guessed, units asked for.
+
+    The draft tells nothing about single rows: ranges are rounded outward, rare levels are left out.
+    """
+    from fedkin.cli.contracts import DraftCommand
+    from fedkin.cli.contracts import draft as run
+
+    run(DraftCommand(table, target, site_column, name, out))
+
+
+@federation.command()
+def check(
+    contract: Annotated[Path, typer.Argument(metavar="CONTRACT", help="The TOML file of a contract.")],
+    data: Annotated[
+        Path | None, typer.Option(metavar="TABLE", help="A table to check against it, CSV or Parquet.")
+    ] = None,
+    site_column: SiteColumn = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of tables.")] = False,
+) -> None:
+    """Check a contract, and a table against it: everything that does not fit, column by column.
+
+    Ends with code 2 when the rows cannot be used as they are.
+    """
+    from fedkin.cli.console import WRONG_INPUT
+    from fedkin.cli.contracts import check as run
+
+    if not run(contract, data, site_column, as_json):
+        raise typer.Exit(WRONG_INPUT)
 
 
 @federation.command()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,18 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from fedkin._base import count
+from fedkin._base import AnyArray, count
 from fedkin.cli.console import as_options, output
-from fedkin.data import CSV_SUFFIXES, PARQUET_SUFFIXES, Federation, read_columns
+from fedkin.data import (
+    CSV_SUFFIXES,
+    PARQUET_SUFFIXES,
+    Federation,
+    Schema,
+    device_ids,
+    raise_findings,
+    read_columns,
+    read_directory,
+)
 from fedkin.errors import DataError, FedkinError
 from fedkin.fitting import FittedModel
 
@@ -47,6 +57,66 @@ def read_federation(
         if not guess:
             raise
         raise DataError(f"{error}{guess}") from None
+
+
+def agreed_federation(path: Path, device: str | None, schema: Schema) -> Federation:
+    """The rows of all sites, checked and encoded as the schema says."""
+    columns, site = _agreed_columns(path, device, schema, target=True)
+    if site is None:
+        raise DataError(f"say which column of {path} holds the sites: --device COL{_has(list(columns))}")
+    with naming(path):
+        return schema.federation(columns, site)
+
+
+def agreed_rows(path: Path, device: str | None, model: FittedModel) -> tuple[list[Hashable], dict[str, AnyArray]]:
+    """Rows to predict with a model that has a schema, and the device of each; with one device it need not be named."""
+    assert model.schema is not None
+    columns, site = _agreed_columns(path, device, model.schema, target=False)
+    if site is not None and site in columns:
+        ids = device_ids(columns[site])
+    elif model.n_devices == 1:
+        ids = [model.devices[0]] * len(next(iter(columns.values()), ()))
+    else:
+        raise DataError(
+            f"say which column of {path} holds the sites: --device COL{_has(list(columns))}; the model has "
+            f"{model.n_devices} of them"
+        )
+    with naming(path):
+        raise_findings(model.schema.check(columns, target=False))
+    return ids, columns
+
+
+def _agreed_columns(
+    path: Path, device: str | None, schema: Schema, target: bool
+) -> tuple[dict[str, AnyArray], str | None]:
+    if not path.exists():
+        raise DataError(f"there is no file or directory {path}{_near(path.name, _siblings(path), 0.8)}: check the path")
+    if not path.is_dir():
+        return read_columns(path), device
+    names = [column.name for column in (schema.columns if target else schema.features)]
+    return read_directory(path, device, [*names, *([schema.offset] if schema.offset else [])])
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Within this context, errors about data begin with the file."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def schema_table(schema: Schema) -> Table:
+    """The columns of a schema, in words."""
+    table = plain_table("column", "what it must be", "centre", "scale", numbers_from=2)
+    for column in schema.columns:
+        centre, scale = column.centre_and_scale
+        scaled = column.kind != "category" and column is not schema.target
+        numbers = (f"{centre:g}", f"{scale:g}") if scaled else ("", "")
+        add_row(table, column.name, column.words + (" (target)" if column is schema.target else ""), *numbers)
+    if schema.offset is not None:
+        add_row(table, schema.offset, "number (offset)", "", "")
+    return table
 
 
 def _column_names(path: Path) -> list[str]:

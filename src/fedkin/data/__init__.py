@@ -13,10 +13,11 @@ from __future__ import annotations
 from fedkin.data.cells import infer_column, read_cells
 from fedkin.data.checks import deal_folds
 from fedkin.data.column import Column
+from fedkin.data.columns import read_directory
 from fedkin.data.federation import INTERCEPT, Federation
 from fedkin.data.findings import Finding, raise_findings
 from fedkin.data.ids import HasDevices, device_id, device_ids
-from fedkin.data.labels import Label, level_text
+from fedkin.data.labels import Label, level_text, looks_like_date, parsed_numbers
 from fedkin.data.rows import Rows
 from fedkin.data.schema import Schema
 from fedkin.data.tables import CSV_SUFFIXES, PARQUET_SUFFIXES, columns_of, read_columns, write_csv
@@ -38,8 +39,11 @@ __all__ = [
     "device_ids",
     "infer_column",
     "level_text",
+    "looks_like_date",
+    "parsed_numbers",
     "raise_findings",
     "read_cells",
     "read_columns",
+    "read_directory",
     "write_csv",
 ]

@@ -126,6 +126,11 @@ def directory_columns(
     return {name: ids, **stacked}, name
 
 
+def read_directory(folder: Path, device: str | None, names: Sequence[str]) -> tuple[Columns, str]:
+    """Some columns of a directory's files as one table, and its device column: the given one, or that of file names."""
+    return directory_columns(folder, device, None, names, None)
+
+
 def stacked_column(name: str, files: list[Path], tables: list[Columns]) -> AnyArray:
     parts = [table[name] for table in tables]
     if any(part.dtype.kind == "O" for part in parts):

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedkin.federate.contract.contract import Contract, ContractError, EdgeTests, Rounds, Thresholds
+    from fedkin.federate.contract.draft import Draft, draft_contract
     from fedkin.federate.contract.manifest import Manifest, ManifestError, Member
     from fedkin.federate.contract.reading import load_manifest, plan_of
     from fedkin.federate.journal import Journal
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "contract.contract": "Contract ContractError EdgeTests Rounds Thresholds",
+    "contract.draft": "Draft draft_contract",
     "contract.manifest": "Manifest ManifestError Member",
     "contract.reading": "load_manifest plan_of",
     "journal": "Journal",

@@ -1,0 +1,177 @@
+"""``fedkin predict`` and ``inspect``: what to do with a model that was saved."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from fedkin._base import Array, count
+from fedkin.cli.console import messages, output, print_json
+from fedkin.cli.options import Json, Model
+from fedkin.cli.tables import (
+    add_row,
+    agreed_rows,
+    gap_words,
+    graph_words,
+    group_words,
+    groups_table,
+    model_document,
+    n_distinct,
+    note_lines,
+    plain_table,
+    print_facts,
+    read_federation,
+    schema_table,
+)
+from fedkin.data import write_csv
+from fedkin.errors import ParameterError
+from fedkin.fitting import FittedModel, load
+
+_MOST_FEATURES = 10  # features that inspect shows
+_MOST_COLUMNS = 6  # groups that inspect shows side by side
+
+
+def predict(
+    model: Model,
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="Rows to predict: a file, or a directory with one file per device.")
+    ],
+    device: Annotated[
+        str | None, typer.Option(metavar="COL", help="Column of the devices; by default the one of the fit.")
+    ] = None,
+    offset: Annotated[
+        str | None, typer.Option(metavar="COL", help="Column of the offset; by default the one of the fit.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.csv", help="File for the predictions; by default standard output.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Predict rows of known devices with a fitted model."""
+    fitted = load(model)
+    column = device or fitted.options.get("device_column")
+    if fitted.schema is None:
+        federation = read_federation(
+            data, device=column, features=fitted.feature_names, offset=offset or fitted.offset_name
+        )
+        rows = np.argsort(federation.row_order)  # back to the order of the file
+        found: list[Hashable] = [federation.devices[u] for u in federation.device_index[rows].tolist()]
+        X: object = federation.X[rows]
+        shift = None if federation.offset is None else federation.offset[rows]
+    else:
+        if offset is not None:
+            raise ParameterError(f"--offset is for the contract to say ({fitted.schema.offset}): leave it out")
+        # in a directory the files are named like the sites, whatever the column was called
+        found, X = agreed_rows(data, device if data.is_dir() else column, fitted)
+        shift = None
+    devices = _known_ids(fitted, found)
+    columns = _columns(fitted, X, devices, shift)
+    header = ["row", column or "device", *columns]
+    table: list[list[Any]] = [
+        [number, *cells] for number, cells in enumerate(zip(devices, *columns.values(), strict=True))
+    ]
+    if out is not None:
+        write_csv(out, header, table)
+    if as_json:
+        print_json(
+            {
+                "model": str(model),
+                "data": str(data),
+                "written": None if out is None else str(out),
+                "columns": header,
+                "predictions": table,
+            }
+        )
+    elif out is None:
+        csv.writer(sys.stdout, lineterminator="\n").writerows([header, *table])
+    else:
+        messages().print(f"{out}: {count(len(table), 'prediction')} for {count(len(set(devices)), 'device')}")
+
+
+def _known_ids(model: FittedModel, found: Sequence[Hashable]) -> list[Hashable]:
+    """Ids as the model has them: a file of whole numbers reads as ints what another file had as text."""
+    by_text = {str(known): known for known in model.devices}
+    return [device if device in model.index else by_text.get(str(device), device) for device in found]
+
+
+def _columns(model: FittedModel, X: object, devices: list[Hashable], shift: Array | None) -> dict[str, list[Any]]:
+    predicted = model.predict(X, devices, shift)
+    if predicted.ndim == 2:  # the means of the features
+        return {name: predicted[:, k].tolist() for k, name in enumerate(model.feature_names)}
+    columns = {"prediction": predicted.tolist()}
+    if model.classes is not None:
+        chances = model.predict_proba(X, devices, shift)
+        columns.update({f"probability:{label}": chances[:, k].tolist() for k, label in enumerate(model.classes)})
+    return columns
+
+
+# --- inspect ---------------------------------------------------------------------------------------------------
+
+
+def inspect(model: Model, as_json: Json = False) -> None:
+    """Show what a fitted model found: groups, graph, coefficients, and notes on single devices."""
+    fitted = load(model)
+    if as_json:
+        document = {"fedkin_version": fitted.fedkin_version, "model": str(model), **model_document(fitted)}
+        schema = None if fitted.schema is None else fitted.schema.plain()
+        print_json({**document, "schema": schema, "options": dict(fitted.options)})
+        return
+    console = output()
+    classes = None if fitted.classes is None else ", ".join(map(str, fitted.classes))
+    about = {"target": fitted.target_name, "offset": fitted.offset_name, "classes": classes}
+    print_facts(
+        {
+            "model": f"{model}, written by Fedkin {fitted.fedkin_version}",
+            "loss": ", ".join([fitted.loss.name, *(f"{key} {value}" for key, value in about.items() if value)]),
+            "devices": f"{fitted.n_devices}, fitted on {count(int(fitted.n_samples.sum()), 'row')}",
+            "penalty": f"{fitted.penalty}, lam {fitted.lam:.4g}",
+            "gap": f"{gap_words(fitted)} after {count(fitted.n_iter, 'iteration')}",
+            "groups": group_words(fitted),
+            "graph": f"{graph_words(fitted)}; {count(fitted.graph.n_components, 'connected component')}",
+        }
+    )
+    if fitted.schema is not None:
+        console.print("\nColumns", style="bold")
+        console.print(schema_table(fitted.schema))
+    console.print(f"\n{count(fitted.n_clusters, 'group')}", style="bold")
+    console.print(groups_table(fitted))
+    _print_coefficients(fitted)
+    lines = note_lines(fitted.notes)
+    if lines:
+        console.print("Notes", style="bold")
+        for line in lines:
+            console.print(f"  {line}", soft_wrap=True)
+
+
+def _print_coefficients(model: FittedModel) -> None:
+    """The features with the largest coefficients: a column per group if there are few, else the spread."""
+    size = np.abs(model.coef).mean(axis=(0, 1))
+    chosen = np.argsort(-size, kind="stable")[:_MOST_FEATURES]
+    title = "Coefficients" if size.size <= _MOST_FEATURES else f"The {len(chosen)} largest of {size.size} coefficients"
+    classes = [None] if model.coef.shape[1] == 1 or model.classes is None else list(model.classes[1:])
+    labels = sorted(range(model.n_clusters), key=lambda k: -int((model.clusters == k).sum()))
+    by_group = len(labels) <= _MOST_COLUMNS and (len(labels) > 1 or n_distinct(model) == 1)
+    heads = [f"group {k + 1}" for k in range(len(labels))] if by_group else ["mean", "least", "most"]
+    table = plain_table("feature", *heads)
+    rows = [("(intercept)", model.intercept)] if model.fit_intercept else []
+    units = {} if model.schema is None else {column.name: column.unit for column in model.schema.features}
+    for q in chosen.tolist():
+        name = model.feature_names[q]
+        rows.append((f"{name} (per {units[name]})" if units.get(name) else name, model.coef[:, :, q]))
+    for name, values in rows:
+        for j, label in enumerate(classes):
+            column = values[:, j]
+            if by_group:
+                cells = [column[model.clusters == k].mean() for k in labels]
+            else:
+                cells = [column.mean(), column.min(), column.max()]
+            add_row(table, name if label is None else f"{name} [{label}]", *(f"{cell:.4g}" for cell in cells))
+    console = output()
+    console.print(f"{title} (in the units of the features; {'mean of each group' if by_group else 'over devices'})")
+    console.print(table)

@@ -1,0 +1,128 @@
+"""Contracts on the command line: drafted, checked, fitted by, and the models that come of them."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("msgspec")
+import fedkin
+from fedkin.cli import main
+from fedkin.data import read_columns
+from fedkin.federate import Contract
+from fedkin.fitting import FitOptions, fit_federation
+
+HEART = Path(__file__).resolve().parent.parent / "examples" / "heart"
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("heart")
+    runpy.run_path(str(HEART / "make_tables.py"))["main"](folder, 40)
+    return folder
+
+
+def run(*arguments):
+    return main([str(one) for one in arguments])
+
+
+def fit(tables, out, *more):
+    graph = ("--graph", tables / "graph.csv", "--test-size", 0, "--lam", 0.01, "--select", "none")
+    contract = ("--contract", HEART / "heart.toml", "--device", "hospital", "--out", out)
+    return run("fit", tables / "all.csv", *contract, *graph, *more)
+
+
+def test_a_draft_is_a_contract_that_the_table_fits(tables, tmp_path, capsys):
+    out = tmp_path / "heart.toml"
+    assert run("federation", "draft", tables / "all.csv", "--target", "days", "--out", out) == 0
+    assert "hospital was taken for the column of the sites" in capsys.readouterr().err
+    assert Contract.read(out).name == "heart"
+    assert run("federation", "check", out, "--data", tables / "all.csv") == 0
+    assert "fits" in capsys.readouterr().out
+    assert run("federation", "draft", tables / "all.csv", "--out", out) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_findings_are_shown_by_site_and_end_with_an_error(tables, tmp_path, capsys):
+    lines = (tables / "all.csv").read_text().splitlines()
+    few = tmp_path / "few.csv"
+    few.write_text("\n".join([*lines[:41], *[line.replace("hill", "hamlet") for line in lines[41:49]]]) + "\n")
+    assert run("federation", "check", HEART / "heart.toml", "--data", few, "--site-column", "hospital", "--json") == 2
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert {one["site"] for one in found} == {"hamlet"}
+    assert found[0]["words"] == "8 rows, but at least 21 are needed (3 for each of 7 parameters)"
+    grams = tmp_path / "grams.csv"
+    cells = [line.split(",") for line in lines]
+    rows = [[*one[:2], str(float(one[2]) * 1000), *one[3:]] for one in cells[1:]]
+    grams.write_text("\n".join(",".join(row) for row in [cells[0], *rows]) + "\n")
+    assert run("federation", "check", HEART / "heart.toml", "--data", grams) == 2
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "grams?" in shown
+    assert "1 finding to mend" in shown
+
+
+def test_the_pooled_fit_prepares_rows_as_the_contract_says(tables, tmp_path, capsys):
+    assert fit(tables, tmp_path / "model") == 0
+    capsys.readouterr()
+    model = fedkin.load(tmp_path / "model")
+    contract = Contract.read(HEART / "heart.toml")
+    columns = read_columns(tables / "all.csv")
+    rows = contract.prepare(columns)
+    prepared = fedkin.Federation.from_arrays(rows.X, rows.y, columns["hospital"])
+    how = FitOptions(lam=0.01, select="none", fit_intercept=False, standardize=False)
+    same = fit_federation(prepared, fedkin.Graph.read(tables / "graph.csv", prepared.devices), how)
+    ids = columns["hospital"].tolist()
+    np.testing.assert_allclose(model.predict(columns, ids), same.predict(rows.X, ids), atol=1e-6)
+    assert model.schema == contract.schema
+    assert model.clusters.tolist() == same.clusters.tolist()
+    assert model.options["device_column"] == "hospital"
+
+
+def test_models_with_a_schema_predict_raw_tables(tables, tmp_path, capsys):
+    fit(tables, tmp_path / "model")
+    capsys.readouterr()
+    assert run("predict", tmp_path / "model", tables / "all.csv") == 0
+    pooled = capsys.readouterr().out.splitlines()
+    assert pooled[0] == "row,hospital,prediction"
+    # a site's own part needs no column of sites
+    fedkin.load(tmp_path / "model").part(["hill"]).save(tmp_path / "own")
+    assert run("predict", tmp_path / "own", tables / "sites" / "hill.csv") == 0
+    own = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[2] for line in own[1:]] == [
+        line.split(",")[2] for line in pooled[1:] if line.split(",")[1] == "hill"
+    ]
+    # files by site
+    assert run("predict", tmp_path / "model", tables / "sites") == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(pooled)
+
+
+def test_tables_that_break_the_schema_are_not_predicted(tables, tmp_path, capsys):
+    fit(tables, tmp_path / "model")
+    capsys.readouterr()
+    bad = tmp_path / "bad.csv"
+    bad.write_text("hospital,age,weight,presure,ward,smoker\nhill,50,70000,130,Z,no\nhill,60,80000,130,A,no\n")
+    assert run("predict", tmp_path / "model", bad) == 2
+    error = capsys.readouterr().err
+    for words in ("grams?", "is 'presure' what is meant?", "unknown level 'Z' (1 row), first in row 2"):
+        assert words in error
+
+
+def test_inspect_shows_units_and_levels(tables, tmp_path, capsys):
+    fit(tables, tmp_path / "model")
+    capsys.readouterr()
+    assert run("inspect", tmp_path / "model") == 0
+    shown = capsys.readouterr().out
+    assert "age (per years)" in shown
+    assert "one of 'A', 'B', 'C'" in shown
+    assert run("inspect", tmp_path / "model", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["schema"]["features"][1]["unit"] == "kg"
+
+
+@pytest.mark.parametrize("option", ["--target", "--features", "--offset"])
+def test_what_the_contract_says_is_not_said_twice(option, tables, tmp_path, capsys):
+    assert fit(tables, tmp_path / "model", option, "days") == 2
+    assert f"{option} is for the contract to say" in capsys.readouterr().err
