@@ -7,10 +7,40 @@ import pytest
 
 from builders import PENALTY_NAMES, federation, random_graph, ring, star
 from cvxpy_reference import reference
-from exact_checks import check_against
+from exact_checks import check_against, check_gaps
 from fedkin import Federation, Graph, Problem, solve
 from fedkin.errors import ParameterError, SolverError
 from fedkin.losses import HuberLoss
+
+# --- fewer rows than parameters --------------------------------------------------------------------------------------
+
+
+def scarce(penalty: str, lam: float) -> Problem:
+    """Every other device has 1 to 3 rows for 4 parameters, and neighbours with 30."""
+    rng, truth = np.random.default_rng(3), np.array([1.0, -2.0, 0.5, 3.0])
+    device = np.repeat(np.arange(12), [1 + u % 3 if u % 2 else 30 for u in range(12)])
+    X = np.column_stack([np.ones(device.size), rng.normal(size=(device.size, 3))])
+    y = 100.0 * (X @ truth + rng.normal(size=device.size) + (device % 4) * X[:, 1])
+    fed = Federation.from_arrays(X, y, device)
+    return Problem(fed, Graph.complete(fed.devices), penalty=penalty, lam=lam)
+
+
+@pytest.mark.parametrize("penalty", PENALTY_NAMES)
+@pytest.mark.parametrize("lam", [0.05, 0.5, 2.0])
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_gaps_hold_where_regular_neighbours_take_over_the_pull(penalty: str, lam: float, backend: str) -> None:
+    problem = scarce(penalty, lam)
+    solution = solve(problem, 1e-6, backend=backend)
+    assert solution.status == "converged" and solution.radius is None
+    check_gaps(solution, solve(problem, 1e-10).objective)
+
+
+@pytest.mark.parametrize(("lam", "most"), [(0.05, 500), (0.5, 250), (2.0, 100)])
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_devices_with_few_rows_do_not_delay_the_certificate(lam: float, most: int, backend: str) -> None:
+    # with nothing but a proven ball it took 978, 310 and 150 iterations
+    assert solve(scarce("l1", lam), 1e-6, backend=backend).n_iter <= most
+
 
 # --- hard cases ------------------------------------------------------------------------------------------------------
 

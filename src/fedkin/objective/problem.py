@@ -17,8 +17,9 @@ from fedkin.graph import Graph
 from fedkin.losses import Loss, make_loss
 from fedkin.objective.build import build_terms
 from fedkin.objective.penalties import Penalty, make_penalty
+from fedkin.objective.rerouting import Rerouting
 from fedkin.objective.summaries import Summaries
-from fedkin.objective.terms import DeviceTerms
+from fedkin.objective.terms import DeviceTerms, QuadraticTerms
 
 Status = Literal["converged", "iteration_limit", "interrupted"]
 
@@ -40,6 +41,11 @@ class FusedObjective:
     def edge_radius(self) -> Array:
         """Radii ``r_e`` of the edge duals' balls, shape ``(E,)``."""
         return self.strength * self.graph.weights
+
+    @cached_property
+    def _rerouting(self) -> Rerouting | None:
+        terms = self.terms
+        return Rerouting(terms, self.graph) if isinstance(terms, QuadraticTerms) and terms.singular.any() else None
 
     def differences(self, theta: Array) -> Array:
         """``theta_i - theta_j`` for every edge, shape ``(E, p)``."""
@@ -63,9 +69,18 @@ class FusedObjective:
 
         ``alpha (E, p)`` are edge duals inside their balls, ``zeta (V, p)`` sparsity duals inside their boxes, and
         ``balance (V, p)`` is ``D' alpha + zeta``. A ball of that ``radius`` holds a minimiser, for designs without a
-        finite conjugate.
+        finite conjugate; other duals than these are used where `Rerouting` finds better ones.
         """
         d = self.differences(theta)
+        found = self._gap(theta, d, alpha, zeta, balance, radius)
+        if self._rerouting is None:
+            return found
+        other, balance = self._rerouting(self.penalty, self.edge_radius, alpha, balance)
+        return min(found, self._gap(theta, d, other, zeta, balance, radius))
+
+    def _gap(
+        self, theta: Array, d: Array, alpha: Array, zeta: Array | None, balance: Array, radius: float
+    ) -> tuple[float, bool]:
         # summed edge by edge before adding up, so that the small difference of large sums is accurate
         edges = self.edge_radius * self.penalty.value(d) - np.einsum("ep,ep->e", alpha, d)
         devices = self.terms.young_gaps(theta, balance)

@@ -136,6 +136,14 @@ class QuadraticTerms(DeviceTerms):
         """Devices whose matrix counts as singular, ``(V,)``."""
         return self._inverse[1]
 
+    @cached_property
+    def unseen(self) -> Array:
+        """Projections of the M `singular` devices onto what lies outside the range of their matrices, ``(M, p, p)``."""
+        one, bad = np.eye(self.n_params), self.singular
+        if self.isotropic:
+            return np.tile(one, (int(bad.sum()), 1, 1))
+        return np.asarray(one - np.matmul(self.A[bad], self._inverse[0][bad]))
+
     def minimizers(self) -> Array:
         """Each device's own minimiser (the shortest one in standardised units where it is not unique), ``(V, p)``."""
         own = self._solve(self.b)

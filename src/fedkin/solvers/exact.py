@@ -196,6 +196,8 @@ class Search:
         self.rows: list[tuple[int, float, float]] = []
         self.fusing_helped = False
         self.lower = -np.inf
+        #: Whether a certificate needed to know a ball that holds a minimiser.
+        self.conditional = False
         # where an interruption before the first check would leave us: nothing is certified yet
         self.best = _Certified(start, np.nan, np.inf, None)
 
@@ -223,12 +225,12 @@ class Search:
 
     def _certified(self, pair: PrimalDual, value: float | None = None) -> _Certified:
         value = self.objective.value(pair.theta) if value is None else value
-        gap, conditional = self.objective.gap(pair.theta, pair.alpha, pair.zeta, pair.balance)
-        assumed = None
-        if conditional:
-            radius, proven = self.ball.radius(pair.theta, value)
-            gap, _ = self.objective.gap(pair.theta, pair.alpha, pair.zeta, pair.balance, radius)
-            assumed = None if proven else radius
+        radius, proven = self.ball.radius(pair.theta, value) if self.conditional else (np.inf, True)
+        gap, conditional = self.objective.gap(pair.theta, pair.alpha, pair.zeta, pair.balance, radius)
+        if conditional and not self.conditional:
+            self.conditional = True
+            return self._certified(pair, value)
+        assumed = radius if conditional and not proven else None
         return _Certified(pair, value, max(gap, 0.0) / self.scale(value), assumed)
 
     def _run_quadratic(self, terms: QuadraticTerms, start: PrimalDual, warm: bool) -> None:

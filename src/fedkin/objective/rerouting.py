@@ -1,0 +1,68 @@
+"""Edge duals for certificates on singular designs.
+
+A dual that pulls a device in a direction that its rows do not show makes its conjugate infinite. A gap then needs
+a ball that holds a minimiser, and what can be proven of such balls is often thousands of times too large. But
+a neighbour with a regular design can take over the pull, and that hardly costs anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from fedkin._base import Array
+from fedkin.graph import Graph
+from fedkin.objective.penalties import Penalty
+from fedkin.objective.terms import QuadraticTerms
+
+
+class Rerouting:
+    """How pulls at singular devices go to their regular neighbours; one that has none keeps its pull."""
+
+    def __init__(self, terms: QuadraticTerms, graph: Graph) -> None:
+        bad = terms.singular
+        first = bad[graph.edges[:, 0]]
+        self._edges = np.flatnonzero(first != bad[graph.edges[:, 1]])
+        first = first[self._edges]
+        self._here = np.where(first, *graph.edges[self._edges].T)  # their singular ends
+        self._sign = np.where(first, -1.0, 1.0)[:, None]
+        m, self._terms = self._edges.size, terms
+        self._summed: Any = sparse.csr_array((np.ones(m), (self._here, np.arange(m))), shape=(graph.n_devices, m))
+        incidence: Any = graph.incidence()
+        self._transposed: Any = sparse.csr_array(incidence[self._edges].T)
+
+    def __call__(self, penalty: Penalty, radius: Array, alpha: Array, balance: Array) -> tuple[Array, Array]:
+        """Duals inside their balls of ``radius (E,)``, and their balance, without such pulls.
+
+        First duals move as far as they have room. Then all of them shrink, to make as much room as is still needed.
+        """
+        if self._edges.size == 0:
+            return alpha, balance
+        limit, here, sign = radius[self._edges, None], self._here, self._sign
+        pull, size = self._pull(penalty, balance)
+        y = alpha[self._edges]
+        used = sign * np.sign(pull[here]) * y if penalty.separable else penalty.dual_norm(y)[:, None]
+        room = (limit - used).clip(0.0)
+        moved = sign * pull[here] * _share(room, np.maximum(self._summed @ room, size)[here])
+        balance = balance + self._transposed @ moved
+        pull, size = self._pull(penalty, balance)
+        total = self._summed @ limit
+        rest = sign * pull[here] * _share(limit, total[here])
+        shrunk = 1.0 / (1.0 + float(_share(size, total).max()))
+        alpha = alpha.copy()
+        alpha[self._edges] += moved + rest
+        return shrunk * alpha, shrunk * np.asarray(balance + self._transposed @ rest)
+
+    def _pull(self, penalty: Penalty, balance: Array) -> tuple[Array, Array]:
+        """What pulls singular devices in directions that their rows do not show, ``(V, p)``, and how large it is."""
+        pull, bad = np.zeros_like(balance), self._terms.singular
+        pull[bad] = np.einsum("vpq,vq->vp", self._terms.unseen, balance[bad])
+        return pull, np.abs(pull) if penalty.separable else penalty.dual_norm(pull)[:, None]
+
+
+def _share(part: Array, whole: Array) -> Array:
+    """``part / whole``, 0 where there is no whole."""
+    part, whole = np.broadcast_arrays(part, whole)
+    return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
