@@ -34,8 +34,8 @@ def write_table(path: Path, n: int = 40, seed: int = 0, extra: str = "") -> Path
 
 
 def write_graph(path: Path, names: Sequence[str] = SITES) -> Path:
-    """A ring."""
-    pairs = [f"{names[k]},{names[(k + 1) % len(names)]}" for k in range(len(names))]
+    """A ring; of two, one edge."""
+    pairs = [f"{names[k]},{names[(k + 1) % len(names)]}" for k in range(len(names) if len(names) > 2 else 1)]
     path.write_text("source,target\n" + "\n".join(pairs) + "\n")
     return path
 

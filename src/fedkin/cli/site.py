@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedkin._base import count, listed
 from fedkin.cli.console import WRONG_INPUT, note, say
+
+if TYPE_CHECKING:
+    from fedkin.federate.sharing import Shared
 
 site = typer.Typer(
     no_args_is_help=True,
@@ -114,6 +117,33 @@ def leave(
 
 
 @site.command()
+def share(
+    directory: Directory,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be shared, and write nothing.")] = False,
+    no_folds: Annotated[
+        bool,
+        typer.Option("--no-folds", help="Give sums over all rows only; then the site does not help choose lam."),
+    ] = False,
+) -> None:
+    """At the site: sum up the rows in one readable, signed file; every number is shown with what it tells."""
+    from fedkin.federate import sharing
+
+    _show(sharing.share(directory, dry_run=dry_run, by_fold=not no_folds))
+
+
+@site.command()
+def answer(
+    directory: Directory,
+    question: Annotated[Path, typer.Argument(metavar="FILE.ask", help="What the organiser asks.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the answer, and write nothing.")] = False,
+) -> None:
+    """At the site: answer the organiser's question with sums over the rows, at the parameters that it names."""
+    from fedkin.federate import sharing
+
+    _show(sharing.answer(directory, question, dry_run=dry_run))
+
+
+@site.command()
 def settings(
     directory: Directory,
     rows: Annotated[int | None, typer.Option(metavar="N", help="Fewest rows.")] = None,
@@ -131,3 +161,25 @@ def settings(
     changed = {name: value for name, value in given.items() if value is not None}
     found = enrol.change_settings(directory, confirmed=confirm, **changed)
     say(*(f"{name} = {str(value).lower()}" for name, value in found.plain().items()))
+
+
+def _show(shared: Shared) -> None:
+    """Every number, what it is and what it tells; then what to send to whom."""
+    for told in shared.summary.described():
+        say(f"{told.name}: {told.what}", f"  tells {told.tells}")
+        by_column = told.name.startswith("column")
+        labels = shared.summary.feature_names if by_column else shared.summary.parameter_names
+        numbers = told.numbers if isinstance(told.numbers, list) else []
+        if len(numbers) != len(labels) or told.name == "rows":
+            say(f"    {told.numbers}")
+            continue
+        for label, entry in zip(labels, numbers, strict=True):
+            row = entry if isinstance(entry, list) else [entry]
+            say(f"    {label}  " + "  ".join(f"{number:.6g}" for number in row))
+    if shared.path is None:
+        say("Nothing was written.")
+        return
+    say(
+        f"{shared.path} on this machine has these numbers, fold by fold, and is signed. Nothing else leaves this site.",
+        f"Send it to the organiser, for the folder summaries (message {shared.round} of this site).",
+    )

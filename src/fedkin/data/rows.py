@@ -76,12 +76,17 @@ class Rows:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an NPZ file that only the owner may read, with a digest of all its numbers."""
-        given = {
-            name: np.ascontiguousarray(part, dtype=np.float64)
-            for name, part in zip(("X", "y", "offset"), self.arrays, strict=True)
-            if part is not None
-        }
+        given = self._numbers()
         write_arrays(path, {**given, "digest": _digest(given)}, private=True)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all numbers, in hexadecimal digits."""
+        return _digest(self._numbers()).tobytes().hex()
+
+    def _numbers(self) -> dict[str, Array]:
+        named = zip(("X", "y", "offset"), self.arrays, strict=True)
+        return {name: np.ascontiguousarray(part, dtype=np.float64) for name, part in named if part is not None}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Rows:

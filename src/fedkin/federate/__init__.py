@@ -11,6 +11,7 @@ Imports: `admm`, `stats` and below; not `fitting`.
 | `peer`, `replicas`, `central`, `mpi`, `flower` | who steps for whom: a device, Algorithm 2, ranks |
 | `trust` | certificates, the envelope of all files that travel, private files, access lists |
 | `enrol` | invite, join, admit: the organiser's directory and a site's; who is out |
+| `sharing` | sums instead of rounds: a site's summary, what is asked next, all summaries checked |
 | `setup` | the directory of a federation: planned, made, read, signed again; who has left |
 | `links` | what carries thetas: memory (tests), zenoh, MPI |
 | `programs` | what runs on a machine: a device's programs, their supervisor, an overview |

@@ -122,6 +122,8 @@ class Contract(
         Extra penalties of every site, on scaled features.
     folds, seed : int
         Of the sums by fold, from which ``lam`` is chosen.
+    messages : int
+        How often a site may say sums of its rows at most, the first time included: each answer tells more.
     thresholds : Thresholds
     rounds : Rounds
 
@@ -152,6 +154,7 @@ class Contract(
     sparsity: Nonnegative = 0.0
     folds: Annotated[int, Meta(ge=2, le=60)] = 5
     seed: Whole = 0
+    messages: Count = 12
     thresholds: Thresholds = Thresholds()
     rounds: Rounds = Rounds()
 

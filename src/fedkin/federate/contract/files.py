@@ -19,7 +19,7 @@ from fedkin.federate.contract.contract import Contract, ContractError, EdgeTests
 from fedkin.losses import LOSS_NAMES
 
 _COLUMN_KEYS = tuple(item.name for item in fields(Column) if item.name != "name")
-_OWN = ("name", "intercept", "penalty", "ridge", "sparsity", "folds", "seed", "thresholds", "rounds")
+_OWN = ("name", "intercept", "penalty", "ridge", "sparsity", "folds", "seed", "messages", "thresholds", "rounds")
 _KEYS = ("name", "loss", "features", "target", "offset", *_OWN[1:])
 _WORDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "array": "a list"}
 _WORDS |= {"object": "a table", "null": "nothing"}

@@ -1,0 +1,38 @@
+"""What is in the files by which sums travel: a summary, a question, and what the organiser remembers of a fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedkin.federate.enrol.files import Count, Name, Run
+
+SUMMARY_SUFFIX, ASK_SUFFIX = ".summary", ".ask"
+
+
+class SummaryFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A site's message (kind ``summary``): its first one, or the answer to a question of a later round."""
+
+    run: Run
+    contract: str
+    site: Name
+    round: Count
+    day: str
+    summary: dict[str, Any]
+    ask: str | None = None  #: digest of the question
+
+
+class AskFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The organiser's question to a site (kind ``ask``)."""
+
+    run: Run
+    contract: str
+    site: Name
+    ask: dict[str, Any]
+
+
+def round_file(folder: Path, site: str, number: int, suffix: str) -> Path:
+    """``north.summary`` in the first round, ``north@2.summary`` in the second; no site has an @ in its name."""
+    return folder / f"{site}{'' if number == 1 else f'@{number}'}{suffix}"

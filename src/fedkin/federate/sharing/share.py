@@ -1,0 +1,238 @@
+"""What a site says about its rows: its summary, and answers to the organiser's questions, as signed readable files.
+
+Nothing is written below the site's own thresholds. Sums of rows that were shared once are not shared again of other
+rows: the difference would give away the rows that changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from fedkin._base import PRIVATE_DIRECTORY, AnyArray, write_file
+from fedkin.data import INTERCEPT, Rows
+from fedkin.errors import DataError
+from fedkin.federate.contract.contract import Contract
+from fedkin.federate.enrol.files import checked, in_file, read_text
+from fedkin.federate.enrol.site import Site, read_site
+from fedkin.federate.sharing.files import SUMMARY_SUFFIX, AskFile, SummaryFile, round_file
+from fedkin.federate.sharing.thresholds import too_little
+from fedkin.federate.trust import SecurityError, Signer, canonical, seal, unseal, unseal_by_authority
+from fedkin.objective import Ask, Summary
+from fedkin.stats import site_answer, site_summary
+
+SENT = "sent"  #: folder of a site's directory with what it has shared
+_RECORD = "rows.json"  #: digest of the rows of which sums were shared
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """What a site shares: the sums, and the file to send; None where it was only to be shown."""
+
+    summary: Summary
+    round: int
+    path: Path | None
+
+
+def share(directory: Path, *, dry_run: bool = False, by_fold: bool = True) -> Shared:
+    """Sum up the site's rows and write the summary.
+
+    Parameters
+    ----------
+    directory : path
+        The site's.
+    dry_run : bool
+        Whether nothing is to be written.
+    by_fold : bool
+        Whether to give the sums of every fold, from which ``lam`` is chosen, or only those over all rows.
+
+    Returns
+    -------
+    Shared
+        ``summary.described()`` says what every number tells.
+
+    Raises
+    ------
+    DataError
+        When there are too few rows, or sums of other rows were shared before.
+    """
+    site = read_site(directory)
+    signer = Signer.site(site.pair())
+    rows = site.rows()
+    _check_enough(site, rows, by_fold)
+    _check_same_rows(site, rows)
+    member, contract = site.invite.site, site.contract
+    summary = site_summary(
+        member.id,
+        rows,
+        contract.loss_object(),
+        feature_names=column_names(contract),
+        folds=contract.folds,
+        seed=contract.seed,
+    )
+    return _written(site, signer, rows, summary if by_fold else without_folds(summary), 1, None, dry_run)
+
+
+def answer(directory: Path, question: Path, *, dry_run: bool = False) -> Shared:
+    """Answer the organiser's question: loss and derivatives, summed over rows, at the parameters that it names.
+
+    Parameters
+    ----------
+    directory : path
+        The site's.
+    question : path
+        What came from the organiser.
+    dry_run : bool
+        Whether nothing is to be written.
+
+    Raises
+    ------
+    SecurityError
+        When the organiser did not sign it for this site and contract.
+    DataError
+        When that round was answered already, there were enough rounds, or there are too few rows.
+    """
+    site = read_site(directory)
+    signer = Signer.site(site.pair())
+    ask, digest = read_ask(question, site)
+    rows = site.rows()
+    first = _sent_before(site, 1)
+    if first is None:
+        raise DataError(f"{site.name} has shared no summary yet, so there is nothing to ask about: fedkin site share")
+    by_fold = len(first.summary["folds"]) <= site.contract.folds
+    _check_round(site, ask, digest, question)
+    _check_enough(site, rows, by_fold)
+    _check_same_rows(site, rows)
+    contract = site.contract
+    summary = site_answer(
+        replace(ask, site=site.invite.site.id),
+        rows,
+        contract.loss_object(),
+        feature_names=column_names(contract),
+        folds=contract.folds,
+        seed=contract.seed,
+    )
+    return _written(site, signer, rows, summary if by_fold else without_folds(summary), ask.round, digest, dry_run)
+
+
+def read_ask(path: Path, site: Site) -> tuple[Ask, str]:
+    """A question to this site, and its digest."""
+    try:
+        body = unseal_by_authority(read_text(path), "ask", site.authority)
+        file = checked(body, AskFile)
+        if file.run != site.invite.run:
+            raise SecurityError(f"it belongs to another federation (run {file.run})")
+        if file.contract != site.contract.digest:
+            raise SecurityError("it was asked under another contract")
+        if file.site != site.name:
+            raise SecurityError(f"it is for {file.site}, but this is {site.name}")
+    except SecurityError as error:
+        raise in_file(path, error) from None
+    try:
+        return Ask.from_plain(file.ask), hashlib.sha256(canonical(body)).hexdigest()
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def column_names(contract: Contract) -> tuple[str, ...]:
+    """Names of the columns of prepared rows."""
+    return (INTERCEPT, *contract.schema.names) if contract.intercept else contract.schema.names
+
+
+def without_folds(summary: Summary) -> Summary:
+    """The same sums over all rows, in the part of a summary that belongs to no fold."""
+
+    def moved(parts: AnyArray) -> AnyArray:
+        whole = np.zeros_like(parts)
+        whole[-1] = parts.sum(axis=0)
+        return whole
+
+    return replace(
+        summary,
+        count=moved(summary.count).astype(np.int64),
+        value=moved(summary.value),
+        gradient=moved(summary.gradient),
+        hessian=moved(summary.hessian),
+        scores=None if summary.scores is None else moved(summary.scores),
+    )
+
+
+def _check_enough(site: Site, rows: Rows, by_fold: bool) -> None:
+    findings = too_little(site.contract, rows, site.settings.thresholds, site.invite.site.id, by_fold=by_fold)
+    if not findings:
+        return
+    lines = [f"  {finding}" for finding in findings]
+    if by_fold and not too_little(site.contract, rows, site.settings.thresholds, site.invite.site.id, by_fold=False):
+        lines.append("share sums over all rows only, with --no-folds: then this site does not help to choose lam")
+    raise DataError("nothing is shared, because single rows could be recognised:\n" + "\n".join(lines))
+
+
+def _check_same_rows(site: Site, rows: Rows) -> None:
+    """Sums over two sets of rows that differ in one row give that row away."""
+    path = site.directory / SENT / _RECORD
+    if not path.exists():
+        return
+    try:
+        known = json.loads(path.read_bytes())["rows"]
+    except (ValueError, KeyError, TypeError):
+        raise DataError(
+            f"{path} is damaged, so nobody knows of which rows sums were shared; remove {path.parent} if all that was "
+            "shared has been withdrawn"
+        ) from None
+    if known != rows.digest:
+        raise DataError(
+            "sums of other rows were shared before: the difference would give away the rows that changed. Join with "
+            f"the table of that time; or, if all that was shared has been withdrawn, remove {path.parent}"
+        )
+
+
+def _check_round(site: Site, ask: Ask, digest: str, path: Path) -> None:
+    if ask.round > site.contract.messages:
+        raise DataError(
+            f"{path} is question {ask.round}, but the contract allows {site.contract.messages} messages of a site at "
+            "most, because each tells more"
+        )
+    for number in range(2, site.contract.messages + 1):
+        before = _sent_before(site, number)
+        if before is not None and (number > ask.round or (number == ask.round and before.ask != digest)):
+            raise DataError(f"{path} is question {ask.round}, but question {number} was answered already: replayed?")
+
+
+def _sent_before(site: Site, number: int) -> SummaryFile | None:
+    path = round_file(site.directory / SENT, site.name, number, SUMMARY_SUFFIX)
+    if not path.exists():
+        return None
+    try:
+        return checked(unseal(read_text(path), "summary", site.authority, ended=True).body, SummaryFile)
+    except SecurityError as error:
+        raise in_file(path, error) from None
+
+
+def _written(
+    site: Site, signer: Signer, rows: Rows, summary: Summary, number: int, ask: str | None, dry_run: bool
+) -> Shared:
+    named = replace(summary, site=str(site.invite.site.id))
+    if dry_run:
+        return Shared(named, number, None)
+    folder = site.directory / SENT
+    folder.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
+    body = SummaryFile(
+        run=site.invite.run,
+        contract=site.contract.digest,
+        site=site.name,
+        round=number,
+        day=f"{datetime.now(UTC):%Y-%m-%d}",
+        summary=named.to_plain(),
+        ask=ask,
+    )
+    # before the sums are there to be sent
+    write_file(folder / _RECORD, json.dumps({"rows": rows.digest}) + "\n", private=True, durable=True)
+    path = round_file(folder, site.name, number, SUMMARY_SUFFIX)
+    write_file(path, seal("summary", msgspec.to_builtins(body), signer), private=True)
+    return Shared(named, number, path)
