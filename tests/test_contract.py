@@ -100,6 +100,7 @@ def test_more_than_two_classes():
         ("lam = 0.01", "batch_size = 4", "fewer than 10 rows"),
         ("lam = 0.01", 'placement = "central"\ngradient = "saga"', "keep no state"),
         ('name = "heart"', "name = heart", r"not valid TOML.*line 2"),
+        ('name = "heart"', 'name = "heart"\nmissing = "fill"', "missing"),
     ],
 )
 def test_mistakes_are_named(old, new, message):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -163,13 +165,13 @@ def test_constant_columns_are_remarks():
 
 def test_counts_are_whole_and_not_negative():
     schema = Schema((Column("x"),), Column("days", "count"), offset="log_time")
-    columns = {"x": [1.0, 2.0, 3.0], "days": [1.0, 2.5, -1.0], "log_time": [0.0, 0.0, 0.0]}
+    columns = {"x": [1.0, 2.0, 3.0], "days": [1.0, 2.5, -1.0], "log_time": [0.0, 0.5, 0.0]}
     assert words(columns, schema) == [
         "days: 1 of 3 values is not whole, but counts are: 2.5 in row 3",
         "days: 1 of 3 values is below 0, the lowest plausible value: -1 in row 4",
     ]
     columns["days"] = [1.0, 2.0, 3.0]
-    assert schema.rows(columns, True).offset.tolist() == [0, 0, 0]
+    assert schema.rows(columns, True).offset.tolist() == [0, 0.5, 0]
 
 
 def test_an_empty_table_is_refused():
@@ -197,3 +199,40 @@ def test_an_empty_table_is_refused():
 def test_schemas_that_do_not_hold_together(make, message):
     with pytest.raises(ParameterError, match=message):
         make()
+
+
+def test_rows_with_missing_cells_can_be_left_out():
+    schema = replace(SCHEMA, missing="drop")
+    columns = table()
+    columns["weight"][4], columns["ward"][7], columns["outcome"][7] = np.nan, None, "NA"
+    findings = schema.check(columns)
+    assert [(one.column, one.refuses) for one in findings] == [("weight", False), ("ward", False), ("outcome", False)]
+    assert str(findings[0]) == "weight: is missing in 1 of 60 rows, first in row 6; these rows are left out"
+    kept = [row for row in range(N) if row not in (4, 7)]
+    expected = SCHEMA.rows({name: column[kept] for name, column in columns.items()}, True)
+    rows = schema.rows(columns, True)
+    np.testing.assert_array_equal(rows.X, expected.X)
+    np.testing.assert_array_equal(rows.y, expected.y)
+    columns["site"] = np.array(["a", "b"] * 30, dtype=object)
+    assert schema.federation(columns, "site").n_samples.tolist() == [29, 29]
+    with pytest.raises(DataError, match="weight: is missing in 1 of 60 rows"):
+        schema.encode(columns)  # nobody wants fewer predictions than rows
+    with pytest.raises(DataError, match="is missing in every row"):
+        schema.rows(table(weight=[np.nan] * N), True)
+    gaps = np.arange(N) % 2 == 0
+    with pytest.raises(DataError, match="no row is left"):
+        schema.rows(table(weight=np.where(gaps, np.nan, 70.0), smoker=np.where(gaps, 1.0, np.nan)), True)
+
+
+def test_a_table_of_several_sites():
+    columns = table(hospital=["n", "s", "s"] * 20)
+    fed = SCHEMA.federation(columns, "hospital")
+    assert fed.devices == ("n", "s")
+    assert fed.feature_names == SCHEMA.names
+    assert set(fed.y) == {"alive", "dead"}
+    np.testing.assert_array_equal(fed.X[np.argsort(fed.row_order)], SCHEMA.encode(columns))
+    with pytest.raises(DataError, match="hopital: there is no such column; is 'hospital' what is meant"):
+        SCHEMA.federation(columns, "hopital")
+    columns["hospital"][3] = None
+    with pytest.raises(DataError, match="belong to no site"):
+        SCHEMA.federation(columns, "hospital")

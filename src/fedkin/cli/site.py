@@ -64,12 +64,13 @@ def check(
     data: Annotated[Path, typer.Option(metavar="TABLE", help="The site's rows, CSV or Parquet.")],
 ) -> None:
     """At the site: say in words whether rows fit the contract, and are enough to share sums of. Writes nothing."""
+    from fedkin.cli.contracts import print_findings
     from fedkin.data import read_columns
     from fedkin.federate import enrol
 
     contract, thresholds = enrol.contract_in(what)
     findings = contract.check(read_columns(data), thresholds)
-    say(*(f"{'must be mended' if one.refuses else 'look at this'}: {one}" for one in findings))
+    print_findings(data, {"": findings})
     if any(one.refuses for one in findings):
         raise typer.Exit(WRONG_INPUT)
     say(f"{data} fits the contract {contract.name!r}; nothing was written.")

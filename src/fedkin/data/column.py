@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from fedkin._base import AnyArray, Array, count, listed
+from fedkin._base import AnyArray, Array, Mask, count, listed
 from fedkin.data.findings import Finding, check_category, check_number
 from fedkin.data.labels import Label, level_codes, level_text, parsed_numbers
 from fedkin.errors import ParameterError
@@ -121,11 +121,16 @@ class Column:
             parts.append("" if self.high is None else f"to {self.high:g}")
         return " ".join(part for part in parts if part)
 
-    def findings(self, column: AnyArray) -> list[Finding]:
-        """What is wrong with the cells of this column."""
+    def findings(self, column: AnyArray, drop: bool = False) -> list[Finding]:
+        """What is wrong with the cells of this column; with ``drop`` missing cells are no more than a remark."""
         if self.kind == "category":
-            return check_category(self.name, column, self.levels)
-        return check_number(self.name, column, self.unit, (self.low, self.high), whole=self.kind == "count")
+            return check_category(self.name, column, self.levels, drop)
+        plausible = (self.low, self.high)
+        return check_number(self.name, column, self.unit, plausible, whole=self.kind == "count", drop=drop)
+
+    def gaps(self, column: AnyArray) -> Mask:
+        """Which cells are missing."""
+        return level_codes(column, self.levels) == -1 if self.kind == "category" else parsed_numbers(column).missing
 
     def encode(self, column: AnyArray) -> Array:
         """The numeric columns ``(n, k)`` of cells without findings, in the user's units."""

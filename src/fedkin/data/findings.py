@@ -77,10 +77,10 @@ def missing_column(name: str, present: Sequence[str], wanted: Sequence[str]) -> 
 # --- categories -------------------------------------------------------------------------------------------------
 
 
-def check_category(name: str, column: AnyArray, levels: Sequence[Label]) -> list[Finding]:
+def check_category(name: str, column: AnyArray, levels: Sequence[Label], drop: bool = False) -> list[Finding]:
     """Missing and unknown levels, and a column that never changes."""
     codes = level_codes(column, levels)
-    findings = _missing(name, codes == -1)
+    findings = _missing(name, codes == -1, drop)
     unknown = np.flatnonzero(codes == -2)
     if unknown.size:
         findings.append(Finding(name, _unknown_levels(column, unknown.tolist(), levels)))
@@ -105,10 +105,12 @@ def _unknown_levels(column: AnyArray, rows: list[int], levels: Sequence[Label]) 
 # --- numbers ----------------------------------------------------------------------------------------------------
 
 
-def check_number(name: str, column: AnyArray, unit: str, plausible: Range, whole: bool = False) -> list[Finding]:
+def check_number(
+    name: str, column: AnyArray, unit: str, plausible: Range, *, whole: bool = False, drop: bool = False
+) -> list[Finding]:
     """Missing values, text, values out of range, another unit, fractions among counts, and a column without change."""
     numbers = parsed_numbers(column)
-    findings = _missing(name, numbers.missing)
+    findings = _missing(name, numbers.missing, drop)
     if numbers.wrong:
         findings.append(Finding(name, _not_numbers(numbers.wrong, len(column))))
     usable = np.flatnonzero(np.isfinite(numbers.values))
@@ -195,13 +197,16 @@ def _first(values: Array, rows: AnyArray, which: Mask) -> str:
 # --- what both have ---------------------------------------------------------------------------------------------
 
 
-def _missing(name: str, missing: Mask) -> list[Finding]:
+def _missing(name: str, missing: Mask, drop: bool) -> list[Finding]:
     if not missing.any():
         return []
     n, row = int(missing.sum()), int(np.flatnonzero(missing)[0])
-    where = "" if n == len(missing) else f", first in row {_sheet(row)}; fill them in, or leave these rows out"
-    share = "every row" if n == len(missing) else f"{n} of {len(missing)} rows"
-    return [Finding(name, f"is missing in {share}{where}")]
+    if n == len(missing):
+        return [Finding(name, "is missing in every row")]
+    cure = "these rows are left out" if drop else "fill them in, or leave these rows out"
+    return [
+        Finding(name, f"is missing in {n} of {len(missing)} rows, first in row {_sheet(row)}; {cure}", refuses=not drop)
+    ]
 
 
 def _constant(name: str, value: str) -> Finding:

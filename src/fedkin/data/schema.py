@@ -6,22 +6,24 @@ columns of 0 and 1, and by which numbers features are centred and scaled. Whoeve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from fedkin._base import AnyArray, Array, frozen
+from fedkin._base import AnyArray, Array, check_choice, frozen
 from fedkin.data.column import Column
 from fedkin.data.federation import Federation
-from fedkin.data.findings import Finding, check_number, missing_column, raise_findings
+from fedkin.data.findings import Finding, missing_column, raise_findings
 from fedkin.data.ids import is_missing
 from fedkin.data.labels import Label, level_codes, parsed_numbers
 from fedkin.data.rows import Rows
 from fedkin.data.tables import columns_of
-from fedkin.errors import ParameterError
+from fedkin.errors import DataError, ParameterError
+
+Missing = Literal["refuse", "drop"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,9 @@ class Schema:
         A number, a count, or a category whose levels are the classes; None for the mean loss.
     offset : str, optional
         Column that is added to the linear predictor as it is.
+    missing : "refuse" | "drop"
+        What becomes of rows with missing cells: the table is refused until they are filled in, or they are left out.
+        Rows to predict are never left out.
 
     Examples
     --------
@@ -53,8 +58,10 @@ class Schema:
     features: tuple[Column, ...]
     target: Column | None = None
     offset: str | None = None
+    missing: Missing = "refuse"
 
     def __post_init__(self) -> None:
+        check_choice("missing", self.missing, get_args(Missing))
         if not self.features:
             raise ParameterError("a schema needs at least one feature")
         columns = [column.name for column in self.columns]
@@ -99,6 +106,11 @@ class Schema:
         values = [column.centre_and_scale[which] for column in self.features for _ in column.encoded]
         return frozen(np.array(values, dtype=np.float64))
 
+    def _used(self, *, target: bool = True, offset: bool = True) -> tuple[Column, ...]:
+        """The columns that a table must have."""
+        columns = self.columns if target else self.features
+        return (*columns, Column(self.offset)) if offset and self.offset is not None else columns
+
     # --- tables -----------------------------------------------------------------------------------------------
 
     def check(self, columns: Mapping[str, object], *, target: bool = True, offset: bool = True) -> list[Finding]:
@@ -117,18 +129,13 @@ class Schema:
             In the order of the columns; [] when all is well. Those with ``refuses`` must be mended.
         """
         table = _as_columns(columns)
-        findings = []
-        for column in self.columns if target else self.features:
+        findings, drop = [], target and self.missing == "drop"
+        used = self._used(target=target, offset=offset)
+        for column in used:
             if column.name in table:
-                findings += column.findings(table[column.name])
+                findings += column.findings(table[column.name], drop)
             else:
-                findings.append(missing_column(column.name, list(table), [one.name for one in self.columns]))
-        if self.offset is not None and offset:
-            if self.offset in table:
-                found = check_number(self.offset, table[self.offset], "", (None, None))
-                findings += [finding for finding in found if finding.refuses]  # it may well be constant
-            else:
-                findings.append(missing_column(self.offset, list(table), [one.name for one in self.columns]))
+                findings.append(missing_column(column.name, list(table), [one.name for one in used]))
         if len(next(iter(table.values()), ())) == 0:
             findings.append(Finding("", "the table has no rows", refuses=True))
         return findings
@@ -165,12 +172,21 @@ class Schema:
         DataError
             With everything that `check` finds.
         """
-        table = _as_columns(columns)
-        raise_findings(self.check(table))
+        table = self._complete(_as_columns(columns))
         X = self.scaled(self._encoded(table), intercept)
         if intercept:
             X = np.column_stack([np.ones(len(X)), X])
         return Rows(np.ascontiguousarray(X), self._target_of(table), self.offset_of(table))
+
+    def _complete(self, table: dict[str, AnyArray], more: Sequence[Finding] = ()) -> dict[str, AnyArray]:
+        """The table without the rows that are left out; raises one `DataError` with all that does not fit."""
+        raise_findings([*self.check(table), *more])
+        if self.missing == "refuse":
+            return table
+        kept = ~np.any([column.gaps(table[column.name]) for column in self._used()], axis=0)
+        if not kept.any():
+            raise DataError("every row has a missing cell, so no row is left: fill some in")
+        return {name: column[kept] for name, column in table.items()}
 
     def scaled(self, X: Array, intercept: bool) -> Array:
         """Encoded columns ``(n, q)`` in prepared units; centred where there is an intercept to take the shift."""
@@ -207,12 +223,12 @@ class Schema:
         Federation(2 devices, 2 rows, 1 feature)
         """
         table = _as_columns(columns)
-        findings = self.check(table)
+        findings = []
         if site not in table:
             findings.append(missing_column(site, list(table), [one.name for one in self.columns]))
         elif any(map(is_missing, table[site])):
             findings.append(Finding(site, "is empty in some rows, so they belong to no site"))
-        raise_findings(findings)
+        table = self._complete(table, findings)
         y: AnyArray | None = self._target_of(table)
         if self.classes is not None and y is not None:
             y = np.fromiter((self.classes[code] for code in y.astype(int)), dtype=object, count=len(y))
@@ -244,6 +260,7 @@ class Schema:
             tuple(map(_plain_column, plain["features"])),
             None if target is None else _plain_column(target),
             plain["offset"],
+            plain["missing"],
         )
 
 

@@ -19,8 +19,8 @@ from fedkin.federate.contract.contract import Contract, ContractError, EdgeTests
 from fedkin.losses import LOSS_NAMES
 
 _COLUMN_KEYS = tuple(item.name for item in fields(Column) if item.name != "name")
-_OWN = ("name", "intercept", "penalty", "ridge", "sparsity", "folds", "seed", "messages", "thresholds", "rounds")
-_KEYS = ("name", "loss", "features", "target", "offset", *_OWN[1:])
+_OWN = tuple(name for name in Contract.__struct_fields__ if name not in ("schema", "loss"))
+_KEYS = ("loss", "features", "target", "offset", "missing", *_OWN)
 _WORDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "array": "a list"}
 _WORDS |= {"object": "a table", "null": "nothing"}
 
@@ -112,7 +112,8 @@ class _Reading:
                 self.wrong.append("features is empty: name at least one column")
             return None
         try:
-            return Schema(tuple(column for column in columns if column is not None), target, offset)
+            missing = entries.get("missing", "refuse")
+            return Schema(tuple(column for column in columns if column is not None), target, offset, missing)
         except ParameterError as error:
             self.wrong.append(str(error))
             return None
