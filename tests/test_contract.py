@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 pytest.importorskip("msgspec")
-from fedkin.federate import Contract, ContractError, Thresholds
+import msgspec
+
+from fedkin.data import Column
+from fedkin.federate import Contract, ContractError, EdgeTests, Rounds, Thresholds
 
 HEART = """
 name = "heart"
@@ -162,3 +170,54 @@ def test_bytes_that_are_no_contract():
         Contract.from_bytes(text.replace(b'"high":110.0', b'"high":10.0'))
     with pytest.raises(ContractError, match="folds"):
         Contract.from_bytes(text.replace(b'"folds":5', b'"folds":1'))
+
+
+# --- the page ---------------------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "contract.md").read_text(encoding="utf-8")
+STRUCTS = {
+    "## Thresholds": Thresholds,
+    "## Rounds": Rounds,
+    "`[rounds.select]`:": EdgeTests,
+    "## What is fitted": Contract,
+}
+
+
+def keys_of_section(title):
+    section = PAGE.partition(f"\n{title}\n")[2]
+    section = re.split(r"\n## |\n`\[rounds.select\]`:\n", section)[0]
+    return dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", section, re.MULTILINE))
+
+
+def test_the_example_of_the_page_has_every_key():
+    (text,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert Contract.from_toml(text).n_params == 5
+    entries = tomllib.loads(text)
+    assert set(entries) == {*keys_of_section("## What is fitted"), "features", "target", "thresholds", "rounds"}
+    assert set(entries["rounds"]) == set(Rounds.__struct_fields__)
+    assert set(entries["rounds"]["select"]) == set(EdgeTests.__struct_fields__)
+    assert set(entries["thresholds"]) == set(Thresholds.__struct_fields__)
+    used = set().union(*entries["features"].values())
+    assert used == set(keys_of_section("## Columns")) == {item.name for item in fields(Column)} - {"name"}
+
+
+@pytest.mark.parametrize("title", STRUCTS)
+def test_the_page_has_every_key_with_its_default(title):
+    struct = STRUCTS[title]
+    told = keys_of_section(title)
+    known = {one.name: one for one in msgspec.structs.fields(struct)}
+    if struct is Contract:
+        for key in ("schema", "thresholds", "rounds"):
+            del known[key]
+        known |= {key: None for key in ("missing", "offset")}  # of the schema
+    assert set(told) == set(known)
+    for key, field in known.items():
+        if field is not None and told[key].startswith("`") and " " not in told[key]:
+            assert tomllib.loads(f"x = {told[key].strip('`')}")["x"] == field.default
+        elif field is not None and told[key] == "none":
+            assert field.default is None
+
+
+def test_the_example_file_is_a_contract():
+    path = Path(__file__).resolve().parent.parent / "examples" / "heart" / "heart.toml"
+    assert Contract.read(path).parameter_names[-1] == "smoker=yes"

@@ -160,7 +160,7 @@ def test_commands_of_the_pages_exist(page: Path, capsys: pytest.CaptureFixture[s
     for line in re.findall(r"^ {4}fedkin (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE):
         words = shlex.split(re.sub(r"[\[\]]", " ", line).partition(" -- ")[0])
         # commands of a group have two words; what comes after -- is for another program
-        n = 2 if words[0] in ("peer", "mpi") else 1
+        n = 2 if words[0] in ("federation", "mpi", "peer", "site") else 1
         command, rest = words[:n], words[n:]
         assert main([*command, "--help"]) == 0, line
         known = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))

@@ -235,7 +235,7 @@ def outward(values: Array) -> tuple[float, float]:
     >>> outward(np.array([43.7, 71.2, 107.3]))
     (30.0, 120.0)
     >>> outward(np.array([0.0, 3.0, 12.0]))
-    (0.0, 20.0)
+    (0.0, 14.0)
     """
     least, largest = float(values.min()), float(values.max())
     spread = largest - least
