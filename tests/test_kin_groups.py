@@ -9,9 +9,10 @@ import pytest
 from scipy import stats
 from scipy.special import gammaln, logsumexp
 
-from fedkin.kin.chains import SHARES, empty_record, integrate_effects
+from fedkin.kin.chains import empty_record, integrate_effects
 from fedkin.kin.groups import adjacency
 from fedkin.kin.kernels import MEAN_PRECISION, SHAPES, TYPICAL_WIDTH, Course, State, merge, run_chain
+from fedkin.kin.options import SHARES
 
 
 def partitions(n):

@@ -35,6 +35,8 @@ _WHERE = {
     "Summary": "fedkin.objective",
     "solve": "fedkin.solvers",
     "fed_admm": "fedkin.admm",
+    "find_kin": "fedkin.kin",
+    "Kin": "fedkin.kin",
     "Availability": "fedkin.admm",
     "lam_max": "fedkin.solvers",
     "lam_path": "fedkin.solvers",
@@ -72,6 +74,8 @@ if TYPE_CHECKING:
     from fedkin.fitting.estimators import FedADMMClassifier as FedADMMClassifier
     from fedkin.fitting.estimators import FedADMMRegressor as FedADMMRegressor
     from fedkin.graph import Graph as Graph
+    from fedkin.kin import Kin as Kin
+    from fedkin.kin import find_kin as find_kin
     from fedkin.objective import Problem as Problem
     from fedkin.objective import Solution as Solution
     from fedkin.objective import Summaries as Summaries

@@ -1,17 +1,37 @@
 """Partial pooling that finds who is alike, from one message per site, and says how sure it is.
 
-In: sums over the rows of each site. Out: a mean and a spread per coefficient, estimates per site with covariances.
-Imports: `stats`, `solvers` (the toolkit for kernels) and below.
+In: a `Federation` or `Summaries`, and perhaps a `Graph`. Out: a `Kin`: a mean and a spread per coefficient, estimates
+per site with covariances, probabilities of being kin, groups. Imports: `stats`, `solvers` (the toolkit for kernels) and
+below.
 
-`quadratics` are the sites' losses as sums, and their common units; `mixed` learns mean, spread and noise from them.
-Inside that spread `groups` finds sites that are alike: `starts` and `chains` drive the compiled sampler of `kernels`,
-and `diagnostics` say how well it has mixed.
+`find` leads from `sources` (rows or summaries) to the `result`. `quadratics` are the sites' losses as sums, and their
+common units; `mixed` learns mean, spread and noise from them. Inside that spread `groups` finds sites that are alike:
+`starts` and `chains` drive the compiled sampler of `kernels`, and `diagnostics` say how well it has mixed. `display`
+cuts probabilities into groups, `text` prints, and `join` takes in new sites. Only a fit loads the sampler.
 """
 
 from __future__ import annotations
 
 from fedkin.kin.diagnostics import effective_size, split_rhat
+from fedkin.kin.display import display_groups
+from fedkin.kin.find import find_kin
+from fedkin.kin.join import Joined
 from fedkin.kin.mixed import MixedModel, Priors, fit_mixed
 from fedkin.kin.quadratics import Quadratics, Units, common_units
+from fedkin.kin.result import Diagnostics, Kin
 
-__all__ = ["MixedModel", "Priors", "Quadratics", "Units", "common_units", "effective_size", "fit_mixed", "split_rhat"]
+__all__ = [
+    "Diagnostics",
+    "Joined",
+    "Kin",
+    "MixedModel",
+    "Priors",
+    "Quadratics",
+    "Units",
+    "common_units",
+    "display_groups",
+    "effective_size",
+    "find_kin",
+    "fit_mixed",
+    "split_rhat",
+]

@@ -11,40 +11,16 @@ import numpy as np
 
 from fedkin._base import Array, Index, available_threads
 from fedkin.kin.kernels import Course, Record, Sites, State, run_chain
+from fedkin.kin.options import SHARES, TEMPER, Sampling
 from fedkin.kin.quadratics import apply
 from fedkin.kin.starts import MERGE_WIDTH, edge_rates, make_starts
 from fedkin.solvers.kernels.jit import frozen
 
-#: Shares of the spread between sites that may be inside groups: 0 is groups alone, 1 no groups.
-SHARES = np.array([0.0, 0.03, 0.1, 0.3, 0.6, 1.0])
 #: From this many sites on, groups are drawn once per sweep instead of being integrated out.
 DRAWN = 1000
 #: Effects that are traced for diagnostics.
 TRACED = 20_000
-#: Scores are bounds, not evidences: differences count a quarter.
-TEMPER = 4.0
-
 _Out = TypeVar("_Out")
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How long to sample.
-
-    Attributes
-    ----------
-    scout : int
-        Sweeps of the chain from each start.
-    burn, keep : int
-        Sweeps of the chains that go on from the best scouts, before and after the first that is kept.
-    chains : int
-        How many go on.
-    """
-
-    scout: int = 16
-    burn: int = 20
-    keep: int = 70
-    chains: int = 3
 
 
 @dataclass(frozen=True, eq=False)

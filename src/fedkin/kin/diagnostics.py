@@ -59,31 +59,27 @@ def effective_size(draws: Array) -> Array:
     True
     """
     halves = _split(draws)
-    flat = halves.reshape(*halves.shape[:2], -1)
-    sizes = np.array([_effective_size(flat[:, :, k]) for k in range(flat.shape[2])])
-    return sizes.reshape(halves.shape[2:])
+    m, n = halves.shape[:2]
+    chains = halves.reshape(m, n, -1)
+    total = float(m * n)
+    centred = chains - chains.mean(axis=1, keepdims=True)
+    length = 2 ** int(np.ceil(np.log2(2 * n)))
+    spectrum = np.fft.rfft(centred, length, axis=1)
+    covariance = np.fft.irfft(np.abs(spectrum) ** 2, length, axis=1)[:, :n].mean(axis=0) / n
+    variance = covariance[0] + (chains.mean(axis=1).var(axis=0, ddof=1) if m > 1 else 0.0)
+    still = np.ptp(chains, axis=(0, 1)) <= 1e-12 * (1e-300 + np.abs(chains).max(axis=(0, 1)))
+    correlation = 1.0 - (covariance[0] * n / (n - 1) - covariance) / np.where(still, 1.0, variance)
+    correlation[0] = 1.0
+    # sums of neighbours are positive in theory, and fall: the rest is noise
+    pairs = correlation[: 2 * (n // 2)].reshape(n // 2, 2, -1).sum(axis=1)[: max((n - 3) // 2, 1)]
+    kept = np.logical_and.accumulate(pairs > 0, axis=0)
+    last = np.minimum(2 * kept.sum(axis=0), n - 1)
+    time = -1.0 + 2.0 * (np.minimum.accumulate(pairs, axis=0) * kept).sum(axis=0)
+    time = time + np.maximum(correlation[last, np.arange(len(last))], 0.0)
+    sizes = total / np.maximum(time, 1.0 / np.log10(total))
+    return np.asarray(np.where(still, total, sizes).reshape(halves.shape[2:]))
 
 
 def _split(draws: Array) -> Array:
     half = draws.shape[1] // 2
     return np.concatenate([draws[:, :half], draws[:, draws.shape[1] - half :]])
-
-
-def _effective_size(chains: Array) -> float:
-    m, n = chains.shape
-    total = float(m * n)
-    if np.ptp(chains) <= 1e-12 * (1e-300 + np.abs(chains).max()):
-        return total
-    centred = chains - chains.mean(axis=1, keepdims=True)
-    length = 2 ** int(np.ceil(np.log2(2 * n)))
-    spectrum = np.fft.rfft(centred, length, axis=1)
-    covariance = np.fft.irfft(spectrum * spectrum.conj(), length, axis=1)[:, :n].mean(axis=0) / n
-    variance = covariance[0] + (chains.mean(axis=1).var(ddof=1) if m > 1 else 0.0)
-    correlation = 1.0 - (covariance[0] * n / (n - 1) - covariance) / variance
-    correlation[0] = 1.0
-    # sums of neighbours are positive in theory, and fall: the rest is noise
-    pairs = correlation[: 2 * (n // 2)].reshape(-1, 2).sum(axis=1)[: max((n - 3) // 2, 1)]
-    positive = int(np.argmin(pairs > 0)) if (pairs <= 0).any() else len(pairs)
-    time = -1.0 + 2.0 * float(np.minimum.accumulate(pairs[:positive]).sum())
-    time += max(float(correlation[min(2 * positive, n - 1)]), 0.0)
-    return total / max(time, 1.0 / float(np.log10(total)))

@@ -8,8 +8,9 @@ import numpy as np
 from scipy.special import betaln
 
 from fedkin._base import Array, Index, Mask
-from fedkin.kin.chains import SHARES, Chains, Sampling, integrate_effects, sample
+from fedkin.kin.chains import Chains, integrate_effects, sample
 from fedkin.kin.mixed import MixedModel
+from fedkin.kin.options import ALL_MIXED, SHARES, Sampling
 from fedkin.kin.quadratics import apply
 
 #: Directions of parameters about which sites know less than this share of what their spread leaves open are left out.
@@ -18,8 +19,6 @@ SEEN = 0.02
 HOLD, HOLD_PER_GAIN = 4.0, 10.0
 #: A graph is dropped when SURE without it is lower by this, or by twice the standard deviation of the difference.
 GRAPH_MARGIN = 10.0
-#: With a weight of the mixed model above this there are no groups.
-ALL_MIXED = 0.999
 #: Fewer sites than this have no groups.
 FEWEST = 4
 

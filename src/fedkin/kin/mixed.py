@@ -9,7 +9,7 @@ one row, collinear columns, constant columns and sites with one class are harmle
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import minimize
@@ -54,8 +54,8 @@ class MixedModel:
     mean_covariance : array (p, p)
     spread : array (p,)
         Variances of the coefficients between sites.
-    ridge : float
-        Variance of the slopes' means.
+    mean_precision : array (p,)
+        Prior precision of the mean: 1 / ridge for slopes, next to nothing for intercepts.
     noise : array (V,)
         Noise variance of each site (least squares), or its dispersion.
     theta : array (V, p)
@@ -74,7 +74,7 @@ class MixedModel:
     mean: Array
     mean_covariance: Array
     spread: Array
-    ridge: float
+    mean_precision: Array
     noise: Array
     theta: Array
     covariance: Array
@@ -83,10 +83,6 @@ class MixedModel:
     degrees: Array
     log_likelihood: float
     parameters: Array  # log spread, log ridge, log noise: where the next fit may begin
-
-    def moved(self, theta: Array, mean: Array) -> MixedModel:
-        """The same model with other estimates: what a step of a line search leaves."""
-        return replace(self, theta=theta, mean=mean)
 
 
 def fit_mixed(
@@ -249,7 +245,7 @@ class _Evidence:
             mean=at.mean,
             mean_covariance=at.covariance,
             spread=at.root**2,
-            ridge=float(np.exp(parameters[p])),
+            mean_precision=np.where(self.intercepts, FLAT, np.exp(-parameters[p])),
             noise=1.0 / at.weight,
             theta=at.mean + at.effects * at.root,
             covariance=covariance,

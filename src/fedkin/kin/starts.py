@@ -10,6 +10,7 @@ from scipy import sparse
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 from fedkin._base import Array, Index
+from fedkin.kin.display import by_size
 from fedkin.kin.kernels import Sites, merge
 
 #: Up to this many sites merging starts from single sites, beyond it from k-means.
@@ -41,9 +42,9 @@ def make_starts(sites: Sites, rng: np.random.Generator) -> list[Start]:
     seen = effects @ directions[:DIRECTIONS].T
 
     def merged(z: Index, rates: tuple[float, float] = (0.5, 0.5), share: int = 0) -> Index:
-        z = numbered(z)
+        z = by_size(z)
         merge(sites.H[share], sites.c[share], prior, sites.first, sites.neighbour, *rates, z)
-        return numbered(z)
+        return by_size(z)
 
     def fine() -> Index:
         return np.arange(V) if V <= MERGE_ALL else kmeans(effects, many, rng)
@@ -73,14 +74,6 @@ def _graph_starts(
     V = len(seen)
     fine = np.arange(V) if V <= MERGE_ALL else kmeans(sites.c[-1], many, rng)
     return [*starts, Start("merged with the graph", merged(fine, rates), 0)]
-
-
-def numbered(z: Index) -> Index:
-    """The same groups, numbered 0, 1, ... by falling size, then by first member."""
-    _, first, inverse, size = np.unique(z, return_index=True, return_inverse=True, return_counts=True)
-    rank = np.empty(len(size), dtype=np.int64)
-    rank[np.lexsort([first, -size])] = np.arange(len(size))
-    return np.asarray(rank[inverse])
 
 
 def edge_rates(z: Index, first: Index, neighbour: Index) -> tuple[float, float]:

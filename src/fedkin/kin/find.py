@@ -1,0 +1,177 @@
+"""`find_kin`: from rows or summaries to estimates, groups and their probabilities."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedkin._base import Array, Index, Mask, check_whole
+from fedkin.data import Federation
+from fedkin.errors import DataError, GraphError
+from fedkin.graph import Graph
+from fedkin.kin.mixed import MixedModel, fit_mixed
+from fedkin.kin.options import ALL_MIXED, Sampling
+from fedkin.kin.quadratics import Units, common_units
+from fedkin.kin.result import Kin, Parts, kin_of
+from fedkin.kin.sources import RowSource, SummarySource, canonical_order, intercepts_of
+from fedkin.losses import Loss
+from fedkin.objective import Summaries
+
+#: Rounds of the mixed model for smooth losses, and the largest change of a standardised parameter that ends them.
+ROUNDS, STEP = 15, 2e-3
+#: Expansions at the estimate with groups, and the change that ends them.
+AGAIN, AGAIN_STEP = 3, 0.02
+
+
+def find_kin(
+    data: Federation | Summaries,
+    graph: Graph | None = None,
+    *,
+    loss: str | Loss = "linear",
+    seed: int = 0,
+    sweeps: int = 70,
+    chains: int = 3,
+) -> Kin:
+    """Find which sites are alike, and estimate every site's parameters with as much pooling as the data support.
+
+    Sites differ around a common mean, each coefficient by a spread of its own that is learned; some of them may form
+    groups. One model for all, a model per site, site intercepts, random slopes and groups that share everything are
+    corners of it; how far to go to any of them is averaged over, not chosen.
+
+    Parameters
+    ----------
+    data : Federation or Summaries
+        Rows, or one message per site (`fedkin.summarise`). Columns are used as they are: add an intercept by
+        ``federation.with_intercept()``. Units do not matter.
+    graph : Graph, optional
+        Who may be kin, over the same sites. It may be wrong: a graph that says the opposite is read inverted, one that
+        is about something else is dropped. Weights of edges are not used.
+    loss : str or Loss
+        As for `Problem`; summaries know theirs.
+    seed : int
+        Of the sampler.
+    sweeps : int
+        Sweeps that each chain keeps, at least 4.
+    chains : int
+        Chains, at least 2 for diagnostics.
+
+    Returns
+    -------
+    Kin
+
+    Notes
+    -----
+    The result does not depend on the order of the sites. Smooth losses are expanded at the current estimate, several
+    times where there are rows; summaries of smooth losses are used where they were expanded. For better estimates ask
+    sites for another summary at ``kin.theta`` and fit again.
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> from fedkin.datasets import paper_design
+    >>> design = paper_design(n_devices=20, n_samples=40, n_features=4, n_clusters=2, seed=1)
+    >>> kin = fedkin.find_kin(design.federation)
+    >>> kin.groups.tolist() == design.labels.tolist()
+    True
+    """
+    check_whole("seed", seed, least=0)
+    check_whole("sweeps", sweeps, least=4)
+    check_whole("chains", chains, least=1)
+    source: RowSource | SummarySource
+    if isinstance(data, Summaries):
+        source = SummarySource(data)
+    elif isinstance(data, Federation):
+        source = RowSource(data, loss)
+    else:
+        raise DataError(f"find_kin takes a Federation or Summaries, got {type(data).__name__}")
+    order = canonical_order(source.first(), source.devices)
+    edges = _edges(graph, source.devices, order)
+    found = _fit(source.take(order), edges, seed, Sampling(keep=sweeps, chains=chains))
+    return found.reordered(np.argsort(order))
+
+
+def _edges(graph: Graph | None, devices: tuple[object, ...], order: Index) -> Index:
+    """Pairs of positions in the canonical order."""
+    if graph is None:
+        return np.empty((0, 2), dtype=np.int64)
+    position = {devices[u]: k for k, u in enumerate(order.tolist())}
+    unknown = [device for device in graph.devices if device not in position]
+    if unknown:
+        raise GraphError(f"the graph names site {unknown[0]!r}, which has no data: leave it out of the graph")
+    place = np.array([position[device] for device in graph.devices], dtype=np.int64)
+    return place[graph.edges]
+
+
+def _fit(source: RowSource | SummarySource, edges: Index, seed: int, sampling: Sampling) -> Kin:
+    from fedkin.kin.groups import find_groups
+
+    first, loss = source.first(), source.loss
+    intercepts = intercepts_of(source.names, loss.n_outputs)
+    # a point among the rows has no units of its own: every coordinate is like an intercept
+    free = np.ones_like(intercepts) if loss.location else intercepts
+    units = common_units(first, intercepts, has_scale=loss.quadratic, location=loss.location)
+    if loss.quadratic or isinstance(source, SummarySource):
+        dispersion = None if loss.quadratic or isinstance(source, RowSource) else source.dispersion()
+        model = fit_mixed(units.fitted(first), free, dispersion=dispersion)
+        found = find_groups(model, ~free, edges, seed, sampling)
+        return kin_of(source, Parts(units, model, found, len(edges) > 0))
+    mixed = _mixed_rounds(source, units, free)
+    limit = source.value(units.theta(mixed.theta)) + 0.5 * mixed.theta.size
+    model = _expanded(source, units, mixed, mixed.theta)
+    found = find_groups(model, ~free, edges, seed, sampling)
+    for _ in range(AGAIN):
+        if found.blend is None or found.blend.weight > ALL_MIXED:
+            break
+        at = found.theta
+        while source.value(units.theta(at)) > limit:
+            at = 0.5 * (at + mixed.theta)
+        model = _expanded(source, units, mixed, at)
+        kept = edges if found.with_graph else edges[:0]
+        again = find_groups(model, ~free, kept, seed, sampling, guard=False)
+        found = replace(again, sure_other=found.sure_other)  # what the guard has said stays said
+        if np.abs(found.theta - at).max() < AGAIN_STEP:
+            break
+    if source.value(units.theta(found.theta)) > limit:
+        found = replace(found, theta=mixed.theta, covariance=mixed.covariance)
+    return kin_of(source, Parts(units, model, found, len(edges) > 0))
+
+
+def _mixed_rounds(source: RowSource, units: Units, free: Mask) -> MixedModel:
+    """The mixed model of a smooth loss: expand, fit, and go as far towards the fit as the penalised loss falls."""
+    theta = units.to_fitted(source.start())
+    mean, parameters, dispersion = theta.mean(axis=0), None, 1.0
+    for turn in range(ROUNDS):
+        sums = units.fitted(source.expand(units.theta(theta)))
+        model = fit_mixed(sums, free, dispersion=dispersion, start=parameters)
+        step = _step(source, units, model, theta, mean)
+        change = step * (model.theta - theta)
+        mean, theta = mean + step * (model.mean - mean), theta + change
+        model = replace(model, theta=theta, mean=mean)
+        if np.abs(change).max() < STEP and turn >= 3:
+            break
+        dispersion = source.dispersion(units.theta(theta), units.A, float(model.degrees.sum()))
+        parameters = np.concatenate([model.parameters[:-1], [np.log(dispersion)]])
+    return model
+
+
+def _step(source: RowSource, units: Units, model: MixedModel, theta: Array, mean: Array) -> float:
+    """How far to go from ``theta (V, p)`` and ``mean (p,)`` to the model: so far that loss plus penalties fall."""
+
+    def cost(step: float) -> float:
+        middle, sites = mean + step * (model.mean - mean), theta + step * (model.theta - theta)
+        apart = (sites - middle) ** 2 / (model.spread + 1e-9)
+        value = source.value(units.theta(sites)) / float(model.noise[0])
+        return value + 0.5 * float(apart.sum() + model.mean_precision @ middle**2)
+
+    step, now = 1.0, cost(0.0)
+    while step > 1e-3 and not cost(step) <= now + 1e-9 * abs(now):
+        step /= 2
+    return step
+
+
+def _expanded(source: RowSource, units: Units, model: MixedModel, at: Array) -> MixedModel:
+    """The model with what sites say at another point."""
+    sums = units.fitted(source.expand(units.theta(at)))
+    weight = 1.0 / model.noise
+    return replace(model, precision=sums.G * weight[:, None, None], score=sums.c * weight[:, None])

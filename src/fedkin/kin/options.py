@@ -1,0 +1,34 @@
+"""Numbers that sampler and results share; light to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+#: Shares of the spread between sites that may be inside groups: 0 is groups alone, 1 no groups.
+SHARES = np.array([0.0, 0.03, 0.1, 0.3, 0.6, 1.0])
+#: Chains' scores are bounds on the evidence, not evidences: differences count a quarter.
+TEMPER = 4.0
+#: With a weight of the mixed model above this there are no groups.
+ALL_MIXED = 0.999
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How long to sample.
+
+    Attributes
+    ----------
+    scout : int
+        Sweeps of the chain from each start.
+    burn, keep : int
+        Sweeps of the chains that go on from the best scouts, before and after the first that is kept.
+    chains : int
+        How many go on.
+    """
+
+    scout: int = 16
+    burn: int = 20
+    keep: int = 70
+    chains: int = 3

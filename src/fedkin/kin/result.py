@@ -1,0 +1,355 @@
+"""`Kin`: what was found about the sites, and what can be asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from scipy.stats import norm
+
+from fedkin._base import Array, Index, check_choice, count
+from fedkin.data import Rows
+from fedkin.errors import ParameterError, UnknownDeviceError
+from fedkin.graph import Graph
+from fedkin.kin.diagnostics import effective_size, split_rhat
+from fedkin.kin.display import by_size, display_groups, resolved
+from fedkin.kin.join import Joined, join_site
+from fedkin.kin.mixed import MixedModel
+from fedkin.kin.quadratics import Units, apply
+from fedkin.kin.sources import Source
+from fedkin.losses import Loss
+from fedkin.objective import Summary
+
+if TYPE_CHECKING:  # loads the compiled sampler
+    from fedkin.kin.groups import Grouped
+
+GraphUse = Literal["none", "used", "ignored", "inverted"]
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The fit in standardised units, sites in canonical order."""
+
+    units: Units
+    model: MixedModel
+    found: Grouped
+    had_graph: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnostics:
+    """How well the chains of the sampler have mixed.
+
+    Attributes
+    ----------
+    weights : array (C,)
+        Of the chains in every average.
+    starts : tuple of C str
+        Where they began.
+    draws : int
+        Sweeps that each has kept.
+    rhat, size : dict
+        Split R-hat, and effective sample size of all chains, of the number of groups, of the bound on the evidence and
+        of the sites' parameters (the worst of them, and the median).
+    """
+
+    weights: Array
+    starts: tuple[str, ...]
+    draws: int
+    rhat: dict[str, float]
+    size: dict[str, float]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Kin:
+    """Who is alike, and every site's parameters, in the units of the columns.
+
+    Attributes
+    ----------
+    devices : tuple of V ids
+    names : tuple of p str
+        Of the parameters.
+    loss : Loss
+    n_samples : int array (V,)
+    mean, mean_covariance : arrays (p,), (p, p)
+        Of the population of sites.
+    spread : array (p,)
+        Standard deviation of each coefficient between sites.
+    theta, covariance : arrays (V, p), (V, p, p)
+        Posterior means and covariances of the sites' parameters, averaged over all groupings. Intervals from them
+        cover as often as they promise on average over sites; a site unlike all others is covered less often.
+    noise : array (V,)
+        Noise variance of each site, or its dispersion.
+    probability : array (V, V)
+        That two sites are kin: in one group.
+    n_groups : array
+        Entry k is the probability of k groups; a continuum without groups counts as one.
+    groups : int array (V,)
+        Groups to show, 0 for the largest: the average-linkage cut with the least expected variation of information.
+        All 0 where no groups are resolved.
+    resolved : bool
+        Whether groups are to be believed: there are several, the model without groups has a weight below 1/2, and
+        members of a group are kin with probability 1/2 or more on average.
+    weight_mixed : float
+        Weight of the model without groups in every average.
+    graph_use : "none", "used", "ignored" or "inverted"
+        What was made of the graph: nothing without one; "ignored" when it says nothing about groups or hurts.
+    rates : (float, float) or None
+        Share of pairs with an edge inside groups and between them.
+    sure : dict
+        Stein's unbiased estimate of the risk of this fit ("kin"), of a model per site ("Local") and of one model for
+        all ("Global").
+    """
+
+    devices: tuple[Hashable, ...]
+    names: tuple[str, ...]
+    loss: Loss
+    n_samples: Index
+    mean: Array
+    mean_covariance: Array
+    spread: Array
+    theta: Array
+    covariance: Array
+    noise: Array
+    probability: Array
+    n_groups: Array
+    groups: Index
+    resolved: bool
+    weight_mixed: float
+    graph_use: GraphUse
+    rates: tuple[float, float] | None
+    sure: dict[str, float]
+    parts: Parts = field(repr=False)
+    place: Index = field(repr=False)  # of each site in the parts
+
+    def __repr__(self) -> str:
+        groups = count(int(self.groups.max()) + 1, "group") if self.resolved else "no groups resolved"
+        return f"Kin({count(len(self.devices), 'site')}, {count(len(self.names), 'parameter')}, {groups})"
+
+    def reordered(self, order: Index) -> Kin:
+        """The same result with sites in another order; groups of equal size are numbered by first member."""
+        groups = by_size(self.groups[order])
+        return replace(
+            self,
+            devices=tuple(self.devices[u] for u in order.tolist()),
+            n_samples=self.n_samples[order],
+            theta=self.theta[order],
+            covariance=self.covariance[order],
+            noise=self.noise[order],
+            probability=self.probability[np.ix_(order, order)],
+            groups=groups,
+            place=self.place[order],
+        )
+
+    def position(self, device: Hashable) -> int:
+        """Where a site is in ``devices``."""
+        try:
+            return self.devices.index(device)
+        except ValueError:
+            raise UnknownDeviceError(
+                f"site {device!r} was not part of the fit; ask for its model with `join`"
+            ) from None
+
+    def confint(self, level: float = 0.95, kind: Literal["average", "site"] = "average") -> Array:
+        """Intervals for every site's parameters.
+
+        Parameters
+        ----------
+        level : float in (0, 1)
+            Probability that they promise.
+        kind : "average" or "site"
+            "average" are posterior intervals, which cover as promised on average over sites. "site" are from a site's
+            own rows alone: as promised for every single site, and wider; infinite where the rows do not tell.
+
+        Returns
+        -------
+        array (V, p, 2)
+
+        Examples
+        --------
+        >>> import fedkin
+        >>> from fedkin.datasets import paper_design
+        >>> design = paper_design(n_devices=8, n_samples=30, n_features=3, n_clusters=2, seed=0)
+        >>> kin = fedkin.find_kin(design.federation)
+        >>> narrow, wide = kin.confint(0.95), kin.confint(0.95, "site")
+        >>> bool((np.ptp(narrow, axis=2) < np.ptp(wide, axis=2)).all())
+        True
+        """
+        if not 0 < level < 1:
+            raise ParameterError(f"level must lie between 0 and 1, got {level!r}")
+        check_choice("kind", kind, ("average", "site"))
+        width = norm.ppf(0.5 + level / 2)
+        centre, covariance = self.theta, self.covariance
+        if kind == "site":
+            centre, covariance = self._own()
+        half = width * np.sqrt(np.einsum("ujj->uj", covariance))
+        return np.stack([centre - half, centre + half], axis=2)
+
+    def _own(self) -> tuple[Array, Array]:
+        """Estimates from a site's own rows and their covariances, infinite where the rows do not tell."""
+        model, units = self.parts.model, self.parts.units
+        values, vectors = np.linalg.eigh(model.precision[self.place])
+        full = values[:, 0] > 1e-9 * values[:, -1]
+        safe = np.where(full[:, None], values, 1.0)
+        inverse = (vectors / safe[:, None, :]) @ np.swapaxes(vectors, 1, 2)
+        covariance = units.covariance(inverse)
+        covariance[~full] = np.inf
+        return units.theta(apply(inverse, model.score[self.place])), covariance
+
+    def graph(self, kind: Literal["probability", "groups"] = "probability", least: float = 0.05) -> Graph:
+        """A graph for the fused estimator.
+
+        Parameters
+        ----------
+        kind : "probability" or "groups"
+            Edges weighted by the probability of being kin, or cliques of the groups to show (no edges where none are
+            resolved).
+        least : float
+            Pairs with a lower probability have no edge.
+
+        Examples
+        --------
+        >>> import fedkin
+        >>> from fedkin.datasets import paper_design
+        >>> design = paper_design(n_devices=12, n_samples=40, n_features=3, n_clusters=2, seed=0)
+        >>> fedkin.find_kin(design.federation).graph("groups")
+        Graph(12 devices, 30 edges, 2 components)
+        """
+        check_choice("kind", kind, ("probability", "groups"))
+        if kind == "groups":
+            return Graph.clusters(self.groups.tolist(), self.devices) if self.resolved else Graph.empty(self.devices)
+        i, j = np.tril_indices(len(self.devices), -1)
+        chance = self.probability[i, j]
+        kept = chance > max(least, 0.0)
+        return Graph.from_indices(self.devices, np.column_stack([i, j])[kept], chance[kept])
+
+    def join(self, site: Rows | Summary | None = None) -> Joined:
+        """A model for a site that was not part of the fit.
+
+        Parameters
+        ----------
+        site : Rows, Summary or None
+            Its rows, with the columns of the fit, or its summary; None before it has any.
+
+        Returns
+        -------
+        Joined
+
+        Examples
+        --------
+        >>> import fedkin
+        >>> from fedkin.datasets import paper_design
+        >>> design = paper_design(n_devices=12, n_samples=40, n_features=3, n_clusters=2, seed=0)
+        >>> kin = fedkin.find_kin(design.federation.subset(range(1, 12)))
+        >>> joined = kin.join(design.federation[0])
+        >>> bool(joined.probability[design.labels[1:] == design.labels[0]].min() > 0.9)
+        True
+        """
+        joined = join_site(self.parts, self.loss, self.names, site)
+        return replace(joined, probability=joined.probability[self.place])
+
+    @cached_property
+    def diagnostics(self) -> Diagnostics | None:
+        """How well the sampler has mixed; None where nothing was sampled."""
+        blend = self.parts.found.blend
+        if blend is None:
+            return None
+        chains = blend.chains
+        rhat, size = {}, {}
+        lines, effects = chains.trace(lambda one: one.trace), chains.trace(lambda one: one.means)
+        for name, draws in (("number of groups", lines[:, :, 1]), ("bound on the evidence", lines[:, :, 0])):
+            rhat[name], size[name] = float(split_rhat(draws)), float(effective_size(draws))
+        each, sizes = split_rhat(effects), effective_size(effects)
+        rhat |= {"parameters, worst": float(each.max()), "parameters, median": float(np.median(each))}
+        size |= {"parameters, worst": float(sizes.min()), "parameters, median": float(np.median(sizes))}
+        return Diagnostics(chains.weights, chains.starts, int(lines.shape[1]), rhat, size)
+
+    def summary(self, level: float = 0.95) -> str:
+        """The result as text.
+
+        Parameters
+        ----------
+        level : float in (0, 1)
+            Of the intervals.
+        """
+        from fedkin.kin.text import summary_of
+
+        return summary_of(self, level)
+
+
+def kin_of(source: Source, parts: Parts) -> Kin:
+    """The result in the user's units, sites in canonical order."""
+    units, model, found = parts.units, parts.model, parts.found
+    V, blend = len(model.theta), found.blend
+    same, n_groups, weight = np.eye(V), np.array([0.0, 1.0]), 1.0
+    if blend is not None:
+        same, weight = blend.same, blend.weight
+        lines = blend.chains.trace(lambda one: one.trace[:, 1].astype(np.int64))
+        each = [np.bincount(line, minlength=int(lines.max()) + 1) / len(line) for line in lines]
+        n_groups = (1 - weight) * (blend.chains.weights @ np.array(each))
+        n_groups[1] += weight
+    labels = display_groups(same)
+    shown = resolved(same, labels, weight)
+    use, rates = _graph_use(parts)
+    return Kin(
+        devices=source.devices,
+        names=source.names,
+        loss=source.loss,
+        n_samples=source.n_samples,
+        mean=units.theta(model.mean),
+        mean_covariance=units.covariance(model.mean_covariance),
+        spread=np.sqrt(np.diag(units.covariance(np.diag(found.spread)))),
+        theta=units.theta(found.theta),
+        covariance=units.covariance(found.covariance),
+        noise=model.noise * units.target**2,
+        probability=same,
+        n_groups=n_groups,
+        groups=labels if shown else np.zeros(V, dtype=np.int64),
+        resolved=shown,
+        weight_mixed=weight,
+        graph_use=use,
+        rates=rates,
+        sure=_sure(parts),
+        parts=parts,
+        place=np.arange(V),
+    )
+
+
+def _graph_use(parts: Parts) -> tuple[GraphUse, tuple[float, float] | None]:
+    """What was made of the graph: it counts when the odds of an edge differ by two standard deviations."""
+    if not parts.had_graph:
+        return "none", None
+    blend = parts.found.blend
+    if blend is None or not parts.found.with_graph:
+        return "ignored", None
+    weights = blend.chains.weights
+    rates = blend.chains.trace(lambda one: one.trace[:, 3:5])
+    inside, between = weights @ rates.mean(axis=1)
+    odds = np.log(rates / (1 - rates))
+    contrast = odds[:, :, 0] - odds[:, :, 1]
+    mean = float(weights @ contrast.mean(axis=1))
+    deviation = float(np.sqrt(weights @ ((contrast - mean) ** 2).mean(axis=1)))
+    if blend.weight > 0.5 or abs(mean) < 2 * deviation:
+        return "ignored", (float(inside), float(between))
+    return ("used" if mean > 0 else "inverted"), (float(inside), float(between))
+
+
+def _sure(parts: Parts) -> dict[str, float]:
+    """Unbiased estimates of ``sum_u (theta_u - truth_u)' S_u (theta_u - truth_u)``, up to the noise's own estimate."""
+    S, c, fitted = parts.model.precision, parts.model.score, parts.found.theta
+    values, vectors = np.linalg.eigh(S)
+    seen = values > 1e-9 * np.maximum(values[:, -1:], 1e-300)
+    turned = apply(np.swapaxes(vectors, 1, 2), c)
+    explained, rank = float((turned[seen] ** 2 / values[seen]).sum()), float(seen.sum())
+    total, pooled = S.sum(axis=0), c.sum(axis=0)
+    one = np.linalg.lstsq(total, pooled, rcond=None)[0]
+    common = float(np.linalg.matrix_rank(total, hermitian=True))
+    misfit = float((fitted * (apply(S, fitted) - 2 * c)).sum())
+    return {
+        "kin": misfit + explained - rank + 2 * parts.found.degrees,
+        "Local": rank,
+        "Global": explained - float(pooled @ one) - rank + 2 * common,
+    }

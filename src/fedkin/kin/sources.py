@@ -1,0 +1,138 @@
+"""Where quadratics come from: rows, which can be expanded anywhere, or summaries, which are expanded at one point."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable
+from typing import Protocol
+
+import numpy as np
+
+from fedkin._base import Array, Index, Mask
+from fedkin.data import INTERCEPT, Federation
+from fedkin.errors import DataError, DegenerateDeviceWarning
+from fedkin.kin.quadratics import Quadratics, apply
+from fedkin.losses import Loss
+from fedkin.objective import Summaries, build_terms, resolve_losses
+from fedkin.stats import global_fit
+
+
+class Source(Protocol):
+    """The losses of V sites with p parameters, in the user's units."""
+
+    devices: tuple[Hashable, ...]
+    loss: Loss
+    names: tuple[str, ...]
+    n_samples: Index
+
+    def first(self) -> Quadratics:
+        """Quadratics to begin with, and to find units from."""
+
+
+class SummarySource:
+    """Summaries: one expansion for each site, at the point that the site has chosen or was asked about."""
+
+    def __init__(self, summaries: Summaries) -> None:
+        self.summaries, self.devices, self.loss = summaries, summaries.devices, summaries.loss
+        self.names = summaries[summaries.devices[0]].parameter_names
+        self.n_samples = summaries.n_samples
+
+    def take(self, order: Index) -> SummarySource:
+        return SummarySource(self.summaries.subset([self.devices[u] for u in order]))
+
+    def first(self) -> Quadratics:
+        sums = self.summaries.sums.total()
+        return expansion(self.loss, sums.at, sums.value[:, 0], sums.gradient[:, 0], sums.hessian[:, 0], self.n_samples)
+
+    def dispersion(self) -> float:
+        """Mean over rows of what sites found for themselves; 1 where the loss leaves nothing open."""
+        own = self.summaries.own
+        if self.loss.needs_classes or own is None:
+            return 1.0
+        each = np.array([one.dispersion for one in own])
+        return float(self.n_samples @ each / self.n_samples.sum())
+
+
+class RowSource:
+    """Rows: quadratics at any point."""
+
+    def __init__(self, federation: Federation, loss: str | Loss) -> None:
+        if not federation.n_samples.all():
+            empty = federation.devices[int(np.flatnonzero(federation.n_samples == 0)[0])]
+            raise DataError(f"site {empty!r} has no rows: leave it out, and ask for its model with `join`")
+        losses = resolve_losses(loss, federation)
+        self.federation, self.devices, self.loss = federation, federation.devices, losses[0]
+        self.n_samples = federation.n_samples
+        p, names = self.loss.n_params(federation.n_features), federation.feature_names
+        self.names = (
+            names
+            if p == len(names)
+            else tuple(f"{name} [class {k + 1}]" for k in range(p // len(names)) for name in names)
+        )
+        self.terms = build_terms(federation, losses, np.zeros(p), np.zeros(len(losses), dtype=bool))
+
+    def take(self, order: Index) -> RowSource:
+        return RowSource(self.federation.subset([self.devices[u] for u in order]), self.loss)
+
+    def first(self) -> Quadratics:
+        return self.expand(np.zeros((len(self.devices), len(self.names))))
+
+    def expand(self, theta: Array) -> Quadratics:
+        """Quadratics around ``theta (V, p)``."""
+        n, terms = self.n_samples.astype(np.float64), self.terms
+        hessian = terms.hessians(theta) * n[:, None, None]
+        gradient = terms.gradients(theta) * n[:, None]
+        return expansion(self.loss, theta, terms.values(theta) * n, gradient, hessian, self.n_samples)
+
+    def value(self, theta: Array) -> float:
+        """The sum of all losses at ``theta (V, p)``; infinite where it cannot be computed."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = float((self.terms.values(theta) * self.n_samples).sum())
+        return total if np.isfinite(total) else np.inf
+
+    def start(self) -> Array:
+        """One parameter for all sites, ``(V, p)``."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DegenerateDeviceWarning)
+            return np.tile(global_fit(self.federation, self.loss), (len(self.devices), 1))
+
+    def dispersion(self, theta: Array, A: Array, degrees: float) -> float:
+        """How much scores scatter beyond what Hessians promise, for scores in the units of ``A``.
+
+        1 for classes, at least 1 for counts: a likelihood is not believed to be less noisy than it says.
+        """
+        if self.loss.needs_classes:
+            return 1.0
+        squares = sum(
+            float(((self.loss.scores(theta[u], *self.federation[device].arrays) @ A) ** 2).sum())
+            for u, device in enumerate(self.devices)
+        )
+        promised = np.einsum("uij,ik,jk->", self.expand(theta).G, A, A)
+        n = float(self.n_samples.sum())
+        found = squares / max(float(promised), 1e-300) * n / max(n - degrees, 1.0)
+        likelihood = self.loss.rowwise is not None and not self.loss.estimates_scale
+        return max(found, 1.0) if likelihood else max(found, 1e-12)
+
+
+def expansion(loss: Loss, at: Array, value: Array, gradient: Array, hessian: Array, n: Index) -> Quadratics:
+    """Quadratics with these sums of values ``(V,)``, gradients and Hessians (or multiples of I) at ``at (V, p)``."""
+    p = at.shape[1]
+    G = hessian[:, None, None] * np.eye(p) if hessian.ndim == 1 else 0.5 * (hessian + np.swapaxes(hessian, 1, 2))
+    bend = apply(G, at)
+    yy = 2 * (value + ((0.5 * bend - gradient) * at).sum(axis=1))
+    rows = n.astype(np.float64) * (p if loss.location else 1)
+    return Quadratics(G, bend - gradient, np.maximum(yy, 0.0) if loss.quadratic else yy, rows)
+
+
+def intercepts_of(names: tuple[str, ...], n_outputs: int) -> Mask:
+    """Which parameters are intercepts ``(p,)``: those of a first column called ``(intercept)``."""
+    block = len(names) // max(n_outputs, 1)
+    first = np.arange(len(names)) % block == 0
+    return first if names[0].split(" [class")[0] == INTERCEPT else np.zeros(len(names), dtype=bool)
+
+
+def canonical_order(sums: Quadratics, devices: tuple[Hashable, ...]) -> Index:
+    """An order of the sites that depends on what they say, and on their names only where two say the same."""
+    names = np.argsort(np.argsort(np.array([repr(device) for device in devices])))
+    keys = [names, *sums.G.reshape(len(names), -1).T, sums.yy, *sums.c.T, sums.n]
+    return np.lexsort(keys).astype(np.int64)
