@@ -12,8 +12,10 @@ need scikit-learn. Imports: `admm`, `solvers`, `stats` and below.
 
 from __future__ import annotations
 
+from fedkin.fitting.asks import Asks
 from fedkin.fitting.comparison import Comparison, compare
-from fedkin.fitting.fitting import fit_federation, fit_summaries
+from fedkin.fitting.fitting import fit_federation
+from fedkin.fitting.messages import SummaryFit, fit_summaries
 from fedkin.fitting.model import FittedModel, load
 from fedkin.fitting.model_files import check_model_place
 from fedkin.fitting.options import DEFAULTS, DESCRIPTIONS, FitOptions, choices
@@ -23,10 +25,12 @@ from fedkin.fitting.units import model_from_theta
 __all__ = [
     "DEFAULTS",
     "DESCRIPTIONS",
+    "Asks",
     "Comparison",
     "FitOptions",
     "FittedModel",
     "Prepared",
+    "SummaryFit",
     "check_model_place",
     "choices",
     "compare",

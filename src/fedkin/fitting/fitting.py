@@ -11,19 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.data import Federation, Schema
-from fedkin.errors import ConvergenceWarning, DegenerateDeviceWarning, ParameterError, SolverError
+from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
-from fedkin.fitting.preparation import (
-    COLLINEAR,
-    Prepared,
-    prepare,
-    rescue_warning,
-    well_posed_problem,
-    with_light_ridge,
-)
+from fedkin.fitting.preparation import Prepared, note_light_ridge, prepare, well_posed_problem, with_light_ridge
 from fedkin.graph import Graph
-from fedkin.objective import Problem, Solution, Summaries
+from fedkin.objective import Problem, Solution
 from fedkin.solvers import cross_validate_lam, solve
 from fedkin.stats import Method, oracle_fit, select_edges
 
@@ -78,66 +71,13 @@ def fit_federation(
     2
     """
     options = FitOptions() if options is None else options
-    return _fitted(prepare(federation, options, schema), graph, options, progress or _silent)
+    return fitted(prepare(federation, options, schema), graph, options, progress or silent)
 
 
-def fit_summaries(
-    summaries: Summaries,
-    graph: Graph | None = None,
-    options: FitOptions | None = None,
-    progress: Progress | None = None,
-    schema: Schema | None = None,
-) -> FittedModel:
-    """Fit a model for every site from what the sites said about their rows, as `fit_federation` would from the rows.
-
-    Parameters
-    ----------
-    summaries : Summaries
-        Of a quadratic loss (linear, mean).
-    graph, options, progress
-        As in `fit_federation`. Whether there is an intercept, how classes are numbered and how rows are cut into folds
-        is what the sites agreed on before they summed up; ``options.cv_folds`` and ``options.seed`` are theirs.
-    schema : Schema, optional
-        By which the sites prepared their rows. Then nothing is standardised once more, and the model keeps it.
-
-    Returns
-    -------
-    FittedModel
-        In the units of the schema's columns, or of those that the sites summed up.
-
-    Notes
-    -----
-    The result is that of the rows up to rounding: coefficients agree to 1e-10 on ordinary designs. A Gram matrix
-    squares the condition number of the features, so of nearly collinear ones fewer digits agree (about 16 minus twice
-    the digits of the condition number). Sites with fewer rows than parameters are treated alike in both.
-
-    Examples
-    --------
-    >>> import fedkin
-    >>> from fedkin.datasets import paper_design
-    >>> design = paper_design(n_devices=20, n_samples=60, n_features=10, n_clusters=2, seed=0)
-    >>> summaries = fedkin.summarise(design.federation.with_intercept())
-    >>> fit_summaries(summaries, design.graph).n_clusters
-    2
-    """
-    options = FitOptions() if options is None else options
-    _check_for_sums(summaries, options)
-    options = replace(options, cv_folds=summaries.folds, seed=summaries.seed)
-    return _fitted(prepare(summaries, options, schema), graph, options, progress or _silent)
-
-
-def _check_for_sums(summaries: Summaries, options: FitOptions) -> None:
-    if not summaries.loss.quadratic:
-        raise ParameterError(
-            f"one summary does not tell the {summaries.loss.name} loss everywhere; it takes rounds of questions"
-        )
-    if options.solver != "exact":
-        raise ParameterError(f"solver={options.solver!r} needs rows; summaries are solved directly: leave it out")
-
-
-def _fitted(prepared: Prepared, graph: Graph | None, options: FitOptions, say: Progress) -> FittedModel:
+def fitted(prepared: Prepared, graph: Graph | None, options: FitOptions, say: Progress) -> FittedModel:
+    """The fit from what was prepared on."""
     devices = prepared.federation.devices
-    used, selection, notes = _used_graph(prepared, graph, options, say)
+    used, selection, notes = used_graph(prepared, graph, options, say)
     problem, reasons = well_posed_problem(prepared, used, options)
     try:
         solution, lam = _solved(problem, options, say)
@@ -148,11 +88,7 @@ def _fitted(prepared: Prepared, graph: Graph | None, options: FitOptions, say: P
         reasons = dict.fromkeys(devices, "without the rows of one fold, classes are separated")
         problem = with_light_ridge(problem, used, list(devices))
         solution, lam = _solved(problem, options, say)
-    runaways = [device for device, reason in reasons.items() if reason != COLLINEAR]
-    if runaways:
-        warnings.warn(rescue_warning(runaways, reasons), DegenerateDeviceWarning, stacklevel=3)
-    for device, reason in reasons.items():
-        notes[device] = (*notes.get(device, ()), f"{reason}; a ridge of 1/25 of a row was added (or give ridge=)")
+    note_light_ridge(notes, reasons, stacklevel=4)
     clusters = used.components() if options.select is not None else solution.clusters(used)
     theta = solution.theta
     if options.refit:
@@ -172,11 +108,11 @@ def _fitted(prepared: Prepared, graph: Graph | None, options: FitOptions, say: P
     )
 
 
-def _silent(line: str) -> None:
+def silent(line: str) -> None:
     """The progress that nobody asked for."""
 
 
-def _used_graph(
+def used_graph(
     prepared: Prepared, graph: Graph | None, options: FitOptions, say: Progress
 ) -> tuple[Graph, dict[str, Any] | None, dict[Hashable, tuple[str, ...]]]:
     """The graph of the problem, a summary of the edge selection, and what it noted about devices."""
@@ -213,7 +149,7 @@ def _used_graph(
 
 
 def _solved(problem: Problem, options: FitOptions, say: Progress) -> tuple[Solution, float]:
-    lam = _chosen_lam(problem, options, say)
+    lam = chosen_lam(problem, options, say)
     say(f"solving at lam = {lam:.4g}")
     if options.solver == "exact":
         return solve(problem.with_lam(lam), options.tol, max_iter=options.max_iter), lam
@@ -231,7 +167,8 @@ def _solved(problem: Problem, options: FitOptions, say: Progress) -> tuple[Solut
     return solution, lam
 
 
-def _chosen_lam(problem: Problem, options: FitOptions, say: Progress) -> float:
+def chosen_lam(problem: Problem, options: FitOptions, say: Progress) -> float:
+    """The given ``lam``, or that of cross-validation."""
     if options.lam != "cv":
         return float(options.lam)
     joined = np.flatnonzero(problem.graph.degree > 0)

@@ -74,6 +74,8 @@ class FittedModel(HasDevices):
     notes : mapping {device: tuple of str}
         What had to be done about single devices.
     fedkin_version : str
+    origin : mapping or None
+        Where the model comes from, if not from rows: ``{"from": "summaries", "rounds": 3}`` and what was promised.
     schema : Schema or None
         What the columns of a table must be, where sites have agreed on it. Then tables to predict hold the columns of
         the schema (``ward``), while `feature_names` and `coef` are of the encoded ones (``ward=B``).
@@ -111,6 +113,7 @@ class FittedModel(HasDevices):
     notes: Mapping[Hashable, tuple[str, ...]] = field(default_factory=dict)
     fedkin_version: str = __version__
     schema: Schema | None = None
+    origin: Mapping[str, Any] | None = None
 
     # --- looking at it ----------------------------------------------------------------------------------------
 
@@ -314,6 +317,7 @@ class FittedModel(HasDevices):
             "classes": None if self.classes is None else list(self.classes),
             "options": dict(self.options),
             "selection": None if self.selection is None else dict(self.selection),
+            "origin": None if self.origin is None else dict(self.origin),
             "schema": None if self.schema is None else self.schema.plain(),
             "notes": [[self.index[device], list(lines)] for device, lines in self.notes.items()],
         }
@@ -383,6 +387,7 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
             options=meta["options"],
             selection=meta["selection"],
             notes={table.devices[u]: tuple(lines) for u, lines in meta["notes"]},
+            origin=meta.get("origin"),
             schema=_read_schema(path, meta.get("schema"), features),
             **{name: kind(meta[name]) for name, kind in _STORED.items()},
         )

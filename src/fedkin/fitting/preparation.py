@@ -6,6 +6,7 @@ ridge goes where the problem would have no minimiser.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,13 +16,13 @@ from numpy.typing import NDArray
 
 from fedkin._base import Array
 from fedkin.data import INTERCEPT, Federation, Schema
-from fedkin.errors import DataError, ParameterError
+from fedkin.errors import DataError, DegenerateDeviceWarning, ParameterError
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import AUTO, FitOptions
 from fedkin.fitting.units import Units
 from fedkin.graph import Graph
 from fedkin.losses import CLASS_LOSSES, LOGIT_SIZE, Loss, make_loss
-from fedkin.objective import RANK_TOLERANCE, Problem, Summaries, least_eigenvalue
+from fedkin.objective import RANK_TOLERANCE, Problem, Summaries, least_eigenvalue, parameter_map
 from fedkin.stats import local_fit
 
 Reasons = dict[Hashable, str]  # device: why its parameters had to be held back
@@ -51,6 +52,15 @@ class Prepared:
     @property
     def fit_intercept(self) -> bool:
         return self.units.fit_intercept
+
+    def site_parameters(self) -> Array:
+        """The matrix ``(p, p)`` that turns parameters of prepared columns into those of the columns before."""
+        p = self.units.per_feature(0.0).size
+        if self.federation is self.original:
+            return np.eye(p)
+        one = np.ones(1)[: int(self.fit_intercept)]
+        mean, scale = np.concatenate([0 * one, self.units.mean]), np.concatenate([one, self.units.scale])
+        return parameter_map(mean, scale, intercept=self.fit_intercept, blocks=p // scale.size)
 
     def model(self, theta: Array, graph: Graph, options: FitOptions, **more: Any) -> FittedModel:
         """A model with these parameters ``(V, p)``, in the user's units; ``more`` as in `Units.model`."""
@@ -219,14 +229,20 @@ def with_light_ridge(problem: Problem, groups: Graph, devices: list[Hashable]) -
     return replace(problem, ridge=np.asarray(problem.ridge) + light)
 
 
-def rescue_warning(devices: list[Hashable], reasons: Reasons) -> str:
-    """What to tell the user about devices whose parameters nothing held back."""
-    shown = ", ".join(repr(device) for device in devices[:5])
-    more = f" and {len(devices) - 5} more" if len(devices) > 5 else ""
-    return (
-        f"nothing holds the parameters of device {shown}{more} back ({reasons[devices[0]]}): a ridge of 1/25 of a row "
-        "was added. Join such devices to others, or give ridge= yourself"
-    )
+def note_light_ridge(notes: dict[Hashable, tuple[str, ...]], reasons: Reasons, stacklevel: int) -> None:
+    """Note why devices have a light ridge, and warn of those whose parameters nothing held back."""
+    devices = [device for device, reason in reasons.items() if reason != COLLINEAR]
+    if devices:
+        shown = ", ".join(repr(device) for device in devices[:5])
+        more = f" and {len(devices) - 5} more" if len(devices) > 5 else ""
+        warnings.warn(
+            f"nothing holds the parameters of device {shown}{more} back ({reasons[devices[0]]}): a ridge of 1/25 of a "
+            "row was added. Join such devices to others, or give ridge= yourself",
+            DegenerateDeviceWarning,
+            stacklevel=stacklevel,
+        )
+    for device, reason in reasons.items():
+        notes[device] = (*notes.get(device, ()), f"{reason}; a ridge of 1/25 of a row was added (or give ridge=)")
 
 
 def _without_minimiser(prepared: Prepared, labels: NDArray[np.int64], options: FitOptions) -> Reasons:

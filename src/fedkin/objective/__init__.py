@@ -18,19 +18,22 @@ from fedkin.objective.linalg import (
     generalized_inverse,
     inverse_of,
     least_eigenvalue,
+    solve_and_rest,
     sum_groups,
     unit_diagonal,
 )
 from fedkin.objective.penalties import L1, Penalty, make_penalty
+from fedkin.objective.plain import INFINITE, Reader
 from fedkin.objective.problem import FusedObjective, LossLike, Problem, Solution, Status, resolve_losses
 from fedkin.objective.rows import RowBatch, RowTerms, row_blocks
-from fedkin.objective.summaries import Summaries
+from fedkin.objective.summaries import Summaries, parameter_map
 from fedkin.objective.summary import Ask, OwnEstimate, Summary
 from fedkin.objective.sums import FoldSums, assign_folds
 from fedkin.objective.telling import Told
-from fedkin.objective.terms import DeviceTerms, QuadraticTerms
+from fedkin.objective.terms import DeviceTerms, QuadraticTerms, ball_gap
 
 __all__ = [
+    "INFINITE",
     "L1",
     "RANK_TOLERANCE",
     "Ask",
@@ -44,6 +47,7 @@ __all__ = [
     "Penalty",
     "Problem",
     "QuadraticTerms",
+    "Reader",
     "RowBatch",
     "RowTerms",
     "Solution",
@@ -52,13 +56,16 @@ __all__ = [
     "Summary",
     "Told",
     "assign_folds",
+    "ball_gap",
     "build_terms",
     "generalized_inverse",
     "inverse_of",
     "least_eigenvalue",
     "make_penalty",
+    "parameter_map",
     "resolve_losses",
     "row_blocks",
+    "solve_and_rest",
     "sum_groups",
     "summed_terms",
     "unit_diagonal",

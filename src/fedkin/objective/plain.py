@@ -57,6 +57,13 @@ class Reader:
         """A list of that length."""
         return np.array(self._list(self.take(name), name, length), dtype=np.float64)
 
+    def matrix(self, name: str, rows: int, columns: int) -> Array:
+        """As many lists as ``rows``, each of ``columns`` numbers."""
+        value = self.take(name)
+        if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != rows:
+            self.refuse(f"needs {rows} lists for {name!r}")
+        return np.array([self._list(row, name, columns) for row in value], dtype=np.float64).reshape(rows, columns)
+
     def symmetric(self, name: str, size: int) -> Array:
         """A symmetric matrix ``(size, size)``, given by its rows from the diagonal on."""
         rows = self.take(name)

@@ -251,10 +251,8 @@ class Summaries:
         return replace(self, sums=sums, scores=scores)
 
     def _reparametrised(self, mean: Array, scale: Array) -> Summaries:
-        T: Array = np.diag(1.0 / scale)
-        if self.has_intercept:
-            T[0, 1:] = -mean[1:] / scale[1:]
-        T = np.asarray(np.kron(np.eye(self.n_params // self.n_features), T), dtype=np.float64)
+        blocks = self.n_params // self.n_features
+        T = parameter_map(mean, scale, intercept=self.has_intercept, blocks=blocks)
         sums, back = self.sums, np.linalg.inv(T)
         sums = replace(sums, at=sums.at @ back.T, gradient=sums.gradient @ T, hessian=T.T @ sums.hessian @ T)
         own = None
@@ -262,6 +260,17 @@ class Summaries:
             # a ridge in other coordinates is a matrix; its diagonal is what keeps estimates back
             own = tuple(replace(one, ridge=np.einsum("ij,i,ij->j", T, one.ridge, T)) for one in self.own)
         return replace(self, sums=sums, own=own)
+
+
+def parameter_map(mean: Array, scale: Array, *, intercept: bool, blocks: int) -> Array:
+    """The matrix ``(p, p)`` that turns parameters of columns ``(x - mean) / scale`` into those of columns x.
+
+    The first column is an intercept, if any, which makes up for means. A theta has ``blocks`` of coefficients.
+    """
+    T: Array = np.diag(1.0 / scale)
+    if intercept:
+        T[0, 1:] = -mean[1:] / scale[1:]
+    return np.asarray(np.kron(np.eye(blocks), T), dtype=np.float64)
 
 
 def _check_alike(first: Summary, other: Summary) -> None:

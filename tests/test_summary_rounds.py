@@ -1,0 +1,236 @@
+"""Losses that one message does not tell: rounds of questions and answers until the gap is certified."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import cvxpy as cp
+import numpy as np
+import pytest
+
+import fedkin
+from builders import federation, separated
+from fedkin.data import Federation
+from fedkin.errors import DataError, ParameterError, SolverError
+from fedkin.fitting import Asks, FitOptions, FittedModel, SummaryFit, fit_federation, fit_summaries
+from fedkin.graph import Graph
+from fedkin.losses import Loss, UserLoss, make_loss
+from fedkin.objective import OwnEstimate, Problem, Summaries, Summary
+from fedkin.stats import site_answer
+
+SMOOTH = ("logistic", "poisson", "huber", "multinomial")
+
+
+def named(loss: str, sizes: tuple[int, ...], q: int = 3, **how: Any) -> Federation:
+    fed = federation(loss, sizes, q, groups=2, **how)
+    return Federation({f"site {u}": tuple(fed[u].arrays) for u in fed.devices})
+
+
+class Sites:
+    """Sites that keep their rows: they read questions and write answers, as JSON."""
+
+    def __init__(self, rows: Federation, loss: str | Loss) -> None:
+        self.rows, self.loss = rows, make_loss(loss, rows.y)
+        self.rounds = 1
+
+    def summaries(self) -> Summaries:
+        return fedkin.summarise(self.rows, self.loss)
+
+    def answer(self, asks: Asks) -> Summaries:
+        self.rounds += 1
+        made = []
+        for site in self.rows.devices:
+            rows = self.rows[site]
+            said = site_answer(asks[site], rows, self.loss, feature_names=self.rows.feature_names)
+            made.append(Summary.from_plain(json.loads(json.dumps(said.to_plain())), self.loss))
+        return Summaries.stack(made)
+
+
+def fitted(fed: Federation, loss: str | Loss, options: FitOptions, graph: Graph | None = None) -> FittedModel:
+    sites = Sites(fed.with_intercept() if options.fit_intercept else fed, loss)
+    model = fit_summaries(sites.summaries(), graph, options, answer=sites.answer)
+    assert model.origin == {"from": "summaries", "rounds": sites.rounds}
+    return model
+
+
+def assert_certified(model: FittedModel, fed: Federation, options: FitOptions) -> None:
+    """The model is as close to the minimum as its gap says, and close to what rows give."""
+    exact = fit_federation(fed, model.graph, replace(options, lam=model.lam, select=None, tol=1e-10))
+    assert model.gap <= options.tol
+    # the gap bounds the distance in curvature, which is of the order of 1 here
+    np.testing.assert_allclose(model.coef, exact.coef, atol=0.01)
+    np.testing.assert_allclose(model.intercept, exact.intercept, atol=0.01)
+
+
+@pytest.mark.parametrize("loss", SMOOTH)
+@pytest.mark.parametrize("standardize", [False, True])
+def test_few_rounds_give_the_fit_from_rows(loss: str, standardize: bool) -> None:
+    fed = named(loss, (60, 80, 70, 90, 65, 75), offset=loss == "poisson")
+    for options in (
+        FitOptions(loss, standardize=standardize),
+        FitOptions(loss, lam=0.02, select="none", penalty="l2", standardize=standardize),
+    ):
+        model = fitted(fed, loss, options)
+        assert model.origin is not None
+        assert model.origin["rounds"] <= 6
+        assert_certified(model, fed, options)
+
+
+@pytest.mark.parametrize("loss", SMOOTH)
+def test_the_tolerance_can_be_tight(loss: str) -> None:
+    fed = named(loss, (60, 80, 70, 90))
+    options = FitOptions(loss, lam=0.02, select="none", tol=1e-10)
+    model = fitted(fed, loss, options)
+    exact = fit_federation(fed, None, replace(options, tol=1e-12))
+    np.testing.assert_allclose(model.coef, exact.coef, atol=1e-4)
+
+
+def test_edges_and_lam_are_those_of_the_rows_or_close() -> None:
+    fed = named("logistic", (150, 180, 170, 190, 165, 175), seed=2)
+    ours, theirs = fitted(fed, "logistic", FitOptions("logistic")), fit_federation(fed, None, FitOptions("logistic"))
+    assert list(ours.graph.edge_ids()) == list(theirs.graph.edge_ids())
+    assert ours.lam == pytest.approx(theirs.lam, rel=0.5)  # cross-validated on expansions instead of rows
+
+
+def test_logistic_against_cvxpy() -> None:
+    fed = named("logistic", (40, 50, 60), q=2)
+    lam = 0.01
+    model = fitted(fed, "logistic", FitOptions("logistic", lam=lam, select="none", standardize=False, tol=1e-9))
+    rows = fed.with_intercept()
+    theta = cp.Variable((3, 3))
+    total = 0.0
+    for u, site in enumerate(rows.devices):
+        eta = rows[site].X @ theta[u]
+        total += cp.sum(cp.logistic(eta) - cp.multiply(rows[site].y, eta)) / len(rows[site].y)
+    fused = sum(cp.norm1(theta[i] - theta[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
+    cp.Problem(cp.Minimize(total / 3 + lam * fused)).solve(solver=cp.CLARABEL)
+    ours = np.column_stack([model.intercept[:, 0], model.coef[:, 0]])
+    np.testing.assert_allclose(ours, theta.value, atol=2e-4)
+
+
+@pytest.mark.parametrize("extra", [{"ridge": 0.1}, {"sparsity": 0.05}, {"lam": 0.0}, {"penalty": "linf"}])
+@pytest.mark.parametrize("loss", ["logistic", "poisson"])
+def test_options_of_the_fit(loss: str, extra: dict[str, Any]) -> None:
+    fed = named(loss, (60, 80, 4, 5, 65, 75))
+    options = FitOptions(loss, **extra)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fedkin.errors.DegenerateDeviceWarning)
+        assert_certified(fitted(fed, loss, options), fed, options)
+
+
+def test_separated_classes_get_a_light_ridge() -> None:
+    X, y = separated(30)
+    fed = Federation({site: (X[:, 1:], y) for site in "abc"})
+    with pytest.warns(fedkin.errors.DegenerateDeviceWarning, match="nothing holds the parameters"):
+        model = fitted(fed, "logistic", FitOptions("logistic", lam=0.05))
+    assert "ridge of 1/25" in model.notes["a"][-1]
+    assert model.gap <= 1e-6
+    # one site whose classes overlap holds the others back: no ridge is needed
+    overlap = Federation({**{site: (X[:, 1:], y) for site in "ab"}, "c": (X[:, 1:], np.arange(30) % 2)})
+    assert not any(
+        "1/25" in line
+        for lines in fitted(overlap, "logistic", FitOptions("logistic", lam=0.05)).notes.values()
+        for line in lines
+    )
+
+
+def expectile() -> UserLoss:
+    def value(theta: np.ndarray, X: np.ndarray, y: np.ndarray, offset: None) -> float:
+        r = y - X @ theta
+        return float(np.mean(np.where(r > 0, 0.8, 0.2) * r**2))
+
+    def gradient(theta: np.ndarray, X: np.ndarray, y: np.ndarray, offset: None) -> np.ndarray:
+        r = y - X @ theta
+        return np.asarray(-2 * X.T @ (np.where(r > 0, 0.8, 0.2) * r) / len(y))
+
+    return UserLoss(value, gradient, name="expectile")
+
+
+def test_a_custom_loss() -> None:
+    fed = named("huber", (60, 80, 70, 90))
+    options = FitOptions(expectile(), lam=0.05, select="none")
+    assert_certified(fitted(fed, expectile(), options), fed, options)
+
+
+def test_the_gap_is_certified_from_answers_alone() -> None:
+    """The gap of the asked point, from rows with the duals of the questions, is what the answers add up to."""
+    fed = named("logistic", (60, 80, 70))
+    sites = Sites(fed, "logistic")
+    fit = SummaryFit(options=FitOptions("logistic", lam=0.05, select="none", standardize=False))
+    asks = fit.step(sites.summaries())
+    assert isinstance(asks, Asks)
+    following = fit.step(sites.answer(asks))
+    assert isinstance(following, Asks)
+    problem = Problem(fed, asks.graph, "logistic", lam=0.05)
+    balance = np.asarray(asks.graph.incidence().T @ asks.alpha)
+    gap, _ = problem.fused.gap(asks.theta, asks.alpha, None, balance)
+    assert following.gap == pytest.approx(gap / problem.fused.value(asks.theta), rel=1e-6)
+    assert following.gap > 0
+
+
+def test_going_on_in_another_process() -> None:
+    fed = named("poisson", (60, 80, 70, 90)).with_intercept()
+    sites, options = Sites(fed, "poisson"), FitOptions("poisson", sparsity=0.01)
+    whole = fit_summaries(sites.summaries(), None, options, answer=sites.answer)
+    said, plain = sites.summaries(), None
+    for _ in range(10):
+        fit = SummaryFit(None, options, asks=None if plain is None else Asks.from_plain(json.loads(plain)))
+        found = fit.step(said)
+        if isinstance(found, FittedModel):
+            break
+        plain = json.dumps(found.to_plain(), allow_nan=False)
+        said = sites.answer(found)
+    assert isinstance(found, FittedModel)
+    np.testing.assert_array_equal(found.coef, whole.coef)
+    assert (found.lam, found.gap, found.origin) == (whole.lam, whole.gap, whole.origin)
+
+
+def test_a_bad_start_is_damped() -> None:
+    """Far below the rates the curvature of counts is next to nothing, so that the first step goes much too far."""
+    fed = named("poisson", (60, 80, 70, 90)).with_intercept()
+    sites = Sites(fed, "poisson")
+    far = fedkin.summarise(fed, "poisson", at=np.tile([-3.0, 0.0, 0.0, 0.0], (4, 1)))
+    far = replace(far, own=(OwnEstimate(np.zeros(4)),) * 4)
+    told: list[str] = []
+    options = FitOptions("poisson", lam=0.02, select="none")
+    model = fit_summaries(far, None, options, told.append, answer=sites.answer)
+    assert any("rose" in line for line in told)
+    assert_certified(model, Federation({site: (fed[site].X[:, 1:], fed[site].y) for site in fed}), options)
+
+
+def test_answers_that_do_not_belong_to_the_questions_are_refused() -> None:
+    sites = Sites(named("logistic", (60, 80, 70)), "logistic")
+    options = FitOptions("logistic", standardize=False)
+    fit = SummaryFit(options=options)
+    first = sites.summaries()
+    asks = fit.step(first)
+    assert isinstance(asks, Asks)
+    answers = sites.answer(asks)
+    with pytest.raises(DataError, match="first messages, but round 2 needs"):
+        fit.step(first)
+    with pytest.raises(DataError, match="the answer of site 'site 2' is missing"):
+        fit.step(answers.subset(["site 1", "site 0"]))
+    moved = replace(answers, sums=replace(answers.sums, at=answers.sums.at + 1e-9))
+    with pytest.raises(DataError, match="'site 0' has answered another question"):
+        fit.step(moved)
+    # the order of the answers does not matter
+    one, other = (
+        SummaryFit(options=options, asks=asks).step(answers.subset(order)) for order in ([*first], [*first][::-1])
+    )
+    assert isinstance(one, Asks | FittedModel)
+    assert type(one) is type(other)
+    with pytest.raises(ParameterError, match="give answer="):
+        fit_summaries(first, None, options)
+    with pytest.raises(SolverError, match="after 2 rounds"):
+        fit_summaries(first, None, options, answer=sites.answer, max_rounds=2)
+    with pytest.raises(ParameterError, match="refit"):
+        fit_summaries(first, None, FitOptions("logistic", refit=True), answer=sites.answer)
+
+
+def test_a_model_from_messages_says_so_when_it_is_read_back(tmp_path: Any) -> None:
+    model = fitted(named("logistic", (60, 80, 70)), "logistic", FitOptions("logistic"))
+    model.save(tmp_path / "model")
+    assert fedkin.load(tmp_path / "model").origin == model.origin
