@@ -19,7 +19,7 @@ from fedkin.studies.present.report import Table, make_table, study_page
 from fedkin.studies.present.summary import Summary, paired_difference
 from fedkin.studies.rows import StudyError, read_part, write_rows
 from fedkin.studies.run import duration, progress, run_study
-from small_studies import SMALL
+from small_studies import UNDRAWN
 
 pytestmark = pytest.mark.studies
 
@@ -84,11 +84,11 @@ def test_redraw_all_draws_what_is_there(small_study: Path, tmp_path: Path):
 
 
 def test_a_page_drawn_again_still_tells_the_computing_time(small_study: Path, tmp_path: Path):
-    small_study.write_text(SMALL.replace("replications = 6", "replications = 2") + "[options]\nsleep = 0.6\n")
+    small_study.write_text(UNDRAWN.replace("replications = 6", "replications = 2") + "[options]\nsleep = 0.2\n")
     (first,) = launch(None, config=small_study, out=tmp_path / "out", jobs=2)
     assert "4 cells computed in" in first.page.read_text()
     took = [read_part(path).seconds for path in (tmp_path / "out" / "small" / "cells").glob("*.parquet")]
-    assert all(1.2 <= one < 10 for one in took)
+    assert all(0.4 <= one < 10 for one in took)
     (again,) = launch(None, config=small_study, out=tmp_path / "out", jobs=2)
     page = again.page.read_text()
     assert f"4 cells found finished, all 4 took {duration(sum(took))} in total (each in one process)." in page

@@ -20,7 +20,7 @@ from fedkin.studies.pool import WorkerError, map_in_processes
 from fedkin.studies.rows import StudyError, read_rows, write_rows
 from fedkin.studies.run import Store, run_study
 from processes import wait_for
-from small_studies import SMALL, without_times
+from small_studies import SMALL, UNDRAWN, without_times
 
 pytestmark = pytest.mark.studies
 
@@ -92,7 +92,7 @@ def test_more_replications_only_add(small_study: Path, tmp_path: Path):
 
 
 def test_a_quick_run_leaves_a_full_one_alone(small_study: Path, tmp_path: Path):
-    small_study.write_text(SMALL + "[quick]\nreplications = 2\n")
+    small_study.write_text(UNDRAWN + "[quick]\nreplications = 2\n")
     out = tmp_path / "out"
     (full,) = launch(None, config=small_study, out=out, jobs=1)
     files = sorted(path for path in (out / "small").rglob("*") if path.is_file())
@@ -191,7 +191,7 @@ def _slow(small_study: Path) -> Path:
     """The small study with 24 cells that take a while, and a log of what was run."""
     log = small_study.with_name("log.txt")
     text = (
-        SMALL.replace("replications = 6", "replications = 12")
+        UNDRAWN.replace("replications = 6", "replications = 12")
         + f"\n[options]\nsleep = 0.05\nlog = {json.dumps(str(log))}\n"
     )
     small_study.write_text(text)

@@ -6,7 +6,7 @@ losses they describe the loss everywhere, so that a fit from summaries is the fi
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import Array, Index, listed
-from fedkin.data import INTERCEPT
+from fedkin.data import INTERCEPT, HasDevices
 from fedkin.errors import DataError, UnknownDeviceError
 from fedkin.losses import Loss, describe_loss
 from fedkin.objective.summary import OwnEstimate, Summary
@@ -27,7 +27,7 @@ CONSTANT = 1e-14
 
 
 @dataclass(frozen=True, eq=False)
-class Summaries:
+class Summaries(HasDevices):
     """The summaries of V sites, stacked in the order of ``devices``: what `Problem` takes in the place of rows.
 
     Attributes
@@ -101,15 +101,6 @@ class Summaries:
         )
 
     # --- looking at it, as at a federation ----------------------------------------------------------------------
-
-    @cached_property
-    def index(self) -> Mapping[Hashable, int]:
-        """Position of each site in `devices`."""
-        return {device: position for position, device in enumerate(self.devices)}
-
-    @property
-    def n_devices(self) -> int:
-        return len(self.devices)
 
     @property
     def n_features(self) -> int:
