@@ -11,13 +11,13 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUM
     os.environ.setdefault(_name, "1")
 
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from fedkin._base import wait_until
 from processes import child_processes, end_processes, processes_on
 from small_studies import OWN, SMALL
 
@@ -60,11 +60,12 @@ def nothing_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
     if any(map(request.node.get_closest_marker, ("processes", "studies"))) and "tmp_path" in request.fixturenames:
         folder = request.getfixturevalue("tmp_path")
     yield
-    end = time.monotonic() + 10  # what was told to end may take a moment
-    while left := child_processes() - before | (processes_on(folder) if folder else set()):
-        if time.monotonic() > end:
-            pytest.fail("processes were left behind:\n" + "\n".join(end_processes(left)))
-        time.sleep(0.05)
+
+    def left() -> set[int]:
+        return child_processes() - before | (processes_on(folder) if folder else set())
+
+    if not wait_until(lambda: not left(), 10.0):  # what was told to end may take a moment
+        pytest.fail("processes were left behind:\n" + "\n".join(end_processes(left())))
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedkin._base import wait_until
+
 MEMORY = 3 * 2**30  # address space of a process; its resident memory is a hundredth of it
 
 # Ports below those that the system gives to outgoing connections, in slots. A test process holds the lock of its slot
@@ -44,11 +46,9 @@ def wait_for(
     condition: Callable[[], Any], seconds: float = 60.0, report: Callable[[], str] = lambda: "it did not happen in time"
 ) -> Any:
     """What ``condition()`` returns once that is true; fail with ``report()`` when it is not in time."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, report()
-        time.sleep(0.05)
-    return found
+    found: list[Any] = []
+    assert wait_until(lambda: found.append(condition()) or found[-1], seconds, longest_pause=0.1), report()
+    return found[-1]
 
 
 # --- ports ------------------------------------------------------------------------------------------------------------

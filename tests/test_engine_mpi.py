@@ -63,7 +63,7 @@ def test_ranks_have_the_bits_of_one_process(tmp_path: Path, ranks: int, gradient
 @pytest.mark.parametrize(
     ("columns", "scale", "words"),
     # neighbours of who diverges may say so first
-    [(3, 1e9, r"round \d+: the parameters of device 'd\d' diverged: "), (4, 1.0, r"d2/rows\.npz has 4 columns in X")],
+    [(3, 1e9, r"the parameters of device 'd\d' diverged"), (4, 1.0, r"d2/rows\.npz has 4 columns in X")],
 )
 def test_rows_that_were_replaced_and_do_not_fit(tmp_path: Path, columns: int, scale: float, words: str) -> None:
     pytest.importorskip("mpi4py")
@@ -76,7 +76,6 @@ def test_rows_that_were_replaced_and_do_not_fit(tmp_path: Path, columns: int, sc
     assert re.search(words, done.stderr) and "fedkin peer init" in done.stderr, done.stderr
 
 
-@pytest.mark.processes
 def forget_last_state(path: Path) -> int:
     """Remove the newest state of a rank; returns its round."""
     with closing(sqlite3.connect(path)) as file, file:
@@ -90,26 +89,27 @@ def rounds_saved(path: Path) -> list[int]:
         return [t for (t,) in file.execute("select round from state order by round")]
 
 
+@pytest.mark.processes
 @needs_mpi
 def test_a_killed_job_continues(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     problem = small_problem(6)
     # long enough that the signal comes long before the end, also on a fast machine
-    manifest = manifest_of(problem, 3000)
+    manifest = manifest_of(problem, 2000)
     write_federation(tmp_path / "fed", manifest, rows_of(problem), make_authority("test"))
     folder = tmp_path / "fed" / "mpi"
-    command = mpi_command(2, str(tmp_path / "fed"), "--checkpoint-every", "100", "--progress")
+    command = mpi_command(2, str(tmp_path / "fed"), "--checkpoint-every", "50", "--progress")
     job = subprocess.Popen(command, preexec_fn=capped, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert job.stdout is not None
-        while not job.stdout.readline().startswith("round 200 "):
+        while not job.stdout.readline().startswith("round 100 "):
             assert job.poll() is None
     finally:
         job.terminate()
         job.communicate(timeout=30)
     assert not (folder / "theta.npz").exists()
     # one rank may have died before it wrote its last state
-    assert forget_last_state(folder / "rank-0-of-2.db") >= 200
+    assert forget_last_state(folder / "rank-0-of-2.db") >= 100
     done = mpi(2, str(tmp_path / "fed"), "--checkpoint-every", "2000")
     assert done.returncode == 0, done.stderr
     with np.load(folder / "theta.npz") as file:

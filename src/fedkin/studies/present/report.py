@@ -13,12 +13,13 @@
 from __future__ import annotations
 
 import base64
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedkin._base import write_file
+from fedkin.data import write_csv
 from fedkin.report import render
 from fedkin.studies.config import Study, find_function
 from fedkin.studies.present.claims import Check
@@ -46,9 +47,8 @@ class Table:
 
     def write(self, folder: Path) -> None:
         """Write ``name.md`` and ``name.csv``."""
-        (folder / f"{self.name}.md").write_text(self.markdown(), encoding="utf-8")
-        with (folder / f"{self.name}.csv").open("w", encoding="utf-8", newline="") as out:
-            csv.writer(out, lineterminator="\n").writerows([self.exact_head, *self.exact])
+        write_file(folder / f"{self.name}.md", self.markdown())
+        write_csv(folder / f"{self.name}.csv", self.exact_head, self.exact)
 
 
 def make_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
@@ -120,7 +120,7 @@ def write_report(study: Study, folder: Path, notes: str = "") -> Report:
     if max(_replications(study, rows), default=0) < study.full_replications:
         checks = [check.from_few_replications() for check in checks]
     page = folder / "index.html"
-    page.write_text(study_page(study, rows, checks, tables, notes, folder), encoding="utf-8")
+    write_file(page, study_page(study, rows, checks, tables, notes, folder))
     return Report(page, tables, checks)
 
 

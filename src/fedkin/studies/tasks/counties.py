@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 from collections import defaultdict
@@ -13,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fedkin._base import Array
-from fedkin.data import Federation
+from fedkin._base import Array, write_file
+from fedkin.data import Federation, read_cells
 from fedkin.errors import DataError
 
 #: The rings of a shape: closed lines of points, shape ``(k, 2)`` each.
@@ -142,7 +141,7 @@ def write_outlines(data: Path, folder: Path) -> None:
     shapes = _shapes(data / MAP, state_of_number)
     whole = {state: [np.rint(ring).astype(int).tolist() for ring in rings] for state, rings in shapes.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / OUTLINES).write_text(json.dumps(whole, separators=(",", ":")), encoding="utf-8")
+    write_file(folder / OUTLINES, json.dumps(whole, separators=(",", ":")))
 
 
 def read_outlines(folder: Path) -> dict[str, Rings]:
@@ -202,27 +201,16 @@ def fingerprint(folder: Path) -> str:
 
 
 def _read(path: Path) -> list[dict[str, str]]:
-    rows = []
-    with path.open(encoding="utf-8-sig", newline="") as handle:
-        reader = csv.DictReader(handle)
-        columns = reader.fieldnames or ()
-        if not columns:
-            raise DataError(f"{path} is empty; take it again from {SOURCES[path.name]}")
-        missing = [name for name in _COLUMNS[path.name] if name not in columns]
+    try:
+        header, columns = read_cells(path)
+        missing = [name for name in _COLUMNS[path.name] if name not in header]
         if missing:
-            raise DataError(f"{path} has no column {missing[0]!r}; take the file from {SOURCES[path.name]}")
-        for row in reader:
-            if None in row or None in row.values():
-                count = len([value for value in row.values() if value is not None])
-                words = f"more than the {len(columns)}" if None in row else f"{count} of the {len(columns)}"
-                raise DataError(
-                    f"{path}, line {reader.line_num}: {words} columns, as in a file that was cut off or edited; "
-                    f"take it again from {SOURCES[path.name]}"
-                )
-            rows.append(row)
-    if not rows:
-        raise DataError(f"{path} has no rows; take it again from {SOURCES[path.name]}")
-    return rows
+            raise DataError(f"{path} has no column {missing[0]!r}")
+        if not columns[0]:
+            raise DataError(f"{path} has no rows")
+    except DataError as error:
+        raise DataError(f"{error}; or it was cut off or edited: take it again from {SOURCES[path.name]}") from None
+    return [dict(zip(header, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _number(text: str, path: Path, column: str, line: int) -> float:
