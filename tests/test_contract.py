@@ -78,6 +78,13 @@ def test_the_same_agreement_has_the_same_digest():
     assert Contract.from_bytes(read().to_bytes()) == read()
 
 
+def test_parameters_of_losses_have_one_way_of_writing():
+    plain = 'name = "h"\nloss = {}\nfeatures.x = {{}}\ntarget.name = "y"'
+    two, same, default = ('{name = "huber", delta = 2}', '{name = "huber", delta = 2.0}', '"huber"')
+    read_as = {text: Contract.from_toml(plain.format(text)).digest for text in (two, same, default)}
+    assert read_as[two] == read_as[same] != read_as[default]
+
+
 def test_more_than_two_classes():
     contract = read(loss=('"logistic"', '"multinomial"'), levels=('["no", "yes"]', '["none", "mild", "severe"]'))
     assert contract.n_params == 8
@@ -170,6 +177,18 @@ def test_bytes_that_are_no_contract():
         Contract.from_bytes(text.replace(b'"high":110.0', b'"high":10.0'))
     with pytest.raises(ContractError, match="folds"):
         Contract.from_bytes(text.replace(b'"folds":5', b'"folds":1'))
+
+
+def test_any_flipped_bit_is_noticed_or_changes_the_digest():
+    text = read().to_bytes()
+    for at in range(8 * len(text)):
+        flipped = bytearray(text)
+        flipped[at // 8] ^= 1 << at % 8
+        try:
+            other = Contract.from_bytes(bytes(flipped))
+        except ContractError:
+            continue
+        assert other.digest != read().digest
 
 
 # --- the page ---------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import date
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -236,3 +238,16 @@ def test_a_table_of_several_sites():
     columns["hospital"][3] = None
     with pytest.raises(DataError, match="belong to no site"):
         SCHEMA.federation(columns, "hospital")
+
+
+def test_cells_that_nobody_expects():
+    schema = Schema((Column("x", low=0, high=100), Column("c", "category", levels=(0, 1))))
+    fine = {"x": [Decimal("1.5"), "07", 3], "c": [True, False, True]}
+    assert words(fine, schema) == []
+    assert schema.encode(fine).tolist() == [[1.5, 1.0], [7.0, 0.0], [3.0, 1.0]]
+    odd = {"x": [[1], {}, float("inf")], "c": [["a"], "1.0", date(2020, 1, 1)]}
+    found = words(odd, schema)
+    assert found[0].startswith("x: 3 of 3 cells are not numbers: [1] in row 2, {} in row 3, inf in row 4")
+    assert found[1].startswith(
+        "c: unknown level \"['a']\" (1 row), '1.0' (1 row), '2020-01-01' (1 row), first in row 2"
+    )

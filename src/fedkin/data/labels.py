@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from datetime import date
-from typing import NamedTuple
+from decimal import Decimal
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,7 +47,7 @@ def parsed_numbers(column: AnyArray) -> Numbers:
 
 
 def _plain_number(cell: object) -> float | None:
-    return float(cell) if isinstance(cell, (int, float, np.integer, np.floating)) else None
+    return float(cell) if isinstance(cell, (int, float, np.integer, np.floating, Decimal)) else None
 
 
 def looks_like_date(cell: object) -> bool:
@@ -86,18 +87,44 @@ def level_text(label: object) -> str:
 
 
 def level_codes(column: AnyArray, levels: Sequence[Label]) -> Index:
-    """The number of each cell's level; -1 where it is missing, -2 where it is none of the levels."""
-    number = {level_text(level): k for k, level in enumerate(levels)}
-    codes: dict[object, int] = {}
-    found = np.empty(len(column), dtype=np.int64)
-    for row, cell in enumerate(column.tolist()):
-        if is_missing(cell):
-            found[row] = -1
-            continue
-        key = (type(cell), cell)  # True, 1 and 1.0 are one key otherwise
-        if key not in codes:
-            text = level_text(cell)
-            unknown = -1 if is_missing_text(text) else -2
-            codes[key] = number.get(text, unknown)
-        found[row] = codes[key]
-    return found
+    """The number of each cell's level; -1 where it is missing, -2 where it is none of the levels.
+
+    Where levels are 0 and 1, true and false stand for them, and the other way round.
+
+    Examples
+    --------
+    >>> level_codes(np.array([True, False]), [0, 1]), level_codes(np.array(["b", "", "c"], dtype=object), ["a", "b"])
+    (array([1, 0]), array([ 1, -1, -2]))
+    """
+    known = _Codes(levels)
+    if column.dtype.kind in "fb":
+        values, which = np.unique(column, return_inverse=True)
+        return np.array([known[type(value), value] for value in values.tolist()], dtype=np.int64)[which.reshape(-1)]
+    keys = (cell if type(cell) is str else _key(cell) for cell in column)
+    return np.fromiter((known[key] for key in keys), dtype=np.int64, count=len(column))
+
+
+class _Codes(dict[Any, int]):
+    """The codes of cells, each worked out once; True, 1 and 1.0 would be one key without their types."""
+
+    def __init__(self, levels: Sequence[Label]) -> None:
+        super().__init__()
+        self._numbers = {level_text(level): k for k, level in enumerate(levels)}
+        for one, other in (({"0", "1"}, {"0": "false", "1": "true"}), ({"false", "true"}, {"false": "0", "true": "1"})):
+            if set(self._numbers) == one:
+                self._numbers |= {other[text]: k for text, k in list(self._numbers.items())}
+                break
+
+    def __missing__(self, key: Any) -> int:
+        cell = key if type(key) is str else key[1]
+        text = level_text(cell)
+        code = self._numbers.get(text, -2)
+        if code == -2 and (is_missing(cell) or is_missing_text(text)):
+            code = -1
+        self[key] = code
+        return code
+
+
+def _key(cell: object) -> tuple[type, object]:
+    """A key for any cell, also for lists and other things that have no place in a table."""
+    return type(cell), cell if isinstance(cell, Hashable) else str(cell)

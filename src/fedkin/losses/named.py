@@ -62,7 +62,7 @@ def described_loss(described: Mapping[str, Any]) -> Loss:
     HuberLoss(delta=2.0)
     """
     parameters = dict(described)
-    name = parameters.pop("name")
+    name = parameters.pop("name", None)
     if name not in _NAMED:
         raise ParameterError(f"unknown loss {name!r}; choose one of {', '.join(LOSS_NAMES)}")
     try:

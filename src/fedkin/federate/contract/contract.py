@@ -242,10 +242,14 @@ class Contract(
     def from_bytes(cls, text: bytes) -> Contract:
         """The contract in ``text``, checked to hold together."""
         try:
-            return msgspec.json.decode(text, type=cls).checked()
-        except (msgspec.MsgspecError, FedkinError) as error:
+            plain = msgspec.json.decode(text)
+            made = msgspec.convert(plain, cls).checked()
+        except (msgspec.MsgspecError, UnicodeDecodeError, FedkinError) as error:
             words = str(error) if isinstance(error, FedkinError) else in_words(error)
             raise ContractError(f"the contract {words}") from None
+        if msgspec.json.decode(made.to_bytes()) != plain:
+            raise ContractError("the contract has entries that this fedkin does not know, or lacks some")
+        return made
 
     @classmethod
     def from_toml(cls, text: str, name: str = "the contract") -> Contract:

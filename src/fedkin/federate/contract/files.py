@@ -6,7 +6,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import msgspec
 from fedkin.data import Column, Schema
 from fedkin.errors import FedkinError, ParameterError
 from fedkin.federate.contract.contract import Contract, ContractError, EdgeTests, Rounds, Thresholds
-from fedkin.losses import LOSS_NAMES
+from fedkin.losses import LOSS_NAMES, describe_loss, described_loss
 
 _COLUMN_KEYS = tuple(item.name for item in fields(Column) if item.name != "name")
 _OWN = tuple(name for name in Contract.__struct_fields__ if name not in ("schema", "loss"))
@@ -181,12 +181,15 @@ _SOME = {"features": [{"name": "x"}]}  # stands for the schema, which is made on
 
 def _whole_loss(described: Mapping[str, Any]) -> dict[str, Any]:
     """The loss with all its parameters, so that a default and the same number given are one contract."""
-    from fedkin.losses import describe_loss, described_loss
-
     try:
-        return describe_loss(described_loss(described))
+        loss = described_loss(described)
     except FedkinError:
         return dict(described)  # `Contract.checked` says what is wrong
+    defaults: dict[str, object] = {item.name: item.default for item in fields(loss)} if is_dataclass(loss) else {}
+    return {
+        key: float(value) if isinstance(defaults.get(key), float) else value
+        for key, value in describe_loss(loss).items()
+    }
 
 
 def _type_words(types: str) -> str:
