@@ -141,9 +141,7 @@ class Store:
         return self._layout[1]
 
     def _digest(self, round: int, what: object, content: bytes) -> bytes:
-        digest = hashlib.blake2b(f"{self.run} {self.revision} {round} {what}".encode(), digest_size=16)
-        digest.update(content)
-        return digest.digest()
+        return _digest(self.run, self.revision, round, what, content)
 
     # --- reading ---
 
@@ -162,11 +160,19 @@ class Store:
         return None
 
     def _check(self) -> None:
-        """Raise `ModelFileError` when the file's structure is damaged: records that are out of sight have no digest."""
+        """Raise `ModelFileError` when the file's structure or any record is damaged.
+
+        Also records that seem to be of another run: the damage may be in the name of the run.
+        """
         if self._open is None:
             for (words,) in self._read("pragma integrity_check", ()):
                 if words != "ok":
                     raise self._damaged(words)
+            for table, what in (("state", "header"), ("sent", "kind")):
+                query = f"select run, revision, round, {what}, digest, content from {table}"
+                for run, revision, round, named, digest, content in self._read(query, ()):
+                    if _digest(run, revision, round, named, content) != digest:
+                        raise self._damaged(f"the digest of a record of round {round} does not fit")
 
     def sent(self) -> list[Sent]:
         """What this run has sent and still keeps, oldest first."""
@@ -251,6 +257,12 @@ class Store:
         self.close()
         for path in (self.path, *(self.path.with_name(self.path.name + end) for end in ("-wal", "-shm", "-journal"))):
             path.unlink(missing_ok=True)
+
+
+def _digest(run: object, revision: object, round: object, what: object, content: bytes) -> bytes:
+    digest = hashlib.blake2b(f"{run} {revision} {round} {what}".encode(errors="replace"), digest_size=16)
+    digest.update(content if isinstance(content, bytes) else str(content).encode(errors="replace"))
+    return digest.digest()
 
 
 def _unpack(round: int, text: str, content: bytes) -> Saved:
