@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("msgspec")
 import fedkin
 from fedkin.cli import main
+from fedkin.cli.contracts import model_of
 from fedkin.data import read_columns
 from fedkin.federate import Contract
 from fedkin.fitting import FitOptions, fit_federation
@@ -80,6 +81,37 @@ def test_the_pooled_fit_prepares_rows_as_the_contract_says(tables, tmp_path, cap
     assert model.schema == contract.schema
     assert model.clusters.tolist() == same.clusters.tolist()
     assert model.options["device_column"] == "hospital"
+
+
+def test_parameters_of_prepared_rows_make_the_pooled_model(tables, tmp_path, capsys):
+    """What site run, MPI and summaries end in: the way of `Problem` on prepared rows, and back."""
+    fit(tables, tmp_path / "model", "--tol", 1e-9)
+    capsys.readouterr()
+    pooled = fedkin.load(tmp_path / "model")
+    text = (HEART / "heart.toml").read_text()
+    contract = Contract.from_toml(text)
+    columns = read_columns(tables / "all.csv")
+    rows = contract.prepare(columns)
+    sites = fedkin.Federation.from_arrays(rows.X, rows.y, columns["hospital"])
+    graph = fedkin.Graph.read(tables / "graph.csv", sites.devices)
+    ridge = contract.per_parameter(contract.ridge)
+    problem = fedkin.Problem(sites, graph, contract.loss_object(), contract.penalty, 0.01, ridge=ridge)
+    theta = dict(zip(sites.devices, fedkin.solve(problem, 1e-9).theta, strict=True))
+    counts = dict(zip(sites.devices, sites.n_samples.tolist(), strict=True))
+    model = model_of(contract, theta, graph, counts, lam=0.01)
+    np.testing.assert_allclose(model.coef, pooled.coef, atol=1e-7)
+    np.testing.assert_allclose(model.intercept, pooled.intercept, atol=1e-5)
+    assert model.clusters.tolist() == pooled.clusters.tolist()
+    assert model.options["contract_digest"] == contract.digest
+
+
+def test_the_intercept_has_no_ridge():
+    text = (HEART / "heart.toml").read_text()
+    assert Contract.from_toml(text).per_parameter(2.0).tolist() == [0, 2, 2, 2, 2, 2, 2]
+    graded = text.replace('"linear"', '"multinomial"').replace(
+        'unit = "days"\nlow = 0\nhigh = 60', 'levels = ["a", "b", "c"]'
+    )
+    assert Contract.from_toml(graded).per_parameter(1.0).tolist() == 2 * [0, 1, 1, 1, 1, 1, 1]
 
 
 def test_models_with_a_schema_predict_raw_tables(tables, tmp_path, capsys):

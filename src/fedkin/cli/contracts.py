@@ -1,12 +1,13 @@
-"""What ``fedkin federation draft`` and ``check`` do, and how commands show contracts and findings."""
+"""What ``fedkin federation draft`` and ``check`` do; how commands show contracts, and make models by them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import ArrayLike
 from rich.text import Text
 
 from fedkin._base import AnyArray, count, write_file
@@ -15,6 +16,8 @@ from fedkin.cli.tables import add_row, plain_table, print_facts, schema_table
 from fedkin.data import Finding, device_ids, read_columns
 from fedkin.errors import DataError
 from fedkin.federate import Contract, draft_contract
+from fedkin.fitting import FittedModel, model_from_theta
+from fedkin.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,48 @@ def print_findings(data: Path, found: Mapping[str, Sequence[Finding]]) -> None:
     console.print(table)
     verdict = f"{count(refused, 'finding')} to mend before the rows can be used" if refused else "fits, with remarks"
     console.print(f"{data}: {verdict}", style="red" if refused else "green", soft_wrap=True)
+
+
+# --- from a contract to a fit and a model -----------------------------------------------------------------------
+
+
+def fit_options(contract: Contract) -> dict[str, Any]:
+    """What a contract settles of `fedkin.fitting.FitOptions`; nothing is standardised, since its scale is agreed on."""
+    return {
+        "loss": contract.loss_object(),
+        "penalty": contract.penalty,
+        "fit_intercept": contract.intercept,
+        "standardize": False,
+        "ridge": contract.ridge,
+        "sparsity": contract.sparsity,
+        "cv_folds": contract.folds,
+        "seed": contract.seed,
+    }
+
+
+def model_of(
+    contract: Contract,
+    theta: Mapping[Hashable, ArrayLike],
+    graph: Graph,
+    n_samples: Mapping[Hashable, int],
+    **more: Any,
+) -> FittedModel:
+    """The model of sites whose parameters were found on rows that the contract prepared.
+
+    As `fedkin.fitting.model_from_theta`, which knows no contracts; the contract's digest is among the options.
+    """
+    options = {"contract": contract.name, "contract_digest": contract.digest, **more.pop("options", {})}
+    return model_from_theta(
+        theta,
+        graph,
+        schema=contract.schema,
+        loss=contract.loss_object(),
+        intercept=contract.intercept,
+        n_samples=n_samples,
+        penalty=contract.penalty,
+        options=options,
+        **more,
+    )
 
 
 def contract_document(contract: Contract) -> dict[str, Any]:

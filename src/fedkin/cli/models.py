@@ -78,7 +78,7 @@ def fit(
     """Fit a model for every device of a table, and compare it with Local and Global on held-out rows."""
     if not 0 <= test_size < 1:
         raise ParameterError(f"--test-size must be at least 0 and less than 1, got {test_size:g}")
-    agreed = None if contract is None else _read_contract(contract, device, target, features, offset)
+    agreed = None if contract is None else _read_contract(contract, target, features, offset)
     how = FitOptions(**(options if agreed is None else {**options, **agreed.options}))
     if agreed is None:
         _check_target(target, how)
@@ -131,9 +131,8 @@ class _Agreed:
         return None if self.schema.target is None else self.schema.target.name
 
 
-def _read_contract(
-    path: Path, device: str | None, target: str | None, features: str | None, offset: str | None
-) -> _Agreed:
+def _read_contract(path: Path, target: str | None, features: str | None, offset: str | None) -> _Agreed:
+    from fedkin.cli.contracts import fit_options
     from fedkin.federate import Contract
 
     named = {"target": target, "features": features, "offset": offset}
@@ -141,17 +140,7 @@ def _read_contract(
         if given is not None:
             raise ParameterError(f"{flag(name)} is for the contract to say: leave it out with --contract")
     contract = Contract.read(path)
-    settled = {
-        "loss": contract.loss_object(),
-        "penalty": contract.penalty,
-        "fit_intercept": contract.intercept,
-        "ridge": contract.ridge,
-        "sparsity": contract.sparsity,
-        "cv_folds": contract.folds,
-        "seed": contract.seed,
-        "standardize": False,  # the contract says by what features are centred and scaled
-    }
-    return _Agreed(contract.schema, settled)
+    return _Agreed(contract.schema, fit_options(contract))
 
 
 def _check_target(target: str | None, how: FitOptions) -> None:

@@ -14,9 +14,10 @@ from os import PathLike
 from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
-from fedkin._base import count
+from fedkin._base import Array, count
 from fedkin.admm import Average, GradientKind
 from fedkin.data import INTERCEPT, Finding, Rows, Schema, level_text
 from fedkin.errors import FedkinError
@@ -182,6 +183,13 @@ class Contract(
             return names
         assert self.schema.classes is not None
         return tuple(f"{name} [{level_text(label)}]" for label in self.schema.classes[1:] for name in names)
+
+    def per_parameter(self, value: float) -> Array:
+        """A level of ridge or sparsity for each parameter ``(p,)``, 0 for the intercept, as `Problem` takes it."""
+        levels = np.full((self.n_params // self.n_features, self.n_features), value)
+        if self.intercept:
+            levels[:, 0] = 0.0
+        return levels.reshape(-1)
 
     @property
     def radius(self) -> float:
