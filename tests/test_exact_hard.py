@@ -8,7 +8,7 @@ import pytest
 from builders import PENALTY_NAMES, federation, random_graph, ring, star
 from cvxpy_reference import reference
 from exact_checks import check_against, check_gaps
-from fedkin import Federation, Graph, Problem, solve
+from fedkin import Federation, Graph, Problem, cross_validate_lam, solve
 from fedkin.errors import ParameterError, SolverError
 from fedkin.losses import HuberLoss
 
@@ -40,6 +40,20 @@ def test_gaps_hold_where_regular_neighbours_take_over_the_pull(penalty: str, lam
 def test_devices_with_few_rows_do_not_delay_the_certificate(lam: float, most: int, backend: str) -> None:
     # with nothing but a proven ball it took 978, 310 and 150 iterations
     assert solve(scarce("l1", lam), 1e-6, backend=backend).n_iter <= most
+
+
+@pytest.mark.parametrize("penalty", ["l1", "l2"])
+def test_kernels_and_numpy_find_the_same_gaps_where_some_devices_have_few_rows(penalty: str) -> None:
+    one, other = (solve(scarce(penalty, 0.5), 1e-6, backend=backend).trace for backend in ("numpy", "numba"))
+    for name in ("n_iter", "objective", "gap"):
+        np.testing.assert_allclose(one[name][:4], other[name][:4], rtol=1e-6)
+
+
+def test_paths_with_few_rows_on_some_devices_are_those_of_single_solves() -> None:
+    problem = scarce("l1", 0.5)
+    choice = cross_validate_lam(problem, [2.0, 1.0, 0.5, 0.25], folds=3, tol=1e-8, backend="numba")
+    reference = cross_validate_lam(problem, [2.0, 1.0, 0.5, 0.25], folds=3, tol=1e-8, backend="numpy")
+    np.testing.assert_allclose(choice.scores, reference.scores, rtol=1e-4)
 
 
 # --- hard cases ------------------------------------------------------------------------------------------------------

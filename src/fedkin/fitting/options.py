@@ -76,7 +76,7 @@ class FitOptions:
     tol: Annotated[float, "Relative duality gap to reach."] = 1e-6
     max_iter: Annotated[int, "Most iterations of the exact solver."] = 20_000
     seed: Annotated[int, "Seed of everything that is drawn: folds, batches, held-out rows."] = 0
-    n_jobs: Annotated[int | None, "Folds to run at the same time; one by default."] = None
+    n_jobs: Annotated[int | None, "Folds to run at the same time; by default one, or with kernels one per core."] = None
     solver: Annotated[Solver, "Solve directly, or by the rounds that the devices would do between themselves."] = (
         "exact"
     )

@@ -132,6 +132,11 @@ class QuadraticTerms(DeviceTerms):
         return generalized_inverse(self.A)
 
     @property
+    def inverses(self) -> Array:
+        """Inverses of the matrices ``(V, p, p)``, generalised where they are singular; ``(V,)`` if isotropic."""
+        return self._inverse[0]
+
+    @property
     def singular(self) -> Mask:
         """Devices whose matrix counts as singular, ``(V,)``."""
         return self._inverse[1]
@@ -142,7 +147,7 @@ class QuadraticTerms(DeviceTerms):
         one, bad = np.eye(self.n_params), self.singular
         if self.isotropic:
             return np.tile(one, (int(bad.sum()), 1, 1))
-        return np.asarray(one - np.matmul(self.A[bad], self._inverse[0][bad]))
+        return np.asarray(one - np.matmul(self.A[bad], self.inverses[bad]))
 
     def minimizers(self) -> Array:
         """Each device's own minimiser (the shortest one in standardised units where it is not unique), ``(V, p)``."""
@@ -152,7 +157,7 @@ class QuadraticTerms(DeviceTerms):
         return own
 
     def _solve(self, v: Array) -> Array:
-        inverse = self._inverse[0]
+        inverse = self.inverses
         if self.isotropic:
             return inverse[:, None] * v
         return np.asarray(np.matmul(inverse, v[:, :, None])[:, :, 0])

@@ -129,7 +129,8 @@ class ChainIteration(KernelIteration):
         head, tail = objective.graph.edges.astype(np.int32).T
         self._edges = Edges(frozen(head), frozen(tail), np.array(objective.edge_radius), kernels.L1)
         none, number = np.empty((0, p)), np.arange(n)
-        parts = (number, none[:, :, None], none[:, :, None], self._a, quadratic.b, quadratic.c, self._a, self._a, none)
+        nothing, grams = np.empty(0, dtype=bool), none[:, :, None]
+        parts = (number, grams, grams, self._a, quadratic.b, quadratic.c, self._a, self._a, none, nothing, grams)
         self._devices = Devices(*(frozen(of) for of in parts))
         self._first, self._second = np.zeros((p, n)), np.zeros((p, n))
         self._alpha = np.zeros((head.size, p))

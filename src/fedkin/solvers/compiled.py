@@ -87,6 +87,9 @@ class CompiledIteration(KernelIteration):
         self._grams = None if quadratic.isotropic else Grams(quadratic, numbering, self._crew, limits.room)
         own = self._set_devices(objective, quadratic)
         self.regular = own is not None
+        #: Whether kernels can certify a pair on their own.
+        alone = limits.checks > 0 and self._crew.size == 1 and objective.sparsity is None
+        self.checks = alone and (self.regular or self._anchored())
         self._state = self._started(quadratic, own, theta, alpha, zeta)
         self._rebalancing = Rebalancing()
         self._in_one_go = max(1, int(limits.one_go / iteration_work(objective, quadratic)))
@@ -105,19 +108,34 @@ class CompiledIteration(KernelIteration):
         """Arrange the smooth part; returns each device's own minimiser, None when one may not be unique."""
         internal, p = self._numbering.devices_to_internal, quadratic.n_params
         b, linked = internal(quadratic.b), internal(weights_of_devices(objective))
-        A = own_inverse = np.empty((0, p, p))
-        curvature, own = np.empty(0), None
+        A = own_inverse = unseen = np.empty((0, p, p))
+        curvature, own, singular = np.empty(0), None, np.empty(0, dtype=bool)
         if self._grams is None:
             curvature = internal(quadratic.A)
             own = b / curvature[:, None] if (curvature > 0).all() else None
         else:
             A = self._grams.A
             own, own_inverse = self._grams.minimizers(b)
+            if own is None and A.size <= self._limits.room and quadratic.factors is None:
+                own_inverse, singular = internal(quadratic.inverses), internal(quadratic.singular)
+                unseen = np.zeros_like(A)
+                unseen[quadratic.singular] = quadratic.unseen
+                unseen = internal(unseen)
         box = np.empty((0, p)) if objective.sparsity is None else internal(objective.sparsity)
         weight = np.where(linked > 0, linked, 1.0)
         arrays = (self._numbering.devices, A, own_inverse, curvature, b, quadratic.c, linked, weight, box)
-        self._devices = Devices(*(frozen(array) for array in arrays))
+        self._devices = Devices(*(frozen(array) for array in (*arrays, singular, unseen)))
         return own
+
+    def _anchored(self) -> bool:
+        """Whether all singular devices are known, and those with edges have regular neighbours."""
+        bad, (head, tail, radius, kind) = self._devices.singular, self._edges
+        if bad.size == 0 or kind == kernels.LINF:
+            return False
+        mixed = (bad[head] != bad[tail]) & (radius > 0)
+        served = (self._devices.linked == 0) | ~bad
+        served[head[mixed]] = served[tail[mixed]] = True
+        return bool(served.all())
 
     def _started(
         self, quadratic: QuadraticTerms, own: Array | None, theta: Array | None, alpha: Array | None, zeta: Array | None
@@ -157,8 +175,8 @@ class CompiledIteration(KernelIteration):
     # --- whole solves in one call ------------------------------------------------------------------------------------
 
     def settle(self, stopping: Stopping) -> Checked | None:
-        """Iterations and checks without coming back here in between, on one thread and without sparsity."""
-        if self._crew.size > 1 or not self.regular or self._state.z.size or not self._limits.checks:
+        """Iterations and checks without coming back here in between."""
+        if not self.checks:
             return None
         self._apply_factor()
         count, known, rebalancing = self._counters, len(self._last_checks), self._rebalancing

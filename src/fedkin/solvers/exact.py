@@ -94,9 +94,10 @@ def solve(
 
     Notes
     -----
-    The gap is relative to ``max(|F(theta)|, 1e-6 |F(0)|)``. With singular designs (fewer rows than parameters on a
-    device) it needs a ball that holds a minimiser. For quadratic losses, and with sparsity everywhere, that is proven;
-    otherwise ``solution.radius`` says for which ball the certificate holds (see `fedkin.solvers.radius`).
+    The gap is relative to ``max(|F(theta)|, 1e-6 |F(0)|)``. Of singular designs (fewer rows than parameters on a
+    device) without regular neighbours it needs a ball that holds a minimiser. For quadratic losses, and with sparsity
+    everywhere, that is proven; otherwise ``solution.radius`` says for which ball the certificate holds (see
+    `fedkin.solvers.radius`).
 
     Examples
     --------

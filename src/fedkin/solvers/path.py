@@ -193,8 +193,8 @@ def solve_levels(
     """Solutions at the first of some strengths, in this order: as many as one call of kernels gets done, perhaps none.
 
     ``known`` are at most two to start from, the last one the nearest. What needs more care than a kernel takes is left
-    to `solve_fused`: large problems, singular designs, sparsity, grids, levels that need many iterations, and (with
-    ``fuse_components``) those where whole components may be fused.
+    to `solve_fused`: large problems, sparsity, grids, levels that need many iterations, singular devices without
+    regular neighbours, and (with ``fuse_components``) other singular ones and whole components that may be fused.
     """
     from fedkin.solvers.compiled import CompiledIteration
 
@@ -203,7 +203,7 @@ def solve_levels(
         return []
     start = objective.with_strength(float(strengths[0]))
     iteration = CompiledIteration(start, terms, None, None, None, initial_rho(start, terms), n_threads=1)
-    if not iteration.regular:
+    if not (iteration.regular or (iteration.checks and not fuse_components)):
         return []
     floor = SCALE_FLOOR * abs(float(terms.c.sum())) + np.finfo(float).tiny
     levels, before = np.concatenate([[at for at, _ in known], strengths]), len(known)

@@ -15,6 +15,7 @@ from fedkin.solvers.kernels.jit import FLOAT, INT, bundle, readable, writable
 from fedkin.solvers.pdhg import Stopping
 
 I1, L1D = readable(types.int32, 1), readable(types.int64, 1)
+B1 = readable(types.boolean, 1)
 R1, R2, R3 = (readable(FLOAT, k) for k in (1, 2, 3))
 W1, W2, W3 = (writable(FLOAT, k) for k in (1, 2, 3))
 
@@ -26,6 +27,8 @@ class Devices(NamedTuple):
     ``own_inverse (V, p, p)`` are the inverses of ``A``, unless these would take too much memory; ``curvature (V,)``
     stands in place of ``A`` where every Gram matrix is a multiple of the identity. ``linked (V,)`` is the number of
     duals of each device, ``weight`` the same with 1 in place of 0, and ``box (V, p)`` bounds the sparsity duals.
+    Where some devices are ``singular (V,)``, inverses are generalised, and ``unseen (V, p, p)`` projects onto what lies
+    outside the range of ``A``.
     """
 
     order: Any
@@ -37,6 +40,8 @@ class Devices(NamedTuple):
     linked: Any
     weight: Any
     box: Any
+    singular: Any
+    unseen: Any
 
 
 class Edges(NamedTuple):
@@ -70,7 +75,7 @@ class State(NamedTuple):
     ahead: Any
 
 
-DEVICES = bundle(Devices, L1D, R3, R3, R1, R2, R1, R1, R1, R2)
+DEVICES = bundle(Devices, L1D, R3, R3, R1, R2, R1, R1, R1, R2, B1, R3)
 EDGES = bundle(Edges, I1, I1, W1, INT)
 STEP = bundle(Step, W1, W1, W3)
 STATE = bundle(State, W2, W2, W2, W3, W2)

@@ -13,7 +13,7 @@ import numpy as np
 from numba import types
 
 from fedkin.solvers.kernels.bundles import DEVICES, EDGES, I1, R1, STATE, STEP, STOPPING, W2, W3, Step
-from fedkin.solvers.kernels.gaps import edge_gap, fuse, invert, node_gap
+from fedkin.solvers.kernels.gaps import edge_gap, fuse, invert, node_gap, reroute
 from fedkin.solvers.kernels.jit import FLOAT, INT, bundle, kernel, part, writable
 from fedkin.solvers.kernels.steps import L1, edge_moves, edge_step, node_step
 from fedkin.solvers.pdhg import (
@@ -99,6 +99,9 @@ def _measure(moves: Any, relax: float, devices: Any, edges: Any, half: Any, stat
 def _check(counters: Any, stopping: Any, devices: Any, edges: Any, state: Any) -> tuple[float, float]:
     """Value and gap of the pair, or of the same with devices fused (in ``state.ahead``) where that is better."""
     x, y, s, ahead = state.x, state.y, state.s, state.ahead
+    if devices.singular.shape[0] > 0:
+        y, s = y.copy(), s.copy()
+        reroute(devices, edges, y, s)
     value, gap = 0.0, math.inf
     counters[FUSED] = 0
     if counters[FUSING_HELPED] == 0:
@@ -106,7 +109,7 @@ def _check(counters: Any, stopping: Any, devices: Any, edges: Any, state: Any) -
     # with fused devices better last time, it takes only one of the two to be good enough
     near = gap <= stopping.fusing_helps * stopping.tol * max(abs(value), stopping.floor)
     if counters[FUSING_HELPED] == 1 or near or counters[DONE] >= stopping.limit:
-        fuse(0, x.shape[1], edges, y, 1.0 - INTERIOR, state.z, devices.box, x, ahead)
+        fuse(0, x.shape[1], edges, state.y, 1.0 - INTERIOR, state.z, devices.box, x, ahead)
         fused, slack = _certificate(devices, edges, ahead, s, y)
         if counters[FUSING_HELPED] == 0:
             counters[FUSING_HELPED] = 1 if slack < gap else 0
@@ -130,9 +133,10 @@ def settle(
 ) -> None:
     """Iterations and checks until the gap is small, ``rows`` are full or ``pause`` iterations are done.
 
-    It comes back after a check, for a design that is regular and without sparsity, on one thread. ``rows (m, 3)`` gets
-    iteration, value and relative gap of each check. ``moves (2, p)`` is memory between calls. When rho changes it is
-    changed in place, and the resolvent is ``own (V, p, p)`` from then on: the caller makes it that of ``step``.
+    It comes back after a check; on one thread, without sparsity, and only where singular devices have regular
+    neighbours. ``rows (m, 3)`` gets iteration, value and relative gap of each check. ``moves (2, p)`` is memory between
+    calls. When rho changes it is changed in place, and the resolvent is ``own (V, p, p)`` from then on: the caller
+    makes it that of ``step``.
     """
     n, n_edges = state.x.shape[0], state.y.shape[0]
     current = step

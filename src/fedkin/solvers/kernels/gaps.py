@@ -212,6 +212,63 @@ def node_gap(lo: int, hi: int, devices: Any, x: Any, s: Any) -> tuple[float, flo
     return value, gap
 
 
+@part
+def _length(kind: int, dual: Any) -> Any:
+    """The dual norm of ``dual (p,)``."""
+    length = 0.0
+    for c in range(dual.shape[0]):
+        if kind == L1:
+            length = max(length, abs(dual[c]))
+        else:
+            length += dual[c] * dual[c] if kind == L2 else abs(dual[c])
+    return math.sqrt(length) if kind == L2 else length
+
+
+@part
+def reroute(devices: Any, edges: Any, y: Any, s: Any) -> None:
+    """As `fedkin.objective.rerouting.Rerouting`, in place, on one thread: ``y (E, p)`` and ``s (1, V, p)``."""
+    head, tail, radius, kind, singular = edges.head, edges.tail, edges.radius, edges.kind, devices.singular
+    n, p = s.shape[1], s.shape[2]
+    pull, total = np.zeros((n, p)), np.empty((n, p))
+    for shrinking in (False, True):
+        for i in range(n):
+            if singular[i]:
+                pull[i] = 0.0
+                for k in range(p):
+                    for c in range(p):
+                        pull[i, k] += devices.unseen[i, k, c] * s[0, i, c]
+        total[:] = 0.0
+        most = 0.0
+        for moving in (False, True):
+            for e in range(y.shape[0]):
+                i, j = head[e], tail[e]
+                if singular[i] == singular[j]:
+                    continue
+                here, sign = (i, -1.0) if singular[i] else (j, 1.0)
+                room = radius[e] if shrinking or kind == L1 else max(radius[e] - _length(kind, y[e]), 0.0)
+                for c in range(p):
+                    change = sign * pull[here, c]
+                    if kind == L1 and not shrinking:
+                        room = max(radius[e] - (y[e, c] if change > 0.0 else -y[e, c]), 0.0)
+                    if not moving:
+                        total[here, c] += room
+                    elif total[here, c] > 0.0:
+                        change *= room / total[here, c]
+                        y[e, c] += change
+                        s[0, i, c] += change
+                        s[0, j, c] -= change
+            for u in np.flatnonzero(singular):
+                for c in range(p):
+                    size = abs(pull[u, c]) if kind == L1 else _length(kind, pull[u])
+                    if not shrinking:
+                        total[u, c] = max(total[u, c], size)
+                    elif total[u, c] > 0.0:
+                        most = max(most, size / total[u, c])
+        if shrinking:
+            y /= 1.0 + most
+            s /= 1.0 + most
+
+
 @kernel(types.void, INT, INT, EDGES, R2, FLOAT, R2, R2, R2, W2)
 def fuse(lo: int, hi: int, edges: Any, y: Any, share: float, z: Any, box: Any, x: Any, out: Any) -> None:
     """Means of ``x`` over devices joined by edges whose dual is inside ``share`` of its ball.
