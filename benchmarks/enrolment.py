@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 import tempfile
 import time
@@ -34,6 +35,8 @@ def main(n_sites: int, kind: str) -> None:
         whole, blocks = size(place / "heart")
         print(f"organiser's directory {whole / 1e6:.0f} MB ({blocks / 1e6:.0f} MB in blocks of the disk)")
 
+        print(f"largest memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
+
         name = made.members[n_sites // 2].name
         write_table(place / "t.csv")
         began = time.perf_counter()
@@ -45,8 +48,10 @@ def main(n_sites: int, kind: str) -> None:
         enrol.accept(done.directory, enrol.admit(again, done.request).path)
         admitted = time.perf_counter() - began - read
         print(f"site join {joined:.2f} s; federation admit {read + admitted:.2f} s, of which {read:.2f} s reading")
-        print(f"one site's directory {size(done.directory)[0]:,} bytes, of which rows 1,000 x {FEATURES + 1}: "
-              f"{(done.directory / 'rows.npz').stat().st_size:,}")
+        print(
+            f"one site's directory {size(done.directory)[0]:,} bytes, of which rows 1,000 x {FEATURES + 1}: "
+            f"{(done.directory / 'rows.npz').stat().st_size:,}"
+        )
 
 
 def write_inputs(place: Path, n_sites: int, reach: int) -> None:

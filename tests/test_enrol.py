@@ -380,6 +380,44 @@ def test_a_crash_between_the_two_files_of_a_renewal_does_no_harm(tmp_path):
     assert (place / "site.key").read_bytes() == site.key
 
 
+# --- a stolen laptop --------------------------------------------------------------------------------------------------
+
+
+def test_a_thief_of_a_sites_directory_learns_of_that_site_and_its_neighbours_names_only(four):
+    stolen = words_in(four.directory.parent / "north")
+    for name in ("south", "east", "west"):
+        table = (four.directory.parent / f"{name}.csv").read_text().split()[1:]
+        assert not any(cell in stolen for line in table for cell in line.split(",") if len(cell) > 4)
+        place = four.directory.parent / name
+        assert (place / "site.key").read_text().splitlines()[1] not in stolen
+    assert (four.directory / "authority.key").read_text().splitlines()[1] not in stolen
+    assert "127.0.0.1:7449" not in stolen  # east is no neighbour
+
+
+def test_with_a_stolen_key_nothing_can_be_signed_but_for_that_site_and_nothing_after_it_is_admitted_anew(tmp_path):
+    made = heart.organiser(tmp_path)
+    stolen = heart.admitted(made, "north")
+    thief = Signer.site(enrol.read_site(stolen).pair())
+    south = heart.admitted(made, "south")
+    order = {"run": made.charter.run, "contract": made.contract.digest, "revision": 9, "lam": 0.0}
+    (tmp_path / "forged").write_bytes(seal("order", order, thief))
+    with pytest.raises(SecurityError, match="only the organiser"):
+        enrol.accept(south, tmp_path / "forged")
+    first = (stolen / "north.request").read_bytes()
+    fresh = heart.joined(made, "north", tmp_path / "new laptop")
+    enrol.accept(fresh.directory, enrol.admit(made, fresh.request, again=True).path)
+    assert enrol.revoked(made, "north") == (fingerprint(enrol.read_site(stolen).certificate),)
+    for again in (False, True):
+        with pytest.raises(SecurityError, match="north lost the key that asks"):
+            enrol.admit(made, enrol.renew(stolen)[0], again=again)
+        (tmp_path / "first").write_bytes(first)
+        with pytest.raises(SecurityError, match="north lost the key that asks"):
+            enrol.admit(made, tmp_path / "first", again=again)
+    with pytest.raises(SecurityError, match="north lost the key with which it was signed"):
+        enrol.admit(made, enrol.leave(stolen))
+    assert made.out() == frozenset()
+
+
 # --- orders and notices -----------------------------------------------------------------------------------------------
 
 

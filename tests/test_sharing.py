@@ -244,6 +244,17 @@ def test_sums_of_a_site_that_is_out_count_no_more(tmp_path):
     assert sharing.read_summaries(made.directory / "summaries").missing == ("east", "west")
 
 
+def test_sums_that_a_lost_key_signed_count_no_more(tmp_path):
+    made, north, _ = two(tmp_path)
+    send(made, sharing.share(north).path)
+    fresh = heart.joined(made, "north", tmp_path / "elsewhere", n=N)
+    enrol.accept(fresh.directory, enrol.admit(made, fresh.request, again=True).path)
+    with pytest.raises(SecurityError, match=r"north\.summary: north lost the key"):
+        sharing.read_summaries(made.directory / "summaries")
+    send(made, sharing.share(fresh.directory).path)
+    assert list(sharing.read_summaries(made.directory / "summaries").summaries) == ["north"]
+
+
 def test_sums_count_while_the_certificate_lasts_or_as_of_a_day(four):
     folder = four.directory / "summaries"
     with pytest.raises(SecurityError, match=r"\.summary: the certificate of \w+ ended on"):

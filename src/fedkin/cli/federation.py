@@ -210,7 +210,8 @@ def status(
     table = plain_table("site", "is", "certificate until", "summaries")
     for one in standings:
         is_now = "out" if one.out else "admitted" if one.until else "invited" if one.invited else "not invited"
-        add_row(table, one.name, is_now, f"{one.until:%Y-%m-%d}" if one.until else "", str(one.summaries or ""))
+        until = "" if one.until is None else f"{one.until:%Y-%m-%d}{' (renew)' if one.ends_soon else ''}"
+        add_row(table, one.name, is_now, until, str(one.summaries or ""))
     output().print(table)
     output().print(f"authority {fingerprint(organiser.authority)}, run {organiser.charter.run}")
 

@@ -16,6 +16,7 @@ from fedkin.federate.enrol.admission import (
     admitted_steps,
     centre_pair,
     order,
+    revoked,
     status,
 )
 from fedkin.federate.enrol.files import Admit, Charter, Invite, Member, Neighbour, Notice, Order, Request, Steps
@@ -59,5 +60,6 @@ __all__ = [
     "read_settings",
     "read_site",
     "renew",
+    "revoked",
     "status",
 ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -13,11 +14,12 @@ from fedkin._base import check_nonnegative, check_positive, check_whole, write_f
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate.contract.manifest import CENTRE
 from fedkin.federate.enrol import files
-from fedkin.federate.enrol.files import Admit, Member, Order, Request, Steps, checked, in_file, read_text
+from fedkin.federate.enrol.files import Admit, Member, Order, Request, Revoked, Steps, checked, in_file, read_text
 from fedkin.federate.enrol.notices import NOTICE_SUFFIX, read_notice
 from fedkin.federate.enrol.organiser import INVITE_SUFFIX, Organiser, read_invite
 from fedkin.federate.enrol.places import host_of
 from fedkin.federate.trust import (
+    RENEW_DAYS,
     Pair,
     Sealed,
     SecurityError,
@@ -29,12 +31,13 @@ from fedkin.federate.trust import (
     make_request,
     same_fingerprint,
     seal,
+    unseal,
     unseal_by_authority,
     unseal_request,
     validity,
 )
 
-ADMIT_SUFFIX, REQUEST_SUFFIX, ORDER_SUFFIX = ".admit", ".request", ".order"
+ADMIT_SUFFIX, REQUEST_SUFFIX, ORDER_SUFFIX, REVOKED_SUFFIX = ".admit", ".request", ".order", ".revoked"
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def admit(
         What the site sent: a request, or the notice of ``fedkin site leave``.
     again : bool
         Whether a site that was admitted may come with another key, unsigned by its old one: after a loss of its
-        directory, and after it was asked.
+        directory, and after it was asked. What was signed with the old key then counts no more.
     expected : str, optional
         The fingerprint that the site read out; another one is refused.
     ca_key : path, optional
@@ -103,7 +106,9 @@ def admit(
         mark = fingerprint(request.request.encode())
         if expected is not None and not same_fingerprint(mark, expected):
             raise SecurityError(f"its key has the fingerprint {mark}, not {expected}: somebody else may have sent it")
-        known = recorded(organiser, member.name)
+        known, lost = recorded(organiser, member.name), revoked(organiser, member.name)
+        if mark in lost or (sealed.certificate is not None and fingerprint(sealed.certificate) in lost):
+            raise SecurityError(f"{member.name} lost the key that asks, so it counts no more")
         if known is not None and not again:
             _check_second(known, sealed, mark, now)
     except SecurityError as error:
@@ -111,6 +116,11 @@ def admit(
     place = organiser.directory / files.ADMITTED / f"{member.name}{ADMIT_SUFFIX}"
     if known is None or fingerprint(known) != mark or again:
         pair = organiser.signing(ca_key)
+        if again and known is not None and fingerprint(known) != mark:
+            keys = (*lost, fingerprint(known))
+            gone = Revoked(run=organiser.charter.run, site=member.name, keys=keys)
+            text_of = seal("revoked", msgspec.to_builtins(gone), Signer.authority(pair))
+            write_file(place.with_name(f"{member.name}{REVOKED_SUFFIX}"), text_of, private=True)
         certificate = issue(pair, request.request.encode(), host_of(member.endpoint), now=now)
         body = Admit(
             run=organiser.charter.run,
@@ -118,7 +128,7 @@ def admit(
             contract=organiser.contract.digest,
             certificate=certificate.decode(),
         )
-        write_file(place.with_suffix(REQUEST_SUFFIX), text, private=True)
+        write_file(place.with_name(f"{member.name}{REQUEST_SUFFIX}"), text, private=True)
         write_file(place, seal("admit", msgspec.to_builtins(body), Signer.authority(pair)), private=True)
         return Admission(member.name, place, mark, validity(certificate)[1], known is not None)
     return Admission(member.name, place, mark, validity(known)[1], True)
@@ -136,6 +146,20 @@ def recorded(organiser: Organiser, name: str) -> bytes | None:
     except SecurityError as error:
         raise in_file(path, error) from None
     return found.certificate.encode()
+
+
+def revoked(organiser: Organiser, name: str) -> tuple[str, ...]:
+    """Fingerprints of keys that a site has lost; what they signed counts no more."""
+    path = organiser.directory / files.ADMITTED / f"{name}{REVOKED_SUFFIX}"
+    if not path.exists():
+        return ()
+    try:
+        found = checked(unseal_by_authority(read_text(path), "revoked", organiser.authority), Revoked)
+        if (found.run, found.site) != (organiser.charter.run, name):
+            raise SecurityError(f"it is for {found.site} of run {found.run}")
+    except SecurityError as error:
+        raise in_file(path, error) from None
+    return found.keys
 
 
 def admitted_steps(organiser: Organiser) -> dict[str, Steps]:
@@ -236,11 +260,19 @@ class Standing:
     out: bool
     summaries: int
 
+    @property
+    def ends_soon(self) -> bool:
+        """Whether the site should renew its certificate."""
+        return self.until is not None and not self.out and self.until < datetime.now(UTC) + timedelta(days=RENEW_DAYS)
+
 
 def status(organiser: Organiser) -> list[Standing]:
     """Where every site is, in the order of the list."""
     out = organiser.out()
     folder = organiser.directory
+
+    # north.summary, north@2.summary
+    summaries = Counter(path.stem.partition("@")[0] for path in (folder / files.SUMMARIES).glob("*.summary"))
 
     def one(member: Member) -> Standing:
         certificate = recorded(organiser, member.name)
@@ -249,7 +281,7 @@ def status(organiser: Organiser) -> list[Standing]:
             (folder / files.INVITES / f"{member.name}{INVITE_SUFFIX}").exists(),
             None if certificate is None else validity(certificate)[1],
             member.name in out,
-            len(list((folder / files.SUMMARIES).glob(f"{member.name}.*summary"))),
+            summaries[member.name],
         )
 
     return [one(member) for member in organiser.members]
@@ -296,6 +328,9 @@ def _check_second(known: bytes, sealed: Sealed, mark: str, now: datetime | None)
 
 def _note_leave(organiser: Organiser, path: Path, text: bytes) -> Admission:
     notice = read_notice(path, organiser.charter.run, organiser.authority)
+    signed = unseal(text, "notice", organiser.authority, ended=True).certificate
+    if signed is not None and fingerprint(signed) in revoked(organiser, notice.site):
+        raise SecurityError(f"{notice.site} lost the key with which it was signed")
     if notice.site not in organiser.numbers:
         raise SecurityError(f"{notice.site} is not a site of this federation")
     place = organiser.directory / files.NOTICES / f"{notice.site}{NOTICE_SUFFIX}"

@@ -121,6 +121,14 @@ class Admit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     certificate: str
 
 
+class Revoked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fingerprints of keys that a site has lost, in the organiser's directory (kind ``revoked``)."""
+
+    run: Run
+    site: Name
+    keys: tuple[str, ...]
+
+
 class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the organiser sets for the rounds after the contract was agreed (kind ``order``); None: as in the contract.
 

@@ -14,12 +14,13 @@ from fedkin._base import listed, write_file
 from fedkin.errors import DataError, FedkinError
 from fedkin.federate.contract.contract import Contract
 from fedkin.federate.enrol import files
+from fedkin.federate.enrol.admission import revoked
 from fedkin.federate.enrol.files import Charter, checked, contract_of, in_file, read_text
 from fedkin.federate.enrol.notices import read_notices
 from fedkin.federate.enrol.organiser import Organiser, read_charter, read_federation
 from fedkin.federate.sharing.files import ASK_SUFFIX, SUMMARY_SUFFIX, AskFile, SummaryFile, round_file
 from fedkin.federate.sharing.share import column_names
-from fedkin.federate.trust import SecurityError, Signer, seal, unseal, unseal_by_authority
+from fedkin.federate.trust import SecurityError, Signer, fingerprint, seal, unseal, unseal_by_authority
 from fedkin.losses import describe_loss
 from fedkin.objective import Ask, Summary
 
@@ -74,7 +75,9 @@ def read_summaries(directory: Path, federation: Path | None = None, *, now: date
     out = read_notices(charter_file.parent / files.NOTICES, charter.run, charter.authority.encode())
     rounds: dict[int, dict[str, tuple[Path, SummaryFile]]] = {}
     for path in sorted(directory.glob(f"*{SUMMARY_SUFFIX}")):
-        found = _read_one(path, charter, contract, now)
+        found, signed = _read_one(path, charter, contract, now)
+        if organiser is not None and signed in revoked(organiser, found.site):
+            raise SecurityError(f"{path}: {found.site} lost the key with which it was signed; let it share again")
         if found.site in out:
             raise DataError(
                 f"{path}: {found.site} has left or was expelled, so its sums count no more; remove the file"
@@ -165,7 +168,8 @@ def _organiser_at(directory: Path) -> Organiser | None:
     return read_federation(directory) if (directory / files.SITES).exists() else None
 
 
-def _read_one(path: Path, charter: Charter, contract: Contract, now: datetime | None) -> SummaryFile:
+def _read_one(path: Path, charter: Charter, contract: Contract, now: datetime | None) -> tuple[SummaryFile, str]:
+    """A summary of the federation, and the fingerprint of the key that signed it."""
     try:
         sealed = unseal(read_text(path), "summary", charter.authority.encode(), now=now)
         found = checked(sealed.body, SummaryFile)
@@ -177,7 +181,7 @@ def _read_one(path: Path, charter: Charter, contract: Contract, now: datetime | 
             raise SecurityError("it was made under another contract")
     except SecurityError as error:
         raise in_file(path, error) from None
-    return found
+    return found, fingerprint(sealed.certificate)
 
 
 def _summary_in(path: Path, found: SummaryFile, contract: Contract) -> Summary:
