@@ -56,6 +56,17 @@ def test_more_than_two_classes():
     assert contract.loss == {"name": "multinomial", "n_classes": 3}
 
 
+def test_scales_are_those_of_the_example_roughly():
+    table = example()
+    del table["ward"]
+    contract = Contract.from_toml(draft_contract(table, "heart").text)
+    rows = contract.prepare(table)
+    assert np.abs(rows.X[:, 1:3].mean(axis=0)).max() < 1
+    assert rows.X[:, 1:3].std(axis=0).max() < 2.5
+    few = {name: column[:20] for name, column in table.items()}
+    assert "mean" not in "".join(line for line in draft_contract(few, "h").text.splitlines() if line[0:1] != "#")
+
+
 def test_rare_levels_and_extreme_values_are_not_told():
     table = example()
     text = draft_contract(table, "heart").text

@@ -70,7 +70,8 @@ def check(
 
     contract, thresholds = enrol.contract_in(what)
     findings = contract.check(read_columns(data), thresholds)
-    print_findings(data, {"": findings})
+    if findings:
+        print_findings(data, {"": findings})
     if any(one.refuses for one in findings):
         raise typer.Exit(WRONG_INPUT)
     say(f"{data} fits the contract {contract.name!r}; nothing was written.")

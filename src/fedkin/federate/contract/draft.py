@@ -24,11 +24,14 @@ _ABOUT = (
     "",
     "# --- what the rows of a site must have",
     "# low, high: least and largest plausible value; values outside are refused. They are rounded from the example:",
-    "#     correct them. Their middle and half width centre and scale the feature, unless mean and scale are given.",
+    "#     correct them.",
+    "# mean, scale: what is subtracted and by what is divided before fitting. Roughly mean and standard deviation is",
+    "#     best; without them middle and half width of the range are taken.",
     "# levels: the first is the reference; add those that other sites have.",
 )
 _MOST_LEVELS = 20
 _FEW_VALUES = 6  # whole numbers with so few values may be codes
+_ENOUGH = 30  # values from which a mean is taken
 _MARGIN = 0.1  # of the spread, by which a range is wider on either side
 _SITE_NAMES = ("site", "hospital", "centre", "center", "clinic", "device", "institution", "practice", "ward_site")
 _TARGET_NAMES = ("target", "outcome", "label", "response", "y", "event", "death", "died", "status", "score")
@@ -220,6 +223,9 @@ def _number(name: str, values: Array, whole: bool, is_target: bool) -> _Guess:
     counts = is_target and whole and bool((values >= 0).all()) and _COUNT_NAME.search(name) is not None
     kind = ['kind = "count"'] if counts else []
     lines += [f"low = {low:.12g}", f"high = {high:.12g}"]
+    if not is_target and values.size >= _ENOUGH:
+        mean, scale = roughly(values)
+        lines += [f"mean = {mean:.12g}", f"scale = {scale:.12g}"]
     if whole and np.unique(values).size <= _FEW_VALUES:
         lines.append("# few different values: if they are codes, write levels = [1, 2, ...] instead of unit, low, high")
     return _Guess((*kind, *lines), counts=counts)
@@ -239,16 +245,39 @@ def outward(values: Array) -> tuple[float, float]:
     """
     least, largest = float(values.min()), float(values.max())
     spread = largest - least
-    power = 10.0 ** math.floor(math.log10(spread / 4))
-    step = max(part * power for part in (1, 2, 5) if part * power <= spread / 4 or part == 1)
+    step = _round_down(spread / 4)
     low = math.floor((least - _MARGIN * spread) / step) * step
     high = math.ceil((largest + _MARGIN * spread) / step) * step
     if least >= 0 > low:
         low = 0.0  # what cannot be negative should not become so
     if largest <= 0 < high:
         high = 0.0
-    digits = max(0, -math.floor(math.log10(step)))
-    return round(low, digits), round(high, digits)
+    return _tidy(low, step), _tidy(high, step)
+
+
+def roughly(values: Array) -> tuple[float, float]:
+    """Mean and standard deviation, rounded so much that single values do not show.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedkin.federate.contract.draft import roughly
+    >>> roughly(np.array([43.7, 71.2, 107.3, 66.6]))
+    (80.0, 20.0)
+    """
+    scale = _round_down(float(values.std()))
+    return _tidy(round(float(values.mean()) / scale) * scale, scale), _tidy(scale, scale)
+
+
+def _round_down(number: float) -> float:
+    """1, 2 or 5 times a power of ten, at most the number."""
+    power = 10.0 ** math.floor(math.log10(number))
+    return max(part * power for part in (1, 2, 5) if part * power <= number or part == 1)
+
+
+def _tidy(number: float, step: float) -> float:
+    """A multiple of a step without the digits that rounding errors add."""
+    return round(number, max(0, -math.floor(math.log10(step))))
 
 
 # --- TOML -------------------------------------------------------------------------------------------------------
