@@ -124,7 +124,6 @@ def joined_with(made: enrol.Organiser, table: Path) -> Path:
     [
         (9, "", "9 rows, but at least 15 are needed"),
         (N, "50,D,5\n60,D,5\n", "ward: only 2 rows with 'D'"),
-        (30, "", r"ward: 10 rows with 'A', but only \d in one of 5 folds.*--no-folds"),
     ],
 )
 def test_too_little_is_refused_in_words(tmp_path, n, extra, words):
@@ -145,19 +144,21 @@ def test_small_folds_small_classes_and_columns_of_two_values_are_cells_too(tmp_p
         sharing.share(place)
     contract, rows = made.contract, made.contract.prepare(read_columns(tmp_path / "t.csv"))
     few = rows.take(np.arange(12))
-    assert any("12 rows in 5 folds" in str(one) for one in sharing.too_little(contract, few, contract.thresholds, "x"))
+    findings = sharing.too_little(contract, few, contract.thresholds, "x", 5)
+    assert any("12 rows in 5 folds" in str(one) for one in findings)
     two_values = rows.take(np.flatnonzero(rows.X[:, 1] != rows.X[3, 1]))
     two_values.X[5:, 1] = two_values.X[0, 1]
-    words = [str(one) for one in sharing.too_little(contract, two_values, contract.thresholds, "x", by_fold=False)]
+    words = [str(one) for one in sharing.too_little(contract, two_values, contract.thresholds, "x")]
     assert any(one.startswith("age: only 2 rows with '31'") for one in words)
 
 
 def test_a_site_that_is_too_small_for_folds_shares_sums_over_all_rows(tmp_path):
     made = heart.organiser(tmp_path)
     small = heart.admitted(made, "north", n=30)
-    with pytest.raises(DataError, match="--no-folds"):
-        sharing.share(small)
-    summary = sharing.share(small, by_fold=False).summary
+    with pytest.raises(DataError, match=r"(?s)30 rows in 5 folds are only 6.*ward: 10 rows with 'A'"):
+        sharing.share(small, folds=5)
+    assert sharing.share(heart.admitted(made, "west", n=60)).summary.count[:3].tolist() == [30, 30, 0]
+    summary = sharing.share(small, folds=0).summary
     assert summary.count.tolist() == [0, 0, 0, 0, 0, 30]
     send(made, small / "sent" / "north.summary")
     send(made, sharing.share(heart.admitted(made, "south", n=N)).path)

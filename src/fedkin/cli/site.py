@@ -122,15 +122,19 @@ def leave(
 def share(
     directory: Directory,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be shared, and write nothing.")] = False,
-    no_folds: Annotated[
-        bool,
-        typer.Option("--no-folds", help="Give sums over all rows only; then the site does not help choose lam."),
-    ] = False,
+    folds: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="In how many folds to give sums, for the choice of lam; 0 for sums over all rows only. By default as "
+            "many as the thresholds allow.",
+        ),
+    ] = None,
 ) -> None:
     """At the site: sum up the rows in one readable, signed file; every number is shown with what it tells."""
     from fedkin.federate import sharing
 
-    _show(sharing.share(directory, dry_run=dry_run, by_fold=not no_folds))
+    _show(sharing.share(directory, dry_run=dry_run, folds=folds))
 
 
 @site.command()

@@ -33,7 +33,8 @@ class Told:
 def told_by(summary: Summary) -> list[Told]:
     """Every number of a summary."""
     kind = "linear" if summary.loss.name == "linear" else "mean" if summary.scores is not None else "other"
-    folds = f"in each of {summary.folds} folds"
+    used = int((summary.count[: summary.folds] > 0).sum())
+    folds = f"in each of {used} folds" if used else "in all"
     hessian = summary.hessian.sum(axis=0)
     entries = [
         Told("rows", f"how many rows there are {folds}", "the number of rows of the site.", summary.count.tolist()),

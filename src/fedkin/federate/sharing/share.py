@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from fedkin._base import PRIVATE_DIRECTORY, AnyArray, write_file
-from fedkin.data import INTERCEPT, Rows
+from fedkin.data import INTERCEPT, Finding, Rows
 from fedkin.errors import DataError
 from fedkin.federate.contract.contract import Contract
 from fedkin.federate.enrol.files import checked, in_file, read_text
@@ -40,7 +40,7 @@ class Shared:
     path: Path | None
 
 
-def share(directory: Path, *, dry_run: bool = False, by_fold: bool = True) -> Shared:
+def share(directory: Path, *, dry_run: bool = False, folds: int | None = None) -> Shared:
     """Sum up the site's rows and write the summary.
 
     Parameters
@@ -49,8 +49,9 @@ def share(directory: Path, *, dry_run: bool = False, by_fold: bool = True) -> Sh
         The site's.
     dry_run : bool
         Whether nothing is to be written.
-    by_fold : bool
-        Whether to give the sums of every fold, from which ``lam`` is chosen, or only those over all rows.
+    folds : int, optional
+        In how many folds to give sums, from which ``lam`` is chosen; 0 for sums over all rows only. By default as many
+        as the thresholds allow, at most the contract's.
 
     Returns
     -------
@@ -65,7 +66,8 @@ def share(directory: Path, *, dry_run: bool = False, by_fold: bool = True) -> Sh
     site = read_site(directory)
     signer = Signer.site(site.pair())
     rows = site.rows()
-    _check_enough(site, rows, by_fold)
+    folds = _most_folds(site, rows) if folds is None else folds
+    _check_enough(site, rows, folds)
     _check_same_rows(site, rows)
     member, contract = site.invite.site, site.contract
     summary = site_summary(
@@ -73,10 +75,10 @@ def share(directory: Path, *, dry_run: bool = False, by_fold: bool = True) -> Sh
         rows,
         contract.loss_object(),
         feature_names=column_names(contract),
-        folds=contract.folds,
+        folds=max(folds, 2),
         seed=contract.seed,
     )
-    return _written(site, signer, rows, summary if by_fold else without_folds(summary), 1, None, dry_run)
+    return _written(site, signer, rows, in_folds(summary, folds, contract.folds), 1, None, dry_run)
 
 
 def answer(directory: Path, question: Path, *, dry_run: bool = False) -> Shared:
@@ -105,9 +107,9 @@ def answer(directory: Path, question: Path, *, dry_run: bool = False) -> Shared:
     first = _sent_before(site, 1)
     if first is None:
         raise DataError(f"{site.name} has shared no summary yet, so there is nothing to ask about: fedkin site share")
-    by_fold = len(first.summary["folds"]) <= site.contract.folds
+    folds = _folds_of(first)
     _check_round(site, ask, digest, question)
-    _check_enough(site, rows, by_fold)
+    _check_enough(site, rows, folds)
     _check_same_rows(site, rows)
     contract = site.contract
     summary = site_answer(
@@ -115,10 +117,10 @@ def answer(directory: Path, question: Path, *, dry_run: bool = False) -> Shared:
         rows,
         contract.loss_object(),
         feature_names=column_names(contract),
-        folds=contract.folds,
+        folds=max(folds, 2),
         seed=contract.seed,
     )
-    return _written(site, signer, rows, summary if by_fold else without_folds(summary), ask.round, digest, dry_run)
+    return _written(site, signer, rows, in_folds(summary, folds, contract.folds), ask.round, digest, dry_run)
 
 
 def read_ask(path: Path, site: Site) -> tuple[Ask, str]:
@@ -145,17 +147,17 @@ def column_names(contract: Contract) -> tuple[str, ...]:
     return (INTERCEPT, *contract.schema.names) if contract.intercept else contract.schema.names
 
 
-def without_folds(summary: Summary) -> Summary:
-    """The same sums over all rows, in the part of a summary that belongs to no fold."""
+def in_folds(summary: Summary, folds: int, most: int) -> Summary:
+    """The sums of a summary in ``folds`` folds, or none, as those of the first of ``most`` folds."""
 
     def moved(parts: AnyArray) -> AnyArray:
-        whole = np.zeros_like(parts)
-        whole[-1] = parts.sum(axis=0)
-        return whole
+        out = np.zeros((most + 1, *parts.shape[1:]), dtype=parts.dtype)
+        out[:folds], out[-1] = parts[:folds], parts[folds:].sum(axis=0)
+        return out
 
     return replace(
         summary,
-        count=moved(summary.count).astype(np.int64),
+        count=moved(summary.count),
         value=moved(summary.value),
         gradient=moved(summary.gradient),
         hessian=moved(summary.hessian),
@@ -163,14 +165,29 @@ def without_folds(summary: Summary) -> Summary:
     )
 
 
-def _check_enough(site: Site, rows: Rows, by_fold: bool) -> None:
-    findings = too_little(site.contract, rows, site.settings.thresholds, site.invite.site.id, by_fold=by_fold)
-    if not findings:
-        return
-    lines = [f"  {finding}" for finding in findings]
-    if by_fold and not too_little(site.contract, rows, site.settings.thresholds, site.invite.site.id, by_fold=False):
-        lines.append("share sums over all rows only, with --no-folds: then this site does not help to choose lam")
-    raise DataError("nothing is shared, because single rows could be recognised:\n" + "\n".join(lines))
+def _folds_of(shared: SummaryFile) -> int:
+    """In how many folds a summary has given sums."""
+    summary = Summary.from_plain(shared.summary)
+    return int((summary.count[: summary.folds] > 0).sum())
+
+
+def _most_folds(site: Site, rows: Rows) -> int:
+    """The most folds, at most the contract's, in which no part of the sums is of too few rows; 0 for none."""
+    for folds in range(site.contract.folds, 1, -1):
+        if not _too_little(site, rows, folds):
+            return folds
+    return 0
+
+
+def _too_little(site: Site, rows: Rows, folds: int) -> list[Finding]:
+    return too_little(site.contract, rows, site.settings.thresholds, site.invite.site.id, folds)
+
+
+def _check_enough(site: Site, rows: Rows, folds: int) -> None:
+    findings = _too_little(site, rows, folds)
+    if findings:
+        lines = "".join(f"\n  {finding}" for finding in findings)
+        raise DataError(f"nothing is shared, because single rows could be recognised:{lines}")
 
 
 def _check_same_rows(site: Site, rows: Rows) -> None:

@@ -1,8 +1,8 @@
 """What is too little to be shared: the contract's thresholds or the site's stricter ones, also fold by fold.
 
-A summary holds sums for every fold. A level of a category with a single row in a fold gives that row away: the products
-of its column with the others are the row itself. So every level, class, column of two values and fold must have no rows
-or enough.
+A summary holds sums for every fold. Sums over few rows give them away: with no more rows than columns, rows follow from
+sums of products up to a rotation, and of a level with a single row the products of its column with the others are the
+row itself. So every fold must have enough rows, and every level, class and column of two values none or enough.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedkin.federate.contract.contract import Contract, Thresholds
 
 
 def too_little(
-    contract: Contract, rows: Rows, thresholds: Thresholds, site: str | int, *, by_fold: bool = True
+    contract: Contract, rows: Rows, thresholds: Thresholds, site: str | int, folds: int = 0
 ) -> list[Finding]:
     """Why sums over these rows must not be shared, in words; [] when they may.
 
@@ -31,25 +31,26 @@ def too_little(
         The site's own; the contract's hold in any case.
     site : str or int
         Its id, which decides about its folds.
-    by_fold : bool
-        Whether sums of each fold would be shared, too.
+    folds : int
+        In how many folds sums would be shared; 0 for sums over all rows only.
     """
-    least = contract.thresholds.stricter(thresholds).cell
+    both = contract.thresholds.stricter(thresholds)
+    least = both.cell
     findings = contract.disclosures(rows, thresholds)
     known = {finding.column for finding in findings}
     cells = dict(_cells(contract, rows))
     for (column, value), inside in cells.items():
         if column not in known and 0 < inside.sum() < least:
             findings.append(Finding(column, f"only {count(int(inside.sum()), 'row')} with {value!r}{_needed(least)}"))
-    if findings or not by_fold:
+    if findings or not folds:
         return findings
-    fold_of = deal_folds(site, rows.n_samples, contract.folds, contract.seed)
-    findings += _small_folds(fold_of, contract.folds, least)
+    fold_of = deal_folds(site, rows.n_samples, folds, contract.seed)
+    findings += _small_folds(fold_of, folds, max(both.rows, contract.n_params + 1))
     for (column, value), inside in cells.items():
-        parts = np.bincount(fold_of[inside], minlength=contract.folds)
+        parts = np.bincount(fold_of[inside], minlength=folds)
         if ((parts > 0) & (parts < least)).any():
             smallest, n = int(parts[parts > 0].min()), count(int(inside.sum()), "row")
-            words = f"{n} with {value!r}, but only {smallest} in one of {contract.folds} folds"
+            words = f"{n} with {value!r}, but only {smallest} in one of {folds} folds"
             findings.append(Finding(column, words + _needed(least)))
     return findings
 
@@ -63,7 +64,7 @@ def _small_folds(fold_of: Index, folds: int, least: int) -> list[Finding]:
     if smallest >= least:
         return []
     words = f"{count(len(fold_of), 'row')} in {folds} folds are only {smallest} in one of them"
-    return [Finding("", words + _needed(least))]
+    return [Finding("", f"{words}, and at least {least} are needed")]
 
 
 def _cells(contract: Contract, rows: Rows) -> Iterator[tuple[tuple[str, str], Mask]]:
