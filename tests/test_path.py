@@ -16,7 +16,8 @@ from fedkin import Federation, Graph, Problem, lam_max, lam_path, solve
 from fedkin.datasets import paper_design
 from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
 from fedkin.objective import make_penalty
-from fedkin.solvers.grids import fused_gradients, fused_solution, lam_grid, least_congestion
+from fedkin.solvers import lam_grid
+from fedkin.solvers.grids import fused_gradients, fused_solution, least_congestion
 
 DUAL_NORMS = {"l1": "inf", "l2": 2, "linf": 1}
 

@@ -14,7 +14,6 @@ from fedkin._base.files import (
     PRIVATE_FILE,
     replacing,
     replacing_directory,
-    sync_directory,
     write_arrays,
     write_file,
 )
@@ -42,7 +41,6 @@ __all__ = [
     "lock",
     "replacing",
     "replacing_directory",
-    "sync_directory",
     "wait_until",
     "write_arrays",
     "write_file",

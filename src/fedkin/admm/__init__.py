@@ -13,7 +13,7 @@ are the rivals.
 from __future__ import annotations
 
 from fedkin.admm.availability import Availability, Presence
-from fedkin.admm.baselines import subgradient_descent
+from fedkin.admm.baselines import network_lasso_admm, subgradient_descent
 from fedkin.admm.curvature import local_curvature
 from fedkin.admm.gradients import DeviceRows, GradientKind, Gradients
 from fedkin.admm.plan import Plan, Settings, device_rows, plan_run
@@ -22,12 +22,11 @@ from fedkin.admm.run import fed_admm
 from fedkin.admm.sampling import device_keys
 from fedkin.admm.shard import Average, Shard, ShardState, StepRule, UpdateRule
 from fedkin.admm.store import Saved, Sent, Store
-from fedkin.admm.trace import Callback, Progress
+from fedkin.admm.trace import Progress
 
 __all__ = [
     "Availability",
     "Average",
-    "Callback",
     "Course",
     "DeviceRows",
     "DirectLink",
@@ -50,6 +49,7 @@ __all__ = [
     "device_rows",
     "fed_admm",
     "local_curvature",
+    "network_lasso_admm",
     "plan_run",
     "run_rounds",
     "subgradient_descent",

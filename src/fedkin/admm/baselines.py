@@ -68,7 +68,7 @@ def network_lasso_admm(
     Examples
     --------
     >>> import fedkin
-    >>> from fedkin.admm.baselines import network_lasso_admm
+    >>> from fedkin.admm import network_lasso_admm
     >>> fed = fedkin.Federation({"a": [[0.0]], "b": [[2.0]]})
     >>> problem = fedkin.Problem(fed, fedkin.Graph.complete(["a", "b"]), loss="mean", lam=0.1)
     >>> network_lasso_admm(problem, rounds=100).theta.round(6).ravel().tolist()

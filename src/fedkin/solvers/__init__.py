@@ -8,7 +8,7 @@ Imports: `objective` and below.
 
 from __future__ import annotations
 
-from fedkin.solvers.backend import Crew, compile_kernels, resolve_backend
+from fedkin.solvers.backend import Crew, compile_kernels
 from fedkin.solvers.crossvalidation import best_level, cross_validate_lam, held_out_losses, mean_and_error
 from fedkin.solvers.exact import SCALE_FLOOR, solve, solve_fused
 from fedkin.solvers.grids import lam_grid, lam_max, lattice
@@ -30,7 +30,6 @@ __all__ = [
     "lam_path",
     "lattice",
     "mean_and_error",
-    "resolve_backend",
     "solve",
     "solve_fused",
 ]
