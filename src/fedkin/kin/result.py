@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from fedkin._base import Array, Index, check_choice, count
 from fedkin.data import Rows
@@ -181,7 +181,7 @@ class Kin:
         if not 0 < level < 1:
             raise ParameterError(f"level must lie between 0 and 1, got {level!r}")
         check_choice("kind", kind, ("average", "site"))
-        width = norm.ppf(0.5 + level / 2)
+        width = ndtri(0.5 + level / 2)
         centre, covariance = self.theta, self.covariance
         if kind == "site":
             centre, covariance = self._own()
@@ -214,7 +214,7 @@ class Kin:
         --------
         >>> import fedkin
         >>> from fedkin.datasets import paper_design
-        >>> design = paper_design(n_devices=12, n_samples=40, n_features=3, n_clusters=2, seed=0)
+        >>> design = paper_design(n_devices=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
         >>> fedkin.find_kin(design.federation).graph("groups")
         Graph(12 devices, 30 edges, 2 components)
         """
@@ -242,7 +242,7 @@ class Kin:
         --------
         >>> import fedkin
         >>> from fedkin.datasets import paper_design
-        >>> design = paper_design(n_devices=12, n_samples=40, n_features=3, n_clusters=2, seed=0)
+        >>> design = paper_design(n_devices=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
         >>> kin = fedkin.find_kin(design.federation.subset(range(1, 12)))
         >>> joined = kin.join(design.federation[0])
         >>> bool(joined.probability[design.labels[1:] == design.labels[0]].min() > 0.9)

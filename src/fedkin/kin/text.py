@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from fedkin._base import count
 
@@ -50,7 +50,7 @@ def _header(kin: Kin) -> list[str]:
 
 def _coefficients(kin: Kin, level: float) -> list[str]:
     error = np.sqrt(np.diag(kin.mean_covariance))
-    reach = norm.ppf(0.5 + level / 2) * error
+    reach = ndtri(0.5 + level / 2) * error
     low, high = f"[{(1 - level) / 2:.3f}", f"{(1 + level) / 2:.3f}]"
     lines = [f"{'':<24}{'mean':>11}{'std err':>10}{low:>11}{high:>11}{'spread':>11}", "-" * _WIDTH]
     for j, name in enumerate(kin.names):
