@@ -6,7 +6,8 @@ probability ``r_in`` inside groups and ``r_out`` between them. Effects ``e`` and
 that a chain moves over partitions. For many sites groups are drawn once per sweep instead, which costs p^2 and not p^3
 for each pair of a site and a group.
 
-Everything compiled is in this file: numba compiles a kernel again only when its own file has changed.
+Everything compiled is in this file: numba compiles a kernel again only when its own file has changed. Loops are written
+out, since every numpy function takes the compiler a second or so.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ SHAPES = np.array([0.5, 1.0, 2.0, 5.0, 20.0])
 LEAST, LEAST_RATE = 1e-6, 1e-6
 #: Sweeps from one draw of the within-group share to the next.
 SHARE_EVERY = 3
+#: Groups whose marginals are computed at once, one in each lane of vector instructions.
+LANES = 8
 
 
 class Sites(NamedTuple):
@@ -91,19 +94,26 @@ class Course(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Sums over members ``H (K, p, p)``, ``c (K, p)``, ``n (K,)``, their log marginals ``(K,)``, draws ``(K, p)``,
-    and room to work in."""
+    """Sums over members, and room to work in. Group k is in lane ``k % LANES`` of block ``k // LANES``.
+
+    ``H (B, p, p, LANES)`` (upper triangles), ``c (B, p, LANES)``, ``n (B LANES,)``, log marginals ``log``, what they
+    would be with another site ``new``, means and draws ``(B LANES, p)``; ``take (LANES,)``, ``lanes (p, p, LANES)``,
+    ``x (p, LANES)``, ``row (p + 1, LANES)`` for `log_marginals`, ``R (p, p)``, ``y (p,)`` for `log_marginal`.
+    """
 
     H: Any
     c: Any
     n: Any
     log: Any
+    new: Any
     draw: Any
     mean: Any
-    R: Any
+    take: Any
+    lanes: Any
     x: Any
-    tH: Any
-    tc: Any
+    row: Any
+    R: Any
+    y: Any
 
 
 _I1, _I2 = writable(INT, 1), writable(INT, 2)
@@ -121,7 +131,8 @@ _RANDOM = typeof(np.random.default_rng(0))  # type: ignore[no-untyped-call]
 def log_marginal(H, c, prior, R, x):  # type: ignore[no-untyped-def]
     """``[c'(H + P)^-1 c - log|H + P| + log|P|] / 2`` with ``P = diag(prior)``.
 
-    Leaves the Cholesky factor ``R'R = H + P`` in the upper triangle of ``R`` and ``R'^-1 c`` in ``x``.
+    Leaves the Cholesky factor ``R'R = H + P`` in the upper triangle of ``R`` and ``R'^-1 c`` in ``x``, which may be
+    ``H`` and ``c`` themselves.
     """
     p = c.size
     square, logs, product = 0.0, 0.0, 1.0
@@ -147,6 +158,75 @@ def log_marginal(H, c, prior, R, x):  # type: ignore[no-untyped-def]
             for j in range(i, p):
                 R[i, j] -= factor * R[k, j]
     return 0.5 * (square - logs - math.log(product))
+
+
+@part
+def log_marginals(groups, block, H, c, prior, out):  # type: ignore[no-untyped-def]
+    """`log_marginal` of the groups of a block, with ``take`` times ``H`` and ``c`` added, into ``out (LANES,)``."""
+    p = c.size
+    R, x, row, take = groups.lanes, groups.x, groups.row, groups.take
+    product = row[p]
+    for v in range(LANES):
+        out[v], product[v] = 0.0, 1.0
+    for i in range(p):
+        for j in range(i, p):
+            for v in range(LANES):
+                R[i, j, v] = groups.H[block, i, j, v] + take[v] * H[i, j]
+        for v in range(LANES):
+            R[i, i, v] += prior[i]
+            x[i, v] = groups.c[block, i, v] + take[v] * c[i]
+    for k in range(p):
+        for v in range(LANES):
+            pivot = max(R[k, k, v], 1e-10)
+            product[v] *= pivot / prior[k]
+            row[k, v] = 1.0 / math.sqrt(pivot)
+            x[k, v] *= row[k, v]
+            out[v] += x[k, v] * x[k, v]
+        if k % 8 == 7 or k == p - 1:  # few logarithms, no overflow
+            for v in range(LANES):
+                out[v] -= math.log(product[v])
+                product[v] = 1.0
+        for j in range(k + 1, p):
+            for v in range(LANES):
+                row[j, v] = R[k, j, v] * row[k, v]
+        for i in range(k + 1, p):
+            for v in range(LANES):
+                x[i, v] -= row[i, v] * x[k, v]
+            # all reads before all writes: only then can the compiler use vector instructions
+            f0, f1, f2, f3 = row[i, 0], row[i, 1], row[i, 2], row[i, 3]
+            f4, f5, f6, f7 = row[i, 4], row[i, 5], row[i, 6], row[i, 7]
+            for j in range(i, p):
+                a0, a1 = R[i, j, 0] - f0 * row[j, 0], R[i, j, 1] - f1 * row[j, 1]
+                a2, a3 = R[i, j, 2] - f2 * row[j, 2], R[i, j, 3] - f3 * row[j, 3]
+                a4, a5 = R[i, j, 4] - f4 * row[j, 4], R[i, j, 5] - f5 * row[j, 5]
+                a6, a7 = R[i, j, 6] - f6 * row[j, 6], R[i, j, 7] - f7 * row[j, 7]
+                R[i, j, 0], R[i, j, 1], R[i, j, 2], R[i, j, 3] = a0, a1, a2, a3
+                R[i, j, 4], R[i, j, 5], R[i, j, 6], R[i, j, 7] = a4, a5, a6, a7
+    for v in range(LANES):
+        out[v] *= 0.5
+
+
+@part
+def factorise(groups, k, prior):  # type: ignore[no-untyped-def]
+    """`log_marginal` of one group: its Cholesky factor in ``groups.R``, the solved right-hand side in ``groups.y``."""
+    block, lane = k // LANES, k % LANES
+    p = prior.size
+    for i in range(p):
+        groups.y[i] = groups.c[block, i, lane]
+        for j in range(i, p):
+            groups.R[i, j] = groups.H[block, i, j, lane]
+    return log_marginal(groups.R, groups.y, prior, groups.R, groups.y)
+
+
+@part
+def add_site(groups, k, H, c, sign):  # type: ignore[no-untyped-def]
+    """Put a site into group k (sign 1), or take it out (sign -1)."""
+    block, lane = k // LANES, k % LANES
+    for i in range(c.size):
+        groups.c[block, i, lane] += sign * c[i]
+        for j in range(i, c.size):
+            groups.H[block, i, j, lane] += sign * H[i, j]
+    groups.n[k] += sign
 
 
 @part
@@ -183,19 +263,43 @@ def inverse_of_factor(R, out):  # type: ignore[no-untyped-def]
 @part
 def add_noise(x, rng):  # type: ignore[no-untyped-def]
     for j in range(x.size):
-        x[j] += rng.normal()
+        x[j] += rng.standard_normal()
 
 
 @part
 def pick(logs, rng):  # type: ignore[no-untyped-def]
-    """A position, drawn with probability proportional to ``exp(logs)``."""
-    weight = np.exp(logs - logs.max())
-    left = rng.random() * weight.sum()
-    at = 0
-    while at < weight.size - 1 and left > weight[at]:
-        left -= weight[at]
+    """A position, drawn with probability proportional to ``exp(logs)``, which are overwritten."""
+    top, left, at = -np.inf, 0.0, 0
+    for t in range(logs.size):
+        top = max(top, logs[t])
+    for t in range(logs.size):
+        logs[t] = math.exp(logs[t] - top)
+        left += logs[t]
+    left *= rng.random()
+    while at < logs.size - 1 and left > logs[at]:
+        left -= logs[at]
         at += 1
     return at
+
+
+@part
+def shuffle(order, rng):  # type: ignore[no-untyped-def]
+    for t in range(order.size - 1, 0, -1):
+        other = int(rng.random() * (t + 1))
+        order[t], order[other] = order[other], order[t]
+
+
+@part
+def draw_beta(a, b, rng):  # type: ignore[no-untyped-def]
+    """A beta variable, away from 0 and 1 by so much that its odds can be computed with."""
+    x = rng.standard_gamma(a)
+    return min(max(x / (x + rng.standard_gamma(b)), LEAST_RATE), 1.0 - LEAST_RATE)
+
+
+@part
+def assign(target, values):  # type: ignore[no-untyped-def]
+    for t in range(target.size):
+        target[t] = values[t]
 
 
 @part
@@ -206,24 +310,50 @@ def log_beta(x, y):  # type: ignore[no-untyped-def]
 @part
 def collect(sites, z, r, m, c, groups):  # type: ignore[no-untyped-def]
     """Sums over the members of each group around ``m``, at share number ``r``; the log likelihood of ``nu = m``."""
-    groups.H[:] = 0.0
-    groups.c[:] = 0.0
-    groups.n[:] = 0
+    groups.H.fill(0.0)
+    groups.c.fill(0.0)
+    groups.n.fill(0)
     base = 0.0
     V, p = c.shape
     for u in range(V):
-        k = z[u]
         base += sites.k[r, u]
         for i in range(p):
             bend = 0.0
             for j in range(p):
                 bend += sites.H[r, u, i, j] * m[j]
-                groups.H[k, i, j] += sites.H[r, u, i, j]
             c[u, i] = sites.c[r, u, i] - bend
-            groups.c[k, i] += c[u, i]
             base += m[i] * (sites.c[r, u, i] - 0.5 * bend)
-        groups.n[k] += 1
+        add_site(groups, z[u], sites.H[r, u], c[u], 1)
     return base
+
+
+@part
+def join_marginals(groups, course, old, free, H, c, prior, out):  # type: ignore[no-untyped-def]
+    """Log marginals of all groups with a site that has just left group ``old``, and of the site alone.
+
+    An empty group with the site is the site alone; ``old`` with it is what ``old`` was, so that its lane has room for
+    what is left of it.
+    """
+    alone = 0.0
+    for block in range(len(groups.H)):
+        first, busy = block * LANES, False
+        for lane in range(LANES):
+            k = first + lane
+            groups.take[lane] = 0.0 if k == old and groups.n[k] > 0 else 1.0
+            busy = busy or groups.n[k] > 0 or k == free
+        if not busy:
+            continue
+        log_marginals(groups, block, H, c, prior, out)
+        for lane in range(LANES):
+            k = first + lane
+            if k == free:
+                alone = out[lane]
+            if k == old and groups.n[k] > 0:
+                groups.new[k] = groups.log[k]
+                groups.log[k] = out[lane]
+            else:
+                groups.new[k] = out[lane]
+    return alone
 
 
 @part
@@ -236,40 +366,41 @@ def move_sites(sites, state, course, groups, c, prior, same, rng):  # type: igno
     most, r, z = course.most, state.share[0], state.z
     alpha, r_in, r_out = state.scalars[2], state.scalars[3], state.scalars[4]
     edge, gap = math.log(r_in / r_out), math.log((1.0 - r_in) / (1.0 - r_out))
-    weight, new, edges = np.zeros(most + 1), np.zeros(most + 1), np.zeros(most)
-    order = rng.permutation(V)
+    weight, edges, out = np.zeros(most + 1), np.zeros(most), np.zeros(LANES)
+    order = np.empty(V, np.int64)
+    for u in range(V):
+        order[u] = u
+    shuffle(order, rng)
     entropy = 0.0
     for u in order:
-        k = z[u]
-        groups.c[k] -= c[u]
-        groups.H[k] -= sites.H[r, u]
-        groups.n[k] -= 1
-        if course.collapsed and groups.n[k] > 0:
-            groups.log[k] = log_marginal(groups.H[k], groups.c[k], prior, groups.R, groups.x)
+        H, old = sites.H[r, u], z[u]
+        add_site(groups, old, H, c[u], -1)
+        free = -1
+        for k in range(most):
+            if groups.n[k] == 0:
+                free = k
+                break
         if course.edges:
-            edges[:] = 0.0
+            for k in range(most):
+                edges[k] = 0.0
             for t in range(sites.first[u], sites.first[u + 1]):
                 edges[z[sites.neighbour[t]]] += 1.0
-        alone = log_marginal(sites.H[r, u], c[u], prior, groups.R, groups.x)
-        free, top = -1, -np.inf
+        if course.collapsed:
+            alone = join_marginals(groups, course, old, free, H, c[u], prior, out)
+        else:
+            alone = log_marginal(H, c[u], prior, groups.R, groups.y)
+        top = -np.inf
         for k in range(most):
             weight[k] = -np.inf
             if groups.n[k] == 0:
-                free = k if free < 0 else free
                 continue
-            if course.collapsed:
-                for i in range(p):
-                    groups.tc[i] = groups.c[k, i] + c[u, i]
-                    for j in range(i, p):
-                        groups.tH[i, j] = groups.H[k, i, j] + sites.H[r, u, i, j]
-                new[k] = log_marginal(groups.tH, groups.tc, prior, groups.R, groups.x)
-                gain = new[k] - groups.log[k]
-            else:
+            gain = groups.new[k] - groups.log[k]
+            if not course.collapsed:
                 gain = 0.0
                 for i in range(p):
                     bend = 0.0
                     for j in range(p):
-                        bend += sites.H[r, u, i, j] * groups.draw[k, j]
+                        bend += H[i, j] * groups.draw[k, j]
                     gain += groups.draw[k, i] * (c[u, i] - 0.5 * bend)
             if course.edges:
                 gain += edges[k] * edge + (groups.n[k] - edges[k]) * gap
@@ -295,20 +426,15 @@ def move_sites(sites, state, course, groups, c, prior, same, rng):  # type: igno
             left -= weight[chosen]
             chosen += 1
         if chosen == most:
-            if free < 0:
-                chosen = z[u]
-            else:
-                chosen = free
-                new[chosen] = alone
-                if not course.collapsed:
-                    log_marginal(sites.H[r, u], c[u], prior, groups.R, groups.x)
-                    add_noise(groups.x, rng)
-                    back_substitute(groups.R, groups.x, groups.draw[chosen])
+            chosen = free if free >= 0 else old
+            groups.new[chosen] = alone
+            if not course.collapsed:
+                log_marginal(H, c[u], prior, groups.R, groups.y)
+                add_noise(groups.y, rng)
+                back_substitute(groups.R, groups.y, groups.draw[chosen])
         z[u] = chosen
-        groups.log[chosen] = new[chosen]
-        groups.c[chosen] += c[u]
-        groups.H[chosen] += sites.H[r, u]
-        groups.n[chosen] += 1
+        groups.log[chosen] = groups.new[chosen]
+        add_site(groups, chosen, H, c[u], 1)
     return entropy
 
 
@@ -318,11 +444,11 @@ def draw_groups(groups, prior, rng):  # type: ignore[no-untyped-def]
     total = 0.0
     for k in range(groups.n.size):
         if groups.n[k] > 0:
-            groups.log[k] = log_marginal(groups.H[k], groups.c[k], prior, groups.R, groups.x)
+            groups.log[k] = factorise(groups, k, prior)
             total += groups.log[k]
-            back_substitute(groups.R, groups.x, groups.mean[k])
-            add_noise(groups.x, rng)
-            back_substitute(groups.R, groups.x, groups.draw[k])
+            back_substitute(groups.R, groups.y, groups.mean[k])
+            add_noise(groups.y, rng)
+            back_substitute(groups.R, groups.y, groups.draw[k])
     return total
 
 
@@ -338,7 +464,7 @@ def move_widths(state, groups, prior, n_groups, rng):  # type: ignore[no-untyped
             if groups.n[k] > 0:
                 total += groups.draw[k, j] + state.m[j]
         precision = n_groups * prior[j] + MEAN_PRECISION
-        mean = total * prior[j] / precision + rng.normal() / math.sqrt(precision)
+        mean = total * prior[j] / precision + rng.standard_normal() / math.sqrt(precision)
         squares = 0.0
         for k in range(groups.n.size):
             if groups.n[k] > 0:
@@ -346,7 +472,7 @@ def move_widths(state, groups, prior, n_groups, rng):  # type: ignore[no-untyped
         state.m[j] = mean
         gain += 0.5 * (math.log(MEAN_PRECISION / precision) - MEAN_PRECISION * mean**2 + 1.0)
         a, b = shape + 0.5 * n_groups, shape * typical + 0.5 * squares
-        width = min(max(b / rng.gamma(a), LEAST), 1.0 / LEAST)
+        width = min(max(b / rng.standard_gamma(a), LEAST), 1.0 / LEAST)
         gain += shape * math.log(shape * typical) - math.lgamma(shape) - a * math.log(b) + math.lgamma(a)
         gain += (a - shape) * math.log(width) + (b - shape * typical) / width
         state.w[j] = width
@@ -373,7 +499,7 @@ def move_share(sites, state, groups, c, prior, rng):  # type: ignore[no-untyped-
         odds[r] = collect(sites, state.z, r, state.m, c, groups) + log_share_prior(r, odds.size)
         for k in range(groups.n.size):
             if groups.n[k] > 0:
-                odds[r] += log_marginal(groups.H[k], groups.c[k], prior, groups.R, groups.x)
+                odds[r] += factorise(groups, k, prior)
     state.share[0] = pick(odds, rng)
 
 
@@ -396,54 +522,78 @@ def count_edges(sites, z, n):  # type: ignore[no-untyped-def]
 
 
 @part
+def multiply(A, B, out):  # type: ignore[no-untyped-def]
+    for i in range(len(A)):
+        for j in range(len(A)):
+            out[i, j] = 0.0
+    add_product(A, B, out)
+
+
+@part
+def add_product(A, B, out):  # type: ignore[no-untyped-def]
+    """``out += A B``."""
+    for i in range(len(A)):
+        for k in range(len(A)):
+            factor = A[i, k]
+            for j in range(len(A)):
+                out[i, j] += factor * B[k, j]
+
+
+@part
 def keep_sweep(sites, state, groups, prior, record, s):  # type: ignore[no-untyped-def]
     """Add effects given the partition as line ``s``: groups' means plus what sites say about their own effects."""
     r, share = state.share[0], sites.share[state.share[0]]
     V, p = record.b.shape
-    C, identity = np.zeros((p, p)), np.eye(p)
+    B, C, BC, b, centre = np.zeros((p, p)), np.zeros((p, p)), np.zeros((p, p)), np.zeros(p), np.zeros(p)
     for k in range(groups.n.size):
         if groups.n[k] == 0:
             continue
-        log_marginal(groups.H[k], groups.c[k], prior, groups.R, groups.x)
+        factorise(groups, k, prior)
         inverse_of_factor(groups.R, C)
-        centre = state.m + groups.mean[k]
+        for i in range(p):
+            centre[i] = state.m[i] + groups.mean[k, i]
         for u in range(V):
             if state.z[u] != k:
                 continue
-            b = centre.copy()
+            assign(b, centre)
             if share > 0.0:
                 for i in range(p):
                     bend = 0.0
                     for j in range(p):
                         bend += sites.H[r, u, i, j] * centre[j]
+                        B[i, j] = -share * sites.H[r, u, i, j]
+                    B[i, i] += 1.0
                     b[i] += share * (sites.c[r, u, i] - bend)
-                B = identity - share * sites.H[r, u]
-                record.bb[u] += share * B + np.dot(np.dot(B, C), B)
-            else:
-                record.bb[u] += C
+                multiply(B, C, BC)
+                add_product(BC, B, record.bb[u])
             for i in range(p):
                 record.b[u, i] += b[i]
                 for j in range(p):
-                    record.bb[u, i, j] += b[i] * b[j]
+                    record.bb[u, i, j] += b[i] * b[j] + (share * B[i, j] if share > 0.0 else C[i, j])
             if u < record.means.shape[1]:
-                record.means[s, u] = b
-    record.z[s] = state.z
-    record.m[s] = state.m
-    record.w[s] = state.w
+                assign(record.means[s, u], b)
+    assign(record.z[s], state.z)
+    assign(record.m[s], state.m)
+    assign(record.w[s], state.w)
     record.alpha[s] = state.scalars[2]
 
 
 @part
 def make_groups(most, p):  # type: ignore[no-untyped-def]
+    """Room for ``most`` groups, all of them empty."""
+    blocks = (most + LANES - 1) // LANES
     return Groups(
-        np.zeros((most, p, p)),
-        np.zeros((most, p)),
-        np.zeros(most, np.int64),
-        np.zeros(most),
-        np.zeros((most, p)),
-        np.zeros((most, p)),
-        np.zeros((p, p)),
-        np.zeros(p),
+        np.zeros((blocks, p, p, LANES)),
+        np.zeros((blocks, p, LANES)),
+        np.zeros(blocks * LANES, np.int64),
+        np.zeros(blocks * LANES),
+        np.zeros(blocks * LANES),
+        np.zeros((blocks * LANES, p)),
+        np.zeros((blocks * LANES, p)),
+        np.ones(LANES),
+        np.zeros((p, p, LANES)),
+        np.zeros((p, LANES)),
+        np.zeros((p + 1, LANES)),
         np.zeros((p, p)),
         np.zeros(p),
     )
@@ -457,7 +607,9 @@ def run_chain(sites, state, record, course, rng):  # type: ignore[no-untyped-def
     from. Its mean leaves out the first half of the sweeps that are not kept.
     """
     V, p = sites.c.shape[1:]
-    prior, c, nothing = 1.0 / state.w, np.zeros((V, p)), np.zeros((0, 0))
+    prior, c, nothing = np.zeros(p), np.zeros((V, p)), np.zeros((0, 0))
+    for j in range(p):
+        prior[j] = 1.0 / state.w[j]
     groups = make_groups(course.most, p)
     density = (0.5 * sites.neighbour.size + 1.0) / (0.5 * V * (V - 1) + 2.0)
     yes, no = 2.0 * density, 2.0 - 2.0 * density  # of the rates' beta priors
@@ -467,7 +619,8 @@ def run_chain(sites, state, record, course, rng):  # type: ignore[no-untyped-def
         score = collect(sites, state.z, state.share[0], state.m, c, groups)
         draw_groups(groups, prior, rng)
         # one group with a spread inside is a continuum: nobody is kin
-        counts = s >= 0 and (state.share[0] == 0 or np.sum(groups.n > 0) > 1)
+        several = groups.n[state.z[0]] < V
+        counts = s >= 0 and (state.share[0] == 0 or several)
         entropy = move_sites(sites, state, course, groups, c, prior, record.same if counts else nothing, rng)
         score += draw_groups(groups, prior, rng)
         n_groups, alpha = 0, state.scalars[2]
@@ -482,7 +635,7 @@ def run_chain(sites, state, record, course, rng):  # type: ignore[no-untyped-def
             score -= 2.0 * log_beta(yes, no)
         if score > best:
             best = score
-            record.best[:] = state.z
+            assign(record.best, state.z)
         score += entropy + log_share_prior(state.share[0], sites.share.size)
         if s >= 0:
             keep_sweep(sites, state, groups, prior, record, s)
@@ -492,14 +645,12 @@ def run_chain(sites, state, record, course, rng):  # type: ignore[no-untyped-def
             score += move_widths(state, groups, prior, n_groups, rng)
             if sweep % SHARE_EVERY == 0:
                 move_share(sites, state, groups, c, prior, rng)
-            rate = rng.beta(inside + yes, pairs - inside + no)
-            state.scalars[3] = min(max(rate, LEAST_RATE), 1.0 - LEAST_RATE)
-            rate = rng.beta(between + yes, others - between + no)
-            state.scalars[4] = min(max(rate, LEAST_RATE), 1.0 - LEAST_RATE)
+            state.scalars[3] = draw_beta(inside + yes, pairs - inside + no, rng)
+            state.scalars[4] = draw_beta(between + yes, others - between + no, rng)
             # Escobar and West (1995), with a Gamma(1, 1) prior
-            scale = 1.0 - math.log(rng.beta(alpha + 1.0, V))
+            scale = 1.0 - math.log(draw_beta(alpha + 1.0, V, rng))
             more = n_groups if rng.random() * (V * scale + n_groups) < n_groups else n_groups - 1
-            state.scalars[2] = max(rng.gamma(1.0 + more) / scale, LEAST)
+            state.scalars[2] = max(rng.standard_gamma(1.0 + more) / scale, LEAST)
         if s >= 0:
             record.trace[s, 0] = score
         if 2 * sweep >= course.burn:
@@ -509,62 +660,89 @@ def run_chain(sites, state, record, course, rng):  # type: ignore[no-untyped-def
 
 
 @part
-def merge_gain(groups, edges, prior, edge, gap, a, b):  # type: ignore[no-untyped-def]
-    p = prior.size
+def largest(values):  # type: ignore[no-untyped-def]
+    """Where the largest value is."""
+    at = 0
+    for t in range(values.size):
+        if values[t] > values[at]:
+            at = t
+    return at
+
+
+@part
+def merge_gains(groups, a, H, edges, prior, rates, gain, out):  # type: ignore[no-untyped-def]
+    """What merging group ``a`` with each other group adds to the log evidence, into row and column a of ``gain``."""
+    block, lane = a // LANES, a % LANES
+    p, K = prior.size, len(gain)
+    c = groups.y
     for i in range(p):
-        groups.tc[i] = groups.c[a, i] + groups.c[b, i]
+        c[i] = groups.c[block, i, lane]
         for j in range(i, p):
-            groups.tH[i, j] = groups.H[a, i, j] + groups.H[b, i, j]
-    joined = log_marginal(groups.tH, groups.tc, prior, groups.R, groups.x)
-    pairs = groups.n[a] * groups.n[b]
-    return joined - groups.log[a] - groups.log[b] + edges[a, b] * edge + (pairs - edges[a, b]) * gap
+            H[i, j] = groups.H[block, i, j, lane]
+    for other in range(len(groups.H)):
+        log_marginals(groups, other, H, c, prior, out)
+        for v in range(LANES):
+            b = other * LANES + v
+            if b < K and b != a and groups.n[b] > 0:
+                pairs = groups.n[a] * groups.n[b] - edges[a, b]
+                gain[a, b] = out[v] - groups.log[a] - groups.log[b] + edges[a, b] * rates[0] + pairs * rates[1]
+                gain[b, a] = gain[a, b]
 
 
 @kernel(INT, _R3, _R2, _R1, _J1, _J1, FLOAT, FLOAT, _I1)
 def merge(H, c, prior, first, neighbour, r_in, r_out, z):  # type: ignore[no-untyped-def]
     """Merge groups ``z (V,)`` (numbered 0..K-1), the best pair first, while the evidence rises; how many are left."""
     V, p = c.shape
-    K = z.max() + 1
-    edge, gap = math.log(r_in / r_out), math.log((1.0 - r_in) / (1.0 - r_out))
-    groups = make_groups(K, p)
-    edges = np.zeros((K, K))
+    K = 0
     for u in range(V):
-        groups.H[z[u]] += H[u]
-        groups.c[z[u]] += c[u]
-        groups.n[z[u]] += 1
+        K = max(K, z[u] + 1)
+    rates = (math.log(r_in / r_out), math.log((1.0 - r_in) / (1.0 - r_out)))
+    groups, edges = make_groups(K, p), np.zeros((K, K))
+    gain, room, out = np.zeros((K, K)), np.zeros((p, p)), np.zeros(LANES)
+    gain.fill(-np.inf)
+    for u in range(V):
+        add_site(groups, z[u], H[u], c[u], 1)
         for t in range(first[u], first[u + 1]):
             edges[z[u], z[neighbour[t]]] += 1.0
-    gain = np.full((K, K), -np.inf)  # of merging a and b < a
     for a in range(K):
-        groups.log[a] = log_marginal(groups.H[a], groups.c[a], prior, groups.R, groups.x)
-        for b in range(a):
-            gain[a, b] = merge_gain(groups, edges, prior, edge, gap, a, b)
-    label = np.arange(K)
+        groups.log[a] = factorise(groups, a, prior)
+    for a in range(K):
+        merge_gains(groups, a, room, edges, prior, rates, gain, out)
+    best, label = np.zeros(K, np.int64), np.zeros(K, np.int64)  # each group's best partner, and where it has gone
+    for a in range(K):
+        best[a] = largest(gain[a])
+        label[a] = a
     left = K
     while left > 1:
-        best, into, gone = 0.0, -1, -1
+        into = -1
         for a in range(K):
-            if groups.n[a] > 0:
-                for b in range(a):
-                    if groups.n[b] > 0 and gain[a, b] > best:
-                        best, into, gone = gain[a, b], a, b
+            if groups.n[a] > 0 and gain[a, best[a]] > (0.0 if into < 0 else gain[into, best[into]]):
+                into = a
         if into < 0:
             break
-        groups.H[into] += groups.H[gone]
-        groups.c[into] += groups.c[gone]
+        gone = best[into]
+        block, lane = gone // LANES, gone % LANES
+        for i in range(p):
+            groups.c[into // LANES, i, into % LANES] += groups.c[block, i, lane]
+            for j in range(i, p):
+                groups.H[into // LANES, i, j, into % LANES] += groups.H[block, i, j, lane]
         groups.n[into] += groups.n[gone]
         groups.n[gone] = 0
-        edges[into] += edges[gone]
-        edges[:, into] += edges[:, gone]
         left -= 1
         for k in range(K):
+            edges[into, k] += edges[gone, k]
+            edges[k, into] = edges[into, k]
+            gain[gone, k] = gain[k, gone] = -np.inf
             if label[k] == gone:
                 label[k] = into
-        groups.log[into] = log_marginal(groups.H[into], groups.c[into], prior, groups.R, groups.x)
-        for k in range(K):
-            if groups.n[k] > 0 and k != into:
-                a, b = max(into, k), min(into, k)
-                gain[a, b] = merge_gain(groups, edges, prior, edge, gap, a, b)
+        groups.log[into] = factorise(groups, into, prior)
+        merge_gains(groups, into, room, edges, prior, rates, gain, out)
+        for a in range(K):
+            if groups.n[a] > 0:
+                if a == into or best[a] == into or best[a] == gone:
+                    best[a] = largest(gain[a])
+                elif gain[a, into] > gain[a, best[a]]:
+                    best[a] = into
     for u in range(V):
         z[u] = label[z[u]]
     return left
