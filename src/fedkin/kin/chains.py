@@ -62,37 +62,59 @@ def integrate_effects(W: Array, c: Array, first: Index, neighbour: Index) -> Sit
     return Sites(*(frozen(part) for part in parts))
 
 
-def sample(sites: Sites, seed: int, sampling: Sampling) -> Chains:
-    """Chains over partitions of the sites, the same for the same seed."""
+@dataclass(frozen=True, eq=False)
+class Scouts:
+    """Short chains from every start, the best first; ``seeds`` are for those that go on from them."""
+
+    sites: Sites
+    scores: Array
+    states: tuple[State, ...]
+    starts: tuple[str, ...]
+    seeds: tuple[np.random.Generator, ...]
+
+
+def scout(sites: Sites, seed: int, sampling: Sampling) -> Scouts:
+    """A short chain from every start."""
     V, p = sites.c.shape[1:]
     rng = np.random.default_rng(seed)
-    most = most_groups(V)
-    flags = (most, int(sites.neighbour.size > 0), int(V < DRAWN), 1)
+    starts = make_starts(sites, rng)
+    streams = rng.spawn(len(starts) + sampling.chains)
+    course = _course(sites, sampling.scout)
 
-    def scout(number: int) -> tuple[float, State, str]:
+    def one(number: int) -> tuple[float, State, str]:
         start = starts[number]
         rates = edge_rates(start.z, sites.first, sites.neighbour)
         state = State(
-            np.minimum(start.z, most - 1),
+            np.minimum(start.z, course.most - 1),
             np.array([start.share]),
             np.zeros(p),
             np.full(p, MERGE_WIDTH),
             np.array([MERGE_WIDTH, 2.0, 1.0, *rates]),
         )
-        course = Course(sampling.scout, *flags)
         return run_chain(sites, state, empty_record(V, p, 0), course, streams[number]), state, start.name
 
-    def long(number: int) -> tuple[float, Record, str]:
-        _, state, name = scouted[number]
-        record = empty_record(V, p, sampling.keep)
-        course = Course(sampling.burn, *flags)
-        return run_chain(sites, state, record, course, streams[len(starts) + number]), record, name
+    found = sorted(_in_threads(one, range(len(starts))), key=lambda run: -run[0])
+    scores, states, names = zip(*found, strict=True)
+    return Scouts(sites, np.array(scores), states, names, tuple(streams[len(starts) :]))
 
-    starts = make_starts(sites, rng)
-    streams = rng.spawn(len(starts) + sampling.chains)
-    scouted = sorted(_in_threads(scout, range(len(starts))), key=lambda one: -one[0])[: sampling.chains]
-    scores, records, names = zip(*_in_threads(long, range(len(scouted))), strict=True)
-    return Chains(sites, records, np.array(scores), names)
+
+def go_on(scouts: Scouts, sampling: Sampling) -> Chains:
+    """Longer chains from the best scouts, which they move."""
+    sites = scouts.sites
+    V, p = sites.c.shape[1:]
+    course = _course(sites, sampling.burn)
+
+    def one(number: int) -> tuple[float, Record]:
+        record = empty_record(V, p, sampling.keep)
+        return run_chain(sites, scouts.states[number], record, course, scouts.seeds[number]), record
+
+    scores, records = zip(*_in_threads(one, range(min(sampling.chains, len(scouts.states)))), strict=True)
+    return Chains(sites, records, np.array(scores), scouts.starts[: len(records)])
+
+
+def _course(sites: Sites, burn: int) -> Course:
+    V = sites.c.shape[1]
+    return Course(burn, most_groups(V), int(sites.neighbour.size > 0), int(V < DRAWN), 1)
 
 
 def most_groups(V: int) -> int:

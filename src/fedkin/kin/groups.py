@@ -8,7 +8,8 @@ import numpy as np
 from scipy.special import betaln
 
 from fedkin._base import Array, Index, Mask
-from fedkin.kin.chains import Chains, integrate_effects, sample
+from fedkin.kin.chains import Chains, Scouts, go_on, integrate_effects, scout
+from fedkin.kin.kernels import Sites
 from fedkin.kin.mixed import MixedModel
 from fedkin.kin.options import ALL_MIXED, SHARES, Sampling
 from fedkin.kin.quadratics import apply
@@ -67,11 +68,11 @@ class Blend:
         return np.asarray(np.clip(chance, 0.0, 1.0))
 
 
-def blend(W: Array, c: Array, first: Index, neighbour: Index, seed: int, sampling: Sampling) -> Blend:
+def blend(W: Array, c: Array, scouts: Scouts, sampling: Sampling) -> Blend:
     """The posterior of whitened effects from ``W (V, d, d)`` and ``c (V, d)``."""
-    chains = sample(integrate_effects(W, c, first, neighbour), seed, sampling)
-    scales, evidence = _without_groups(chains)
+    chains = go_on(scouts, sampling)
     sites, d = chains.sites, W.shape[1]
+    scales, evidence = _without_groups(sites)
     b0 = np.einsum("r,rud->ud", scales * SHARES, sites.c)
     C0 = sum(
         v * (g * (np.eye(d) - g * H) + outer(g * e - b0))
@@ -99,9 +100,8 @@ def blend(W: Array, c: Array, first: Index, neighbour: Index, seed: int, samplin
     )
 
 
-def _without_groups(chains: Chains) -> tuple[Array, float]:
+def _without_groups(sites: Sites) -> tuple[Array, float]:
     """Probabilities of the mixed model's spread being scaled by each of the shares, and their joint log evidence."""
-    sites = chains.sites
     V = sites.c.shape[1]
     pairs, edges = V * (V - 1) / 2, sites.neighbour.size / 2
     logs = sites.k.sum(axis=1) - np.log(len(SHARES))
@@ -156,30 +156,27 @@ def find_groups(
     spreads that were estimated apart are noisy.
     """
     V = len(model.theta)
-    first, neighbour = adjacency(V, edges)
-    found: tuple[Blend, _White] | None = None
     spreads = [model.spread]
     if slopes.sum() > 1:
         spreads.append(np.where(slopes, model.spread[slopes].mean(), model.spread))
-    for spread in spreads if V >= FEWEST else []:
-        white = _White.of(model, spread)
-        if not white.F.shape[1]:
-            break
-        one = blend(white.W, white.c, first, neighbour, seed, sampling)
-        # a spread that was not fitted apart saves a parameter
-        saved = 0.0 if found is None else float(slopes.sum() - 1)
-        if found is None or one.evidence + saved > found[0].evidence:
-            found = one, white
-        if found[0].weight > ALL_MIXED:
-            break
-    if found is None:
-        degrees = float(model.degrees.sum())
-        nothing = np.zeros((len(model.mean), 0))
+    whites = [_White.of(model, spread) for spread in spreads]
+    if V < FEWEST or not all(white.F.shape[1] for white in whites):
+        degrees, nothing = float(model.degrees.sum()), np.zeros((len(model.mean), 0))
         return Grouped(model.theta, model.covariance, degrees, model.spread, model.mean, nothing, None, False, None)
-    chosen, white = found
-    with_graph, other = neighbour.size > 0, None
+
+    def scouted(white: _White, edges: Index) -> Scouts:
+        return scout(integrate_effects(white.W, white.c, *adjacency(V, edges)), seed, sampling)
+
+    scouts = [scouted(white, edges) for white in whites]
+    evidence = [max(float(one.scores[0]), _without_groups(one.sites)[1]) for one in scouts]
+    # a spread that was not fitted apart saves a parameter
+    best = int(len(whites) > 1 and evidence[1] + slopes.sum() - 1 > evidence[0])
+    chosen, white = blend(whites[best].W, whites[best].c, scouts[best], sampling), whites[best]
+    if best and chosen.weight > ALL_MIXED:  # without groups the spreads stay apart
+        chosen, white = blend(whites[0].W, whites[0].c, scouts[0], sampling), whites[0]
+    with_graph, other = len(edges) > 0, None
     if with_graph and guard:
-        bare = blend(white.W, white.c, *adjacency(V, edges[:0]), seed, sampling)
+        bare = blend(white.W, white.c, scouted(white, edges[:0]), sampling)
         apart = chosen.b - bare.b
         deviation = 2 * np.sqrt(max(float((apart * apply(white.W, apart)).sum()), 0.0))
         other = bare.sure
