@@ -1,8 +1,8 @@
 """What carries out the iterations (numpy or compiled kernels), how much work they are, and the threads that share it.
 
 numpy is the reference. The kernels take the same steps several times faster, but loading them takes about half a
-second, and compiling them, once per machine, 10 to 20. So ``"auto"`` uses them when they are loaded already, or when
-the work ahead is worth the wait; a first small fit never waits for a compiler.
+second, and compiling them, once per machine, most of a minute. So ``"auto"`` uses them when they are loaded already,
+or when the work ahead is worth the wait; a first small fit never waits for a compiler.
 """
 
 from __future__ import annotations

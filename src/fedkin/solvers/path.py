@@ -156,8 +156,6 @@ def _next_solutions(
 ) -> list[Solution]:
     """Solutions at the first of the strengths, at least one: as many as kernels find without Python in between."""
     if backend == "numba":
-        from fedkin.solvers.path import solve_levels
-
         several = solve_levels(objective, known, strengths, tol, max_iter, fuse_components=fuse_components)
         if several:
             return several

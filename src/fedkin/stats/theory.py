@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedkin._base import Array, Index, check_choice
+from fedkin._base import Array, Index, Mask, check_choice
 from fedkin.data import Federation
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
@@ -245,14 +245,13 @@ class Sizes:
             raise ParameterError(
                 f"theta_star has shape {theta.shape}, expected a row for each of {federation.n_devices} devices"
             )
-        i, j = graph.edges.T
         return cls(
             n_samples=int(federation.n_samples.min()),
             n_devices=federation.n_devices,
             n_params=theta.shape[1],
             n_components=int(graph.components().max()) + 1,
             n_edges=graph.n_edges,
-            n_false_edges=int((theta[i] != theta[j]).any(axis=1).sum()),
+            n_false_edges=int(_joins_different(graph, theta).sum()),
         )
 
 
@@ -488,9 +487,8 @@ def minimum_signal_check(
     graph = graph.aligned(federation.devices)
     terms = _terms_of(federation, loss)
     theta = _true_parameters(federation, theta_star, terms)
-    i, j = graph.edges.T
-    false = (theta[i] != theta[j]).any(axis=1)
-    i, j = i[false], j[false]
+    false = graph.edges[_joins_different(graph, theta)]
+    i, j = false.T
     hessians = terms.hessians(theta)
     n = federation.n_samples[:, None, None]
     signal = np.empty(i.size)
@@ -503,7 +501,7 @@ def minimum_signal_check(
         middle = np.linalg.pinv(first + second, hermitian=True) @ (second @ d)
         signal[start : start + step] = (d * (first @ middle)).sum(axis=(1, 2)) / dispersion
     required = 4.0 * float(chdtri(terms.n_params, level / max(graph.n_edges, 1)))
-    return MinimumSignal(graph.edges[false], signal, required)
+    return MinimumSignal(false, signal, required)
 
 
 def _terms_of(federation: Federation, loss: LossLike) -> DeviceTerms:
@@ -519,6 +517,11 @@ def _true_parameters(federation: Federation, theta_star: ArrayLike, terms: Devic
     if theta.shape != expected:
         raise ParameterError(f"theta_star has shape {theta.shape}, expected {expected}: a row for every device")
     return theta
+
+
+def _joins_different(graph: Graph, theta: Array) -> Mask:
+    """Which edges are false: those between different rows of ``theta (V, p)``."""
+    return np.asarray((theta[graph.edges[:, 0]] != theta[graph.edges[:, 1]]).any(axis=1))
 
 
 def _gradients(federation: Federation, theta_star: ArrayLike, loss: LossLike) -> Array:
