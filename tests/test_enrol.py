@@ -65,6 +65,18 @@ def test_a_site_knows_its_neighbours_and_nobody_else(four):
     assert "east" not in words_in(north).replace("least", "") and "south" in words_in(north)
 
 
+def test_a_sites_directory_does_not_grow_with_the_federation(tmp_path):
+    sizes = {}
+    for n in (20, 400):
+        made = heart.organiser(tmp_path / str(n), names=[f"site{k:03d}" for k in range(n)])
+        done = heart.joined(made, "site007")
+        found = done.invite
+        assert [one.member.name for one in found.neighbours] == ["site006", "site008"]
+        sizes[n] = sum(path.stat().st_size for path in done.directory.rglob("*") if path.is_file())
+        assert "site009" not in words_in(done.directory)
+    assert abs(sizes[400] - sizes[20]) < 40
+
+
 def test_private_keys_and_rows_stay_at_the_site(four):
     organisers = words_in(four.directory)
     for name in heart.SITES:
