@@ -145,6 +145,13 @@ def test_too_few_rows_are_refused():
     assert str(finding) == "60 rows, but at least 100 are needed"
 
 
+def test_too_few_rows_are_said_together_with_the_rest():
+    table = columns(8)
+    table["age"][2] = 400.0
+    del table["ward"]
+    assert [one.column for one in read().check(table)] == ["age", "ward", ""]
+
+
 def test_a_site_cannot_lower_thresholds():
     few = Thresholds(rows=1, rows_per_parameter=0.0, cell=1)
     assert read().check(columns(11), few)

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from fedkin._base import Array, count
 from fedkin.admm import Average, GradientKind
-from fedkin.data import INTERCEPT, Finding, Rows, Schema, level_text
+from fedkin.data import INTERCEPT, Finding, Rows, Schema, columns_of, level_text
 from fedkin.errors import FedkinError
 from fedkin.federate.contract.plans import in_words
 from fedkin.federate.messages import Wire
@@ -220,10 +220,13 @@ class Contract(
         >>> print(*contract.check({"x": [1.0, 2.0], "y": [1.0, 2.0]}), sep=chr(10))
         2 rows, but at least 10 are needed
         """
+        from fedkin.federate.contract.disclosure import too_few
+
         findings = self.schema.check(columns)
-        if any(finding.refuses for finding in findings):
-            return findings
-        return [*findings, *self.disclosures(self.schema.rows(columns, self.intercept), thresholds)]
+        if not any(finding.refuses for finding in findings):
+            return [*findings, *self.disclosures(self.prepare(columns), thresholds)]
+        n = len(next(iter(columns_of(columns).values()), ()))  # it cannot be prepared, but its rows can be counted
+        return [*findings, *too_few(self, n, self._least(thresholds))]
 
     def prepare(self, columns: Mapping[str, object]) -> Rows:
         """A site's table as prepared rows; raises one `DataError` with all that does not fit the schema."""
@@ -233,7 +236,10 @@ class Contract(
         """Why prepared rows are too few to compute anything from; [] when they are enough."""
         from fedkin.federate.contract.disclosure import disclosures
 
-        return disclosures(self, rows, self.thresholds if thresholds is None else self.thresholds.stricter(thresholds))
+        return disclosures(self, rows, self._least(thresholds))
+
+    def _least(self, own: Thresholds | None) -> Thresholds:
+        return self.thresholds if own is None else self.thresholds.stricter(own)
 
     # --- files ------------------------------------------------------------------------------------------------
 

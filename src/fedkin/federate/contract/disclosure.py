@@ -15,15 +15,20 @@ if TYPE_CHECKING:
     from fedkin.federate.contract.contract import Contract, Thresholds
 
 
+def too_few(contract: Contract, n: int, thresholds: Thresholds) -> list[Finding]:
+    """Why n rows are not enough, if they are not."""
+    p = contract.n_params
+    for_all = math.ceil(thresholds.rows_per_parameter * p)
+    if n >= max(thresholds.rows, for_all):
+        return []
+    words = f"{count(n, 'row')}, but at least {max(thresholds.rows, for_all)} are needed"
+    more = f" ({thresholds.rows_per_parameter:g} for each of {count(p, 'parameter')})"
+    return [Finding("", words + (more if for_all > thresholds.rows else ""))]
+
+
 def disclosures(contract: Contract, rows: Rows, thresholds: Thresholds) -> list[Finding]:
     """Why prepared rows are too few to compute anything from them; [] when they are enough."""
-    findings = []
-    n, p = rows.n_samples, contract.n_params
-    for_all = math.ceil(thresholds.rows_per_parameter * p)
-    if n < max(thresholds.rows, for_all):
-        words = f"{count(n, 'row')}, but at least {max(thresholds.rows, for_all)} are needed"
-        more = f" ({thresholds.rows_per_parameter:g} for each of {count(p, 'parameter')})"
-        findings.append(Finding("", words + (more if for_all > thresholds.rows else "")))
+    findings = too_few(contract, rows.n_samples, thresholds)
     for name, label, cell in _cells(contract, rows):
         if 0 < cell < thresholds.cell:
             findings.append(
