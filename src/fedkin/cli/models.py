@@ -13,6 +13,7 @@ import typer
 from fedkin import __version__
 from fedkin._base import count
 from fedkin.cli.console import Report, note, output, print_json, working
+from fedkin.cli.fit_shared import fit_shared, folder_of_summaries
 from fedkin.cli.options import Json, flag, takes_fit_options
 from fedkin.cli.tables import (
     MOST_GROUPS,
@@ -44,7 +45,11 @@ from fedkin.graph import Graph
 @takes_fit_options
 def fit(
     data: Annotated[
-        Path, typer.Argument(metavar="DATA", help="CSV or Parquet file, or a directory with one file per device.")
+        Path,
+        typer.Argument(
+            metavar="DATA",
+            help="CSV or Parquet file, a directory with one file per device, or a directory of sites' summaries.",
+        ),
     ],
     options: dict[str, Any],
     device: Annotated[
@@ -69,35 +74,53 @@ def fit(
             help="Contract of a federation, which says columns, loss, penalty, scale and folds.",
         ),
     ] = None,
+    federation: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The organiser's federation.json, where it is not beside the summaries."),
+    ] = None,
     test_size: Annotated[
         float, typer.Option(help="Share of each device's rows to hold out for the comparison; 0 for no comparison.")
     ] = 0.25,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the model.")] = Path("fedkin-model"),
     as_json: Json = False,
 ) -> None:
-    """Fit a model for every device of a table, and compare it with Local and Global on held-out rows."""
+    """Fit a model for every device of a table, and compare it with Local and Global on held-out rows.
+
+    From a directory of summaries, which sites have written with fedkin site share, it fits the model of all sites
+    without their rows, or writes what they are to be asked next.
+    """
     if not 0 <= test_size < 1:
         raise ParameterError(f"--test-size must be at least 0 and less than 1, got {test_size:g}")
+    folder = folder_of_summaries(data)
+    if folder is not None:
+        named = {"device": device, "target": target, "features": features, "offset": offset, "contract": contract}
+        for name, given in named.items():
+            if given is not None:
+                raise ParameterError(f"{flag(name)} is for tables; summaries have their contract: leave it out")
+        _check_out(out)
+        shared = fit_shared(folder, graph, federation, options, out, as_json)
+        if shared is not None and not as_json:
+            _print_model(out, shared, compared=False)
+        return
+    if federation is not None:
+        raise ParameterError(f"--federation is for a directory of summaries, and {data} has none")
     agreed = None if contract is None else _read_contract(contract, target, features, offset)
     how = FitOptions(**(options if agreed is None else {**options, **agreed.options}))
     if agreed is None:
         _check_target(target, how)
     else:
         target, offset = agreed.target, agreed.schema.offset
-    try:
-        check_model_place(out)
-    except ModelFileError as error:
-        raise ModelFileError(f"--out: {error}") from None
+    _check_out(out)
     with working(f"reading {data}") as say:
         if agreed is None:
             columns = None if features is None else [name.strip() for name in features.split(",") if name.strip()]
-            federation = read_federation(data, device=device, target=target, features=columns, offset=offset)
-            _hint_at_classes(federation, how)
+            rows = read_federation(data, device=device, target=target, features=columns, offset=offset)
+            _hint_at_classes(rows, how)
         else:
-            federation = agreed_federation(data, device, agreed.schema)
-        edges = None if graph is None else Graph.read(graph, federation.devices)
+            rows = agreed_federation(data, device, agreed.schema)
+        edges = None if graph is None else Graph.read(graph, rows.devices)
         schema = None if agreed is None else agreed.schema
-        comparison, model = _fitted(federation, edges, how, test_size, say, schema)
+        comparison, model = _fitted(rows, edges, how, test_size, say, schema)
         model = replace(model, offset_name=offset, options={**model.options, "device_column": device})
         say(f"writing {out}")
         model.save(out)
@@ -105,7 +128,7 @@ def fit(
         _print_document(data, graph, out, model, comparison, test_size)
         return
     given = "all pairs of devices" if graph is None else str(graph)
-    sizes = {"device": model.n_devices, "row": len(federation.X), "feature": model.n_features}
+    sizes = {"device": model.n_devices, "row": len(rows.X), "feature": model.n_features}
     about = "" if target is None else f", target {target}"
     print_facts(
         {
@@ -117,6 +140,13 @@ def fit(
     if comparison is not None:
         _print_comparison(comparison, test_size)
     _print_model(out, model, compared=comparison is not None)
+
+
+def _check_out(out: Path) -> None:
+    try:
+        check_model_place(out)
+    except ModelFileError as error:
+        raise ModelFileError(f"--out: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -230,6 +230,18 @@ def graph_words(model: FittedModel) -> str:
     return words if "level" not in model.selection else f"{words[:-1]}, level {model.selection['level']:g})"
 
 
+def origin_words(model: FittedModel) -> str:
+    """Where a model comes from, and what was promised about it."""
+    origin = model.origin
+    if origin is None or origin.get("from") != "summaries":
+        return "rows"
+    words = f"summaries of sites, {count(int(origin['rounds']), 'message')} of each"
+    promised = origin.get("privacy")
+    if promised is not None:
+        words += f"; differentially private: epsilon {promised['epsilon']:g}, delta {promised['delta']:g} at most"
+    return words
+
+
 def model_document(model: FittedModel) -> dict[str, Any]:
     """What there is to say about a model, for ``--json``."""
     return {
@@ -250,5 +262,6 @@ def model_document(model: FittedModel) -> dict[str, Any]:
         "groups": [list(group) for group in sorted(model.groups(), key=len, reverse=True)],
         "edges": model.graph.n_edges,
         "selection": None if model.selection is None else dict(model.selection),
+        "origin": None if model.origin is None else dict(model.origin),
         "notes": [{"device": device, "notes": list(lines)} for device, lines in model.notes.items()],
     }

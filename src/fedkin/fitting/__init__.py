@@ -15,6 +15,7 @@ from __future__ import annotations
 from fedkin.fitting.asks import Asks
 from fedkin.fitting.comparison import Comparison, compare
 from fedkin.fitting.fitting import fit_federation
+from fedkin.fitting.fold_comparison import FoldComparison, compare_folds
 from fedkin.fitting.messages import SummaryFit, fit_summaries
 from fedkin.fitting.model import FittedModel, load
 from fedkin.fitting.model_files import check_model_place
@@ -29,11 +30,13 @@ __all__ = [
     "Comparison",
     "FitOptions",
     "FittedModel",
+    "FoldComparison",
     "Prepared",
     "SummaryFit",
     "check_model_place",
     "choices",
     "compare",
+    "compare_folds",
     "fit_federation",
     "fit_summaries",
     "load",

@@ -188,6 +188,8 @@ def _check_rows(problem: Problem, folds: int, seed: int) -> None:
             f"the sites have cut their rows into {data.folds} folds with seed {data.seed}, which cannot be changed: "
             f"give folds={data.folds} and seed={data.seed} instead of {folds} and {seed}"
         )
+    if isinstance(data, Summaries) and not data.sums.count[:, :-1].any():
+        raise DataError("no site has given its sums by fold, so there is nothing to hold out: give lam as a number")
     if problem.federation.n_samples.max() < 2:
         raise DataError(
             "no device has two rows to train on, so cross-validation within devices has none to hold out "

@@ -37,6 +37,8 @@ LEAST_STRETCH = 3
 INTERIOR = 1e-3
 #: Parameters that differ by this share of what devices would have on their own are clearly different.
 CLEARLY = 1e-3
+#: Relative changes of the objective below this are rounding.
+SAME_VALUE = 1e-13
 
 
 @dataclass(frozen=True)
@@ -311,7 +313,9 @@ def fused_components(objective: FusedObjective, theta: Array, slack: float) -> A
     if not (_changes(objective, labels, theta, means[labels]) <= slack)[size > 1].any():
         return theta
     level = (_better(summed_terms(objective.terms, labels), means) if objective.sparsity is None else means)[labels]
-    better = (_changes(objective, labels, theta, level) <= 0) & (size > 1)
+    # a tie within rounding goes to the fused level, so that equal problems from other sums have equal solutions
+    rounding = SAME_VALUE * np.bincount(labels, np.abs(objective.terms.values(level)))
+    better = (_changes(objective, labels, theta, level) <= rounding) & (size > 1)
     return np.where(better[labels, None], level, theta)
 
 

@@ -1,0 +1,189 @@
+"""``fedkin fit DIR`` where sites have put their summaries: a model at once, or the next questions to the sites."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedkin import __version__
+from fedkin._base import count, listed
+from fedkin.cli.console import note, output, print_json, working
+from fedkin.cli.options import flag
+from fedkin.cli.tables import add_row, graph_words, model_document, plain_table, print_facts
+from fedkin.errors import ConvergenceWarning, DataError, DegenerateDeviceWarning, ParameterError, SolverError
+from fedkin.fitting import Asks, FitOptions, FittedModel, FoldComparison, SummaryFit, compare_folds
+from fedkin.graph import Graph
+from fedkin.objective import Summaries
+
+if TYPE_CHECKING:
+    from fedkin.federate import Contract
+    from fedkin.federate.enrol import Organiser
+    from fedkin.federate.sharing import Collected
+
+
+def folder_of_summaries(path: Path) -> Path | None:
+    """The folder with the summaries: ``heart/summaries``, which may be called ``heart``; None for other data."""
+    for folder in (path, path / "summaries"):
+        if folder.is_dir() and next(folder.glob("*.summary"), None) is not None:
+            return folder
+    return None
+
+
+def fit_shared(
+    data: Path, graph: Path | None, federation: Path | None, options: Mapping[str, Any], out: Path, as_json: bool
+) -> FittedModel | None:
+    """Fit what the sites have shared; gives the model, which is saved in ``out``, or None when sites are asked."""
+    from fedkin.cli.contracts import fit_options
+    from fedkin.federate import enrol, sharing
+
+    with working(f"reading {data}") as say:
+        collected = sharing.read_summaries(data, federation)
+        summaries = Summaries.stack(collected.summaries.values())
+        contract = collected.contract
+        how = FitOptions(**{**options, **fit_options(contract)})
+        place = next((one for one in _places(data, federation) if (one / "sites.csv").exists()), None)
+        organiser = None if place is None else enrol.read_federation(place)
+        asks = _last_questions(organiser, collected, summaries)
+        edges = _edges(graph, organiser, summaries)
+        with warnings.catch_warnings():
+            # the model tells both itself: by its status, and by its notes
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            warnings.simplefilter("ignore", DegenerateDeviceWarning)
+            found = SummaryFit(edges, how, contract.schema, asks, say).step(summaries)
+        if isinstance(found, Asks):
+            _ask(found, organiser, contract, as_json)
+            return None
+        if found.status != "converged":
+            raise SolverError(
+                f"the fit did not converge, so no model was saved: the relative gap is {found.gap:.1e}, not "
+                f"{how.tol:.1e}. Raise {flag('max_iter')}, or accept a larger {flag('tol')}"
+            )
+        say("comparing with Local and Global, every fold held out in turn")
+        comparison = compare_folds(summaries, found, how, contract.schema)
+        say(f"writing {out}")
+        found.save(out)
+    for name in collected.missing:
+        note(f"{name} has sent no summary, so it has no model")
+    if as_json:
+        _print_document(data, graph, out, found, comparison)
+        return found
+    rows = int(found.n_samples.sum())
+    given = "all pairs of sites" if edges is None else "the organiser's graph" if graph is None else str(graph)
+    print_facts(
+        {
+            "data": f"{data}: summaries of {count(found.n_devices, 'site')}, {rows} rows, which stayed there",
+            "contract": f"{contract.name}: {found.loss.name} loss, {found.penalty} penalty",
+            "messages": f"{collected.round} of every site",
+            "graph": f"{given}: {graph_words(found)}",
+        }
+    )
+    if comparison is not None:
+        _print_comparison(comparison)
+    return found
+
+
+def _places(data: Path, federation: Path | None) -> list[Path]:
+    if federation is not None:
+        return [federation if federation.is_dir() else federation.parent]
+    return [data, data.absolute().parent]
+
+
+def _edges(graph: Path | None, organiser: Organiser | None, summaries: Summaries) -> Graph | None:
+    """The candidate edges between the sites that have sent summaries; None for all pairs."""
+    if graph is not None:
+        return Graph.read(graph, summaries.devices)
+    if organiser is None or organiser.graph.n_edges == 0:
+        return None
+    place = np.array([summaries.index.get(str(device), -1) for device in organiser.graph.devices])
+    ends = place[organiser.graph.edges]
+    here = (ends >= 0).all(axis=1)
+    return Graph.from_indices(summaries.devices, ends[here], organiser.graph.weights[here])
+
+
+def _last_questions(organiser: Organiser | None, collected: Collected, summaries: Summaries) -> Asks | None:
+    """What was asked last, checked to be what the newest files answer."""
+    from fedkin.federate import sharing
+
+    if summaries.loss.quadratic:
+        return None
+    state = None if organiser is None else sharing.read_state(organiser)
+    asks = None if state is None else Asks.from_plain(state)
+    asked = 1 if asks is None else asks.round
+    if collected.round < asked:
+        raise DataError(
+            f"the sites were asked question {asked}, but no answer is here yet: wait for the files of "
+            f"{listed(collected.summaries, 8)}"
+        )
+    if collected.round > asked:
+        raise DataError(
+            f"the answers are to question {collected.round}, but the organiser's folder asks does not know it: fit "
+            "in the organiser's directory, where the question came from"
+        )
+    return asks
+
+
+def _ask(asks: Asks, organiser: Organiser | None, contract: Contract, as_json: bool) -> None:
+    """Write the questions, and say what to do with them."""
+    from fedkin.federate import sharing
+
+    if organiser is None:
+        raise ParameterError(
+            f"one message does not tell the {contract.loss['name']} loss everywhere, and only the organiser can ask "
+            "for more: fit in its directory"
+        )
+    if asks.round > contract.messages:
+        raise SolverError(
+            f"the contract allows {count(contract.messages, 'message')} of a site, after which the relative gap is "
+            f"{asks.gap:.1e}: accept it with a larger {flag('tol')}, or agree on a contract with more messages"
+        )
+    paths = sharing.write_asks(organiser, asks.questions, asks.to_plain())
+    gap = None if not np.isfinite(asks.gap) else asks.gap
+    if as_json:
+        files = [str(path) for path in paths]
+        print_json({"fedkin_version": __version__, "model": None, "round": asks.round, "gap": gap, "asks": files})
+        return
+    console = output()
+    if gap is not None:
+        console.print(f"After {count(asks.round - 1, 'message')} of every site the relative gap is {gap:.1e}.")
+    console.print(f"No model yet: one more message of every site is needed (number {asks.round}).")
+    console.print(f"1. Send each site its question in {paths[0].parent}:")
+    for path in paths:
+        console.print(f"     {path.name}")
+    console.print("2. There: fedkin site answer DIR FILE, and send back what it writes")
+    console.print(f"3. Put the answers into {organiser.directory / 'summaries'}, and run this command again")
+
+
+def _print_comparison(comparison: FoldComparison) -> None:
+    table = plain_table("method", comparison.metric)
+    best = min(comparison.errors, key=lambda name: comparison.errors[name])
+    for name, error in comparison.errors.items():
+        add_row(table, name, f"{error:.4g}", style="bold green" if name == best else "")
+    console = output()
+    console.print(f"\nError on {count(comparison.rows, 'row')}, each predicted without its fold", style="bold")
+    console.print(f"({comparison.metric}: lower is better; edges and lam were chosen with all rows)")
+    console.print(table)
+
+
+def _print_document(
+    data: Path, graph: Path | None, out: Path, model: FittedModel, comparison: FoldComparison | None
+) -> None:
+    compared = comparison and {
+        "metric": comparison.metric,
+        "higher_is_better": False,
+        "errors": comparison.errors,
+        "rows": comparison.rows,
+    }
+    print_json(
+        {
+            "fedkin_version": __version__,
+            "model": str(out),
+            "data": str(data),
+            "graph": None if graph is None else str(graph),
+            "comparison": compared,
+            **model_document(model),
+        }
+    )

@@ -1,0 +1,122 @@
+"""``fedkin fit`` on a folder of summaries: the model of the rows, without the rows."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedkin
+import heart
+from fedkin.cli import main
+from fedkin.federate import enrol, sharing
+
+DIED = heart.CONTRACT.split("[target]")[0].replace('"linear"', '"logistic"') + (
+    '[target]\nname = "died"\nkind = "category"\nlevels = ["no", "yes"]\n'
+)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Runs a command in a folder of its own; gives its output, both streams."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str, code: int = 0) -> str:
+        ended = main(list(arguments))
+        said = capsys.readouterr()
+        assert ended == code, said
+        assert "Traceback" not in said.err
+        return said.out + said.err
+
+    return run
+
+
+def send(made: enrol.Organiser, shared: sharing.Shared) -> None:
+    assert shared.path is not None
+    (made.directory / "summaries" / shared.path.name).write_bytes(shared.path.read_bytes())
+
+
+def four_sites(contract: str = heart.CONTRACT) -> tuple[enrol.Organiser, dict[str, Path]]:
+    """The organiser's directory and the directories of sites that have shared their sums; and ``all.csv``."""
+    made = heart.organiser(Path(), contract)
+    rng = np.random.default_rng(0)
+    places, everything = {}, []
+    for k, name in enumerate(heart.SITES):
+        age, ward = rng.uniform(30, 90, 200).round(3), rng.choice(["A", "B", "C"], 200)
+        eta = (0.02 + 0.05 * (k // 2)) * (age - 60) + 1.0 * (ward == "B")
+        lines = []
+        for a, w, e in zip(age, ward, eta, strict=True):
+            died = "yes" if rng.random() < 1 / (1 + np.exp(-e)) else "no"
+            lines.append([repr(float(a)), str(w), repr(round(float(20 + 3 * e + rng.normal()), 4)), died])
+        table = Path(f"{name}.csv")
+        table.write_text("age,ward,days,died\n" + "\n".join(",".join(line) for line in lines) + "\n")
+        join = enrol.join(heart.invite_of(made, name), table, Path(name))
+        enrol.accept(join.directory, enrol.admit(made, join.request).path)
+        places[name] = join.directory
+        send(made, sharing.share(join.directory))
+        everything += [[name, *line] for line in lines]
+    with Path("all.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["site", "age", "ward", "days", "died"], *everything])
+    return made, places
+
+
+def test_the_model_of_summaries_is_that_of_the_pooled_table(run) -> None:
+    four_sites()
+    said = run("fit", "heart/summaries", "--out", "ours")
+    for words in ("summaries of 4 sites, 800 rows, which stayed there", "each predicted without its fold", "Local"):
+        assert words in said
+    run(
+        "fit", "all.csv", "--contract", "heart.toml", "--device", "site", "--graph", "ring.csv", "--test-size", "0",
+        "--out", "theirs",
+    )  # fmt: skip
+    ours, theirs = fedkin.load("ours"), fedkin.load("theirs")
+    np.testing.assert_allclose(ours.coef, theirs.coef, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(ours.intercept, theirs.intercept, rtol=0, atol=1e-9)
+    assert ours.lam == pytest.approx(theirs.lam, rel=1e-10)
+    assert ours.groups() == theirs.groups() == (("north", "south"), ("east", "west"))
+    assert ours.origin == {"from": "summaries", "rounds": 1}
+    run("predict", "ours", "all.csv", "--device", "site", "--out", "predictions.csv")
+    assert "summaries" in run("inspect", "ours")
+    document = json.loads(run("fit", "heart", "--out", "again", "--json"))
+    assert document["comparison"]["errors"].keys() == {"Local", "Global", "Fedkin"}
+
+
+def test_losses_that_need_more_messages_ask_for_them(run) -> None:
+    made, places = four_sites(DIED)
+    said = run("fit", "heart/summaries", "--out", "ours")
+    assert "No model yet: one more message of every site is needed (number 2)" in said
+    assert "fedkin site answer" in said
+    assert not Path("ours").exists()
+    assert "no answer is here yet: wait for the files of 'north'" in run("fit", "heart/summaries", code=2)
+    for number in range(2, 8):
+        for name, place in places.items():
+            question = next((made.directory / "asks").glob(f"{name}*{number}*"))
+            send(made, sharing.answer(place, question))
+        said = run("fit", "heart/summaries", "--out", "ours")
+        if "No model yet" not in said:
+            break
+    ours = fedkin.load("ours")
+    assert ours.origin == {"from": "summaries", "rounds": number}
+    assert number <= 6
+    assert ours.gap <= 1e-6
+    assert "loss, expanded around the fit" in said
+    run(
+        "fit", "all.csv", "--contract", "heart.toml", "--device", "site", "--graph", "ring.csv", "--test-size", "0",
+        "--lam", repr(ours.lam), "--out", "theirs",
+    )  # fmt: skip
+    theirs = fedkin.load("theirs")
+    assert ours.classes == theirs.classes == ("no", "yes")
+    assert ours.groups() == theirs.groups()
+    np.testing.assert_allclose(ours.coef, theirs.coef, atol=0.01)
+
+
+def test_options_of_tables_are_refused_with_summaries(run) -> None:
+    four_sites()
+    assert "--target is for tables" in run("fit", "heart/summaries", "--target", "days", code=2)
+    assert "--federation is for a directory of summaries" in run(
+        "fit", "all.csv", "--device", "site", "--target", "days", "--federation", "heart/federation.json", code=2
+    )
