@@ -28,7 +28,7 @@ SIZES = ((12, 100, 5, 3), (30, 100, 10, 3))  # sites, rows of each, features, gr
 
 def main() -> None:
     print(
-        "| loss | sites | rows | p | edges | files: rounds | bytes | all rows: rounds | bytes | batches: rounds | bytes"
+        "| loss | sites | n | p | edges | files: rounds | bytes | all rows: rounds | bytes | batches: rounds | bytes |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for loss in ("logistic", "poisson"):
