@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -177,7 +178,7 @@ class SummaryFit:
         options = replace(self.options, cv_folds=summaries.folds, seed=summaries.seed)
         prepared = prepare(summaries, options, self.schema)
         if summaries.loss.quadratic:
-            return _from_messages(fitted(prepared, self.graph, options, self.say), 1)
+            return _from_messages(fitted(prepared, self.graph, options, self.say), summaries, 1)
         if options.refit:
             raise ParameterError(f"refit=True needs the rows of the {summaries.loss.name} loss: leave it out")
         if self.asks is None:
@@ -276,7 +277,8 @@ class SummaryFit:
             notes=asks.notes,
             **found,
         )
-        return _from_messages(model, asks.round)
+        assert isinstance(prepared.original, Summaries)
+        return _from_messages(model, prepared.original, asks.round)
 
 
 @dataclass(frozen=True, eq=False)
@@ -371,5 +373,10 @@ def _asks(prepared: Prepared, problem: Problem, point: _Point, number: int, accu
     )
 
 
-def _from_messages(model: FittedModel, rounds: int) -> FittedModel:
-    return replace(model, origin={"from": "summaries", "rounds": rounds})
+def _from_messages(model: FittedModel, summaries: Summaries, rounds: int) -> FittedModel:
+    origin: dict[str, Any] = {"from": "summaries", "rounds": rounds}
+    promised = [one for one in summaries.privacy or () if one is not None]
+    if promised:
+        worst = {name: max(getattr(one, name) for one in promised) for name in ("epsilon", "delta")}
+        origin["privacy"] = {**worst, "sites": len(promised)}
+    return replace(model, origin=origin)

@@ -105,7 +105,7 @@ def _prepared_sums(summaries: Summaries, options: FitOptions, schema: Schema | N
         raise ParameterError(
             f"the summaries are of the {loss.name} loss, not of {wanted!r}: leave loss= out, or ask for other summaries"
         )
-    intercept = summaries.has_intercept
+    intercept, summaries = summaries.has_intercept, summaries.repaired()
     if schema is not None:
         return Prepared(summaries, summaries, Units.of_schema(schema, loss, intercept))
     mean, scale, prepared = np.zeros(summaries.n_features), np.ones(summaries.n_features), summaries

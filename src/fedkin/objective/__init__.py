@@ -24,6 +24,7 @@ from fedkin.objective.linalg import (
 )
 from fedkin.objective.penalties import L1, Penalty, make_penalty
 from fedkin.objective.plain import INFINITE, Reader
+from fedkin.objective.privacy import Privacy
 from fedkin.objective.problem import FusedObjective, LossLike, Problem, Solution, Status, resolve_losses
 from fedkin.objective.rows import RowBatch, RowTerms, row_blocks
 from fedkin.objective.summaries import Summaries, parameter_map
@@ -45,6 +46,7 @@ __all__ = [
     "MixedTerms",
     "OwnEstimate",
     "Penalty",
+    "Privacy",
     "Problem",
     "QuadraticTerms",
     "Reader",

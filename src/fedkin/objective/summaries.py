@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from fedkin._base import Array, Index, listed
 from fedkin.data import INTERCEPT, HasDevices
-from fedkin.errors import DataError, UnknownDeviceError
+from fedkin.errors import DataError, ParameterError, UnknownDeviceError
 from fedkin.losses import Loss, describe_loss
+from fedkin.objective.privacy import Privacy
 from fedkin.objective.summary import OwnEstimate, Summary
 from fedkin.objective.sums import FoldSums
 from fedkin.objective.terms import QuadraticTerms
@@ -42,6 +43,8 @@ class Summaries(HasDevices):
     own : tuple of V OwnEstimate, or None
     gaps : array (V,) or None
         As in `Summary`.
+    privacy : tuple of V Privacy or None, or None
+        What each site promises its rows, where sums are noisy.
 
     Examples
     --------
@@ -64,6 +67,7 @@ class Summaries(HasDevices):
     scores: Array | None = field(default=None, repr=False)
     own: tuple[OwnEstimate, ...] | None = field(default=None, repr=False)
     gaps: Array | None = field(default=None, repr=False)
+    privacy: tuple[Privacy | None, ...] | None = field(default=None, repr=False)
 
     @classmethod
     def stack(cls, summaries: Iterable[Summary]) -> Summaries:
@@ -98,6 +102,7 @@ class Summaries(HasDevices):
             scores=np.stack(scores) if scores else None,
             own=tuple(own) if own else None,
             gaps=np.array(gaps) if gaps else None,
+            privacy=tuple(part.privacy for part in parts) if any(part.privacy for part in parts) else None,
         )
 
     # --- looking at it, as at a federation ----------------------------------------------------------------------
@@ -159,6 +164,7 @@ class Summaries(HasDevices):
             scores=None if self.scores is None else self.scores[u],
             own=None if self.own is None else self.own[u],
             gap=None if self.gaps is None else float(self.gaps[u]),
+            privacy=None if self.privacy is None else self.privacy[u],
         )
 
     # --- making another one -------------------------------------------------------------------------------------
@@ -172,6 +178,8 @@ class Summaries(HasDevices):
 
         Groups are in the order of their first members.
         """
+        if self.privacy is not None:
+            raise DataError("noisy sums of several sites are not added up: their noise would be forgotten")
         if not self.loss.quadratic:
             raise DataError(f"sums of the {self.loss.name} loss at different points cannot be added up")
         groups = {label: k for k, label in enumerate(dict.fromkeys(labels))}
@@ -190,6 +198,28 @@ class Summaries(HasDevices):
             column_squares=added(self.column_squares),
             scores=None if self.scores is None else added(self.scores),
         )
+
+    def noise(self) -> Array:
+        """Standard deviations ``(V, q + 1, q + 1)`` of the noise in sums over all rows of ``z z'``.
+
+        Here z are the columns and the target, or the columns and a constant 1 for the mean loss; 0 where sums are
+        exact.
+        """
+        out = np.zeros((self.n_devices, self.n_features + 1, self.n_features + 1))
+        for u, one in enumerate(self.privacy or ()):
+            if one is not None:
+                draws = int((self.sums.count[u] > 0).sum())
+                out[u] = np.sqrt(draws) * one.noise * np.outer(one.limits, one.limits)
+        constant = self.n_features if self.loss.location else 0
+        if self.loss.location or self.has_intercept:
+            out[:, constant, constant] = 0.0  # the number of rows is public
+        return out
+
+    def repaired(self) -> Summaries:
+        """The same where sums are exact; noisy sums with as much ridge as makes them sums that rows might have."""
+        from fedkin.objective.repair import repaired_sums
+
+        return self if self.privacy is None else repaired_sums(self)
 
     def terms(self, ridge: Array) -> QuadraticTerms:
         """The sites' mean losses as quadratics around ``at``; exact everywhere for quadratic losses."""
@@ -210,6 +240,10 @@ class Summaries(HasDevices):
         A variance is the small difference of two large numbers where a column is far from 0: of 16 digits, 2 are lost
         for every factor of 10 between mean and standard deviation. Contracts centre columns.
         """
+        if self.privacy is not None:
+            raise ParameterError(
+                "noisy sums are fitted in the units in which sites prepared their rows: standardize=False"
+            )
         n = int(self.n_samples.sum())
         mean = self.column_sums.sum(axis=0) / n
         square = self.column_squares.sum(axis=0) / n

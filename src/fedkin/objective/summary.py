@@ -13,6 +13,7 @@ from fedkin.errors import DataError, ParameterError
 from fedkin.losses import Loss, describe_loss, described_loss
 from fedkin.objective.linalg import least_eigenvalue
 from fedkin.objective.plain import INFINITE, Reader, upper_triangle
+from fedkin.objective.privacy import Privacy
 from fedkin.objective.telling import Told, told_by
 
 #: Products of rows are positive semi-definite up to this.
@@ -87,6 +88,8 @@ class Summary:
         Sums of the outer products of rows, for the mean loss only.
     own : OwnEstimate, optional
         In the first message about a loss that is not quadratic.
+    privacy : Privacy, optional
+        Where the sums are noisy: what is promised, and how large the noise is.
     gap : float, optional
         In answers: how far the site's loss is from its minimum, given what the neighbours pull (its Young gap).
 
@@ -113,6 +116,7 @@ class Summary:
     scores: Array | None = field(default=None, repr=False)
     own: OwnEstimate | None = field(default=None, repr=False)
     gap: float | None = None
+    privacy: Privacy | None = None
 
     @property
     def n_samples(self) -> int:
@@ -161,6 +165,8 @@ class Summary:
         }
         if self.own is not None:
             plain["own"] = self.own.to_plain()
+        if self.privacy is not None:
+            plain["privacy"] = self.privacy.to_plain()
         if self.gap is not None:
             plain["gap"] = self.gap if np.isfinite(self.gap) else INFINITE
         return plain
@@ -210,6 +216,7 @@ class Summary:
             reader.numbers("column_squares", q),
             own=OwnEstimate.from_plain(reader.take("own"), p, reader.what) if "own" in reader.left else None,
             gap=reader.number("gap", infinite=True) if "gap" in reader.left else None,
+            privacy=Privacy.from_plain(reader.take("privacy"), q, reader.what) if "privacy" in reader.left else None,
         )
         reader.done()
         if location:
@@ -221,7 +228,9 @@ class Summary:
         return made
 
     def _check_possible(self, reader: Reader) -> None:
-        """Refuse numbers that no rows have."""
+        """Refuse numbers that no rows have, noise apart."""
+        if self.privacy is not None:
+            return
         matrices = self.hessian if self.scores is None else self.scores
         if not (least_eigenvalue(matrices) >= -IMPOSSIBLE).all() or (np.einsum("kpp->kp", matrices) < 0).any():
             reader.refuse("has sums of products that no rows have")

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedkin.objective.plain import upper_triangle
 
 if TYPE_CHECKING:
+    from fedkin.objective.privacy import Privacy
     from fedkin.objective.summary import Summary
 
 
@@ -71,7 +74,18 @@ def told_by(summary: Summary) -> list[Told]:
         entries.append(
             Told("gap", "how far the asked parameters are from balance with the neighbours", tells, summary.gap)
         )
+    if summary.privacy is not None:
+        entries.append(_told_noise(summary.privacy))
     return entries
+
+
+def _told_noise(privacy: Privacy) -> Told:
+    odds = float(np.exp(privacy.epsilon))
+    tells = (
+        "nothing about rows. All sums above are noisy: they change the odds of any guess about one row by a factor of "
+        f"at most {odds:.3g} (except with probability {privacy.delta:g}), whatever else is known."
+    )
+    return Told("privacy", "how large the noise is, and what it promises", tells, privacy.to_plain())
 
 
 _VALUE = {

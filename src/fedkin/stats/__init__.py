@@ -12,10 +12,12 @@ many devices at once.
 from __future__ import annotations
 
 from fedkin.stats.local import LocalFit, Variance, check_variance, global_fit, local_fit, oracle_fit
+from fedkin.stats.private import Budget, private_summary
 from fedkin.stats.selection import EdgeSelection, Method, select_edges, wald_tests
 from fedkin.stats.summarise import site_answer, site_summary, summarise
 
 __all__ = [
+    "Budget",
     "EdgeSelection",
     "LocalFit",
     "Method",
@@ -24,6 +26,7 @@ __all__ = [
     "global_fit",
     "local_fit",
     "oracle_fit",
+    "private_summary",
     "select_edges",
     "site_answer",
     "site_summary",

@@ -148,7 +148,8 @@ def local_fit(federation: Federation | Summaries, loss: LossLike = "linear", var
     -----
     Summaries of quadratic losses tell the same as rows, up to rounding (designs whose features are nearly collinear
     lose more digits: a Gram matrix squares the condition number). For other losses the estimates are those that the
-    sites found by themselves, each with the rules of a federation of one. The variance "sandwich" needs rows.
+    sites found by themselves, each with the rules of a federation of one. The variance "sandwich" needs rows. Where
+    sums are noisy (`fedkin.stats.private_summary`), the variance that noise gives to the estimates is added.
 
     Examples
     --------
@@ -169,6 +170,8 @@ def local_fit(federation: Federation | Summaries, loss: LossLike = "linear", var
     for fits in kinds:
         part = {name: getattr(fits, name) for name in ("members", "theta", "hessian", "dispersion", "rescued")}
         part["covariance"], part["residual_dof"], part["matrix_estimated"] = _covariances(fits, variance)
+        if fits.noise_covariance is not None:
+            part["covariance"] = part["covariance"] + fits.noise_covariance
         noise = 1.0 if variance == "bartlett" else fits.dispersion[:, None]
         parts.append(part | {"prior_precision": fits.n[:, None] * fits.ridge / noise})
         notes.update({int(fits.members[k]): "; ".join(lines) for k, lines in fits.notes.items()})

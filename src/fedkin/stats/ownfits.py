@@ -33,6 +33,7 @@ class OwnFits:
         # the degrees of freedom are infinite where the dispersion is not estimated; those of a sandwich are 0 where
         # there are too few rows for one
         self.dispersion, self.dof, self.matrix_dof = np.ones(m), np.full(m, np.inf), np.zeros(m)
+        self.noise_covariance: Array | None = None  # of estimates from noisy sums, (M, p, p)
         self.notes: dict[int, list[str]] = {}
 
     @property

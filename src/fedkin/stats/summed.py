@@ -6,7 +6,7 @@ import numpy as np
 
 from fedkin._base import Array, Index
 from fedkin.errors import ParameterError
-from fedkin.objective import RANK_TOLERANCE, Summaries, unit_diagonal
+from fedkin.objective import RANK_TOLERANCE, Summaries, inverse_of, unit_diagonal
 from fedkin.stats.newton import solve_positive
 from fedkin.stats.ownfits import (
     ROUNDING,
@@ -26,6 +26,7 @@ def fits_of_sums(summaries: Summaries, variance: str) -> OwnFits:
         raise ParameterError(
             'variance="sandwich" needs the squares of every row\'s score, which summaries do not hold: use "model"'
         )
+    summaries = summaries.repaired()
     fits = OwnFits(summaries, np.arange(summaries.n_devices), loss)
     if has_means(loss):
         _fit_means(fits, summaries)
@@ -33,6 +34,8 @@ def fits_of_sums(summaries: Summaries, variance: str) -> OwnFits:
         _fit_least_squares(fits, summaries)
     else:
         _take_estimates(fits, summaries)
+    if summaries.privacy is not None:
+        fits.noise_covariance = noise_covariances(summaries, fits.theta, fits.curvature, fits.ridge)
     return fits
 
 
@@ -43,7 +46,7 @@ def _fit_means(fits: OwnFits, summaries: Summaries) -> None:
     fits.theta = -summaries.sums.gradient.sum(axis=1) / n[:, None]
     second = summaries.scores.sum(axis=1) / n[:, None, None]
     fits.score_cov = second - fits.theta[:, :, None] * fits.theta[:, None, :]
-    total = np.maximum(np.einsum("mpp->m", fits.score_cov), 0.0) * n
+    total = np.maximum(np.einsum("mpp->m", fits.score_cov) * n, residual_noise(summaries, fits.theta))
     rows = int(n.sum())
     mean, square = summaries.column_sums.sum(axis=0) / rows, summaries.column_squares.sum(axis=0) / rows
     share_dispersion(
@@ -70,7 +73,7 @@ def _fit_least_squares(fits: OwnFits, summaries: Summaries) -> None:
     fits.ridge[unfit] = light_ridge(scale, fits.n[unfit, None])
     _fit_ridge(fits, unfit, A, b)
     misfit = 2.0 * c + np.einsum("vp,vp->v", np.einsum("vpq,vq->vp", A, fits.theta) - 2.0 * b, fits.theta)
-    total = fits.n * np.maximum(misfit, 0.0)
+    total = np.maximum(fits.n * misfit, residual_noise(summaries, fits.theta))
     share_dispersion(fits, total, (fits.n - rank).astype(np.float64), total, float(np.average(size, weights=fits.n)))
     fits.dispersion = np.maximum(fits.dispersion, ROUNDING * size)
     fits.ridge[unfit] = ridge_rule(scale, fits.n[unfit], size[unfit], fits.dispersion[unfit])
@@ -111,3 +114,35 @@ def _take_estimates(fits: OwnFits, summaries: Summaries) -> None:
         if one.note:
             fits.note(np.array([k]), one.note)
     fits.rescued = np.asarray(fits.ridge.any(axis=1))
+
+
+# --- noisy sums ---------------------------------------------------------------------------------------------------
+
+
+def noise_covariances(summaries: Summaries, theta: Array, curvature: Array, ridge: Array) -> Array:
+    """Covariances ``(V, p, p)`` that the sites' noise gives to their estimates ``theta (V, p)``, to first order.
+
+    With noise E in the mean of ``x x'`` and e in that of ``x y``, an estimate moves by ``A^{-1} (e - E theta)``.
+    """
+    noise = summaries.noise() / summaries.n_samples[:, None, None]
+    if summaries.loss.location:
+        return np.asarray(noise[:, :-1, -1, None] ** 2 * np.eye(theta.shape[1]))
+    squares, target = noise[:, :-1, :-1] ** 2, noise[:, :-1, -1] ** 2
+    diagonal = np.arange(theta.shape[1])
+    moved = squares * theta[:, :, None] * theta[:, None, :]
+    moved[:, diagonal, diagonal] = target + np.einsum("vpq,vq->vp", squares, theta**2)
+    raised = curvature.copy()
+    raised[:, diagonal, diagonal] += ridge
+    inverse = inverse_of(raised)
+    return np.asarray(inverse @ moved @ inverse)
+
+
+def residual_noise(summaries: Summaries, theta: Array) -> Array:
+    """Standard deviations ``(V,)`` of noise in residual sums of squares: no estimate of these is believed below it."""
+    if summaries.privacy is None:
+        return np.zeros(summaries.n_devices)
+    noise = summaries.noise() ** 2
+    if summaries.loss.location:
+        return np.asarray(np.sqrt(np.einsum("vpp->v", noise[:, :-1, :-1])))
+    fitted = np.einsum("vp,vpq,vq->v", theta**2, noise[:, :-1, :-1], theta**2)
+    return np.asarray(np.sqrt(noise[:, -1, -1] + 4 * np.einsum("vp,vp->v", noise[:, :-1, -1], theta**2) + 2 * fitted))
