@@ -12,7 +12,7 @@ import pytest
 
 import heart
 from fedkin.data import Federation, read_columns
-from fedkin.errors import DataError, FedkinError
+from fedkin.errors import DataError, FedkinError, ParameterError
 from fedkin.federate import enrol, sharing
 from fedkin.federate.trust import SecurityError, Signer, seal
 from fedkin.objective import Ask, Problem, Summaries
@@ -166,6 +166,17 @@ def test_a_site_that_is_too_small_for_folds_shares_sums_over_all_rows(tmp_path):
     np.testing.assert_array_equal(found["north"].hessian, summary.hessian)
     rows = enrol.read_site(small).rows()
     np.testing.assert_allclose(found["north"].hessian.sum(axis=0), rows.X.T @ rows.X)
+
+
+def test_sums_are_not_shared_in_other_folds_once_more(tmp_path):
+    _, north, _ = two(tmp_path)
+    for wrong in (1, 6, -1):
+        with pytest.raises(ParameterError, match="--folds must be 0 or a whole number from 2 to 5"):
+            sharing.share(north, folds=wrong)
+    assert sharing.share(north, folds=3).summary.count.tolist() == [50, 50, 50, 0, 0, 0]
+    with pytest.raises(DataError, match="sums in 3 folds were shared before"):
+        sharing.share(north, folds=5)
+    assert (sharing.share(north).summary.count[:3] == 50).all()
 
 
 def test_the_sites_own_thresholds_count_where_they_are_stricter(tmp_path):

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedkin._base import PRIVATE_DIRECTORY, AnyArray, write_file
 from fedkin.data import INTERCEPT, Finding, Rows
-from fedkin.errors import DataError
+from fedkin.errors import DataError, ParameterError
 from fedkin.federate.contract.contract import Contract
 from fedkin.federate.enrol.files import checked, in_file, read_text
 from fedkin.federate.enrol.site import Site, read_site
@@ -66,7 +66,7 @@ def share(directory: Path, *, dry_run: bool = False, folds: int | None = None) -
     site = read_site(directory)
     signer = Signer.site(site.pair())
     rows = site.rows()
-    folds = _most_folds(site, rows) if folds is None else folds
+    folds = _chosen_folds(site, rows, folds)
     _check_enough(site, rows, folds)
     _check_same_rows(site, rows)
     member, contract = site.invite.site, site.contract
@@ -169,6 +169,22 @@ def _folds_of(shared: SummaryFile) -> int:
     """In how many folds a summary has given sums."""
     summary = Summary.from_plain(shared.summary)
     return int((summary.count[: summary.folds] > 0).sum())
+
+
+def _chosen_folds(site: Site, rows: Rows, wanted: int | None) -> int:
+    """In how many folds to share: those that were shared before, those that are wanted, or as many as there may be."""
+    most, before = site.contract.folds, _sent_before(site, 1)
+    if wanted is not None and (wanted == 1 or not 0 <= wanted <= most):
+        raise ParameterError(f"--folds must be 0 or a whole number from 2 to {most}, as in the contract, got {wanted}")
+    if before is None:
+        return _most_folds(site, rows) if wanted is None else wanted
+    shared = _folds_of(before)
+    if wanted not in (None, shared):
+        words = f"in {shared} folds" if shared else "over all rows only"
+        raise DataError(
+            f"sums {words} were shared before; other folds would tell more about single rows than either of them"
+        )
+    return shared
 
 
 def _most_folds(site: Site, rows: Rows) -> int:
