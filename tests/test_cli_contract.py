@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("msgspec")
 import fedkin
 from fedkin.cli import main
-from fedkin.cli.contracts import model_of
+from fedkin.cli.contracts import fit_options, model_of
 from fedkin.data import read_columns
 from fedkin.federate import Contract
 from fedkin.fitting import FitOptions, fit_federation
@@ -103,6 +103,21 @@ def test_parameters_of_prepared_rows_make_the_pooled_model(tables, tmp_path, cap
     np.testing.assert_allclose(model.intercept, pooled.intercept, atol=1e-5)
     assert model.clusters.tolist() == pooled.clusters.tolist()
     assert model.options["contract_digest"] == contract.digest
+
+
+def test_summaries_of_prepared_rows_give_the_pooled_model(tables):
+    contract = Contract.read(HEART / "heart.toml")
+    columns = read_columns(tables / "all.csv")
+    options = FitOptions(**fit_options(contract))
+    pooled = fit_federation(contract.schema.federation(columns, "hospital"), None, options, schema=contract.schema)
+    rows = contract.prepare(columns)
+    names = contract.parameter_names
+    sites = fedkin.Federation.from_arrays(rows.X, rows.y, columns["hospital"], feature_names=names)
+    summaries = fedkin.summarise(sites, contract.loss_object(), folds=contract.folds, seed=contract.seed)
+    model = fedkin.fit_summaries(summaries, None, options, schema=contract.schema)
+    np.testing.assert_allclose(model.coef, pooled.coef, rtol=1e-9, atol=1e-10)
+    assert model.groups() == pooled.groups()
+    assert model.schema == pooled.schema
 
 
 def test_the_intercept_has_no_ridge():
