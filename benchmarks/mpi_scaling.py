@@ -29,43 +29,42 @@ def rank_main(n: int, p: int, rounds: int) -> None:
 
     from fedkin.admm import Course, run_rounds
     from fedkin.data import Rows
-    from fedkin.federate import Manifest, Member, small_cut
+    from fedkin.federate.contract.manifest import Manifest, Member, Steps
     from fedkin.federate.contract.reading import shard_of
     from fedkin.federate.links.mpi import RankLink
+    from fedkin.federate.mpi import small_cut
 
     world = MPI.COMM_WORLD
     rng = np.random.default_rng(SEED)
     edges = block_graph(n, rng)
     degree = np.bincount(edges.ravel(), minlength=n)
     hosts = small_cut(n, edges, world.size)
+    own = np.flatnonzero(hosts == world.rank).tolist()
     manifest = Manifest(
-        run="benchmark",
-        members=tuple(Member(u, f"d{u}", "") for u in range(n)),
-        edges=edges.tolist(),
+        run="0" * 16,
+        here=0,
+        n_sites=n,
+        members=tuple(Member(u, f"d{u}", u) for u in range(n)),
+        edges=[(i, j) for i, j in edges.tolist()],
         edge_radius=np.full(len(edges), 0.04).tolist(),
         loss={"name": "linear"},
         penalty="l1",
         lam=0.04 / n,
         n_params=p,
         ridge=[0.0] * p,
-        sparsity=None,
-        radius=None,
+        radius=1e6,
         rounds=rounds,
         seed=SEED,
-        gradient="plain",
-        snapshot_every=7,
         average="tail",
         rho=0.5,
-        start=[4.0] * n,
-        growth=[0.2] * n,
-        damping=(0.5 * degree).tolist(),
-        batch=[10] * n,
+        steps={u: Steps(4.0, 0.2, 0.5 * float(degree[u]), (0.0,) * p) for u in own},
+        batch=10,
     )
     rows = {}
-    for u in np.flatnonzero(hosts == world.rank).tolist():
-        own = np.random.default_rng([SEED, u])
-        X = own.normal(size=(20, p))
-        rows[u] = Rows(X, X.sum(axis=1) + own.normal(size=20), None)
+    for u in own:
+        random = np.random.default_rng([SEED, u])
+        X = random.normal(size=(20, p))
+        rows[u] = Rows(X, X.sum(axis=1) + random.normal(size=20), None)
     shard, link = shard_of(manifest, rows), RankLink(world, hosts, edges, p)
     run_rounds(shard, link, None, Course(3))
     world.Barrier()

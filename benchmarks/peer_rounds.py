@@ -1,11 +1,12 @@
-"""Device processes against a bare zenoh exchange of the same thetas, side by side in one run.
+"""Site processes against a bare zenoh exchange of the same thetas, one after the other in one run.
 
     python benchmarks/peer_rounds.py 10 50                 # rounds per second, memory, start-up
     python benchmarks/peer_rounds.py 4 --p 10000           # bytes on the wire over the theta payload
 
-Both sides: one process per device on this machine, TLS with certificates on both sides and access lists, every device
-with four neighbours (a ring with chords of three), thetas of p numbers, lock step per edge. The bare side only sends
-and waits: no gradient, no edge step, no checks, no checkpoint, no log. Bytes are those that the kernel counts on TCP
+Both sides: one process per site on this machine, TLS with certificates on both sides and access lists, every site with
+four neighbours (a ring with chords of three), thetas of p numbers, lock step per edge. The bare side
+(`bare_exchange.py`) imports nothing but zenoh, sends and waits: no gradient, no edge step, no checks, no checkpoint, no
+log. Bytes are those that the kernel counts on TCP
 sockets of the devices (`ss -ti`: TLS and zenoh framing included; with_headers adds 52 bytes of TCP/IP per segment).
 Rounds and bytes are read while all devices are stopped for some milliseconds. cpu_us is processor time per device and
 round, all threads: on a machine that does other things, too, it is the steadier of the two ratios.
@@ -24,84 +25,64 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
 import numpy as np
-import zenoh
 
-from fedkin.admm import Settings, Store
-from fedkin.data import Federation
-from fedkin.federate import (
-    Kind,
-    Manifest,
-    device_parts,
-    load_manifest,
-    make_authority,
-    make_manifest,
-    read_status,
-    with_absolute_paths,
-    write_federation,
-)
+from fedkin.admm import Store
+from fedkin.data import write_csv
+from fedkin.federate import enrol, site_view
 from fedkin.federate.contract.manifest import keys_of
+from fedkin.federate.links.access import site_links
+from fedkin.federate.messages import Kind
+from fedkin.federate.programs.files import read_status
 from fedkin.graph import Graph
-from fedkin.objective import Problem
 
 PORT = 21_000
 
 
-def problem_of(devices: int, p: int, n: int = 30) -> Problem:
+def make_sites(folder: Path, sites: int, p: int, rounds: int, n: int = 30) -> list[Path]:
+    """A federation of sites in directories of their own."""
     rng = np.random.default_rng(0)
-    names = [f"d{u}" for u in range(devices)]
+    names, features = [f"d{u}" for u in range(sites)], [f"x{k}" for k in range(p)]
     # the Gram matrices of linear regression would not fit for p = 10,000; what travels is the same for the mean loss
-    loss = "linear" if p <= 1000 else "mean"
-    data = {name: rng.normal(size=(n, p)) for name in names}
-    if loss == "linear":
-        data = {name: (X, X[:, 0] + rng.normal(size=n)) for name, X in data.items()}
-    pairs = {tuple(sorted((u, (u + step) % devices))) for u in range(devices) for step in (1, 3)}
-    graph = Graph(names, [(names[i], names[j]) for i, j in sorted(pairs) if i != j])
-    return Problem(Federation(data), graph, loss, lam=0.01, ridge=0.1)
+    linear = p <= 1000
+    lines = ['name = "bench"', f'loss = "{"linear" if linear else "mean"}"', "intercept = false", "ridge = 0.1"]
+    lines += ["[thresholds]", "rows_per_parameter = 0.0", "[rounds]", "lam = 0.01", f"rounds = {rounds}"]
+    lines += ["batch_size = 10", f"checkpoint_every = {100 if p <= 1000 else 31}"]
+    lines += (["[target]", 'name = "y"'] if linear else []) + ["[features]", *(f"{name} = {{}}" for name in features)]
+    (folder / "bench.toml").write_text("\n".join(lines) + "\n")
+    pairs = {tuple(sorted((u, (u + step) % sites))) for u in range(sites) for step in (1, 3)}
+    Graph(names, [(names[i], names[j]) for i, j in sorted(pairs) if i != j]).write(folder / "edges.csv")
+    write_csv(folder / "list.csv", ["site", "host", "port"], [[x, "127.0.0.1", PORT + k] for k, x in enumerate(names)])
+    files = {"graph": folder / "edges.csv", "sites": folder / "list.csv"}
+    heart = enrol.new(folder / "bench.toml", folder / "organiser", **files)
+    enrol.invite(heart)
+    places = []
+    for name in names:
+        X = rng.normal(size=(n, p))
+        cells = np.column_stack([X, X[:, 0] + rng.normal(size=n)]) if linear else X
+        write_csv(folder / "rows.csv", [*features, "y"] if linear else features, cells.tolist())
+        joined = enrol.join(folder / "organiser" / "invites" / f"{name}.invite", folder / "rows.csv", folder / name)
+        enrol.accept(joined.directory, enrol.admit(heart, joined.request).path)
+        places.append(joined.directory)
+    return places
 
 
-def bare(place: Path) -> None:
-    """One device that only sends and waits."""
-    manifest = load_manifest(place)
-    here = manifest.position(place.name)
-    neighbours = [int(v) for v in manifest.neighbours(here)]
-    session = zenoh.open(
-        zenoh.Config.from_json5(json.dumps(with_absolute_paths(json.loads((place / "zenoh.json5").read_text()), place)))
-    )
-    changed, come = threading.Condition(), dict.fromkeys(neighbours, 0)
-
-    def receiver(v: int):  # type: ignore[no-untyped-def]
-        def on_sample(sample: zenoh.Sample) -> None:
-            t = int.from_bytes(sample.payload.to_bytes()[:8], "little")
-            with changed:
-                come[v] = max(come[v], t)
-                changed.notify()
-
-        return on_sample
-
-    kept = [session.declare_subscriber(keys_of(manifest, v, here)[Kind.THETA], receiver(v)) for v in neighbours]
-    publisher = session.declare_publisher(
-        keys_of(manifest, here, here)[Kind.THETA], congestion_control=zenoh.CongestionControl.BLOCK, express=True
-    )
-    (place / "ready").touch()
-    while not (place.parent / "go").exists():
-        time.sleep(0.05)
-    payload = np.zeros(manifest.n_params).tobytes()
-    for t in range(1, manifest.rounds + 1):
-        publisher.put(t.to_bytes(8, "little") + payload)
-        with changed:
-            if not changed.wait_for(lambda: min(come.values()) >= t, 60):  # noqa: B023
-                raise TimeoutError(f"{place.name}: round {t}, {come}")
-        if t == 1:
-            (place / "first").touch()
-    (place / "last").touch()
-    time.sleep(2)
-    del kept
-    session.close()
+def prepare_bare(place: Path) -> None:
+    """What the bare side needs to know, beside the site."""
+    site = enrol.read_site(place)
+    view = site_view(site)
+    told = {
+        "configuration": site_links(view, site.pair(), site.authority),
+        "write": keys_of(view, view.here, view.here)[Kind.THETA],
+        "read": [keys_of(view, v, view.here)[Kind.THETA] for v in view.partners()],
+        "rounds": view.rounds,
+        "numbers": view.n_params,
+        "folder": str(place),
+    }
+    (place / "bare.json").write_text(json.dumps(told))
 
 
 def cpu_seconds(pid: int) -> float:
@@ -134,13 +115,12 @@ def wire(ports: range) -> tuple[int, int]:
 class Run:
     """Child processes that are ended whatever happens."""
 
-    def __init__(self, folder: Path, manifest: Manifest, program: list[str]) -> None:
+    def __init__(self, places: list[Path], run: str, program: list[str], file: str = "") -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        self.run = manifest.run
-        self.places = [folder / "devices" / member.name for member in manifest.members]
+        self.run, self.places = run, places
         self.children = [
-            subprocess.Popen([sys.executable, *program, str(place)], env=environment, start_new_session=True)
-            for place in self.places
+            subprocess.Popen([sys.executable, *program, str(place / file)], env=environment, start_new_session=True)
+            for place in places
         ]
 
     def __enter__(self) -> Run:
@@ -187,20 +167,20 @@ class Run:
 
 
 def measure(devices: int, p: int, rounds: int) -> dict[str, object]:
-    problem = problem_of(devices, p)
-    settings = Settings(batch_size=10)
-    endpoints = [f"tls/127.0.0.1:{PORT + u}" for u in range(devices)]
-    manifest = make_manifest(problem, rounds, settings, endpoints)
     ports = range(PORT, PORT + devices)
-    degree = np.bincount(manifest.edge_array.ravel(), minlength=devices)
-    row: dict[str, object] = {"devices": devices, "edges": len(manifest.edges), "p": p, "rounds": rounds}
     with tempfile.TemporaryDirectory(prefix="fedkin-bench-") as temporary:
-        folder = Path(temporary) / "fed"
-        write_federation(folder, manifest, device_parts(problem), make_authority("benchmark"))
-        with Run(folder, manifest, [__file__, "--bare"]) as run:
+        folder = Path(temporary)
+        places = make_sites(folder, devices, p, rounds)
+        views = [site_view(place) for place in places]
+        degree = np.array([len(view.edges) for view in views])
+        row: dict[str, object] = {"devices": devices, "edges": int(degree.sum()) // 2, "p": p, "rounds": rounds}
+        for place in places:
+            prepare_bare(place)
+        bare = str(Path(__file__).with_name("bare_exchange.py"))
+        with Run(places, views[0].run, [bare], "bare.json") as run:
             run.wait("ready")
             time.sleep(2.0)  # links
-            (folder / "devices" / "go").touch()
+            (folder / "go").touch()
             run.wait("first")
             began, used = time.monotonic(), run.cpu()
             run.wait("last")
@@ -208,7 +188,7 @@ def measure(devices: int, p: int, rounds: int) -> dict[str, object]:
             row["bare_ms_per_round"] = 1000 * (time.monotonic() - began) / (rounds - 1)
             row["bare_pss_mib"] = max(pss(child.pid) for child in run.children)
         began = time.monotonic()
-        with Run(folder, manifest, ["-m", "fedkin.federate.programs.run"]) as run:
+        with Run(places, views[0].run, ["-m", "fedkin.federate.programs.run"]) as run:
             while min(run.rounds()) < 1:
                 time.sleep(0.05)
                 assert time.monotonic() < began + 300
@@ -241,11 +221,7 @@ def main() -> None:
     parser.add_argument("--p", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--out", type=Path, help="CSV file to append to")
-    parser.add_argument("--bare", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.bare is not None:
-        bare(given.bare)
-        return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that devices are ended, too
     for devices in map(int, given.devices):
         row = measure(devices, given.p, given.rounds)

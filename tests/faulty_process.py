@@ -7,8 +7,8 @@ import sys
 import threading
 from typing import Any
 
+from fedkin.cli.site_run import run
 from fedkin.federate.links import zenoh as zenoh_transport
-from fedkin.federate.programs.run import main
 
 
 class FaultyTransport(zenoh_transport.ZenohTransport):
@@ -37,4 +37,4 @@ class FaultyTransport(zenoh_transport.ZenohTransport):
 
 zenoh_transport.ZenohTransport = FaultyTransport  # type: ignore[misc]
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

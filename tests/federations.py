@@ -1,11 +1,12 @@
-"""Small federations for tests of device processes."""
+"""Small federations for tests of sites: views of a run in memory, or directories as organisers and sites have them."""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,73 +14,203 @@ import numpy as np
 from msgspec.structs import replace
 
 from builders import small_problem
-from fedkin.admm import LocalShards, device_keys
-from fedkin.data import Rows
-from fedkin.federate import Manifest, Member, make_authority, plan_of, write_federation
-from fedkin.objective import Problem
+from fedkin.admm import Availability, LocalShards, device_keys, fed_admm
+from fedkin.data import Rows, write_csv
+from fedkin.federate import Contract, enrol
+from fedkin.federate.contract.manifest import Manifest, Member, Steps
+from fedkin.federate.contract.reading import plan_of, starts_of
+from fedkin.federate.views import steps_of, whole_view
+from fedkin.objective import Problem, Solution
 from processes import free_ports
 
 
 def manifest_of(problem: Problem, rounds: int, batch: int | None = 4, ports: int = 0, **changes: Any) -> Manifest:
-    """The manifest of a run with fixed, sensible steps."""
-    v = problem.n_devices
-    degree = problem.graph.degree
+    """The view of somebody who sees all sites of a run with fixed, sensible steps, and theta that starts from 0."""
+    degree, v = problem.graph.degree, problem.n_devices
+    start, growth = changes.pop("start", 4.0), changes.pop("growth", 0.2)
+    zero = (0.0,) * problem.n_params
     manifest = Manifest(
         run=secrets.token_hex(8),
+        here=0,
+        n_sites=v,
         members=tuple(
-            Member(name, name, f"tls/127.0.0.1:{ports + u}") for u, name in enumerate(problem.federation.devices)
+            Member(name, name, u, f"tls/127.0.0.1:{ports + u}") for u, name in enumerate(problem.federation.devices)
         ),
-        edges=problem.graph.edges.tolist(),
+        edges=[(i, j) for i, j in problem.graph.edges.tolist()],
         edge_radius=problem.fused.edge_radius.tolist(),
         loss={"name": "linear"},
         penalty=problem.penalty.name,
         lam=problem.lam,
         n_params=problem.n_params,
         ridge=[0.0] * problem.n_params,
-        sparsity=None,
+        radius=1e6,
         rounds=rounds,
         seed=3,
-        gradient="plain",
         snapshot_every=7,
         average="tail",
         rho=0.5,
-        start=[4.0] * v,
-        growth=[0.2] * v,
-        damping=(0.5 * degree).tolist(),
-        batch=[int(problem.federation.n_samples[0]) if batch is None else batch] * v,
-        noisy=True,
+        steps={u: Steps(start, growth, 0.5 * degree[u], zero) for u in range(v)},
+        batch=0 if batch is None else batch,
+        n_edges=problem.graph.n_edges,
     )
     return replace(manifest, **changes)
 
 
+def view_of(manifest: Manifest, u: int) -> Manifest:
+    """What site u sees of that: itself and whom it exchanges messages with."""
+    edges = [k for k, edge in enumerate(manifest.edges) if u in edge]
+    known, steps = {u, *manifest.neighbours(u).tolist()}, {u}
+    if manifest.placement == "central":
+        known, edges = {u}, []
+    if manifest.placement == "replicas":
+        known = steps = _component(manifest, u)
+        edges = [k for k, (i, _) in enumerate(manifest.edges) if i in known]
+    return replace(
+        manifest,
+        here=u,
+        members=tuple(member for member in manifest.members if member.number in known),
+        edges=[manifest.edges[k] for k in edges],
+        edge_radius=[manifest.edge_radius[k] for k in edges],
+        steps={v: manifest.steps[v] for v in sorted(steps)},
+    )
+
+
+def centre_of(manifest: Manifest) -> Manifest:
+    """What the central machine sees: all."""
+    return replace(manifest, here=manifest.n_sites)
+
+
+def _component(manifest: Manifest, u: int) -> set[int]:
+    known, found = set(), {u}
+    while found - known:
+        known = set(found)
+        found |= {v for one in known for v in manifest.neighbours(one).tolist()}
+    return found
+
+
 def rows_of(problem: Problem) -> dict[int, Rows]:
-    """The rows of each device."""
+    """The rows of each site, by number."""
     fed = problem.federation
     return {u: fed[name] for u, name in enumerate(fed.devices)}
-
-
-def write_small_federation(folder: Path, n_devices: int = 3, rounds: int = 5, **changes: Any) -> Manifest:
-    """A federation in ``folder / "fed"``, nothing of which runs."""
-    problem = small_problem(n_devices)
-    manifest = manifest_of(problem, rounds, ports=free_ports(n_devices + 1), **changes)
-    write_federation(folder / "fed", manifest, rows_of(problem), make_authority("tests"), share_result=True)
-    return manifest
 
 
 def in_process(problem: Problem, manifest: Manifest) -> LocalShards:
     """The same run, in one process and one shard."""
     plan = plan_of(manifest, rows_of(problem))
     assert np.array_equal(plan.rows.keys, device_keys(problem.federation.devices))
-    local = LocalShards(
-        plan, np.zeros(problem.n_devices, dtype=np.int64), np.zeros((problem.n_devices, problem.n_params))
-    )
+    starts = starts_of(manifest, range(problem.n_devices))
+    local = LocalShards(plan, np.zeros(problem.n_devices, dtype=np.int64), starts)
     local.run(1, manifest.rounds)
     return local
 
 
-def place(directory: Path, name: str) -> Path:
-    """A device's directory."""
-    return directory / "devices" / name
+def reference(problem: Problem, view: Manifest, availability: Availability | None = None) -> np.ndarray:
+    """What `fed_admm` makes of the same run: theta ``(V, p)``, from where the sites start."""
+    start = starts_of(view, range(view.n_sites))
+    duals = np.zeros((problem.graph.n_edges, problem.n_params))
+    warm = Solution(theta=start, alpha=duals, objective=0.0, gap=0.0, n_iter=0, status="converged", trace={})
+    return fed_admm(
+        dataclasses.replace(problem, radius=view.radius, lam=view.lam),
+        view.rounds,
+        view.batch or None,
+        rho=view.rho,
+        gradient=view.gradient,
+        average=view.average,
+        seed=view.seed,
+        availability=availability,
+        warm_start=warm,
+        backend="numpy",
+    ).theta
+
+
+# --- as directories ---------------------------------------------------------------------------------------------------
+
+
+def contract_text(problem: Problem, rounds: Mapping[str, Any]) -> str:
+    """A contract whose prepared rows are the problem's own: no scale, no intercept."""
+    settings = {"lam": float(problem.lam), **rounds}
+    if settings.get("batch_size") is not None:
+        settings.setdefault("smallest_batch", settings["batch_size"])
+    lines = ['name = "small"', 'loss = "linear"', "intercept = false", f'penalty = "{problem.penalty.name}"']
+    lines += ["[thresholds]", "rows = 2", "rows_per_parameter = 0.0", "[target]", 'name = "y"', "[features]"]
+    lines += [f"{name} = {{}}" for name in problem.federation.feature_names]
+    lines += ["[rounds]", *(f"{name} = {_toml(value)}" for name, value in settings.items() if value is not None)]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name} = {_toml(one)}" for name, one in value.items()) + "}"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def make_heart(
+    folder: Path, problem: Problem, ports: Sequence[int | str] | None = None, **rounds: Any
+) -> enrol.Organiser:
+    """The organiser's directory ``heart`` of a problem's graph, with invites for all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "small.toml").write_text(contract_text(problem, rounds))
+    problem.graph.write(folder / "edges.csv")
+    names, port = problem.federation.devices, free_ports(problem.n_devices + 1)
+    ports = [port + k for k in range(len(names))] if ports is None else ports
+    lines = [[name, "127.0.0.1" if own else "", own] for name, own in zip(names, ports, strict=True)]
+    write_csv(folder / "list.csv", ["site", "host", "port"], lines)
+    central = rounds.get("placement") == "central"
+    heart = enrol.new(
+        folder / "small.toml",
+        folder / "heart",
+        graph=folder / "edges.csv",
+        sites=folder / "list.csv",
+        centre=f"127.0.0.1:{port + len(names)}" if central else None,
+    )
+    enrol.invite(heart)
+    return heart
+
+
+def write_table(problem: Problem, name: Any, path: Path) -> Path:
+    """The rows of one site as a table, to the last bit."""
+    rows = problem.federation[name]
+    lines = [[*map(repr, x), repr(y)] for x, y in zip(rows.X.tolist(), rows.y.tolist(), strict=True)]
+    write_csv(path, [*problem.federation.feature_names, "y"], lines)
+    return path
+
+
+def join_site(heart: enrol.Organiser, problem: Problem, name: str) -> Path:
+    """The directory of a site that has joined and was admitted."""
+    folder = heart.directory.parent
+    table = write_table(problem, name, folder / f"{name}.csv")
+    joined = enrol.join(heart.directory / "invites" / f"{name}.invite", table, folder / name, steps=steps_of)
+    table.unlink()
+    enrol.accept(joined.directory, enrol.admit(heart, joined.request).path)
+    return joined.directory
+
+
+def make_sites(folder: Path, problem: Problem, **rounds: Any) -> enrol.Organiser:
+    """Organiser and all sites, side by side in a folder; nothing of it runs."""
+    heart = make_heart(folder, problem, **rounds)
+    for name in problem.federation.devices:
+        join_site(heart, problem, name)
+    if rounds.get("placement") == "replicas":
+        for path, names in enrol.order(heart):
+            for name in names:
+                enrol.accept(folder / name, path)
+    return heart
+
+
+def small_sites(folder: Path, n_sites: int = 3, **rounds: Any) -> enrol.Organiser:
+    """The same for a small problem and few rounds."""
+    return make_sites(folder, small_problem(n_sites), **{"rounds": 5, "batch_size": 4, **rounds})
+
+
+def whole_of(heart: enrol.Organiser, problem: Problem, order: enrol.Order | None = None) -> Manifest:
+    """The view of somebody who has all rows, planned as the sites plan."""
+    view = whole_view(heart.contract, problem.graph, rows_of(problem), run=heart.charter.run, order=order)
+    return replace(view, members=heart.members)
+
+
+def contract_of(problem: Problem, **rounds: Any) -> Contract:
+    """The contract alone."""
+    return Contract.from_toml(contract_text(problem, rounds))
 
 
 def write_tables(problem: Problem, folder: Path) -> None:
@@ -92,6 +223,20 @@ def write_tables(problem: Problem, folder: Path) -> None:
             for x, y in zip(fed[name].X.tolist(), fed[name].y.tolist(), strict=True):
                 writer.writerow([name, *map(repr, x), repr(y)])
     problem.graph.write(folder / "edges.csv")
+
+
+def write_job(folder: Path, problem: Problem, **rounds: Any) -> list[str]:
+    """A contract, one table and a graph, as arguments of ``fedkin mpi run`` and ``fedkin federation simulate``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "small.toml").write_text(contract_text(problem, rounds))
+    write_tables(problem, folder)
+    table, graph = str(folder / "rows.csv"), str(folder / "edges.csv")
+    return [str(folder / "small.toml"), "--data", table, "--site", "site", "--graph", graph]
+
+
+def whole_job(problem: Problem, **rounds: Any) -> Manifest:
+    """The view of that run by somebody who sees all."""
+    return whole_view(contract_of(problem, **rounds), problem.graph, rows_of(problem), run="0" * 16)
 
 
 def in_threads(live: Callable[[int], object], n: int, seconds: float = 90.0) -> None:

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 from builders import small_problem
-from federations import place
-from fedkin.admm import Availability, Settings, fed_admm
-from fedkin.federate import device_parts, make_authority, make_manifest, write_federation
+from federations import make_sites, reference, whole_of
+from fedkin.admm import Availability
+from fedkin.federate import site_view
 from fedkin.federate.central import Hub, NodeWorker
+from fedkin.federate.contract.manifest import Manifest
+from fedkin.federate.enrol import read_site
+from fedkin.federate.views import centre_view
 from fedkin.objective import Problem
 from fedkin.solvers import solve
 from fleet import Fleet
-from processes import free_ports
 
 pytest.importorskip("zenoh")
 pytestmark = pytest.mark.timeout(180)
@@ -23,52 +25,30 @@ OPTIONS = ("--gather", "30", "--deadline", "2")
 
 
 def star(folder: Path, problem: Problem, rounds: int) -> Fleet:
-    v = problem.n_devices
-    first = free_ports(v + 1)
-    manifest = make_manifest(
-        problem,
-        rounds,
-        Settings(batch_size=4, seed=11),
-        [f"tls/127.0.0.1:{first + u}" for u in range(v)],
-        absent=True,
-        placement="central",
-        centre=f"tls/127.0.0.1:{first + v}",
-        compare_every=0,
-    )
-    write_federation(folder, manifest, device_parts(problem), make_authority("test"))
-    return Fleet(folder, manifest)
+    return Fleet.make(folder, problem, rounds, placement="central", compare_every=0)
 
 
 def presence(fleet: Fleet) -> np.ndarray:
-    with np.load(place(fleet.directory, "centre") / "presence.npz") as file:
+    with np.load(fleet.place("centre") / "presence.npz") as file:
         return file["available"]
 
 
-def expected(problem: Problem, here: np.ndarray) -> np.ndarray:
-    availability = Availability.recorded(here.astype(int), weighting="estimated")
-    return fed_admm(problem, here.shape[0], batch_size=4, seed=11, availability=availability, backend="numpy").theta
+def expected(problem: Problem, view: Manifest, here: np.ndarray) -> np.ndarray:
+    return reference(problem, view, Availability.recorded(here.astype(int), weighting="estimated"))
 
 
 @pytest.mark.parametrize("penalty", ["l1", "l2"])
-def test_questions_and_answers_have_the_bits_of_fed_admm(penalty: str) -> None:
+def test_questions_and_answers_have_the_bits_of_fed_admm(tmp_path: Path, penalty: str) -> None:
     problem = small_problem(6, penalty=penalty)
     here = np.random.default_rng(1).random((80, 6)) < 0.7
-    endpoints = [f"tls/127.0.0.1:{u + 1}" for u in range(6)]
-    manifest = make_manifest(
-        problem,
-        80,
-        Settings(batch_size=4, seed=11),
-        endpoints,
-        absent=True,
-        placement="central",
-        centre="tls/127.0.0.1:9",
-    )
-    hub = Hub(manifest)
-    devices = [NodeWorker(manifest, u, rows) for u, rows in device_parts(problem).items()]
+    heart = make_sites(tmp_path, problem, rounds=80, batch_size=4, placement="central")
+    hub = Hub(centre_view(heart))
+    sites = [read_site(tmp_path / name) for name in problem.federation.devices]
+    devices = [NodeWorker(site_view(site), site.rows()) for site in sites]
     for t in range(1, 81):
         questions = hub.questions()
         hub.finish({u: devices[u].answer(t, questions[u]) for u in np.flatnonzero(here[t - 1]).tolist()})
-    assert hub.shard.average.tobytes() == expected(problem, here).tobytes()
+    assert hub.shard.average.tobytes() == expected(problem, whole_of(heart, problem), here).tobytes()
 
 
 @pytest.mark.processes
@@ -78,7 +58,7 @@ def test_a_quiet_star_has_the_bits_of_fed_admm(tmp_path: Path) -> None:
         fleet.start(options=OPTIONS)
         fleet.join()
         assert presence(fleet).all()
-        assert fleet.theta().tobytes() == expected(problem, presence(fleet)).tobytes()
+        assert fleet.theta().tobytes() == expected(problem, fleet.manifest, presence(fleet)).tobytes()
 
 
 @pytest.mark.processes
@@ -100,6 +80,6 @@ def test_devices_that_come_and_go_and_a_central_machine_that_dies(tmp_path: Path
         assert here.shape == (1500, 4)
         assert 0 < (~here[:, 1]).sum() < 1500
         # S wrote down who was there; Algorithm 2 in one process, with the same devices absent, gives the same bits
-        assert fleet.theta().tobytes() == expected(problem, here).tobytes()
+        assert fleet.theta().tobytes() == expected(problem, fleet.manifest, here).tobytes()
         exact = solve(problem, 1e-8).theta
         assert np.abs(fleet.theta() - exact).max() < 0.1

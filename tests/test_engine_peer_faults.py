@@ -12,10 +12,10 @@ import pytest
 
 from builders import small_problem
 from dropping_proxy import Proxy
-from federations import in_process, place
+from federations import in_process, make_sites, whole_of
 from fedkin.objective import Problem
 from fleet import Fleet
-from processes import capped, wait_for
+from processes import capped, free_ports, wait_for
 
 pytest.importorskip("zenoh")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -50,8 +50,7 @@ def test_killed_devices_start_again_and_nothing_is_lost(tmp_path: Path, victims:
 def test_a_device_that_sleeps_longer_than_the_lease(tmp_path: Path) -> None:
     problem = small_problem(4)
     with Fleet.make(tmp_path / "fed", problem, 500) as fleet:
-        fleet.set_lease(1.0)
-        fleet.start()
+        fleet.start(options=("--lease", "1"))
         fleet.wait_for_round("d0", 10)
         fleet.signal("d2", signal.SIGSTOP)
         fleet.wait_for_event("d1", "neighbour down", lambda entry: entry["peer"] == "d2")
@@ -63,24 +62,19 @@ def test_a_device_that_sleeps_longer_than_the_lease(tmp_path: Path) -> None:
         assert_same_bits(fleet, problem)
 
 
-def test_a_network_in_two_halves_that_heals(tmp_path: Path) -> None:
+def test_a_network_that_is_cut_and_heals(tmp_path: Path) -> None:
     problem = small_problem(5)
-    proxies: dict[str, Proxy] = {}
-    with Fleet.make(tmp_path / "fed", problem, 500) as fleet:
-        fleet.set_lease(1.0)
-        ports = {f"d{u}": int(member.endpoint.rpartition(":")[2]) for u, member in enumerate(fleet.manifest.members)}
-        try:
-            # d3 and d4 reach the other half through proxies only
-            for name in ("d3", "d4"):
-                path = place(fleet.directory, name) / "zenoh.json5"
-                text = path.read_text()
-                for other in ("d0", "d1", "d2"):
-                    proxies[name + other] = Proxy(ports[other])
-                    text = text.replace(f"127.0.0.1:{ports[other]}", f"127.0.0.1:{proxies[name + other].port}")
-                path.write_text(text)
-            fleet.start()
+    listening = free_ports(6)
+    proxies = [Proxy(listening + u) for u in range(5)]
+    try:
+        # sites reach each other through proxies only
+        changes = {"ports": [proxy.port for proxy in proxies], "rounds": 500, "batch_size": 4}
+        heart = make_sites(tmp_path / "fed", problem, **changes)
+        with Fleet(tmp_path / "fed", heart, whole_of(heart, problem)) as fleet:
+            for u, name in enumerate(fleet.names):
+                fleet.start(name, options=("--lease", "1", "--listen", f"127.0.0.1:{listening + u}"))
             fleet.wait_for_round("d0", 10)
-            for proxy in proxies.values():
+            for proxy in proxies:
                 proxy.cut = True
             fleet.wait_for_event("d0", "neighbour down")
             fleet.wait_for_event("d0", "waiting")
@@ -89,14 +83,14 @@ def test_a_network_in_two_halves_that_heals(tmp_path: Path) -> None:
             time.sleep(1.0)
             assert stuck < 500
             assert fleet.round("d0") <= stuck + 1
-            for proxy in proxies.values():
+            for proxy in proxies:
                 proxy.cut = False
             fleet.join()
-            assert sum(proxy.swallowed for proxy in proxies.values()) > 0
+            assert sum(proxy.swallowed for proxy in proxies) > 0
             assert_same_bits(fleet, problem)
-        finally:
-            for proxy in proxies.values():
-                proxy.close()
+    finally:
+        for proxy in proxies:
+            proxy.close()
 
 
 def test_a_network_that_loses_doubles_and_reorders_a_tenth(tmp_path: Path) -> None:
@@ -117,7 +111,7 @@ def test_a_killed_device_goes_on_where_it_was_or_else_from_its_checkpoint(tmp_pa
         fleet.kill("d1")
         reached = fleet.round("d1")  # at least, the status is written twice a second
         if not power:
-            (place(fleet.directory, "d1") / "state.db-wal").unlink()
+            (fleet.place("d1") / "state.db-wal").unlink()
         fleet.start("d1")
         fleet.join()
         first, again = [entry["round"] for entry in fleet.log("d1") if entry["event"] == "started"]
@@ -137,7 +131,7 @@ def test_a_full_disk_holds_the_device_until_there_is_room(tmp_path: Path) -> Non
         fleet.start("d2", preexec=tight)
         holding = "checkpoint failed, holding"
         wait_for(lambda: any(entry["event"] == holding for entry in fleet.log("d2")), report=fleet.report)
-        assert not list(place(fleet.directory, "d2").glob("*.tmp"))
+        assert not list(fleet.place("d2").glob("*.tmp"))
         infinite = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
         resource.prlimit(fleet.children["d2"].pid, resource.RLIMIT_FSIZE, infinite)
         fleet.join()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +16,11 @@ import numpy as np
 import pytest
 
 from builders import small_problem
-from federations import in_process, place
-from fedkin._base import write_file
-from fedkin.federate import (
-    AUTHORITY_KEY,
-    Kind,
-    ManifestError,
-    Pair,
-    SecurityError,
-    encode,
-    load_manifest,
-    make_authority,
-    with_absolute_paths,
-)
-from fedkin.federate.contract.reading import AUTHORITY, MANIFEST, load_rows
-from fedkin.federate.trust.security import issue, link_configuration
+from federations import in_process, small_sites
+from fedkin.federate import enrol
+from fedkin.federate.links.access import link_configuration
+from fedkin.federate.messages import Kind, encode
+from fedkin.federate.trust import Pair, issue, make_authority, make_key, make_request
 from fleet import Fleet
 from processes import wait_for
 
@@ -35,27 +28,22 @@ zenoh = pytest.importorskip("zenoh")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
-def authority_of(fleet: Fleet) -> Pair:
-    return Pair((fleet.directory / AUTHORITY).read_bytes(), (fleet.directory / AUTHORITY_KEY).read_bytes())
+def certified(authority: Pair, name: str) -> Pair:
+    """A certificate that the authority would give to a site of that name."""
+    key = make_key()
+    return Pair(issue(authority, make_request(name, key), ["127.0.0.1"]), key)
 
 
 @contextmanager
-def session(
-    folder: Path, authority: Pair, trusted: bytes, name: str, target: str, mode: str = "client"
-) -> Iterator[Any]:
+def session(authority: Pair, trusted: bytes, name: str, target: str, mode: str = "client") -> Iterator[Any]:
     """A zenoh session of somebody with the certificate ``name``, connected to ``target``, without rules of his own.
 
     A peer sends only what somebody has subscribed to, so what is forged would never leave it; a client sends it.
     """
-    folder.mkdir()
-    pair = issue(authority, name, ["127.0.0.1"])
-    for file, content in (("ca.crt", trusted), ("device.crt", pair.certificate), ("device.key", pair.key)):
-        write_file(folder / file, content, private=True)
-    configuration = link_configuration([], [target], [])
-    del configuration["access_control"]
+    configuration = link_configuration([], [target], None, certified(authority, name), trusted)
     configuration["connect"]["timeout_ms"] = 2000
     configuration["mode"] = mode
-    opened = zenoh.open(zenoh.Config.from_json5(json.dumps(with_absolute_paths(configuration, folder))))
+    opened = zenoh.open(zenoh.Config.from_json5(json.dumps(configuration)))
     try:
         yield opened
     finally:
@@ -93,12 +81,12 @@ def waiting(tmp_path: Path) -> Iterator[Fleet]:
 
 def test_strangers_with_and_without_the_right_authority(waiting: Fleet, tmp_path: Path) -> None:
     fleet = waiting
-    manifest, authority = fleet.manifest, authority_of(fleet)
+    manifest, authority = fleet.manifest, fleet.heart.signing()
     run = manifest.run
     forged = encode(manifest.run_bytes, Kind.THETA, 1, 1, np.full(3, 9.0))
     foreign = make_authority("test")
     target = manifest.members[0].endpoint
-    with session(tmp_path / "foreign", foreign, authority.certificate, "d1", target, "peer") as opened:
+    with session(foreign, authority.certificate, "d1", target, "peer") as opened:
         heard = listen(opened)
         time.sleep(1.0)
         assert opened.info.peers_zid() == []  # not even a link
@@ -107,7 +95,7 @@ def test_strangers_with_and_without_the_right_authority(waiting: Fleet, tmp_path
         assert [one for one in heard if one[1] != forged] == []
     # d4 is a device of this federation, but no neighbour of d0 (ring with chords of three)
     assert 4 not in manifest.neighbours(0).tolist()
-    with session(tmp_path / "other", authority, authority.certificate, "d4", manifest.members[0].endpoint) as opened:
+    with session(authority, authority.certificate, "d4", manifest.members[0].endpoint) as opened:
         heard = listen(opened)
         wait_for(lambda: len(opened.info.peers_zid()) == 1)
         opened.put(f"{run}/theta/d1", forged)
@@ -121,9 +109,9 @@ def test_strangers_with_and_without_the_right_authority(waiting: Fleet, tmp_path
 
 def test_a_neighbour_may_write_its_own_key_only_and_nonsense_is_refused(waiting: Fleet, tmp_path: Path) -> None:
     fleet = waiting
-    manifest, authority, run = fleet.manifest, authority_of(fleet), fleet.manifest.run
+    manifest, authority, run = fleet.manifest, fleet.heart.signing(), fleet.manifest.run
     true = encode(manifest.run_bytes, Kind.THETA, 3, 1, np.zeros(3))
-    with session(tmp_path / "d3", authority, authority.certificate, "d3", manifest.members[0].endpoint) as opened:
+    with session(authority, authority.certificate, "d3", manifest.members[0].endpoint) as opened:
         wait_for(lambda: len(opened.info.peers_zid()) == 1)
         # another's key: zenoh drops it, d0 goes on waiting for d5 although "its" theta was sent
         for name in ("d5", "d1", "d0"):
@@ -171,46 +159,83 @@ def test_a_neighbour_may_write_its_own_key_only_and_nonsense_is_refused(waiting:
 
 def test_who_stands_in_for_a_neighbour_without_its_certificate_gets_no_link(tmp_path: Path) -> None:
     with Fleet.make(tmp_path / "fed", small_problem(3), 40) as fleet:
-        authority, foreign = authority_of(fleet), make_authority("test")
+        authority, foreign = fleet.heart.signing(), make_authority("test")
         target = fleet.manifest.members[0].endpoint
-        folder = tmp_path / "impostor"
-        folder.mkdir()
-        pair = issue(foreign, "d0", ["127.0.0.1"])
-        for file, content in (
-            ("ca.crt", authority.certificate),
-            ("device.crt", pair.certificate),
-            ("device.key", pair.key),
-        ):
-            write_file(folder / file, content, private=True)
-        configuration = link_configuration([target], [], [])
-        del configuration["access_control"]
-        with zenoh.open(zenoh.Config.from_json5(json.dumps(with_absolute_paths(configuration, folder)))) as impostor:
+        configuration = link_configuration([target], [], None, certified(foreign, "d0"), authority.certificate)
+        with zenoh.open(zenoh.Config.from_json5(json.dumps(configuration))) as impostor:
             fleet.start("d1")
             wait_for_event(fleet, "d1", "waiting")
             assert impostor.info.peers_zid() == []
         assert events(fleet, "d1", "link opened") == []
 
 
-def test_files_are_private_and_changes_are_noticed(tmp_path: Path) -> None:
-    fleet = Fleet.make(tmp_path / "fed", small_problem(3), 5)
-    for path in fleet.directory.rglob("*"):
-        assert path.stat().st_mode & 0o077 == 0, path
-    own = place(fleet.directory, "d1")
-    assert not any("key" in path.name for path in own.iterdir() if path.name not in ("device.key",))
-    rows = own / "rows.npz"
-    manifest = load_manifest(own)
-    assert load_rows(own, manifest, 1).X.shape == (12, 3)
-    rows.chmod(0o640)
-    with pytest.raises(SecurityError, match="others may read"):
-        load_rows(own, manifest, 1)
-    text = (own / MANIFEST).read_bytes()
-    (own / MANIFEST).write_bytes(text.replace(b'"rounds": 5', b'"rounds": 6'))
-    with pytest.raises(SecurityError, match="changed after signing"):
-        load_manifest(own)
-    (own / MANIFEST).write_bytes(text)
-    assert load_manifest(own).shared() == load_manifest(fleet.directory).shared()
-    (own / AUTHORITY).write_bytes(make_authority("test").certificate)
-    with pytest.raises(SecurityError):
-        load_manifest(own)
-    with pytest.raises(ManifestError, match="not the directory"):
-        load_manifest(tmp_path)
+def test_files_are_private_and_say_nothing_about_others(tmp_path: Path) -> None:
+    fleet = Fleet.make(tmp_path / "fed", small_problem(6), 5)
+    for name in fleet.names:
+        for path in fleet.place(name).rglob("*"):
+            assert path.stat().st_mode & 0o077 == 0, path
+    others = {f"d{u}" for u in range(6)} - {"d0"} - {f"d{v}" for v in fleet.manifest.neighbours(0).tolist()}
+    assert others
+    text = b"".join(path.read_bytes() for path in fleet.place("d0").rglob("*") if path.is_file())
+    assert not any(f'"{name}"'.encode() in text for name in others) and b'"d1"' in text
+
+
+def test_a_site_whose_certificate_has_ended_does_not_start_and_is_told_the_cure(tmp_path: Path) -> None:
+    heart = small_sites(tmp_path)
+    place, long_ago = tmp_path / "d0", datetime.now(UTC) - timedelta(days=100)
+    request = place / "d0.request"
+    enrol.accept(place, enrol.admit(heart, request, again=True).path)
+    admitted = enrol.admit(heart, request, again=True, now=long_ago).path
+    (place / "admit.json").write_bytes(admitted.read_bytes())
+    ended = subprocess.run(
+        [sys.executable, "-m", "fedkin.cli.site_run", str(place)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 2
+    assert "the certificate of d0 ended on" in ended.stderr and "fedkin site renew" in ended.stderr
+    assert not (place / "log.jsonl").exists() and not (place / "lock").exists()
+
+
+def test_an_expelled_site_gets_nothing_after_the_notice_and_the_log_says_so(tmp_path: Path) -> None:
+    """Not one message, although its certificate is still good and it asks for more."""
+    problem = small_problem(4)
+    with Fleet.make(tmp_path / "fed", problem, 100_000) as fleet:
+        fleet.start()
+        run, target = fleet.manifest.run, fleet.manifest.members[0].endpoint
+        heard: list[bytes] = []
+        with session(fleet.heart.signing(), fleet.heart.authority, "d3", target, "peer") as opened:
+            opened.declare_subscriber(f"{run}/theta/d0", lambda sample: heard.append(sample.payload.to_bytes()))
+            wait_for(lambda: len(heard) > 20, report=fleet.report)
+            assert pulled(opened, f"{run}/ask/done/d0/d3") == []  # not yet
+            notice, names = enrol.expel(fleet.heart, "d3")
+            assert sorted(names) == ["d0", "d2"]
+            for name in names:
+                enrol.accept(fleet.place(name), notice)
+            for name in names:
+                wait_for_event(fleet, name, "out for good: its link is closed, nothing more goes to it", peer="d3")
+                wait_for_event(fleet, name, "edge dropped", peer="d3")
+            wait_for_event(fleet, "d0", "link from a stranger: all it does is refused", peer="d3")
+            fleet.wait_for_round("d0", fleet.round("d0") + 50)
+            before = len(heard)
+            fleet.wait_for_round("d0", fleet.round("d0") + 200)
+            assert len(heard) == before
+            assert pulled(opened, f"{run}/ask/theta/d0/d3") == []
+
+
+def test_a_certificate_is_renewed_while_the_rounds_go_on(tmp_path: Path) -> None:
+    problem = small_problem(4)
+    with Fleet.make(tmp_path / "fed", problem, 1500) as fleet:
+        fleet.start()
+        fleet.wait_for_round("d1", 20)
+        place = fleet.place("d1")
+        old = enrol.read_site(place).certificate
+        request, by_itself = enrol.renew(place)
+        assert by_itself
+        enrol.accept(place, enrol.admit(fleet.heart, request).path)
+        wait_for_event(fleet, "d1", "certificate renewed: links are opened anew")
+        assert fleet.round("d1") < 1500 and enrol.read_site(place).certificate != old
+        fleet.join()
+        assert fleet.theta().tobytes() == in_process(problem, fleet.manifest).gather("average").tobytes()

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from builders import small_problem
-from federations import in_process, in_threads, manifest_of, rows_of
-from fedkin.federate import Faults, Journal, Manifest, MemoryNetwork, Patience
+from federations import in_process, in_threads, manifest_of, rows_of, view_of
+from fedkin.federate import Patience
+from fedkin.federate.contract.manifest import Manifest
+from fedkin.federate.journal import Journal
+from fedkin.federate.links.memory import Faults, MemoryNetwork
 from fedkin.federate.peer import Device
 from fedkin.objective import Problem
 
@@ -23,7 +26,7 @@ def run_devices(problem: Problem, manifest: Manifest, network: MemoryNetwork, **
 
     def one(u: int) -> None:
         devices[u] = device = Device(
-            manifest, u, rows[u], network.join(), Journal(manifest.members[u].name), patience=QUICK, **options
+            view_of(manifest, u), rows[u], network.join(), Journal(manifest.name(u)), patience=QUICK, **options
         )
         device.run()
         device.linger()
@@ -102,7 +105,13 @@ def test_a_device_that_dies_in_any_round_catches_up(
             state = tmp_path / f"{u}.npz"
             try:
                 device = Device(
-                    manifest, u, rows[u], transport, Journal(str(u)), checkpoint=state, patience=QUICK, tick=tick
+                    view_of(manifest, u),
+                    rows[u],
+                    transport,
+                    Journal(str(u)),
+                    checkpoint=state,
+                    patience=QUICK,
+                    tick=tick,
                 )
                 device.run()
                 device.linger()
@@ -118,7 +127,7 @@ def test_a_device_that_dies_in_any_round_catches_up(
 
 def test_a_replica_that_went_wrong_is_repaired_by_the_other_end(network: MemoryNetwork) -> None:
     problem = small_problem(4)
-    manifest = manifest_of(problem, 60, compare_every=10, average="last", growth=[0.0] * 4, batch=None)
+    manifest = manifest_of(problem, 60, compare_every=10, average="last", growth=0.0, batch=None)
 
     def tick(device: Device) -> None:
         if device.position == 3 and device.done == 33:
@@ -135,7 +144,7 @@ def test_a_replica_that_went_wrong_is_repaired_by_the_other_end(network: MemoryN
 
 def test_float32_on_the_wire_changes_the_result_by_rounding_only(network: MemoryNetwork) -> None:
     problem = small_problem(4)
-    changes = {"average": "last", "growth": [0.0] * 4, "batch": None, "compare_every": 5}
+    changes = {"average": "last", "growth": 0.0, "batch": None, "compare_every": 5}
     narrow = manifest_of(problem, 200, wire="float32", **changes)
     devices = run_devices(problem, narrow, network)
     assert not any(device.status.repaired for device in devices.values())

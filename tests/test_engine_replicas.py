@@ -12,32 +12,20 @@ import numpy as np
 import pytest
 
 from builders import small_problem
-from federations import in_threads, manifest_of, place, rows_of, write_tables
-from fedkin.admm import Availability, LocalShards, Settings, fed_admm
-from fedkin.cli import main
-from fedkin.federate import (
-    HEADER_BYTES,
-    Faults,
-    Journal,
-    Kind,
-    Manifest,
-    ManifestError,
-    MemoryNetwork,
-    MessageError,
-    Patience,
-    device_parts,
-    make_authority,
-    make_manifest,
-    plan_of,
-    read_result,
-    write_federation,
-)
-from fedkin.federate.links.memory import MemoryTransport
+from federations import in_threads, manifest_of, reference, rows_of, view_of
+from fedkin.admm import Availability, LocalShards
+from fedkin.federate import Patience
+from fedkin.federate.contract.manifest import Manifest
+from fedkin.federate.contract.reading import plan_of
+from fedkin.federate.journal import Journal
+from fedkin.federate.links.memory import Faults, MemoryNetwork, MemoryTransport
+from fedkin.federate.messages import HEADER_BYTES, Kind, MessageError
 from fedkin.federate.replicas import Component, Replica
+from fedkin.fitting import load
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 from fleet import Fleet
-from processes import free_ports, wait_for
+from processes import wait_for
 
 pytestmark = pytest.mark.timeout(240)
 QUICK = Patience(first_pull=0.05, last_pull=0.3, complain=0.5, give_up=30.0, linger=5.0, gather=5.0, deadline=2.0)
@@ -99,7 +87,7 @@ def observers(problem: Problem, manifest: Manifest, network: MemoryNetwork, fold
     def make(u: int, tick: Any) -> tuple[Replica, MemoryTransport]:
         transport = network.join()
         options = {"checkpoint": folder / f"{u}.npz", "record": folder / f"{u}.bin", "patience": QUICK, "tick": tick}
-        return Replica(manifest, u, rows[u], transport, Journal(str(u)), **options), transport
+        return Replica(view_of(manifest, u), rows[u], transport, Journal(str(u)), **options), transport
 
     return make
 
@@ -133,7 +121,7 @@ def test_without_absence_nothing_is_weighted(tmp_path: Path) -> None:
     whole = together(problem, manifest, Availability.recorded(np.ones((40, 6)), weighting="estimated"))
     for u, device in finished.items():
         assert device.component.shard.theta.tobytes() == whole.gather("theta")[device.component.members].tobytes(), u
-    assert [manifest.leader(u) for u in range(6)] == [0, 0, 2, 2, 0, 2]
+    assert [view_of(manifest, u).leader() for u in range(6)] == [0, 0, 2, 2, 0, 2]
 
 
 def test_a_leader_that_dies_after_writing_down_a_round_decides_it_as_before(tmp_path: Path) -> None:
@@ -149,15 +137,15 @@ def test_a_leader_that_dies_after_writing_down_a_round_decides_it_as_before(tmp_
                 raise Crash
             super()._decided(here, thetas)
 
-    first = Dying(manifest, 0, rows[0], network.join(), Journal("0"), record=record, patience=quick)
+    first = Dying(view_of(manifest, 0), rows[0], network.join(), Journal("0"), record=record, patience=quick)
     with pytest.raises(Crash):
         first.run()
     size = HEADER_BYTES + 8 * 3 * (1 + problem.n_params)
     assert record.stat().st_size == 7 * size
-    again = Replica(manifest, 0, rows[0], network.join(), Journal("0"), record=record, patience=quick)
+    again = Replica(view_of(manifest, 0), rows[0], network.join(), Journal("0"), record=record, patience=quick)
     assert again.done == 7
     record.write_bytes(record.read_bytes()[: 6 * size + 11])
-    torn = Replica(manifest, 0, rows[0], network.join(), Journal("0"), record=record, patience=quick)
+    torn = Replica(view_of(manifest, 0), rows[0], network.join(), Journal("0"), record=record, patience=quick)
     assert torn.done == 6
     torn.run()
     network.close()
@@ -189,12 +177,6 @@ def test_a_replica_that_cannot_be_is_refused() -> None:
         component.take_vector(often, 4)
 
 
-def test_manifests_that_do_not_fit_are_refused() -> None:
-    problem = small_problem(3)
-    with pytest.raises(ManifestError, match="gradient must be plain"):
-        replica_manifest(problem, 5, gradient="saga").check()
-
-
 def test_kinds_of_messages_fit_into_half_a_byte() -> None:
     assert max(Kind) < 16
 
@@ -203,12 +185,7 @@ def test_kinds_of_messages_fit_into_half_a_byte() -> None:
 
 
 def fleet_of(folder: Path, problem: Problem, rounds: int, batch_size: int, **options: Any) -> Fleet:
-    first = free_ports(problem.n_devices)
-    places = [f"tls/127.0.0.1:{first + u}" for u in range(problem.n_devices)]
-    options = {"placement": "replicas", "compare_every": 0, "absent": True} | options
-    manifest = make_manifest(problem, rounds, Settings(batch_size=batch_size, seed=7), places, **options)
-    write_federation(folder, manifest, device_parts(problem), make_authority("test"), share_result=True)
-    return Fleet(folder, manifest)
+    return Fleet.make(folder, problem, rounds, batch_size=batch_size, placement="replicas", compare_every=0, **options)
 
 
 @pytest.mark.processes
@@ -226,7 +203,7 @@ def test_a_process_that_is_killed_for_good_is_stepped_for_by_the_others(tmp_path
         fleet.kill("d0")
         fleet.start("d0")
         fleet.join()
-        with np.load(place(fleet.directory, "d0") / "presence.npz") as file:
+        with np.load(fleet.place("d0") / "presence.npz") as file:
             history, names = file["available"], file["devices"].tolist()
         assert names == [f"d{u}" for u in range(5)]
         assert history.shape == (rounds, 5)
@@ -235,9 +212,9 @@ def test_a_process_that_is_killed_for_good_is_stepped_for_by_the_others(tmp_path
         assert rounds // 5 <= gone < rounds // 2 and not there[gone:].any()
         # to the bit what one process computes with these absences
         recorded = Availability.recorded(history, weighting="estimated")
-        expected = fed_admm(problem, rounds, 10, seed=7, availability=recorded, backend="numpy").theta
+        expected = reference(problem, fleet.manifest, recorded)
         living = [0, 1, 2, 4]
-        theta = np.stack([read_result(place(fleet.directory, f"d{u}")) for u in living])
+        theta = np.stack([load(fleet.place(f"d{u}") / "model").coef.ravel() for u in living])
         assert theta.tobytes() == expected[living].tobytes(), fleet.report()
         # who never comes back counts less and less: the others move towards the minimiser without its loss
         full, without = minimiser(problem, range(5))[living], minimiser(problem, living)[living]
@@ -275,13 +252,13 @@ def test_a_process_that_was_away_for_a_while_leaves_the_error_of_algorithm_2(tmp
         wait_for(lambda: sum(entry["event"] == "started" for entry in fleet.log("d2")) >= 2, report=fleet.report)
         fleet.signal("d0", signal.SIGCONT)
         fleet.join()
-        with np.load(place(fleet.directory, "d0") / "presence.npz") as file:
+        with np.load(fleet.place("d0") / "presence.npz") as file:
             history = file["available"]
         absent = int((~history[:, 2]).sum())
         assert 10 < absent < 500
         assert any(entry["event"] == "took over the leader's replica" for entry in fleet.log("d2"))
         recorded = Availability.recorded(history, weighting="estimated")
-        expected = fed_admm(problem, rounds, 10, seed=7, availability=recorded, backend="numpy").theta
+        expected = reference(problem, fleet.manifest, recorded)
         assert fleet.theta().tobytes() == expected.tobytes(), fleet.report()
         full, without = minimiser(problem, range(4)), minimiser(problem, [0, 1, 3])
         assert np.linalg.norm(expected - full) < 0.1 * np.linalg.norm(full - without), absent
@@ -302,45 +279,7 @@ def test_without_the_leader_nobody_decides(tmp_path: Path) -> None:
         assert fleet.round("d1") == stuck < 800
         fleet.start("d0")
         fleet.join()
-        with np.load(place(fleet.directory, "d0") / "presence.npz") as file:
+        with np.load(fleet.place("d0") / "presence.npz") as file:
             recorded = Availability.recorded(file["available"], weighting="estimated")
-        expected = fed_admm(problem, 800, 4, seed=7, availability=recorded, backend="numpy").theta
+        expected = reference(problem, fleet.manifest, recorded)
         assert fleet.theta().tobytes() == expected.tobytes(), fleet.report()
-
-
-def init(folder: Path, problem: Problem, *options: str) -> int:
-    write_tables(problem, folder)
-    command = ["peer", "init", str(folder / "fed"), "--data", str(folder / "rows.csv"), "--device", "site"]
-    command += ["--target", "y", "--graph", str(folder / "edges.csv"), "--lam", "0.02", "--rounds", "40"]
-    command += ["--batch-size", "4", "--seed", "5", "--no-intercept", "--port", str(free_ports(problem.n_devices + 1))]
-    return main([*command, *options])
-
-
-@pytest.mark.processes
-def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("zenoh")
-    problem = small_problem(3)
-    assert init(tmp_path, problem, "--placement", "replicas") == 0
-    assert main(["peer", "up", str(tmp_path / "fed"), "--give-up", "30"]) == 0
-    with np.load(place(tmp_path / "fed", "d0") / "presence.npz") as file:
-        availability = Availability.recorded(file["available"], weighting="estimated")
-    expected = fed_admm(problem, 40, 4, seed=5, availability=availability, backend="numpy").theta
-    theta = np.stack([read_result(place(tmp_path / "fed", f"d{u}")) for u in range(3)])
-    assert theta.tobytes() == expected.tobytes()
-    assert main(["peer", "leave", str(tmp_path / "fed"), "d1"]) == 2
-    assert "nobody waits for d1" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--placement", "replicas", "--gradient", "saga"], "gradient must be plain"),
-        (["--placement", "replicas", "--select-level", "0.05"], "--select-level is for --placement peer"),
-    ],
-)
-def test_bad_input_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
-) -> None:
-    assert init(tmp_path, small_problem(3), *options) == 2
-    assert words in capsys.readouterr().err
-    assert not (tmp_path / "fed").exists()

@@ -120,7 +120,7 @@ def test_replicas_know_their_component_and_the_organiser_hands_on_their_steps(tm
     with pytest.raises(DataError, match="needs the site's step numbers"):
         enrol.join(heart.invite_of(made, "a"), table, tmp_path / "a")
     for k, name in enumerate("abcde"):
-        own = enrol.Steps(1.0 + k, 0.5, 2.0)
+        own = enrol.Steps(1.0 + k, 0.5, 2.0, (0.25, 1.0))
         done = enrol.join(heart.invite_of(made, name), table, tmp_path / name, steps=lambda invite, rows, own=own: own)
         if name == "e":
             with pytest.raises(DataError, match="e is not admitted yet"):
@@ -132,7 +132,7 @@ def test_replicas_know_their_component_and_the_organiser_hands_on_their_steps(tm
     orders = enrol.order(made, lam=0.1)
     assert [names for _, names in orders] == [["a", "b", "c"], ["d", "e"]]
     enrol.accept(tmp_path / "a", orders[0][0])
-    assert enrol.read_site(tmp_path / "a").order.steps["c"] == enrol.Steps(3.0, 0.5, 2.0)
+    assert enrol.read_site(tmp_path / "a").order.steps["c"] == enrol.Steps(3.0, 0.5, 2.0, (0.25, 1.0))
     assert "e" not in enrol.read_site(tmp_path / "a").order.steps
 
 

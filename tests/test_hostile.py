@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 
 from builders import small_problem
-from federations import in_process, in_threads, manifest_of, rows_of
+from federations import in_process, in_threads, manifest_of, rows_of, view_of
 from fedkin.admm import Store
 from fedkin.data import Rows
 from fedkin.errors import DataError, ModelFileError
-from fedkin.federate import Journal, Kind, MemoryNetwork, Patience, encode
+from fedkin.federate import Patience
 from fedkin.federate.contract.manifest import asking_keys, keys_of, presence_key
+from fedkin.federate.journal import Journal
+from fedkin.federate.links.memory import MemoryNetwork
+from fedkin.federate.messages import Kind, encode
 from fedkin.federate.peer import Device
 from fedkin.federate.records import read_record, write_record
 from fedkin.federate.waiting import PeerError
@@ -45,7 +48,7 @@ def test_a_theta_outside_the_ball_does_not_count_and_its_sender_is_named(
     liar = network.join()
     forged = encode(manifest.run_bytes, Kind.THETA, 1, 1, np.array([size, -size, size / 2]))
     devices = {
-        u: Device(manifest, u, rows, network.join(), Journal(f"d{u}", tmp_path / f"{u}.jsonl"), patience=QUICK)
+        u: Device(view_of(manifest, u), rows, network.join(), Journal(f"d{u}", tmp_path / f"{u}.jsonl"), patience=QUICK)
         for u, rows in rows_of(problem).items()
     }
     liar.publish(keys_of(manifest, 1, 1)[Kind.THETA], forged)
@@ -71,7 +74,7 @@ def test_who_waits_says_of_each_neighbour_what_is_the_matter(network: MemoryNetw
     transport = network.join()
     transport.announce(presence_key(manifest, silent))
     transport.announce(presence_key(manifest, liar))
-    device = Device(manifest, 0, rows_of(problem)[0], network.join(), Journal("d0"), patience=HASTY)
+    device = Device(view_of(manifest, 0), rows_of(problem)[0], network.join(), Journal("d0"), patience=HASTY)
     forged = encode(manifest.run_bytes, Kind.THETA, liar, 1, np.full(3, 1e300))
     transport.publish(keys_of(manifest, liar, 0)[Kind.THETA], forged)
     network.settle()
@@ -88,7 +91,7 @@ def test_who_asks_for_a_round_that_is_gone_is_named(network: MemoryNetwork, tmp_
     problem = small_problem(6)
     manifest = manifest_of(problem, 200, checkpoint_every=1)
     journal = Journal("d0", tmp_path / "log.jsonl")
-    device = Device(manifest, 0, rows_of(problem)[0], network.join(), journal, patience=QUICK)
+    device = Device(view_of(manifest, 0), rows_of(problem)[0], network.join(), journal, patience=QUICK)
     for t in range(1, 50):
         device.link.remember(Kind.THETA, t, np.zeros(3))
     first, *_, last = manifest.neighbours(0).tolist()
@@ -104,7 +107,7 @@ def test_a_neighbour_that_comes_and_goes_fills_no_disk(network: MemoryNetwork, t
     problem = small_problem(3)
     manifest = manifest_of(problem, 20)
     journal = Journal("d0", tmp_path / "log.jsonl")
-    Device(manifest, 0, rows_of(problem)[0], network.join(), journal, patience=QUICK)
+    Device(view_of(manifest, 0), rows_of(problem)[0], network.join(), journal, patience=QUICK)
     for _ in range(3000):
         flapping = network.join()
         flapping.announce(presence_key(manifest, 1))

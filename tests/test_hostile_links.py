@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -11,14 +10,11 @@ from pathlib import Path
 import pytest
 
 from builders import small_problem
-from fedkin.federate.trust.security import link_configuration
 from fleet import Fleet
-from processes import free_ports, wait_for
-from test_engine_peer_intruders import authority_of, session
+from processes import wait_for
+from test_engine_peer_intruders import session
 
 zenoh = pytest.importorskip("zenoh")
-from fedkin.federate.links.zenoh import ZenohTransport  # noqa: E402
-
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
@@ -33,8 +29,8 @@ def test_a_giant_message_from_a_neighbour_takes_no_memory(tmp_path: Path) -> Non
         fleet.wait_for_event("d0", "waiting")
         pid = fleet.children["d0"].pid
         before = resident(pid)
-        authority, manifest = authority_of(fleet), fleet.manifest
-        with session(tmp_path / "d1", authority, authority.certificate, "d1", manifest.members[0].endpoint) as opened:
+        authority, manifest = fleet.heart.signing(), fleet.manifest
+        with session(authority, authority.certificate, "d1", manifest.members[0].endpoint) as opened:
             wait_for(lambda: len(opened.info.peers_zid()) == 1)
             block = zenoh.CongestionControl.BLOCK
             opened.put(f"{manifest.run}/theta/d1", bytes(600_000_000), congestion_control=block)
@@ -58,20 +54,6 @@ def test_connections_that_say_nothing_do_not_keep_neighbours_out(tmp_path: Path)
         began = time.monotonic()
         fleet.join()
         assert time.monotonic() - began < 5
-
-
-def test_nor_without_tls() -> None:
-    """Where zenoh itself waits for the first word of each connection."""
-    port = free_ports(1)
-    here, linked = f"tcp/127.0.0.1:{port}", threading.Event()
-    with ExitStack() as held:
-        listening = ZenohTransport(link_configuration([here], [], None), lambda name, address, opened: linked.set())
-        held.enter_context(closing(listening))
-        for _ in range(400):
-            held.enter_context(closing(socket.create_connection(("127.0.0.1", port), 5)))
-        time.sleep(1.0)  # until all of them are waited for
-        held.enter_context(closing(ZenohTransport(link_configuration([], [here], None))))
-        assert linked.wait(5)
 
 
 def _connected(host: str, port: int) -> bool:

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from federations import write_small_federation
+from builders import small_problem
+from federations import write_job
 from fedkin.cli import main
 from fedkin.errors import DataError
-from fedkin.federate import check_no_job
+from fedkin.federate import check_no_job, job_folder
 from fedkin.federate.mpi import only_job
 from processes import capped
 
@@ -29,9 +30,10 @@ needs_mpi = pytest.mark.skipif(
 )
 
 
-def federation(folder: Path, rounds: int, **changes: Any) -> Path:
-    write_small_federation(folder, 4, rounds, **changes)
-    return folder / "fed"
+def job_of(folder: Path, rounds: int, **changes: Any) -> list[str]:
+    """Arguments of a job whose rounds take long."""
+    words = write_job(folder, small_problem(4), rounds=rounds, batch_size=4, **changes)
+    return [*words, "--out", str(folder / "model")]
 
 
 def processes_of(directory: Path) -> list[int]:
@@ -45,13 +47,13 @@ def processes_of(directory: Path) -> list[int]:
 
 
 @contextlib.contextmanager
-def long_job(directory: Path) -> Iterator[subprocess.Popen[str]]:
+def long_job(directory: Path, words: list[str]) -> Iterator[subprocess.Popen[str]]:
     """``fedkin mpi run`` on two ranks that have begun; whatever happens, nothing of it stays behind."""
-    command = [sys.executable, "-m", "fedkin.cli", "mpi", "run", str(directory), "-n", "2", "--checkpoint-every", "50"]
+    command = [sys.executable, "-m", "fedkin.cli", "mpi", "run", *words, "-n", "2", "--checkpoint-every", "50"]
     job = subprocess.Popen(command, preexec_fn=capped, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 60
-        while not list(directory.glob("mpi/rank-1-*.db")):
+        while not list(directory.glob("model.job/rank-1-*.db")):
             assert time.monotonic() < deadline and job.poll() is None
             time.sleep(0.05)
         yield job
@@ -66,8 +68,8 @@ def long_job(directory: Path) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_command_ends_the_ranks(tmp_path: Path, number: signal.Signals) -> None:
     pytest.importorskip("mpi4py")
-    directory = federation(tmp_path, 10_000_000)
-    with long_job(directory) as job:
+    directory, words = tmp_path, job_of(tmp_path, 10_000_000)
+    with long_job(directory, words) as job:
         assert len(processes_of(directory)) >= 4  # the command, mpiexec and two ranks
         job.send_signal(number)
         _, errors = job.communicate(timeout=30)
@@ -80,52 +82,42 @@ def test_a_signal_to_the_command_ends_the_ranks(tmp_path: Path, number: signal.S
 def test_a_second_job_on_the_same_directory_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Also without the command; but a lock of processes that were killed does not stand in the way."""
     pytest.importorskip("mpi4py")
-    directory = federation(tmp_path, 10_000_000)
-    again = ["mpi", "run", str(directory), "-n", "1", "--fresh"]
-    with long_job(directory):
+    directory, words = tmp_path, job_of(tmp_path, 10_000_000)
+    again = ["mpi", "run", *words, "-n", "1", "--fresh"]
+    with long_job(directory, words):
         assert main(again) == 2
         assert "is in use by another job (rank 0 is process" in capfd.readouterr().err
         # a launcher of one's own calls the ranks without the command
         command = [str(MPIEXEC), "--oversubscribe", "--allow-run-as-root", "-n", "1", sys.executable, "-m"]
-        command += ["fedkin.federate.mpi", str(directory), "--fresh"]
+        command += ["fedkin.cli.mpi_rank", *words, "--fresh"]
         direct = subprocess.run(command, preexec_fn=capped, capture_output=True, text=True, timeout=60, check=False)
         assert direct.returncode == 2 and "is in use by another job" in direct.stderr
-        assert list(directory.glob("mpi/rank-1-of-2.db")) and not list(directory.glob("mpi/rank-*-of-1*"))
-    assert (directory / "mpi" / "lock").exists()
+        assert list(directory.glob("model.job/rank-1-of-2.db")) and not list(directory.glob("model.job/rank-*-of-1*"))
+    assert (directory / "model.job" / "lock").exists()
     deadline = time.monotonic() + 10
     while True:  # processes that were killed need a moment to end
         with contextlib.suppress(DataError):
-            check_no_job(directory)
+            check_no_job(directory / "model")
             break
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
 
 def test_the_lock_is_free_after_its_holder(tmp_path: Path) -> None:
-    (tmp_path / "mpi").mkdir()
-    with only_job(tmp_path / "mpi"):
+    folder = job_folder(tmp_path / "model")
+    folder.mkdir()
+    with only_job(folder):
         with pytest.raises(DataError, match=f"rank 0 is process {os.getpid()} on "):
-            check_no_job(tmp_path)
-        with pytest.raises(DataError, match="in use by another job"), only_job(tmp_path / "mpi"):
+            check_no_job(tmp_path / "model")
+        with pytest.raises(DataError, match="in use by another job"), only_job(folder):
             pass
-    check_no_job(tmp_path)
-
-
-@needs_mpi
-def test_a_result_that_could_not_be_written_is_refused_by_the_ranks(tmp_path: Path) -> None:
-    pytest.importorskip("mpi4py")
-    directory = federation(tmp_path, 5)
-    command = [str(MPIEXEC), "--oversubscribe", "--allow-run-as-root", "-n", "1", sys.executable, "-m"]
-    command += ["fedkin.federate.mpi", str(directory), "--out", str(tmp_path / "no" / "theta.npz")]
-    done = subprocess.run(command, preexec_fn=capped, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2 and "there is no directory" in done.stderr and "Traceback" not in done.stderr
-    assert not list(directory.glob("mpi/rank-*"))
+    check_no_job(tmp_path / "model")
 
 
 @needs_mpi
 def test_a_placement_that_ranks_do_not_have_is_noted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("mpi4py")
-    directory = federation(tmp_path, 5, placement="replicas", compare_every=0)
-    assert main(["mpi", "run", str(directory), "-n", "1"]) == 0
+    words = job_of(tmp_path, 5, placement="replicas", compare_every=0)
+    assert main(["mpi", "run", *words, "-n", "1"]) == 0
     errors = capfd.readouterr().err
-    assert "placement replicas is not used: on ranks all devices are there" in errors
+    assert "placement replicas is not used: on ranks all sites are there" in errors

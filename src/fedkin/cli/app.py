@@ -19,7 +19,6 @@ _HOMES = {
     "study": "fedkin.studies",
     "federation": "fedkin.cli.federation",
     "site": "fedkin.cli.site",
-    "peer": "fedkin.cli.peer",
     "mpi": "fedkin.cli.mpi",
 }
 

@@ -29,7 +29,7 @@ class Interrupted(BaseException):
 
 
 class StopRequested(Interrupted):
-    """Another command asked this one to stop, as ``fedkin peer stop`` does."""
+    """Another command asked this one to stop, as ``fedkin site stop`` does."""
 
 
 def output() -> Console:

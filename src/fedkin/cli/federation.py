@@ -216,6 +216,48 @@ def status(
     output().print(f"authority {fingerprint(organiser.authority)}, run {organiser.charter.run}")
 
 
+@federation.command("run")
+def run_centre(
+    directory: Directory,
+    echo: Annotated[bool, typer.Option("--echo/--no-echo", help="Log to standard error, too.")] = True,
+    give_up: Annotated[float, typer.Option(metavar="SECONDS", help="Longest wait for any site.")] = 3600.0,
+    linger: Annotated[float, typer.Option(metavar="SECONDS", help="Longest stay for sites after the end.")] = 600.0,
+    gather: Annotated[float, typer.Option(metavar="SECONDS", help="Wait for sites before round 1.")] = 60.0,
+    deadline: Annotated[float, typer.Option(metavar="SECONDS", help="Wait for answers in a round.")] = 5.0,
+) -> None:
+    """At the organiser: be the central machine of a federation with placement central, which sees thetas, no rows."""
+    from fedkin.cli.running import become
+    from fedkin.federate import Patience
+
+    patience = Patience(give_up=give_up, linger=linger, gather=gather, deadline=deadline)
+    become(directory, patience, echo=echo, listen=None, centre=True)
+
+
+@federation.command("simulate")
+def simulate_here(
+    contract: Annotated[Path, typer.Argument(metavar="CONTRACT", help="The contract, TOML (fedkin federation draft).")],
+    data: Annotated[Path, typer.Option(metavar="TABLE", help="The rows of all sites.")],
+    site: Annotated[str, typer.Option(metavar="COL", help="Column that says whose a row is.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to make; the same command continues in it.")],
+    graph: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Candidate edges, CSV or GraphML. [all pairs of few sites]")
+    ] = None,
+    lam: Annotated[float | None, typer.Option(metavar="X", help="Penalty level. [the contract's]")] = None,
+    rounds: Annotated[int | None, typer.Option(metavar="T", help="Rounds to do. [the contract's]")] = None,
+    rho: Annotated[float | None, typer.Option(metavar="X", help="Step of the edge duals. [the contract's]")] = None,
+    port: Annotated[int, typer.Option(help="Sites listen on this port of 127.0.0.1 and the following ones.")] = 7447,
+    restarts: Annotated[int, typer.Option(help="How often a site that dies is started again.")] = 10,
+    give_up: Annotated[float, typer.Option(metavar="SECONDS", help="Longest wait of a site for another.")] = 3600.0,
+) -> None:
+    """On one machine, to try it: a whole federation from one table, with a directory and a process per site.
+
+    Exit codes: 0 all have finished, 1 one failed for good, 2 wrong input, 3 fedkin site stop, 130 Ctrl-C or a signal.
+    """
+    from fedkin.cli.simulate import Simulation, simulate
+
+    simulate(Simulation(contract, data, site, graph, out, port, lam, rounds, rho, restarts, give_up))
+
+
 def _say_out(organiser: Organiser, site: str, what: str, path: Path) -> None:
     out = organiser.out()
     around = [organiser.members[v].name for v, _ in organiser.neighbours()[organiser.numbers[site]]]

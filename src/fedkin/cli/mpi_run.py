@@ -12,14 +12,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
-
 from fedkin._base import available_cores, count
 from fedkin.cli.console import Interrupted, Report, ended_like_ctrl_c, note, output, working
-from fedkin.cli.peer_commands import coefficient_names, federation_in
-from fedkin.data import write_csv
-from fedkin.errors import MissingDependencyError, ParameterError, SolverError, missing_dependency
-from fedkin.federate import JOB, Manifest, check_no_job, check_out
+from fedkin.errors import DataError, MissingDependencyError, ParameterError, SolverError, missing_dependency
+from fedkin.federate import check_no_job, read_job
 
 NO_MPIEXEC = (
     "fedkin mpi run needs mpiexec, and there is none next to this Python nor on the path: "
@@ -32,9 +28,13 @@ _STOP_SECONDS = 20.0
 class MpiCommand:
     """What the user asked for."""
 
-    directory: Path
+    contract: Path
+    data: Path
+    site: str
+    graph: Path
+    out: Path
     ranks: int | None
-    out: Path | None
+    settings: Mapping[str, float | None]
     checkpoint_every: int
     fresh: bool
     mpiexec: Path | None
@@ -43,37 +43,33 @@ class MpiCommand:
 
 def run(command: MpiCommand) -> None:
     """Start the ranks and wait for them."""
-    manifest = federation_in(command.directory, "mpi run", "ranks need the rows of all devices")
-    ranks = _checked_ranks(command, manifest)
+    job = read_job(command.contract, command.data, command.site, command.graph, **command.settings)  # type: ignore[arg-type]
+    view = job.view([])  # says what is missing
+    ranks = _checked_ranks(command, view.n_sites)
     if find_spec("mpi4py") is None:
         raise missing_dependency("mpi4py", "fedkin mpi run", "mpi")
     launcher = find_mpiexec(command.mpiexec)
-    table = command.out is not None and command.out.suffix == ".csv"
-    if command.out is not None:
-        check_out(command.out)
-    check_no_job(command.directory)
-    if manifest.placement != "peer":
-        note(f"placement {manifest.placement} is not used: on ranks all devices are there in every round")
-    archive = command.directory / JOB / "theta.npz" if command.out is None or table else command.out
-    arguments = [str(command.directory), "--out", str(archive), "--checkpoint-every", str(command.checkpoint_every)]
-    arguments += ["--progress", *(["--fresh"] if command.fresh else [])]
+    if not command.out.parent.is_dir():
+        raise DataError(f"--out {command.out}: there is no directory {command.out.parent}; make it first")
+    check_no_job(command.out)
+    placement = job.contract.rounds.placement
+    if placement != "peer":
+        note(f"placement {placement} is not used: on ranks all sites are there in every round")
+    arguments = [str(command.contract), "--data", str(command.data), "--site", command.site]
+    arguments += ["--graph", str(command.graph), "--out", str(command.out)]
+    for name, value in command.settings.items():
+        arguments += [] if value is None else [f"--{name}", repr(value)]
+    arguments += ["--checkpoint-every", str(command.checkpoint_every), "--progress"]
+    arguments += ["--fresh"] if command.fresh else []
     with ended_like_ctrl_c(), working("starting") as report:
         start = launch_command(launcher, ranks, command.launcher_options)
-        code = _wait([*start, sys.executable, "-m", "fedkin.federate.mpi", *arguments], report)
+        code = _wait([*start, sys.executable, "-m", "fedkin.cli.mpi_rank", *arguments], report)
     if code:
         raise SolverError(
             f"mpiexec ended with {code}, the lines above say why; when that is mended, the same command goes on from "
             "the last checkpoint"
         )
-    place = archive
-    if table:
-        assert command.out is not None
-        place = command.out
-        with np.load(archive) as file:
-            theta = file["theta"].tolist()
-        rows = [[member.id, *numbers] for member, numbers in zip(manifest.members, theta, strict=True)]
-        write_csv(place, ["device", *coefficient_names(manifest)], rows)
-    words = f"{place}: parameters of {manifest.n_devices} devices after {count(manifest.rounds, 'round')}"
+    words = f"{command.out}: model of {count(view.n_sites, 'site')} after {count(view.rounds, 'round')}"
     output().print(words, soft_wrap=True)
 
 
@@ -112,14 +108,12 @@ def launch_command(launcher: str, ranks: int, options: Sequence[str] = (), *, ro
     return [launcher, *extra, "-n", str(ranks), *options]
 
 
-def _checked_ranks(command: MpiCommand, manifest: Manifest) -> int:
-    ranks = command.ranks if command.ranks is not None else min(available_cores(), manifest.n_devices)
-    if not 1 <= ranks <= manifest.n_devices:
-        raise ParameterError(f"-n {ranks}: use 1 to {manifest.n_devices} ranks for {manifest.n_devices} devices")
+def _checked_ranks(command: MpiCommand, n_sites: int) -> int:
+    ranks = command.ranks if command.ranks is not None else min(available_cores(), n_sites)
+    if not 1 <= ranks <= n_sites:
+        raise ParameterError(f"-n {ranks}: use 1 to {n_sites} ranks for {count(n_sites, 'site')}")
     if command.checkpoint_every < 1:
         raise ParameterError(f"--checkpoint-every must be at least 1, got {command.checkpoint_every}")
-    if command.out is not None and command.out.suffix not in (".npz", ".csv"):
-        raise ParameterError(f"--out {command.out}: the name must end in .npz or .csv")
     return ranks
 
 

@@ -19,6 +19,14 @@ site = typer.Typer(
 )
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The site's directory (fedkin site join).")]
+EitherDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A site's directory, or one that has some in it.")]
+GiveUp = Annotated[
+    float, typer.Option(metavar="SECONDS", help="Longest wait for a neighbour; after that the site ends with code 4.")
+]
+Listen = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Listen here, behind NAT or in a container. [the address in the list]"),
+]
 
 
 @site.callback()
@@ -37,9 +45,9 @@ def join(
     ] = None,
 ) -> None:
     """At the site: check the rows against the contract, make a key that never leaves, and write the request."""
-    from fedkin.federate import enrol
+    from fedkin.federate import enrol, steps_of
 
-    done = enrol.join(invite, data, into, expected=fingerprint)
+    done = enrol.join(invite, data, into, expected=fingerprint, steps=steps_of)
     for finding in done.findings:
         note(str(finding))
     if fingerprint is None:
@@ -92,9 +100,9 @@ def accept(
 @site.command()
 def renew(directory: Directory) -> None:
     """At the site: make a new key and ask for its certificate. The old ones serve until the answer is accepted."""
-    from fedkin.federate import enrol
+    from fedkin.federate import enrol, steps_of
 
-    path, by_itself = enrol.renew(directory)
+    path, by_itself = enrol.renew(directory, steps_of)
     say(f"Send {path} to the organiser; there: fedkin federation admit DIR {path.name}")
     if not by_itself:
         note("the old certificate has ended, so the organiser must ask you for the fingerprint, and say --again")
@@ -167,6 +175,59 @@ def settings(
     changed = {name: value for name, value in given.items() if value is not None}
     found = enrol.change_settings(directory, confirmed=confirm, **changed)
     say(*(f"{name} = {str(value).lower()}" for name, value in found.plain().items()))
+
+
+@site.command()
+def run(
+    directory: Directory,
+    echo: Annotated[bool, typer.Option("--echo/--no-echo", help="Log to standard error, too.")] = True,
+    listen: Listen = None,
+    first_pull: Annotated[
+        float, typer.Option(metavar="SECONDS", help="To the first question for a late theta.")
+    ] = 0.25,
+    last_pull: Annotated[float, typer.Option(metavar="SECONDS", help="Longest time between two questions.")] = 5.0,
+    complain: Annotated[float, typer.Option(metavar="SECONDS", help="To the first log line about a wait.")] = 5.0,
+    give_up: GiveUp = 3600.0,
+    linger: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Longest stay for neighbours after the end.")
+    ] = 600.0,
+    gather: Annotated[float, typer.Option(metavar="SECONDS", help="A leader's wait for sites before round 1.")] = 60.0,
+    deadline: Annotated[float, typer.Option(metavar="SECONDS", help="A leader's wait for answers in a round.")] = 5.0,
+) -> None:
+    """At the site: do the rounds with its neighbours, which end with a model; after a crash the same goes on."""
+    from fedkin.cli.running import become
+    from fedkin.federate import Patience
+
+    patience = Patience(first_pull, last_pull, complain, give_up, linger, gather, deadline)
+    become(directory, patience, echo=echo, listen=listen)
+
+
+@site.command()
+def select(directory: Directory, give_up: GiveUp = 3600.0, listen: Listen = None) -> None:
+    """At the site: test its edges together with its neighbours, before the rounds, if the contract says so."""
+    from fedkin.cli.running import select
+
+    select(directory, give_up, listen)
+
+
+@site.command()
+def status(
+    directory: EitherDirectory,
+    metrics: Annotated[bool, typer.Option("--metrics", help="Print the text format of Prometheus.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")] = False,
+) -> None:
+    """At the site: show how far the rounds are."""
+    from fedkin.cli.running import status
+
+    status(directory, metrics, as_json)
+
+
+@site.command()
+def stop(directory: EitherDirectory) -> None:
+    """At the site: stop a run; the same command continues it later."""
+    from fedkin.cli.running import stop
+
+    stop(directory)
 
 
 def _show(shared: Shared) -> None:

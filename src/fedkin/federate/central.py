@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fedkin._base import Array, Mask
 from fedkin.admm import Shard, ShardState
 from fedkin.data import Rows
-from fedkin.federate.contract.manifest import CENTRE, Manifest
+from fedkin.federate.contract.manifest import CENTRE, Manifest, star_key
 from fedkin.federate.contract.reading import rowless_shard, shard_of
 from fedkin.federate.journal import Journal
 from fedkin.federate.kept import KeptState
@@ -31,29 +31,16 @@ from fedkin.federate.messages import Expected, Kind, encode
 from fedkin.federate.waiting import LOOK_SECONDS, Inbox, Patience, PeerError, Status, Tick, collect, gather, hold_until
 
 
-def star_keys(manifest: Manifest, sender: int, receiver: int) -> list[str]:
-    """The keys under which ``sender`` writes what ``receiver`` reads; one of them is the central machine."""
-    if sender == manifest.n_devices:
-        name = manifest.members[receiver].name
-        return [_key(manifest, "down", name), _key(manifest, "result", name), _key(manifest, "live", CENTRE)]
-    name = manifest.members[sender].name
-    return [_key(manifest, part, name) for part in ("theta", "done", "live")]
-
-
-def _key(manifest: Manifest, part: str, name: str) -> str:
-    return f"{manifest.run}/{part}/{name}"
-
-
 class Hub:
     """Thetas and duals of m devices, and no rows: what S knows, or a replica of a component. No network here.
 
-    ``members`` are their positions, increasing (all by default), ``seen (m,)`` the rounds in which each was there,
+    ``members`` are their numbers, increasing (all by default), ``seen (m,)`` the rounds in which each was there,
     ``presence`` a bool array ``(m,)`` for every round that was finished here.
     """
 
     def __init__(self, manifest: Manifest, members: Sequence[int] | None = None) -> None:
         self.manifest = manifest
-        self.members = list(range(manifest.n_devices) if members is None else members)
+        self.members = list(manifest.numbers if members is None else members)
         self.shard: Shard = rowless_shard(manifest, self.members)
         self.done = 0
         self.seen = np.zeros(len(self.members), dtype=np.int64)
@@ -94,10 +81,10 @@ class Hub:
 class NodeWorker:
     """What a device of a central placement does in a round, without any network."""
 
-    def __init__(self, manifest: Manifest, position: int, rows: Rows) -> None:
-        others = [v for v in range(manifest.n_devices) if v != position]
+    def __init__(self, manifest: Manifest, rows: Rows) -> None:
+        others = [v for v in manifest.numbers if v != manifest.here]
         self.p = manifest.n_params
-        self.shard = shard_of(manifest, {position: rows}, without=others)
+        self.shard = shard_of(manifest, {manifest.here: rows}, without=others)
 
     def answer(self, t: int, question: Array) -> Array:
         """Theta ``(p,)`` after the node step of round t, given a line of `Hub.questions`."""
@@ -129,9 +116,9 @@ class Centre:
         self.manifest, self.transport, self.journal = manifest, transport, journal
         self.patience, self.tick = patience or Patience(), tick or (lambda: None)
         self.status = Status()
-        self.position = manifest.n_devices
+        self.position = manifest.n_sites
         self.hub = Hub(manifest)
-        self.names = {u: member.name for u, member in enumerate(manifest.members)}
+        self.names = {member.number: member.name for member in manifest.members}
         self.inbox = Inbox(self.names, journal)
         self._down: dict[int, bytes] = {}
         self._results: dict[int, bytes] = {}
@@ -167,10 +154,10 @@ class Centre:
         self.status.round = t
         before = self.hub.shard.theta.copy()
         self.inbox.advance(Kind.THETA, t, t)
-        for u, question in enumerate(self.hub.questions()):
+        for u, question in zip(self.hub.members, self.hub.questions(), strict=True):
             self._down[u] = encode(self.manifest.run_bytes, Kind.DOWN, self.position, t, question)
             if self.names[u] in self.status.up:
-                self.transport.publish(_key(self.manifest, "down", self.names[u]), self._down[u])
+                self.transport.publish(star_key(self.manifest, "down", self.names[u]), self._down[u])
         ask = partial(self._ask_again, t)
         come = collect(self.inbox, list(self.names), t, self.status, self.patience, ask, self.tick, least=1)
         self.hub.finish({u: self.inbox.values(Kind.THETA, u, t) for u in come})
@@ -180,20 +167,20 @@ class Centre:
 
     def _ask_again(self, t: int, u: int) -> None:
         self.status.pulled += 1
-        self.transport.publish(_key(self.manifest, "down", self.names[u]), self._down[u])
-        self.transport.pull(_key(self.manifest, "theta", self.names[u]), t, self._slots[u])
+        self.transport.publish(star_key(self.manifest, "down", self.names[u]), self._down[u])
+        self.transport.pull(star_key(self.manifest, "theta", self.names[u]), t, self._slots[u])
 
     def linger(self) -> None:
         """Hand out the results, until all devices have them or the time is over."""
         for u in self.names:
-            frame = encode(self.manifest.run_bytes, Kind.RESULT, self.position, self.done, self.hub.shard.average[u])
-            self._results[u] = frame
+            result = self.hub.shard.average[self.hub.members.index(u)]
+            self._results[u] = encode(self.manifest.run_bytes, Kind.RESULT, self.position, self.done, result)
         deadline = time.monotonic() + self.patience.linger
         everybody = list(self.names)
         waiting = everybody
         while waiting and time.monotonic() < deadline:
             for u in waiting:
-                self.transport.publish(_key(self.manifest, "result", self.names[u]), self._results[u])
+                self.transport.publish(star_key(self.manifest, "result", self.names[u]), self._results[u])
             waiting = self.inbox.wait(Kind.DONE, everybody, self.done, 2 * LOOK_SECONDS)
             self.status.waiting_for = [self.names[u] for u in waiting]
             self.tick()
@@ -209,13 +196,13 @@ class Centre:
             t = self.done + 1
             theta = Expected(manifest.run_bytes, Kind.THETA, u, manifest.n_params, t, t, manifest.wire, manifest.radius)
             self._slots[u] = self.inbox.expect(theta)
-            self.transport.subscribe(_key(manifest, "theta", name), self._slots[u])
+            self.transport.subscribe(star_key(manifest, "theta", name), self._slots[u])
             done = Expected(manifest.run_bytes, Kind.DONE, u, 0, manifest.rounds, manifest.rounds)
-            self.transport.subscribe(_key(manifest, "done", name), self.inbox.expect(done))
-            self.transport.answer(_key(manifest, "down", name), _whatever_round(self._down, u))
-            self.transport.answer(_key(manifest, "result", name), _whatever_round(self._results, u))
-            self.transport.watch(_key(manifest, "live", name), self._presence_of(u))
-        self.transport.announce(_key(manifest, "live", CENTRE))
+            self.transport.subscribe(star_key(manifest, "done", name), self.inbox.expect(done))
+            self.transport.answer(star_key(manifest, "down", name), _whatever_round(self._down, u))
+            self.transport.answer(star_key(manifest, "result", name), _whatever_round(self._results, u))
+            self.transport.watch(star_key(manifest, "live", name), self._presence_of(u))
+        self.transport.announce(star_key(manifest, "live", CENTRE))
         self.journal.write("info", "started", round=self.done)
 
     def _presence_of(self, u: int) -> Callable[[bool], None]:
@@ -254,7 +241,6 @@ class Worker:
     def __init__(
         self,
         manifest: Manifest,
-        position: int,
         rows: Rows,
         transport: Transport,
         journal: Journal,
@@ -262,29 +248,29 @@ class Worker:
         patience: Patience | None = None,
         tick: Tick | None = None,
     ) -> None:
-        self.manifest, self.position, self.transport, self.journal = manifest, position, transport, journal
+        self.manifest, self.position, self.transport, self.journal = manifest, manifest.here, transport, journal
         self.patience, self.tick = patience or Patience(), tick or (lambda: None)
         self.status = Status()
-        self.name = manifest.members[position].name
-        centre, p, rounds = manifest.n_devices, manifest.n_params, manifest.rounds
-        self.worker = NodeWorker(manifest, position, rows)
+        self.name = manifest.name(self.position)
+        centre, p, rounds = manifest.n_sites, manifest.n_params, manifest.rounds
+        self.worker = NodeWorker(manifest, rows)
         self.inbox = Inbox({centre: CENTRE}, journal)
         self._answer: tuple[int, bytes] = (0, b"")
         run = manifest.run_bytes
         self._on_down = self.inbox.expect(Expected(run, Kind.DOWN, centre, 2 * p + 1, 1, rounds))
         self._on_result = self.inbox.expect(Expected(run, Kind.RESULT, centre, p, rounds, rounds))
-        transport.subscribe(_key(manifest, "down", self.name), self._on_down)
-        transport.subscribe(_key(manifest, "result", self.name), self._on_result)
-        transport.answer(_key(manifest, "theta", self.name), self._on_pull)
-        transport.watch(_key(manifest, "live", CENTRE), self._on_centre)
-        transport.announce(_key(manifest, "live", self.name))
+        transport.subscribe(star_key(manifest, "down", self.name), self._on_down)
+        transport.subscribe(star_key(manifest, "result", self.name), self._on_result)
+        transport.answer(star_key(manifest, "theta", self.name), self._on_pull)
+        transport.watch(star_key(manifest, "live", CENTRE), self._on_centre)
+        transport.announce(star_key(manifest, "live", self.name))
         journal.write("info", "started")
 
     def run(self) -> Array:
         """Answer until the result ``(p,)`` is there."""
         self.status.state = "running"
         heard = time.monotonic()
-        centre = self.manifest.n_devices
+        centre = self.manifest.n_sites
         next_pull = heard + self.patience.first_pull
         while self.inbox.missing(Kind.RESULT, [centre], self.manifest.rounds):
             message = self.inbox.newest(Kind.DOWN, centre, LOOK_SECONDS)
@@ -300,7 +286,7 @@ class Worker:
             self.tick()
         self.status.state, self.status.round = "finished", self.manifest.rounds
         self.transport.publish(
-            _key(self.manifest, "done", self.name),
+            star_key(self.manifest, "done", self.name),
             encode(self.manifest.run_bytes, Kind.DONE, self.position, self.manifest.rounds, np.zeros(0)),
         )
         return self.inbox.values(Kind.RESULT, centre, self.manifest.rounds)
@@ -311,7 +297,7 @@ class Worker:
         moved = self.worker.answer(t, values)
         self.status.change = float(np.abs(moved - values[: moved.size]).max(initial=0.0))
         self._answer = t, encode(self.manifest.run_bytes, Kind.THETA, self.position, t, moved, self.manifest.wire)
-        self.transport.publish(_key(self.manifest, "theta", self.name), self._answer[1])
+        self.transport.publish(star_key(self.manifest, "theta", self.name), self._answer[1])
 
     def _on_pull(self, t: int) -> bytes | None:
         held, frame = self._answer
@@ -325,5 +311,5 @@ class Worker:
 
     def _pull(self) -> None:
         self.status.pulled += 1
-        self.transport.pull(_key(self.manifest, "down", self.name), 0, self._on_down)
-        self.transport.pull(_key(self.manifest, "result", self.name), 0, self._on_result)
+        self.transport.pull(star_key(self.manifest, "down", self.name), 0, self._on_down)
+        self.transport.pull(star_key(self.manifest, "result", self.name), 0, self._on_result)

@@ -1,18 +1,21 @@
-"""Algorithm 2 for users of Flower: a ServerApp that is the central machine S, and a ClientApp that is a device.
+"""Algorithm 2 for users of Flower: a ServerApp that is the central machine S, and a ClientApp that is a site.
 
-In the ``pyproject.toml`` of a Flower app (DIR is made by ``fedkin peer init DIR --placement central ...``)::
+In the ``pyproject.toml`` of a Flower app (HEART is the organiser's directory of a federation whose contract has
+``placement = "central"``)::
 
     [tool.flwr.app.components]
     serverapp = "fedkin.federate.flower:server"
     clientapp = "fedkin.federate.flower:client"
 
     [tool.flwr.app.config]
-    federation = "DIR"
+    federation = "HEART"
+    sites = "FOLDER"
 
-A node hosts the device of its ``partition-id``, or the device whose directory its node configuration names in
-``device``. S ends with the averaged parameters in ``DIR/flower.npz``. Who does not answer a round within ``deadline``
-seconds (60) counts as absent. The bits are those of ``fed_admm`` with the same devices absent. Flower starts a process
-per message and takes seconds per round when deployed: for speed use ``fedkin peer``.
+A node hosts the site whose directory its node configuration names in ``site``; in simulations, the one of its
+``partition-id`` among the directories in ``sites``. S ends with the averaged parameters in ``HEART/flower.npz``. Who
+does not answer a round within ``deadline`` seconds (60) counts as absent. The bits are those of ``fed_admm`` with the
+same sites absent. Flower starts a process per message and takes seconds per round when deployed: for speed use
+``fedkin site run``.
 """
 
 # mypy: disallow-untyped-decorators=False
@@ -31,8 +34,9 @@ from fedkin._base import count, wait_until, write_arrays
 from fedkin.errors import ParameterError, SolverError, missing_dependency
 from fedkin.federate.central import Hub, NodeWorker
 from fedkin.federate.contract.manifest import Manifest
-from fedkin.federate.contract.reading import load_manifest, load_rows
-from fedkin.federate.setup.directory import DEVICES
+from fedkin.federate.enrol import read_federation, read_invite, read_site
+from fedkin.federate.enrol.files import INVITE
+from fedkin.federate.views import centre_view, site_view
 
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -45,19 +49,18 @@ RESULT = "flower.npz"
 _NUMBERS, _FACTS = "numbers", "facts"
 
 
-def client_app(directory: Path | None = None) -> ClientApp:
-    """A ClientApp for the devices in ``directory``, or in the run's configuration ``federation``."""
+def client_app(sites: Path | None = None) -> ClientApp:
+    """A ClientApp for the sites whose directories are in ``sites``, or in the run's configuration ``sites``."""
     app = ClientApp()
 
     @app.query()
     def who(message: Message, context: Context) -> Message:
-        position = _position(_directory(directory, context.run_config), context.node_config)
-        return Message(RecordDict({_FACTS: ConfigRecord({"position": position})}), reply_to=message)
+        number = read_invite(_place(sites, context) / INVITE)[0].site.number
+        return Message(RecordDict({_FACTS: ConfigRecord({"position": number})}), reply_to=message)
 
     @app.train()
     def step(message: Message, context: Context) -> Message:
-        place = _directory(directory, context.run_config)
-        worker = _worker(place, _position(place, context.node_config))
+        worker = _worker(_place(sites, context))
         t = int(message.content[_FACTS]["round"])
         theta = worker.answer(t, _numbers(message))
         return Message(_record(theta, {"round": t}), reply_to=message)
@@ -66,13 +69,13 @@ def client_app(directory: Path | None = None) -> ClientApp:
 
 
 def server_app(directory: Path | None = None, deadline: float = 60.0) -> ServerApp:
-    """A ServerApp that does all rounds of the manifest and writes the averaged parameters ``(V, p)``."""
+    """A ServerApp that does all rounds and writes the averaged parameters ``(V, p)``."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         place = _directory(directory, context.run_config)
-        manifest = load_manifest(place)
+        manifest = centre_view(read_federation(place))
         seconds = float(context.run_config.get("deadline", deadline))  # type: ignore[arg-type, unused-ignore]
         hub = Hub(manifest)
         nodes = _find_devices(grid, manifest, seconds)
@@ -86,9 +89,9 @@ def server_app(directory: Path | None = None, deadline: float = 60.0) -> ServerA
 
 def _find_devices(grid: Grid, manifest: Manifest, seconds: float) -> dict[int, int]:
     """The node of each device; waits until all are there."""
-    if not wait_until(lambda: len(list(grid.get_node_ids())) >= manifest.n_devices, max(seconds, 60.0)):
+    if not wait_until(lambda: len(list(grid.get_node_ids())) >= manifest.n_sites, max(seconds, 60.0)):
         nodes = len(list(grid.get_node_ids()))
-        raise SolverError(f"{count(nodes, 'Flower node')} for {manifest.n_devices} devices; start one for each")
+        raise SolverError(f"{count(nodes, 'Flower node')} for {manifest.n_sites} devices; start one for each")
     ids = list(grid.get_node_ids())
     replies = grid.send_and_receive(
         [Message(RecordDict(), dst_node_id=node, message_type="query") for node in ids], timeout=max(seconds, 60.0)
@@ -98,9 +101,9 @@ def _find_devices(grid: Grid, manifest: Manifest, seconds: float) -> dict[int, i
         for reply in replies
         if not reply.has_error()
     }
-    missing = [member.name for u, member in enumerate(manifest.members) if u not in found]
+    missing = [member.name for member in manifest.members if member.number not in found]
     if missing:
-        raise SolverError(f"no Flower node hosts {', '.join(missing)}; check partition-id or device of the nodes")
+        raise SolverError(f"no Flower node hosts {', '.join(missing)}; check partition-id or site of the nodes")
     return found
 
 
@@ -125,23 +128,25 @@ def _directory(given: Path | None, configuration: Mapping[str, Any]) -> Path:
     if given is not None:
         return given
     if "federation" not in configuration:
-        raise ParameterError("the run's configuration needs federation = 'DIR', made by fedkin peer init")
+        raise ParameterError("the run's configuration needs federation = 'DIR', the organiser's directory")
     return Path(str(configuration["federation"]))
 
 
-def _position(directory: Path, configuration: Mapping[str, Any]) -> int:
-    if "device" in configuration:
-        return load_manifest(directory).position(str(configuration["device"]))
-    if "partition-id" not in configuration:
-        raise ParameterError("the node's configuration needs device = 'NAME', or a partition-id")
-    return int(configuration["partition-id"])
+def _place(sites: Path | None, context: Context) -> Path:
+    """The directory of the site that a node hosts."""
+    if "site" in context.node_config:
+        return Path(str(context.node_config["site"]))
+    folder = sites or context.run_config.get("sites")
+    if "partition-id" not in context.node_config or folder is None:
+        raise ParameterError("the node's configuration needs site = 'DIR', or a partition-id with sites = 'FOLDER'")
+    found = {read_invite(path)[0].site.number: path.parent for path in Path(str(folder)).glob(f"*/{INVITE}")}
+    return found[int(context.node_config["partition-id"])]
 
 
 @cache
-def _worker(directory: Path, position: int) -> NodeWorker:
-    place = directory / DEVICES / load_manifest(directory).members[position].name
-    manifest = load_manifest(place)
-    return NodeWorker(manifest, position, load_rows(place, manifest, position))
+def _worker(place: Path) -> NodeWorker:
+    site = read_site(place)
+    return NodeWorker(site_view(site), site.rows())
 
 
 def _record(values: NDArray[np.float64], facts: dict[str, Any]) -> RecordDict:

@@ -1,38 +1,44 @@
-"""The same run as shards on a cluster: ``fedkin mpi run DIR -n K`` calls mpiexec with this module.
+"""All sites as shards on a cluster: ``fedkin mpi run CONTRACT --data all.csv -n K`` calls mpiexec with these ranks.
 
-DIR is the directory of a federation (`fedkin peer init`) that all ranks can read: these are trusted machines, there are
-no certificates here. The graph is cut into K pieces with few edges between them; each rank reads the rows of its own
-devices, and only thetas of devices at the cut travel. The result has the bits of every other way to run it.
+These are trusted machines with a common file system: one table has the rows of all sites, and there are no keys. The
+graph is cut into K pieces with few edges between them; each rank hosts one, and only thetas of sites at the cut travel.
+The result has the bits of every other way to run it.
 
 MPI ends the whole job when one rank dies, so the state is written now and then, and the same command continues from the
-last round that all ranks have on disk. With another number of ranks a run starts from round 0.
+last round that all ranks have on disk. With another number of ranks a run starts from round 0. Checkpoints are bound to
+everything that the result depends on: contract, rows, graph, lam, rho, rounds.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
-from fedkin._base import PRIVATE_DIRECTORY, Array, Index, is_locked, lock, write_arrays
+from fedkin._base import PRIVATE_DIRECTORY, Array, Index, is_locked, lock
 from fedkin.admm import Course, Shard, ShardState, Store, run_rounds
+from fedkin.data import Rows, device_ids, read_columns
 from fedkin.errors import DataError, FedkinError, ParameterError, missing_dependency
-from fedkin.federate.contract.manifest import Manifest
-from fedkin.federate.contract.plans import TOO_LONG
-from fedkin.federate.contract.reading import load_manifest, load_rows, shard_of
+from fedkin.federate.contract.contract import Contract
+from fedkin.federate.contract.manifest import TOO_LONG, Manifest
+from fedkin.federate.contract.reading import shard_of
+from fedkin.federate.enrol import Order
 from fedkin.federate.links.mpi import RankLink
-from fedkin.federate.setup.directory import DEVICES
+from fedkin.federate.views import whole_view
+from fedkin.graph import Graph
 
-#: Sub-directory of a federation for the state of the ranks and the result.
-JOB = "mpi"
+#: What comes after the name of the model directory: state of the ranks.
+JOB = ".job"
 _LOCK = "lock"
 _SWEEPS = 10
 #: A piece may be this much larger than the mean.
@@ -140,10 +146,15 @@ def only_job(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def check_no_job(directory: Path) -> None:
-    """Raise `DataError` when a job of this federation runs."""
-    if is_locked(directory / JOB / _LOCK):
-        raise _in_use(directory / JOB)
+def job_folder(out: Path) -> Path:
+    """Where the ranks of a job keep their state."""
+    return out.with_name(out.name + JOB)
+
+
+def check_no_job(out: Path) -> None:
+    """Raise `DataError` when a job with this output runs."""
+    if is_locked(job_folder(out) / _LOCK):
+        raise _in_use(job_folder(out))
 
 
 def _in_use(folder: Path) -> DataError:
@@ -151,41 +162,82 @@ def _in_use(folder: Path) -> DataError:
     return DataError(f"{folder} is in use by another job (rank 0 is {holder}): wait for its end, or end it first")
 
 
-def check_out(path: Path) -> None:
-    """Raise `DataError` when a file could not be written there after all rounds."""
-    folder = path.parent
-    if not folder.is_dir():
-        raise DataError(f"--out {path}: there is no directory {folder}; make it first")
-    if path.is_dir():
-        raise DataError(f"--out {path} is a directory: give the name of a file")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise DataError(f"--out {path} cannot be written: choose another place")
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What is run: all sites of one table.
+
+    ``rows`` are by number, which is the order in which the sites come in the table; ``graph`` has the sites' ids.
+    """
+
+    contract: Contract
+    graph: Graph
+    rows: Mapping[int, Rows]
+    order: Order
+
+    @property
+    def run(self) -> str:
+        """A digest of everything that the result depends on."""
+        digest = hashlib.blake2b(digest_size=8)
+        digest.update(self.contract.to_bytes())
+        digest.update(repr((self.order.lam, self.order.rho, self.order.rounds, self.graph.devices)).encode())
+        parts = [self.graph.edges, self.graph.weights]
+        parts += [part for rows in self.rows.values() for part in rows.arrays if part is not None]
+        for part in parts:
+            digest.update(f"{part.shape}".encode())
+            digest.update(np.ascontiguousarray(part).tobytes())
+        return digest.hexdigest()
+
+    def view(self, numbers: Sequence[int] | None = None) -> Manifest:
+        """The view of the run, with the steps of these sites."""
+        return whole_view(self.contract, self.graph, self.rows, run=self.run, order=self.order, numbers=numbers)
+
+
+def read_job(
+    contract: Path,
+    data: Path,
+    site: str,
+    graph: Path,
+    *,
+    lam: float | None = None,
+    rho: float | None = None,
+    rounds: int | None = None,
+) -> Job:
+    """The job of a contract and a table with the rows of all sites; its column ``site`` says whose they are."""
+    agreed = Contract.read(contract)
+    columns = read_columns(data)
+    if site not in columns:
+        raise DataError(f"{data} has no column {site!r}; its columns are {', '.join(map(str, columns))}")
+    ids = list(device_ids(columns[site]))
+    known = list(dict.fromkeys(ids))
+    prepared = agreed.prepare({name: column for name, column in columns.items() if name != site})
+    numbers = {one: k for k, one in enumerate(known)}
+    whose = np.array([numbers[one] for one in ids], dtype=np.int64)
+    rows = {k: prepared.take(np.flatnonzero(whose == k)) for k in range(len(known))}
+    order = Order(run="0" * 16, contract=agreed.digest, revision=1, lam=lam, rho=rho, rounds=rounds)
+    return Job(agreed, Graph.read(graph, devices=known), rows, order)
 
 
 def run_rank(
-    directory: Path, communicator: Any, every: int, *, fresh: bool = False, progress: bool = False
+    job: Job, folder: Path, communicator: Any, every: int, *, fresh: bool = False, progress: bool = False
 ) -> Array | None:
     """Run one rank to the end; rank 0 gets the averaged parameters ``(V, p)``.
 
-    There are ``every`` rounds between checkpoints. ``fresh`` starts from round 0 whatever is on disk; with ``progress``
-    rank 0 writes a line after each checkpoint.
+    There are ``every`` rounds between checkpoints, which are in ``folder``. ``fresh`` starts from round 0 whatever is
+    on disk; with ``progress`` rank 0 writes a line after each checkpoint.
     """
-    manifest = load_manifest(directory)
-    if communicator.size > manifest.n_devices:
+    n_sites, edges = job.graph.n_devices, job.graph.edges
+    if communicator.size > n_sites:
+        raise ParameterError(f"{communicator.size} ranks for {n_sites} sites: use at most one rank per site")
+    if job.contract.rounds.select is not None:
         raise ParameterError(
-            f"{communicator.size} ranks for {manifest.n_devices} devices: use at most one rank per device"
+            "this contract lets sites test their edges first, which ranks do not do: leave [rounds.select] out, and "
+            "give the graph that is to be used"
         )
-    if manifest.select is not None:
-        raise ParameterError(
-            "this federation lets its devices test their edges first, which ranks do not do: "
-            "run fedkin peer init without --select-level, on the graph that is to be used"
-        )
-    hosts = small_cut(manifest.n_devices, manifest.edge_array, communicator.size)
+    hosts = small_cut(n_sites, edges, communicator.size)
     own = np.flatnonzero(hosts == communicator.rank).tolist()
-    rows = {u: load_rows(directory / DEVICES / manifest.members[u].name, manifest, u) for u in own}
-    shard = shard_of(manifest, rows)
-    link = RankLink(communicator, hosts, manifest.edge_array, manifest.n_params)
-    folder = directory / JOB
+    manifest = job.view(own)
+    shard = shard_of(manifest, {u: job.rows[u] for u in own})
+    link = RankLink(communicator, hosts, edges, manifest.n_params)
     folder.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
 
     def tell(t: int, more: str = "") -> None:
@@ -200,7 +252,7 @@ def run_rank(
     if state is not None:
         shard.restore(state)
     tell(done, ", from a checkpoint" if done else "")
-    names = [manifest.members[u].name for u in own]
+    names = [str(manifest.member(u).id) for u in own]
     try:
         course = Course(
             manifest.rounds, manifest.wire, names=names, cure=TOO_LONG, radius=manifest.radius, save_every=every
@@ -208,14 +260,24 @@ def run_rank(
         run_rounds(shard, link, store, course, done)
     finally:
         store.close()
-    return gather(communicator, shard, manifest.n_devices)
+    return gather(communicator, shard, n_sites)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+#: What rank 0 does with the parameters ``(V, p)``; `fedkin.cli` makes a model of them.
+Finish = Callable[[Job, Array, Path], None]
+
+
+def main(finish: Finish, arguments: Sequence[str] | None = None) -> int:
     """Parse arguments and run this rank."""
-    parser = argparse.ArgumentParser(prog="python -m fedkin.federate.mpi", description=__doc__.splitlines()[0])
-    parser.add_argument("directory", type=Path, help="the directory of a federation")
-    parser.add_argument("--out", type=Path, help="NPZ file for theta (V, p); by default DIR/mpi/theta.npz")
+    parser = argparse.ArgumentParser(prog="python -m fedkin.cli.mpi_rank", description=__doc__.splitlines()[0])
+    parser.add_argument("contract", type=Path, help="the contract, TOML")
+    parser.add_argument("--data", type=Path, required=True, help="table with the rows of all sites")
+    parser.add_argument("--site", required=True, help="column that says whose a row is")
+    parser.add_argument("--graph", type=Path, required=True, help="edges between sites")
+    parser.add_argument("--out", type=Path, required=True, help="model directory to make")
+    parser.add_argument("--lam", type=float)
+    parser.add_argument("--rho", type=float)
+    parser.add_argument("--rounds", type=int)
     parser.add_argument("--checkpoint-every", type=int, default=500, metavar="ROUNDS")
     parser.add_argument("--fresh", action="store_true", help="start from round 0 although a run could be continued")
     parser.add_argument("--progress", action="store_true", help="rank 0 writes a line after each checkpoint")
@@ -230,7 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     communicator = MPI.COMM_WORLD
     try:
-        _run_job(given, communicator)
+        _run_job(given, communicator, finish)
     except (FedkinError, OSError) as error:
         sys.stderr.write(f"rank {communicator.rank}: {error}\n")
         sys.stderr.flush()
@@ -239,23 +301,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run_job(given: argparse.Namespace, communicator: Any) -> None:
-    """Run this rank while rank 0 holds the lock, and write the result."""
+def _run_job(given: argparse.Namespace, communicator: Any, finish: Finish) -> None:
+    """Run this rank while rank 0 holds the lock, and hand over the result."""
+    options = {"lam": given.lam, "rho": given.rho, "rounds": given.rounds}
+    folder = job_folder(given.out)
     with ExitStack() as held:
         if not communicator.rank:
-            load_manifest(given.directory)  # says so when this is no federation
-            folder = given.directory / JOB
-            folder.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
-            if given.out is not None:
-                check_out(given.out)
+            folder.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True, parents=True)
             held.enter_context(only_job(folder))
         communicator.Barrier()  # before rank 0 has the lock nobody touches a file
-        theta = run_rank(
-            given.directory, communicator, given.checkpoint_every, fresh=given.fresh, progress=given.progress
-        )
+        job = read_job(given.contract, given.data, given.site, given.graph, **options)
+        every, fresh, progress = given.checkpoint_every, given.fresh, given.progress
+        theta = run_rank(job, folder, communicator, every, fresh=fresh, progress=progress)
         if theta is not None:
-            write_arrays(given.out or given.directory / JOB / "theta.npz", {"theta": theta}, private=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            finish(job, theta, given.out)

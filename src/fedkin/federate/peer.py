@@ -11,8 +11,7 @@ from fedkin._base import Array
 from fedkin.admm import Course, Shard, ShardState, run_rounds
 from fedkin.data import Rows
 from fedkin.errors import DataError, ModelFileError
-from fedkin.federate.contract.manifest import Manifest, keys_of
-from fedkin.federate.contract.plans import TOO_LONG
+from fedkin.federate.contract.manifest import TOO_LONG, Manifest, keys_of
 from fedkin.federate.contract.reading import shard_of
 from fedkin.federate.journal import Journal
 from fedkin.federate.kept import KeptState
@@ -91,7 +90,6 @@ class Device:
     def __init__(
         self,
         manifest: Manifest,
-        position: int,
         rows: Rows,
         transport: Transport,
         journal: Journal,
@@ -101,10 +99,10 @@ class Device:
         left: frozenset[int] = frozenset(),
         tick: Callable[[Device], None] | None = None,
     ) -> None:
-        self.manifest, self.position, self.journal, self.on_tick = manifest, position, journal, tick
-        self.shard = shard_of(manifest, {position: rows})
+        self.manifest, self.position, self.journal, self.on_tick = manifest, manifest.here, journal, tick
+        self.shard = shard_of(manifest, {manifest.here: rows})
         neighbours = self.shard.foreign.tolist()
-        self.link = DualLink(manifest, position, neighbours, transport, journal, patience=patience, tick=self.tick)
+        self.link = DualLink(manifest, neighbours, transport, journal, patience=patience, tick=self.tick)
         self.link.shard = self.shard
         self.kept: KeptState | None = None
         if checkpoint is not None:
@@ -197,8 +195,8 @@ class Device:
             self.shard.restore(ShardState(**found.arrays))
         except DataError:
             raise ModelFileError(
-                f"{kept.path} was written with another number of rows: put the rows of before back into "
-                "rows.npz, or make the federation again with fedkin peer init"
+                f"{kept.path} was written with another number of rows: join again with the rows of before, or remove "
+                "it, on all sites, to start from round 0"
             ) from None
 
     def _close(self) -> None:

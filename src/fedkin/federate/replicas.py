@@ -28,8 +28,7 @@ from fedkin._base import Array, Mask
 from fedkin.data import Rows
 from fedkin.errors import SolverError
 from fedkin.federate.central import Hub, NodeWorker
-from fedkin.federate.contract.manifest import Manifest
-from fedkin.federate.contract.plans import TOO_LONG
+from fedkin.federate.contract.manifest import TOO_LONG, Manifest
 from fedkin.federate.journal import Journal
 from fedkin.federate.kept import KeptState
 from fedkin.federate.links import Transport
@@ -88,7 +87,6 @@ class Replica(NeighbourLink):
     def __init__(
         self,
         manifest: Manifest,
-        position: int,
         rows: Rows,
         transport: Transport,
         journal: Journal,
@@ -98,16 +96,16 @@ class Replica(NeighbourLink):
         patience: Patience | None = None,
         tick: Callable[[Any], None] | None = None,
     ) -> None:
-        members = manifest.component(position)
+        members = manifest.numbers
         self.component = Component(manifest, members)
-        self.worker = NodeWorker(manifest, position, rows)
-        self.leader = manifest.leader(position)
-        self.leads = position == self.leader
+        self.worker = NodeWorker(manifest, rows)
+        self.leader = manifest.leader()
+        self.leads = manifest.here == self.leader
         self.record = record if self.leads else None
         self._lock = threading.Lock()
-        others = [u for u in members if u != position]
+        others = [u for u in members if u != manifest.here]
         own_tick = None if tick is None else partial(tick, self)
-        super().__init__(manifest, position, others, transport, journal, patience=patience, tick=own_tick)
+        super().__init__(manifest, others, transport, journal, patience=patience, tick=own_tick)
         self.kept: KeptState | None = None
         if checkpoint is not None and self.leads:
             self.kept = KeptState(checkpoint, manifest.run, manifest.revision, self.name, self.hold, keep=self.keep)

@@ -40,6 +40,7 @@ class Patience:
     - ``complain``: to the first log line about a wait; to the next ones it doubles, up to ten minutes.
     - ``give_up``: a wait as long as this ends the process.
     - ``linger``: a device that has finished stays so long to serve neighbours that have not.
+    - ``lease``: a link on which nothing came for so long is taken for broken.
     - ``gather``, ``deadline``: how long a central machine waits for devices before its first round, and in a round.
     """
 
@@ -50,6 +51,7 @@ class Patience:
     linger: float = 600.0
     gather: float = 60.0
     deadline: float = 5.0
+    lease: float = 10.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -21,7 +21,7 @@ from fedkin._base import Array, count
 from fedkin.admm import Average, GradientKind
 from fedkin.data import INTERCEPT, Finding, Rows, Schema, columns_of, level_text
 from fedkin.errors import FedkinError
-from fedkin.federate.contract.plans import in_words
+from fedkin.federate.contract.words import in_words
 from fedkin.federate.messages import Wire
 from fedkin.losses import CLASS_LOSSES, Loss, described_loss
 

@@ -1,8 +1,8 @@
-"""What all devices of a federation agree on, in one signed file, and the keys under which they write to each other.
+"""One site's view of a run: itself, those whom it exchanges messages with, and the keys under which they write.
 
-The manifest names devices, edges and every number that the rounds need, except those that are for one device only
-(`fedkin.federate.contract.plans`). It holds no rows. Each device has a copy, and checks the authority's signature
-before it believes it. Access lists are made of the same keys.
+A view is made in memory, from what was signed (`fedkin.federate.views`), and is never a file. Sites go by their numbers
+in the organiser's list: they order the ends of an edge, edges and members, and stand in messages. So what a site
+computes from its own part of the graph has the bits of a run that sees all of it.
 """
 
 from __future__ import annotations
@@ -12,108 +12,112 @@ import math
 import re
 from collections.abc import Hashable, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from msgspec import Meta
-from msgspec.structs import replace
 
-from fedkin._base import Array, Index
+from fedkin._base import Index
 from fedkin.admm import Average, GradientKind
 from fedkin.errors import FedkinError
-from fedkin.federate.contract.contract import Count, Nonnegative, Placement, Positive, Whole
-from fedkin.federate.contract.plans import COLUMNS, OWN, DevicePlan, PlanError, in_words, to_text
+from fedkin.federate.contract.contract import EdgeTests, Placement
 from fedkin.federate.messages import HEADER_BYTES, RUN_BYTES, Kind, Wire
 
-FORMAT = "fedkin-manifest-3"
-RADIUS = 1e6  #: of the parameter ball, unless the run has a smaller one
-CENTRE = "centre"  #: name of the central machine S; its sender number is the number of devices
-DEAL = 60  #: starts of deals are known modulo this: right for 2 to 6, 10, 12, 15, 20, 30 and 60 folds
+CENTRE = "centre"  #: name of the central machine S; its number is the number of sites
 PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z"
+
+#: Why parameters diverge, and what helps.
+TOO_LONG = (
+    "its steps are too long for its rows; let the contract have a larger batch_size or some ridge, or a smaller rho"
+)
 
 
 class ManifestError(FedkinError, ValueError):
-    """A manifest that cannot be read or does not hold together."""
+    """A view of a run that does not hold together."""
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A device as the others know it: its id in the data, and its endpoint, ``tls/host:port`` or ``tcp/host:port``.
+    """A site as its neighbours know it.
 
-    ``name`` is its directory, the common name of its certificate, and its part of the keys.
+    Attributes
+    ----------
+    id : str or int
+        What the organiser's list calls it.
+    name : str
+        Its directory, the common name of its certificate, its part of the keys of messages.
+    number : int
+        Its place in the organiser's list, counted from 0. Of the two ends of an edge the larger number comes first.
+    endpoint : str or None
+        ``tls/host:port`` where it listens; None when it only shares summaries or only connects.
     """
 
     id: str | int
     name: Annotated[str, Meta(pattern=PLAIN_NAME)]
-    endpoint: str
+    number: Annotated[int, Meta(ge=0)]
+    endpoint: str | None = None
 
 
-class Selection(TypedDict):
-    """How edges are selected before the rounds."""
+class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The step rule of a site, and the theta ``(p,)`` from which it starts: all that is planned from its rows.
 
-    level: Annotated[float, Meta(gt=0, lt=1)]
-    variance: Literal["model", "sandwich", "bartlett"]
+    Whoever steps for a site while it is away needs them, too (placements central and replicas).
+    """
+
+    start: Annotated[float, Meta(ge=0)]
+    growth: Annotated[float, Meta(ge=0)]
+    damping: Annotated[float, Meta(ge=0)]
+    theta: tuple[float, ...]
 
 
-class Manifest(
-    msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_fields=True, tag_field="format", tag=FORMAT
-):
-    """A run, as all devices know it. Lists with a number per device are in the order of ``members``.
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A run, as one site sees it.
 
-    What is not in the shared file but in plans (``start``, ``growth``, ``damping``, ``batch``, ``deal``) is None for
-    devices of which it is not known here. What the names do not say:
-
-    - ``run``: 16 hexadecimal digits; ``revision``: how often the manifest was changed and signed again. Devices with
-      different revisions do not understand each other.
-    - ``edges``: E pairs of positions ``[i, j]``, ``i > j``; ``weights``: ``w_e``, None where only ``edge_radius`` is
-      known; ``edge_radius``: ``lam * V * w_e``, bounds of the edge duals. ``lam`` is for the record.
-    - ``ridge``: p numbers; ``sparsity``: V lists of p; ``radius``: of the ball that every theta lies in, which a
-      neighbour's theta is held against.
-    - ``start``, ``growth``, ``damping``: the step rule; ``noisy``: whether steps become shorter (``growth`` above 0).
-    - ``batch``: rows per round, 0 for all; ``deal``: where the deal of each device's rows to folds begins
-      (`fedkin.Federation.folds`), modulo `DEAL`; ``planned_for``: the device whose plan was found beside the manifest.
+    - ``run``: 16 hexadecimal digits; ``revision``: how often the organiser has ordered something. Sites with different
+      revisions do not understand each other.
+    - ``here``: the number of the site whose view this is, ``n_sites`` for the central machine; ``members``: the site
+      itself and those whom it exchanges messages with, increasing by number; ``n_sites``: of all.
+    - ``edges``: E pairs of numbers ``(i, j)``, ``i > j``, increasing; ``edge_radius``: ``lam * V * w_e``, bounds of the
+      edge duals.
+    - ``ridge``, ``sparsity``: p numbers; ``radius``: of the ball that every theta lies in, which a neighbour's theta is
+      held against.
+    - ``steps``: by number, of those who are stepped for here; ``batch``: rows per round, 0 for all.
     - ``checkpoint_every``, ``compare_every``: rounds between checkpoints, and between comparisons of the edge duals'
       replicas (0 for never).
     - ``placement``: who holds the state of an edge: its two ends, a central machine (its endpoint is ``centre``), or
-      every device of the component. ``secure`` is False for plain TCP.
-    - ``classes``: labels of the target's codes 0, 1, ...; ``select``: the edge selection that comes before the rounds.
+      every site of the component.
+    - ``select``: the edge selection that comes before the rounds, among ``n_edges`` edges of the whole graph.
     """
 
-    run: Annotated[str, Meta(pattern=rf"^[0-9a-fA-F]{{{2 * RUN_BYTES}}}\Z")]
+    run: str
+    here: int
+    n_sites: int
     members: tuple[Member, ...]
-    edges: list[Annotated[list[Whole], Meta(min_length=2, max_length=2)]]
-    edge_radius: list[Nonnegative]
+    edges: list[tuple[int, int]]
+    edge_radius: list[float]
     loss: dict[str, Any]
     penalty: str
-    lam: Nonnegative
-    n_params: Count
-    ridge: list[Nonnegative]
-    sparsity: list[list[Nonnegative]] | None
-    radius: Positive = RADIUS
-    rounds: Count
-    seed: Whole
-    gradient: GradientKind
-    snapshot_every: Count
-    average: Average
-    rho: Positive
-    start: list[Nonnegative | None] | None = None
-    growth: list[Nonnegative | None] | None = None
-    damping: list[Nonnegative | None] | None = None
-    batch: list[Whole | None] | None = None
+    lam: float
+    n_params: int
+    ridge: list[float]
+    radius: float
+    rounds: int
+    rho: float
+    steps: dict[int, Steps]
+    sparsity: list[float] | None = None
+    seed: int = 0
+    gradient: GradientKind = "plain"
+    snapshot_every: int = 1
+    average: Average = "last"
+    batch: int = 0
     wire: Wire = "float64"
-    checkpoint_every: Count = 100
-    compare_every: Whole = 200
+    checkpoint_every: int = 100
+    compare_every: int = 200
     placement: Placement = "peer"
     centre: str | None = None
-    secure: bool = True
-    feature_names: list[str] = []
-    classes: list[bool | int | float | str] | None = None
-    select: Selection | None = None
-    weights: list[Nonnegative] | None = None
-    deal: list[Whole | None] | None = None
-    revision: Whole = 0
-    noisy: bool = False
-    planned_for: str | None = None
+    select: EdgeTests | None = None
+    n_edges: int = 0
+    revision: int = 0
 
     @property
     def run_bytes(self) -> bytes:
@@ -129,12 +133,39 @@ class Manifest(
         if self.select is not None:
             largest = max(largest, p * p + 2 * p + 5)
         if self.placement == "replicas":
-            largest = max(largest, (5 * self.n_devices + len(self.edges)) * p + self.n_devices)
+            m = len(self.members)
+            largest = max(largest, (5 * m + len(self.edges)) * p + m)
         return HEADER_BYTES + 8 * largest
 
+    # --- who is who ---
+
+    @cached_property
+    def _by_number(self) -> dict[int, Member]:
+        return {member.number: member for member in self.members}
+
     @property
-    def n_devices(self) -> int:
-        return len(self.members)
+    def numbers(self) -> list[int]:
+        """Of the members, increasing."""
+        return list(self._by_number)
+
+    def member(self, number: int) -> Member:
+        """The site of that number."""
+        return self._by_number[number]
+
+    def name(self, number: int) -> str:
+        """The name of a site, or of the central machine."""
+        return CENTRE if number == self.n_sites else self._by_number[number].name
+
+    def number(self, name: str) -> int:
+        """The number of the site of that name."""
+        for member in self.members:
+            if member.name == name:
+                return member.number
+        raise ManifestError(f"{self.name(self.here)} knows no site named {name!r}")
+
+    def endpoint(self, number: int) -> str | None:
+        """Where a site, or the central machine, listens."""
+        return self.centre if number == self.n_sites else self._by_number[number].endpoint
 
     # --- the graph ---
 
@@ -143,144 +174,44 @@ class Manifest(
         """Edges ``(E, 2)``."""
         return np.asarray(self.edges, dtype=np.int64).reshape(-1, 2)
 
-    def position(self, name: str) -> int:
-        """Position of the device of that name."""
-        for position, member in enumerate(self.members):
-            if member.name == name:
-                return position
-        raise ManifestError(f"the manifest has no device named {name!r}")
+    def neighbours(self, number: int) -> Index:
+        """Numbers of the neighbours of a site, increasing."""
+        touching = self.edge_array[(self.edge_array == number).any(axis=1)]
+        return np.unique(touching[touching != number])
 
-    def neighbours(self, position: int) -> Index:
-        """Positions of the neighbours of a device, increasing."""
-        touching = self.edge_array[(self.edge_array == position).any(axis=1)]
-        return np.unique(touching[touching != position])
+    def leader(self) -> int:
+        """The first site of the component (placement replicas)."""
+        return self.numbers[0]
 
-    @cached_property
-    def _components(self) -> list[list[int]]:
-        """The component of each device, by position."""
-        of = [[u] for u in range(self.n_devices)]
-        for i, j in self.edges:
-            if of[i] is not of[j]:
-                small, large = sorted((of[i], of[j]), key=len)
-                large.extend(small)
-                for u in small:
-                    of[u] = large
-        for one in {id(members): members for members in of}.values():
-            one.sort()
-        return of
-
-    def component(self, position: int) -> list[int]:
-        """Positions of the devices that a device is connected with, itself included, increasing."""
-        return list(self._components[position])
-
-    def leader(self, position: int) -> int:
-        """The first device of the component of a device."""
-        return self._components[position][0]
-
-    def partners(self, position: int) -> list[int]:
-        """Positions of the devices that a device exchanges messages with, increasing."""
+    def partners(self) -> list[int]:
+        """Numbers of those whom this site exchanges messages with, increasing."""
+        if self.placement == "central":
+            return self.numbers if self.here == self.n_sites else [self.n_sites]
         if self.placement == "replicas":
-            return [u for u in self.component(position) if u != position]
-        return [int(v) for v in self.neighbours(position)]
-
-    # --- another lam ---
-
-    @property
-    def edge_weights(self) -> Array:
-        """Weights ``w_e``, shape ``(E,)``."""
-        if self.weights is not None:
-            return np.array(self.weights, dtype=np.float64)
-        strength = self.lam * self.n_devices
-        if not strength > 0:
-            raise ManifestError("the manifest has lam = 0 and no weights, so the weights of its edges are not known")
-        return np.array(self.edge_radius) / strength
-
-    def with_lam(self, lam: float) -> Manifest:
-        """The next revision, with another ``lam`` and otherwise the same plan."""
-        strength = lam * self.n_devices  # as `Problem.strength`
-        return replace(self, lam=lam, edge_radius=(strength * self.edge_weights).tolist(), revision=self.revision + 1)
-
-    # --- as a file ---
-
-    def to_bytes(self) -> bytes:
-        """The text that is signed and that all devices get: nothing of it is for one device only."""
-        fields = msgspec.to_builtins(self)
-        return to_text({name: fields[name] for name in fields if name not in (*COLUMNS, "planned_for")})
-
-    @classmethod
-    def from_bytes(cls, text: bytes) -> Manifest:
-        """The manifest in ``text``, checked to hold together."""
-        try:
-            manifest = msgspec.json.decode(text, type=cls)
-        except msgspec.MsgspecError as error:
-            raise ManifestError(in_words(error)) from None
-        try:
-            manifest.check()
-        except ManifestError as error:
-            raise ManifestError(f"does not hold together: {error}") from None
-        return manifest
-
-    def shared(self) -> Manifest:
-        """The manifest as it is without any plan."""
-        return replace(self, **dict.fromkeys((*COLUMNS, "planned_for")))
-
-    def plan_bytes(self, position: int | None) -> bytes:
-        """The plan of a device, of the central machine (position V), or with None the plans of all."""
-        name: str | None = None
-        steps = own = list(range(self.n_devices))
-        if position == self.n_devices:
-            name, own = CENTRE, []
-        elif position is not None:
-            name, own = self.members[position].name, [position]
-            steps = self.component(position) if self.placement == "replicas" else own
-        columns: dict[str, Any] = {}
-        for column in COLUMNS:
-            values = getattr(self, column)
-            if values is not None:
-                positions = own if column in OWN else steps
-                columns[column] = {self.members[u].name: values[u] for u in positions if values[u] is not None}
-        return DevicePlan(run=self.run, device=name, **columns).to_bytes()
-
-    def with_plan(self, plan: DevicePlan) -> Manifest:
-        """The manifest with what a plan says."""
-        if plan.run != self.run:
-            raise PlanError(f"is of run {plan.run}, but the manifest is of run {self.run}")
-        positions = {member.name: u for u, member in enumerate(self.members)}
-        found: dict[str, Any] = {}
-        for column, values in plan.columns().items():
-            found[column] = [None] * self.n_devices
-            for name, value in values.items():
-                if name not in positions:
-                    raise PlanError(f"names {name!r}, which is no device of the manifest")
-                found[column][positions[name]] = value
-        return replace(self, planned_for=plan.device, **found)
+            return [u for u in self.numbers if u != self.here]
+        return [int(v) for v in self.neighbours(self.here)]
 
     def check(self) -> None:
-        """Raise `ManifestError` when a field is not what it must be, or two do not fit together."""
-        try:
-            msgspec.convert(msgspec.to_builtins(self), type(self))
-        except (msgspec.ValidationError, TypeError) as error:
-            raise ManifestError(in_words(error)) from None
-        v, e, p = self.n_devices, len(self.edges), self.n_params
-        lengths = {"edge_radius": e, "ridge": p, "weights": e, **dict.fromkeys(COLUMNS, v)}
+        """Raise `ManifestError` when two fields do not fit together."""
+        lengths = {"edge_radius": len(self.edges), "ridge": self.n_params}
         for name, length in lengths.items():
-            values = getattr(self, name)
-            if values is not None and len(values) != length:
-                raise ManifestError(f"{name} has {len(values)} entries, expected {length}")
-        if self.sparsity is not None and np.shape(self.sparsity) != (v, p):
-            raise ManifestError(f"sparsity has shape {np.shape(self.sparsity)}, expected {(v, p)}")
-        if len({member.name for member in self.members} | {CENTRE}) <= v:
-            raise ManifestError("two devices have the same name")
+            if len(getattr(self, name)) != length:
+                raise ManifestError(f"{name} has {len(getattr(self, name))} entries, expected {length}")
+        if len({member.name for member in self.members} | {CENTRE}) <= len(self.members):
+            raise ManifestError("two sites have the same name")
+        if self.numbers != sorted(self.numbers):
+            raise ManifestError("members are not in the order of their numbers")
         for i, j in self.edges:
-            if not j < i < v:
-                raise ManifestError(f"edge ({i}, {j}) does not name two of the {v} devices, larger position first")
-        planned = [one for name in COLUMNS for one in getattr(self, name) or () if one is not None]
+            if not j < i or not {i, j} <= set(self.numbers):
+                raise ManifestError(f"edge ({i}, {j}) does not join two members, larger number first")
+        for number, steps in self.steps.items():
+            if len(steps.theta) != self.n_params:
+                raise ManifestError(
+                    f"site {number} starts from {len(steps.theta)} parameters, expected {self.n_params}"
+                )
+        planned = [one for steps in self.steps.values() for one in (steps.start, steps.growth, *steps.theta)]
         if not all(map(math.isfinite, [self.rho, self.lam, self.radius, *self.edge_radius, *self.ridge, *planned])):
             raise ManifestError("rho, lam, radius, ridge, the steps and the edge bounds must be finite")
-        if self.placement != "peer" and self.gradient != "plain":
-            raise ManifestError(
-                f"where devices come and go they keep no state, so gradient must be plain: {self.gradient}"
-            )
         if self.placement == "central" and self.centre is None:
             raise ManifestError("placement is central, but the endpoint of the central machine is missing")
 
@@ -301,32 +232,58 @@ def plain_names(ids: Sequence[Hashable]) -> list[str]:
     return names
 
 
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
 def keys_of(manifest: Manifest, sender: int, receiver: int) -> dict[Kind, str]:
     """The keys under which ``sender`` writes what ``receiver`` reads."""
-    name = manifest.members[sender].name
+    name = manifest.name(sender)
     keys = {Kind.THETA: f"{manifest.run}/theta/{name}", Kind.DONE: f"{manifest.run}/done/{name}"}
     if sender < receiver and manifest.compare_every:
-        keys[Kind.ALPHA] = f"{manifest.run}/alpha/{name}/{manifest.members[receiver].name}"
-    if manifest.placement == "replicas" and sender == manifest.leader(sender):
+        keys[Kind.ALPHA] = f"{manifest.run}/alpha/{name}/{manifest.name(receiver)}"
+    if manifest.placement == "replicas" and sender == manifest.leader():
         keys[Kind.PRESENT], keys[Kind.REPLICA] = f"{manifest.run}/present/{name}", f"{manifest.run}/replica/{name}"
     return keys
 
 
 def asking_keys(manifest: Manifest, sender: int, receiver: int) -> dict[Kind, str]:
     """The keys under which ``receiver`` asks ``sender`` for what was lost: nobody else may, so the asker is known."""
-    names = f"{manifest.members[sender].name}/{manifest.members[receiver].name}"
+    names = f"{manifest.name(sender)}/{manifest.name(receiver)}"
     return {kind: f"{manifest.run}/ask/{kind.name.lower()}/{names}" for kind in keys_of(manifest, sender, receiver)}
 
 
 def presence_key(manifest: Manifest, sender: int) -> str:
-    """The key under which a device shows that it is there."""
-    return f"{manifest.run}/live/{manifest.members[sender].name}"
+    """The key under which a site shows that it is there."""
+    return f"{manifest.run}/live/{manifest.name(sender)}"
 
 
 def selection_keys(manifest: Manifest, sender: int, receiver: int) -> dict[Kind, str]:
-    """The keys of edge selection: a device's summary, the verdict on an edge (from its smaller end), "I am done"."""
-    name = manifest.members[sender].name
+    """The keys of edge selection: a site's summary, the verdict on an edge (from its smaller end), "I am done"."""
+    name = manifest.name(sender)
     keys = {Kind.SUMMARY: f"{manifest.run}/summary/{name}", Kind.DONE: f"{manifest.run}/chosen/{name}"}
     if sender < receiver:
-        keys[Kind.VERDICT] = f"{manifest.run}/verdict/{name}/{manifest.members[receiver].name}"
+        keys[Kind.VERDICT] = f"{manifest.run}/verdict/{name}/{manifest.name(receiver)}"
     return keys
+
+
+def star_keys(manifest: Manifest, sender: int, receiver: int) -> list[str]:
+    """The keys under which ``sender`` writes what ``receiver`` reads; one of them is the central machine."""
+    if sender == manifest.n_sites:
+        name = manifest.name(receiver)
+        return [star_key(manifest, "down", name), star_key(manifest, "result", name), presence_key(manifest, sender)]
+    name = manifest.name(sender)
+    return [star_key(manifest, part, name) for part in ("theta", "done", "live")]
+
+
+def star_key(manifest: Manifest, part: str, name: str) -> str:
+    """A key between the central machine and one site."""
+    return f"{manifest.run}/{part}/{name}"
+
+
+def all_keys(manifest: Manifest, sender: int, receiver: int) -> list[str]:
+    """All keys under which ``sender`` writes what ``receiver`` reads."""
+    if manifest.placement == "central":
+        return star_keys(manifest, sender, receiver)
+    keys = [*keys_of(manifest, sender, receiver).values(), *asking_keys(manifest, sender, receiver).values()]
+    keys.append(presence_key(manifest, sender))
+    return keys if manifest.select is None else [*keys, *selection_keys(manifest, sender, receiver).values()]

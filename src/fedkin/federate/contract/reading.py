@@ -1,125 +1,130 @@
-"""From files to a computation: the signed manifest and plan of a directory, the rows that must fit, their `Plan`."""
+"""From a view of a run and rows to a computation: what is planned from a site's own rows, the `Plan`, its shards."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from msgspec.structs import replace
 
-from fedkin._base import Array, Index
-from fedkin.admm import DeviceRows, Plan, Shard, StepRule, device_keys
-from fedkin.data import Rows
-from fedkin.errors import DataError, FedkinError
-from fedkin.federate.contract.manifest import Manifest, ManifestError
-from fedkin.federate.contract.plans import PLAN, PLAN_SIGNATURE, STEPS, DevicePlan, PlanError
-from fedkin.federate.trust.security import check_private, read_signed
+from fedkin._base import Array
+from fedkin.admm import DeviceRows, Plan, Settings, Shard, StepRule, device_keys, device_rows, local_curvature, plan_run
+from fedkin.data import INTERCEPT, Federation, Rows
+from fedkin.errors import DegenerateDeviceWarning
+from fedkin.federate.contract.contract import Contract
+from fedkin.federate.contract.manifest import Manifest, Steps
+from fedkin.graph import Graph
 from fedkin.losses import Loss, described_loss
-from fedkin.objective import make_penalty
+from fedkin.objective import Problem, make_penalty
+from fedkin.stats import local_fit
+
+#: rho where the contract has none, for features that are scaled to about 1: smaller where noise makes steps short.
+STILL_RHO, NOISY_RHO = 1.0, 0.25
 
 
 def loss_of(manifest: Manifest) -> Loss:
-    """The loss that the manifest names."""
+    """The loss of the run."""
     return described_loss(manifest.loss)
 
 
+# --- what is planned from rows ----------------------------------------------------------------------------------------
+
+
+def is_noisy(contract: Contract) -> bool:
+    """Whether anything is random in a run: batches, or who is there."""
+    return contract.rounds.batch_size is not None or contract.rounds.placement != "peer"
+
+
+def usual_rho(contract: Contract) -> float:
+    """The contract's rho, or the one that goes with scaled features."""
+    return contract.rounds.rho or (NOISY_RHO if is_noisy(contract) else STILL_RHO)
+
+
+def per_parameter(contract: Contract, level: float) -> list[float]:
+    """A penalty level for each parameter, 0 for the intercept."""
+    return [0.0 if name.split(" [")[0] == INTERCEPT else level for name in contract.parameter_names]
+
+
+def plan_site(contract: Contract, rows: Rows, degree: int, rho: float) -> tuple[Steps, Plan]:
+    """What a site plans from its own rows: steps, where it starts, and (in the plan) batch, average and snapshots.
+
+    It starts from its own estimate on all its rows, inside the ball. From 0, the first theta that it sends would be the
+    gradient of a few rows; so it is the first theta minus something that nobody else knows.
+    """
+    loss, n = contract.loss_object(), rows.n_samples
+    federation = Federation({0: rows})
+    problem = Problem(
+        federation, Graph.empty([0]), loss, lam=0.0, ridge=np.array(per_parameter(contract, contract.ridge))
+    )
+    rounds = contract.rounds
+    batch = None if rounds.batch_size is None else min(rounds.batch_size, n)
+    settings = Settings(batch, rho, average=rounds.average, gradient=rounds.gradient, seed=contract.seed)
+    stacked = device_rows(problem, batch, set())
+    absent = rounds.placement != "peer"
+    curvature = local_curvature(problem.terms, stacked)
+    plan = plan_run(problem, settings, stacked, curvature, noisy=is_noisy(contract), absent=absent)
+    theta = own_estimate(contract, rows)
+    start, growth = float(plan.steps.start[0]), float(plan.steps.growth[0])
+    return Steps(start, growth, rho * degree, tuple(theta.tolist())), plan
+
+
+def own_estimate(contract: Contract, rows: Rows) -> Array:
+    """The estimate of a site on its own ``(p,)``, with a ridge where there would be none, inside the ball."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DegenerateDeviceWarning)
+        theta = local_fit(Federation({0: rows}), contract.loss_object()).theta
+    return np.asarray(make_penalty("l2").project(theta, 0.5 * contract.radius)[0])
+
+
+# --- plans and shards -------------------------------------------------------------------------------------------------
+
+
 def plan_of(manifest: Manifest, rows: Mapping[int, Rows]) -> Plan:
-    """The plan of the devices whose ``rows`` are given, by position."""
+    """The plan of the sites whose ``rows`` are given, by number."""
     here = np.array(sorted(rows), dtype=np.int64)
     parts = [rows[int(u)] for u in here]
     counts = np.array([part.n_samples for part in parts], dtype=np.int64)
-    batch = _planned(manifest, "batch", here).astype(np.int64)
+    steps = [manifest.steps[int(u)] for u in here]
     stacked = DeviceRows(
         Rows.stack(parts),
         np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64),
         counts,
-        device_keys([manifest.members[u].id for u in here]),
+        device_keys([manifest.member(int(u)).id for u in here]),
         (loss_of(manifest),) * here.size,
-        np.where(batch > 0, batch, counts),
+        np.minimum(manifest.batch, counts) if manifest.batch else counts,
         np.array(manifest.ridge),
     )
+    sparsity = None if manifest.sparsity is None else np.tile(manifest.sparsity, (here.size, 1))
     return Plan(
         stacked,
         manifest.edge_array,
         np.array(manifest.edge_radius),
         make_penalty(manifest.penalty),
         manifest.rho,
-        StepRule(*(_planned(manifest, name, here) for name in STEPS)),
+        StepRule(*(np.array([getattr(one, name) for one in steps]) for name in ("start", "growth", "damping"))),
         manifest.seed,
         manifest.gradient,
         manifest.snapshot_every,
         manifest.average,
-        None if manifest.sparsity is None else np.array(manifest.sparsity)[here],
+        sparsity,
         manifest.radius,
         here,
     )
 
 
+def starts_of(manifest: Manifest, numbers: Sequence[int]) -> Array:
+    """Where sites start, ``(len(numbers), p)``."""
+    return np.array([manifest.steps[u].theta for u in numbers]).reshape(-1, manifest.n_params)
+
+
 def shard_of(manifest: Manifest, rows: Mapping[int, Rows], without: Sequence[int] = ()) -> Shard:
-    """The shard that hosts the devices whose ``rows`` are given; edges of devices in ``without`` are dropped."""
-    return plan_of(manifest, rows).shard(without=without)
+    """The shard that hosts the sites whose ``rows`` are given; edges of sites in ``without`` are dropped."""
+    return plan_of(manifest, rows).shard(theta=starts_of(manifest, sorted(rows)), without=without)
 
 
-def rowless_shard(manifest: Manifest, positions: Sequence[int]) -> Shard:
-    """A shard that hosts devices without their rows: of a central machine, or a replica of a component."""
-    nothing = {u: Rows(np.zeros((1, manifest.n_params))) for u in positions}
-    return plan_of(replace(manifest, batch=[0] * manifest.n_devices), nothing).shard(rowless=True)
-
-
-def _planned(manifest: Manifest, column: str, here: Index) -> Array:
-    values = getattr(manifest, column)
-    found = [None if values is None else values[u] for u in here.tolist()]
-    if None in found:
-        name = manifest.members[int(here[found.index(None)])].name
-        raise ManifestError(f"{column} of {name} is not known here: {PLAN} beside the manifest does not have it")
-    return np.array(found)
-
-
-MANIFEST, SIGNATURE, AUTHORITY, ROWS = "manifest.json", "manifest.sig", "ca.crt", "rows.npz"
-
-
-def load_manifest(directory: Path) -> Manifest:
-    """The manifest in a directory, and the plan beside it.
-
-    Raises `ManifestError` when it is missing or does not hold together, `SecurityError` when it was not signed by the
-    authority whose certificate is there.
-    """
-    known = (MANIFEST, SIGNATURE, AUTHORITY, PLAN, ROWS)
-    if not any((directory / name).exists() for name in known):
-        raise ManifestError(f"{directory} is not the directory of a federation or device: it has no {MANIFEST}")
-    path = directory / MANIFEST
-    try:
-        manifest = Manifest.from_bytes(read_signed(directory, MANIFEST, SIGNATURE))
-        path = directory / PLAN
-        if path.exists():
-            manifest = manifest.with_plan(DevicePlan.from_bytes(read_signed(directory, PLAN, PLAN_SIGNATURE)))
-            manifest.check()
-    except (ManifestError, PlanError) as error:
-        raise ManifestError(f"{path} {error}") from None
-    return manifest
-
-
-def load_rows(place: Path, manifest: Manifest, position: int) -> Rows:
-    """The rows in a device's directory; raises `DataError` when they do not fit the run."""
-    path = place / ROWS
-    check_private(path)
-    rows = Rows.load(path)
-    n, q = rows.X.shape
-    loss = loss_of(manifest)
-    columns = manifest.n_params // loss.n_params(1)
-    least = max((manifest.batch[position] if manifest.batch is not None else None) or 1, 1)
-    wrong = None
-    if q != columns:
-        names = f" ({', '.join(manifest.feature_names)})" if manifest.feature_names else ""
-        wrong = f"{q} columns in X, but the manifest expects {columns}{names}"
-    elif n < least:
-        wrong = f"{n} rows, but the plan asks for at least {least}"
-    else:
-        try:
-            loss.check_target(rows.y, manifest.members[position].id)
-        except FedkinError as error:
-            wrong = f"a target y that does not fit: {error}"
-    if wrong is not None:
-        raise DataError(f"{path} has {wrong}; put rows there that fit, or run fedkin peer init again on the new rows")
-    return rows
+def rowless_shard(manifest: Manifest, numbers: Sequence[int]) -> Shard:
+    """A shard that hosts sites without their rows: of a central machine, or a replica of a component."""
+    nothing = {u: Rows(np.zeros((1, manifest.n_params))) for u in numbers}
+    plan = plan_of(replace(manifest, batch=0), nothing)
+    return plan.shard(theta=starts_of(manifest, sorted(numbers)), rowless=True)

@@ -10,7 +10,9 @@ from msgspec import Meta
 
 from fedkin.federate.contract.contract import Contract
 from fedkin.federate.contract.manifest import PLAIN_NAME
-from fedkin.federate.contract.plans import in_words
+from fedkin.federate.contract.manifest import Member as Member
+from fedkin.federate.contract.manifest import Steps as Steps
+from fedkin.federate.contract.words import in_words
 from fedkin.federate.trust import SecurityError, canonical, read_whole
 
 # --- in the organiser's directory ---
@@ -32,40 +34,11 @@ Positive = Annotated[float, Meta(gt=0)]
 Nonnegative = Annotated[float, Meta(ge=0)]
 
 
-class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A site as its neighbours know it.
-
-    Attributes
-    ----------
-    id : str or int
-        What the organiser's list calls it.
-    name : str
-        Its directory, the common name of its certificate, its part of the keys of messages.
-    number : int
-        Its place in the organiser's list, counted from 0. Of the two ends of an edge the larger number comes first.
-    endpoint : str or None
-        ``tls/host:port`` where it listens; None when it only shares summaries or only connects.
-    """
-
-    id: str | int
-    name: Name
-    number: Whole
-    endpoint: str | None = None
-
-
 class Neighbour(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Another end of an edge."""
 
     member: Member
     weight: Positive = 1.0
-
-
-class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The step rule of a site, for whoever steps for it while it is away (placements central and replicas)."""
-
-    start: Nonnegative
-    growth: Nonnegative
-    damping: Nonnegative
 
 
 class Charter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,9 +56,11 @@ class Charter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Invite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """What a site gets first: the contract, the authority's certificate, itself and its neighbours (kind ``invite``).
 
-    ``n_sites`` is the V of ``lam * V``. ``component`` and ``edges`` (pairs of numbers with a weight) are there only
-    where the placement is replicas, in which every site knows all it is connected with. ``code`` is random: whoever
-    answers with the digest of this file has seen it.
+    ``n_sites`` is the V of ``lam * V``, ``n_edges`` the number of edges that are tested, ``degree`` that of the site's
+    own edges, which it needs for its steps also where it does not learn its neighbours (placement central).
+    ``component`` and ``edges`` (pairs of numbers with a weight) are there only where the placement is replicas, in
+    which every site knows all it is connected with. ``code`` is random: whoever answers with the digest of this file
+    has seen it.
     """
 
     federation: str
@@ -95,6 +70,8 @@ class Invite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     site: Member
     neighbours: tuple[Neighbour, ...]
     n_sites: Count
+    n_edges: Whole
+    degree: Whole
     code: str
     centre: str | None = None
     component: tuple[Member, ...] | None = None

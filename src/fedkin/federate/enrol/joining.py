@@ -214,7 +214,8 @@ def renew(directory: Path, steps: StepMaker | None = None, now: datetime | None 
     except SecurityError as error:
         raise SecurityError(f"{path}: {error}; remove it and renew again") from None
     digest = read_invite(directory / files.INVITE)[1]
-    own_steps = steps(site.invite, site.rows()) if steps is not None else None
+    needed = site.contract.rounds.placement != "peer"
+    own_steps = steps(site.invite, site.rows()) if needed and steps is not None else None
     body = _request(site.invite, site.contract, digest, asked, own_steps)
     valid = validity(site.certificate)[1] > (now or datetime.now(UTC))
     signer = Signer.site(Pair(site.certificate, site.key)) if valid else Signer(site.name, key)

@@ -223,13 +223,15 @@ def invite(organiser: Organiser, names: Sequence[str] = (), ca_key: Path | None 
         "authority": charter.authority,
         "contract": msgspec.Raw(canonical(charter.contract)),  # encoded once for all
         "n_sites": charter.n_sites,
+        "n_edges": organiser.graph.n_edges,
         "centre": charter.centre,
     }
-    connected = _components(organiser)
+    connected, degrees = _components(organiser), organiser.graph.degree
     paths = []
     for member in chosen:
         body = common | {
             "site": member,
+            "degree": int(degrees[member.number]),
             "neighbours": [Neighbour(members[v], weight) for v, weight in around[member.number]],
             "code": secrets.token_hex(16),
             "component": None,

@@ -17,7 +17,7 @@ from msgspec import Meta
 from fedkin._base import write_file
 from fedkin.errors import DataError
 from fedkin.federate.contract.contract import Contract, Thresholds
-from fedkin.federate.contract.plans import in_words
+from fedkin.federate.contract.words import in_words
 from fedkin.federate.trust import canonical, check_private
 
 _WORDS = """\

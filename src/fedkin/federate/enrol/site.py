@@ -15,7 +15,7 @@ import msgspec
 from fedkin.data import Rows
 from fedkin.errors import DataError
 from fedkin.federate.contract.contract import Contract, Thresholds
-from fedkin.federate.contract.plans import in_words
+from fedkin.federate.contract.words import in_words
 from fedkin.federate.enrol import files
 from fedkin.federate.enrol.files import Admit, Invite, Order, Request, checked, contract_of, in_file, read_text
 from fedkin.federate.enrol.notices import read_notices

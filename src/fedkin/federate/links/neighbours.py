@@ -35,7 +35,6 @@ class NeighbourLink:
     def __init__(
         self,
         manifest: Manifest,
-        position: int,
         neighbours: Sequence[int],
         transport: Transport,
         journal: Journal,
@@ -43,7 +42,7 @@ class NeighbourLink:
         patience: Patience | None = None,
         tick: Callable[[], None] | None = None,
     ) -> None:
-        self.manifest, self.position, self.transport, self.journal = manifest, position, transport, journal
+        self.manifest, self.position, self.transport, self.journal = manifest, manifest.here, transport, journal
         self.neighbours = list(neighbours)
         self.run_bytes = manifest.run_bytes
         self.rounds = manifest.rounds
@@ -51,7 +50,7 @@ class NeighbourLink:
         self.tick: Callable[[], None] = tick or (lambda: None)
         self.left: frozenset[int] = frozenset()
         self.status = Status()
-        self.names = {u: manifest.members[u].name for u in [position, *self.neighbours]}
+        self.names = {u: manifest.name(u) for u in [self.position, *self.neighbours]}
         self.inbox = Inbox(self.names, journal)
         self.done, self.over = 0, False
         self.keep = manifest.checkpoint_every + 2

@@ -46,22 +46,21 @@ def not_opened(listen: Sequence[str], words: str) -> FedkinError:
     """What to raise, with the cure, when zenoh says these words instead of opening a session that listens there."""
     why = f"cannot {f'listen on {listen[0]}' if listen else 'open links'}: {_without_source(words)}"
     host = listen[0].partition("/")[2].rpartition(":")[0] if listen else ""
-    again = "correct its line in the table of --endpoints (or --centre, or --port) and run fedkin peer init again"
-    nat = "behind NAT or in a container, let it listen on all addresses: docs/peer.md, 'Behind NAT and in containers'"
+    again = "let the organiser correct its line in the list of sites"
+    nat = "behind NAT or in a container, let it listen elsewhere: fedkin site run DIR --listen 0.0.0.0:PORT"
     if f"os error {errno.EADDRINUSE}" in words:
         return TransportError(
-            f"{why}; another process uses the port (ss -ltnp shows which): end that one, or give this device another "
-            f"port: {again}"
+            f"{why}; another process uses the port (ss -ltnp shows which): end that one, or listen on another port"
         )
     if f"os error {errno.EADDRNOTAVAIL}" in words:
         return EndpointError(
-            f"{why}; {host}, the host of this device in the endpoints, is not an address of this machine: run the "
-            f"device on the machine that has it, or {again}; {nat}"
+            f"{why}; {host}, the host of this site, is not an address of this machine: run it on the machine that has "
+            f"it, or {again}; {nat}"
         )
     if "lookup address" in words:
         return TransportError(
-            f"{why}; {host}, the host of this device in the endpoints, is not a name that this machine knows: add it "
-            f"to /etc/hosts or the name server, or {again}; {nat}"
+            f"{why}; {host}, the host of this site, is not a name that this machine knows: add it to /etc/hosts or the "
+            f"name server, or {again}; {nat}"
         )
     if f"os error {errno.EACCES}" in words:
         return EndpointError(f"{why}; this user may not listen there: use a port from 1024 on, {again}")
@@ -69,7 +68,7 @@ def not_opened(listen: Sequence[str], words: str) -> FedkinError:
 
 
 class ZenohTransport:
-    """A zenoh session, configured by `link_configuration` with absolute paths.
+    """A zenoh session, configured by `fedkin.federate.links.access`.
 
     ``on_link(common_name, address, opened)`` hears of every link that opens or closes; the name is None without TLS.
     ``on_refused(key, size)`` hears of payloads above ``most_bytes``, which are not even copied.
@@ -86,10 +85,7 @@ class ZenohTransport:
         try:
             checked = zenoh.Config.from_json5(json.dumps(dict(configuration)))
         except zenoh.ZError as error:
-            raise EndpointError(
-                f"zenoh.json5 is not a configuration of zenoh ({_without_source(str(error))}); carry it again from "
-                "where peer init made it"
-            ) from None
+            raise EndpointError(f"zenoh does not take its configuration: {_without_source(str(error))}") from None
         listen = configuration.get("listen", {}).get("endpoints", [])
         zenoh.init_log_from_env_or(_ZENOH_LOG)  # unless RUST_LOG says something else
         try:

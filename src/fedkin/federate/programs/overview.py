@@ -1,8 +1,7 @@
-"""What is known about the devices of a federation directory, or of one device's directory, on this machine."""
+"""What is known about the sites whose directories are on this machine."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -13,24 +12,24 @@ from typing import Any, Protocol
 
 from fedkin._base import is_locked, wait_until
 from fedkin.errors import DataError
-from fedkin.federate.contract.manifest import CENTRE, Manifest
+from fedkin.federate.contract.manifest import CENTRE
+from fedkin.federate.enrol.files import FEDERATION, INVITE
+from fedkin.federate.programs.files import LOCK, STATUS, read_status
 from fedkin.federate.programs.program import CANNOT
-from fedkin.federate.setup.departures import left_devices, read_departures
-from fedkin.federate.setup.directory import DEVICES, LINKS, LOCK, OWNER, STATUS, read_result, read_status
 from fedkin.federate.waiting import HOLDING
 
-#: States of devices that have no directory here, or one with which they cannot start, or that run and say nothing.
-NOT_HERE, DAMAGED, SILENT = "not here", "damaged", "silent"
-#: States in which somebody should look after a device.
-TROUBLE = ("failed", "dead", "starting again", CANNOT, HOLDING, DAMAGED, SILENT)
-#: A device that has not written its status for so many seconds is silent; fewer where its disk has no room.
+#: State of a site that runs and says nothing.
+SILENT = "silent"
+#: States in which somebody should look after a site.
+TROUBLE = ("failed", "dead", "starting again", CANNOT, HOLDING, SILENT)
+#: A site that has not written its status for so many seconds is silent; fewer where its disk has no room.
 SILENT_SECONDS, SILENT_SECONDS_WITHOUT_ROOM = 20.0, 3.0
 _LITTLE_ROOM = 65536  # bytes
 _AT_REST = ("done", "finished", "stopped", "selected", "never started", CANNOT)
 
 
 class Watched(Protocol):
-    """What a supervisor knows about a device."""
+    """What a supervisor knows about a site."""
 
     state: str
     restarts: int
@@ -40,7 +39,7 @@ class Watched(Protocol):
 
 @dataclass(frozen=True)
 class Line:
-    """What is known about a device on this machine."""
+    """What is known about a site on this machine."""
 
     name: str
     state: str
@@ -54,73 +53,39 @@ class Line:
     restarts: int
     pid: int | None
     why: str | None = None
-    id: str | int | None = None  # in the data, where the name is another
 
 
-def is_device(place: Path) -> bool:
-    """Whether this is the directory of one device, and not that of a federation."""
-    return not (place / DEVICES).is_dir() and any((place / name).exists() for name in (OWNER, LINKS))
+def places_in(directory: Path) -> list[Path]:
+    """The directories of sites: this one, or those in it; the organiser's, if the central machine ran there, first."""
+    if (directory / INVITE).exists():
+        return [directory]
+    found = sorted(path.parent for path in directory.glob(f"*/{INVITE}"))
+    found += sorted(path.parent for path in directory.glob(f"sites/*/{INVITE}"))
+    centres = [path.parent for path in (directory / FEDERATION, *directory.glob(f"*/{FEDERATION}")) if path.exists()]
+    places = [place for place in centres if (place / STATUS).exists()] + found
+    if not places:
+        raise DataError(f"{directory} is not a site's directory, and has none in it (fedkin site join makes one)")
+    return places
 
 
-def overview(directory: Path, manifest: Manifest, children: Mapping[str, Watched] | None = None) -> list[Line]:
-    """A line for each device: of a federation all, the central machine first; of a device's directory that one.
-
-    ``children`` are those of a supervisor, by name.
-    """
-    ids = {member.name: member.id for member in manifest.members}
-    if is_device(directory):
-        name = own_name(directory)
-        left = {manifest.members[u].name for u in read_departures(directory, manifest)}
-        return [_line(directory, name, ids.get(name, name), name in left, None)]
-    gone = left_devices(directory)
-    lines = []
-    for name in expected_names(manifest):
-        child = (children or {}).get(name)
-        lines.append(_line(directory / DEVICES / name, name, ids.get(name, name), name in gone, child))
-    return lines
+def name_of(place: Path) -> str:
+    """What to call the site whose directory it is."""
+    return CENTRE if (place / FEDERATION).exists() else place.name
 
 
-def expected_names(manifest: Manifest) -> list[str]:
-    """Names of all devices of a federation, and of the central machine, which comes first."""
-    names = sorted(member.name for member in manifest.members)
-    return [CENTRE, *names] if manifest.placement == "central" else names
+def overview(places: Sequence[Path], children: Mapping[str, Watched] | None = None) -> list[Line]:
+    """A line for each site; ``children`` are those of a supervisor, by name."""
+    return [_line(place, (children or {}).get(name_of(place))) for place in places]
 
 
-def own_name(place: Path) -> str:
-    """The name of the device in whose directory we are; raises `DataError` when its file does not tell."""
-    path = place / OWNER
-    try:
-        return str(json.loads(path.read_bytes())["device"])
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing: carry it again from where fedkin peer init made it") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} cannot be read ({error!r}): carry it again from where peer init made it") from None
-
-
-def missing_or_damaged(place: Path) -> tuple[str, str] | None:
-    """`NOT_HERE` or `DAMAGED`, and why, for a device that cannot be started from this directory; None for others."""
-    if not place.is_dir():
-        return NOT_HERE, f"there is no directory {place}: it runs on another machine, or was moved or removed"
-    try:
-        own_name(place)
-    except DataError as error:
-        return DAMAGED, str(error)
-    return None
-
-
-def _line(place: Path, name: str, identity: str | int, left: bool, child: Watched | None) -> Line:
+def _line(place: Path, child: Watched | None) -> Line:
     status, pid = read_status(place), holder(place / LOCK)
     alive = pid is not None
     if alive and status.get("pid") != pid:
         status |= {"state": "starting", "why": None}  # the rest is of the process before
     state, why = _state(place, status, alive, child)
-    absent = missing_or_damaged(place)
-    if absent is not None and not alive:
-        state, why = absent
-    if left and not alive:
-        state, why = "left", None
     return Line(
-        name,
+        name_of(place),
         state,
         int(status.get("round", 0)),
         int(status.get("rounds", 0)),
@@ -132,7 +97,6 @@ def _line(place: Path, name: str, identity: str | int, left: bool, child: Watche
         int(status.get("restarts", 0)) if child is None else child.restarts_before + child.restarts,
         pid,
         why,
-        identity if str(identity) != name else None,
     )
 
 
@@ -140,7 +104,7 @@ def _state(place: Path, status: Mapping[str, Any], alive: bool, child: Watched |
     """State and reason, from what a device wrote, whether it runs, and what its supervisor knows."""
     state, why = str(status.get("state", "never started")), status.get("why")
     if not alive and state not in _AT_REST:
-        state = "finished" if read_result(place) is not None else "dead"
+        state = "dead"
     if child is not None and child.state in ("failed", "waiting"):
         state = child.state if child.state == "failed" else "starting again"
     elif child is not None and child.state == "stopped" and state not in ("done", "finished", CANNOT):
@@ -217,7 +181,7 @@ def holder(lock: Path, seconds: float = 2.0) -> int | None:
 
 
 def prometheus(lines: Sequence[Line]) -> str:
-    """The overview in the text format of Prometheus, of devices that are on this machine."""
+    """The overview in the text format of Prometheus, of sites that are on this machine."""
     measures = (
         ("round", "gauge", "Round that the device is in.", lambda line: line.round),
         ("rounds", "gauge", "Rounds of the run.", lambda line: line.rounds),
@@ -233,12 +197,10 @@ def prometheus(lines: Sequence[Line]) -> str:
     out = []
     for name, kind, words, value_of in measures:
         out += [f"# HELP fedkin_{name} {words}", f"# TYPE fedkin_{name} {kind}"]
-        values = [(_labels(line), value_of(line)) for line in lines if line.state != NOT_HERE]
+        values = [(_labels(line), value_of(line)) for line in lines]
         out += [f"fedkin_{name}{{{labels}}} {value}" for labels, value in values if value is not None]
     return "\n".join(out) + "\n"
 
 
 def _labels(line: Line) -> str:
-    labels = {"device": line.name} | ({} if line.id is None else {"id": str(line.id)})
-    escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-    return ",".join(f'{name}="{value.translate(escapes)}"' for name, value in labels.items())
+    return f'site="{line.name}"'

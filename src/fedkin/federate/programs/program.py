@@ -1,4 +1,4 @@
-"""What all programs of a device have in common: who it is, lock, log, status, signals, links, exit code.
+"""What all programs of a site have in common: who it is, lock, log, status, signals, links, exit code.
 
 Exit codes: 0 finished, 3 stopped on request, 4 cannot go on now (start again later), 2 wrong directory or input.
 """
@@ -7,118 +7,240 @@ from __future__ import annotations
 
 import argparse
 import errno
-import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from fedkin._base import lock
-from fedkin.data import Rows
 from fedkin.errors import DataError, FedkinError
 from fedkin.federate.contract.manifest import CENTRE, Manifest
-from fedkin.federate.contract.plans import PLAN
-from fedkin.federate.contract.reading import load_manifest, load_rows
+from fedkin.federate.enrol import Organiser, Site, centre_pair, read_federation, read_site
+from fedkin.federate.enrol.files import ADMIT, FEDERATION, INVITE, KEY, NEXT_KEY, NOTICES
 from fedkin.federate.journal import Journal
+from fedkin.federate.links.access import site_links
+from fedkin.federate.links.reopening import ReopeningTransport
+from fedkin.federate.programs.files import LOCK, LOG, STATUS, read_status
 from fedkin.federate.records import write_record
-from fedkin.federate.setup.directory import CERTIFICATE, DEVICES, KEY, LINKS, LOCK, LOG, OWNER, STATUS, read_status
-from fedkin.federate.trust.security import (
-    check_pair,
-    check_place,
-    check_private,
-    common_name,
-    with_absolute_paths,
-)
+from fedkin.federate.trust import Pair, SecurityError
+from fedkin.federate.views import centre_view, site_view
 from fedkin.federate.waiting import Patience, PeerError, Status, Stopped
-
-if TYPE_CHECKING:
-    from fedkin.federate.links.zenoh import ZenohTransport
 
 T = TypeVar("T")
 
 FINISHED, WRONG, STOPPED, LATER = 0, 2, 3, 4
-#: State of a device that ended with an error.
+#: State of a site that ended with an error.
 CANNOT = "cannot go on"
-#: Environment variable in which a supervisor says how often it has started the device again.
+#: Environment variable in which a supervisor says how often it has started the site again.
 RESTARTS = "FEDKIN_RESTARTS"
 _STATUS_SECONDS = 0.5
-_OWNER_CURE = f'{OWNER} needs {{"device": "NAME"}}: write it, or carry it again from where peer init made it'
+_LOOK_SECONDS = 1.0  # between two looks for a renewed certificate, and for sites that are out
 
 
-@dataclass(frozen=True)
+class SitePlace:
+    """A site's directory, checked: what the organiser signed, the site's certificate, who is out."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.site = place, read_site(place)
+        self.name, self.authority = self.site.name, self.site.authority
+        self.site.pair()  # raises unless it is admitted, and its certificate good
+
+    def view(self) -> Manifest:
+        """Its view of the run."""
+        return site_view(self.site)
+
+    def again(self) -> bool:
+        """Read the directory again; whether the certificate is another one."""
+        before, self.site = self.site.certificate, read_site(self.place)
+        self.site.pair()
+        return self.site.certificate != before
+
+    def pair(self) -> Pair:
+        """Certificate and key, both valid now."""
+        return self.site.pair()
+
+    @property
+    def out(self) -> frozenset[str]:
+        """Names of the sites that have left or were expelled."""
+        return self.site.out
+
+    @property
+    def ends_soon(self) -> bool:
+        """Whether the certificate must be renewed."""
+        return self.site.renewal_due()
+
+
+class CentrePlace:
+    """The organiser's directory, where the central machine runs; its key is made anew at every start."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.name, self.ends_soon = place, CENTRE, False
+        self.organiser: Organiser = read_federation(place)
+        self.authority, self.out = self.organiser.authority, self.organiser.out()
+        self._pair = centre_pair(self.organiser)
+        self.site: Site | None = None
+
+    def view(self) -> Manifest:
+        """Its view of the run."""
+        return centre_view(self.organiser)
+
+    def again(self) -> bool:
+        """Read the directory again."""
+        self.out = self.organiser.out()
+        return False
+
+    def pair(self) -> Pair:
+        """Certificate and key."""
+        return self._pair
+
+
+@dataclass
 class Program:
-    """A device that runs: where and who it is, and what it writes to. The central machine has position V."""
+    """A site, or the central machine, that runs: where and who it is, and what it writes to."""
 
-    place: Path
-    name: str
+    where: SitePlace | CentrePlace
     manifest: Manifest
-    position: int
     journal: Journal
     status: StatusWriter
+    listen: str | None = None
+    lease: float = 10.0
+    transport: ReopeningTransport | None = None
+    _seen: Any = None
+    _looked: float = field(default_factory=time.monotonic)
 
-    def rows(self) -> Rows:
-        """Its rows, checked against the manifest."""
-        return load_rows(self.place, self.manifest, self.position)
+    @property
+    def place(self) -> Path:
+        return self.where.place
+
+    @property
+    def name(self) -> str:
+        return self.where.name
+
+    @property
+    def site(self) -> Site:
+        """The site; not for the central machine."""
+        assert self.where.site is not None
+        return self.where.site
+
+    @property
+    def out(self) -> frozenset[int]:
+        """Numbers of partners that are out, for good."""
+        return frozenset(v for v in self.manifest.partners() if self.manifest.name(v) in self.where.out)
 
     @contextmanager
-    def linked(self) -> Iterator[ZenohTransport]:
+    def linked(self) -> Iterator[ReopeningTransport]:
         """A transport to those whom it exchanges messages with; closed at the end."""
         from fedkin.federate.links.zenoh import ZenohTransport
 
-        manifest, position = self.manifest, self.position
-        if manifest.placement == "central":
-            known = {member.name for member in manifest.members} if position == manifest.n_devices else {CENTRE}
-        else:
-            known = {manifest.members[v].name for v in manifest.partners(position)}
+        def make() -> ZenohTransport:
+            who = (self.where.pair(), self.where.authority, self.where.out)
+            links = site_links(self.manifest, *who, self.listen, self.lease)
+            return ZenohTransport(links, self._on_link, self._on_refused, self.manifest.most_bytes)
 
-        def on_link(name: str | None, address: str, opened: bool) -> None:
-            if not opened:
-                self.journal.sparingly("info", "link closed", peer=name)
-            elif manifest.secure and name not in known:
-                words = "link from a stranger: all it does is refused"
-                self.journal.sparingly("warning", words, peer=name, address=address)
-            else:
-                self.journal.sparingly("info", "link opened", peer=name)
-
-        def on_refused(key: str, size: int) -> None:
-            why = f"{size} bytes, but the largest message has {manifest.most_bytes}"
-            self.journal.sparingly("warning", "message refused", peer=key.split("/")[2], why=why)
-
-        transport = ZenohTransport(read_links(self.place, manifest), on_link, on_refused, manifest.most_bytes)
+        self._seen = self._files()
+        self.transport = ReopeningTransport(make)
         try:
-            yield transport
+            yield self.transport
         finally:
-            transport.close()
+            self.transport.close()
+
+    def _on_link(self, name: str | None, address: str, opened: bool) -> None:
+        known = {self.manifest.name(v) for v in self.manifest.partners()} - self.where.out
+        if not opened:
+            self.journal.sparingly("info", "link closed", peer=name)
+        elif name in known:
+            self.journal.sparingly("info", "link opened", peer=name)
+        else:
+            words = "link from a stranger: all it does is refused"
+            self.journal.sparingly("warning", words, peer=name, address=address)
+
+    def _on_refused(self, key: str, size: int) -> None:
+        why = f"{size} bytes, but the largest message has {self.manifest.most_bytes}"
+        self.journal.sparingly("warning", "message refused", peer=key.split("/")[2], why=why)
+
+    # --- what changes while it runs ---
+
+    def _files(self) -> list[tuple[str, int, int]]:
+        folder = self.place / NOTICES
+        paths = [self.place / ADMIT, self.place / KEY, self.place / NEXT_KEY]
+        paths += sorted(folder.iterdir()) if folder.is_dir() else []
+        facts = [(path, path.stat()) for path in paths if path.exists()]
+        return [(path.name, fact.st_mtime_ns, fact.st_size) for path, fact in facts]
+
+    def tick(self, *_: object) -> None:
+        """Write the status, stop if asked to, and now and then look at the directory."""
+        self.status.tick()
+        now = time.monotonic()
+        if now - self._looked > _LOOK_SECONDS:
+            self._looked = now
+            self._look()
+
+    def _look(self) -> None:
+        """Take note of a renewed certificate and of who is out: links are closed, and opened anew without them."""
+        self.where.pair()  # raises when it has ended
+        if self.where.ends_soon:
+            self.journal.sparingly("warning", f"the certificate ends soon: fedkin site renew {self.place}")
+        seen = self._files()
+        if seen == self._seen:
+            return
+        self._seen, before = seen, self.where.out
+        try:
+            renewed = self.where.again()
+        except SecurityError as error:
+            if self.where.name in self.where.out:
+                raise
+            self.journal.sparingly("warning", "file refused", why=str(error))
+            return
+        gone = sorted(self.where.out - before)
+        for name in gone:
+            self.journal.write("warning", "out for good: its link is closed, nothing more goes to it", peer=name)
+        if renewed:
+            self.journal.write("info", "certificate renewed: links are opened anew")
+        if (renewed or gone) and self.transport is not None:
+            self.transport.reopen()
 
 
-def run_program(place: Path, work: Callable[[Program], None], *, echo: bool = False) -> int:
-    """Do ``work`` as the device whose directory is ``place``; errors go to its log, status and stderr.
+def open_place(place: Path, *, centre: bool = False) -> SitePlace | CentrePlace:
+    """The directory of a site, or of the organiser, checked before anything is written to it."""
+    if not centre and not (place / INVITE).exists() and (place / FEDERATION).exists():
+        raise DataError(f"{place} is the organiser's directory: give that of a site (fedkin site join makes it)")
+    return CentrePlace(place) if centre else SitePlace(place)
+
+
+def run_program(
+    place: Path,
+    work: Callable[[Program], None],
+    *,
+    echo: bool = False,
+    centre: bool = False,
+    listen: str | None = None,
+    lease: float = 10.0,
+) -> int:
+    """Do ``work`` as the site whose directory is ``place``; errors go to its log, status and stderr.
 
     Returns an exit code.
     """
     try:
-        name = name_of(place)
-        with only_one(place), closing(Journal(name, place / LOG, echo=echo)) as journal:
+        where = open_place(place, centre=centre)
+        with only_one(place), closing(Journal(where.name, place / LOG, echo=echo)) as journal:
             status = StatusWriter(place)
             try:
-                manifest = load_manifest(place)
-                position = own_position(place, manifest, name)
-                work(Program(place, name, manifest, position, journal, status))
+                work(Program(where, where.view(), journal, status, listen, lease))
             except Stopped:
                 journal.write("info", "stopped on request")
                 return STOPPED
             except (FedkinError, OSError) as error:
                 journal.write("error", CANNOT, why=str(error))
                 status.fail(str(error))
-                sys.stderr.write(f"{name}: {error}\n")
+                sys.stderr.write(f"{where.name}: {error}\n")
                 return exit_code(error)
     except (FedkinError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
@@ -126,12 +248,13 @@ def run_program(place: Path, work: Callable[[Program], None], *, echo: bool = Fa
     return FINISHED
 
 
-class DeviceParser(argparse.ArgumentParser):
-    """Parses the directory of a device, and how long it waits (``patience`` has the defaults)."""
+class SiteParser(argparse.ArgumentParser):
+    """Parses the directory of a site, and how long it waits (``patience`` has the defaults)."""
 
     def __init__(self, command: str, words: str, patience: Patience) -> None:
-        super().__init__(prog=f"fedkin peer {command}", description=words)
-        self.add_argument("place", type=Path, help="the device's directory")
+        super().__init__(prog=f"fedkin {command}", description=words)
+        self.add_argument("place", type=Path, help="the site's directory")
+        self.add_argument("--listen", metavar="HOST:PORT", help="listen here instead of at the address in the list")
         for name, value in vars(patience).items():
             self.add_argument(f"--{name.replace('_', '-')}", type=float, default=value, metavar="SECONDS")
 
@@ -139,6 +262,8 @@ class DeviceParser(argparse.ArgumentParser):
         """The directory, the waits, and the other options."""
         given = vars(self.parse_args(arguments))
         waits = {name: given.pop(name) for name in vars(Patience())}
+        if given["listen"] is not None:
+            given["listen"] = f"tls/{given['listen']}"
         return given.pop("place"), self.checked(lambda: Patience(**waits)), given
 
     def checked(self, make: Callable[[], T]) -> T:
@@ -157,69 +282,6 @@ def exit_code(error: FedkinError | OSError) -> int:
     return LATER if isinstance(error, PeerError) else WRONG
 
 
-# --- the device's directory ---
-
-
-def name_of(place: Path) -> str:
-    """The name of the device whose directory is ``place``, as its owner's file says."""
-    if not (place / OWNER).exists():
-        if (place / DEVICES).is_dir():
-            raise DataError(f"{place} is the directory of a federation: give that of a device, {place / DEVICES}/NAME")
-        load_manifest(place)
-    try:
-        return str(_read_json(place / OWNER, _OWNER_CURE)["device"])
-    except KeyError:
-        raise DataError(f"{place / OWNER} does not say which device it is; {_OWNER_CURE}") from None
-
-
-def own_position(place: Path, manifest: Manifest, name: str) -> int:
-    """The position of device ``name``, after checking that plan and certificate in ``place`` are its own.
-
-    Raises `DataError` or `SecurityError` when they are missing or of another device.
-    """
-    check_private(place / PLAN)
-    found = {PLAN: manifest.planned_for}
-    if manifest.secure:
-        found[CERTIFICATE] = common_name(place / CERTIFICATE)
-    for file, other in found.items():
-        if other != name:
-            whose = "those of all devices" if other is None else f"that of {other}"
-            raise DataError(
-                f"{place / OWNER} says that this is {name}, but {file} is {whose}: correct {OWNER}, or carry the "
-                f"directory of {name} again, whole, from where peer init made it"
-            )
-    return manifest.n_devices if name == CENTRE else manifest.position(name)
-
-
-def read_links(place: Path, manifest: Manifest) -> dict[str, Any]:
-    """The zenoh configuration in a device's directory, with absolute paths."""
-    check_place(place)
-    if manifest.secure:
-        check_pair(place / CERTIFICATE, place / KEY)
-    cure = f"carry {LINKS} again from where peer init made it"
-    configuration = _read_json(place / LINKS, cure)
-    if manifest.secure and "access_control" not in configuration:
-        raise DataError(f"{place / LINKS} has no access list, but the manifest asks for secure links; {cure}")
-    try:
-        return with_absolute_paths(configuration, place)
-    except (TypeError, ValueError, AttributeError):
-        raise DataError(f"{place / LINKS} is not a configuration of zenoh; {cure}") from None
-
-
-def _read_json(path: Path, cure: str) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing; {cure}") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); {cure}") from None
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON ({error}); {cure}") from None
-    if not isinstance(content, dict):
-        raise DataError(f"{path} is not a JSON object; {cure}")
-    return content
-
-
 @contextmanager
 def only_one(place: Path) -> Iterator[None]:
     """Hold the device's lock; raises `DataError` when another process does."""
@@ -229,11 +291,11 @@ def only_one(place: Path) -> Iterator[None]:
         if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise
         raise DataError(
-            f"{place} cannot be written ({error.strerror}), but a device keeps its state and its log there: make it "
-            "writable for the user who runs the device, or carry it to a place that is"
+            f"{place} cannot be written ({error.strerror}), but a site keeps its state and its log there: make it "
+            "writable for the user who runs the site, or carry it to a place that is"
         ) from None
     if descriptor is None:
-        raise DataError(f"{place} is in use by another process: one device runs once")
+        raise DataError(f"{place} is in use by another process: one site runs once")
     try:
         yield
     finally:

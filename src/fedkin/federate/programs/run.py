@@ -1,161 +1,141 @@
-"""``python -m fedkin.federate.programs.run DIR/devices/NAME``: what ``fedkin peer run`` becomes, light for a device."""
+"""The rounds of one site, or of the central machine: what ``fedkin site run`` and ``fedkin federation run`` become."""
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedkin._base import write_arrays
-from fedkin.errors import DataError
+from fedkin._base import Array, write_arrays
 from fedkin.federate.contract.manifest import Manifest
+from fedkin.federate.enrol import Site
 from fedkin.federate.links import Transport
 from fedkin.federate.peer import Device
-from fedkin.federate.programs.program import DeviceParser, Program, run_program
-from fedkin.federate.setup.departures import read_departures
-from fedkin.federate.setup.directory import PRESENCE, RECORD, RESULT, STATE, read_selection
-from fedkin.federate.trust.security import SecurityError
+from fedkin.federate.programs.files import PRESENCE, RECORD, STATE, read_selection
+from fedkin.federate.programs.program import Program, SiteParser, run_program
 from fedkin.federate.waiting import Patience
 
-_LOOK_SECONDS = 1.0  # between two looks for neighbours that have left
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a site has at the end: the averaged parameters ``theta (p,)``, in the units of its prepared rows."""
+
+    site: Site
+    manifest: Manifest
+    theta: Array
+    n_rows: int
 
 
-def run(program: Program, patience: Patience) -> None:
-    """Do all rounds that are left."""
-    manifest, position = program.manifest, program.position
+#: What is done with a site's result; `fedkin.cli` makes a model of it.
+Finish = Callable[[Result], None]
+
+
+def run(program: Program, patience: Patience, finish: Finish) -> None:
+    """Do all rounds that are left, and hand over the result."""
+    manifest = program.manifest
     program.status.rounds = manifest.rounds
-    check_not_left(program.place, manifest, position)
-    roles: dict[str, Callable[[Program, Transport, Patience], None]]
+    roles: dict[str, Callable[[Program, Transport, Patience, Finish], None]]
     roles = {"peer": _peer, "replicas": _replica, "central": _worker}
-    role = _centre if position == manifest.n_devices else roles[manifest.placement]
+    role = _centre if manifest.here == manifest.n_sites else roles[manifest.placement]
     with program.linked() as transport:
-        role(program, transport, patience)
+        role(program, transport, patience, finish)
         program.status.end("done")
 
 
-def check_not_left(place: Path, manifest: Manifest, position: int) -> frozenset[int]:
-    """The positions of `read_departures`; raises `DataError` when that of the device itself is among them."""
-    gone = read_departures(place, manifest)
-    if position in gone:
-        name = manifest.members[position].name
-        raise DataError(f"{name} has left this federation for good ({place}/left/{name}): the others go on without it")
-    return gone
-
-
-def _peer(program: Program, transport: Transport, patience: Patience) -> None:
-    place, manifest, position = program.place, program.manifest, program.position
-    looked = 0.0
+def _peer(program: Program, transport: Transport, patience: Patience, finish: Finish) -> None:
+    manifest = program.manifest
+    rows = program.site.rows()
 
     def tick(device: Device) -> None:
-        nonlocal looked
-        program.status.tick()
-        now = time.monotonic()
-        if now - looked > _LOOK_SECONDS:
-            looked = now
-            try:
-                device.drop(check_not_left(place, manifest, position))
-            except SecurityError as error:
-                program.journal.sparingly("warning", "notice refused", why=str(error))
+        program.tick()
+        device.drop(program.out)
 
     device = Device(
         manifest,
-        position,
-        program.rows(),
+        rows,
         transport,
         program.journal,
-        checkpoint=place / STATE,
+        checkpoint=program.place / STATE,
         patience=patience,
-        left=read_departures(place, manifest) | read_selection(place, manifest),
+        left=program.out | read_selection(program.place, manifest),
         tick=tick,
     )
     program.status.begin(device.status, manifest.rounds)
     theta = device.run()
-    write_result(place, theta, device.shard.theta[0], manifest, position)
+    finish(Result(program.site, manifest, theta, rows.n_samples))
     program.status.write(force=True)
     device.linger()
 
 
-def _replica(program: Program, transport: Transport, patience: Patience) -> None:
+def _replica(program: Program, transport: Transport, patience: Patience, finish: Finish) -> None:
     from fedkin.federate.replicas import Replica
 
-    place, manifest = program.place, program.manifest
+    place, manifest, rows = program.place, program.manifest, program.site.rows()
     device = Replica(
         manifest,
-        program.position,
-        program.rows(),
+        rows,
         transport,
         program.journal,
         checkpoint=place / STATE,
         record=place / RECORD,
         patience=patience,
-        tick=program.status.tick,
+        tick=program.tick,
     )
     program.status.begin(device.status, manifest.rounds)
     theta = device.run()
-    write_result(place, theta, device.theta, manifest, program.position)
+    finish(Result(program.site, manifest, theta, rows.n_samples))
     if device.leads:
-        write_presence(place, device.component.presence, [manifest.members[u].name for u in device.component.members])
+        write_presence(place, device.component.presence, [manifest.name(u) for u in device.component.members])
     program.status.write(force=True)
     device.linger()
 
 
-def _worker(program: Program, transport: Transport, patience: Patience) -> None:
+def _worker(program: Program, transport: Transport, patience: Patience, finish: Finish) -> None:
     from fedkin.federate.central import Worker
 
-    manifest, position, rows = program.manifest, program.position, program.rows()
-    worker = Worker(manifest, position, rows, transport, program.journal, patience=patience, tick=program.status.tick)
+    manifest, rows = program.manifest, program.site.rows()
+    worker = Worker(manifest, rows, transport, program.journal, patience=patience, tick=program.tick)
     program.status.begin(worker.status, manifest.rounds)
     theta = worker.run()
-    write_result(program.place, theta, theta, manifest, position)
+    finish(Result(program.site, manifest, theta, rows.n_samples))
 
 
-def _centre(program: Program, transport: Transport, patience: Patience) -> None:
+def _centre(program: Program, transport: Transport, patience: Patience, finish: Finish) -> None:
     from fedkin.federate.central import Centre
 
     place, manifest = program.place, program.manifest
     centre = Centre(
-        manifest,
-        transport,
-        program.journal,
-        checkpoint=place / STATE,
-        patience=patience,
-        tick=program.status.tick,
+        manifest, transport, program.journal, checkpoint=place / STATE, patience=patience, tick=program.tick
     )
     program.status.begin(centre.status, manifest.rounds)
     centre.run()
-    write_presence(place, centre.hub.presence, [member.name for member in manifest.members])
+    write_presence(place, centre.hub.presence, [manifest.name(u) for u in centre.hub.members])
     program.status.write(force=True)
     centre.linger()
 
 
-def write_result(
-    place: Path, theta: np.ndarray[Any, Any], last: np.ndarray[Any, Any], manifest: Manifest, position: int
-) -> None:
-    """Write the device's averaged and last parameters, for its owner, with the run that they are of."""
-    name = manifest.members[position].name
-    _replace_archive(place / RESULT, theta=theta, last=last, run=manifest.run, revision=manifest.revision, device=name)
-
-
 def write_presence(place: Path, presence: Sequence[Any], names: Sequence[str]) -> None:
     """Write who was there in which round."""
-    _replace_archive(place / PRESENCE, available=np.array(presence), devices=np.array(names))
+    parts = {"available": np.array(presence), "devices": np.array(names)}
+    write_arrays(place / PRESENCE, parts, compressed=True, private=True)
 
 
-def _replace_archive(path: Path, **parts: Any) -> None:
-    write_arrays(path, parts, compressed=True, private=True)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse arguments and run one device."""
-    parser = DeviceParser("run", "Run one device of a federation.", Patience())
+def main(finish: Finish, arguments: Sequence[str] | None = None, *, centre: bool = False) -> int:
+    """Parse arguments and run one site, or the central machine."""
+    parser = SiteParser("federation run" if centre else "site run", "Do all rounds.", Patience())
     parser.add_argument("--echo", action="store_true", help="log to standard error, too")
     place, patience, given = parser.parsed(arguments)
-    return run_program(place, lambda program: run(program, patience), echo=given["echo"])
+    options = {"echo": given["echo"], "listen": given["listen"], "lease": patience.lease}
+    return run_program(place, lambda program: run(program, patience, finish), centre=centre, **options)
+
+
+def forget(result: Result) -> None:
+    """Do nothing with a result."""
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(forget))

@@ -1,4 +1,4 @@
-"""``fedkin peer select DIR/devices/U``: edge selection between devices.
+"""``fedkin site select DIR``: edge selection between sites.
 
 Each device fits its own rows and sends its neighbours the estimate, its covariance and what the test needs to know
 about them (``p^2 + 2 p + 5`` numbers). Both ends of an edge can then test it; the end with the smaller position decides
@@ -28,9 +28,9 @@ from fedkin.federate.contract.reading import loss_of
 from fedkin.federate.journal import Journal
 from fedkin.federate.links import Transport
 from fedkin.federate.messages import Expected, Kind, encode
-from fedkin.federate.programs.program import DeviceParser, Program, run_program
+from fedkin.federate.programs.files import SELECTION
+from fedkin.federate.programs.program import Program, SiteParser, run_program
 from fedkin.federate.records import write_record
-from fedkin.federate.setup.directory import SELECTION
 from fedkin.federate.waiting import Inbox, Patience, PeerError
 from fedkin.stats import LocalFit, local_fit, wald_tests
 
@@ -47,17 +47,17 @@ class Exchange:
     def __init__(
         self,
         manifest: Manifest,
-        position: int,
         transport: Transport,
         journal: Journal,
         lengths: Mapping[Kind, int],
         patience: Patience | None = None,
         tick: Callable[[], None] | None = None,
     ) -> None:
-        self.manifest, self.position, self.transport, self.journal = manifest, position, transport, journal
+        self.manifest, self.position, self.transport, self.journal = manifest, manifest.here, transport, journal
         self.patience, self.tick = patience or Patience(), tick or (lambda: None)
+        position = self.position
         self.neighbours = [int(v) for v in manifest.neighbours(position)]
-        self.names = {v: manifest.members[v].name for v in self.neighbours}
+        self.names = {v: manifest.name(v) for v in self.neighbours}
         self.inbox = Inbox(self.names, journal)
         self.up: set[str] = set()
         self._frames: dict[str, bytes] = {}
@@ -125,13 +125,12 @@ class Exchange:
         time.sleep(2.5 * _LOOK_SECONDS)  # somebody may ask once more
 
 
-def summary(manifest: Manifest, position: int, rows: Rows) -> Array:
+def summary(manifest: Manifest, rows: Rows) -> Array:
     """What a device tells about its own fit: theta, covariance, prior precision, and five facts."""
     assert manifest.select is not None
-    member = manifest.members[position]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DegenerateDeviceWarning)  # `rescued` travels, and the log says so
-        fit = local_fit(Federation({member.id: rows}), loss_of(manifest), manifest.select["variance"])
+        fit = local_fit(Federation({0: rows}), loss_of(manifest), manifest.select.variance)
     dof = fit.residual_dof[0] if np.isfinite(fit.residual_dof[0]) else -1.0
     facts = [fit.n_samples[0], fit.dispersion[0], dof, fit.matrix_estimated[0], fit.rescued[0]]
     return np.concatenate(
@@ -162,14 +161,13 @@ def _pair(manifest: Manifest, first: Array, second: Array) -> LocalFit:
         prior_precision=both[:, p + p * p : 2 * p + p * p],
         rescued=rescued > 0.5,
         notes={},
-        variance=manifest.select["variance"],
+        variance=manifest.select.variance,
         losses=(str(manifest.loss["name"]),) * 2,
     )
 
 
 def select(
     manifest: Manifest,
-    position: int,
     rows: Rows,
     transport: Transport,
     journal: Journal,
@@ -182,12 +180,12 @@ def select(
     ``tick`` is called several times a second while waiting.
     """
     if manifest.select is None:
-        raise ParameterError("this federation selects no edges: make it with fedkin peer init --select-level 0.05")
-    own = summary(manifest, position, rows)
+        raise ParameterError("this federation tests no edges: its contract has no [rounds.select]")
+    position, own = manifest.here, summary(manifest, rows)
     if own[-1]:
         journal.write("warning", "no estimate of its own: a ridge fit stands in")
     lengths = {Kind.SUMMARY: own.size, Kind.VERDICT: 1}
-    exchange = Exchange(manifest, position, transport, journal, lengths, patience, tick)
+    exchange = Exchange(manifest, transport, journal, lengths, patience, tick)
     exchange.send(Kind.SUMMARY, own)
     others = exchange.receive(Kind.SUMMARY, exchange.neighbours)
     p_values = {}
@@ -201,32 +199,33 @@ def select(
         v: float(one[0]) for v, one in exchange.receive(Kind.VERDICT, [v for v in others if v < position]).items()
     }
     exchange.finish()
-    threshold = manifest.select["level"] / max(len(manifest.edges), 1)
+    threshold = manifest.select.level / max(manifest.n_edges, 1)
     dropped = [v for v, p_value in p_values.items() if p_value < threshold]
     journal.write("info", "edges selected", kept=len(p_values) - len(dropped), of=len(p_values))
     return {
         "run": manifest.run,
+        "revision": manifest.revision,
         "threshold": threshold,
-        "p_values": {manifest.members[v].name: p_value for v, p_value in sorted(p_values.items())},
-        "dropped": [manifest.members[v].name for v in sorted(dropped)],
+        "p_values": {manifest.name(v): p_value for v, p_value in sorted(p_values.items())},
+        "dropped": [manifest.name(v) for v in sorted(dropped)],
     }
 
 
 def run(program: Program, patience: Patience) -> None:
-    """Select the edges of a device and write its ``selection.json``."""
-    program.status.status.state = "selecting"
+    """Test the edges of a site and write its ``selection.json``."""
+    program.status.status.state = "testing edges"
     with program.linked() as transport:
-        parts = (program.manifest, program.position, program.rows(), transport, program.journal, patience)
-        chosen = select(*parts, tick=program.status.tick)
+        parts = (program.manifest, program.site.rows(), transport, program.journal, patience)
+        chosen = select(*parts, tick=program.tick)
         write_record(program.place / SELECTION, chosen)
         program.status.end("selected")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse arguments and select the edges of one device."""
-    parser = DeviceParser("select", "Select the edges of one device.", Patience(linger=60.0))
-    place, patience, _ = parser.parsed(arguments)
-    return run_program(place, lambda program: run(program, patience))
+    """Parse arguments and test the edges of one site."""
+    parser = SiteParser("site select", "Test the edges of one site.", Patience(linger=60.0))
+    place, patience, given = parser.parsed(arguments)
+    return run_program(place, lambda program: run(program, patience), listen=given["listen"], lease=patience.lease)
 
 
 if __name__ == "__main__":

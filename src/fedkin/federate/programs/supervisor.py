@@ -1,4 +1,4 @@
-"""All devices of a federation directory on this machine: started, watched, started again when they die, stopped."""
+"""Sites on this machine as child processes: started, watched, started again when they die, stopped."""
 
 from __future__ import annotations
 
@@ -14,28 +14,26 @@ from pathlib import Path
 
 from fedkin._base import lock
 from fedkin.errors import DataError
-from fedkin.federate.contract.manifest import CENTRE, Manifest
-from fedkin.federate.programs.overview import expected_names, holder, is_device, is_running, own_name, silence
+from fedkin.federate.contract.manifest import CENTRE
+from fedkin.federate.programs.files import LOCK, MODEL, STATE, STDERR, read_status
+from fedkin.federate.programs.overview import holder, is_running, name_of, places_in, silence
 from fedkin.federate.programs.program import FINISHED, RESTARTS, STOPPED, WRONG
-from fedkin.federate.setup.departures import left_devices
-from fedkin.federate.setup.directory import DEVICES, LOCK, STATE, device_directories, read_result, read_status
-from fedkin.federate.trust.security import open_private
+from fedkin.federate.trust import open_private
 from fedkin.federate.waiting import HOLDING
 
-#: A device that dies so often is given up.
+#: A site that dies so often is given up.
 MAX_RESTARTS = 10
 #: Seconds before the first restart; doubled each time, up to a minute.
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
 _STOP_SECONDS = 20.0
-_LISTEN_SECONDS = 1.0  # between two looks at what a running device says
-STDERR = "stderr.txt"  # of a device under supervision
-#: What a supervisor holds while it runs, in the directory of the federation, and how it is asked to stop.
+_LISTEN_SECONDS = 1.0  # between two looks at what a running site says
+#: What a supervisor holds while it runs, in the directory that has the sites' ones, and how it is asked to stop.
 SUPERVISOR_LOCK, STOP_SIGNAL = "up.lock", signal.SIGUSR1
 
 
 @dataclass
 class Child:
-    """A device under supervision."""
+    """A site under supervision."""
 
     place: Path
     process: subprocess.Popen[bytes] | None = None
@@ -50,33 +48,30 @@ class Child:
 
     @property
     def name(self) -> str:
-        return self.place.name
+        return name_of(self.place)
 
 
 @dataclass
 class Supervisor:
-    """Runs the devices of a directory, or of those ``places`` in it, as child processes.
+    """Runs the sites of these directories as child processes.
 
-    ``options`` are passed on to each device (``fedkin peer run --help``), which runs ``module``; one that dies is
-    started again at most ``max_restarts`` times.
+    ``module`` is the program, which gets ``options``; one that dies is started again at most ``max_restarts`` times.
     """
 
-    directory: Path
+    places: Sequence[Path]
+    module: str
     options: Sequence[str] = ()
     max_restarts: int = MAX_RESTARTS
-    module: str = "fedkin.federate.programs.run"
-    places: Sequence[Path] | None = None
     children: list[Child] = field(default_factory=list)
-    #: What happened and has not been told yet: a sentence for each device that ended with an error.
+    #: What happened and has not been told yet: a sentence for each site that ended with an error.
     news: list[str] = field(default_factory=list)
 
     def start(self) -> None:
-        """Start every device that is here; raises `DataError` when one runs already."""
-        check_idle(self.directory)
-        left = left_devices(self.directory)
-        places = device_directories(self.directory) if self.places is None else self.places
-        places = [place for place in places if place.name not in left]
-        self.children = [Child(place, restarts_before=int(read_status(place).get("restarts", 0))) for place in places]
+        """Start every site that is here; raises `DataError` when one runs already."""
+        check_idle(self.places)
+        self.children = [
+            Child(place, restarts_before=int(read_status(place).get("restarts", 0))) for place in self.places
+        ]
         for child in self.children:
             self._start(child)
 
@@ -85,20 +80,20 @@ class Supervisor:
         with open_private(child.place / STDERR) as errors:
             child.stderr_before = errors.tell()
             child.process = subprocess.Popen(
-                [sys.executable, "-m", self.module, str(child.place), *self.options],
+                [sys.executable, "-m", self.module, *_role(child.place), str(child.place), *self.options],
                 stdin=subprocess.DEVNULL,
-                # the transport writes there what strangers may choose: nothing of it is to be taken for the device's
+                # the transport writes there what strangers may choose: nothing of it is to be taken for the site's
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
-                # Ctrl-C is for the supervisor, which then stops its devices
+                # Ctrl-C is for the supervisor, which then stops its sites
                 start_new_session=True,
-                # the arithmetic of one device is small: threads would only get into each other's way
+                # the arithmetic of one site is small: threads would only get into each other's way
                 env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, RESTARTS: restarts},
             )
         child.state = "running"
 
     def poll(self) -> bool:
-        """Look after the devices; False when all have ended, well or not."""
+        """Look after the sites; False when all have ended, well or not."""
         now = time.monotonic()
         for child in self.children:
             if child.state == "waiting" and now >= child.due:
@@ -119,7 +114,7 @@ class Supervisor:
         return any(child.state in ("running", "waiting") for child in self.children)
 
     def _listen(self, child: Child, now: float) -> None:
-        """Tell once when a running device holds or says nothing, and once more when that is over."""
+        """Tell once when a running site holds or says nothing, and once more when that is over."""
         if now - child.listened < _LISTEN_SECONDS:
             return
         child.listened = now
@@ -149,7 +144,7 @@ class Supervisor:
 
     @property
     def by_name(self) -> dict[str, Child]:
-        """The devices by their names."""
+        """The sites by their names."""
         return {child.name: child for child in self.children}
 
     def failed(self) -> list[Child]:
@@ -157,7 +152,7 @@ class Supervisor:
         return [child for child in self.children if child.state == "failed"]
 
     def stop(self) -> None:
-        """Ask all devices to stop, and end those that do not; none is started again."""
+        """Ask all sites to stop, and end those that do not; none is started again."""
         running = [(child, child.process) for child in self.children if child.state == "running"]
         for child in self.children:
             if child.state == "waiting":
@@ -177,12 +172,16 @@ class Supervisor:
             child.state = "finished" if process.returncode == FINISHED else "stopped"
 
     def stopped(self) -> bool:
-        """Whether devices were stopped before their end."""
+        """Whether sites were stopped before their end."""
         return any(child.state == "stopped" for child in self.children)
 
 
+def _role(place: Path) -> list[str]:
+    return ["--centre"] if name_of(place) == CENTRE else []
+
+
 def _why(child: Child, code: int) -> str:
-    """Why a device ended, in its own words if it had the time."""
+    """Why a site ended, in its own words if it had the time."""
     status = read_status(child.place)
     if child.process is not None and status.get("pid") == child.process.pid and status.get("why"):
         return str(status["why"])
@@ -195,33 +194,26 @@ def _why(child: Child, code: int) -> str:
     return last.removeprefix("error: ").removeprefix(f"{child.name}: ") or f"ended with exit code {code}"
 
 
-def all_done(directory: Path, manifest: Manifest) -> bool:
-    """Whether all devices of the federation are here, or have left, and have done all that there is to do."""
-    left, central = left_devices(directory), manifest.placement == "central"
-    places = [place for place in device_directories(directory) if place.name not in left]
-    if {place.name for place in places} | set(left) != set(expected_names(manifest)):
-        return False  # somebody elsewhere may still need the last rounds
+def all_done(places: Sequence[Path]) -> bool:
+    """Whether all sites have done all that there is to do; who removes a checkpoint wants to start from round 0."""
 
     def is_done(place: Path) -> bool:
-        # who removes a checkpoint wants to start from round 0
-        kept = (place / STATE).exists() or (central and place.name != CENTRE)
-        result = place.name == CENTRE or read_result(place) is not None
-        return kept and result and read_status(place).get("state") == "done"
+        made = (place / MODEL).is_dir() if name_of(place) != CENTRE else (place / STATE).exists()
+        return made and read_status(place).get("state") == "done"
 
     return all(is_done(place) for place in places)
 
 
 @contextmanager
 def only_supervisor(directory: Path) -> Iterator[None]:
-    """Hold the lock of a federation's supervisor; raises `DataError` when another process does.
+    """Hold the lock of a supervisor; raises `DataError` when another process does.
 
     Whoever holds it must take `STOP_SIGNAL` for the wish to stop.
     """
     descriptor = lock(directory / SUPERVISOR_LOCK, str(os.getpid()))
     if descriptor is None:
         raise DataError(
-            f"already running: fedkin peer up, process {supervisor_of(directory)}; "
-            f"to end it first: fedkin peer stop {directory}"
+            f"already running: process {supervisor_of(directory)}; to end it first: fedkin site stop {directory}"
         )
     try:
         yield
@@ -230,30 +222,27 @@ def only_supervisor(directory: Path) -> Iterator[None]:
 
 
 def supervisor_of(directory: Path) -> int | None:
-    """The number of the process that supervises the devices of a directory, if one does."""
+    """The number of the process that supervises the sites of a directory, if one does."""
     return holder(directory / SUPERVISOR_LOCK)
 
 
-def check_idle(directory: Path) -> None:
-    """Raise `DataError` when devices of this directory run, under another supervisor or none."""
-    running = [place.name for place in device_directories(directory) if is_running(place)]
+def check_idle(places: Sequence[Path]) -> None:
+    """Raise `DataError` when sites run already, under another supervisor or none."""
+    running = [name_of(place) for place in places if is_running(place)]
     if running:
         raise DataError(
-            f"already running: {', '.join(running)}; to see them: fedkin peer status {directory}; "
-            f"to end them first: fedkin peer stop {directory}"
+            f"already running: {', '.join(running)}; to see them: fedkin site status {places[0].parent}; "
+            f"to end them first: fedkin site stop {places[0].parent}"
         )
 
 
 def stop_all(directory: Path) -> list[str]:
-    """Ask every device that runs here to stop, and their supervisor, which then starts none again.
+    """Ask every site that runs in a directory to stop, and their supervisor, which then starts none again.
 
-    Returns who was asked. ``directory`` is that of a federation or of one device.
+    Returns who was asked.
     """
-    if is_device(directory):
-        return [own_name(directory)] if _ask(holder(directory / LOCK), signal.SIGTERM) else []
-    # who runs is looked up first: the supervisor, once it is asked, stops its devices, too
-    places = device_directories(directory) if (directory / DEVICES).is_dir() else []
-    running = {place.name: pid for place in places if (pid := holder(place / LOCK)) is not None}
+    # who runs is looked up first: the supervisor, once it is asked, stops its sites, too
+    running = {name_of(place): pid for place in places_in(directory) if (pid := holder(place / LOCK)) is not None}
     # the supervisor is asked first: it must not start again what ends
     supervised = _ask(holder(directory / SUPERVISOR_LOCK), STOP_SIGNAL)
     for pid in running.values():

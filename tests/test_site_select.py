@@ -9,28 +9,37 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from federations import manifest_of, rows_of
+from federations import manifest_of, rows_of, view_of
+from fedkin.data import Federation
 from fedkin.datasets import paper_design
-from fedkin.federate import Faults, Journal, MemoryNetwork, Patience
+from fedkin.federate import EdgeTests, Patience
+from fedkin.federate.journal import Journal
+from fedkin.federate.links.memory import Faults, MemoryNetwork
 from fedkin.federate.programs.select import select, summary, summary_length
+from fedkin.graph import Graph
 from fedkin.objective import Problem
 from fedkin.stats import select_edges
+
+
+def renamed(problem: Problem) -> Problem:
+    """With names instead of numbers."""
+    names = {device: f"d{device}" for device in problem.federation.devices}
+    graph = Graph.from_indices(list(names.values()), problem.graph.edges, problem.graph.weights)
+    federation = Federation({name: problem.federation[device] for device, name in names.items()})
+    return Problem(federation, graph, lam=problem.lam)
 
 
 @pytest.mark.parametrize("variance", ["bartlett", "model", "sandwich"])
 def test_devices_keep_the_edges_that_one_machine_would_keep(variance: str) -> None:
     design = paper_design(n_devices=8, n_samples=60, n_features=3, n_clusters=2, varrho=0.3, seed=2)
     problem = Problem(design.federation, design.graph, lam=0.01)
-    manifest = replace(manifest_of(problem, 5), select={"level": 0.05, "variance": variance})
-    manifest = replace(
-        manifest, members=tuple(replace(member, id=int(member.id), name=f"d{member.id}") for member in manifest.members)
-    )
+    manifest = manifest_of(renamed(problem), 5, select=EdgeTests(level=0.05, variance=variance))
     rows, network = rows_of(problem), MemoryNetwork(Faults(loss=0.1, duplication=0.1, delay=0.01))
     quick = Patience(complain=1.0, give_up=20.0, linger=5.0)
     chosen: dict[int, dict[str, Any]] = {}
 
     def one(u: int) -> None:
-        chosen[u] = select(manifest, u, rows[u], network.join(), Journal(str(u)), quick)
+        chosen[u] = select(view_of(manifest, u), rows[u], network.join(), Journal(str(u)), quick)
 
     threads = [threading.Thread(target=one, args=(u,)) for u in range(8)]
     for thread in threads:
@@ -51,8 +60,8 @@ def test_devices_keep_the_edges_that_one_machine_would_keep(variance: str) -> No
 def test_a_summary_is_finite_and_as_long_as_it_says() -> None:
     design = paper_design(n_devices=2, n_samples=3, n_features=4, n_clusters=1, seed=0)  # fewer rows than features
     problem = Problem(design.federation, design.graph, lam=0.01)
-    manifest = replace(manifest_of(problem, 5, batch=2), select={"level": 0.05, "variance": "model"})
-    values = summary(manifest, 0, rows_of(problem)[0])
+    manifest = replace(manifest_of(renamed(problem), 5, batch=2), select=EdgeTests())
+    values = summary(manifest, rows_of(problem)[0])
     assert values.size == summary_length(4)
     assert np.isfinite(values).all()
     assert values[-1] == 1.0

@@ -1,0 +1,49 @@
+"""What ``fedkin site run`` and ``fedkin federation run`` become: a light process that ends with a model.
+
+``python -m fedkin.cli.site_run [--centre] DIR``. What makes a model of the result is imported at the end only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from fedkin.federate.programs.files import MODEL
+from fedkin.federate.programs.run import Result, main
+
+
+def write_model(result: Result) -> None:
+    """Write the site's own model, with its one site, into its directory."""
+    import math
+
+    from fedkin.fitting import model_from_theta
+    from fedkin.graph import Graph
+
+    contract, view, member = result.site.contract, result.manifest, result.site.invite.site
+    model = model_from_theta(
+        {member.id: result.theta},
+        Graph.empty([member.id]),
+        schema=contract.schema,
+        loss=contract.loss_object(),
+        intercept=contract.intercept,
+        n_samples={member.id: result.n_rows},
+        penalty=contract.penalty,
+        lam=view.lam,
+        gap=math.nan,
+        n_iter=view.rounds,
+        notes={
+            member.id: [f"{view.rounds} rounds of Fed-ADMM with its neighbours; run {view.run}, order {view.revision}"]
+        },
+    )
+    model.save(result.site.directory / MODEL)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one site, or with ``--centre`` the central machine; returns an exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    centre = "--centre" in words
+    return main(write_model, [word for word in words if word != "--centre"], centre=centre)
+
+
+if __name__ == "__main__":
+    sys.exit(run())

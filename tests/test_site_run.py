@@ -1,0 +1,287 @@
+"""``fedkin site run``: what is wrong is named with its cure before anything is written, and not tried again in vain."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builders import small_problem
+from federations import join_site, make_heart, make_sites, small_sites
+from fedkin.admm import Store
+from fedkin.cli import main
+from fedkin.data import Rows
+from fedkin.federate import enrol
+from fedkin.fitting import load
+from fleet import Fleet
+from processes import capped
+
+pytest.importorskip("zenoh")
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+
+def run(place: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """``fedkin site run`` as systemd would call it."""
+    return subprocess.run(
+        [sys.executable, "-m", "fedkin.cli.site_run", str(place), "--give-up", "2", *options],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=capped,
+        check=False,
+    )
+
+
+def refused(place: Path, *words: str, code: int = 2) -> str:
+    """What a site says that does not start: one line, no traceback, the same in its log if it has one."""
+    ended = run(place)
+    assert ended.returncode == code, ended.stderr
+    assert len(ended.stderr.splitlines()) == 1, ended.stderr
+    for word in words:
+        assert word in ended.stderr
+    return ended.stderr
+
+
+def lonely(folder: Path, **rounds: Any) -> Path:
+    """A site without neighbours, which runs alone."""
+    problem = small_problem(1)
+    make_sites(folder, problem, **{"rounds": 5, **rounds})
+    return folder / "d0"
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def cut(path: Path) -> None:
+    """Leave only the first half of a file."""
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("site.key", Path.unlink),
+        ("site.key", cut),
+        ("admit.json", cut),
+        ("invite.json", cut),
+        ("site.toml", cut),
+        ("rows.npz", Path.unlink),
+        ("rows.npz", cut),
+        ("state.db", lambda path: path.write_bytes(b"PK\x03\x04 and then the power went")),
+    ],
+)
+def test_a_damaged_file_is_named_and_not_tried_again(tmp_path: Path, file: str, damage: Any) -> None:
+    small_sites(tmp_path)
+    damage(tmp_path / "d0" / file)
+    refused(tmp_path / "d0", file)
+
+
+def test_a_site_that_is_not_admitted_does_not_run(tmp_path: Path) -> None:
+    small_sites(tmp_path)
+    (tmp_path / "d0" / "admit.json").unlink()
+    refused(tmp_path / "d0", "not admitted yet", "d0.request")
+    assert not (tmp_path / "d0" / "lock").exists() and not (tmp_path / "d0" / "log.jsonl").exists()
+
+
+def test_the_organisers_directory_is_not_that_of_a_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    heart = small_sites(tmp_path)
+    refused(heart.directory, "is the organiser's directory")
+    refused(tmp_path / "nowhere", "is not a site's directory")
+    assert main(["site", "status", str(tmp_path / "d0" / "notices")]) == 2
+    assert "is not a site's directory, and has none in it" in capsys.readouterr().err
+
+
+def test_a_directory_that_others_may_write_is_refused_before_it_is_written_to(tmp_path: Path) -> None:
+    small_sites(tmp_path)
+    (tmp_path / "d0").chmod(0o777)
+    refused(tmp_path / "d0", "others may write")
+    assert not (tmp_path / "d0" / "lock").exists() and not (tmp_path / "d0" / "log.jsonl").exists()
+    (tmp_path / "d0").chmod(0o700)
+    (tmp_path / "d0" / "rows.npz").chmod(0o644)
+    refused(tmp_path / "d0", "rows.npz", "others may read")
+
+
+def test_the_state_of_another_site_is_refused(tmp_path: Path) -> None:
+    heart = small_sites(tmp_path)
+    store = Store(tmp_path / "d1" / "state.db", heart.charter.run)
+    store.save(3, {"theta": np.zeros(3)}, {"device": "d0"}, durable=False)
+    store.close()
+    refused(tmp_path / "d1", "state.db is the state of d0, not of d1")
+
+
+def test_another_number_of_rows_in_the_middle_of_a_run_is_refused(tmp_path: Path) -> None:
+    """Where the state has a line for each row."""
+    own = lonely(tmp_path, gradient="saga", batch_size=4)
+    assert run(own).returncode == 0
+    rng = np.random.default_rng(0)
+    Rows(rng.normal(size=(14, 3)), rng.normal(size=14)).save(own / "rows.npz")
+    refused(own, "state.db was written with another number of rows")
+
+
+def test_who_diverges_is_told_what_helps(tmp_path: Path) -> None:
+    own = lonely(tmp_path, radius=0.01)
+    refused(own, "the parameters of device 'd0' diverged to the border of their ball (radius 0.01)", "batch_size")
+    assert not (own / "model").exists()
+
+
+def test_a_site_alone_ends_with_its_own_estimate(tmp_path: Path) -> None:
+    own = lonely(tmp_path, rounds=2000)
+    assert run(own).returncode == 0
+    rows = enrol.read_site(own).rows()
+    expected = np.linalg.lstsq(rows.X, rows.y, rcond=None)[0]
+    assert np.abs(load(own / "model").coef.ravel() - expected).max() < 1e-6
+
+
+def test_what_is_done_stays_done_and_gives_the_same_model(tmp_path: Path) -> None:
+    own = lonely(tmp_path, rounds=30, batch_size=4)
+    assert run(own).returncode == 0
+    before = load(own / "model").coef
+    shutil.rmtree(own / "model")
+    assert run(own).returncode == 0
+    assert load(own / "model").coef.tobytes() == before.tobytes()
+
+
+def test_another_order_begins_anew_and_is_not_mixed_up(tmp_path: Path) -> None:
+    problem = small_problem(1)
+    heart = make_sites(tmp_path, problem, rounds=30, batch_size=4)
+    own = tmp_path / "d0"
+    assert run(own).returncode == 0
+    ((path, _),) = enrol.order(heart, rounds=40)
+    enrol.accept(own, path)
+    refused(own, "was written by another run, or by another revision of this one")
+    (own / "state.db").unlink()
+    assert run(own).returncode == 0
+    assert load(own / "model").n_iter == 40
+
+
+# --- who is out -------------------------------------------------------------------------------------------------------
+
+
+def test_a_site_that_has_left_says_so(tmp_path: Path) -> None:
+    small_sites(tmp_path)
+    enrol.leave(tmp_path / "d0")
+    refused(tmp_path / "d0", "d0 has left or was expelled, for good")
+
+
+def test_a_forged_notice_is_refused_while_the_site_goes_on(tmp_path: Path) -> None:
+    with Fleet.make(tmp_path / "fed", small_problem(3), 600) as fleet:
+        fleet.start()
+        fleet.wait_for_round("d0", 10)
+        forger = make_heart(tmp_path / "forger", small_problem(3), rounds=5)
+        notice, _ = enrol.expel(forger, "d1")
+        shutil.copy(notice, fleet.place("d0") / "notices" / notice.name)
+        fleet.wait_for_event("d0", "file refused")
+        (fleet.place("d0") / "notices" / notice.name).unlink()
+        fleet.join()
+        assert not any(entry["event"] == "edge dropped" for entry in fleet.log("d0"))
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("listen", "words", "code"),
+    [
+        ("192.0.2.1:7447", "is not an address of this machine", 2),
+        ("no-such-name.invalid:7447", "is not a name that this machine knows", 4),
+    ],
+)
+def test_addresses_that_cannot_be_are_told_as_such(tmp_path: Path, listen: str, words: str, code: int) -> None:
+    small_sites(tmp_path)
+    ended = run(tmp_path / "d0", "--listen", listen)
+    assert ended.returncode == code and words in ended.stderr, ended.stderr
+
+
+def test_a_port_in_use_is_told_as_such(tmp_path: Path) -> None:
+    heart = small_sites(tmp_path)
+    port = int(heart.members[0].endpoint.rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)):
+        refused(tmp_path / "d0", "another process uses the port", code=4)
+
+
+def test_neighbours_without_any_address_are_named(tmp_path: Path) -> None:
+    problem = small_problem(2)
+    heart = make_heart(tmp_path, problem, ports=["", ""], rounds=5)
+    join_site(heart, problem, "d0")
+    refused(tmp_path / "d0", "neither d0 nor d1 has an address", "needs host and port of one of them")
+
+
+# --- waits ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("placement", ["peer", "replicas"])
+def test_a_short_patience_is_honoured_and_the_neighbour_named(tmp_path: Path, placement: str) -> None:
+    changes = {} if placement == "peer" else {"compare_every": 0}
+    small_sites(tmp_path, 2, placement=placement, **changes)
+    refused(tmp_path / "d1", "from d0 (it is down: start it, then this device)", code=4)
+    status = json.loads((tmp_path / "d1" / "status.json").read_text())
+    assert status["state"] == "cannot go on" and "d0" in status["why"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["run", "--give-up", "0"], "--give-up must be a number of seconds above 0, got 0"),
+        (["run", "--linger", "-1"], "--linger must be a number of seconds at least 0, got -1"),
+        (["select", "--give-up", "nan"], "--give-up must be a number of seconds above 0, got nan"),
+    ],
+)
+def test_waits_that_are_no_times_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    small_sites(tmp_path, 2)
+    assert main(["site", options[0], str(tmp_path / "d0"), *options[1:]]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_one_site_is_stopped_by_its_own_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Fleet.make(tmp_path / "fed", small_problem(3), 100_000) as fleet:
+        fleet.start()
+        fleet.wait_for_round("d1", 5)
+        assert main(["site", "stop", str(fleet.place("d1"))]) == 0
+        assert "asked to stop: d1" in capsys.readouterr().out
+        assert fleet.children["d1"].wait(20) == 3
+        assert main(["site", "status", str(fleet.directory), "--json"]) == 0
+        states = {line["name"]: line["state"] for line in json.loads(capsys.readouterr().out)["sites"]}
+        assert states == {"d0": "running", "d1": "stopped", "d2": "running"}
+        assert main(["site", "stop", str(fleet.directory)]) == 0
+        assert fleet.children["d0"].wait(20) == fleet.children["d2"].wait(20) == 3
+        assert main(["site", "stop", str(fleet.directory)]) == 0
+        assert "no site is running here" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_directory_is_not_tried_again(tmp_path: Path) -> None:
+    small_sites(tmp_path)
+    (tmp_path / "d0").chmod(0o500)
+    try:
+        refused(tmp_path / "d0", "cannot be written")
+    finally:
+        (tmp_path / "d0").chmod(0o700)
+
+
+def test_edges_are_tested_by_the_sites_first(tmp_path: Path) -> None:
+    heart = small_sites(tmp_path, 3, select={"level": 0.05})
+    refused(tmp_path / "d0", "edges are not tested yet: fedkin site select")
+    command = [sys.executable, "-m", "fedkin.federate.programs.select", "--give-up", "30", "--linger", "5"]
+    running = [subprocess.Popen([*command, str(tmp_path / f"d{u}")], preexec_fn=capped) for u in range(3)]
+    try:
+        assert [process.wait(60) for process in running] == [0, 0, 0]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    chosen = [json.loads((tmp_path / f"d{u}" / "selection.json").read_text()) for u in range(3)]
+    for i, j in heart.graph.edges.tolist():
+        assert chosen[i]["p_values"][f"d{j}"] == chosen[j]["p_values"][f"d{i}"]
+        assert (f"d{j}" in chosen[i]["dropped"]) == (f"d{i}" in chosen[j]["dropped"])
+    assert chosen[0]["threshold"] == 0.05 / heart.graph.n_edges

@@ -1,0 +1,63 @@
+"""What a site sees of a run is enough for the bits of one process that sees all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from builders import small_problem
+from federations import in_process, join_site, make_heart, make_sites, reference, view_of, whole_of
+from fedkin.errors import ParameterError
+from fedkin.federate import enrol, site_view
+from fedkin.federate.views import centre_view
+
+
+@pytest.mark.parametrize("gradient", ["plain", "saga", "svrg"])
+@pytest.mark.parametrize("batch", [None, 5])
+def test_what_sites_plan_alone_is_the_run_of_fed_admm_from_their_own_estimates(tmp_path: Path, gradient, batch) -> None:
+    problem = small_problem(5)
+    heart = make_heart(tmp_path, problem, rounds=40, rho=0.7, gradient=gradient, batch_size=batch)
+    whole = whole_of(heart, problem)
+    local = in_process(problem, whole)
+    assert min(abs(one) for u in range(5) for one in whole.steps[u].theta) > 0
+    assert local.gather("average").tobytes() == reference(problem, whole).tobytes()
+
+
+@pytest.mark.parametrize("placement", ["peer", "replicas", "central"])
+def test_a_sites_own_directory_is_enough_for_its_view(tmp_path: Path, placement: str) -> None:
+    problem = small_problem(5)
+    heart = make_sites(tmp_path, problem, rounds=40, rho=0.7, batch_size=5, placement=placement)
+    whole = whole_of(heart, problem) if placement == "peer" else None
+    if placement == "central":
+        whole = centre_view(heart)
+    for u, name in enumerate(problem.federation.devices):
+        view = site_view(tmp_path / name)
+        assert view.here == u and view.n_sites == 5
+        if whole is None:
+            assert view.numbers == list(range(5)) and len(view.edges) == problem.graph.n_edges
+            assert view.steps.keys() == set(range(5)) and view.revision == 1
+            continue
+        expected = view_of(whole, u)
+        names = ("members", "edges", "edge_radius", "steps", "rho", "radius", "average", "snapshot_every", "n_edges")
+        known = names[3:-2] if placement == "central" else names
+        for part in known:
+            assert getattr(view, part) == getattr(expected, part), part
+        if placement == "central":
+            assert view.numbers == [u] and view.partners() == [5]
+        else:
+            assert view.numbers == sorted([u, *whole.neighbours(u).tolist()])
+
+
+def test_without_lam_the_cure_is_named(tmp_path: Path) -> None:
+    problem = small_problem(3)
+    heart = make_heart(tmp_path, problem, rounds=4, lam=None)
+    join_site(heart, problem, "d0")
+    with pytest.raises(ParameterError, match="no lam is set; the organiser orders one: fedkin federation order"):
+        site_view(tmp_path / "d0")
+    (path, names), *_ = enrol.order(heart, lam=0.3, rounds=7, rho=0.2)
+    assert "d0" in names
+    enrol.accept(tmp_path / "d0", path)
+    view = site_view(tmp_path / "d0")
+    assert (view.lam, view.rounds, view.rho, view.revision) == (0.3, 7, 0.2, 1)
+    assert view.edge_radius == [0.3 * 3] * len(view.edges)
