@@ -394,3 +394,36 @@ def test_nobody_answers_before_sharing(tmp_path):
     sharing.write_asks(made, [ask("north", 2)], {})
     with pytest.raises(DataError, match="has shared no summary yet"):
         sharing.answer(north, ask_file(made, "north"))
+
+
+# --- noise ------------------------------------------------------------------------------------------------------------
+
+
+def test_noisy_sums_are_shared_once_and_say_what_they_promise(tmp_path):
+    pytest.importorskip("dp_accounting")
+    made, north, south = two(tmp_path)
+    shared = sharing.share(north, epsilon=2.0, delta=1e-6)
+    exact = sharing.share(south).summary
+    assert exact.privacy is None and shared.summary.privacy.epsilon == 2.0
+    # age from 20 to 100 becomes -1 to 1; days are 0 to 100
+    assert shared.summary.privacy.limits.tolist() == [1.0, 1.0, 1.0, 1.0, 100.0]
+    assert shared.summary.n_samples == N
+    rows = enrol.read_site(north).rows()
+    assert not np.allclose(shared.summary.hessian.sum(axis=0), rows.X.T @ rows.X, atol=1e-3)
+    send(made, shared.path)
+    found = sharing.read_summaries(made.directory / "summaries").summaries["north"]
+    assert found.privacy.delta == 1e-6
+    for again in ({}, {"epsilon": 2.0}):
+        with pytest.raises(DataError, match=r"sums with noise were shared before: send .*north\.summary"):
+            sharing.share(north, **again)
+    with pytest.raises(DataError, match="sums without noise were shared before"):
+        sharing.share(south, epsilon=1.0)
+    sharing.write_asks(made, [ask("north", 2)], {})
+    with pytest.raises(DataError, match="an answer has none"):
+        sharing.answer(north, ask_file(made, "north"))
+
+
+def test_noise_needs_ranges_in_the_contract(tmp_path):
+    made = heart.organiser(tmp_path, heart.CONTRACT.replace(", low = 20, high = 100", ""))
+    with pytest.raises(DataError, match="gives 'age' no plausible range"):
+        sharing.share(heart.admitted(made, "north", n=N), epsilon=1.0)

@@ -138,11 +138,16 @@ def share(
             "many as the thresholds allow.",
         ),
     ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="Add noise for differential privacy: less is safer and less accurate."),
+    ] = None,
+    delta: Annotated[float, typer.Option(metavar="X", help="Probability with which that may fail.")] = 1e-5,
 ) -> None:
     """At the site: sum up the rows in one readable, signed file; every number is shown with what it tells."""
     from fedkin.federate import sharing
 
-    _show(sharing.share(directory, dry_run=dry_run, folds=folds))
+    _show(sharing.share(directory, dry_run=dry_run, folds=folds, epsilon=epsilon, delta=delta))
 
 
 @site.command()

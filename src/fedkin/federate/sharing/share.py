@@ -22,10 +22,11 @@ from fedkin.federate.contract.contract import Contract
 from fedkin.federate.enrol.files import checked, in_file, read_text
 from fedkin.federate.enrol.site import Site, read_site
 from fedkin.federate.sharing.files import SUMMARY_SUFFIX, AskFile, SummaryFile, round_file
+from fedkin.federate.sharing.limits import limits_of
 from fedkin.federate.sharing.thresholds import too_little
 from fedkin.federate.trust import SecurityError, Signer, canonical, seal, unseal, unseal_by_authority
 from fedkin.objective import Ask, Summary
-from fedkin.stats import site_answer, site_summary
+from fedkin.stats import Budget, private_summary, site_answer, site_summary
 
 SENT = "sent"  #: folder of a site's directory with what it has shared
 _RECORD = "rows.json"  #: digest of the rows of which sums were shared
@@ -40,7 +41,14 @@ class Shared:
     path: Path | None
 
 
-def share(directory: Path, *, dry_run: bool = False, folds: int | None = None) -> Shared:
+def share(
+    directory: Path,
+    *,
+    dry_run: bool = False,
+    folds: int | None = None,
+    epsilon: float | None = None,
+    delta: float = 1e-5,
+) -> Shared:
     """Sum up the site's rows and write the summary.
 
     Parameters
@@ -52,6 +60,9 @@ def share(directory: Path, *, dry_run: bool = False, folds: int | None = None) -
     folds : int, optional
         In how many folds to give sums, from which ``lam`` is chosen; 0 for sums over all rows only. By default as many
         as the thresholds allow, at most the contract's.
+    epsilon, delta : float
+        Differential privacy: noise is added so that replacing one row changes the odds of any message by at most
+        ``exp(epsilon)``, except with probability ``delta``. For the linear and the mean loss; by default no noise.
 
     Returns
     -------
@@ -69,16 +80,28 @@ def share(directory: Path, *, dry_run: bool = False, folds: int | None = None) -
     folds = _chosen_folds(site, rows, folds)
     _check_enough(site, rows, folds)
     _check_same_rows(site, rows)
-    member, contract = site.invite.site, site.contract
-    summary = site_summary(
-        member.id,
-        rows,
-        contract.loss_object(),
-        feature_names=column_names(contract),
-        folds=max(folds, 2),
-        seed=contract.seed,
-    )
+    contract = site.contract
+    budget = None if epsilon is None else Budget(epsilon, delta, *limits_of(contract))
+    _check_noise(site, budget)
+    summary = _summed(site, rows, folds, budget)
     return _written(site, signer, rows, in_folds(summary, folds, contract.folds), 1, None, dry_run)
+
+
+def _summed(site: Site, rows: Rows, folds: int, budget: Budget | None) -> Summary:
+    member, contract = site.invite.site.id, site.contract
+    loss, names, parts = contract.loss_object(), column_names(contract), max(folds, 2)
+    if budget is None:
+        return site_summary(member, rows, loss, feature_names=names, folds=parts, seed=contract.seed)
+    return private_summary(
+        member,
+        rows,
+        loss,
+        budget,
+        feature_names=names,
+        folds=parts,
+        seed=contract.seed,
+        by_fold=folds > 0,
+    )
 
 
 def answer(directory: Path, question: Path, *, dry_run: bool = False) -> Shared:
@@ -107,6 +130,10 @@ def answer(directory: Path, question: Path, *, dry_run: bool = False) -> Shared:
     first = _sent_before(site, 1)
     if first is None:
         raise DataError(f"{site.name} has shared no summary yet, so there is nothing to ask about: fedkin site share")
+    if first.summary.get("privacy") is not None:
+        raise DataError(
+            f"{site.name} has shared sums with noise; an answer has none, and would break what was promised"
+        )
     folds = _folds_of(first)
     _check_round(site, ask, digest, question)
     _check_enough(site, rows, folds)
@@ -204,6 +231,18 @@ def _check_enough(site: Site, rows: Rows, folds: int) -> None:
     if findings:
         lines = "".join(f"\n  {finding}" for finding in findings)
         raise DataError(f"nothing is shared, because single rows could be recognised:{lines}")
+
+
+def _check_noise(site: Site, budget: Budget | None) -> None:
+    """Noise protects one message: a second one, with other noise or none, takes it away."""
+    before = _sent_before(site, 1)
+    noisy = before is not None and before.summary.get("privacy") is not None
+    if before is not None and (noisy or budget is not None):
+        path = round_file(site.directory / SENT, site.name, 1, SUMMARY_SUFFIX)
+        raise DataError(
+            f"sums {'with' if noisy else 'without'} noise were shared before: send {path} again if it was lost. "
+            "Another message about the same rows would tell more than was promised"
+        )
 
 
 def _check_same_rows(site: Site, rows: Rows) -> None:
