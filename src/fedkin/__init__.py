@@ -49,6 +49,8 @@ _WHERE = {
     "FedADMMRegressor": "fedkin.fitting.estimators",
     "FedADMMClassifier": "fedkin.fitting.estimators",
     "fit_summaries": "fedkin.fitting",
+    "KinRegressor": "fedkin.fitting.kin_estimators",
+    "KinClassifier": "fedkin.fitting.kin_estimators",
     "load": "fedkin.fitting",
     "FedkinError": "fedkin.errors",
 }
@@ -73,6 +75,8 @@ if TYPE_CHECKING:
     from fedkin.fitting import load as load
     from fedkin.fitting.estimators import FedADMMClassifier as FedADMMClassifier
     from fedkin.fitting.estimators import FedADMMRegressor as FedADMMRegressor
+    from fedkin.fitting.kin_estimators import KinClassifier as KinClassifier
+    from fedkin.fitting.kin_estimators import KinRegressor as KinRegressor
     from fedkin.graph import Graph as Graph
     from fedkin.kin import Kin as Kin
     from fedkin.kin import find_kin as find_kin

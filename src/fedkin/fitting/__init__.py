@@ -6,8 +6,9 @@ On the way: `prepare` encodes classes, adds the intercept, standardises; then ed
 the problem is solved, with a light ridge where it would have no minimiser.
 Out: a `FittedModel` in the units of the user's columns, with its directory of open files (`model_from_theta` makes one
 of parameters that were found elsewhere, on rows that a `Schema` prepared); a `Comparison` with its two
-extremes on held-out rows. `fedkin.fitting.estimators` and `fedkin.fitting.scoring` are imported by name, since they
-need scikit-learn. Imports: `admm`, `solvers`, `stats` and below.
+extremes on held-out rows. `fit_kin` is the same way with `find_kin` in the place of edges and ``lam``.
+`fedkin.fitting.estimators`, `fedkin.fitting.kin_estimators` and `fedkin.fitting.scoring` are imported by name, since
+they need scikit-learn. Imports: `admm`, `kin`, `solvers`, `stats` and below.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from fedkin.fitting.asks import Asks
 from fedkin.fitting.comparison import Comparison, compare
 from fedkin.fitting.fitting import fit_federation
 from fedkin.fitting.fold_comparison import FoldComparison, compare_folds
+from fedkin.fitting.kin import KinFit, fit_kin
 from fedkin.fitting.messages import SummaryFit, fit_summaries
 from fedkin.fitting.model import FittedModel, load
 from fedkin.fitting.model_files import check_model_place
@@ -31,6 +33,7 @@ __all__ = [
     "FitOptions",
     "FittedModel",
     "FoldComparison",
+    "KinFit",
     "Prepared",
     "SummaryFit",
     "check_model_place",
@@ -38,6 +41,7 @@ __all__ = [
     "compare",
     "compare_folds",
     "fit_federation",
+    "fit_kin",
     "fit_summaries",
     "load",
     "model_from_theta",

@@ -42,7 +42,7 @@ Devices = ArrayLike | Hashable | None
 SINGLE_DEVICE = "all"
 #: Options that scikit-learn's users know by another name.
 _NAMES = {"cv_folds": "cv", "seed": "random_state"}
-_REGRESSION_LOSSES = ("linear", "huber", "poisson")
+REGRESSION_LOSSES = ("linear", "huber", "poisson")
 _NO_DEVICE = (
     "fit was not told the devices of the rows, so it made ONE model for all of them: pass device= with an id per row "
     "(cross_val_score, GridSearchCV and the like pass it on only with metadata routing; groups= never reaches a "
@@ -50,66 +50,27 @@ _NO_DEVICE = (
 )
 
 
-class _FedADMM:
-    """What regressor and classifier share; before scikit-learn's mixins, whose scores know no devices."""
+class PerDevice:
+    """What all estimators share; before scikit-learn's mixins, whose scores know no devices."""
 
+    loss: str | Loss
     model_: FittedModel
     _metric: ClassVar[Callable[..., float]]
     _auto_loss: ClassVar[str]
 
-    def __init__(
-        self,
-        loss: str | Loss = FitOptions.loss,
-        penalty: PenaltyName = FitOptions.penalty,
-        lam: float | Literal["cv"] = FitOptions.lam,
-        select: Method | Literal["none"] | None = FitOptions.select,
-        level: float = FitOptions.level,
-        variance: Variance = FitOptions.variance,
-        refit: bool = FitOptions.refit,
-        fit_intercept: bool = FitOptions.fit_intercept,
-        standardize: bool = FitOptions.standardize,
-        ridge: float = FitOptions.ridge,
-        sparsity: float = FitOptions.sparsity,
-        cv: int = FitOptions.cv_folds,
-        cv_rule: CvRule = FitOptions.cv_rule,
-        tol: float = FitOptions.tol,
-        max_iter: int = FitOptions.max_iter,
-        random_state: int | np.random.RandomState | None = FitOptions.seed,
-        n_jobs: int | None = FitOptions.n_jobs,
-        solver: Solver = FitOptions.solver,
-        rounds: int = FitOptions.rounds,
-        batch_size: int | None = FitOptions.batch_size,
-    ) -> None:
-        self.loss = loss
-        self.penalty = penalty
-        self.lam = lam
-        self.select = select
-        self.level = level
-        self.variance = variance
-        self.refit = refit
-        self.fit_intercept = fit_intercept
-        self.standardize = standardize
-        self.ridge = ridge
-        self.sparsity = sparsity
-        self.cv = cv
-        self.cv_rule = cv_rule
-        self.tol = tol
-        self.max_iter = max_iter
-        self.random_state = random_state
-        self.n_jobs = n_jobs
-        self.solver = solver
-        self.rounds = rounds
-        self.batch_size = batch_size
-
-    def _options(self) -> FitOptions:
-        options = {name: getattr(self, _NAMES.get(name, name)) for name in DEFAULTS}
-        state = self.random_state
-        if isinstance(state, np.random.RandomState):
-            state = state.randint(2**31)
-        return FitOptions(**options | {"loss": self._loss(), "seed": 0 if state is None else int(state)})
-
     def _loss(self) -> str | Loss:
         return self._auto_loss if self.loss == AUTO else self.loss
+
+    def _seed(self, state: int | np.random.RandomState | None) -> int:
+        if isinstance(state, np.random.RandomState):
+            state = state.randint(2**31)
+        return 0 if state is None else int(state)
+
+    def _check_parameters(self) -> None:
+        """Raise before any row is looked at."""
+
+    def _fit(self, federation: Federation, graph: Graph | None) -> FittedModel:
+        raise NotImplementedError
 
     def fit(
         self,
@@ -134,7 +95,7 @@ class _FedADMM:
         offset : array (n,), optional
             Known part of the linear predictor, such as the log of an exposure.
         """
-        options = self._options()
+        self._check_parameters()
         rows, target = self._checked(X, y)
         if device is None:
             warnings.warn(_NO_DEVICE, FedkinWarning, stacklevel=2)
@@ -143,7 +104,7 @@ class _FedADMM:
         ids: Any = device if each else [device] * len(rows)
         names = getattr(self, "feature_names_in_", None)
         federation = Federation.from_arrays(rows, target, ids, offset=offset, feature_names=names)
-        model = fit_federation(federation, _as_graph(graph), options)
+        model = self._fit(federation, _as_graph(graph))
         squeezed = model.coef.shape[1] == 1
         self.model_ = model
         self.coef_ = model.coef[:, 0] if squeezed else model.coef
@@ -151,13 +112,6 @@ class _FedADMM:
         self.devices_: tuple[Hashable, ...] = model.devices
         self.graph_ = model.graph
         self.clusters_ = model.clusters
-        self.lam_ = model.lam
-        self.gap_ = model.gap
-        self.n_iter_ = model.n_iter
-        if model.selection is not None:
-            self.selection_ = model.selection
-        elif hasattr(self, "selection_"):
-            del self.selection_
         return self
 
     def _checked(self, X: ArrayLike, y: ArrayLike) -> tuple[Array, NDArray[Any]]:
@@ -209,7 +163,127 @@ class _FedADMM:
         return rows
 
 
-class FedADMMRegressor(_FedADMM, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class PerDeviceRegressor(PerDevice, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Numbers as targets."""
+
+    _metric = staticmethod(r2_score)
+    _auto_loss = REGRESSION_LOSSES[0]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = _loss_name(self._loss()) == "poisson"
+        return tags
+
+    def _checked(self, X: ArrayLike, y: ArrayLike) -> tuple[Array, NDArray[Any]]:
+        if self.loss in ("mean", *CLASS_LOSSES):
+            other = type(self).__name__.replace("Regressor", "Classifier")
+            cure = "fedkin.Problem, as it has no target" if self.loss == "mean" else other
+            raise ParameterError(f"loss={self.loss!r} is not for regression; use it with {cure}")
+        rows, target = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        return rows, target
+
+
+class PerDeviceClassifier(PerDevice, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Classes as targets."""
+
+    _metric = staticmethod(accuracy_score)
+    _auto_loss = CLASS_LOSSES[0]
+
+    def _checked(self, X: ArrayLike, y: ArrayLike) -> tuple[Array, NDArray[Any]]:
+        if _loss_name(self._loss()) not in CLASS_LOSSES:
+            raise ParameterError(f"loss={self.loss!r} is not for classes; use {' or '.join(map(repr, CLASS_LOSSES))}")
+        rows, labels = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(labels)
+        self.classes_ = np.unique(labels)
+        return rows, labels
+
+    def predict(self, X: ArrayLike, device: Devices = None, offset: ArrayLike | None = None) -> NDArray[Any]:
+        """Class labels; arguments as in `PerDevice.predict`."""
+        chances = self.predict_proba(X, device, offset)
+        labels: NDArray[Any] = self.classes_[chances.argmax(axis=1)]
+        return labels
+
+    def predict_proba(self, X: ArrayLike, device: Devices = None, offset: ArrayLike | None = None) -> Array:
+        """Probabilities ``(n, C)`` of the classes, in the order of `classes_`; arguments as in `predict`."""
+        rows = self._rows(X)
+        return self.model_.predict_proba(rows, device, offset)
+
+    def decision_function(self, X: ArrayLike, device: Devices = None, offset: ArrayLike | None = None) -> Array:
+        """Logits ``(n,)`` of the second class, or ``(n, C)`` with 0 for the first class; arguments as in `predict`."""
+        rows = self._rows(X)
+        eta = self.model_.linear_predictor(rows, device, offset)
+        if len(self.classes_) == 2:
+            return np.asarray(eta[:, 0])
+        return np.column_stack([np.zeros(len(eta)), eta])
+
+
+class _FedADMM(PerDevice):
+    """The paper's estimator."""
+
+    def __init__(
+        self,
+        loss: str | Loss = FitOptions.loss,
+        penalty: PenaltyName = FitOptions.penalty,
+        lam: float | Literal["cv"] = FitOptions.lam,
+        select: Method | Literal["none"] | None = FitOptions.select,
+        level: float = FitOptions.level,
+        variance: Variance = FitOptions.variance,
+        refit: bool = FitOptions.refit,
+        fit_intercept: bool = FitOptions.fit_intercept,
+        standardize: bool = FitOptions.standardize,
+        ridge: float = FitOptions.ridge,
+        sparsity: float = FitOptions.sparsity,
+        cv: int = FitOptions.cv_folds,
+        cv_rule: CvRule = FitOptions.cv_rule,
+        tol: float = FitOptions.tol,
+        max_iter: int = FitOptions.max_iter,
+        random_state: int | np.random.RandomState | None = FitOptions.seed,
+        n_jobs: int | None = FitOptions.n_jobs,
+        solver: Solver = FitOptions.solver,
+        rounds: int = FitOptions.rounds,
+        batch_size: int | None = FitOptions.batch_size,
+    ) -> None:
+        self.loss = loss
+        self.penalty = penalty
+        self.lam = lam
+        self.select = select
+        self.level = level
+        self.variance = variance
+        self.refit = refit
+        self.fit_intercept = fit_intercept
+        self.standardize = standardize
+        self.ridge = ridge
+        self.sparsity = sparsity
+        self.cv = cv
+        self.cv_rule = cv_rule
+        self.tol = tol
+        self.max_iter = max_iter
+        self.random_state = random_state
+        self.n_jobs = n_jobs
+        self.solver = solver
+        self.rounds = rounds
+        self.batch_size = batch_size
+
+    def _options(self) -> FitOptions:
+        options = {name: getattr(self, _NAMES.get(name, name)) for name in DEFAULTS}
+        return FitOptions(**options | {"loss": self._loss(), "seed": self._seed(self.random_state)})
+
+    def _check_parameters(self) -> None:
+        self._options()
+
+    def _fit(self, federation: Federation, graph: Graph | None) -> FittedModel:
+        model = fit_federation(federation, graph, self._options())
+        self.lam_ = model.lam
+        self.gap_ = model.gap
+        self.n_iter_ = model.n_iter
+        if model.selection is not None:
+            self.selection_ = model.selection
+        elif hasattr(self, "selection_"):
+            del self.selection_
+        return model
+
+
+class FedADMMRegressor(_FedADMM, PerDeviceRegressor):
     """A regression for every device, with devices that are alike sharing what they know.
 
     Minimises ``(1/|V|) sum_u M_u(theta_u) + lam sum_e w_e phi(theta_i - theta_j)`` over the edges of a graph between
@@ -255,24 +329,10 @@ class FedADMMRegressor(_FedADMM, RegressorMixin, BaseEstimator):  # type: ignore
     array([-1.])
     """
 
-    __doc__ = documented(__doc__, _NAMES, _REGRESSION_LOSSES)
-    _metric = staticmethod(r2_score)
-    _auto_loss = _REGRESSION_LOSSES[0]
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.positive_only = _loss_name(self._loss()) == "poisson"
-        return tags
-
-    def _checked(self, X: ArrayLike, y: ArrayLike) -> tuple[Array, NDArray[Any]]:
-        if self.loss in ("mean", *CLASS_LOSSES):
-            cure = "fedkin.Problem, as it has no target" if self.loss == "mean" else "FedADMMClassifier"
-            raise ParameterError(f"loss={self.loss!r} is not for regression; use it with {cure}")
-        rows, target = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
-        return rows, target
+    __doc__ = documented(__doc__, _NAMES, REGRESSION_LOSSES)
 
 
-class FedADMMClassifier(_FedADMM, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class FedADMMClassifier(_FedADMM, PerDeviceClassifier):
     """A logistic regression for every device, with devices that are alike sharing what they know.
 
     Parameters
@@ -309,35 +369,6 @@ class FedADMMClassifier(_FedADMM, ClassifierMixin, BaseEstimator):  # type: igno
     """
 
     __doc__ = documented(__doc__, _NAMES, CLASS_LOSSES)
-    _metric = staticmethod(accuracy_score)
-    _auto_loss = CLASS_LOSSES[0]
-
-    def _checked(self, X: ArrayLike, y: ArrayLike) -> tuple[Array, NDArray[Any]]:
-        if _loss_name(self._loss()) not in CLASS_LOSSES:
-            raise ParameterError(f"loss={self.loss!r} is not for classes; use {' or '.join(map(repr, CLASS_LOSSES))}")
-        rows, labels = validate_data(self, X, y, dtype=np.float64)
-        check_classification_targets(labels)
-        self.classes_ = np.unique(labels)
-        return rows, labels
-
-    def predict(self, X: ArrayLike, device: Devices = None, offset: ArrayLike | None = None) -> NDArray[Any]:
-        """Class labels; arguments as in `FedADMMRegressor.predict`."""
-        chances = self.predict_proba(X, device, offset)
-        labels: NDArray[Any] = self.classes_[chances.argmax(axis=1)]
-        return labels
-
-    def predict_proba(self, X: ArrayLike, device: Devices = None, offset: ArrayLike | None = None) -> Array:
-        """Probabilities ``(n, C)`` of the classes, in the order of `classes_`; arguments as in `predict`."""
-        rows = self._rows(X)
-        return self.model_.predict_proba(rows, device, offset)
-
-    def decision_function(self, X: ArrayLike, device: Devices = None, offset: ArrayLike | None = None) -> Array:
-        """Logits ``(n,)`` of the second class, or ``(n, C)`` with 0 for the first class; arguments as in `predict`."""
-        rows = self._rows(X)
-        eta = self.model_.linear_predictor(rows, device, offset)
-        if len(self.classes_) == 2:
-            return np.asarray(eta[:, 0])
-        return np.column_stack([np.zeros(len(eta)), eta])
 
 
 class WithinDeviceKFold(BaseCrossValidator):  # type: ignore[misc]

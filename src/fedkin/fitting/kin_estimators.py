@@ -1,0 +1,125 @@
+"""The scikit-learn face of `find_kin`: `KinRegressor` and `KinClassifier`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedkin.data import Federation
+from fedkin.fitting.estimators import PerDevice, PerDeviceClassifier, PerDeviceRegressor
+from fedkin.fitting.kin import fit_kin
+from fedkin.fitting.model import FittedModel
+from fedkin.fitting.options import AUTO
+from fedkin.graph import Graph
+from fedkin.kin import Kin
+from fedkin.losses import Loss
+
+
+class _Kin(PerDevice):
+    """What both share."""
+
+    kin_: Kin
+
+    def __init__(
+        self,
+        loss: str | Loss = AUTO,
+        fit_intercept: bool = True,
+        random_state: int | np.random.RandomState | None = 0,
+    ) -> None:
+        self.loss = loss
+        self.fit_intercept = fit_intercept
+        self.random_state = random_state
+
+    def _fit(self, federation: Federation, graph: Graph | None) -> FittedModel:
+        found = fit_kin(
+            federation,
+            graph,
+            loss=self._loss(),
+            fit_intercept=self.fit_intercept,
+            seed=self._seed(self.random_state),
+        )
+        self.kin_ = found.kin
+        return found.model
+
+
+class KinRegressor(_Kin, PerDeviceRegressor):
+    """A regression for every site, pooled as far as the sites are alike.
+
+    Sites differ around a common mean, each coefficient by a spread that is learned, and some of them form groups; see
+    `fedkin.find_kin`. Nothing is to be tuned.
+
+    Parameters
+    ----------
+    loss : str or Loss
+        "linear" (also "auto"), "huber" or "poisson".
+    fit_intercept : bool
+        Whether every site has an intercept.
+    random_state : int, RandomState or None
+        Seed of the sampler; None is 0.
+
+    Attributes
+    ----------
+    kin_ : Kin
+        Everything that was found: probabilities of being kin, covariances, diagnostics; `kin_.summary()`.
+    devices_ : tuple of V ids
+    coef_ : array (V, q)
+        A row per site, in the order of `devices_`.
+    intercept_ : array (V,)
+    clusters_ : int array (V,)
+        Groups that are resolved; where none are, every site is its own.
+    graph_ : Graph
+        Cliques of these groups.
+    model_ : FittedModel
+        `model_.save(directory)` writes it, `fedkin.load` reads it.
+    n_features_in_, feature_names_in_
+        As in scikit-learn.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedkin import KinRegressor
+    >>> rng = np.random.default_rng(0)
+    >>> X, site = rng.normal(size=(400, 2)), np.repeat(list("abcdefgh"), 50)
+    >>> y = X[:, 0] * np.where(site > "d", -1.0, 1.0) + 0.1 * rng.normal(size=400)
+    >>> model = KinRegressor().fit(X, y, device=site)
+    >>> model.clusters_
+    array([0, 0, 0, 0, 1, 1, 1, 1])
+    >>> model.predict([[1.0, 0.0]], device="h").round(1)
+    array([-1.])
+    """
+
+
+class KinClassifier(_Kin, PerDeviceClassifier):
+    """A logistic regression for every site, pooled as far as the sites are alike.
+
+    Parameters
+    ----------
+    loss : str or Loss
+        "logistic" (also "auto"), which becomes multinomial for more than two classes, or "multinomial".
+    fit_intercept : bool
+        Whether every site has an intercept.
+    random_state : int, RandomState or None
+        Seed of the sampler; None is 0.
+
+    Attributes
+    ----------
+    classes_ : array (C,)
+    coef_ : array (V, q), or (V, C - 1, q) for more than two classes
+        The first class is the reference.
+    intercept_ : array (V,) or (V, C - 1)
+    kin_, devices_, clusters_, graph_, model_, n_features_in_, feature_names_in_
+        As in `KinRegressor`.
+
+    Notes
+    -----
+    A site may have rows of one class only, or separated ones: the spread between sites holds its parameters back.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedkin import KinClassifier
+    >>> rng = np.random.default_rng(0)
+    >>> X, site = rng.normal(size=(600, 1)), np.repeat(np.arange(6), 100)
+    >>> y = np.where(3 * X[:, 0] + rng.logistic(size=600) > 0, "yes", "no")
+    >>> KinClassifier().fit(X, y, device=site).predict([[3.0], [-3.0]], device=[1, 2]).tolist()
+    ['yes', 'no']
+    """
