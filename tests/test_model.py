@@ -253,6 +253,19 @@ def test_files_are_open(tmp_path):
     assert Graph.read(tmp_path / "m" / "edges.csv", devices=model.devices) == model.graph
 
 
+def test_what_a_model_need_not_have_survives_too(tmp_path):
+    model = fit_federation(Federation({u: [[float(u)]] for u in range(4)}), None, FitOptions(loss="mean", lam=0.1))
+    told = {"metric": "error", "methods": [{"name": "Local", "mean": 1.5}]}
+    replace(model, comparison=told, history={"command": "fedkin fit"}).save(tmp_path / "model")
+    again = load(tmp_path / "model")
+    assert again.comparison == told and again.history == {"command": "fedkin fit"}
+    (tmp_path / "model" / "history.json").write_text("{}")
+    with pytest.raises(ModelFileError, match=r"history\.json: its content does not match"):
+        load(tmp_path / "model")
+    model.save(tmp_path / "model")
+    assert load(tmp_path / "model").comparison is None
+
+
 def test_saving_twice_replaces_the_model(tmp_path):
     made(seed=0).save(tmp_path / "m")
     made(seed=1).save(tmp_path / "m")

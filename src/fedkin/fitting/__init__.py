@@ -17,6 +17,7 @@ from fedkin.fitting.asks import Asks
 from fedkin.fitting.comparison import Comparison, compare
 from fedkin.fitting.fitting import fit_federation
 from fedkin.fitting.fold_comparison import FoldComparison, compare_folds
+from fedkin.fitting.history import data_record, with_history
 from fedkin.fitting.kin import KinFit, fit_kin
 from fedkin.fitting.messages import SummaryFit, fit_summaries
 from fedkin.fitting.model import FittedModel, load
@@ -40,10 +41,12 @@ __all__ = [
     "choices",
     "compare",
     "compare_folds",
+    "data_record",
     "fit_federation",
     "fit_kin",
     "fit_summaries",
     "load",
     "model_from_theta",
     "prepare",
+    "with_history",
 ]

@@ -5,23 +5,31 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkin.data import Federation, Schema
 from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
+from fedkin.fitting.history import choice_record
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Prepared, note_light_ridge, prepare, well_posed_problem, with_light_ridge
 from fedkin.graph import Graph
 from fedkin.objective import Problem, Solution
-from fedkin.solvers import cross_validate_lam, solve
+from fedkin.solvers import LamChoice, cross_validate_lam, solve
 from fedkin.stats import Method, oracle_fit, select_edges
 
 Progress = Callable[[str], None]
 _MOST_PAIRS = 5_000_000  # beyond this many edges nobody means "all pairs"
+
+
+class Level(NamedTuple):
+    """A penalty level, and what cross-validation saw where it chose it."""
+
+    lam: float
+    scores: LamChoice | None = None
 
 
 def fit_federation(
@@ -80,14 +88,14 @@ def fitted(prepared: Prepared, graph: Graph | None, options: FitOptions, say: Pr
     used, selection, notes = used_graph(prepared, graph, options, say)
     problem, reasons = well_posed_problem(prepared, used, options)
     try:
-        solution, lam = _solved(problem, options, say)
+        solution, chosen = _solved(problem, options, say)
     except SolverError:
         if reasons:
             raise
         # rows held out by a fold can take away the last overlap of two classes
         reasons = dict.fromkeys(devices, "without the rows of one fold, classes are separated")
         problem = with_light_ridge(problem, used, list(devices))
-        solution, lam = _solved(problem, options, say)
+        solution, chosen = _solved(problem, options, say)
     note_light_ridge(notes, reasons, stacklevel=4)
     clusters = used.components() if options.select is not None else solution.clusters(used)
     theta = solution.theta
@@ -99,12 +107,13 @@ def fitted(prepared: Prepared, graph: Graph | None, options: FitOptions, say: Pr
         used,
         options,
         clusters=clusters,
-        lam=lam,
+        lam=chosen.lam,
         gap=solution.gap,
         n_iter=solution.n_iter,
         status=solution.status,
         selection=selection,
         notes=notes,
+        history=None if chosen.scores is None else {"choice": choice_record(chosen.scores)},
     )
 
 
@@ -148,11 +157,12 @@ def used_graph(
     return chosen.graph, summary, {device: (str(line),) for device, line in chosen.notes.items()}
 
 
-def _solved(problem: Problem, options: FitOptions, say: Progress) -> tuple[Solution, float]:
-    lam = chosen_lam(problem, options, say)
+def _solved(problem: Problem, options: FitOptions, say: Progress) -> tuple[Solution, Level]:
+    chosen = chosen_level(problem, options, say)
+    lam = chosen.lam
     say(f"solving at lam = {lam:.4g}")
     if options.solver == "exact":
-        return solve(problem.with_lam(lam), options.tol, max_iter=options.max_iter), lam
+        return solve(problem.with_lam(lam), options.tol, max_iter=options.max_iter), chosen
     from fedkin.admm import fed_admm
 
     solution = fed_admm(
@@ -164,16 +174,21 @@ def _solved(problem: Problem, options: FitOptions, say: Progress) -> tuple[Solut
         tol=options.tol,
         fuse=True,
     )
-    return solution, lam
+    return solution, chosen
 
 
 def chosen_lam(problem: Problem, options: FitOptions, say: Progress) -> float:
     """The given ``lam``, or that of cross-validation."""
+    return chosen_level(problem, options, say).lam
+
+
+def chosen_level(problem: Problem, options: FitOptions, say: Progress) -> Level:
+    """The given ``lam``, or that of cross-validation with what it saw."""
     if options.lam != "cv":
-        return float(options.lam)
+        return Level(float(options.lam))
     joined = np.flatnonzero(problem.graph.degree > 0)
     if joined.size == 0:
-        return 0.0
+        return Level(0.0)
     say(f"choosing lam by {options.cv_folds}-fold cross-validation within devices")
     part, share = problem, joined.size / problem.n_devices
     if share < 1:
@@ -189,7 +204,8 @@ def chosen_lam(problem: Problem, options: FitOptions, say: Progress) -> float:
             seed=options.seed,
             n_jobs=options.n_jobs,
         )
-    return choice.lam * share
+    # the same scale for the candidates: they are levels of the whole problem then
+    return Level(choice.lam * share, replace(choice, lam=choice.lam * share, lams=choice.lams * share))
 
 
 def _restricted(problem: Problem, members: NDArray[np.int64]) -> Problem:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -75,4 +75,4 @@ def fit_kin(
         gap=float("nan"),
         options={"method": "kin", "loss": kin.loss.name, "fit_intercept": prepared.fit_intercept, "seed": seed},
     )
-    return KinFit(model, kin)
+    return KinFit(replace(model, kin=kin), kin)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,19 +19,25 @@ from fedkin.fitting.model_files import (
     COEFFICIENTS_FILE,
     EDGES_FILE,
     MODEL_FILE,
+    OPTIONAL_FILES,
     CoefficientTable,
     coefficients_csv,
     column_name,
     damaged,
     edges_csv,
+    json_text,
     read_coefficients,
     read_directory,
     read_edges,
+    read_optional,
     write_directory,
 )
 from fedkin.fitting.new_rows import device_positions, feature_matrix, is_table, offset_column, position_of
 from fedkin.graph import Graph
 from fedkin.losses import Loss, describe_loss, restore_loss
+
+if TYPE_CHECKING:  # loads the compiled sampler
+    from fedkin.kin import Kin
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,6 +85,13 @@ class FittedModel(HasDevices):
     schema : Schema or None
         What the columns of a table must be, where sites have agreed on it. Then tables to predict hold the columns of
         the schema (``ward``), while `feature_names` and `coef` are of the encoded ones (``ward=B``).
+    kin : Kin or None
+        Who is alike and how sure that is, where the method was kin.
+    comparison : mapping or None
+        How Local, Global, site intercepts and this method did on held-out rows, in plain values.
+    history : mapping or None
+        How the fit came about, in plain values, for its report: the curve of the cross-validation (``choice``), groups
+        along the path (``path``), edges that were dropped, the digest of the data, the command.
 
     Examples
     --------
@@ -114,6 +127,9 @@ class FittedModel(HasDevices):
     fedkin_version: str = __version__
     schema: Schema | None = None
     origin: Mapping[str, Any] | None = None
+    kin: Kin | None = None
+    comparison: Mapping[str, Any] | None = None
+    history: Mapping[str, Any] | None = None
 
     # --- looking at it ----------------------------------------------------------------------------------------
 
@@ -183,6 +199,9 @@ class FittedModel(HasDevices):
             n_samples=self.n_samples[chosen],
             graph=Graph.from_indices(kept, edges, self.graph.weights[inside]),
             notes={device: lines for device, lines in self.notes.items() if device in kept},
+            kin=None,
+            comparison=None,
+            history=None,
         )
 
     def coefficients(self) -> dict[str, list[Any]]:
@@ -302,6 +321,8 @@ class FittedModel(HasDevices):
             COEFFICIENTS_FILE: coefficients_csv(table, self.feature_names, self.classes),
             EDGES_FILE: edges_csv(self.devices, self.graph),
         }
+        more = {name: getattr(self, attribute) for attribute, name in OPTIONAL_FILES.items()}
+        tables |= {name: json_text(values) for name, values in more.items() if values is not None}
         write_directory(Path(directory), self._description(), tables)
 
     def _description(self) -> dict[str, Any]:
@@ -389,6 +410,7 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
             notes={table.devices[u]: tuple(lines) for u, lines in meta["notes"]},
             origin=meta.get("origin"),
             schema=_read_schema(path, meta.get("schema"), features),
+            **read_optional(folder, tables),
             **{name: kind(meta[name]) for name, kind in _STORED.items()},
         )
     except KeyError as error:

@@ -1,10 +1,12 @@
 """The directory of a model: written as a whole or not at all, and read with its version and checksums verified.
 
-It holds three text files and nothing that can run code when it is read:
+It holds text files and nothing that can run code when it is read:
 
-- ``model.json``: what was fitted and how, with the format version and the checksums of the other two;
+- ``model.json``: what was fitted and how, with the format version and the checksums of the others;
 - ``coefficients.csv``: a row per device (and per class but the first, for more than two classes);
-- ``edges.csv``: the graph that was used. The ends are named by id and by row number of the device.
+- ``edges.csv``: the graph that was used. The ends are named by id and by row number of the device;
+- ``comparison.json``, where there was one: how the other methods did on held-out rows;
+- ``history.json``, where it is known: how the fit came about, for its report.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ from fedkin.graph import Graph
 FORMAT = "fedkin-model"
 FORMAT_VERSION = 1
 MODEL_FILE, COEFFICIENTS_FILE, EDGES_FILE = "model.json", "coefficients.csv", "edges.csv"
-_FILES = (MODEL_FILE, COEFFICIENTS_FILE, EDGES_FILE)
+#: Files of plain values that a model need not have, by the attribute that they hold.
+OPTIONAL_FILES = {"comparison": "comparison.json", "history": "history.json"}
+_FILES = (MODEL_FILE, COEFFICIENTS_FILE, EDGES_FILE, *OPTIONAL_FILES.values())
 _STALE_SECONDS = 3600.0
 
 
@@ -50,11 +54,30 @@ def write_directory(target: Path, description: Mapping[str, Any], tables: Mappin
         **description,
         "checksums": {name: _checksum(text) for name, text in tables.items()},
     }
+    _replace_directory(target, {MODEL_FILE: json_text(whole, indent=2), **tables})
+
+
+def json_text(values: Mapping[str, Any], indent: int | None = None) -> str:
+    """Plain values as the text of a JSON file."""
     try:
-        text = json.dumps(_plain(whole), indent=2, ensure_ascii=False, allow_nan=False)
+        return json.dumps(_plain(values), indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:
         raise ModelFileError(f"the model cannot be written as JSON: {error}") from None
-    _replace_directory(target, {MODEL_FILE: text + "\n", **tables})
+
+
+def read_optional(folder: Path, tables: Mapping[str, str]) -> dict[str, Any]:
+    """What the files that a model need not have hold, by attribute."""
+    found = {}
+    for attribute, name in OPTIONAL_FILES.items():
+        if name in tables:
+            try:
+                values = json.loads(tables[name])
+            except json.JSONDecodeError as error:
+                damaged(folder / name, f"not valid JSON in line {error.lineno} ({error.msg})")
+            if not isinstance(values, dict):
+                damaged(folder / name, "it does not hold a mapping")
+            found[attribute] = values
+    return found
 
 
 def read_directory(directory: Path) -> tuple[Path, dict[str, Any], dict[str, str]]:
@@ -64,7 +87,9 @@ def read_directory(directory: Path) -> tuple[Path, dict[str, Any], dict[str, str
     """
     folder = _standing(directory)
     description = _read_description(folder)
-    tables = {name: _read_checked(folder / name, description) for name in (COEFFICIENTS_FILE, EDGES_FILE)}
+    sums = description.get("checksums")
+    more = [name for name in OPTIONAL_FILES.values() if isinstance(sums, dict) and name in sums]
+    tables = {name: _read_checked(folder / name, description) for name in (COEFFICIENTS_FILE, EDGES_FILE, *more)}
     return folder, description, tables
 
 

@@ -9,7 +9,7 @@ Imports: `objective` and below.
 from __future__ import annotations
 
 from fedkin.solvers.backend import Crew, compile_kernels
-from fedkin.solvers.crossvalidation import best_level, cross_validate_lam, held_out_losses, mean_and_error
+from fedkin.solvers.crossvalidation import LamChoice, best_level, cross_validate_lam, held_out_losses, mean_and_error
 from fedkin.solvers.exact import SCALE_FLOOR, solve, solve_fused
 from fedkin.solvers.grids import lam_grid, lam_max, lattice
 from fedkin.solvers.path import lam_path
@@ -19,6 +19,7 @@ from fedkin.solvers.radius import MinimizerBall
 __all__ = [
     "SCALE_FLOOR",
     "Crew",
+    "LamChoice",
     "MinimizerBall",
     "best_level",
     "compile_kernels",
