@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import importlib.metadata
 import os
 import pkgutil
 import re
@@ -80,9 +81,11 @@ def test_names_know_their_home() -> None:
         assert getattr(fedkin, name).__module__.startswith("fedkin."), name
 
 
-def test_versions_agree() -> None:
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["version"] == fedkin.__version__
+def test_version_has_one_place() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["dynamic"] == ["version"]
+    assert REPOSITORY / project["tool"]["hatch"]["version"]["path"] == REPOSITORY / "src" / "fedkin" / "__init__.py"
+    assert importlib.metadata.version("fedkin") == fedkin.__version__
     assert (Path(fedkin.__file__).parent / "py.typed").exists()
 
 
@@ -103,6 +106,13 @@ def test_rooms_state_their_contract() -> None:
     for room in (module for module in pkgutil.iter_modules(fedkin.__path__, "fedkin.") if module.ispkg):
         text = importlib.import_module(room.name).__doc__ or ""
         assert all(word in text for word in ("In: ", "Out: ", "Imports: ")), room.name
+
+
+def test_the_reference_has_every_public_name() -> None:
+    shown = re.findall(r"^::: (fedkin[\w.]*)$", (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    found = [pkgutil.resolve_name(name) for name in shown]
+    missing = {name for name in fedkin.__all__ if not any(getattr(fedkin, name) is one for one in found)}
+    assert missing <= {"__version__", "FedkinError"}  # the errors are shown as a module
 
 
 # --- documentation --------------------------------------------------------------------------------------------
