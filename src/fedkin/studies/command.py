@@ -13,8 +13,8 @@ def study(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="estimation, sensitivity, convergence, availability, selection, rate, election, all, or the path of "
-            "a study's TOML file; omit it with --config.",
+            help="estimation, sensitivity, convergence, availability, selection, error-rates, rate, kin, "
+            "coverage, election, all, or the path of a study's TOML file; omit it with --config.",
         ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where rows, figures, tables and pages go.")] = Path(

@@ -208,7 +208,10 @@ def _digest(value: Any) -> str:
 
 
 #: The studies that come with Fedkin, in the order in which ``fedkin study all`` runs them.
-BUILT_IN = ("estimation", "sensitivity", "convergence", "availability", "selection", "rate", "election")
+BUILT_IN = (
+    *("estimation", "sensitivity", "convergence", "availability", "selection", "error-rates", "rate"),
+    *("kin", "coverage", "election"),
+)
 
 
 def load_study(source: str | Path, *, quick: bool = False) -> Study:

@@ -88,7 +88,7 @@ _LABELS = dict.fromkeys(("x", "y", "series", "x_label", "y_label", "series_label
 _LINES: Mapping[str, Rule] = {
     **_ALL_KINDS,
     **_LABELS,
-    **dict.fromkeys(("rows", "columns"), _TEXT),
+    **dict.fromkeys(("rows", "columns", "diagonal"), _TEXT),
     **dict.fromkeys(("x_scale", "y_scale"), _SCALE),
     **dict.fromkeys(("share_x", "share_y", "markers"), _SWITCH),
     "series_values": Rule(lambda value: isinstance(value, list) and bool(value), "a list of values"),

@@ -81,24 +81,24 @@ def estimation(rows: Sequence[Row]) -> list[Check]:
         ratios = {point: one for point, one in oracle.items() if (point[1] >= 100) == (sizes == "n >= 100")}
         if ratios:
             within = sum(one.mean <= bound for one in ratios.values())
-            observed = f"{within} of {len(ratios)} cells; the largest is {_largest(ratios, names)}"
+            observed = f"{within} of {len(ratios)} cells; the largest is {largest(ratios, names)}"
             claim = f"Fed-ADMM-ES / Oracle <= {bound} in every cell with {sizes}"
-            checks.append(Check(claim, observed, within == len(ratios), _doubt(ratios, high=bound, form=".3f")))
+            checks.append(Check(claim, observed, within == len(ratios), doubt_of_means(ratios, high=bound, form=".3f")))
     best, gap = ({point: one for point, one in ratios.items() if point[1] >= 100} for ratios in (best, gap))
     if best:
         observed = (
-            f"the largest is {_largest(best, names)}; that best / pooled by true cluster is at most "
-            f"{_largest(gap, names)}"
+            f"the largest is {largest(best, names)}; that best / pooled by true cluster is at most "
+            f"{largest(gap, names)}"
         )
         claim = "Fed-ADMM-ES / the best that choosing among the edges of G can do <= 1.05 in every cell with n >= 100"
         holds = max(one.mean for one in best.values()) <= 1.05
-        checks.append(Check(claim, observed, holds, _doubt(best, high=1.05, form=".3f")))
+        checks.append(Check(claim, observed, holds, doubt_of_means(best, high=1.05, form=".3f")))
     p = 20
     local = summarize([row for row in rows if row["estimator"] == "local"], names, "error")
     off = {point: one.scaled(100 * (point[1] - p - 1) / p, -100.0) for point, one in local.items()}  # percent
     worst = max(off, key=lambda point: abs(off[point].mean))
     observed = f"the largest deviation is {off[worst].mean:+.1f}% at {point_label(names, worst)}"
-    in_doubt = _doubt(off, -5.0, 5.0, "+.1f", " %")
+    in_doubt = doubt_of_means(off, -5.0, 5.0, "+.1f", " %")
     checks.append(Check("Local within 5% of p / (n - p - 1)", observed, abs(off[worst].mean) <= 5, in_doubt))
     return checks
 
@@ -107,9 +107,9 @@ def sensitivity(rows: Sequence[Row]) -> list[Check]:
     """Edge selection survives any graph; selection among all pairs does not look at the graph."""
     names = ["n_samples", "n_devices"]
     ratios = paired_ratios(rows, [*names, "varrho"], "estimator", ("es", "local"), "error")
-    below = f"the largest Fed-ADMM-ES / Local is {_largest(ratios, [*names, 'varrho'])}"
+    below = f"the largest Fed-ADMM-ES / Local is {largest(ratios, [*names, 'varrho'])}"
     holds = max(one.mean for one in ratios.values()) < 1
-    checks = [Check("Fed-ADMM-ES below Local at every ϱ", below, holds, _doubt(ratios, high=1.0))]
+    checks = [Check("Fed-ADMM-ES below Local at every ϱ", below, holds, doubt_of_means(ratios, high=1.0))]
     lines = summarize([row for row in rows if row["estimator"] == "local-es"], [*names, "varrho"], "error")
     panels = list(dict.fromkeys(point[:-1] for point in lines))
     steepest, where, fewest = 0.0, panels[0], min(one.n for one in lines.values())
@@ -151,6 +151,24 @@ def selection(rows: Sequence[Row]) -> list[Check]:
     return checks
 
 
+def error_rates(rows: Sequence[Row]) -> list[Check]:
+    """What each correction promises, although tests share sites."""
+    names = ["n_clusters", "n_samples", "level"]
+    checks = []
+    for method in distinct(rows, "method"):
+        observed = summarize([row for row in rows if row["method"] == method], names, "observed")
+        over = {point: one.scaled(1.0, -point[-1]) for point, one in observed.items()}
+        # one setting among many may lie above by chance: what counts is that the interval reaches the promise
+        broken = sum(one.mean - one.half_width(len(over)) > 0 for one in over.values())
+        worst = max(over, key=lambda point: over[point].mean)
+        what = "P(any true edge dropped)" if method in ("bonferroni", "holm") else "share of true edges among dropped"
+        found = f"{broken or 'none'} of {len(over)} settings above; nearest to it: {observed[worst].mean:.4f} at "
+        claim = f"{label_of(method)}: {what} at most the level, in every setting (95% intervals)"
+        in_doubt = doubt_of_means(over, high=0.0)
+        checks.append(Check(claim, found + point_label(names, worst), not broken, in_doubt))
+    return checks
+
+
 def rate(rows: Sequence[Row]) -> list[Check]:
     """Slopes of log error in the log of Theorem 2's rate.
 
@@ -189,10 +207,10 @@ def convergence(rows: Sequence[Row]) -> list[Check]:
         if ratios:
             last = max(point[2] for point in ratios)
             at_end = max(one.mean for point, one in ratios.items() if point[2] == last)
-            observed = f"largest ratio {_largest(ratios, names, '.3g')}; at round {last} at most {at_end:.2g}"
+            observed = f"largest ratio {largest(ratios, names, '.3g')}; at round {last} at most {at_end:.2g}"
             claim = f'"{label_of(fed)}" closer to the minimiser than "{label_of(other)}" at every round from 100 on'
             holds = max(one.mean for one in ratios.values()) < 1
-            checks.append(Check(claim, observed, holds, _doubt(ratios, high=1.0)))
+            checks.append(Check(claim, observed, holds, doubt_of_means(ratios, high=1.0)))
     return checks
 
 
@@ -229,18 +247,18 @@ def availability(rows: Sequence[Row]) -> list[Check]:
         extreme = max(levels, key=lambda p: abs(math.log(means[p])))
         observed = f"the farthest is {means[extreme] / extreme:.2f} at p = {extreme}, where 1/p is {1 / extreme:.2f}"
         claim = "The squared distance grows as 1/p, within a factor of 2 (Corollary 1)"
-        in_doubt = _doubt(price, 0.5, 2.0, ".2f", " of 1/p")
+        in_doubt = doubt_of_means(price, 0.5, 2.0, ".2f", " of 1/p")
         checks.append(Check(claim, observed, all(0.5 <= value <= 2 for value in means.values()), in_doubt))
     return checks
 
 
-def _largest(ratios: Mapping[tuple[Any, ...], Summary], names: Sequence[str], form: str = ".3f") -> str:
+def largest(ratios: Mapping[tuple[Any, ...], Summary], names: Sequence[str], form: str = ".3f") -> str:
     """The largest of some means, and where it is."""
     worst = max(ratios, key=lambda point: ratios[point].mean)
     return f"{ratios[worst].mean:{form}} at {point_label(names, worst)}"
 
 
-def _doubt(
+def doubt_of_means(
     found: Mapping[Any, Summary], low: float = -math.inf, high: float = math.inf, form: str = ".3g", unit: str = ""
 ) -> str:
     """`doubt` about means, by intervals that hold together."""

@@ -11,6 +11,8 @@
     rows = "varrho"                 # panels below each other, and side by side; both optional
     columns = "n_samples"
     series_values = [...]           # which values of it, in that order; optional
+    reference = [{y = 0.95, label = "promised"}]   # level lines; optional
+    diagonal = "as promised"        # the line y = x with that label; optional
     x_label, y_label, x_scale, y_scale, caption, where, ...
 """
 
@@ -37,6 +39,7 @@ STYLES: Sequence[Mapping[str, Any]] = (
     {"color": "#D55E00", "marker": "o", "linestyle": "-"},
     {"color": "#009E73", "marker": "X", "linestyle": (0, (3, 1.5))},
     {"color": "#56B4E9", "marker": "P", "linestyle": (0, (1, 2))},
+    {"color": "#999999", "marker": "p", "linestyle": (0, (5, 1, 1, 1, 1, 1))},
 )
 _REFERENCE: Mapping[str, Any] = {"color": "#555555", "linewidth": 1.0, "linestyle": (0, (2, 2))}
 
@@ -159,6 +162,10 @@ def _finish_axis(axis: Any, spec: Mapping[str, Any], rows: Sequence[Row]) -> Non
         # a level given as it is, or the mean of a column
         level = line["y"] if "y" in line else np.mean([row[line["column"]] for row in rows])
         axis.axhline(level, **_REFERENCE, zorder=1)
+    if "diagonal" in spec:
+        ends = [row[spec["x"]] for row in rows]
+        line = np.linspace(min(ends), max(ends), 100)  # a curve where only one axis is logarithmic
+        axis.plot(line, line, **_REFERENCE, zorder=1, label=spec["diagonal"])
 
 
 def _draw_series(axis: Any, spec: Mapping[str, Any], rows: Sequence[Row], series: Sequence[Any]) -> None:

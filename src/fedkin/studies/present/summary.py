@@ -13,6 +13,7 @@ from fedkin._base import Array
 from fedkin.errors import ParameterError
 from fedkin.studies.rows import Row
 from fedkin.studies.tasks.estimation import LABELS as ESTIMATOR_LABELS
+from fedkin.studies.tasks.kin import LABELS as KIN_LABELS
 
 COLUMN_LABELS: Mapping[str, str] = {
     "n_samples": "n",
@@ -20,9 +21,11 @@ COLUMN_LABELS: Mapping[str, str] = {
     "varrho": "ϱ",
     "n_clusters": "K₀",
     "false_edges": "|S|",
+    "signal": "s",
 }
 VALUE_LABELS: Mapping[str, str] = {
     **ESTIMATOR_LABELS,
+    **KIN_LABELS,
     "fedadmm-full": "Fed-ADMM, all samples",
     "fedadmm-batch": "Fed-ADMM, batches of 10",
     "gd": "GD, all samples",
@@ -33,6 +36,10 @@ VALUE_LABELS: Mapping[str, str] = {
     "estimated-replicas": "p estimated, S-less",
     "bartlett": "the paper's (Bartlett)",
     "model": "noise estimated, F test",
+    "bonferroni": "Bonferroni",
+    "holm": "Holm",
+    "bh": "Benjamini-Hochberg",
+    "by": "Benjamini-Yekutieli",
 }
 
 
@@ -170,17 +177,22 @@ def paired_difference(rows: Iterable[Row], series: str, sides: tuple[Any, Any], 
     return Summary.of(x - y)
 
 
+def ratio_of_sums(x: Array, y: Array) -> Summary:
+    """The ratio of two sums over the same replications.
+
+    Its spread is that of the linearised ratio (delta method): the numbers ``(x - ratio * y) / mean(y)``.
+    """
+    ratio = float(x.mean() / y.mean())
+    return Summary(ratio, Summary.of((x - ratio * y) / y.mean()).sd, x.size)
+
+
 def paired_ratios(
     rows: Iterable[Row], names: Sequence[str], series: str, sides: tuple[Any, Any], value: str
 ) -> dict[Point, Summary]:
-    """Ratios of the means of two series on the same replications, by the columns ``names``.
-
-    The spread is that of the linearised ratio (delta method): the numbers ``(x - ratio * y) / mean(y)``.
-    """
+    """Ratios of the means of two series on the same replications, by the columns ``names``."""
     found = {}
     for point, (x, y) in paired(rows, names, series, sides, value).items():
-        ratio = float(x.mean() / y.mean())
-        found[point] = Summary(ratio, Summary.of((x - ratio * y) / y.mean()).sd, x.size)
+        found[point] = ratio_of_sums(x, y)
     return found
 
 

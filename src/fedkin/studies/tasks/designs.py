@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fedkin.data import Federation
 from fedkin.datasets import Design, paper_design
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
@@ -87,10 +88,48 @@ def false_edge_design(
     return replace(design, graph=graph)
 
 
+def differing_design(
+    n_devices: int = 30,
+    n_samples: int = 50,
+    n_features: int = 8,
+    *,
+    truth: str = "groups",
+    loss: str = "linear",
+    signal: float = 1.0,
+    seed: int = 0,
+) -> Design:
+    """Sites that differ in one of three ways, ``truth``: in three groups, not at all, or continuously.
+
+    Parameters of "continuous" sites are ``N(centre, signal^2 / (4 sqrt(p)))``, and edges between them are drawn by lot;
+    otherwise it is the paper's design with a fifth of the edges flipped.
+    """
+    if truth not in ("groups", "none", "continuous"):
+        raise ParameterError(f'truth must be "groups", "none" or "continuous", got {truth!r}')
+    n_clusters = 3 if truth == "groups" else 1
+    if truth != "continuous":
+        return paper_design(
+            n_devices, n_samples, n_features, n_clusters, varrho=0.2, loss=loss, signal=signal, seed=seed
+        )
+    rng = np.random.default_rng(seed)
+    scale = signal * n_features**-0.25
+    theta = scale * (rng.normal(size=n_features) + 0.5 * rng.normal(size=(n_devices, n_features)))
+    graph = Graph.empty(range(n_devices)).corrupt(0.3, seed=rng)
+    data = {}
+    for u in range(n_devices):
+        X = rng.normal(size=(n_samples, n_features))
+        mean, noise = X @ theta[u], rng.normal(size=n_samples)
+        data[u] = X, mean + noise if loss == "linear" else (mean + rng.logistic(size=n_samples) > 0).astype(np.float64)
+    return Design(Federation(data), graph, Graph.empty(range(n_devices)), theta, np.arange(n_devices))
+
+
 #: Options of every task that generates its data.
 DESIGN_OPTIONS: Mapping[str, Sequence[str]] = {"generator": (), "design": ()}
 
-BUILT_IN_GENERATORS: Mapping[str, Generator] = {"paper": paper_design, "false_edges": false_edge_design}
+BUILT_IN_GENERATORS: Mapping[str, Generator] = {
+    "paper": paper_design,
+    "false_edges": false_edge_design,
+    "differing": differing_design,
+}
 
 
 def make_design(replication: Replication) -> Design:

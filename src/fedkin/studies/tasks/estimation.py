@@ -21,7 +21,7 @@ from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 from fedkin.solvers import cross_validate_lam, lam_grid, solve
-from fedkin.stats import EdgeSelection, LocalFit, Variance, global_fit, local_fit, oracle_fit, select_edges
+from fedkin.stats import EdgeSelection, LocalFit, Method, Variance, global_fit, local_fit, oracle_fit, select_edges
 from fedkin.studies.tasks.designs import DESIGN_OPTIONS, Replication, make_design, settle_backend
 
 #: Estimators by their names in study files, with the names that figures and tables show.
@@ -141,6 +141,7 @@ _ESTIMATORS: Mapping[str, Callable[[Workbench], Estimate]] = {
 OPTIONS = {
     "estimation": {**DESIGN_OPTIONS, **TUNING_OPTIONS, "estimators": tuple(LABELS)},
     "selection": {**DESIGN_OPTIONS, "level": (), "variances": get_args(Variance)},
+    "error-rates": {**DESIGN_OPTIONS, "levels": (), "variance": (), "methods": get_args(Method)},
 }
 
 
@@ -201,6 +202,33 @@ def edge_selection(replication: Replication) -> Iterator[dict[str, Any]]:
             "edges": graph.n_edges,
             "signal_ratio": ratio,
         }
+
+
+def error_rates(replication: Replication) -> Iterator[dict[str, Any]]:
+    """A row per correction and level of the edge test among all pairs, whose tests share sites.
+
+    ``observed`` is the error that the correction promises to bound: for "bonferroni" and "holm" whether any true edge
+    is dropped, for "bh" and "by" the share of true edges among the dropped. ``power`` is the share of false edges that
+    are dropped.
+    """
+    options = replication.options
+    design = make_design(replication)
+    local = local_fit(design.federation, "linear", options.get("variance", "bartlett"))
+    for level in options.get("levels", [0.05]):
+        for method in options.get("methods", list(get_args(Method))):
+            chosen = select_edges(design.federation, None, "linear", level, method, local=local)
+            true = np.diff(design.labels[chosen.candidates.edges])[:, 0] == 0
+            dropped = ~chosen.kept
+            wrong = int((true & dropped).sum())
+            share = wrong / max(int(dropped.sum()), 1)
+            yield {
+                "level": level,
+                "method": method,
+                "observed": float(wrong > 0) if method in ("bonferroni", "holm") else share,
+                "any_true_dropped": float(wrong > 0),
+                "share_of_true_among_dropped": share,
+                "power": None if true.all() else float(dropped[~true].mean()),
+            }
 
 
 def _signal_ratio(design: Design, true: np.ndarray[Any, np.dtype[np.bool_]], level: float) -> float:

@@ -18,8 +18,10 @@ Task = Callable[[Replication], Iterable[dict[str, Any]]]
 BUILT_IN_TASKS: Mapping[str, str] = {
     "estimation": "fedkin.studies.tasks.estimation:estimation",
     "selection": "fedkin.studies.tasks.estimation:edge_selection",
+    "error-rates": "fedkin.studies.tasks.estimation:error_rates",
     "convergence": "fedkin.studies.tasks.algorithms:convergence",
     "availability": "fedkin.studies.tasks.algorithms:availability",
+    "kin": "fedkin.studies.tasks.kin:kin",
     "election": "fedkin.studies.tasks.election:election",
 }
 
