@@ -3,6 +3,7 @@
 #             FAST=1 leaves out those that start processes or run studies
 # make lint   ruff, mypy --strict on src, the direction of imports, and whether docs/architecture.md shows the code
 # make docs   the documentation as a site in build/site, warnings as errors
+# make dist   wheel and sdist, each installed in an empty environment and used there
 # make bench  the exact solver beside its peers; BENCH=--quick for a minute of it
 # make clean  removes .venv and what the tools left behind
 # PYTHON is the interpreter to make .venv with: make demo PYTHON=python3.12
@@ -22,7 +23,7 @@ QUICK := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= PYTHO
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs bench clean
+.PHONY: help demo test lint docs dist bench clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -58,6 +59,9 @@ lint: $(DEV)
 docs: $(DEV)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build --strict
 	@echo "build/site/index.html"
+
+dist: $(DEV)
+	@$(BIN)/python scripts/smoke_test.py
 
 bench: $(DEV)
 	@$(QUICK) $(BIN)/python benchmarks/run.py $(BENCH)
