@@ -13,7 +13,8 @@ import venv
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-TABLE = "site,x,y\n" + "".join(f"{s},{k},{(1 if s in 'ab' else -1) * k + k % 3 / 10}\n" for s in "abcd" for k in range(9))
+ROWS = ((site, k, (1 if site in "ab" else -1) * k + k % 3 / 10) for site in "abcd" for k in range(9))
+TABLE = "site,x,y\n" + "".join(f"{site},{x},{y}\n" for site, x, y in ROWS)
 
 
 def main() -> None:
