@@ -15,6 +15,7 @@ from fedkin.errors import DataError
 from fedkin.graph import Graph
 from fedkin.studies.launch import launch
 from fedkin.studies.present import election as election_report
+from fedkin.studies.present.figures import draw
 from fedkin.studies.tasks import Replication
 from fedkin.studies.tasks.counties import (
     EARLIER,
@@ -35,12 +36,12 @@ from fedkin.studies.tasks.election import (
     METHODS,
     Protocol,
     Split,
-    _skewed,
     common_share,
     election,
     historical_graph,
     scores,
 )
+from fedkin.studies.tasks.standards import skewed
 
 pytestmark = pytest.mark.studies
 
@@ -260,8 +261,9 @@ def test_nothing_is_learnt_from_test_rows():
     np.testing.assert_array_equal(other.raw[0].X, train.X)
     np.testing.assert_array_equal(other.train.X, split.train.X)
 
-    for name in ("local", "global", "fed-loc", "fed-his"):
+    for name in ("local", "global", "state-intercepts", "fed-loc", "fed-his", "kin"):
         here, there = METHODS[name](split), METHODS[name](other)
+        assert (here.group, here.distance) == (there.group, there.distance)
         assert (here.ridge, here.lam, here.inner_log_loss) == (there.ridge, there.lam, there.inner_log_loss)
         assert here.graph == there.graph
         assert here.common_share == there.common_share
@@ -278,9 +280,9 @@ def test_standards_come_from_training_rows():
         np.testing.assert_allclose(by_state.train[state].X.mean(axis=0), 0, atol=1e-12)
     logs = Split(made, replace(PROTOCOL, standardize="logs", intercept=False), seed=4)
     train, test = logs.raw
-    skewed = _skewed(train.X)
-    expected = np.where(skewed, np.log1p(np.where(skewed, test.X, 0.0)), test.X)
-    reference = np.where(skewed, np.log1p(np.where(skewed, train.X, 0.0)), train.X)
+    logged = skewed(train.X)
+    expected = np.where(logged, np.log1p(np.where(logged, test.X, 0.0)), test.X)
+    reference = np.where(logged, np.log1p(np.where(logged, train.X, 0.0)), train.X)
     np.testing.assert_allclose(logs.test.X, (expected - reference.mean(axis=0)) / reference.std(axis=0))
     raw = Split(made, replace(PROTOCOL, standardize="none", intercept=False), seed=4)
     np.testing.assert_array_equal(raw.train.X, raw.raw[0].X)
@@ -291,7 +293,7 @@ def test_logarithms_are_for_skewed_columns_that_are_never_negative():
 
     rng = np.random.default_rng(0)
     X = np.column_stack([np.exp(2 * rng.normal(size=400)), rng.normal(size=400), np.exp(2 * rng.normal(size=400)) - 1])
-    np.testing.assert_array_equal(_skewed(X), [True, False, False])
+    np.testing.assert_array_equal(skewed(X), [True, False, False])
     assert skew(X)[0] > 2 and skew(X)[2] > 2
 
 
@@ -364,7 +366,10 @@ def test_the_task_gives_a_row_per_method(folder: Path):
     by_name = {row["method"]: row for row in rows}
     # the labels follow the first column: every model beats both floors
     floor = max(by_name[name]["accuracy"] for name in ("always-republican", "state-majority"))
-    assert all(by_name[name]["accuracy"] > floor for name in ("local", "global", "fed-loc", "fed-his"))
+    assert all(
+        by_name[name]["accuracy"] > floor
+        for name in ("local", "global", "state-intercepts", "fed-loc", "fed-his", "kin")
+    )
     assert by_name["fed-loc"]["states"] == ["CA", "SD"] and len(by_name["fed-loc"]["group"]) == 2
     assert by_name["fed-his"]["kept_edges"] == 0  # one blue and one red state
 
@@ -373,27 +378,30 @@ def test_the_task_gives_a_row_per_method(folder: Path):
 
 
 def _rows(fed: float, groups: list[list[int]]) -> list[dict[str, object]]:
-    rng = np.random.default_rng(0)
+    rng, more = np.random.default_rng(0), np.random.default_rng(1)
     out = []
     accuracy = {"always-republican": 0.858, "state-majority": 0.861, "local": 0.934, "global": 0.936, "boosting": 0.948}
     accuracy.update({"fed-loc": fed, "fed-his": fed, "local-steps": 0.9, "global-steps": 0.9})
     for replication, group in enumerate(groups):
         noise = 0.002 * rng.normal()
-        for name, value in accuracy.items():
+        for name, value in {**accuracy, "state-intercepts": 0.946, "kin": 0.95}.items():
             graph = name.startswith("fed")
+            own = (more if name in ("state-intercepts", "kin") else rng).normal()
             out.append(
                 {
                     "standardize": "pooled",
                     "replication": replication,
                     "method": name,
-                    "accuracy": value + noise + 0.0005 * rng.normal(),
+                    "accuracy": value + noise + 0.0005 * own,
                     "balanced_accuracy": 0.8,
-                    "log_loss": 0.2,
+                    "log_loss": 1.1 - value - noise + 0.0005 * more.normal(),
                     "kept_edges": 2 if graph else None,
                     "lam": 1e-4 if graph else None,
                     "ridge": 1e-3,
                     "states": ["A", "B", "C"],
-                    "group": group if graph else None,
+                    "group": group if graph or name == "kin" else None,
+                    "resolved": 1.0 if name == "kin" else None,
+                    "distance": [0.1, 0.2, 0.3] if name == "kin" else None,
                     "common_share": [1.0, 0.5, 0.75] if graph else None,
                 }
             )
@@ -422,6 +430,54 @@ def test_claims_hold_and_fail():
     assert not good['Published accuracies lie above the floor "always Republican"']
 
 
+def test_the_winner_is_named():
+    rows = _rows(0.944, [[0, 0, 1]] * 10)
+    *_, claim, accuracy, log_loss = election_report.checks(rows)
+    assert claim.holds and claim.observed.startswith("5 of 5; the nearest is One model, state intercepts, -0.00")
+    assert accuracy.observed.startswith("kin 0.9") and log_loss.observed.startswith("kin 0.1")
+    assert accuracy.verdict == log_loss.verdict == "observation"
+    worse = [{**row, "log_loss": 0.3} if row["method"] == "kin" else row for row in rows]
+    *_, claim, _, log_loss = election_report.checks(worse)
+    assert claim.holds is False and log_loss.observed.endswith("kin 0.3000")
+    without = [row for row in rows if row["method"] != "kin"]
+    assert len(election_report.checks(without)) == len(election_report.checks(rows)) - 3
+
+
+def test_one_model_with_state_intercepts_against_scikit_learn():
+    from sklearn.linear_model import LogisticRegression
+
+    # with one ridge for all slopes and intercepts, and almost none for the common intercept
+    protocol = replace(PROTOCOL, ridges=(1e-2,), state_ridges=(1e-2,), intercept_ridge=1e-9)
+    split = Split(_made_up(), protocol, seed=4)
+    wide = [np.column_stack([rows.X[:, 1:], np.eye(5)[rows.device_index]]) for rows in (split.train, split.test)]
+    model = LogisticRegression(C=1 / (1e-2 * len(wide[0])), tol=1e-10, max_iter=1000).fit(wide[0], split.train.y)
+    found = split.state_intercepts()
+    np.testing.assert_allclose(found.probability, model.predict_proba(wide[1])[:, 1], atol=1e-4)
+    without = replace(split, protocol=replace(protocol, intercept=False))
+    np.testing.assert_allclose(without.state_intercepts().probability, found.probability, atol=1e-9)
+
+
+def test_kin_says_how_far_a_state_is_from_the_mean():
+    split = Split(_made_up(), PROTOCOL, seed=4)
+    found, kin = split.kin(), fedkin.find_kin(split.train, loss="logistic", seed=4)
+    away = [split.train.X @ (theta - kin.mean) for theta in kin.theta]
+    np.testing.assert_allclose(found.distance, [np.sqrt(np.mean(one**2)) for one in away])
+    assert found.group == kin.groups.tolist() and found.resolved == kin.resolved
+    np.testing.assert_array_equal(found.probability, split.probabilities(kin.theta))
+
+
+def test_maps_are_drawn(folder: Path, tmp_path: Path):
+    write_outlines(folder, tmp_path)
+    rows = [{**row, "states": ["CA", "SD"]} for row in _rows(0.944, [[0, 1]] * 3)]
+    for row in rows:
+        for name in ("common_share", "distance"):
+            row[name] = row[name][:2] if row[name] else None
+    for kind, note in (("state_map", "in 0 of 3 splits the test keeps all 1 edges"), ("kin_map", "resolved in 3 of 3")):
+        draw({"name": kind, "kind": kind}, rows, tmp_path)
+        assert (tmp_path / f"{kind}.svg").stat().st_size > 0
+        assert note in election_report.groups(rows, "kin" if kind == "kin_map" else "fed-loc").note
+
+
 def test_what_is_found_by_test_scores_is_no_evidence():
     """A recipe of another protocol that happens to meet a published number is an observation, never a claim."""
     main = _rows(0.944, [[0, 0, 1]] * 10)
@@ -444,7 +500,7 @@ def test_tables_show_floors_ceiling_and_published_numbers():
         assert name in text
     assert "0.793 (0.019)" in text
     differences = election_report.difference_table({"name": "differences"}, rows)
-    assert len(differences.text) == 4 and differences.exact[0][3] == pytest.approx(0.010, abs=0.001)
+    assert len(differences.text) == 2 * 3 + 6 and differences.exact[0][3] == pytest.approx(0.010, abs=0.001)
     states = election_report.state_table({"name": "states"}, rows)
     assert [line[1] for line in states.text] == ["A", "A", "alone"]
 

@@ -101,7 +101,7 @@ _LINES: Mapping[str, Rule] = {
 FIGURES: Mapping[str, Entries] = {
     "lines": Entries(_LINES, ("name", "x", "y")),
     "scaling": Entries({**_ALL_KINDS, **_LABELS, "points": _TEXTS}, ("name", "x", "y", "series", "points")),
-    "state_map": Entries(_ALL_KINDS, ("name",)),
+    **dict.fromkeys(("state_map", "kin_map"), Entries(_ALL_KINDS, ("name",))),
     "accuracy": Entries(_ALL_KINDS, ("name",)),
 }
 #: Entries of a ``[[table]]`` without a kind.

@@ -11,12 +11,11 @@ import numpy as np
 
 from fedkin._base import Array, Index
 from fedkin.graph import Graph
-from fedkin.studies.present.claims import Check, doubt
+from fedkin.studies.present.claims import Check, doubt, doubt_of_means
 from fedkin.studies.present.figures import add_legend
 from fedkin.studies.present.report import Table
 from fedkin.studies.present.summary import Summary, distinct, paired_difference, summarize
 from fedkin.studies.rows import Row
-from fedkin.studies.tasks.counties import Rings, read_outlines
 from fedkin.studies.tasks.election import LABELS
 
 #: Accuracies of the paper's table, mean and standard deviation.
@@ -77,21 +76,28 @@ def accuracy_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
     )
 
 
+#: Pairs of methods that are compared split by split.
+PAIRS = (
+    *((fed, other) for fed in ("fed-loc", "fed-his") for other in ("local", "global", "state-intercepts")),
+    *(("kin", other) for other in ("local", "global", "state-intercepts", "fed-loc", "fed-his", "boosting")),
+)
+
+
 def difference_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
-    """Fed-ADMM minus Local and Global, split by split."""
+    """Fed-ADMM and kin minus the others, split by split."""
     text, exact = [], []
     for protocol in distinct(rows, "standardize"):
         chosen = [row for row in rows if row["standardize"] == protocol]
-        for fed in ("fed-loc", "fed-his"):
-            for other in ("local", "global"):
-                line = [PROTOCOLS.get(protocol, protocol), f"{LABELS[fed]} minus {LABELS[other]}"]
-                numbers: list[Any] = [protocol, fed, other]
-                for measure in ("accuracy", "balanced_accuracy", "log_loss"):
-                    difference = paired_difference(chosen, "method", (fed, other), measure)
-                    line.append(f"{difference.mean:+.4f} ({difference.error:.4f})")
-                    numbers += [difference.mean, difference.error]
-                text.append(line)
-                exact.append(numbers)
+        known = distinct(chosen, "method")
+        for mine, other in (pair for pair in PAIRS if set(pair) <= set(known)):
+            line = [PROTOCOLS.get(protocol, protocol), f"{LABELS[mine]} minus {LABELS[other]}"]
+            numbers: list[Any] = [protocol, mine, other]
+            for measure in ("accuracy", "balanced_accuracy", "log_loss"):
+                difference = paired_difference(chosen, "method", (mine, other), measure)
+                line.append(f"{difference.mean:+.4f} ({difference.error:.4f})")
+                numbers += [difference.mean, difference.error]
+            text.append(line)
+            exact.append(numbers)
     head = ["protocol", "difference", "accuracy", "balanced accuracy", "log-loss (nats)"]
     names = ["standardize", "method", "minus"]
     names += [f"{one}_{part}" for one in ("accuracy", "balanced", "log_loss") for part in ("mean", "standard_error")]
@@ -104,7 +110,7 @@ def state_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
     found = groups(rows)
     text, exact = [], []
     for u, state in enumerate(found.states):
-        share = Summary.of(found.common[:, u])
+        share = Summary.of(found.measure[:, u])
         stability = float(found.stability[u])
         text.append([state, found.name(u) or "alone", f"{stability:.2f}", f"{share.mean:.3f} ({share.sd:.3f})"])
         exact.append([state, int(found.labels[u]), stability, share.mean, share.sd])
@@ -121,14 +127,14 @@ def state_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """The grouping of the states that most splits agree on: connected in D_loc in more than half of the splits."""
+    """The grouping of the states that most splits agree on: two of a group are so in more than half of the splits."""
 
     states: list[str]
     labels: Index  # (V,), the largest group is 0
     stability: Array  # (V,), share of (split, other state) pairs that agree with the grouping
-    together: Array  # (V, V), share of splits in which two states are in one connected part of D_loc
-    common: Array  # (splits, V), share of coefficients that a state has in common with most
-    kept: list[int]  # edges of D_loc in each split
+    together: Array  # (V, V), share of splits in which two states are in one group
+    measure: Array  # (splits, V), what else was found about each state
+    note: str  # how often there were groups at all
 
     def name(self, u: int) -> str:
         """A letter, or "" for a state that is connected to no other."""
@@ -136,9 +142,13 @@ class Groups:
         return chr(ord("A") + label) if int((self.labels == label).sum()) > 1 else ""
 
 
-def groups(rows: Sequence[Row], standardize: str = MAIN) -> Groups:
-    """The grouping by D_loc over all splits of one protocol."""
-    chosen = [row for row in rows if row["method"] == "fed-loc" and row["standardize"] == standardize]
+def groups(rows: Sequence[Row], method: str = "fed-loc", standardize: str = MAIN) -> Groups:
+    """The grouping over all splits of one protocol.
+
+    By D_loc, with the share of coefficients that a state has in common with most others; or by kin, with the states'
+    distances from the common mean.
+    """
+    chosen = [row for row in rows if row["method"] == method and row["standardize"] == standardize]
     states = list(chosen[0]["states"])
     labels = np.array([row["group"] for row in chosen])
     same = labels[:, :, None] == labels[:, None, :]
@@ -150,8 +160,14 @@ def groups(rows: Sequence[Row], standardize: str = MAIN) -> Groups:
     final = np.argsort(by_size)[components]
     agree = same == (final[:, None] == final[None, :])
     stability = (agree.sum(axis=2) - 1).mean(axis=0) / max(len(states) - 1, 1)
-    common = np.array([row["common_share"] for row in chosen])
-    return Groups(states, final, stability, together, common, [int(row["kept_edges"]) for row in chosen])
+    if method == "kin":
+        measure = np.array([row["distance"] for row in chosen])
+        note = f"resolved in {sum(bool(row['resolved']) for row in chosen)} of {len(chosen)} splits"
+    else:
+        measure = np.array([row["common_share"] for row in chosen])
+        full = sum(row["kept_edges"] == len(i) for row in chosen)
+        note = f"in {full} of {len(chosen)} splits the test keeps all {len(i)} edges"
+    return Groups(states, final, stability, together, measure, note)
 
 
 def checks(rows: Sequence[Row]) -> list[Check]:
@@ -191,10 +207,33 @@ def checks(rows: Sequence[Row]) -> list[Check]:
         out.append(Check(claim, f"{accuracy[name].mean:.3f}", abs(accuracy[name].mean - value) <= sd, in_doubt))
     found = groups(rows)
     parts = int(found.labels.max()) + 1
-    kept = f"{min(found.kept)} to {max(found.kept)} of {len(found.states) * (len(found.states) - 1) // 2} edges kept"
+    edges = [int(row["kept_edges"]) for row in main if row["method"] == "fed-loc"]
+    kept = f"{min(edges)} to {max(edges)} of {len(found.states) * (len(found.states) - 1) // 2} edges kept"
     claim = f"{protocol}: two main groups of states, as on the published map"
     out.append(Check(claim, f"{kept}; {parts} group(s)", parts == 2))
-    return out + [_nearest(rows, name) for name in PUBLISHED]
+    return out + [_nearest(rows, name) for name in PUBLISHED] + _winners(main, protocol)
+
+
+def _winners(main: Sequence[Row], protocol: str) -> list[Check]:
+    """Kin against every other model, and who is best."""
+    names = [name for name in _MODELS if any(row["method"] == name for row in main)]
+    if "kin" not in names:
+        return []
+    apart = {(name,): paired_difference(main, "method", ("kin", name), "log_loss") for name in names if name != "kin"}
+    ahead = sum(one.mean < -2 * one.error for one in apart.values())
+    nearest = max(apart, key=lambda key: apart[key].mean)
+    observed = (
+        f"{ahead} of {len(apart)}; the nearest is {LABELS[nearest[0]]}, {apart[nearest].mean:+.4f}, standard error "
+        f"{apart[nearest].error:.4f}"
+    )
+    claim = f"{protocol}: kin below every other model in log-loss by more than two standard errors of the paired mean"
+    out = [Check(claim, observed, ahead == len(apart), doubt_of_means(apart, high=0.0, form="+.4f"))]
+    for measure, sign, words in (("accuracy", -1, "highest accuracy"), ("log_loss", 1, "lowest log-loss")):
+        table = {key[0]: one.mean for key, one in summarize(main, ["method"], measure).items() if key[0] in names}
+        order = sorted(table, key=lambda name: sign * table[name])
+        observed = ", ".join(f"{LABELS[name]} {table[name]:.4f}" for name in order)
+        out.append(Check(f"{protocol}: the {words} of the models", observed, None))
+    return out
 
 
 def _nearest(rows: Sequence[Row], name: str) -> Check:
@@ -221,19 +260,12 @@ def _mean_sd(summary: Summary) -> str:
     return f"{summary.mean:.3f} ({summary.sd:.3f})" if summary.n > 1 else f"{summary.mean:.3f}"
 
 
-_MODELS = ("local", "global", "fed-loc", "fed-his")
+_MODELS = ("local", "global", "state-intercepts", "fed-loc", "fed-his", "kin")
 _LINES: Mapping[str, Mapping[str, Any]] = {
     "always-republican": {"color": "#777777", "linestyle": (0, (1, 1.5))},
     "state-majority": {"color": "#777777", "linestyle": (0, (5, 2))},
     "boosting": {"color": "#000000", "linestyle": (0, (5, 1, 1, 1))},
 }
-# light and dark, and hatched, so that a grey print shows the groups
-_GROUPS = (
-    {"facecolor": "#F0E442", "hatch": ""},
-    {"facecolor": "#0072B2", "hatch": "////"},
-    {"facecolor": "#009E73", "hatch": "...."},
-    {"facecolor": "#CC79A7", "hatch": "xxxx"},
-)
 
 
 def accuracy(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> Any:
@@ -254,6 +286,8 @@ def accuracy(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> Any:
             axis.errorbar(
                 found.mean, place + 0.12, xerr=np.nan_to_num(found.sd), label="here: mean ± sd over splits", **mine
             )
+            if method not in PUBLISHED:
+                continue
             value, sd = PUBLISHED[method]
             theirs = {"color": "#0072B2", "marker": "D", "markersize": 5, "capsize": 3, "linestyle": "none"}
             axis.errorbar(value, place - 0.12, xerr=sd, label="published: mean ± sd", markerfacecolor="white", **theirs)
@@ -267,82 +301,3 @@ def accuracy(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> Any:
     figure.supxlabel("accuracy: share of held-out counties predicted right", fontsize=10)
     add_legend(figure, axes)
     return figure
-
-
-def state_map(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> Any:
-    """Two maps: the groups of D_loc, and how much each state has in common with most others."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-    from matplotlib.figure import Figure
-
-    found = groups(rows)
-    shapes = read_outlines(folder)
-    figure = Figure(figsize=(7.2, 9.0), layout="constrained")
-    upper, lower = figure.subplots(2, 1)
-    for axis in (upper, lower):
-        axis.set_aspect("equal")
-        axis.set_axis_off()
-        for rings in shapes.values():
-            _outline(axis, rings, facecolor="white", edgecolor="#b5b5b5", linewidth=0.4)
-    _draw_groups(upper, found, shapes)
-    share = found.common.mean(axis=0)
-    scale = ScalarMappable(Normalize(min(float(share.min()), 0.9), 1.0), "cividis")
-    for state, value in zip(found.states, share, strict=True):
-        _outline(lower, shapes[state], facecolor=scale.to_rgba(value), edgecolor="#333333", linewidth=0.5)
-        dark = float(np.dot(scale.to_rgba(value)[:3], (0.3, 0.6, 0.1))) < 0.5
-        _name(lower, shapes[state], f"{state}\n{value:.2f}", "white" if dark else "black")
-    lower.set_title("Coefficients in common with most states (mean over splits)", loc="left")
-    figure.colorbar(scale, ax=lower, shrink=0.6, label="share of a state's coefficients (1 = all)")
-    return figure
-
-
-def _draw_groups(axis: Any, found: Groups, shapes: Mapping[str, Rings]) -> None:
-    from matplotlib.patches import Patch
-
-    sizes = np.bincount(found.labels)
-    handles: dict[str, Any] = {}
-    for u, state in enumerate(found.states):
-        label = int(found.labels[u])
-        style: dict[str, Any] = {"facecolor": "#9a9a9a", "hatch": ""}
-        name = "not connected to another state"
-        if letter := found.name(u):
-            style = dict(_GROUPS[label % len(_GROUPS)])
-            name = f"group {letter}: {sizes[label]} states"
-        _outline(axis, shapes[state], edgecolor="#333333", linewidth=0.5, **style)
-        _name(axis, shapes[state], state, "black")
-        handles.setdefault(name, Patch(edgecolor="#333333", **style))
-    handles["not in the study"] = Patch(facecolor="white", edgecolor="#b5b5b5")
-    splits, pairs = len(found.kept), len(found.states) * (len(found.states) - 1) // 2
-    full = sum(kept == pairs for kept in found.kept)
-    axis.set_title(f"Groups of D_loc: in {full} of {splits} splits the test keeps all {pairs} edges", loc="left")
-    axis.legend(list(handles.values()), list(handles), loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3)
-
-
-def _outline(axis: Any, rings: Rings, **style: Any) -> None:
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path as Outline
-
-    outline = Outline.make_compound_path(*(Outline(ring, closed=True) for ring in rings))
-    axis.add_patch(PathPatch(outline, **style))
-    axis.autoscale_view()
-
-
-def _name(axis: Any, rings: Rings, text: str, color: str) -> None:
-    x, y = _inside(max(rings, key=lambda ring: float(np.ptp(ring[:, 0]) * np.ptp(ring[:, 1]))))
-    axis.text(x, y, text, ha="center", va="center", fontsize=5.5, color=color, linespacing=0.95)
-
-
-def _inside(ring: Any) -> tuple[float, float]:
-    """A point well inside a ring: of a lattice of points, the one farthest from the outline."""
-    from matplotlib.path import Path as Outline
-
-    low, high = ring.min(axis=0), ring.max(axis=0)
-    x, y = np.meshgrid(*(np.linspace(a, b, 25)[1:-1] for a, b in zip(low, high, strict=True)))
-    points = np.column_stack([x.ravel(), y.ravel()])
-    points = points[Outline(ring).contains_points(points)]
-    if not len(points):
-        return float(ring[:, 0].mean()), float(ring[:, 1].mean())
-    # a name is wider than high
-    distance = np.hypot((points[:, None, 0] - ring[None, :, 0]) / 1.5, points[:, None, 1] - ring[None, :, 1])
-    best = points[distance.min(axis=1).argmax()]
-    return float(best[0]), float(best[1])

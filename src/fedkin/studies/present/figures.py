@@ -64,7 +64,8 @@ _STYLE: Any = {
 _KINDS: Mapping[str, str] = {
     "lines": "fedkin.studies.present.figures:line_panels",
     "scaling": "fedkin.studies.present.figures:scaling",
-    "state_map": "fedkin.studies.present.election:state_map",
+    "state_map": "fedkin.studies.present.maps:state_map",
+    "kin_map": "fedkin.studies.present.maps:kin_map",
     "accuracy": "fedkin.studies.present.election:accuracy",
 }
 

@@ -7,25 +7,24 @@ chosen by cross-validation within the training rows of a split; test rows are lo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from time import process_time
 from typing import Any
 
 import numpy as np
 
-from fedkin._base import Array, Index, Mask
+from fedkin._base import Array, Index
 from fedkin.data import INTERCEPT, Federation
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
+from fedkin.kin import find_kin
 from fedkin.objective import Problem
 from fedkin.solvers import best_level, held_out_losses, lam_path, solve
 from fedkin.stats import select_edges
 from fedkin.studies.tasks.counties import Election, load_election
 from fedkin.studies.tasks.designs import Replication, settle_backend
-
-#: Columns with a larger skewness than this are the ones that logarithms are for.
-SKEWED = 2.0
+from fedkin.studies.tasks.standards import applied, logged, skewed, standards
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,8 @@ class Protocol:
         Candidates for Local and Global, and for Fed-ADMM.
     intercept_ridge : float
         The ridge of the intercept, for all methods: almost none, but finite in states with one kind of label.
+    state_ridges : sequence of float
+        Candidates for the states' own parts of the intercept, in one model for all.
     lams : sequence of float
         Candidates for Fed-ADMM.
     folds : int
@@ -66,6 +67,7 @@ class Protocol:
     ridges: Sequence[float] = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
     fed_ridges: Sequence[float] = (1e-3, 3e-3, 1e-2, 3e-2)
     intercept_ridge: float = 1e-3
+    state_ridges: Sequence[float] = (1e-4, 1e-3, 1e-2)
     lams: Sequence[float] = (1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4, 3.2e-4, 6.4e-4, 1.28e-3)
     folds: int = 5
     penalty: str = "l1"
@@ -90,6 +92,9 @@ class Found:
     inner_log_loss: float | None = None  # mean over held-out training rows in the cross-validation that chose them
     graph: Graph | None = None
     common_share: list[float] | None = None  # of each state, see `common_share`
+    group: list[int] | None = None  # of each state
+    resolved: bool | None = None  # whether the groups are to be believed
+    distance: list[float] | None = None  # of each state from the common mean, see `Split.kin`
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,10 +114,10 @@ class Split:
     def _prepared(self) -> tuple[Federation, Federation]:
         train, test = self.raw
         if self.protocol.standardize == "logs":
-            columns = _skewed(train.X)
-            train, test = (_logged(one, columns) for one in (train, test))
-        mean, scale = _standards(train, self.protocol.standardize)
-        return tuple(_applied(one, mean, scale, self.protocol.intercept) for one in (train, test))  # type: ignore[return-value]
+            columns = skewed(train.X)
+            train, test = (logged(one, columns) for one in (train, test))
+        mean, scale = standards(train, self.protocol.standardize)
+        return tuple(applied(one, mean, scale, self.protocol.intercept) for one in (train, test))  # type: ignore[return-value]
 
     @property
     def train(self) -> Federation:
@@ -180,6 +185,37 @@ class Split:
         chosen, loss = self.best(lambda rows: (fit(rows, ridge) for ridge in ridges))
         return Found(self.probabilities(fit(self.train, ridges[chosen])), ridges[chosen], inner_log_loss=loss)
 
+    def state_intercepts(self) -> Found:
+        """One model for all states but for the intercept, with the ridges of both by inner cross-validation."""
+        if self.train.feature_names[0] != INTERCEPT:
+            return replace(self, protocol=replace(self.protocol, intercept=True)).state_intercepts()
+        protocol, (V, p) = self.protocol, (self.train.n_devices, self.train.n_features)
+        candidates = [(ridge, own) for ridge in protocol.ridges for own in protocol.state_ridges]
+
+        def fit(rows: Federation, ridge: float, own: float) -> Array:
+            wide = np.column_stack([rows.X, np.eye(V)[rows.device_index]])  # each state's own part of the intercept
+            every = Federation.from_arrays(wide, rows.y, ["all"] * len(wide))
+            vector = np.concatenate([self._ridge_vector(ridge), np.full(V, own)])
+            theta = solve(Problem(every, Graph.empty(["all"]), loss="logistic", ridge=vector), tol=1e-9).theta[0]
+            return np.column_stack([theta[0] + theta[p:], np.tile(theta[1:p], (V, 1))])
+
+        chosen, loss = self.best(lambda rows: (fit(rows, *one) for one in candidates))
+        theta = fit(self.train, *candidates[chosen])
+        return Found(self.probabilities(theta), candidates[chosen][0], inner_log_loss=loss)
+
+    def kin(self) -> Found:
+        """Partial pooling that finds who is alike; nothing is tuned.
+
+        A state's ``distance`` is the root mean square over all training rows of the difference between its linear
+        predictor and that of the common mean.
+        """
+        found = find_kin(self.train, loss="logistic", seed=self.seed)
+        away = self.train.X @ (found.theta - found.mean).T
+        distance = np.sqrt((away**2).mean(axis=0)).tolist()
+        return Found(
+            self.probabilities(found.theta), group=found.groups.tolist(), resolved=found.resolved, distance=distance
+        )
+
     def _ridge_vector(self, ridge: float) -> Array:
         vector = np.full(self.train.n_features, ridge)
         if self.train.feature_names[0] == INTERCEPT:
@@ -210,47 +246,6 @@ def common_share(theta: Array, graph: Graph) -> Array:
     return np.asarray(share / theta.shape[1])
 
 
-def _skewed(X: Array) -> Mask:
-    """Columns of training rows ``(N, q)`` that are never negative and have a skewness above `SKEWED`."""
-    centred = X - X.mean(axis=0)
-    spread = np.maximum(centred.std(axis=0), np.finfo(float).tiny)
-    return np.asarray((X.min(axis=0) >= 0) & ((centred**3).mean(axis=0) > SKEWED * spread**3))
-
-
-def _logged(rows: Federation, columns: Mask) -> Federation:
-    X = rows.X.copy()
-    # a test row may lie below all training rows
-    X[:, columns] = np.log1p(np.maximum(X[:, columns], 0.0))
-    return _with(rows, X)
-
-
-def _with(rows: Federation, X: Array) -> Federation:
-    """The same rows with other features."""
-    device = [rows.devices[u] for u in rows.device_index]
-    return Federation.from_arrays(X, rows.y, device, feature_names=rows.feature_names)
-
-
-def _standards(train: Federation, how: str) -> tuple[Array, Array]:
-    """Means and scales ``(V, q)`` of the training rows."""
-    shape = (train.n_devices, train.n_features)
-    if how == "none":
-        return np.zeros(shape), np.ones(shape)
-    if how in ("pooled", "logs"):
-        _, mean, scale = train.standardized()
-        return np.broadcast_to(mean, shape), np.broadcast_to(scale, shape)
-    if how != "state":
-        raise ParameterError(f'standardize must be "pooled", "logs", "state" or "none", got {how!r}')
-    mean = np.stack([train[state].X.mean(axis=0) for state in train.devices])
-    scale = np.stack([train[state].X.std(axis=0) for state in train.devices])
-    return mean, np.where(scale > 0, scale, 1.0)
-
-
-def _applied(rows: Federation, mean: Array, scale: Array, intercept: bool) -> Federation:
-    of = rows.device_index
-    federation = _with(rows, (rows.X - mean[of]) / scale[of])
-    return federation.with_intercept() if intercept else federation
-
-
 def _predictors(rows: Federation, theta: Array) -> Array:
     return np.asarray(np.einsum("np,np->n", rows.X, theta[rows.device_index]))
 
@@ -261,8 +256,10 @@ LABELS: Mapping[str, str] = {
     "state-majority": "Majority of the state (floor)",
     "local": "Local, ridge validated",
     "global": "Global, ridge validated",
+    "state-intercepts": "One model, state intercepts",
     "fed-loc": "Fed-ADMM, D_loc",
     "fed-his": "Fed-ADMM, D_his",
+    "kin": "kin",
     "local-steps": "Local, 10 gradient steps",
     "global-steps": "Global, 10 gradient steps",
     "boosting": "Gradient boosting, pooled (ceiling)",
@@ -295,8 +292,10 @@ def election(replication: Replication) -> Iterator[dict[str, Any]]:
             "kept_edges": None if found.graph is None else found.graph.n_edges,
             "components": None if found.graph is None else found.graph.n_components,
             "states": list(split.train.devices),
-            "group": None if found.graph is None else found.graph.components().tolist(),
+            "group": found.group if found.graph is None else found.graph.components().tolist(),
             "common_share": found.common_share,
+            "resolved": None if found.resolved is None else float(found.resolved),
+            "distance": found.distance,
             "cpu_seconds": process_time() - started,
             "backend": backend,
         }
@@ -358,8 +357,10 @@ METHODS: Mapping[str, Callable[[Split], Found]] = {
     "state-majority": _state_majority,
     "local": lambda split: split.ridged(),
     "global": lambda split: split.ridged(pooled=True),
+    "state-intercepts": lambda split: split.state_intercepts(),
     "fed-loc": _selected,
     "fed-his": lambda split: split.penalised(historical_graph(split.election, split.train.devices)),
+    "kin": lambda split: split.kin(),
     "local-steps": lambda split: split.stepped(),
     "global-steps": lambda split: split.stepped(pooled=True),
     "boosting": _boosting,
