@@ -94,10 +94,10 @@ def test_fit_as_json_agrees_with_the_library(place: Path, capsys: pytest.Capture
     document = json.loads(capsys.readouterr().out)
     federation = fedkin.Federation.read("sites.csv", device="clinic", target="outcome")
     options = FitOptions(lam=0.01, seed=3)
-    expected = compare(*federation.split(0.5, 3), None, options)
-    assert document["comparison"]["errors"] == pytest.approx(expected.errors)
-    assert document["comparison"]["metric"] == expected.metric
+    expected = compare(federation, None, options, test_size=0.5)
+    assert document["comparison"] == json.loads(json.dumps(expected.plain()))
     model = fedkin.load(document["model"])
+    assert model.comparison == document["comparison"]
     assert (document["lam"], document["gap"], document["n_groups"]) == (model.lam, model.gap, 2)
     assert sorted(map(len, document["groups"])) == [3, 3]
     assert document["selection"]["candidates"] == 15
@@ -402,7 +402,7 @@ def test_unknown_option_and_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_solver_failures_have_their_own_exit_code(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise SolverError("device 'Bern' runs away: add ridge=1e-3")
 
     monkeypatch.setattr(fedkin.cli.models, "compare", fail)
@@ -449,10 +449,10 @@ def test_a_fit_that_did_not_converge_is_a_failure_and_is_not_saved(
 def test_a_comparison_that_did_not_converge_is_noted(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def hasty(*arguments: object) -> object:
-        found = compare(*arguments)
-        stopped = replace(found.models["Fedkin"], status="iteration_limit", gap=0.5)
-        return replace(found, models=found.models | {"Fedkin": stopped})
+    def hasty(*arguments: object, **named: object) -> object:
+        found = compare(*arguments, **named)
+        stopped = replace(found.models[0]["Fedkin"], status="iteration_limit", gap=0.5)
+        return replace(found, models=({**found.models[0], "Fedkin": stopped}, *found.models[1:]))
 
     monkeypatch.setattr(fedkin.cli.models, "compare", hasty)
     assert main(["fit", "sites.csv", *FIT]) == 0
@@ -463,7 +463,7 @@ def test_a_comparison_that_did_not_converge_is_noted(
 def test_an_unwritable_place_is_noticed_before_the_fit(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, out: str
 ) -> None:
-    def never(*_: object) -> None:
+    def never(*_: object, **__: object) -> None:
         pytest.fail("fitted first")
 
     if out.startswith("/proc") and not Path("/proc/self").exists():

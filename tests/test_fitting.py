@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 from sklearn.linear_model import HuberRegressor, LinearRegression, LogisticRegression, PoissonRegressor, Ridge
-from sklearn.metrics import log_loss, mean_absolute_error, mean_poisson_deviance, mean_squared_error, roc_auc_score
 
 import fedkin
 from fedkin import Federation, Graph, Problem, solve
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, DegenerateDeviceWarning, GraphError, ParameterError
-from fedkin.fitting import FitOptions, compare, fit_federation, prepare
+from fedkin.fitting import FitOptions, fit_federation, prepare
 from fedkin.losses import HuberLoss, UserLoss
 
 
@@ -416,91 +415,6 @@ def test_losses_with_parameters_of_another_length_are_refused():
     loss = UserLoss(lambda *a: 0.0, lambda t, *a: 0 * t, params=7)
     with pytest.raises(ParameterError, match="7 parameters for 4 columns"):
         fit_federation(two_devices(), None, FitOptions(loss=loss, lam=0.1))
-
-
-# --- comparison -----------------------------------------------------------------------------------------------
-
-
-def test_comparison_with_local_and_global_by_hand():
-    train, test = two_devices().split(0.3, seed=1)
-    found = compare(train, test, None, replace(PLAIN, lam=0.02))
-    pooled = LinearRegression().fit(train.X, train.y)
-    own = np.concatenate([LinearRegression().fit(train[u].X, train[u].y).predict(test[u].X) for u in "uv"])
-    assert found.metric == "mean squared error"
-    assert found.errors["Global"] == pytest.approx(mean_squared_error(test.y, pooled.predict(test.X)), rel=1e-8)
-    assert found.errors["Local"] == pytest.approx(mean_squared_error(test.y, own), rel=1e-8)
-    fedkins = found.models["Fedkin"].predict(test.X, [test.devices[u] for u in test.device_index])
-    assert found.errors["Fedkin"] == pytest.approx(mean_squared_error(test.y, fedkins))
-    assert found.per_device("Local")[1] == pytest.approx(mean_squared_error(test["v"].y, own[-len(test["v"].y) :]))
-    assert found.more["explained variance"]["Local"] == pytest.approx(1 - found.errors["Local"] / np.var(test.y))
-
-
-@pytest.mark.parametrize("loss", ["huber", "poisson", "logistic", "multinomial"])
-@pytest.mark.parametrize("ridge", [0.0, 0.01])
-def test_metrics_agree_with_scikit_learn(loss, ridge):
-    train, test = two_devices(loss).split(0.3, seed=1)
-    found = compare(train, test, None, FitOptions(loss=loss, lam=0.02, ridge=ridge))
-    for name, model in found.models.items():
-        ids = [test.devices[u] for u in test.device_index]
-        if loss in ("huber", "poisson"):
-            metric = mean_absolute_error if loss == "huber" else mean_poisson_deviance
-            assert found.errors[name] == pytest.approx(metric(test.y, model.predict(test.X, ids)))
-            continue
-        chances = model.predict_proba(test.X, ids)
-        assert found.errors[name] == pytest.approx(log_loss(test.y.astype(str), chances))
-        assert found.more["accuracy"][name] == pytest.approx(np.mean(model.predict(test.X, ids) == test.y))
-        if loss == "logistic":
-            areas = [roc_auc_score(test[u].y, model.predict_proba(test[u].X, u)[:, 1]) for u in "uv"]
-            assert found.more["AUC per device"][name] == pytest.approx(np.mean(areas))
-
-
-def test_ridge_helps_local_and_global_too():
-    rng, X, y = rows(n=60, q=5)
-    fed = Federation.from_arrays(X, y + rng.normal(size=60), np.repeat(["u", "v"], 30))
-    train, test = fed.split(0.5, seed=0)
-    models = compare(train, test, None, replace(PLAIN, lam=0.1, ridge=0.5)).models
-    own = Ridge(alpha=0.5 * len(train["u"].y)).fit(train["u"].X, train["u"].y)
-    np.testing.assert_allclose(models["Local"].coef[0, 0], own.coef_, rtol=1e-3, atol=1e-5)
-    pooled = Ridge(alpha=0.5 * len(train.y)).fit(train.X, train.y)
-    np.testing.assert_allclose(models["Global"].coef[1, 0], pooled.coef_, rtol=1e-3, atol=1e-5)
-
-
-def test_comparison_with_devices_that_cannot_be_fitted_alone():
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(90, 4))
-    fed = Federation.from_arrays(X, X.sum(axis=1) + rng.normal(size=90), np.repeat(["a", "b", "c"], [80, 3, 7]))
-    train, test = fed.split(0.3, seed=0)
-    found = compare(train, test, None, FitOptions(lam=0.05))
-    assert all(np.isfinite(value) for value in found.errors.values())
-    single = fed.subset(["a", "b"]).take(np.arange(81))
-    found = compare(single, single.split(0.1)[1], None, FitOptions(lam=0.05))
-    assert math.isnan(found.per_device("Local")[1])
-
-
-def test_comparisons_that_cannot_be_made():
-    train, _ = two_devices("logistic").split(0.3, seed=1)
-    with pytest.raises(DataError, match="'w' of the test"):
-        compare(train, Federation({"w": train["u"]}), None, FitOptions(loss="logistic", lam=0.1))
-    with pytest.raises(DataError, match="no held-out rows"):
-        compare(train, train.take([], allow_empty=True), None, FitOptions(loss="logistic", lam=0.1))
-    other = Federation({"u": ([[0.0, 0.0, 0.0]], ["maybe"])})
-    with pytest.raises(DataError, match="class 'maybe'"):
-        compare(train, other, None, FitOptions(loss="logistic", lam=0.1))
-
-
-def test_own_losses_are_compared_by_their_own_value():
-    def value(theta, X, y, offset):
-        return float(np.mean((y - X @ theta) ** 2))
-
-    def gradient(theta, X, y, offset):
-        return -2 * X.T @ (y - X @ theta) / len(y)
-
-    train, test = two_devices().split(0.3, seed=1)
-    mine = UserLoss(value, gradient, name="squares", strong_convexity=1e-4)
-    found = compare(train, test, None, FitOptions(loss=mine, lam=0.0))
-    known = compare(train, test, None, FitOptions(lam=0.0))
-    assert found.metric == "loss"
-    assert found.errors["Local"] == pytest.approx(known.errors["Local"], rel=1e-3)
 
 
 # --- the paper's design ---------------------------------------------------------------------------------------

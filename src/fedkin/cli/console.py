@@ -60,17 +60,30 @@ def say(*lines: str) -> None:
 
 @contextmanager
 def working(first: str) -> Iterator[Report]:
-    """A line on standard error that says what is being done and for how long; only on a terminal."""
-    console = messages()
-    if not console.is_terminal:
-        yield lambda words: None
-        return
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    """What is being done, on standard error: a bar with the time left, or a line now and then without a terminal."""
+    from fedkin.fitting.progress import progress
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(first, total=None)
-        yield lambda words: progress.update(task, description=words)
+    with progress(first, console=messages()) as say:
+        yield say
+
+
+@contextmanager
+def stopping_early(wanted: bool) -> Iterator[None]:
+    """Within this context the first Ctrl-C is a KeyboardInterrupt, which ends a step with what it has; if wanted."""
+    if not wanted:
+        yield
+        return
+    came: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        came.append(number)
+        if len(came) > 1:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            raise Interrupted
+        raise KeyboardInterrupt
+
+    with handling([signal.SIGINT], interrupt):
+        yield
 
 
 def guarded(run: Callable[[], None]) -> int:

@@ -12,7 +12,7 @@ import typer
 
 from fedkin import __version__
 from fedkin._base import count
-from fedkin.cli.console import Report, note, output, print_json, working
+from fedkin.cli.console import Interrupted, Report, note, output, print_json, stopping_early, working
 from fedkin.cli.fit_shared import fit_shared, folder_of_summaries
 from fedkin.cli.options import Json, flag, takes_fit_options
 from fedkin.cli.tables import (
@@ -38,7 +38,7 @@ from fedkin.errors import (
     ParameterError,
     SolverError,
 )
-from fedkin.fitting import Comparison, FitOptions, FittedModel, check_model_place, compare, fit_federation
+from fedkin.fitting import REPEATS, Comparison, FitOptions, FittedModel, check_model_place, compare, fit_federation
 from fedkin.graph import Graph
 
 
@@ -81,10 +81,15 @@ def fit(
     test_size: Annotated[
         float, typer.Option(help="Share of each device's rows to hold out for the comparison; 0 for no comparison.")
     ] = 0.25,
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Splits to compare on.")] = REPEATS,
+    keep_best: Annotated[
+        bool,
+        typer.Option("--keep-best", help="After Ctrl-C go on with the splits that are done, and save the best model."),
+    ] = False,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the model.")] = Path("fedkin-model"),
     as_json: Json = False,
 ) -> None:
-    """Fit a model for every device of a table, and compare it with Local and Global on held-out rows.
+    """Fit a model for every device of a table, and compare it with simpler ones on held-out rows.
 
     From a directory of summaries, which sites have written with fedkin site share, it fits the model of all sites
     without their rows, or writes what they are to be asked next.
@@ -120,12 +125,13 @@ def fit(
             rows = agreed_federation(data, device, agreed.schema)
         edges = None if graph is None else Graph.read(graph, rows.devices)
         schema = None if agreed is None else agreed.schema
-        comparison, model = _fitted(rows, edges, how, test_size, say, schema)
+        comparing = _Comparing(test_size, repeats, keep_best)
+        comparison, model = _fitted(rows, edges, how, comparing, say, schema)
         model = replace(model, offset_name=offset, options={**model.options, "device_column": device})
         say(f"writing {out}")
         model.save(out)
     if as_json:
-        _print_document(data, graph, out, model, comparison, test_size)
+        _print_document(data, graph, out, model, comparison)
         return
     given = "all pairs of devices" if graph is None else str(graph)
     sizes = {"device": model.n_devices, "row": len(rows.X), "feature": model.n_features}
@@ -138,7 +144,7 @@ def fit(
         }
     )
     if comparison is not None:
-        _print_comparison(comparison, test_size)
+        _print_comparison(comparison)
     _print_model(out, model, compared=comparison is not None)
 
 
@@ -147,6 +153,15 @@ def _check_out(out: Path) -> None:
         check_model_place(out)
     except ModelFileError as error:
         raise ModelFileError(f"--out: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Comparing:
+    """How the comparison is made, and what Ctrl-C does meanwhile."""
+
+    test_size: float
+    repeats: int
+    keep_best: bool
 
 
 @dataclass(frozen=True)
@@ -189,41 +204,99 @@ def _hint_at_classes(federation: Federation, how: FitOptions) -> None:
 
 
 def _fitted(
-    federation: Federation, graph: Graph | None, how: FitOptions, test_size: float, say: Report, schema: Schema | None
+    federation: Federation,
+    graph: Graph | None,
+    how: FitOptions,
+    how_compared: _Comparing,
+    say: Report,
+    schema: Schema | None,
 ) -> tuple[Comparison | None, FittedModel]:
     """The comparison on held-out rows, and the model of all rows, which has converged."""
-    comparison = None
-    with warnings.catch_warnings():
+    comparison, best = None, None
+    with warnings.catch_warnings(), stopping_early(how_compared.keep_best):
         # the model tells both itself: by its status, and by its notes
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", DegenerateDeviceWarning)
-        if test_size > 0:
-            train, test = federation.split(test_size, how.seed)
-            comparison = compare(train, test, graph, how, lambda words: say(f"comparison: {words}"), schema)
-        model = fit_federation(federation, graph, how, lambda words: say(f"all rows: {words}"), schema)
-    if model.status != "converged":
+        if how_compared.test_size > 0:
+            comparison = compare(
+                federation,
+                graph,
+                how,
+                repeats=how_compared.repeats,
+                test_size=how_compared.test_size,
+                keep_best=how_compared.keep_best,
+                progress=lambda words: say(f"comparison: {words}"),
+                schema=schema,
+            )
+            best = comparison.models[-1]["Fedkin"]
+        try:
+            model = fit_federation(federation, graph, how, lambda words: say(f"all rows: {words}"), schema)
+        except KeyboardInterrupt:
+            if best is None:
+                raise Interrupted from None
+            model = best
+            note(f"interrupted: the model is that of the last split, {count(int(best.n_samples.sum()), 'row')}")
+    if model.status == "interrupted" and how_compared.keep_best:
+        note(f"interrupted: the model is the best so far, with a relative gap of {model.gap:.1e}")
+    elif model.status != "converged":
         more = "rounds" if how.solver == "fedadmm" else "max_iter"
         raise SolverError(
             f"the fit did not converge, so no model was saved: after {count(model.n_iter, 'iteration')} the relative "
             f"gap is {model.gap:.1e}, not {how.tol:.1e}. Raise {flag(more)}, accept a larger {flag('tol')}, or add "
             f"{flag('ridge')} 0.001"
         )
-    if comparison is not None and comparison.models["Fedkin"].status != "converged":
-        gap = comparison.models["Fedkin"].gap
-        note(f"in the comparison, the fit of Fedkin did not converge (relative gap {gap:.1e}); on all rows it did")
-    return comparison, model
+    for part in () if comparison is None else comparison.models:
+        if part["Fedkin"].status != "converged":
+            gap = part["Fedkin"].gap
+            note(f"in the comparison, the fit of Fedkin did not converge (relative gap {gap:.1e}); on all rows it did")
+            break
+    return comparison, replace(model, comparison=None if comparison is None else comparison.plain())
 
 
-def _print_comparison(comparison: Comparison, test_size: float) -> None:
-    table = plain_table("method", comparison.metric, *comparison.more)
-    best = min(comparison.errors, key=lambda name: comparison.errors[name])
-    for name, error in comparison.errors.items():
+def _print_comparison(comparison: Comparison) -> None:
+    table = plain_table("method", comparison.metric, "s.e.", "more than Fedkin", "s.e. of it", *comparison.more)
+    best = min(comparison.errors, key=comparison.mean)
+    for name in comparison.errors:
         extra = [f"{values[name]:.4g}" for values in comparison.more.values()]
-        add_row(table, name, f"{error:.4g}", *extra, style="bold green" if name == best else "")
+        error, apart = comparison.standard_error(name), comparison.difference_error(name)
+        cells = ["-", "-"] if name == "Fedkin" else [f"{comparison.difference(name):+.3g}", f"{apart:.2g}"]
+        spread = "-" if np.isnan(error) else f"{error:.2g}"
+        add_row(
+            table,
+            name,
+            f"{comparison.mean(name):.4g}",
+            spread,
+            *cells,
+            *extra,
+            style="bold green" if name == best else "",
+        )
     console = output()
-    console.print(f"\nError on the {test_size:.0%} of each device's rows that were held out", style="bold")
+    splits = "one split" if comparison.repeats == 1 else f"{comparison.repeats} splits"
+    console.print(f"\nError on rows that were held out: {comparison.test_size:.0%} of them, {splits}", style="bold")
     console.print(f"({comparison.metric}: lower is better)")
     console.print(table)
+    for line in _site_lines(comparison):
+        console.print(line, soft_wrap=True)
+    console.print(comparison.verdict, style="bold", soft_wrap=True)
+
+
+def _site_lines(comparison: Comparison) -> list[str]:
+    """Who gains and who loses against models of their own."""
+    gain, error = comparison.gains()
+    known = ~np.isnan(gain)
+    if known.sum() < 2:
+        return []
+    clearly = known & (np.abs(gain) > np.nan_to_num(error, nan=np.inf))
+    said = (
+        f"sites: {int((gain[known] > 0).sum())} of {int(known.sum())} gain over their own models "
+        f"({int((clearly & (gain > 0)).sum())} clearly), {int((gain[known] < 0).sum())} lose "
+        f"({int((clearly & (gain < 0)).sum())} clearly)"
+    )
+    worst = [u for u in np.argsort(np.where(known, gain, np.inf))[:3].tolist() if gain[u] < 0]
+    if not worst:
+        return [said]
+    named = ", ".join(f"{comparison.devices[u]} ({-gain[u]:+.3g})" for u in worst)
+    return [said, f"who loses most: {named}"]
 
 
 def _print_model(out: Path, model: FittedModel, compared: bool) -> None:
@@ -247,22 +320,15 @@ def _print_model(out: Path, model: FittedModel, compared: bool) -> None:
 
 
 def _print_document(
-    data: Path, graph: Path | None, out: Path, model: FittedModel, comparison: Comparison | None, test_size: float
+    data: Path, graph: Path | None, out: Path, model: FittedModel, comparison: Comparison | None
 ) -> None:
-    compared = comparison and {
-        "test_size": test_size,
-        "metric": comparison.metric,
-        "higher_is_better": False,
-        "errors": comparison.errors,
-        "more": comparison.more,
-    }
     print_json(
         {
             "fedkin_version": __version__,
             "model": str(out),
             "data": str(data),
             "graph": None if graph is None else str(graph),
-            "comparison": compared,
+            "comparison": None if comparison is None else comparison.plain(),
             **model_document(model),
         }
     )

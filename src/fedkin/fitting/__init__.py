@@ -5,8 +5,8 @@ defaults and checks live.
 On the way: `prepare` encodes classes, adds the intercept, standardises; then edges are selected, ``lam`` is chosen and
 the problem is solved, with a light ridge where it would have no minimiser.
 Out: a `FittedModel` in the units of the user's columns, with its directory of open files (`model_from_theta` makes one
-of parameters that were found elsewhere, on rows that a `Schema` prepared); a `Comparison` with its two
-extremes on held-out rows. `fit_kin` is the same way with `find_kin` in the place of edges and ``lam``.
+of parameters that were found elsewhere, on rows that a `Schema` prepared); a `Comparison` with
+simpler models, tuned, on held-out rows. `fit_kin` is the same way with `find_kin` in the place of edges and ``lam``.
 `fedkin.fitting.estimators`, `fedkin.fitting.kin_estimators` and `fedkin.fitting.scoring` are imported by name, since
 they need scikit-learn. Imports: `admm`, `kin`, `solvers`, `stats` and below.
 """
@@ -14,7 +14,8 @@ they need scikit-learn. Imports: `admm`, `kin`, `solvers`, `stats` and below.
 from __future__ import annotations
 
 from fedkin.fitting.asks import Asks
-from fedkin.fitting.comparison import Comparison, compare
+from fedkin.fitting.baselines import baseline_models
+from fedkin.fitting.comparison import REPEATS, Comparison, compare
 from fedkin.fitting.fitting import fit_federation
 from fedkin.fitting.fold_comparison import FoldComparison, compare_folds
 from fedkin.fitting.history import data_record, with_history
@@ -29,6 +30,7 @@ from fedkin.fitting.units import model_from_theta
 __all__ = [
     "DEFAULTS",
     "DESCRIPTIONS",
+    "REPEATS",
     "Asks",
     "Comparison",
     "FitOptions",
@@ -37,6 +39,7 @@ __all__ = [
     "KinFit",
     "Prepared",
     "SummaryFit",
+    "baseline_models",
     "check_model_place",
     "choices",
     "compare",

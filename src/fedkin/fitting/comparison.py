@@ -1,83 +1,207 @@
-"""Fedkin beside its two extremes, every device alone and one model for all, on rows that none of them has seen."""
+"""Fedkin beside what is simpler, each tuned, on rows that none of them has seen; over repeated splits."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
-from fedkin._base import Array
+from fedkin._base import Array, Index, check_whole, tracked
 from fedkin.data import Federation, Schema
-from fedkin.errors import DataError, DegenerateDeviceWarning
+from fedkin.errors import ParameterError
+from fedkin.fitting.baselines import GLOBAL, INTERCEPTS, LOCAL, baseline_models
 from fedkin.fitting.fitting import Progress, fit_federation
+from fedkin.fitting.metrics import check_held_out, metric_name, more_scores, responses, row_errors
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
-from fedkin.fitting.preparation import Prepared, class_numbers, prepare, well_posed_problem
 from fedkin.graph import Graph
-from fedkin.solvers import solve
-from fedkin.stats import global_fit, local_fit
 
-_METRICS = {
-    "linear": "mean squared error",
-    "huber": "mean absolute error",
-    "poisson": "mean Poisson deviance",
-    "logistic": "log-loss",
-    "multinomial": "log-loss",
-    "mean": "mean squared distance",
-}
+FEDKIN = "Fedkin"
+#: Splits of `compare` unless told otherwise.
+REPEATS = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Errors on held-out rows of the same devices; lower is better.
+    """Errors on held-out rows of the same sites; lower is better.
 
     Attributes
     ----------
     metric : str
-        Mean over all held-out rows of the squared error (linear), absolute error (Huber), deviance (Poisson), log-loss
+        Mean over the held-out rows of the squared error (linear), absolute error (Huber), deviance (Poisson), log-loss
         (classes), squared distance (mean), or the loss itself.
-    errors : dict {"Local" | "Global" | "Fedkin": float}
-    models : dict {name: FittedModel}
-    test : Federation
-        The held-out rows.
-    more : dict {metric: dict {name: float}}
-        Metrics where higher is better: explained variance, accuracy, AUC averaged over the devices with both classes.
+    devices : tuple of V ids
+    n_samples : int array (V,)
+        Rows of each site, training and test together.
+    errors : dict {name: array (R,)}
+        The error in each of R splits of "Local", "Global", "Site intercepts" and "Fedkin".
+    site_errors : dict {name: array (R, V)}
+        The same for each site; NaN where it had no held-out row.
+    row_error : dict {name: float}
+        Standard error of the difference to Fedkin in one split, from the differences of single rows.
+    test_size : float
+        Share of the rows that were held out.
+    more : dict {metric: {name: float}}
+        Metrics where higher is better, means over splits: explained variance, accuracy, AUC averaged over the sites
+        with both classes.
+    models : tuple of R dicts {name: FittedModel}
+        The models of every split.
+
+    Notes
+    -----
+    Splits share rows, so the standard deviation over them is too small. Standard errors are corrected for that (Nadeau
+    and Bengio 2003): the variance over splits times ``1/R + n_test/n_train``. The error of a difference is never taken
+    to be less than what single rows tell, since a few splits can agree by luck.
     """
 
     metric: str
-    errors: dict[str, float]
-    models: dict[str, FittedModel]
-    test: Federation
-    more: dict[str, dict[str, float]] = field(default_factory=dict)
+    devices: tuple[Hashable, ...]
+    n_samples: Index
+    errors: Mapping[str, Array]
+    site_errors: Mapping[str, Array]
+    row_error: Mapping[str, float]
+    test_size: float
+    more: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    models: tuple[Mapping[str, FittedModel], ...] = ()
 
-    def per_device(self, name: str) -> Array:
-        """The errors ``(V,)`` of one of the models on each device of the test; NaN without held-out rows."""
-        errors = np.full(self.test.n_devices, np.nan)
-        for u in np.flatnonzero(self.test.n_samples):
-            errors[u] = _error(self.models[name], self.test.subset([self.test.devices[u]]))
-        return errors
+    @property
+    def repeats(self) -> int:
+        """Number R of splits."""
+        return len(self.errors[FEDKIN])
+
+    def mean(self, name: str) -> float:
+        """Mean error of a method over the splits."""
+        return float(self.errors[name].mean())
+
+    def standard_error(self, name: str) -> float:
+        """Of `mean`; NaN with one split."""
+        return float(_corrected(self.errors[name], self.test_size))
+
+    def difference(self, name: str) -> float:
+        """How much larger the mean error of a method is than Fedkin's."""
+        return float((self.errors[name] - self.errors[FEDKIN]).mean())
+
+    def difference_error(self, name: str) -> float:
+        """Standard error of `difference`: the splits are the same for both."""
+        if name == FEDKIN:
+            return 0.0
+        over_splits = _corrected(self.errors[name] - self.errors[FEDKIN], self.test_size)
+        return float(np.fmax(over_splits, self.row_error[name] / np.sqrt(self.repeats)))
+
+    def site_means(self, name: str) -> Array:
+        """Mean errors of a method at each site, ``(V,)``; NaN where no row was ever held out."""
+        return _nanmean(self.site_errors[name])
+
+    def gains(self) -> tuple[Array, Array]:
+        """What each site gains over its own model, Local less Fedkin ``(V,)``, and the standard errors."""
+        each = self.site_errors[LOCAL] - self.site_errors[FEDKIN]
+        count = (~np.isnan(each)).sum(axis=0)
+        mean = _nanmean(each)
+        squares = np.nansum((each - mean) ** 2, axis=0)
+        factor = 1 / np.maximum(count, 1) + self.test_size / (1 - self.test_size)
+        error = np.sqrt(np.divide(squares, count - 1, out=np.full(len(mean), np.nan), where=count > 1) * factor)
+        return mean, error
+
+    @property
+    def verdict(self) -> str:
+        """What to do with it, in one sentence."""
+        others = [name for name in self.errors if name != FEDKIN]
+        gap = {name: self.difference(name) for name in others}
+        error = {name: self.difference_error(name) for name in others}
+        best = min(others, key=lambda name: gap[name])
+        if gap[best] < -error[best]:
+            return _BETTER[best]
+        for name in (GLOBAL, INTERCEPTS, LOCAL):
+            if name in gap and gap[name] <= error[name]:
+                return _AS_GOOD[name]
+        smaller = gap[best] / (self.mean(best) or 1.0)
+        gains, _ = self.gains()
+        known = ~np.isnan(gains)
+        return (
+            f"Fedkin predicts best: its error is {smaller:.1%} smaller than that of {_NAMES[best]}, and "
+            f"{int((gains[known] > 0).sum())} of {int(known.sum())} sites gain over their own models."
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """The comparison in plain values, as a model directory and ``--json`` have it."""
+        gain, gain_error = self.gains()
+        sites = {name: self.site_means(name) for name in self.errors}
+        return {
+            "metric": self.metric,
+            "lower_is_better": True,
+            "repeats": self.repeats,
+            "test_size": self.test_size,
+            "verdict": self.verdict,
+            "methods": [
+                {
+                    "name": name,
+                    "mean": self.mean(name),
+                    "standard_error": _number(self.standard_error(name)),
+                    "difference": self.difference(name),
+                    "difference_error": _number(self.difference_error(name)),
+                }
+                for name in self.errors
+            ],
+            "sites": [
+                {
+                    "site": device,
+                    "rows": int(self.n_samples[u]),
+                    **{name: _number(sites[name][u]) for name in self.errors},
+                    "gain": _number(gain[u]),
+                    "gain_error": _number(gain_error[u]),
+                }
+                for u, device in enumerate(self.devices)
+            ],
+            "more": {metric: dict(values) for metric, values in self.more.items()},
+        }
+
+
+_NAMES = {LOCAL: "the sites' own models", GLOBAL: "one model for all", INTERCEPTS: "site intercepts"}
+_BETTER = {
+    GLOBAL: "One model for all sites predicts better than Fedkin here: use Global.",
+    INTERCEPTS: "One model with site intercepts predicts better than Fedkin here: use it.",
+    LOCAL: "Every site's own model predicts better than Fedkin here: fit the sites alone.",
+}
+_AS_GOOD = {
+    GLOBAL: "One model for all sites is as good: use it.",
+    INTERCEPTS: "Site intercepts alone are as good: use them.",
+    LOCAL: "The sites' own models are as good: nothing is gained by sharing.",
+}
 
 
 def compare(
-    train: Federation,
-    test: Federation,
+    federation: Federation,
     graph: Graph | None = None,
     options: FitOptions | None = None,
+    *,
+    repeats: int = REPEATS,
+    test_size: float = 0.25,
+    splits: Sequence[ArrayLike] | None = None,
+    keep_best: bool = False,
     progress: Progress | None = None,
     schema: Schema | None = None,
 ) -> Comparison:
-    """Held-out error of Fedkin beside its two extremes: every device alone, and one model for all.
+    """Held-out errors of Fedkin beside every site alone, one model for all, and site intercepts, all tuned.
 
     Parameters
     ----------
-    train, test : Federation
-        Rows of the same devices, as `Federation.split` cuts them; devices of the test may lack rows.
-    graph, options, progress, schema
+    federation : Federation
+        All rows.
+    graph, options, schema
         As in `fit_federation`.
+    repeats : int
+        Splits, with the seeds ``options.seed``, ``options.seed + 1``, ... Rows in time order have one split only.
+    test_size : float
+        Share of each site's rows that a split holds out.
+    splits : sequence of bool arrays (N,), optional
+        Which of the stacked rows to hold out, instead of splits by seed.
+    keep_best : bool
+        Ctrl-C ends the comparison with the splits that are done, if there is one, instead of raising.
+    progress : callable, optional
+        Called with a line of text before each step.
 
     Returns
     -------
@@ -85,133 +209,128 @@ def compare(
 
     Notes
     -----
-    Local and Global have the same intercept, standardisation and ridge. Devices without a local estimate of their own
-    get one by the rule of `fedkin.local_fit`. Global gives every row the same weight.
+    Local is a ridge fit at every site, tuned there; Global a ridge fit of all rows; Site intercepts the same with an
+    intercept for every site. All are tuned on the training rows, by leaving out one at a time.
 
     Examples
     --------
     >>> from fedkin.datasets import paper_design
     >>> design = paper_design(n_devices=20, n_samples=60, n_features=10, n_clusters=2, seed=0)
-    >>> errors = compare(*design.federation.split(seed=0), design.graph, FitOptions(select="holm")).errors
-    >>> errors["Fedkin"] < errors["Local"] < errors["Global"]
+    >>> found = compare(design.federation, design.graph, FitOptions(select="holm"))
+    >>> found.mean("Fedkin") < found.mean("Local") < found.mean("Global")
+    True
+    >>> found.verdict.startswith("Fedkin predicts best")
     True
     """
     options = FitOptions() if options is None else options
-    model = fit_federation(train, graph, options, progress, schema)
-    prepared = prepare(train, options, schema)
-    alone, one_group = Graph.empty(train.devices), np.zeros(train.n_devices, dtype=np.int64)
-    if progress is not None:
-        progress("fitting Local and Global for comparison")
-    models = {
-        "Local": prepared.model(_local_theta(prepared, options), alone, options),
-        "Global": prepared.model(_global_theta(prepared, options), alone, options, clusters=one_group),
-        "Fedkin": model,
-    }
-    return _scored(models, test)
+    check_whole("repeats", repeats, least=1)
+    if not 0 < test_size < 1:
+        raise ParameterError(f"test_size must be between 0 and 1, got {test_size!r}")
+    cuts = _cuts(federation, options.seed, repeats, test_size, splits)
+    parts: list[_Split] = []
+    try:
+        for number, (train, test) in enumerate(tracked(cuts, "comparing on held-out rows"), 1):
+            if progress is not None:
+                progress(f"split {number} of {len(cuts)}")
+            models = baseline_models(train, options, schema)
+            models[FEDKIN] = fit_federation(train, graph, options, progress, schema)
+            if models[FEDKIN].status == "interrupted":  # solvers end so on Ctrl-C
+                raise KeyboardInterrupt
+            parts.append(_scored(models, test))
+    except KeyboardInterrupt:
+        if not parts or not keep_best:
+            raise
+    return _together(federation, parts)
 
 
-# --- the two extremes -----------------------------------------------------------------------------------------
+def _cuts(
+    federation: Federation, seed: int, repeats: int, test_size: float, splits: Sequence[ArrayLike] | None
+) -> list[tuple[Federation, Federation]]:
+    if splits is not None:
+        held = [np.asarray(one, dtype=bool) for one in splits]
+        if not held:
+            raise ParameterError("splits is empty: give at least one, or leave it out")
+        return [(federation.take(~one), federation.take(one, allow_empty=True)) for one in held]
+    if getattr(federation, "ordered", False):
+        repeats = 1  # the last rows of each site are held out, whatever the seed
+    return [federation.split(test_size, seed + k) for k in range(repeats)]
 
 
-def _local_theta(prepared: Prepared, options: FitOptions) -> Array:
-    if options.ridge > 0:
-        return _ridge_theta(prepared, options)
-    return local_fit(prepared.federation, prepared.loss).theta
+@dataclass(frozen=True)
+class _Split:
+    metric: str
+    models: dict[str, FittedModel]
+    errors: dict[str, float]
+    site_errors: dict[str, Array]
+    row_error: dict[str, float]
+    more: dict[str, dict[str, float]]
+    held_out: int
 
 
-def _global_theta(prepared: Prepared, options: FitOptions) -> Array:
-    fed = prepared.rows
-    if options.ridge > 0:
-        pooled = Federation.from_arrays(fed.X, fed.y, np.zeros(len(fed.X), dtype=np.int64), offset=fed.offset)
-        theta = _ridge_theta(replace(prepared, federation=pooled), options)[0]
-    else:
-        with warnings.catch_warnings():
-            # its rescue is as good as Local's, which is silent
-            warnings.simplefilter("ignore", DegenerateDeviceWarning)
-            theta = global_fit(fed, prepared.loss)
-    return np.tile(theta, (fed.n_devices, 1))
-
-
-def _ridge_theta(prepared: Prepared, options: FitOptions) -> Array:
-    alone = replace(options, lam=0.0, sparsity=0.0)
-    problem, _ = well_posed_problem(prepared, Graph.empty(prepared.federation.devices), alone)
-    return solve(problem, options.tol, max_iter=options.max_iter).theta
-
-
-# --- scores ---------------------------------------------------------------------------------------------------
-
-
-def _scored(models: Mapping[str, FittedModel], test: Federation) -> Comparison:
-    some = next(iter(models.values()))
-    if len(test.X) == 0:
-        raise DataError("there are no held-out rows to compare on")
-    if test.y is None and some.loss.needs_target:
-        raise DataError("the held-out rows have no target to compare with")
-    unknown = [device for device in test.devices if device not in some.index]
-    if unknown:
-        raise DataError(
-            f"device {unknown[0]!r} of the test is not among the training devices: cut both from one federation"
-        )
+def _scored(models: dict[str, FittedModel], test: Federation) -> _Split:
+    check_held_out(models[FEDKIN], test)
+    weight = getattr(test, "weight", None)
+    weight = np.ones(len(test.X)) if weight is None else weight
+    mass = np.bincount(test.device_index, weights=weight, minlength=test.n_devices)
+    rows: dict[str, Array] = {}
     more: dict[str, dict[str, float]] = {}
     for name, model in models.items():
-        for metric, value in _more_scores(model, test).items():
+        response = responses(model, test)
+        rows[name] = row_errors(model, test, response)
+        for metric, value in more_scores(model, test, response, weight).items():
             more.setdefault(metric, {})[name] = value
-    errors = {name: _error(model, test) for name, model in models.items()}
-    return Comparison(_METRICS.get(some.loss.name, "loss"), errors, dict(models), test, more)
+    errors = {name: float(weight @ each / weight.sum()) for name, each in rows.items()}
+    sums = {
+        name: np.bincount(test.device_index, weights=weight * each, minlength=test.n_devices)
+        for name, each in rows.items()
+    }
+    site_errors = {
+        name: np.divide(total, mass, out=np.full(len(mass), np.nan), where=mass > 0) for name, total in sums.items()
+    }
+    row_error = {}
+    for name, each in rows.items():
+        apart = each - rows[FEDKIN]
+        apart = (apart - weight @ apart / weight.sum()) * weight
+        row_error[name] = float(np.sqrt((apart**2).sum()) / weight.sum())
+    return _Split(metric_name(models[FEDKIN]), models, errors, site_errors, row_error, more, len(test.X))
 
 
-def _error(model: FittedModel, test: Federation) -> float:
-    name = model.loss.name
-    if name not in _METRICS:
-        return _custom_loss(model, test)
-    response = _response(model, test)
-    if test.y is None:
-        return float(((test.X - response) ** 2).sum(axis=1).mean())
-    if model.classes is None and name != "poisson":
-        # importing scikit-learn takes longer than most fits
-        missed = test.y.astype(np.float64) - response
-        return float(np.abs(missed).mean() if name == "huber" else (missed**2).mean())
-    from sklearn import metrics
-
-    if model.classes is not None:
-        numbers = list(range(len(model.classes)))
-        return float(metrics.log_loss(class_numbers(test.y, model.classes), response, labels=numbers))
-    return float(metrics.mean_poisson_deviance(test.y.astype(np.float64), response.clip(np.finfo(float).tiny)))
+def _together(federation: Federation, parts: list[_Split]) -> Comparison:
+    names = list(parts[0].errors)
+    return Comparison(
+        parts[0].metric,
+        federation.devices,
+        federation.n_samples,
+        {name: np.array([part.errors[name] for part in parts]) for name in names},
+        {name: np.array([part.site_errors[name] for part in parts]) for name in names},
+        {name: float(np.mean([part.row_error[name] for part in parts])) for name in names},
+        float(np.mean([part.held_out for part in parts])) / len(federation.X),
+        dict(_means_of_more(parts)),
+        tuple(part.models for part in parts),
+    )
 
 
-def _more_scores(model: FittedModel, test: Federation) -> dict[str, float]:
-    if test.y is None:
-        return {}
-    response = _response(model, test)
-    if model.classes is None:
-        explains = model.loss.name in ("linear", "huber") and np.ptp(test.y) > 0
-        return {"explained variance": 1.0 - float(((test.y - response) ** 2).mean() / test.y.var())} if explains else {}
-    from sklearn import metrics
-
-    target = class_numbers(test.y, model.classes)
-    scores = {"accuracy": float(metrics.accuracy_score(target, response.argmax(axis=1)))}
-    if len(model.classes) == 2:
-        parts = [test.device_index == u for u in range(test.n_devices)]
-        both = [own for own in parts if np.unique(target[own]).size == 2]
-        areas = [metrics.roc_auc_score(target[own], response[own, 1]) for own in both]
-        if areas:
-            scores["AUC per device"] = float(np.mean(areas))
-    return scores
+def _means_of_more(parts: list[_Split]) -> Iterator[tuple[str, dict[str, float]]]:
+    """Scores that every split has."""
+    for metric in parts[0].more:
+        if all(metric in part.more for part in parts):
+            names = parts[0].more[metric]
+            yield metric, {name: float(np.mean([part.more[metric][name] for part in parts])) for name in names}
 
 
-def _response(model: FittedModel, test: Federation) -> NDArray[Any]:
-    """Mean responses, or probabilities ``(n, C)`` of the classes."""
-    ids = [test.devices[u] for u in test.device_index.tolist()]
-    predict = model.predict if model.classes is None else model.predict_proba
-    return predict(test.X, ids, test.offset)
+def _corrected(values: Array, test_size: float) -> float:
+    """Standard error of the mean over splits that share rows."""
+    if len(values) < 2:
+        return float("nan")
+    return float(np.sqrt(values.var(ddof=1) * (1 / len(values) + test_size / (1 - test_size))))
 
 
-def _custom_loss(model: FittedModel, test: Federation) -> float:
-    """The mean over all rows of a custom loss, which itself is the mean over the rows of a device."""
-    total = 0.0
-    for device, n in zip(test.devices, test.n_samples.tolist(), strict=True):
-        if n:
-            rows = test[device]
-            X = np.column_stack([np.ones(n), rows.X]) if model.fit_intercept else rows.X
-            total += n * model.loss.value(model._theta(model.index[device]), X, rows.y, rows.offset)
-    return total / len(test.X)
+def _nanmean(values: Array) -> Array:
+    known = ~np.isnan(values)
+    count = known.sum(axis=0)
+    total = np.where(known, values, 0.0).sum(axis=0)
+    return np.asarray(np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0))
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

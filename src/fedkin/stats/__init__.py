@@ -12,6 +12,7 @@ many devices at once.
 from __future__ import annotations
 
 from fedkin.stats.local import LocalFit, Variance, check_variance, global_fit, local_fit, oracle_fit
+from fedkin.stats.newton import minimise_with_ridge
 from fedkin.stats.private import Budget, private_summary
 from fedkin.stats.selection import EdgeSelection, Method, select_edges, wald_tests
 from fedkin.stats.summarise import site_answer, site_summary, summarise
@@ -25,6 +26,7 @@ __all__ = [
     "check_variance",
     "global_fit",
     "local_fit",
+    "minimise_with_ridge",
     "oracle_fit",
     "private_summary",
     "select_edges",

@@ -132,12 +132,15 @@ def minimise(batch: RowBatch) -> tuple[Array, Mask]:
     return theta, np.asarray(exists)
 
 
-def minimise_with_ridge(batch: RowBatch, ridge: Array) -> Array:
-    """Minimisers ``(B, p)`` of the mean loss plus ``sum_c ridge_c theta_c^2 / 2``, ``ridge (B, p)`` positive."""
-    return _newton(batch, ridge)[0]
+def minimise_with_ridge(batch: RowBatch, ridge: Array, *, start: Array | None = None, tol: float = 1e-15) -> Array:
+    """Minimisers ``(B, p)`` of the mean loss plus ``sum_c ridge_c theta_c^2 / 2``, ``ridge (B, p)`` positive.
+
+    ``start (B, p)`` may be the minimisers of a similar problem; ``tol`` is that of `damped_newton`.
+    """
+    return _newton(batch, ridge, start, tol)[0]
 
 
-def _newton(batch: RowBatch, ridge: Array) -> tuple[Array, Mask]:
+def _newton(batch: RowBatch, ridge: Array, start: Array | None = None, tol: float = 1e-15) -> tuple[Array, Mask]:
     diagonal = np.arange(batch.n_params)
 
     def value(theta: Array, who: Index) -> Array:
@@ -148,11 +151,12 @@ def _newton(batch: RowBatch, ridge: Array) -> tuple[Array, Mask]:
         matrix[:, diagonal, diagonal] += ridge[who]
         return gradient + ridge[who] * theta, matrix
 
-    theta, converged = damped_newton(value, partial(derivatives, caution=0.01), _start(batch), max_iter=150)
+    begin = _start(batch) if start is None else start
+    theta, converged = damped_newton(value, partial(derivatives, caution=0.01), begin, tol, max_iter=150)
     if converged.all() or batch.loss.strictly_convex:
         return theta, converged
     # rarely, far-reaching steps run in circles; careful ones do not
-    return damped_newton(value, partial(derivatives, caution=1.0), theta, max_iter=300)
+    return damped_newton(value, partial(derivatives, caution=1.0), theta, tol, max_iter=300)
 
 
 def _derivatives(batch: RowBatch, theta: Array, who: Index, caution: float) -> tuple[Array, Array]:

@@ -1,0 +1,132 @@
+"""A bar with the time left while something takes long: in a terminal, in a notebook, or as lines in a log."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING
+
+from fedkin._base import listening
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: Seconds between two lines where there is no terminal.
+EVERY = 5.0
+
+Say = Callable[[str], None]
+
+
+@contextmanager
+def progress(words: str = "working", *, console: Console | None = None, every: float = EVERY) -> Iterator[Say]:
+    """Show how far loops are, and about how long they still take: splits of a comparison, folds, levels.
+
+    In a terminal and in a notebook it is a bar; elsewhere, a line on standard error every few seconds. For programs,
+    the logger ``fedkin`` says the same: ``logging.basicConfig(level=logging.INFO)``.
+
+    Parameters
+    ----------
+    words : str
+        What is being done, until a step says more.
+    console : rich.console.Console, optional
+        Where to show it; by default standard error, or the notebook.
+    every : float
+        Seconds between two lines where there is neither a terminal nor a notebook.
+
+    Yields
+    ------
+    callable
+        ``say(words)`` changes the words.
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> from fedkin.datasets import paper_design
+    >>> from fedkin.fitting import compare
+    >>> with fedkin.progress():
+    ...     found = compare(paper_design(n_devices=6, n_samples=30, n_features=3, n_clusters=1).federation)
+    """
+    from rich.console import Console
+
+    place = console or Console(stderr=True, markup=False, highlight=False, emoji=False)
+    shown = _bar(words, place) if place.is_terminal or place.is_jupyter else _lines(words, every, place.file)
+    with shown as say:
+        yield say
+
+
+@contextmanager
+def _bar(words: str, console: Console) -> Iterator[Say]:
+    from rich import progress as rich
+
+    columns = (
+        rich.SpinnerColumn(),
+        rich.TextColumn("{task.description}", markup=False),
+        rich.BarColumn(bar_width=24),
+        rich.TimeElapsedColumn(),
+        rich.TextColumn("{task.fields[left]}", markup=False),
+    )
+    with rich.Progress(*columns, console=console, transient=True) as bars:
+        top = bars.add_task(words, total=None, left="")
+        tasks: dict[str, tuple[rich.TaskID, float]] = {}
+
+        def hear(loop: str, done: int, total: int) -> None:
+            if loop not in tasks:
+                tasks[loop] = (bars.add_task(loop, total=total, left=""), time.monotonic())
+            task, began = tasks[loop]
+            bars.update(task, completed=done, left=time_left(began, done, total))
+            if done == total:
+                bars.remove_task(tasks.pop(loop)[0])
+
+        with listening(hear):
+            yield lambda said: bars.update(top, description=said)
+
+
+@contextmanager
+def _lines(words: str, every: float, file: IO[str] | None = None) -> Iterator[Say]:
+    now, loops, over = [words], dict[str, tuple[int, int, float]](), threading.Event()
+
+    def say(said: str) -> None:
+        now[0] = said
+
+    def hear(loop: str, done: int, total: int) -> None:
+        began = loops[loop][2] if loop in loops else time.monotonic()
+        loops[loop] = (done, total, began)
+        if done == total:
+            del loops[loop]
+
+    def tell() -> None:
+        start = time.monotonic()
+        while not over.wait(every):
+            parts = [now[0]]
+            for loop, (done, total, began) in list(loops.items()):
+                left = time_left(began, done, total)
+                parts.append(f"{loop}, {done} of {total}" + (f" ({left})" if left else ""))
+            line = f"[{time.monotonic() - start:.0f} s] {'; '.join(parts)}"
+            print(line, file=file or sys.stderr, flush=True)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        with listening(hear):
+            yield say
+    finally:
+        over.set()
+        teller.join()
+
+
+def time_left(began: float, done: int, total: int) -> str:
+    """About how long the rest of a loop takes, in words; nothing before its first turn is done.
+
+    Examples
+    --------
+    >>> import time
+    >>> time_left(time.monotonic() - 20, 2, 5)
+    'about 30 s left'
+    """
+    if not 0 < done < total:
+        return ""
+    seconds = (time.monotonic() - began) / done * (total - done)
+    return f"about {seconds:.0f} s left" if seconds < 100 else f"about {seconds / 60:.0f} min left"

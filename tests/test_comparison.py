@@ -1,0 +1,255 @@
+"""The comparison on held-out rows: by hand with scikit-learn, standard errors, the verdict, what travels as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sklearn.linear_model import RidgeCV
+from sklearn.metrics import (
+    accuracy_score,
+    log_loss,
+    mean_absolute_error,
+    mean_poisson_deviance,
+    mean_squared_error,
+    r2_score,
+    roc_auc_score,
+)
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from fedkin import Federation
+from fedkin.errors import DataError, ParameterError
+from fedkin.fitting import Comparison, FitOptions, baseline_models, compare, fit_federation
+from fedkin.fitting.metrics import check_held_out, more_scores, responses, row_errors, site_areas
+from fedkin.fitting.ridge_paths import RIDGES
+from fedkin.losses import UserLoss
+
+PLAIN = FitOptions(lam=0.02, select="none")
+
+
+def sites(kind="linear", sizes=(60, 40, 30), slope=(1.0, 1.0, 1.0), spread=1.0, seed=0):
+    rng = np.random.default_rng(seed)
+    site = np.repeat([f"s{u}" for u in range(len(sizes))], sizes)
+    n = len(site)
+    X = rng.normal(size=(n, 2))
+    eta = np.repeat(slope, sizes) * X[:, 0] + spread * np.repeat(rng.normal(size=len(sizes)), sizes)
+    y: np.ndarray = eta + 0.5 * rng.normal(size=n)
+    if kind == "poisson":
+        y = rng.poisson(np.exp(0.5 * eta)).astype(float)
+    elif kind == "logistic":
+        y = np.where(eta + rng.logistic(size=n) > 0, "yes", "no")
+    elif kind == "multinomial":
+        y = np.array(["a", "b", "c"])[np.digitize(eta + rng.logistic(size=n), [-1, 1])]
+    return Federation.from_arrays(X, y, site)
+
+
+def ids(federation):
+    return [federation.devices[u] for u in federation.device_index]
+
+
+# --- by hand --------------------------------------------------------------------------------------------------
+
+
+def test_every_number_by_hand():
+    fed = sites()
+    found = compare(fed, None, PLAIN, repeats=2, test_size=0.3)
+    alphas = make_pipeline(StandardScaler(), RidgeCV(RIDGES))
+    local, pooled, ours = [], [], []
+    for seed in (0, 1):
+        train, test = fed.split(0.3, seed)
+        own = np.concatenate([alphas.fit(train[u].X, train[u].y).predict(test[u].X) for u in fed.devices])
+        local.append(mean_squared_error(test.y, own))
+        pooled.append(mean_squared_error(test.y, alphas.fit(train.X, train.y).predict(test.X)))
+        ours.append(mean_squared_error(test.y, fit_federation(train, None, PLAIN).predict(test.X, ids(test))))
+        at_site = mean_squared_error(test["s1"].y, own[60 * 3 // 10 : 60 * 3 // 10 + 12])
+        assert found.site_errors["Local"][seed][1] == pytest.approx(at_site, rel=1e-8)
+    assert found.metric == "mean squared error"
+    assert found.errors["Local"] == pytest.approx(local, rel=1e-8)
+    assert found.errors["Global"] == pytest.approx(pooled, rel=1e-8)
+    assert found.errors["Fedkin"] == pytest.approx(ours, rel=1e-8)
+    assert found.mean("Local") == pytest.approx(np.mean(local))
+    assert found.difference("Local") == pytest.approx(np.mean(local) - np.mean(ours))
+
+
+@pytest.mark.parametrize("kind", ["linear", "huber", "poisson", "logistic", "multinomial"])
+def test_metrics_agree_with_scikit_learn(kind):
+    train, test = sites(kind).split(0.3, seed=1)
+    models = baseline_models(train, FitOptions(loss=kind))
+    weight = np.random.default_rng(0).uniform(0.5, 2, len(test.y))
+    for model in models.values():
+        response = responses(model, test)
+        error = np.average(row_errors(model, test, response), weights=weight)
+        more = more_scores(model, test, response, weight)
+        if model.classes is None:
+            metric = {"linear": mean_squared_error, "huber": mean_absolute_error, "poisson": mean_poisson_deviance}
+            assert error == pytest.approx(metric[kind](test.y, response, sample_weight=weight), rel=1e-12)
+            if kind != "poisson":
+                assert more["explained variance"] == pytest.approx(r2_score(test.y, response, sample_weight=weight))
+            continue
+        labels = test.y.astype(str)
+        assert error == pytest.approx(log_loss(labels, response, sample_weight=weight), rel=1e-12)
+        chosen = model.predict(test.X, ids(test)).astype(str)
+        assert more["accuracy"] == pytest.approx(accuracy_score(labels, chosen, sample_weight=weight))
+        if kind == "logistic":
+            areas = [roc_auc_score(test[u].y == "yes", model.predict_proba(test[u].X, u)[:, 1]) for u in test.devices]
+            assert more["AUC per device"] == pytest.approx(np.mean(areas), rel=1e-12)
+
+
+def test_areas_with_ties_and_single_classes():
+    rng = np.random.default_rng(0)
+    site, chance = rng.integers(0, 6, 300), rng.integers(0, 5, 300) / 5
+    codes = np.where(site == 4, 1.0, rng.integers(0, 2, 300))
+    found = site_areas(codes, chance, site, 8)
+    for u in (0, 1, 2, 3, 5):
+        assert found[u] == pytest.approx(roc_auc_score(codes[site == u], chance[site == u]), rel=1e-12)
+    assert np.isnan(found[[4, 6, 7]]).all()
+
+
+# --- standard errors and the verdict --------------------------------------------------------------------------
+
+
+def made(**errors):
+    """A comparison with these errors by split."""
+    values = {name.replace("_", " "): np.array(each, dtype=float) for name, each in errors.items()}
+    sites = {name: np.column_stack([each, each]) for name, each in values.items()}
+    return Comparison("log-loss", ("a", "b"), np.array([10, 10]), values, sites, dict.fromkeys(values, 0.0), 0.25)
+
+
+def test_standard_errors_are_corrected_for_rows_that_splits_share():
+    found = made(Local=[1.2, 1.4, 1.3], Global=[2.0, 2.0, 2.3], Fedkin=[1.0, 1.1, 1.2])
+    plain = np.std([0.2, 0.3, 0.1], ddof=1)
+    assert found.difference_error("Local") == pytest.approx(plain * math.sqrt(1 / 3 + 1 / 3))
+    assert found.difference_error("Fedkin") == 0
+    assert found.standard_error("Global") == pytest.approx(np.std([2.0, 2.0, 2.3], ddof=1) * math.sqrt(2 / 3))
+    rows = replace(found, row_error={"Local": 1.0, "Global": 1.0, "Fedkin": 0.0})
+    assert rows.difference_error("Local") == pytest.approx(1 / math.sqrt(3))  # splits that agree by luck
+    single = replace(made(Local=[1.2], Global=[2.0], Fedkin=[1.0]), row_error={"Local": 0.3, "Global": 0.1})
+    assert math.isnan(single.standard_error("Local"))
+    assert single.difference_error("Local") == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("errors", "words"),
+    [
+        (
+            {"Local": [2, 2.1], "Global": [3, 3.1], "Site_intercepts": [1.0, 1.1]},
+            "Site intercepts alone are as good: use",
+        ),
+        (
+            {"Local": [2, 2.1], "Global": [1.01, 1.08], "Site_intercepts": [1, 1.1]},
+            "One model for all sites is as good",
+        ),
+        (
+            {"Local": [1.05, 1.04], "Global": [3, 3.1], "Site_intercepts": [2, 2.1]},
+            "own models are as good: nothing is",
+        ),
+        (
+            {"Local": [2, 2.1], "Global": [3, 3.1], "Site_intercepts": [0.5, 0.6]},
+            "intercepts predicts better than Fedkin",
+        ),
+        ({"Local": [0.5, 0.61], "Global": [3, 3.1], "Site_intercepts": [2, 2.1]}, "own model predicts better"),
+        ({"Local": [2, 2.1], "Global": [3, 3.1], "Site_intercepts": [1.5, 1.6]}, "32.3% smaller than that of site"),
+    ],
+)
+def test_the_verdict_is_one_plain_sentence(errors, words):
+    found = made(**errors, Fedkin=[1.0, 1.1])
+    assert words in found.verdict
+    assert found.verdict.count(".") - found.verdict.count("%") == 1
+
+
+def test_site_intercepts_that_are_enough_are_recommended():
+    fed = sites(sizes=(40,) * 8, slope=(1.0,) * 8, spread=3.0)
+    found = compare(fed, repeats=4)
+    assert found.verdict in (
+        "Site intercepts alone are as good: use them.",
+        "One model with site intercepts predicts better than Fedkin here: use it.",
+    )
+    assert found.difference("Global") > 10 * found.difference_error("Global")
+
+
+def test_who_gains_and_who_loses():
+    fed = sites(sizes=(200, 12, 12, 12), slope=(1.0,) * 4, spread=0.0)
+    found = compare(fed, None, FitOptions(lam=10.0, select="none"), repeats=6)
+    gain, error = found.gains()
+    assert gain == pytest.approx(found.site_means("Local") - found.site_means("Fedkin"))
+    assert (gain[1:] > 0).all()  # small sites learn from the large one
+    assert abs(gain[0]) < gain[1:].min()
+    assert (error > 0).all()
+
+
+# --- what it takes and what it gives --------------------------------------------------------------------------
+
+
+def test_plain_values_are_json():
+    fed = sites("logistic", sizes=(30, 30, 1))
+    document = json.loads(json.dumps(compare(fed, None, PLAIN, repeats=2).plain(), allow_nan=False))
+    assert [one["name"] for one in document["methods"]] == ["Local", "Global", "Site intercepts", "Fedkin"]
+    assert (document["repeats"], document["lower_is_better"]) == (2, True)
+    single = document["sites"][2]
+    assert (single["site"], single["rows"], single["Fedkin"], single["gain"]) == ("s2", 1, None, None)
+    assert set(document["more"]) == {"accuracy", "AUC per device"}
+
+
+def test_splits_of_ones_own():
+    fed = sites()
+    masks = [np.arange(len(fed.y)) % 4 == k for k in range(4)]
+    found = compare(fed, None, PLAIN, splits=masks)
+    assert found.repeats == 4
+    assert found.test_size == pytest.approx(0.25, abs=0.01)
+    train, test = fed.take(~masks[2]), fed.take(masks[2])
+    expected = mean_squared_error(test.y, baseline_models(train)["Site intercepts"].predict(test.X, ids(test)))
+    assert found.errors["Site intercepts"][2] == pytest.approx(expected)
+    with pytest.raises(ParameterError, match="splits is empty"):
+        compare(fed, splits=[])
+    for wrong in ({"repeats": 0}, {"test_size": 1.0}):
+        with pytest.raises(ParameterError):
+            compare(fed, **wrong)
+
+
+def test_comparisons_that_cannot_be_made():
+    train, _ = sites("logistic").split(0.3, seed=1)
+    model = fit_federation(train, None, PLAIN)
+    with pytest.raises(DataError, match="'w' of the test"):
+        check_held_out(model, Federation({"w": train["s0"]}))
+    with pytest.raises(DataError, match="no held-out rows"):
+        compare(train, None, PLAIN, splits=[np.zeros(len(train.y), dtype=bool)])
+    other = Federation({"s0": ([[0.0, 0.0]], ["maybe"])})
+    with pytest.raises(DataError, match="class 'maybe'"):
+        row_errors(model, other, responses(model, other))
+
+
+def test_custom_losses_are_compared_by_their_own_value():
+    def value(theta, X, y, offset):
+        return float(np.mean((y - X @ theta) ** 2))
+
+    def gradient(theta, X, y, offset):
+        return -2 * X.T @ (y - X @ theta) / len(y)
+
+    fed = sites()
+    mine = UserLoss(value, gradient, name="squares", strong_convexity=1e-4)
+    found = compare(fed, None, FitOptions(loss=mine, lam=0.0), repeats=1)
+    known = compare(fed, None, FitOptions(lam=0.0, select="none"), repeats=1)
+    assert found.metric == "loss"
+    assert list(found.errors) == ["Local", "Global", "Fedkin"]
+    assert found.errors["Fedkin"] == pytest.approx(known.errors["Fedkin"], rel=1e-3)
+
+
+def test_ctrl_c_keeps_the_splits_that_are_done(monkeypatch):
+    fed, turns = sites(), []
+
+    def interrupted(*arguments):
+        turns.append(1)
+        if len(turns) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return fit_federation(*arguments)
+
+    monkeypatch.setattr("fedkin.fitting.comparison.fit_federation", interrupted)
+    assert compare(fed, None, PLAIN, repeats=5, keep_best=True).repeats == 2
+    turns.clear()
+    with pytest.raises(KeyboardInterrupt):
+        compare(fed, None, PLAIN, repeats=5)
