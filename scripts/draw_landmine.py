@@ -1,4 +1,4 @@
-"""Draw docs/images/landmine.svg: which of 29 mine fields are kin. `FEDKIN_DATA` is the folder that has landmine/landmine.csv."""
+"""Draw docs/images/landmine.svg: which of 29 mine fields are kin. `FEDKIN_DATA` is the folder of the public tables."""
 
 from __future__ import annotations
 
