@@ -39,9 +39,7 @@ class Room:
 def read_floors() -> list[list[str]]:
     """The floors of the import contract, from the ground up."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    (contract,) = (
-        one for one in project["tool"]["importlinter"]["contracts"] if one.get("containers") == ["fedkin"]
-    )
+    (contract,) = (one for one in project["tool"]["importlinter"]["contracts"] if one.get("containers") == ["fedkin"])
     return [re.split(r"\s*[:|]\s*", layer) for layer in reversed(contract["layers"])]
 
 

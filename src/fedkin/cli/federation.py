@@ -191,6 +191,38 @@ def expel(
 
 
 @federation.command()
+def deliver(
+    directory: Directory,
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="What fedkin fit made of the summaries.")],
+    sites: Annotated[list[str] | None, typer.Argument(metavar="[SITE]...", help="By default all.")] = None,
+    ca_key: CaKey = None,
+) -> None:
+    """At the organiser: write each site's part of a model, for that site alone."""
+    from fedkin.cli.parts import deliver
+
+    paths = deliver(directory, model, sites or (), ca_key)
+    where = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent}/ ({count(len(paths), 'model')})"
+    say(
+        f"wrote {where} on this machine, the organiser's.",
+        "Send to each site its own file; there: fedkin site accept SITE SITE.model",
+    )
+
+
+@federation.command()
+def gather(
+    directory: Directory,
+    published: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What sites published after rounds.")],
+    out: Annotated[Path, typer.Option(metavar="MODEL", help="Directory for the model.")],
+) -> None:
+    """At the organiser: one model of those that sites published after rounds."""
+    from fedkin.cli.parts import gather
+    from fedkin.cli.tables import group_words
+
+    model = gather(directory, published, out)
+    say(f"wrote {out}: the models of {count(model.n_devices, 'site')}, {group_words(model)}.")
+
+
+@federation.command()
 def status(
     directory: Directory,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")] = False,

@@ -13,7 +13,7 @@ def write_model(job: Job, theta: Array, out: Path) -> None:
     """Write the model of all sites."""
     import math
 
-    from fedkin.fitting import model_from_theta
+    from fedkin.fitting import model_from_theta, near_groups
 
     contract, devices, view = job.contract, job.graph.devices, job.view([])
     model = model_from_theta(
@@ -27,6 +27,8 @@ def write_model(job: Job, theta: Array, out: Path) -> None:
         lam=view.lam,
         gap=math.nan,
         n_iter=view.rounds,
+        clusters=near_groups(theta, job.graph),
+        origin={"from": "rounds", "rounds": view.rounds},
     )
     model.save(out)
 

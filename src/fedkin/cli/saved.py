@@ -133,7 +133,7 @@ def inspect(model: Model, as_json: Json = False) -> None:
             "devices": f"{fitted.n_devices}, fitted on {count(int(fitted.n_samples.sum()), 'row')}",
             "from": origin_words(fitted),
             "penalty": f"{fitted.penalty}, lam {fitted.lam:.4g}",
-            "gap": f"{gap_words(fitted)} after {count(fitted.n_iter, 'iteration')}",
+            "gap": gap_words(fitted) + ("" if np.isnan(fitted.gap) else f" after {count(fitted.n_iter, 'iteration')}"),
             "groups": group_words(fitted),
             "graph": f"{graph_words(fitted)}; {count(fitted.graph.n_components, 'connected component')}",
         }

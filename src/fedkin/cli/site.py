@@ -88,13 +88,15 @@ def check(
 @site.command()
 def accept(
     directory: Directory,
-    received: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What came: admit, order or notice.")],
+    received: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="What came: admit, order, notice or model.")
+    ],
 ) -> None:
     """At the site: check what the organiser (or a site that left) sent, and keep it."""
-    from fedkin.federate import enrol
+    from fedkin.cli.parts import accept_any
 
     for path in received:
-        say(enrol.accept(directory, path))
+        say(accept_any(directory, path))
 
 
 @site.command()
@@ -213,6 +215,18 @@ def select(directory: Directory, give_up: GiveUp = 3600.0, listen: Listen = None
     from fedkin.cli.running import select
 
     select(directory, give_up, listen)
+
+
+@site.command()
+def publish(directory: Directory) -> None:
+    """At the site: sign its own model for the organiser, after rounds, if the site's rules allow it."""
+    from fedkin.cli.parts import publish
+
+    path = publish(directory)
+    say(
+        f"{path} has the coefficients of this site and its number of rows, and is signed.",
+        f"Send it to the organiser; there: fedkin federation gather DIR {path.name} --out MODEL",
+    )
 
 
 @site.command()

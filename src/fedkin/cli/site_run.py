@@ -31,9 +31,8 @@ def write_model(result: Result) -> None:
         lam=view.lam,
         gap=math.nan,
         n_iter=view.rounds,
-        notes={
-            member.id: [f"{view.rounds} rounds of Fed-ADMM with its neighbours; run {view.run}, order {view.revision}"]
-        },
+        origin={"from": "rounds", "rounds": view.rounds},
+        notes={member.id: [f"found in rounds with its neighbours: run {view.run}, order {view.revision}"]},
     )
     model.save(result.site.directory / MODEL)
 

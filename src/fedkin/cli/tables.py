@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -218,6 +219,8 @@ def group_words(model: FittedModel) -> str:
 
 def gap_words(model: FittedModel) -> str:
     """The certificate, and how the solver ended."""
+    if math.isnan(model.gap):
+        return "not certified: that takes the rows of all sites in one place"
     return f"{model.gap:.1e} ({model.status.replace('_', ' ')})"
 
 
@@ -233,6 +236,8 @@ def graph_words(model: FittedModel) -> str:
 def origin_words(model: FittedModel) -> str:
     """Where a model comes from, and what was promised about it."""
     origin = model.origin
+    if origin is not None and origin.get("from") == "rounds":
+        return f"{count(int(origin['rounds']), 'round')} of Fed-ADMM between sites"
     if origin is None or origin.get("from") != "summaries":
         return "rows"
     words = f"summaries of sites, {count(int(origin['rounds']), 'message')} of each"

@@ -5,8 +5,9 @@ defaults and checks live.
 On the way: `prepare` encodes classes, adds the intercept, standardises; then edges are selected, ``lam`` is chosen and
 the problem is solved, with a light ridge where it would have no minimiser.
 Out: a `FittedModel` in the units of the user's columns, with its directory of open files (`model_from_theta` makes one
-of parameters that were found elsewhere, on rows that a `Schema` prepared); a `Comparison` with
-simpler models, tuned, on held-out rows. `fit_kin` is the same way with `find_kin` in the place of edges and ``lam``.
+of parameters that were found elsewhere, on rows that a `Schema` prepared; `join_parts` one of the models of sites); a
+`Comparison` with simpler models, tuned, on held-out rows. `fit_kin` is the same way with `find_kin` in the place of
+edges and ``lam``.
 `fedkin.fitting.estimators`, `fedkin.fitting.kin_estimators` and `fedkin.fitting.scoring` are imported by name, since
 they need scikit-learn. Imports: `admm`, `kin`, `solvers`, `stats` and below.
 """
@@ -24,6 +25,7 @@ from fedkin.fitting.messages import SummaryFit, fit_summaries
 from fedkin.fitting.model import FittedModel, load
 from fedkin.fitting.model_files import check_model_place
 from fedkin.fitting.options import DEFAULTS, DESCRIPTIONS, FitOptions, choices
+from fedkin.fitting.parts import join_parts, near_groups
 from fedkin.fitting.preparation import Prepared, prepare
 from fedkin.fitting.units import model_from_theta
 
@@ -48,8 +50,10 @@ __all__ = [
     "fit_federation",
     "fit_kin",
     "fit_summaries",
+    "join_parts",
     "load",
     "model_from_theta",
+    "near_groups",
     "prepare",
     "with_history",
 ]

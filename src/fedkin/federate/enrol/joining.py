@@ -180,7 +180,7 @@ def accept(directory: Path, path: Path) -> str:
         return (
             f"{notice.site} {'was expelled' if notice.what == 'expelled' else 'has left'}: its link is closed for good"
         )
-    raise DataError(f"{path} is a file of the kind {kind!r}; a site accepts admit, order and notice")
+    raise DataError(f"{path} is a file of the kind {kind!r}; a site accepts admit, order, notice and model")
 
 
 def leave(directory: Path) -> Path:

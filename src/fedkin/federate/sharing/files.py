@@ -1,4 +1,4 @@
-"""What is in the files by which sums travel: a summary, a question, and what the organiser remembers of a fit."""
+"""What is in the files by which sums and models travel: a summary, a question, a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import msgspec
 
 from fedkin.federate.enrol.files import Count, Name, Run
 
-SUMMARY_SUFFIX, ASK_SUFFIX = ".summary", ".ask"
+SUMMARY_SUFFIX, ASK_SUFFIX, MODEL_SUFFIX = ".summary", ".ask", ".model"
+SENT = "sent"  #: in a site's directory: all that it has said
 
 
 class SummaryFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,6 +32,20 @@ class AskFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     contract: str
     site: Name
     ask: dict[str, Any]
+
+
+class ModelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model of one site (kind ``model``): from the organiser to the site, or from the site to the organiser.
+
+    ``files`` are the files of a model directory; ``dropped`` are neighbours whose edge the edge tests dropped.
+    """
+
+    run: Run
+    contract: str
+    site: Name
+    day: str
+    files: dict[str, str]
+    dropped: tuple[Name, ...] = ()
 
 
 def round_file(folder: Path, site: str, number: int, suffix: str) -> Path:

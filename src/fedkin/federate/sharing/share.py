@@ -21,14 +21,13 @@ from fedkin.errors import DataError, ParameterError
 from fedkin.federate.contract.contract import Contract
 from fedkin.federate.enrol.files import checked, in_file, read_text
 from fedkin.federate.enrol.site import Site, read_site
-from fedkin.federate.sharing.files import SUMMARY_SUFFIX, AskFile, SummaryFile, round_file
+from fedkin.federate.sharing.files import SENT, SUMMARY_SUFFIX, AskFile, SummaryFile, round_file
 from fedkin.federate.sharing.limits import limits_of
 from fedkin.federate.sharing.thresholds import too_little
 from fedkin.federate.trust import SecurityError, Signer, canonical, seal, unseal, unseal_by_authority
 from fedkin.objective import Ask, Summary
 from fedkin.stats import Budget, private_summary, site_answer, site_summary
 
-SENT = "sent"  #: folder of a site's directory with what it has shared
 _RECORD = "rows.json"  #: digest of the rows of which sums were shared
 
 

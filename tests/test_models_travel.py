@@ -1,0 +1,117 @@
+"""Models between organiser and sites: each site gets its own part, and hands its own over only if its rules say so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedkin
+import heart
+from fedkin.data import Column, Schema
+from fedkin.errors import DataError, UnknownDeviceError
+from fedkin.federate import enrol, sharing
+from fedkin.federate.trust import SecurityError
+from fedkin.fitting import FitOptions, FittedModel, fit_federation, join_parts, model_from_theta
+from fedkin.losses import make_loss
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[enrol.Organiser, Path, Path]:
+    made = heart.organiser(tmp_path, names=("north", "south"))
+    return made, heart.admitted(made, "north"), heart.admitted(made, "south")
+
+
+def model_of(contract, site: str, theta: float = 0.5, lam: float = 0.1) -> FittedModel:
+    return model_from_theta(
+        {site: np.full(4, theta)}, fedkin.Graph.empty([site]), schema=contract.schema, loss=contract.loss_object(),
+        intercept=True, n_samples={site: 40}, lam=lam, origin={"from": "rounds", "rounds": 7},
+    )  # fmt: skip
+
+
+def test_a_site_takes_its_own_part_from_the_organiser_only(two, tmp_path: Path) -> None:
+    made, north, south = two
+    model_of(made.contract, "north").save(tmp_path / "part")
+    (path,) = sharing.deliver(made, {"north": tmp_path / "part"})
+    assert "has the model of north" in sharing.accept_model(north, path)
+    assert fedkin.load(north / "model").origin == {"from": "rounds", "rounds": 7}
+    with pytest.raises(SecurityError, match="it is for north, but this is south"):
+        sharing.accept_model(south, path)
+    content = json.loads(path.read_text())
+    content["body"]["files"]["coefficients.csv"] = content["body"]["files"]["coefficients.csv"].replace("40", "41")
+    path.write_text(json.dumps(content))
+    with pytest.raises(SecurityError, match=str(path)):
+        sharing.accept_model(north, path)
+    with pytest.raises(UnknownDeviceError, match="has no site 'nobody'"):
+        sharing.deliver(made, {"nobody": tmp_path / "part"})
+
+
+def test_files_that_no_model_has_are_refused(two, tmp_path: Path) -> None:
+    """Nothing is written elsewhere, whatever an organiser that was taken over signs."""
+    made, north, _ = two
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "site.key").write_text("mine")
+    (path,) = sharing.deliver(made, {"north": tmp_path / "part"})
+    before = (north / "site.key").read_bytes()
+    with pytest.raises(SecurityError, match=r"it holds a file 'site\.key', which no model has"):
+        sharing.accept_model(north, path)
+    assert (north / "site.key").read_bytes() == before and not (north / "model").exists()
+
+
+def test_a_site_publishes_only_if_its_rules_say_so_and_for_itself(two) -> None:
+    made, north, south = two
+    with pytest.raises(DataError, match="has no model yet"):
+        sharing.publish(north)
+    model_of(made.contract, "north").save(north / "model")
+    with pytest.raises(DataError, match=r"the rules of north keep its parameters to itself.*--share-result"):
+        sharing.publish(north)
+    enrol.change_settings(north, share_result=True)
+    path = sharing.publish(north, frozenset({"south"}))
+    found = sharing.read_published(made, path)
+    assert (found.site, found.dropped) == ("north", ("south",))
+    model_of(made.contract, "south").save(south / "model")
+    enrol.change_settings(south, share_result=True)
+    other = sharing.publish(south)
+    with pytest.raises(SecurityError, match=str(other)):
+        sharing.read_published(made, Path(_signed_for(other, "north")))
+    enrol.expel(made, "north")
+    with pytest.raises(DataError, match="north has left or was expelled"):
+        sharing.read_published(made, path)
+
+
+def _signed_for(path: Path, site: str) -> str:
+    content = json.loads(path.read_text())
+    content["body"]["site"] = site
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def test_parts_of_different_rounds_are_not_joined(two) -> None:
+    made, *_ = two
+    graph = fedkin.Graph(["north", "south"], [("north", "south")])
+    one, other = model_of(made.contract, "north"), model_of(made.contract, "south")
+    assert join_parts([one, other], graph).groups() == (("north", "south"),)
+    assert join_parts([one, model_of(made.contract, "south", 0.6)], graph).n_clusters == 2
+    with pytest.raises(DataError, match="'north' and 'south' differ in lam: they are not of the same rounds"):
+        join_parts([one, model_of(made.contract, "south", lam=0.2)], graph)
+    with pytest.raises(DataError, match="each of them once"):
+        join_parts([one, one], graph)
+
+
+def test_joining_the_parts_gives_the_model_back() -> None:
+    rng = np.random.default_rng(0)
+    schema = Schema((Column("x", low=0, high=4), Column("z", low=-1, high=1)), Column("y"))
+    theta = {site: rng.normal(size=3).round(2 if site != "b" else 1) for site in "abc"}
+    theta["c"] = theta["a"]
+    graph = fedkin.Graph(list("abc"), [("a", "b"), ("b", "c"), ("a", "c")])
+    whole = model_from_theta(
+        theta, graph, schema=schema, loss=make_loss("linear"), intercept=True, n_samples=dict.fromkeys("abc", 9)
+    )
+    again = join_parts([whole.part([site]) for site in "cab"], graph)
+    assert again.coef.tobytes() == whole.coef.tobytes() and again.intercept.tobytes() == whole.intercept.tobytes()
+    assert again.groups() == whole.groups() == (("a", "c"), ("b",))
+    federation = fedkin.Federation({site: [[float(site > "a")]] for site in "abc"})
+    means = fit_federation(federation, graph, FitOptions(loss="mean", lam=0.01, select="none"))
+    assert join_parts([means.part([site]) for site in "abc"], graph).groups() == means.groups()
