@@ -5,6 +5,7 @@
 # make docs   the documentation as a site in build/site, warnings as errors
 # make dist   wheel and sdist, each installed in an empty environment and used there
 # make bench  the exact solver beside its peers; BENCH=--quick for a minute of it
+# make web-check   lints and type-checks web/, and checks that it gives exactly the bundle in src/fedkin/report/static
 # make clean  removes .venv and what the tools left behind
 # PYTHON is the interpreter to make .venv with: make demo PYTHON=python3.12
 
@@ -23,7 +24,7 @@ QUICK := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= PYTHO
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs dist bench clean
+.PHONY: help demo test lint docs dist bench web web-check clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -65,6 +66,19 @@ dist: $(DEV)
 
 bench: $(DEV)
 	@$(QUICK) $(BIN)/python benchmarks/run.py $(BENCH)
+
+# for people who change web/: nothing else here needs node
+web: | web/node_modules
+	@cd web && npm run --silent build
+
+web/node_modules: web/package-lock.json
+	@cd web && npm install --silent --no-save --no-audit --no-fund
+	@touch $@
+
+web-check: | web/node_modules
+	@cd web && npm run --silent check && FEDKIN_BUNDLE=../build/bundle npm run --silent build -- --logLevel error
+	@diff -rq build/bundle src/fedkin/report/static || \
+		{ echo "error: the bundle is not what web/ gives: run make web, and commit it" >&2; exit 1; }
 
 clean:
 	@rm -rf $(VENV) $(REPORT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

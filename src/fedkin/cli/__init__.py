@@ -41,6 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from fedkin.cli.app import make_app
 
             app = make_app(words)
-        app(args=words, prog_name="fedkin")
+        app(args=words, prog_name="fedkin", obj=words)
 
     return guarded(run)

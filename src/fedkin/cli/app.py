@@ -15,6 +15,7 @@ _HOMES = {
     "fit": "fedkin.cli.models",
     "predict": "fedkin.cli.saved",
     "inspect": "fedkin.cli.saved",
+    "report": "fedkin.cli.report",
     "demo": "fedkin.cli.demo",
     "study": "fedkin.studies",
     "federation": "fedkin.cli.federation",

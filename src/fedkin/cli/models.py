@@ -15,6 +15,7 @@ from fedkin._base import count
 from fedkin.cli.console import Interrupted, Report, note, output, print_json, stopping_early, working
 from fedkin.cli.fit_shared import fit_shared, folder_of_summaries
 from fedkin.cli.options import Json, flag, takes_fit_options
+from fedkin.cli.report import check_page, with_origin, write_report
 from fedkin.cli.tables import (
     MOST_GROUPS,
     add_row,
@@ -38,7 +39,16 @@ from fedkin.errors import (
     ParameterError,
     SolverError,
 )
-from fedkin.fitting import REPEATS, Comparison, FitOptions, FittedModel, check_model_place, compare, fit_federation
+from fedkin.fitting import (
+    REPEATS,
+    Comparison,
+    FitOptions,
+    FittedModel,
+    check_model_place,
+    compare,
+    fit_federation,
+    with_history,
+)
 from fedkin.graph import Graph
 
 
@@ -87,13 +97,20 @@ def fit(
         typer.Option("--keep-best", help="After Ctrl-C go on with the splits that are done, and save the best model."),
     ] = False,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the model.")] = Path("fedkin-model"),
+    report: Annotated[
+        Path | None, typer.Option(metavar="PAGE.html", help="Also write the report of the model, a page to look at.")
+    ] = None,
     as_json: Json = False,
+    *,
+    context: typer.Context,
 ) -> None:
     """Fit a model for every device of a table, and compare it with simpler ones on held-out rows.
 
     From a directory of summaries, which sites have written with fedkin site share, it fits the model of all sites
     without their rows, or writes what they are to be asked next.
     """
+    if report is not None:
+        check_page(report)
     if not 0 <= test_size < 1:
         raise ParameterError(f"--test-size must be at least 0 and less than 1, got {test_size:g}")
     folder = folder_of_summaries(data)
@@ -104,6 +121,8 @@ def fit(
                 raise ParameterError(f"{flag(name)} is for tables; summaries have their contract: leave it out")
         _check_out(out)
         shared = fit_shared(folder, graph, federation, options, out, as_json)
+        if shared is not None and report is not None:
+            write_report(shared, report)
         if shared is not None and not as_json:
             _print_model(out, shared, compared=False)
         return
@@ -128,8 +147,12 @@ def fit(
         comparing = _Comparing(test_size, repeats, keep_best)
         comparison, model = _fitted(rows, edges, how, comparing, say, schema)
         model = replace(model, offset_name=offset, options={**model.options, "device_column": device})
+        say("following the path of lam")
+        model = with_origin(with_history(model, rows, edges, how, schema), data, context)
         say(f"writing {out}")
         model.save(out)
+        if report is not None:
+            write_report(model, report)
     if as_json:
         _print_document(data, graph, out, model, comparison)
         return

@@ -1,10 +1,24 @@
-"""Pages that need nothing else: one set of templates for everything in HTML, without scripts or links to the outside.
+"""What people look at: one set of templates for everything in HTML, pages that need nothing else.
 
-In: results as plain values. Out: HTML and SVG as text. Imports: `graph` and below; no plotting library.
+In: a `FittedModel`, or results as plain values. Out: HTML and SVG as text. `report_page` embeds the bundle that
+``web/`` is built into (``static/``); the other pages have no script. Imports: `fitting` and below; plotting libraries
+only where a figure is asked for.
 """
 
 from __future__ import annotations
 
+from fedkin.report.page import page_with_script, report_page
 from fedkin.report.pages import DemoResult, demo_page, demo_picture, render
+from fedkin.report.payload import report_payload
+from fedkin.report.places import read_coordinates
 
-__all__ = ["DemoResult", "demo_page", "demo_picture", "render"]
+__all__ = [
+    "DemoResult",
+    "demo_page",
+    "demo_picture",
+    "page_with_script",
+    "read_coordinates",
+    "render",
+    "report_page",
+    "report_payload",
+]

@@ -1,0 +1,66 @@
+"""``fedkin report``: a model directory as one page to look at."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedkin._base import write_file
+from fedkin.cli.console import messages, print_json
+from fedkin.cli.options import Json, Model
+from fedkin.errors import ParameterError
+from fedkin.fitting import FittedModel, data_record, load
+from fedkin.report import read_coordinates, report_page
+
+Coordinates = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.csv", help="Where the sites are, for a map: columns site and x, y (or lon, lat)."),
+]
+
+
+def report(
+    model: Model,
+    out: Annotated[Path, typer.Option(metavar="PAGE.html", help="The page to write.")] = Path("report.html"),
+    coordinates: Coordinates = None,
+    as_json: Json = False,
+) -> None:
+    """Write the report of a model: one HTML page that opens without a network.
+
+    It shows who is kin and how sure that is, what each site gained, coefficients with intervals, and how to make it
+    again. For example: fedkin report fedkin-model --out report.html
+    """
+    check_page(out)
+    size = write_report(load(model), out, coordinates)
+    if as_json:
+        print_json({"model": str(model), "report": str(out), "bytes": size})
+    else:
+        messages().print(f"{out}: {size / 1024:.0f} KB, opens in any browser", soft_wrap=True)
+
+
+def check_page(out: Path) -> None:
+    """Raise `ParameterError` for a place that cannot hold a page: before the long work, not after it."""
+    if out.is_dir():
+        raise ParameterError(f"{out} is a directory, expected the name of a page: {out / 'report.html'}, for example")
+    if not out.absolute().parent.is_dir():
+        raise ParameterError(f"there is no directory {out.absolute().parent} for the page: make it first")
+
+
+def write_report(model: FittedModel, out: Path, coordinates: Path | None = None) -> int:
+    """Write the page of a model, and return its size in bytes."""
+    places = None if coordinates is None else read_coordinates(coordinates, model.devices)
+    page = report_page(model, places).encode()
+    write_file(out, page)
+    return len(page)
+
+
+def with_origin(model: FittedModel, data: Path, context: typer.Context) -> FittedModel:
+    """The model with what its report says about where it comes from: the data's digest and the command."""
+    words = context.find_root().obj
+    history: dict[str, Any] = {**(model.history or {}), "data": data_record(data, int(model.n_samples.sum()))}
+    if words:
+        history["command"] = shlex.join(["fedkin", *words])
+    return replace(model, history=history)

@@ -1,0 +1,78 @@
+// Small charts in SVG: axes with few words, colours from the style sheet.
+import type { ScaleContinuousNumeric } from "d3-scale";
+import { fmt, svg } from "./dom";
+
+type Scale = ScaleContinuousNumeric<number, number>;
+
+/** An SVG picture that a screen reader announces with one sentence. */
+export function picture(width: number, height: number, label: string): SVGSVGElement {
+  return svg("svg", {
+    viewBox: `0 0 ${width} ${height}`,
+    width,
+    height,
+    role: "img",
+    "aria-label": label,
+    class: "chart",
+  });
+}
+
+/** Ticks along the bottom, with hair lines through the chart. */
+export function bottomAxis(scale: Scale, top: number, bottom: number, title: string, count = 5): SVGGElement {
+  const group = svg("g", { class: "axis" });
+  for (const tick of scale.ticks(count)) {
+    const x = scale(tick);
+    group.append(
+      svg("line", { x1: x, x2: x, y1: top, y2: bottom }),
+      svg("text", { x, y: bottom + 16, "text-anchor": "middle" }, fmt(tick)),
+    );
+  }
+  const [left, right] = scale.range();
+  group.append(svg("text", { x: (left + right) / 2, y: bottom + 34, "text-anchor": "middle", class: "title" }, title));
+  return group;
+}
+
+/** Ticks along the left side, with hair lines. */
+export function leftAxis(scale: Scale, left: number, right: number, title: string, count = 4): SVGGElement {
+  const group = svg("g", { class: "axis" });
+  for (const tick of scale.ticks(count)) {
+    const y = scale(tick);
+    group.append(
+      svg("line", { x1: left, x2: right, y1: y, y2: y }),
+      svg("text", { x: left - 8, y: y + 4, "text-anchor": "end" }, fmt(tick)),
+    );
+  }
+  const [bottom, top] = scale.range();
+  group.append(svg("text", { x: left, y: Math.min(bottom, top) - 10, class: "title" }, title));
+  return group;
+}
+
+/** The limits of some numbers, widened a little; never empty. */
+export function extent(values: (number | null | undefined)[], pad = 0.06): [number, number] {
+  let low = Number.POSITIVE_INFINITY;
+  let high = Number.NEGATIVE_INFINITY;
+  for (const value of values) {
+    if (value === null || value === undefined || !Number.isFinite(value)) continue;
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  if (low > high) return [0, 1];
+  const room = (high - low || Math.abs(high) || 1) * pad;
+  return [low - room, high + room];
+}
+
+/** A canvas as sharp as the screen, and its context in CSS pixels. */
+export function canvas(width: number, height: number): [HTMLCanvasElement, CanvasRenderingContext2D] {
+  const element = document.createElement("canvas");
+  return [element, resize(element, width, height)];
+}
+
+export function resize(element: HTMLCanvasElement, width: number, height: number): CanvasRenderingContext2D {
+  const ratio = Math.max(window.devicePixelRatio || 1, 1);
+  element.width = Math.round(width * ratio);
+  element.height = Math.round(height * ratio);
+  element.style.width = `${width}px`;
+  element.style.height = `${height}px`;
+  const context = element.getContext("2d")!;
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  return context;
+}

@@ -1,0 +1,64 @@
+// Elements without HTML as text: whatever a site is called stays text.
+
+type Child = Node | string | number | null | undefined | false;
+type Attributes = Record<string, string | number | boolean | EventListener | null | undefined>;
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill<T extends Element>(element: T, attributes: Attributes, children: Child[]): T {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (typeof value === "function") element.addEventListener(name, value);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  for (const child of children) {
+    if (child === null || child === undefined || child === false) continue;
+    element.append(child instanceof Node ? child : String(child));
+  }
+  return element;
+}
+
+export function el<K extends keyof HTMLElementTagNameMap>(
+  tag: K,
+  attributes: Attributes = {},
+  ...children: Child[]
+): HTMLElementTagNameMap[K] {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+export function svg<K extends keyof SVGElementTagNameMap>(
+  tag: K,
+  attributes: Attributes = {},
+  ...children: Child[]
+): SVGElementTagNameMap[K] {
+  return fill(document.createElementNS(SVG, tag), attributes, children);
+}
+
+/** A number for people: four significant digits, a true minus. */
+export function fmt(value: number | null | undefined, digits = 3): string {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  let text: string;
+  if (size !== 0 && (size < 1e-4 || size >= 1e6)) text = value.toExponential(digits - 1);
+  else text = String(Number(value.toPrecision(digits)));
+  return text.replace("-", "−").replace("e−", "e−");
+}
+
+export const whole = (value: number): string => value.toLocaleString("en-US").replaceAll(",", " ");
+
+export const plural = (count: number, word: string): string => `${whole(count)} ${word}${count === 1 ? "" : "s"}`;
+
+/** A section of the page with a heading, and a line under it that says what is to be seen. */
+export function section(id: string, title: string, about: string, ...children: Child[]): HTMLElement {
+  return el(
+    "section",
+    { id, "aria-labelledby": `${id}-title` },
+    el("h2", { id: `${id}-title` }, title),
+    about ? el("p", { class: "about" }, about) : null,
+    ...children,
+  );
+}
+
+let made = 0;
+/** An id that nothing else on the page has. */
+export const fresh = (word: string): string => `${word}-${++made}`;

@@ -1,0 +1,41 @@
+// The report of a model.
+import { reproduceSection, trustSection } from "./closing";
+import { coefficientsSection } from "./coefficients";
+import { compareSection } from "./compare";
+import { readModel } from "./data";
+import { el, whole } from "./dom";
+import { kinSection } from "./kin";
+import { pathSection } from "./path";
+import { State } from "./state";
+
+export function startReport(main: HTMLElement, text: string): void {
+  const model = readModel(text);
+  const state = new State();
+  const sections = [
+    compareSection(model, state),
+    kinSection(model, state),
+    coefficientsSection(model, state),
+    pathSection(model),
+    trustSection(model),
+    reproduceSection(model),
+  ].filter((one): one is HTMLElement => one !== null);
+  const links = sections.map((one) => el("a", { href: `#${one.id}` }, one.querySelector("h2")?.textContent));
+  const { about } = model.payload;
+  const facts: [string, string][] = [
+    [whole(about.sites), about.sites === 1 ? "site" : "sites"],
+    [whole(about.rows), "rows"],
+    [whole(about.features), about.features === 1 ? "feature" : "features"],
+    [about.groups ? whole(about.groups) : "none", about.groups === 1 ? "group" : "groups"],
+  ];
+  const figures = el(
+    "dl",
+    { class: "figures" },
+    ...facts.map(([value, name]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
+  );
+  document.querySelector(".masthead")?.append(figures);
+  main.replaceChildren(el("nav", { class: "contents", "aria-label": "Contents" }, ...links), ...sections);
+  window.addEventListener("beforeprint", () => {
+    for (const one of document.querySelectorAll("details")) one.open = true;
+  });
+  document.body.dataset.ready = "yes";
+}
