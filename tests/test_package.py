@@ -179,7 +179,7 @@ def test_commands_of_the_pages_exist(page: Path, capsys: pytest.CaptureFixture[s
 
 def test_every_option_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
     text = (REPOSITORY / "docs" / "command-line.md").read_text(encoding="utf-8")
-    for command in ("fit", "predict", "inspect", "demo"):
+    for command in ("fit", "predict", "inspect", "report", "demo"):
         assert main([command, "--help"]) == 0
         options = set(re.findall(r"--[a-z][a-z-]*[a-z]", capsys.readouterr().out)) - {"--help"}
         section = text.partition(f"## fedkin {command}")[2].partition("\n## ")[0]

@@ -52,7 +52,7 @@ def report_payload(model: FittedModel, places: Mapping[str, Any] | None = None) 
     >>> import fedkin
     >>> from fedkin.fitting import FitOptions, fit_federation
     >>> fed = fedkin.Federation({u: [[float(u > 1)]] for u in range(4)})
-    >>> model = fit_federation(fed, None, FitOptions(loss="mean", lam=0.02, select="none", method="fused"))
+    >>> model = fit_federation(fed, None, FitOptions(loss="mean", lam=0.02, select="none"))
     >>> report_payload(model)["headline"]
     '4 sites form 2 groups.'
     """
