@@ -17,6 +17,7 @@ from fedkin.kin.display import display_groups
 from fedkin.kin.find import find_kin
 from fedkin.kin.join import Joined
 from fedkin.kin.mixed import MixedModel, Priors, fit_mixed
+from fedkin.kin.pairs import Pairs
 from fedkin.kin.quadratics import Quadratics, Units, common_units
 from fedkin.kin.result import Diagnostics, Kin
 
@@ -25,6 +26,7 @@ __all__ = [
     "Joined",
     "Kin",
     "MixedModel",
+    "Pairs",
     "Priors",
     "Quadratics",
     "Units",

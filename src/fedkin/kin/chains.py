@@ -10,14 +10,14 @@ from typing import TypeVar
 import numpy as np
 
 from fedkin._base import Array, Index, available_threads
-from fedkin.kin.kernels import Course, Record, Sites, State, run_chain
-from fedkin.kin.options import SHARES, TEMPER, Sampling
+from fedkin.kin.kernels.bundles import Course, Record, Sites, State, packed
+from fedkin.kin.kernels.sweeps import run_chain
+from fedkin.kin.neighbours import Neighbours
+from fedkin.kin.options import MANY_SITES, MOST_PAIRS, SHARES, TEMPER, Sampling
 from fedkin.kin.quadratics import apply
 from fedkin.kin.starts import MERGE_WIDTH, edge_rates, make_starts
 from fedkin.solvers.kernels.jit import frozen
 
-#: From this many sites on, groups are drawn once per sweep instead of being integrated out.
-DRAWN = 1000
 #: Effects that are traced for diagnostics.
 TRACED = 20_000
 _Out = TypeVar("_Out")
@@ -47,19 +47,26 @@ class Chains:
         return np.stack([part(record) for record in self.records])
 
 
-def integrate_effects(W: Array, c: Array, first: Index, neighbour: Index) -> Sites:
+def integrate_effects(W: Array, c: Array, neighbours: Neighbours) -> Sites:
     """What sites say about groups, ``W (V, p, p)`` and ``c (V, p)``, for every share of the spread inside groups."""
     values, vectors = np.linalg.eigh(W)
     values = np.maximum(values, 0.0)
     turned = apply(np.swapaxes(vectors, 1, 2), c)
-    H, C, k = [], [], []
-    for share in SHARES:
+    V, p = c.shape
+    H = np.empty((len(SHARES), V, p * (p + 1) // 2))
+    C, k = np.empty((len(SHARES), V, p)), np.empty((len(SHARES), V))
+    for r, share in enumerate(SHARES):
         kept = 1.0 / (1.0 + share * values)
-        H.append((vectors * (values * kept)[:, None, :]) @ np.swapaxes(vectors, 1, 2))
-        C.append(apply(vectors, kept * turned))
-        k.append(0.5 * (share * kept * turned**2).sum(axis=1) - 0.5 * np.log1p(share * values).sum(axis=1))
-    parts = (np.stack(H), np.stack(C), np.stack(k), SHARES, first, neighbour)
-    return Sites(*(frozen(part) for part in parts))
+        H[r] = packed((vectors * (values * kept)[:, None, :]) @ np.swapaxes(vectors, 1, 2))
+        C[r] = apply(vectors, kept * turned)
+        k[r] = 0.5 * (share * kept * turned**2).sum(axis=1) - 0.5 * np.log1p(share * values).sum(axis=1)
+    return Sites(*(frozen(part) for part in (H, C, k, SHARES, *neighbours)))
+
+
+def with_neighbours(sites: Sites, neighbours: Neighbours) -> Sites:
+    """What the same sites say, with another graph."""
+    parts = (frozen(part) for part in neighbours)
+    return sites._replace(**dict(zip(Neighbours._fields, parts, strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +90,7 @@ def scout(sites: Sites, seed: int, sampling: Sampling) -> Scouts:
 
     def one(number: int) -> tuple[float, State, str]:
         start = starts[number]
-        rates = edge_rates(start.z, sites.first, sites.neighbour)
+        rates = edge_rates(start.z, sites)
         state = State(
             np.minimum(start.z, course.most - 1),
             np.array([start.share]),
@@ -114,7 +121,7 @@ def go_on(scouts: Scouts, sampling: Sampling) -> Chains:
 
 def _course(sites: Sites, burn: int) -> Course:
     V = sites.c.shape[1]
-    return Course(burn, most_groups(V), int(sites.neighbour.size > 0), int(V < DRAWN), 1)
+    return Course(burn, most_groups(V), int(sites.neighbour.size > 0), int(V < MANY_SITES), 1)
 
 
 def most_groups(V: int) -> int:
@@ -126,10 +133,11 @@ def empty_record(V: int, p: int, keep: int) -> Record:
     """Room for what a chain keeps; without kept sweeps hardly any."""
     full = V if keep else 0
     traced = min(full, max(TRACED // p, 1))
+    pairs = full if V <= MOST_PAIRS else 0
     return Record(
         np.zeros((full, p)),
-        np.zeros((full, p, p)),
-        np.zeros((full, full)),
+        np.zeros((full, p * (p + 1) // 2)),
+        np.zeros((pairs, pairs)),
         np.zeros((keep, 5)),
         np.zeros((keep, traced, p)),
         np.zeros((keep, V), dtype=np.int64),

@@ -9,6 +9,7 @@ from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import squareform
 
 from fedkin._base import Array, Index
+from fedkin.kin.pairs import Pairs
 
 #: Most groups that are considered for display.
 MOST_SHOWN = 60
@@ -18,12 +19,14 @@ CERTAIN = 0.5
 PLAUSIBLE = 0.5
 
 
-def display_groups(same: Array) -> Index:
-    """Labels ``(V,)``, 0 for the largest group: the average-linkage cut of least expected variation of information.
+def display_groups(same: Array | Pairs) -> Index:
+    """Labels ``(V,)``, 0 for the largest group: the cut of least expected variation of information.
+
+    Candidates are the cuts of the average-linkage tree, and for more sites than it can take the drawn partitions.
 
     Parameters
     ----------
-    same : array (V, V)
+    same : array (V, V) or Pairs
         Probability that two sites are in one group.
 
     Examples
@@ -33,6 +36,9 @@ def display_groups(same: Array) -> Index:
     >>> display_groups(np.array([[1, 0.1, 0.9], [0.1, 1, 0.2], [0.9, 0.2, 1]])).tolist()
     [0, 1, 0]
     """
+    if isinstance(same, Pairs):
+        drawn = np.unique(np.array([by_size(labels) for labels in same.labels]), axis=0)
+        return np.asarray(min(drawn, key=lambda labels: _variation(labels, same.shared(labels))))
     V = len(same)
     if V < 2:
         return np.zeros(V, dtype=np.int64)
@@ -74,23 +80,31 @@ def by_size(labels: Index) -> Index:
 
 def expected_variation(same: Array, labels: Index) -> float:
     """A lower bound on the expected variation of information, up to a constant (Wade and Ghahramani 2018)."""
+    return _variation(labels, _shared(same, labels))
+
+
+def _variation(labels: Index, shared: Array) -> float:
+    return float((np.log(np.bincount(labels)[labels]) - 2 * np.log(shared)).mean())
+
+
+def _shared(same: Array | Pairs, labels: Index) -> Array:
+    """How many members of its group are expected to be kin with each site ``(V,)``, itself included."""
+    if isinstance(same, Pairs):
+        return same.shared(labels)
     member = labels[:, None] == np.unique(labels)
-    size = member @ member.sum(axis=0)
-    shared = ((same @ member) * member).sum(axis=1)
-    return float((np.log(size) - 2 * np.log(shared)).mean())
+    return np.asarray(((same @ member) * member).sum(axis=1))
 
 
-def certainty(same: Array, labels: Index) -> float:
+def certainty(same: Array | Pairs, labels: Index) -> float:
     """Mean probability of being kin with the other members of one's group, over sites that have some; else 0."""
-    together = (labels[:, None] == labels) & ~np.eye(len(labels), dtype=bool)
-    company = together.sum(axis=1)
+    company = np.bincount(labels)[labels] - 1
     if not company.any():
         return 0.0
-    share = (same * together).sum(axis=1)[company > 0] / company[company > 0]
+    share = (_shared(same, labels) - 1.0)[company > 0] / company[company > 0]
     return float(share.mean())
 
 
-def resolved(same: Array, labels: Index, weight_mixed: float) -> bool:
+def resolved(same: Array | Pairs, labels: Index, weight_mixed: float) -> bool:
     """Whether groups are to be shown: there are several, they are certain enough, and more likely than none."""
     several = int(labels.max(initial=0)) > 0
     return several and weight_mixed < PLAUSIBLE and certainty(same, labels) >= CERTAIN

@@ -11,6 +11,7 @@ from fedkin.data import Federation
 from fedkin.errors import DataError, GraphError
 from fedkin.graph import Graph
 from fedkin.kin.mixed import MixedModel, fit_mixed
+from fedkin.kin.neighbours import Neighbours
 from fedkin.kin.options import ALL_MIXED, Sampling
 from fedkin.kin.quadratics import Units, common_units
 from fedkin.kin.result import Kin, Parts, kin_of
@@ -30,7 +31,7 @@ def find_kin(
     *,
     loss: str | Loss = "linear",
     seed: int = 0,
-    sweeps: int = 70,
+    sweeps: int | None = None,
     chains: int = 3,
 ) -> Kin:
     """Find which sites are alike, and estimate every site's parameters with as much pooling as the data support.
@@ -46,13 +47,14 @@ def find_kin(
         ``federation.with_intercept()``. Units do not matter.
     graph : Graph, optional
         Who may be kin, over the same sites. It may be wrong: a graph that says the opposite is read inverted, one that
-        is about something else is dropped. Weights of edges are not used.
+        is about something else is dropped. An edge counts by its weight: the largest as a whole edge, one of half
+        that weight as half of one.
     loss : str or Loss
         As for `Problem`; summaries know theirs.
     seed : int
         Of the sampler.
     sweeps : int
-        Sweeps that each chain keeps, at least 4.
+        Sweeps that each chain keeps, at least 4. By default 70, and 30 from 1,000 sites on.
     chains : int
         Chains, at least 2 for diagnostics.
 
@@ -76,7 +78,8 @@ def find_kin(
     True
     """
     check_whole("seed", seed, least=0)
-    check_whole("sweeps", sweeps, least=4)
+    if sweeps is not None:
+        check_whole("sweeps", sweeps, least=4)
     check_whole("chains", chains, least=1)
     source: RowSource | SummarySource
     if isinstance(data, Summaries):
@@ -86,24 +89,24 @@ def find_kin(
     else:
         raise DataError(f"find_kin takes a Federation or Summaries, got {type(data).__name__}")
     order = canonical_order(source.first(), source.devices)
-    edges = _edges(graph, source.devices, order)
-    found = _fit(source.take(order), edges, seed, Sampling(keep=sweeps, chains=chains))
+    neighbours = _neighbours(graph, source.devices, order)
+    found = _fit(source.take(order), neighbours, seed, Sampling.of(len(order), sweeps, chains))
     return found.reordered(np.argsort(order))
 
 
-def _edges(graph: Graph | None, devices: tuple[object, ...], order: Index) -> Index:
-    """Pairs of positions in the canonical order."""
+def _neighbours(graph: Graph | None, devices: tuple[object, ...], order: Index) -> Neighbours:
+    """Neighbours in the canonical order; the largest weight counts as an edge, others as parts of one."""
     if graph is None:
-        return np.empty((0, 2), dtype=np.int64)
+        return Neighbours.none(len(devices))
     position = {devices[u]: k for k, u in enumerate(order.tolist())}
     unknown = [device for device in graph.devices if device not in position]
     if unknown:
         raise GraphError(f"the graph names site {unknown[0]!r}, which has no data: leave it out of the graph")
     place = np.array([position[device] for device in graph.devices], dtype=np.int64)
-    return place[graph.edges]
+    return Neighbours.of(len(devices), place[graph.edges], graph.weights / graph.weights.max(initial=1e-300))
 
 
-def _fit(source: RowSource | SummarySource, edges: Index, seed: int, sampling: Sampling) -> Kin:
+def _fit(source: RowSource | SummarySource, neighbours: Neighbours, seed: int, sampling: Sampling) -> Kin:
     from fedkin.kin.groups import find_groups
 
     first, loss = source.first(), source.loss
@@ -114,12 +117,12 @@ def _fit(source: RowSource | SummarySource, edges: Index, seed: int, sampling: S
     if loss.quadratic or isinstance(source, SummarySource):
         dispersion = None if loss.quadratic or isinstance(source, RowSource) else source.dispersion()
         model = fit_mixed(units.fitted(first), free, dispersion=dispersion)
-        found = find_groups(model, ~free, edges, seed, sampling)
-        return kin_of(source, Parts(units, model, found, len(edges) > 0))
+        found = find_groups(model, ~free, neighbours, seed, sampling)
+        return kin_of(source, Parts(units, model, found, neighbours.neighbour.size > 0))
     mixed = _mixed_rounds(source, units, free)
     limit = source.value(units.theta(mixed.theta)) + 0.5 * mixed.theta.size
     model = _expanded(source, units, mixed, mixed.theta)
-    found = find_groups(model, ~free, edges, seed, sampling)
+    found = find_groups(model, ~free, neighbours, seed, sampling)
     for _ in range(AGAIN):
         if found.blend is None or found.blend.weight > ALL_MIXED:
             break
@@ -127,14 +130,14 @@ def _fit(source: RowSource | SummarySource, edges: Index, seed: int, sampling: S
         while source.value(units.theta(at)) > limit:
             at = 0.5 * (at + mixed.theta)
         model = _expanded(source, units, mixed, at)
-        kept = edges if found.with_graph else edges[:0]
+        kept = neighbours if found.with_graph else Neighbours.none(len(mixed.theta))
         again = find_groups(model, ~free, kept, seed, sampling, guard=False)
         found = replace(again, sure_other=found.sure_other)  # what the guard has said stays said
         if np.abs(found.theta - at).max() < AGAIN_STEP:
             break
     if source.value(units.theta(found.theta)) > limit:
         found = replace(found, theta=mixed.theta, covariance=mixed.covariance)
-    return kin_of(source, Parts(units, model, found, len(edges) > 0))
+    return kin_of(source, Parts(units, model, found, neighbours.neighbour.size > 0))
 
 
 def _mixed_rounds(source: RowSource, units: Units, free: Mask) -> MixedModel:

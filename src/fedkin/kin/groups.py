@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import betaln
 
-from fedkin._base import Array, Index, Mask
-from fedkin.kin.chains import Chains, Scouts, go_on, integrate_effects, scout
-from fedkin.kin.kernels import Sites
+from fedkin._base import Array, Mask
+from fedkin.kin.chains import Chains, Scouts, go_on, integrate_effects, scout, with_neighbours
+from fedkin.kin.kernels.bundles import Sites, unpacked
 from fedkin.kin.mixed import MixedModel
-from fedkin.kin.options import ALL_MIXED, SHARES, Sampling
+from fedkin.kin.neighbours import Neighbours
+from fedkin.kin.options import ALL_MIXED, MANY_SITES, MOST_PAIRS, SHARES, Sampling
+from fedkin.kin.pairs import Pairs
 from fedkin.kin.quadratics import apply
 
 #: Directions of parameters about which sites know less than this share of what their spread leaves open are left out.
@@ -20,6 +22,8 @@ SEEN = 0.02
 HOLD, HOLD_PER_GAIN = 4.0, 10.0
 #: A graph is dropped when SURE without it is lower by this, or by twice the standard deviation of the difference.
 GRAPH_MARGIN = 10.0
+#: Partitions of each chain from which probabilities of pairs are computed when there are many sites.
+DRAWS = 20
 #: Fewer sites than this have no groups.
 FEWEST = 4
 
@@ -32,9 +36,7 @@ class Blend:
     ----------
     weight : float
         Of the mixed model.
-    b, covariance : arrays (V, d), (V, d, d)
-    plain, plain_covariance : arrays (V, d), (V, d, d)
-        The effects of the mixed model at its own spread.
+    b : array (V, d)
     scales : array (R,)
         Probabilities that the spread is this multiple of the mixed model's, if there are no groups.
     gain : float
@@ -50,9 +52,6 @@ class Blend:
     chains: Chains
     weight: float
     b: Array
-    covariance: Array
-    plain: Array
-    plain_covariance: Array
     scales: Array
     gain: float
     evidence: float
@@ -60,28 +59,57 @@ class Blend:
     sure: float
 
     @property
-    def same(self) -> Array:
+    def plain(self) -> Array:
+        """The effects ``(V, d)`` of the mixed model at its own spread."""
+        return np.asarray(self.chains.sites.c[-1])
+
+    def plain_covariance(self) -> Array:
+        """Their covariances ``(V, d, d)``."""
+        d = self.b.shape[1]
+        return np.asarray(np.eye(d) - unpacked(self.chains.sites.H[-1], d))
+
+    def covariance(self) -> Array:
+        """Covariances ``(V, d, d)`` of ``b``, what differs between groupings included."""
+        b0, b1 = without_groups(self.chains.sites, self.scales), with_groups(self.chains)
+        total = self.weight * (covariance_without_groups(self.chains.sites, self.scales, b0) + outer(b0 - self.b))
+        total += (1 - self.weight) * (covariance_with_groups(self.chains, b1) + outer(b1 - self.b))
+        return np.asarray(total)
+
+    @property
+    def same(self) -> Array | Pairs:
         """Probability ``(V, V)`` that two sites have the same parameters but for the spread inside a group."""
+        if len(self.b) > MOST_PAIRS:
+            return self._drawn()
         chance = (1 - self.weight) * self.chains.average(lambda record: record.same) + self.weight * self.scales[0]
         chance = 0.5 * (chance + chance.T)
         np.fill_diagonal(chance, 1.0)
         return np.asarray(np.clip(chance, 0.0, 1.0))
 
+    def _drawn(self) -> Pairs:
+        """The same from some of the partitions; one group with a spread inside is a continuum, where nobody is kin."""
+        labels, chance = [], []
+        for weight, record in zip(self.chains.weights, self.chains.records, strict=True):
+            lines = np.unique(np.linspace(0, len(record.z) - 1, DRAWS).astype(int))
+            kin = (record.trace[lines, 2] == 0) | (record.trace[lines, 1] > 1)
+            labels.append(record.z[lines])
+            chance.append((1 - self.weight) * weight * kin / len(lines))
+        stacked = np.concatenate(chance)
+        return Pairs(
+            np.concatenate(labels)[stacked > 0].astype(np.int32),
+            stacked[stacked > 0],
+            float(self.weight * self.scales[0]),
+        )
+
 
 def blend(W: Array, c: Array, scouts: Scouts, sampling: Sampling) -> Blend:
     """The posterior of whitened effects from ``W (V, d, d)`` and ``c (V, d)``."""
     chains = go_on(scouts, sampling)
-    sites, d = chains.sites, W.shape[1]
-    scales, evidence = _without_groups(sites)
-    b0 = np.einsum("r,rud->ud", scales * SHARES, sites.c)
-    C0 = sum(
-        v * (g * (np.eye(d) - g * H) + outer(g * e - b0))
-        for v, g, e, H in zip(scales, SHARES, sites.c, sites.H, strict=True)
-    )
-    b1 = chains.average(lambda record: record.b)
-    C1 = chains.average(lambda record: record.bb) - outer(b1)
+    sites = chains.sites
+    scales, evidence = scales_without_groups(sites)
+    b0, b1 = without_groups(sites, scales), with_groups(chains)
     gain = float(chains.scores.max() - evidence)
-    degrees = np.array([(W * C0).sum(), (W * C1).sum()])
+    spread_out = (covariance_without_groups(sites, scales, b0), covariance_with_groups(chains, b1))
+    degrees = np.array([np.vdot(W, C) for C in spread_out])
     weight = _weight(W, c, b0, b1, degrees, gain)
     b = weight * b0 + (1 - weight) * b1
     spent = float(degrees @ [weight, 1 - weight])
@@ -89,9 +117,6 @@ def blend(W: Array, c: Array, scouts: Scouts, sampling: Sampling) -> Blend:
         chains=chains,
         weight=weight,
         b=b,
-        covariance=weight * (C0 + outer(b0 - b)) + (1 - weight) * (C1 + outer(b1 - b)),
-        plain=sites.c[-1],
-        plain_covariance=np.eye(d) - sites.H[-1],
         scales=scales,
         gain=gain,
         evidence=evidence + max(gain, 0.0),
@@ -100,10 +125,34 @@ def blend(W: Array, c: Array, scouts: Scouts, sampling: Sampling) -> Blend:
     )
 
 
-def _without_groups(sites: Sites) -> tuple[Array, float]:
+def without_groups(sites: Sites, scales: Array) -> Array:
+    """Effects ``(V, d)`` of the mixed model, averaged over scales of its spread."""
+    return np.asarray(np.einsum("r,rud->ud", scales * SHARES, sites.c))
+
+
+def covariance_without_groups(sites: Sites, scales: Array, b: Array) -> Array:
+    """Their covariances ``(V, d, d)``."""
+    d, total = b.shape[1], np.zeros((*b.shape, b.shape[1]))
+    for chance, share, e, H in zip(scales, SHARES, sites.c, sites.H, strict=True):
+        if chance > 1e-12:
+            total += chance * (share * (np.eye(d) - share * unpacked(H, d)) + outer(share * e - b))
+    return total
+
+
+def with_groups(chains: Chains) -> Array:
+    """Effects ``(V, d)``, averaged over partitions."""
+    return chains.average(lambda record: record.b)
+
+
+def covariance_with_groups(chains: Chains, b: Array) -> Array:
+    """Their covariances ``(V, d, d)``."""
+    return unpacked(chains.average(lambda record: record.bb), b.shape[1]) - outer(b)
+
+
+def scales_without_groups(sites: Sites) -> tuple[Array, float]:
     """Probabilities of the mixed model's spread being scaled by each of the shares, and their joint log evidence."""
     V = sites.c.shape[1]
-    pairs, edges = V * (V - 1) / 2, sites.neighbour.size / 2
+    pairs, edges = V * (V - 1) / 2, float(sites.weight.sum()) / 2
     logs = sites.k.sum(axis=1) - np.log(len(SHARES))
     if edges:
         yes = 2 * (edges + 1) / (pairs + 2)
@@ -148,44 +197,42 @@ class Grouped:
 
 
 def find_groups(
-    model: MixedModel, slopes: Mask, edges: Index, seed: int, sampling: Sampling, *, guard: bool = True
+    model: MixedModel, slopes: Mask, neighbours: Neighbours, seed: int, sampling: Sampling, *, guard: bool = True
 ) -> Grouped:
     """Groups inside the spread of a mixed model.
 
     Effects are whitened by their own spreads, or by one spread for all slopes if that explains the data better:
-    spreads that were estimated apart are noisy.
+    spreads that were estimated apart are noisy, unless there are many sites.
     """
     V = len(model.theta)
     spreads = [model.spread]
-    if slopes.sum() > 1:
+    if slopes.sum() > 1 and V < MANY_SITES:
         spreads.append(np.where(slopes, model.spread[slopes].mean(), model.spread))
     whites = [_White.of(model, spread) for spread in spreads]
     if V < FEWEST or not all(white.F.shape[1] for white in whites):
         degrees, nothing = float(model.degrees.sum()), np.zeros((len(model.mean), 0))
         return Grouped(model.theta, model.covariance, degrees, model.spread, model.mean, nothing, None, False, None)
 
-    def scouted(white: _White, edges: Index) -> Scouts:
-        return scout(integrate_effects(white.W, white.c, *adjacency(V, edges)), seed, sampling)
-
-    scouts = [scouted(white, edges) for white in whites]
-    evidence = [max(float(one.scores[0]), _without_groups(one.sites)[1]) for one in scouts]
+    scouts = [scout(integrate_effects(white.W, white.c, neighbours), seed, sampling) for white in whites]
+    evidence = [max(float(one.scores[0]), scales_without_groups(one.sites)[1]) for one in scouts]
     # a spread that was not fitted apart saves a parameter
     best = int(len(whites) > 1 and evidence[1] + slopes.sum() - 1 > evidence[0])
     chosen, white = blend(whites[best].W, whites[best].c, scouts[best], sampling), whites[best]
     if best and chosen.weight > ALL_MIXED:  # without groups the spreads stay apart
         chosen, white = blend(whites[0].W, whites[0].c, scouts[0], sampling), whites[0]
-    with_graph, other = len(edges) > 0, None
+    with_graph, other = neighbours.neighbour.size > 0, None
     if with_graph and guard:
-        bare = blend(white.W, white.c, scouted(white, edges[:0]), sampling)
+        alone = with_neighbours(chosen.chains.sites, Neighbours.none(V))
+        bare = blend(white.W, white.c, scout(alone, seed, sampling), sampling)
         apart = chosen.b - bare.b
         deviation = 2 * np.sqrt(max(float((apart * apply(white.W, apart)).sum()), 0.0))
         other = bare.sure
         if chosen.sure > bare.sure + max(GRAPH_MARGIN, 2 * deviation):
             chosen, other, with_graph = bare, chosen.sure, False
     theta = white.theta + (chosen.b - chosen.plain) @ white.F.T
-    covariance = white.covariance + white.F @ (chosen.covariance - chosen.plain_covariance) @ white.F.T
-    in_white = float((white.W * chosen.plain_covariance).sum())
-    degrees = float((model.precision * white.covariance).sum()) + chosen.degrees - in_white
+    plain, centre = chosen.plain_covariance(), white.covariance(model)
+    covariance = centre + white.F @ (chosen.covariance() - plain) @ white.F.T
+    degrees = float(np.vdot(model.precision, centre)) + chosen.degrees - float(np.vdot(white.W, plain))
     return Grouped(theta, covariance, degrees, white.spread, model.mean, white.F, chosen, with_graph, other)
 
 
@@ -198,7 +245,6 @@ class _White:
     W: Array  # (V, d, d)
     c: Array  # (V, d)
     theta: Array  # (V, p) the mixed model's estimates at this spread
-    covariance: Array  # (V, p, p)
 
     @classmethod
     def of(cls, model: MixedModel, spread: Array) -> _White:
@@ -207,21 +253,17 @@ class _White:
         scaled = root[:, None] * S * root
         values, vectors = np.linalg.eigh(scaled.mean(axis=0))
         F = root[:, None] * vectors[:, values > SEEN]
-        own = np.linalg.inv(np.eye(len(root)) + scaled) * np.outer(root, root)
-        keep = np.eye(len(root)) - own @ S
-        uncertain = keep @ model.mean_covariance @ np.swapaxes(keep, 1, 2)
+        scaled[:, np.arange(len(root)), np.arange(len(root))] += 1.0
+        effects = root * np.linalg.solve(scaled, (root * rest)[:, :, None])[:, :, 0]
         W = F.T @ S @ F
-        W = 0.5 * (W + np.swapaxes(W, 1, 2))
-        return cls(spread, F, W, rest @ F, model.mean + apply(own, rest), own + uncertain)
+        return cls(spread, F, 0.5 * (W + np.swapaxes(W, 1, 2)), rest @ F, model.mean + effects)
 
-
-def adjacency(V: int, edges: Index) -> tuple[Index, Index]:
-    """Where the neighbours of each site begin ``(V + 1,)``, and the neighbours of all ``(2 E,)``."""
-    ends = np.concatenate([edges[:, 0], edges[:, 1]])
-    others = np.concatenate([edges[:, 1], edges[:, 0]])
-    order = np.lexsort([others, ends])
-    first = np.concatenate([[0], np.cumsum(np.bincount(ends, minlength=V))])
-    return first.astype(np.int64), others[order].astype(np.int64)
+    def covariance(self, model: MixedModel) -> Array:
+        """Covariances ``(V, p, p)`` of the mixed model's estimates at this spread."""
+        root, S = np.sqrt(self.spread), model.precision
+        own = np.linalg.inv(np.eye(len(root)) + root[:, None] * S * root) * np.outer(root, root)
+        keep = np.eye(len(root)) - own @ S
+        return np.asarray(own + keep @ model.mean_covariance @ np.swapaxes(keep, 1, 2))
 
 
 def outer(vectors: Array) -> Array:

@@ -20,6 +20,8 @@ from fedkin.kin.quadratics import Quadratics, apply
 
 #: Precision of an intercept's mean: flat for every purpose.
 FLAT = 1e-8
+#: With more sites than this, spreads, ridge and noise are learned from so many of them.
+MOST_SITES = 2000
 #: Excess variance of log noise between sites below which one noise serves all.
 COMMON_NOISE = 1e-3
 
@@ -131,19 +133,36 @@ def fit_mixed(
     """
     evidence = _Evidence(sums, intercepts, dispersion, priors or Priors())
     parameters = evidence.start() if start is None else start
+    if sums.n_sites > MOST_SITES:
+        some = np.linspace(0, sums.n_sites - 1, MOST_SITES).astype(np.int64)
+        few = fit_mixed(
+            sums.take(some), intercepts, dispersion=dispersion, start=start, priors=priors, passes=passes
+        )
+        return _with_own_noise(evidence, few.parameters) if dispersion is None else evidence.model(few.parameters)
     for last in range(passes - 1, -1, -1):
         parameters = evidence.maximise(parameters)
         model = evidence.model(parameters)
         if dispersion is not None or not last:
             break
-        residual = np.maximum(2 * sums.values(model.theta), 1e-12)
-        left = np.maximum(sums.n - model.degrees, 0.0)
-        own = np.sqrt(steadied(residual / np.maximum(left, 1e-9), left))
-        share = own / np.exp(np.log(own).mean())
+        share = _noise_share(sums, model)
         if np.abs(np.log(share / evidence.share)).max() < 1e-3:
             break
         evidence.share = share
     return model
+
+
+def _noise_share(sums: Quadratics, model: MixedModel) -> Array:
+    """The sites' noises over the common one ``(V,)``, half way (in logarithms) between 1 and their own."""
+    residual = np.maximum(2 * sums.values(model.theta), 1e-12)
+    left = np.maximum(sums.n - model.degrees, 0.0)
+    own = np.sqrt(steadied(residual / np.maximum(left, 1e-9), left))
+    return np.asarray(own / np.exp(np.log(own).mean()))
+
+
+def _with_own_noise(evidence: _Evidence, parameters: Array) -> MixedModel:
+    """The model of all sites at parameters that some of them gave."""
+    evidence.share = _noise_share(evidence.sums, evidence.model(parameters))
+    return evidence.model(parameters)
 
 
 class _Evidence:

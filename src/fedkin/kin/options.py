@@ -12,6 +12,10 @@ SHARES = np.array([0.0, 0.03, 0.1, 0.3, 0.6, 1.0])
 TEMPER = 4.0
 #: With a weight of the mixed model above this there are no groups.
 ALL_MIXED = 0.999
+#: From this many sites on, groups are drawn once per sweep instead of being integrated out.
+MANY_SITES = 1000
+#: Up to this many sites the probabilities of all pairs are kept.
+MOST_PAIRS = 3000
 
 
 @dataclass(frozen=True)
@@ -32,3 +36,10 @@ class Sampling:
     burn: int = 20
     keep: int = 70
     chains: int = 3
+
+    @classmethod
+    def of(cls, V: int, sweeps: int | None, chains: int) -> Sampling:
+        """For V sites: many of them leave little open, so that fewer sweeps do."""
+        if V < MANY_SITES:
+            return cls(keep=cls.keep if sweeps is None else sweeps, chains=chains)
+        return cls(scout=8, burn=10, keep=30 if sweeps is None else sweeps, chains=chains)

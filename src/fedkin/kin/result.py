@@ -18,6 +18,7 @@ from fedkin.kin.diagnostics import effective_size, split_rhat
 from fedkin.kin.display import by_size, display_groups, resolved
 from fedkin.kin.join import Joined, join_site
 from fedkin.kin.mixed import MixedModel
+from fedkin.kin.pairs import Pairs, in_order
 from fedkin.kin.quadratics import Units, apply
 from fedkin.kin.sources import Source
 from fedkin.losses import Loss
@@ -83,8 +84,8 @@ class Kin:
         cover as often as they promise on average over sites; a site unlike all others is covered less often.
     noise : array (V,)
         Noise variance of each site, or its dispersion.
-    probability : array (V, V)
-        That two sites are kin: in one group.
+    probability : array (V, V), or Pairs
+        That two sites are kin: in one group. For more than 3,000 sites a `Pairs`, which computes blocks of it.
     n_groups : array
         Entry k is the probability of k groups; a continuum without groups counts as one.
     groups : int array (V,)
@@ -114,7 +115,7 @@ class Kin:
     theta: Array
     covariance: Array
     noise: Array
-    probability: Array
+    probability: Array | Pairs
     n_groups: Array
     groups: Index
     resolved: bool
@@ -139,7 +140,7 @@ class Kin:
             theta=self.theta[order],
             covariance=self.covariance[order],
             noise=self.noise[order],
-            probability=self.probability[np.ix_(order, order)],
+            probability=in_order(self.probability, order),
             groups=groups,
             place=self.place[order],
         )
@@ -221,6 +222,10 @@ class Kin:
         check_choice("kind", kind, ("probability", "groups"))
         if kind == "groups":
             return Graph.clusters(self.groups.tolist(), self.devices) if self.resolved else Graph.empty(self.devices)
+        if isinstance(self.probability, Pairs):
+            raise ParameterError(
+                f"{len(self.devices)} sites have too many pairs for a graph of probabilities: use graph('groups')"
+            )
         i, j = np.tril_indices(len(self.devices), -1)
         chance = self.probability[i, j]
         kept = chance > max(least, 0.0)
@@ -284,7 +289,8 @@ def kin_of(source: Source, parts: Parts) -> Kin:
     """The result in the user's units, sites in canonical order."""
     units, model, found = parts.units, parts.model, parts.found
     V, blend = len(model.theta), found.blend
-    same, n_groups, weight = np.eye(V), np.array([0.0, 1.0]), 1.0
+    same: Array | Pairs = np.eye(V)
+    n_groups, weight = np.array([0.0, 1.0]), 1.0
     if blend is not None:
         same, weight = blend.same, blend.weight
         lines = blend.chains.trace(lambda one: one.trace[:, 1].astype(np.int64))

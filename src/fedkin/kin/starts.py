@@ -7,14 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import sparse
-from scipy.sparse.linalg import LinearOperator, eigsh
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from fedkin._base import Array, Index
 from fedkin.kin.display import by_size
-from fedkin.kin.kernels import Sites, merge
+from fedkin.kin.kernels.bundles import Sites
+from fedkin.kin.kernels.merging import merge
 
 #: Up to this many sites merging starts from single sites, beyond it from k-means.
 MERGE_ALL = 400
+#: Most groups that merging starts from beyond that, and most sites that k-means moves its centres by.
+MOST_SEEDS, MOST_POINTS = 400, 5000
 #: Width of groups that merging assumes, in units of the spread between sites.
 MERGE_WIDTH = 0.8
 #: Eigenvectors of the modularity matrix at either end of its spectrum, principal directions of what sites say.
@@ -36,14 +39,14 @@ def make_starts(sites: Sites, rng: np.random.Generator) -> list[Start]:
     """Partitions that differ in what they believe."""
     V, p = sites.c.shape[1:]
     prior = np.full(p, 1.0 / MERGE_WIDTH)
-    many = min(V, max(12, int(np.sqrt(V)) * (2 if V <= MERGE_ALL else 6)))
+    many = min(V, max(12, int(np.sqrt(V)) * (2 if V <= MERGE_ALL else 6)), MOST_SEEDS)
     effects = sites.c[-1]  # the mixed model's, in units of their spread
     _, _, directions = np.linalg.svd(effects, full_matrices=False)
     seen = effects @ directions[:DIRECTIONS].T
 
     def merged(z: Index, rates: tuple[float, float] = (0.5, 0.5), share: int = 0) -> Index:
         z = by_size(z)
-        merge(sites.H[share], sites.c[share], prior, sites.first, sites.neighbour, *rates, z)
+        merge(sites.H[share], sites.c[share], prior, sites.first, sites.neighbour, sites.weight, *rates, z)
         return by_size(z)
 
     def fine() -> Index:
@@ -64,55 +67,73 @@ def make_starts(sites: Sites, rng: np.random.Generator) -> list[Start]:
 def _graph_starts(
     sites: Sites, seen: Array, many: int, merged_z: Index, merged: Callable[..., Index], rng: np.random.Generator
 ) -> list[Start]:
-    top, bottom = modularity_directions(sites.first, sites.neighbour)
+    top, bottom = modularity_directions(sites)
     both = np.column_stack([seen / max(seen.std(), 1e-300), top / max(top.std(), 1e-300)])
     starts = []
     for name, places in (("graph", top), ("graph, inverted", bottom), ("graph and sites", both)):
-        rates = edge_rates(kmeans(places, min(6, len(seen)), rng), sites.first, sites.neighbour)
+        rates = edge_rates(kmeans(places, min(6, len(seen)), rng), sites)
         starts.append(Start(name, merged(kmeans(places, many, rng), rates), 0))
-    rates = edge_rates(merged_z, sites.first, sites.neighbour)
+    rates = edge_rates(merged_z, sites)
     V = len(seen)
     fine = np.arange(V) if V <= MERGE_ALL else kmeans(sites.c[-1], many, rng)
     return [*starts, Start("merged with the graph", merged(fine, rates), 0)]
 
 
-def edge_rates(z: Index, first: Index, neighbour: Index) -> tuple[float, float]:
+def edge_rates(z: Index, sites: Sites) -> tuple[float, float]:
     """Shares of pairs that are edges, inside and between groups, each with one imagined edge and one gap."""
     V, size = len(z), np.bincount(z)
     inside_pairs = float((size * (size - 1)).sum()) / 2
-    inside = float((np.repeat(z, np.diff(first)) == z[neighbour]).sum()) / 2
-    between = neighbour.size / 2 - inside
+    inside = float(sites.weight[np.repeat(z, np.diff(sites.first)) == z[sites.neighbour]].sum()) / 2
+    between = float(sites.weight.sum()) / 2 - inside
     return (inside + 1) / (inside_pairs + 2), (between + 1) / (V * (V - 1) / 2 - inside_pairs + 2)
 
 
-def modularity_directions(first: Index, neighbour: Index) -> tuple[Array, Array]:
+def modularity_directions(sites: Sites) -> tuple[Array, Array]:
     """Sites as points ``(V, k)`` by the largest and by the smallest eigenvalues of ``A - d d' / sum d``."""
-    V, k = len(first) - 1, min(GRAPH_DIRECTIONS, (len(first) - 1) // 2)
-    A = sparse.csr_array((np.ones(neighbour.size), neighbour, first), shape=(V, V))
-    degree = np.diff(first).astype(np.float64)
+    V = len(sites.first) - 1
+    k = min(GRAPH_DIRECTIONS, V // 2)
+    A = sparse.csr_array((sites.weight, sites.neighbour, sites.first), shape=(V, V))
+    degree = np.asarray(A.sum(axis=1), dtype=np.float64)
     if V <= DENSE:
         values, vectors = np.linalg.eigh(A.toarray() - np.outer(degree, degree) / degree.sum())
     else:
         operator = LinearOperator(
             (V, V), matvec=lambda x: A @ x - degree * (degree @ x) / degree.sum(), dtype=np.float64
         )
-        values, vectors = eigsh(operator, k=2 * k, which="BE", v0=np.ones(V))
+        # rough directions will do, and ones would be a bad start: they are in the null space
+        begin = np.random.default_rng(0).normal(size=V)
+        try:
+            values, vectors = eigsh(operator, k=2 * k, which="BE", v0=begin, ncv=6 * k, tol=1e-2, maxiter=30)
+        except ArpackNoConvergence as some:
+            values, vectors = some.eigenvalues, some.eigenvectors
+        k = min(k, len(values))
     points = vectors * np.sqrt(np.abs(values))
     order = np.argsort(values)
     return points[:, order[-k:]], points[:, order[:k]]
 
 
 def kmeans(points: Array, k: int, rng: np.random.Generator, rounds: int = 15) -> Index:
-    """Labels ``(V,)`` of at most k groups, from k-means++ seeds."""
+    """Labels ``(V,)`` of at most k groups, from k-means++ seeds; many points only follow the centres of some."""
+    if len(points) > MOST_POINTS:
+        some = points[np.linspace(0, len(points) - 1, MOST_POINTS).astype(np.int64)]
+        labels = kmeans(some, k, rng, rounds)
+        member = sparse.csr_array((np.ones(len(some)), (labels, np.arange(len(some)))), shape=(k, len(some)))
+        size = np.asarray(member.sum(axis=1))
+        return _nearest(points, (member @ some)[size > 0] / size[size > 0, None])
     centres = points[[rng.integers(len(points))]]
     distance = ((points - centres[0]) ** 2).sum(axis=1)
     while len(centres) < k and distance.sum() > 0:
         centres = np.vstack([centres, points[rng.choice(len(points), p=distance / distance.sum())]])
         distance = np.minimum(distance, ((points - centres[-1]) ** 2).sum(axis=1))
     for _ in range(rounds):
-        labels = ((centres**2).sum(axis=1) - 2 * points @ centres.T).argmin(axis=1)
+        labels = _nearest(points, centres)
         sums = np.zeros_like(centres)
         np.add.at(sums, labels, points)
         size = np.bincount(labels, minlength=len(centres))
         centres[size > 0] = sums[size > 0] / size[size > 0, None]
-    return np.asarray(labels, dtype=np.int64)
+    return labels
+
+
+def _nearest(points: Array, centres: Array) -> Index:
+    """The centre next to each point ``(V,)``."""
+    return np.asarray(((centres**2).sum(axis=1) - 2 * points @ centres.T).argmin(axis=1), dtype=np.int64)
