@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from fedkin._base import Array, Index, available_threads
+from fedkin._base import Array, available_threads
 from fedkin.kin.kernels.bundles import Course, Record, Sites, State, packed
 from fedkin.kin.kernels.sweeps import run_chain
 from fedkin.kin.neighbours import Neighbours

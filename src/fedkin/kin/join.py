@@ -100,6 +100,8 @@ def _posterior(parts: Parts, sums: Quadratics, noise: float) -> Joined:
 
 def _effect(blend: Blend, W: Array, c: Array) -> tuple[Array, Array, Array]:
     """Mean ``(d,)`` and covariance ``(d, d)`` of a new effect, and who shares its group ``(V,)``."""
+    from fedkin.kin.kernels.bundles import unpacked
+
     d, sites = len(c), blend.chains.sites
     V = sites.c.shape[1]
     logs, means, covariances, same = [], [], [], []
@@ -127,7 +129,7 @@ def _effect(blend: Blend, W: Array, c: Array) -> tuple[Array, Array, Array]:
             rest = e - H @ m
             for group in [*np.unique(z), -1]:
                 members = z == group
-                Hk = sites.H[r, members].sum(axis=0)
+                Hk = unpacked(sites.H[r, members].sum(axis=0), d)
                 ck = sites.c[r, members].sum(axis=0) - Hk @ m
                 joint, alone = _log_marginal(Hk + H, ck + rest, prior), _log_marginal(Hk, ck, prior)
                 C = np.linalg.inv(Hk + H + np.diag(prior))

@@ -135,9 +135,7 @@ def fit_mixed(
     parameters = evidence.start() if start is None else start
     if sums.n_sites > MOST_SITES:
         some = np.linspace(0, sums.n_sites - 1, MOST_SITES).astype(np.int64)
-        few = fit_mixed(
-            sums.take(some), intercepts, dispersion=dispersion, start=start, priors=priors, passes=passes
-        )
+        few = fit_mixed(sums.take(some), intercepts, dispersion=dispersion, start=start, priors=priors, passes=passes)
         return _with_own_noise(evidence, few.parameters) if dispersion is None else evidence.model(few.parameters)
     for last in range(passes - 1, -1, -1):
         parameters = evidence.maximise(parameters)

@@ -62,7 +62,8 @@ class Pairs:
         size = np.bincount(groups)[groups]
         total = 1.0 + self.base * (size - 1)
         for chance, labels in zip(self.chance, self.labels, strict=True):
-            _, both, count = np.unique(groups * (int(labels.max()) + 1) + labels, return_inverse=True, return_counts=True)
+            joint = groups * (int(labels.max()) + 1) + labels
+            _, both, count = np.unique(joint, return_inverse=True, return_counts=True)
             total += chance * (count[both] - 1)
         return np.asarray(total)
 

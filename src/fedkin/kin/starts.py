@@ -117,9 +117,9 @@ def kmeans(points: Array, k: int, rng: np.random.Generator, rounds: int = 15) ->
     if len(points) > MOST_POINTS:
         some = points[np.linspace(0, len(points) - 1, MOST_POINTS).astype(np.int64)]
         labels = kmeans(some, k, rng, rounds)
-        member = sparse.csr_array((np.ones(len(some)), (labels, np.arange(len(some)))), shape=(k, len(some)))
-        size = np.asarray(member.sum(axis=1))
-        return _nearest(points, (member @ some)[size > 0] / size[size > 0, None])
+        size = np.bincount(labels, minlength=k)
+        sums = np.stack([np.bincount(labels, weights=part, minlength=k) for part in some.T], axis=1)
+        return _nearest(points, sums[size > 0] / size[size > 0, None])
     centres = points[[rng.integers(len(points))]]
     distance = ((points - centres[0]) ** 2).sum(axis=1)
     while len(centres) < k and distance.sum() > 0:

@@ -10,7 +10,6 @@ from numba import typeof
 from fedkin._base import Array
 from fedkin.solvers.kernels.jit import FLOAT, INT, bundle, readable, writable
 
-
 #: Prior precision of the groups' common mean, in units of the spread between sites.
 MEAN_PRECISION = 4.0
 #: Where the typical width of groups may lie (log-uniform), and shapes of the widths' inverse gamma prior (uniform).
@@ -58,7 +57,8 @@ class Record(NamedTuple):
     """What a chain leaves: sums over kept sweeps, and a line for each of them.
 
     ``b (V, p)`` and ``bb (V, T)``: means of effects and of their squares (upper triangles) given the partition;
-    ``same (V, V)``: probabilities of sharing a group, empty for many sites; ``trace (S, 5)``: bound on the evidence, groups, number of the share, rates;
+    ``same (V, V)``: probabilities of sharing a group, empty for many sites; ``trace (S, 5)``: bound on the evidence,
+    groups, number of the share, rates;
     ``means (S, T, p)``: ``b`` of the first T sites; ``z (S, V)``, ``m (S, p)``, ``w (S, p)``, ``alpha (S,)``: the
     states. ``best (V,)`` is the partition with the highest density of all sweeps.
     """

@@ -113,14 +113,14 @@ def move_sites(sites, state, course, groups, c, prior, same, rng):  # type: igno
 
     Adds the probabilities of sharing a group to ``same`` (nothing where it is empty).
     """
-    V, p = c.shape
+    V = len(c)
     most, r, z = course.most, state.share[0], state.z
     alpha, r_in, r_out = state.scalars[2], state.scalars[3], state.scalars[4]
     edge, gap = math.log(r_in / r_out), math.log((1.0 - r_in) / (1.0 - r_out))
     weight, edges, out = np.zeros(groups.n.size + 1), np.zeros(groups.n.size), np.zeros(LANES)
     order = np.empty(V, np.int64)
-    for u in range(V):
-        order[u] = u
+    for t in range(V):
+        order[t] = t
     shuffle(order, rng)
     entropy = 0.0
     for u in order:
