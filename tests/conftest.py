@@ -64,7 +64,7 @@ def nothing_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
     def left() -> set[int]:
         return child_processes() - before | (processes_on(folder) if folder else set())
 
-    if not wait_until(lambda: not left(), 10.0):  # what was told to end may take a moment
+    if not wait_until(lambda: not left(), 60.0):  # what was told to end may take a moment, on a busy machine a long one
         pytest.fail("processes were left behind:\n" + "\n".join(end_processes(left())))
 
 

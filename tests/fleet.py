@@ -19,10 +19,10 @@ from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.programs.files import read_status
 from fedkin.fitting import load
 from fedkin.objective import Problem
-from processes import capped, wait_for
+from processes import PATIENCE, capped, wait_for
 
 PROGRAM = ("-m", "fedkin.cli.site_run")
-QUICK = ("--first-pull", "0.1", "--complain", "1", "--give-up", "60", "--linger", "30")
+QUICK = ("--first-pull", "0.1", "--complain", "1", "--give-up", "180", "--linger", "30")
 
 
 class Fleet:
@@ -47,7 +47,7 @@ class Fleet:
         for child in self.children.values():
             if child.poll() is None:
                 child.kill()
-            child.wait(10)
+            child.wait(PATIENCE)
 
     def place(self, name: str) -> Path:
         return self.heart.directory if name == "centre" else self.directory / name
@@ -71,12 +71,12 @@ class Fleet:
 
     def kill(self, name: str) -> None:
         self.signal(name, signal.SIGKILL)
-        self.children[name].wait(10)
+        self.children[name].wait(PATIENCE)
 
     def round(self, name: str) -> int:
         return int(read_status(self.place(name)).get("round", 0))
 
-    def wait_for_round(self, name: str, t: int, seconds: float = 60) -> None:
+    def wait_for_round(self, name: str, t: int, seconds: float = PATIENCE) -> None:
         def arrived() -> bool:
             assert self.children[name].poll() in (None, 0), self.report()
             return self.round(name) >= t
@@ -89,7 +89,17 @@ class Fleet:
         """Wait until a site has logged that event, in an entry that ``accept`` takes."""
         wait_for(lambda: any(entry["event"] == event and accept(entry) for entry in self.log(name)), report=self.report)
 
-    def join(self, seconds: float = 120) -> None:
+    def is_stuck(self, name: str, times: int = 3) -> int:
+        """Wait until a site complains that often about waiting in one and the same round, and return that round."""
+
+        def stuck() -> int | None:
+            rounds = [int(entry["round"]) for entry in self.log(name) if entry["event"] == "waiting"]
+            last = rounds[-times:]
+            return last[0] if len(last) == times and len(set(last)) == 1 else None
+
+        return int(wait_for(stuck, report=self.report))
+
+    def join(self, seconds: float = PATIENCE) -> None:
         """Wait until all have ended well."""
         deadline = time.monotonic() + seconds
         for name, child in self.children.items():

@@ -22,6 +22,9 @@ from typing import Any
 
 from fedkin._base import wait_until
 
+#: Seconds for what takes one or two on an idle machine: only what hangs takes as long, and then the test fails.
+PATIENCE = 200.0
+
 MEMORY = 3 * 2**30  # address space of a process; its resident memory is a hundredth of it
 
 # Ports below those that the system gives to outgoing connections, in slots. A test process holds the lock of its slot
@@ -43,7 +46,9 @@ def capped() -> None:
 
 
 def wait_for(
-    condition: Callable[[], Any], seconds: float = 60.0, report: Callable[[], str] = lambda: "it did not happen in time"
+    condition: Callable[[], Any],
+    seconds: float = PATIENCE,
+    report: Callable[[], str] = lambda: "it did not happen in time",
 ) -> Any:
     """What ``condition()`` returns once that is true; fail with ``report()`` when it is not in time."""
     found: list[Any] = []
@@ -137,7 +142,7 @@ def end_processes(pids: set[int]) -> list[str]:
 # --- a terminal -------------------------------------------------------------------------------------------------------
 
 
-def on_terminal(words: Sequence[str], columns: int, lines: int, seconds: float = 120.0) -> tuple[int, str]:
+def on_terminal(words: Sequence[str], columns: int, lines: int, seconds: float = PATIENCE) -> tuple[int, str]:
     """Exit code of a command and all that it wrote to a terminal of that size, without escape sequences."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))

@@ -21,6 +21,7 @@ from builders import design_problem
 from fedkin.admm import Availability, Store, fed_admm
 from fedkin.admm.checkpoint import fingerprint
 from fedkin.errors import ModelFileError, ParameterError
+from processes import PATIENCE
 
 a_problem = partial(design_problem, V=8, n=12, p=3, groups=2)
 
@@ -200,7 +201,7 @@ def test_kill_9_at_any_time_leaves_a_whole_state(tmp_path):
                 pass
         finally:
             child.kill()
-            child.communicate(timeout=30)
+            child.communicate(timeout=PATIENCE)
         done = load_and_resume(path)
         assert done >= least - 5
         path.unlink()

@@ -22,6 +22,7 @@ import fedkin.cli.models
 from fedkin.cli import main
 from fedkin.errors import FedkinWarning, SolverError
 from fedkin.fitting import FitOptions, compare, fit_federation
+from processes import PATIENCE
 
 HEADER = ["clinic", "age", "dose", "outcome"]
 NORTH = ["Zürich", "Bern", "[red]Basel[/]"]
@@ -511,7 +512,7 @@ def test_ctrl_c_in_a_process_of_its_own(place: Path) -> None:
     assert process.stdout.readline() == "up\n"
     time.sleep(2.0)  # into the work; whenever it comes, the end must be the same
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert out == ""

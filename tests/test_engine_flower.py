@@ -16,10 +16,11 @@ import pytest
 from builders import small_problem
 from federations import make_sites, reference, whole_of
 from fedkin.admm import Availability
+from processes import PATIENCE
 
 pytest.importorskip("flwr")
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.processes
 
 BIN = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 
@@ -53,7 +54,11 @@ def test_a_simulation_has_the_bits_of_fed_admm(tmp_path: Path, monkeypatch: pyte
     problem = small_problem(3)
     heart = make_sites(tmp_path / "fed", problem, rounds=10, batch_size=4, placement="central")
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "fed")], timeout=200, capture_output=True, text=True, check=False
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "fed")],
+        timeout=PATIENCE,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     with np.load(tmp_path / "fed" / "heart" / "flower.npz") as file:
@@ -83,7 +88,7 @@ def test_flwr_run_starts_the_example(tmp_path: Path) -> None:
     command += ["--run-config", f"federation='{heart.directory}' sites='{tmp_path / 'fed'}'"]
     command += ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1 init-args-num-cpus=1"]
     try:
-        done = subprocess.run(command, env=environment, timeout=200, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=environment, timeout=PATIENCE, capture_output=True, text=True, check=False)
         # Flower ends with 0 also when the run has failed
         assert (tmp_path / "fed" / "heart" / "flower.npz").exists(), done.stdout[-3000:]
     finally:

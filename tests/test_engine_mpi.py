@@ -23,7 +23,7 @@ from fedkin.cli import main
 from fedkin.cli.mpi_run import launch_command
 from fedkin.federate.mpi import small_cut
 from fedkin.fitting import load
-from processes import capped
+from processes import PATIENCE, capped
 
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 
@@ -35,7 +35,7 @@ def mpi_command(ranks: int, *arguments: str) -> list[str]:
 
 def mpi(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        mpi_command(ranks, *arguments), preexec_fn=capped, timeout=120, capture_output=True, text=True, check=False
+        mpi_command(ranks, *arguments), preexec_fn=capped, timeout=PATIENCE, capture_output=True, text=True, check=False
     )
 
 
@@ -94,7 +94,7 @@ def test_a_killed_job_continues(tmp_path: Path) -> None:
             assert running.poll() is None
     finally:
         running.terminate()
-        running.communicate(timeout=30)
+        running.communicate(timeout=PATIENCE)
     assert not (tmp_path / "model").exists()
     # one rank may have died before it wrote its last state
     assert forget_last_state(folder / "rank-0-of-2.db") >= 100

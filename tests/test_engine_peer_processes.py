@@ -13,7 +13,7 @@ from fedkin.fitting import load
 from fleet import Fleet
 
 pytest.importorskip("zenoh")
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.processes
 
 
 def test_five_sites_over_tls_have_the_bits_of_fed_admm_and_end_with_models(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from sklearn.preprocessing import StandardScaler
 from builders import TABLE, of_sizes
 from fedkin.data import Federation, deal_folds
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
+from processes import PATIENCE
 
 # --- take and subset ------------------------------------------------------------------------------------------
 
@@ -119,7 +120,7 @@ def test_the_split_is_the_same_in_every_process():
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=PATIENCE,
             env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(sys.path)},
         )
         answers.add(done.stdout)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from builders import edge_weights, random_graphs
 from fedkin.errors import FedkinError, GraphError, GraphWarning
 from fedkin.graph import Graph
+from processes import PATIENCE
 
 # --- construction ---------------------------------------------------------------------------------------------
 
@@ -235,5 +236,5 @@ def test_large_sparse_graphs_take_seconds():
 def test_import_stays_light():
     heavy = ["networkx", "pandas", "narwhals", "sklearn", "scipy.stats", "scipy.spatial", "pyarrow"]
     code = f"import sys, fedkin.graph, fedkin.data.federation; print([m for m in {heavy} if m in sys.modules])"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert answer.stdout.strip() == "[]"

@@ -11,11 +11,11 @@ import pytest
 
 from builders import small_problem
 from fleet import Fleet
-from processes import wait_for
+from processes import PATIENCE, wait_for
 from test_engine_peer_intruders import session
 
 zenoh = pytest.importorskip("zenoh")
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.processes
 
 
 def resident(pid: int) -> float:
@@ -48,12 +48,14 @@ def test_connections_that_say_nothing_do_not_keep_neighbours_out(tmp_path: Path)
         fleet.start("d0")
         wait_for(lambda: _connected(host, int(port)))
         for _ in range(400):
-            held.enter_context(closing(socket.create_connection((host, int(port)), 5)))
+            held.enter_context(closing(socket.create_connection((host, int(port)), PATIENCE)))
+        launched = time.monotonic()
         fleet.start("d1")
         fleet.wait_for_event("d1", "started")
         began = time.monotonic()
         fleet.join()
-        assert time.monotonic() - began < 5
+        # three times what it takes a process to start, which is long on a busy machine
+        assert time.monotonic() - began < max(5.0, 3 * (began - launched))
 
 
 def _connected(host: str, port: int) -> bool:

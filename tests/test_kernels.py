@@ -28,6 +28,7 @@ from fedkin.solvers.kernels import steps as kernels
 from fedkin.solvers.kernels.bundles import Edges
 from fedkin.solvers.kernels.jit import frozen
 from fedkin.solvers.pdhg import NumpyIteration, initial_rho
+from processes import PATIENCE
 
 
 def random_graph(n: int, n_edges: int, seed: int = 0, weighted: bool = True) -> Graph:
@@ -361,10 +362,9 @@ assert "numba" not in sys.modules, "a small fit loaded the compiler"
 
 
 def test_first_small_fit_does_not_load_numba() -> None:
-    subprocess.run([sys.executable, "-c", FRESH], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", FRESH], check=True, timeout=PATIENCE)
 
 
-@pytest.mark.timeout(60)
 def test_projections_onto_the_l1_ball_end_when_coordinates_lie_at_the_threshold() -> None:
     """Rounding then lets a coordinate in and out of the active set; the projection must not follow it for ever."""
     rng = np.random.default_rng(0)

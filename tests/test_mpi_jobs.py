@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,10 @@ from fedkin.cli import main
 from fedkin.errors import DataError
 from fedkin.federate import check_no_job, job_folder
 from fedkin.federate.mpi import only_job
-from processes import capped
+from processes import PATIENCE, capped, wait_for
 
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 needs_mpi = pytest.mark.skipif(
     MPIEXEC is None or not Path("/proc/self/cmdline").exists(), reason="needs mpiexec and a list of processes"
 )
@@ -52,10 +51,8 @@ def long_job(directory: Path, words: list[str]) -> Iterator[subprocess.Popen[str
     command = [sys.executable, "-m", "fedkin.cli", "mpi", "run", *words, "-n", "2", "--checkpoint-every", "50"]
     job = subprocess.Popen(command, preexec_fn=capped, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
-        deadline = time.monotonic() + 60
-        while not list(directory.glob("model.job/rank-1-*.db")):
-            assert time.monotonic() < deadline and job.poll() is None
-            time.sleep(0.05)
+        wait_for(lambda: list(directory.glob("model.job/rank-1-*.db")) or job.poll() is not None)
+        assert job.poll() is None
         yield job
     finally:
         for number in processes_of(directory):
@@ -72,7 +69,7 @@ def test_a_signal_to_the_command_ends_the_ranks(tmp_path: Path, number: signal.S
     with long_job(directory, words) as job:
         assert len(processes_of(directory)) >= 4  # the command, mpiexec and two ranks
         job.send_signal(number)
-        _, errors = job.communicate(timeout=30)
+        _, errors = job.communicate(timeout=PATIENCE)
         assert job.returncode == 130, errors
         assert "stopping the ranks; the same command goes on from the last checkpoint" in errors
         assert processes_of(directory) == []
@@ -90,17 +87,20 @@ def test_a_second_job_on_the_same_directory_is_refused(tmp_path: Path, capfd: py
         # a launcher of one's own calls the ranks without the command
         command = [str(MPIEXEC), "--oversubscribe", "--allow-run-as-root", "-n", "1", sys.executable, "-m"]
         command += ["fedkin.cli.mpi_rank", *words, "--fresh"]
-        direct = subprocess.run(command, preexec_fn=capped, capture_output=True, text=True, timeout=60, check=False)
+        direct = subprocess.run(
+            command, preexec_fn=capped, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
         assert direct.returncode == 2 and "is in use by another job" in direct.stderr
         assert list(directory.glob("model.job/rank-1-of-2.db")) and not list(directory.glob("model.job/rank-*-of-1*"))
     assert (directory / "model.job" / "lock").exists()
-    deadline = time.monotonic() + 10
-    while True:  # processes that were killed need a moment to end
+
+    def free() -> bool:
         with contextlib.suppress(DataError):
             check_no_job(directory / "model")
-            break
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+            return True
+        return False
+
+    wait_for(free)  # processes that were killed need a moment to end
 
 
 def test_the_lock_is_free_after_its_holder(tmp_path: Path) -> None:

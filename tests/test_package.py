@@ -19,6 +19,7 @@ import pytest
 import fedkin
 import fedkin.errors
 from fedkin.cli import main
+from processes import PATIENCE
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 HEAVY = {
@@ -38,7 +39,12 @@ EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
 
 def run_python(code: str, cwd: Path | None = None) -> str:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -198,7 +204,7 @@ def test_examples_run(script: Path, tmp_path: Path) -> None:
         env={**os.environ, "PYTHONIOENCODING": "utf-8"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr

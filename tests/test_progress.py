@@ -15,6 +15,7 @@ import fedkin.cli.models
 from fedkin._base import listening, tracked
 from fedkin.cli import main
 from fedkin.fitting import fit_federation
+from processes import PATIENCE
 
 TABLE = "site,x,y\n" + "".join(
     f"{site},{k % 7},{(k % 7) * (1 if site < 'c' else -1) + (k * 31 % 5) / 5}\n" for site in "abcd" for k in range(24)
@@ -62,7 +63,7 @@ def test_without_a_terminal_there_are_lines_now_and_then():
     with fedkin.progress("choosing lam", console=console, every=0.01):
         for k in tracked(range(3), "folds"):
             if k == 1:
-                assert told.wait(20)
+                assert told.wait(PATIENCE)
     assert "choosing lam; folds, 1 of 3 (about" in shown.getvalue()
 
 

@@ -22,10 +22,10 @@ from fedkin.cli import main
 from fedkin.data import write_csv
 from fedkin.federate.programs.overview import is_running
 from fedkin.fitting import load
-from processes import capped, free_ports, on_terminal, wait_for
+from processes import PATIENCE, capped, free_ports, on_terminal, wait_for
 
 pytest.importorskip("zenoh")
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.processes
 
 
 def command_of(folder: Path, sites: int, rounds: int, **changes: Any) -> list[str]:
@@ -55,7 +55,7 @@ def started(folder: Path, words: list[str]) -> Iterator[subprocess.Popen[str]]:
         if (folder / "trial" / "sites").is_dir():
             main(["site", "stop", str(folder / "trial")])
         try:
-            process.communicate(timeout=30)
+            process.communicate(timeout=PATIENCE)
         finally:
             process.kill()
             process.wait()
@@ -123,7 +123,7 @@ def test_what_dies_is_started_again_and_stop_ends_it(tmp_path: Path, capsys: pyt
         assert "already running: " in capsys.readouterr().err
         assert main(["site", "stop", str(tmp_path / "trial")]) == 0
         assert "d0, d1, d2" in capsys.readouterr().out
-        assert process.wait(30) == 3  # not that of a run that has finished
+        assert process.wait(PATIENCE) == 3  # not that of a run that has finished
         assert not any(is_running(tmp_path / "trial" / "sites" / f"d{u}") for u in range(3))
 
 
@@ -135,7 +135,7 @@ def test_a_signal_stops_the_sites_and_the_same_command_continues(
     with started(tmp_path, command) as process:
         until_round(tmp_path, capsys, 3, 2)
         process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 130 and "stopping the sites" in errors
         assert {line["state"] for line in lines_of(tmp_path, capsys).values()} == {"stopped"}
     assert main(command) == 0

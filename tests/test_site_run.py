@@ -22,10 +22,10 @@ from fedkin.data import Rows
 from fedkin.federate import enrol
 from fedkin.fitting import load
 from fleet import Fleet
-from processes import capped
+from processes import PATIENCE, capped
 
 pytest.importorskip("zenoh")
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 
 
 def run(place: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -34,7 +34,7 @@ def run(place: Path, *options: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "fedkin.cli.site_run", str(place), "--give-up", "2", *options],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         preexec_fn=capped,
         check=False,
     )
@@ -248,12 +248,12 @@ def test_one_site_is_stopped_by_its_own_directory(tmp_path: Path, capsys: pytest
         fleet.wait_for_round("d1", 5)
         assert main(["site", "stop", str(fleet.place("d1"))]) == 0
         assert "asked to stop: d1" in capsys.readouterr().out
-        assert fleet.children["d1"].wait(20) == 3
+        assert fleet.children["d1"].wait(PATIENCE) == 3
         assert main(["site", "status", str(fleet.directory), "--json"]) == 0
         states = {line["name"]: line["state"] for line in json.loads(capsys.readouterr().out)["sites"]}
         assert states == {"d0": "running", "d1": "stopped", "d2": "running"}
         assert main(["site", "stop", str(fleet.directory)]) == 0
-        assert fleet.children["d0"].wait(20) == fleet.children["d2"].wait(20) == 3
+        assert fleet.children["d0"].wait(PATIENCE) == fleet.children["d2"].wait(PATIENCE) == 3
         assert main(["site", "stop", str(fleet.directory)]) == 0
         assert "no site is running here" in capsys.readouterr().out
 
@@ -274,7 +274,7 @@ def test_edges_are_tested_by_the_sites_first(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedkin.federate.programs.select", "--give-up", "30", "--linger", "5"]
     running = [subprocess.Popen([*command, str(tmp_path / f"d{u}")], preexec_fn=capped) for u in range(3)]
     try:
-        assert [process.wait(60) for process in running] == [0, 0, 0]
+        assert [process.wait(PATIENCE) for process in running] == [0, 0, 0]
     finally:
         for process in running:
             process.kill()

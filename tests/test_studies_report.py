@@ -19,6 +19,7 @@ from fedkin.studies.present.report import Table, make_table, study_page
 from fedkin.studies.present.summary import Summary, paired_difference
 from fedkin.studies.rows import StudyError, read_part, write_rows
 from fedkin.studies.run import duration, progress, run_study
+from processes import PATIENCE
 from small_studies import UNDRAWN
 
 pytestmark = pytest.mark.studies
@@ -122,7 +123,7 @@ def test_wide_tables_fit_the_window_and_the_paper(tmp_path: Path):
             f"--window-size={width},900",
             "--dump-dom",
         ]
-        done = subprocess.run([*command, place.as_uri()], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run([*command, place.as_uri()], capture_output=True, text=True, timeout=PATIENCE, check=True)
         assert f"<title>{'a part' if name == 'narrow' else 'all of it'}</title>" in done.stdout, name
 
 

@@ -19,7 +19,7 @@ from fedkin.studies.launch import launch
 from fedkin.studies.pool import WorkerError, map_in_processes
 from fedkin.studies.rows import StudyError, read_rows, write_rows
 from fedkin.studies.run import Store, run_study
-from processes import wait_for
+from processes import PATIENCE, wait_for
 from small_studies import SMALL, UNDRAWN, without_times
 
 pytestmark = pytest.mark.studies
@@ -124,7 +124,7 @@ def test_wrong_input_that_only_a_worker_sees_is_one_line(small_study: Path, tmp_
     small_study.with_name("own.py").write_text(
         "from fedkin.errors import ParameterError\ndef task(replication):\n    raise ParameterError('n is too odd')\n"
     )
-    done = subprocess.run(_command(small_study, tmp_path / "out", 1), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(_command(small_study, tmp_path / "out", 1), capture_output=True, text=True, timeout=PATIENCE)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "stopped at n=10, kind=a, replications 0 to 1 (finished cells are kept): n is too odd" in line
@@ -216,7 +216,7 @@ def test_killed_in_the_middle_and_started_again_gives_the_same_rows(small_study:
         wait_for(lambda: len(_parts(out)) >= 4)
     finally:
         process.send_signal(signal.SIGKILL)
-        process.wait(timeout=30)
+        process.wait(timeout=PATIENCE)
     finished = len(_parts(out))
     assert 4 <= finished < 24
     assert not (out / "small" / "rows.parquet").exists()
@@ -225,7 +225,7 @@ def test_killed_in_the_middle_and_started_again_gives_the_same_rows(small_study:
     wait_for(lambda: not any(_alive(pid) for pid in workers), 20.0)  # no ghosts
 
     before = log.read_text().splitlines()
-    done = subprocess.run(_command(small_study, out), capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(_command(small_study, out), capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert f"{finished} found finished" in done.stderr
     assert Path(done.stdout.strip()) == out / "small" / "index.html"
     again = log.read_text().splitlines()[len(before) :]
@@ -245,7 +245,7 @@ def test_ctrl_c_leaves_no_process_and_no_half_file(small_study: Path, tmp_path: 
     try:
         wait_for(lambda: len(_parts(out)) >= 2)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert process.returncode == 130
