@@ -355,9 +355,12 @@ def test_wrong_arguments(
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("clinic,age,outcome\nA,1,2\nA,,3\n", ["row 1", "'age'", "nan"]),
-        ("clinic,age,outcome\nA,1,2\n,2,3\n", ["row 1", "clinic"]),
-        ("clinic,age,name,outcome\nA,1,Ann,2\n", ["'name'", "--features"]),
+        ("clinic,age,outcome\nA,1,2\nA,,3\n", ["'age' in 1 (first in line 3)", "--missing mean"]),
+        ("clinic,age,outcome\nA,1,2\n,2,3\n", ["'clinic' in 1 (first in line 3)", "--missing drop"]),
+        (
+            "clinic,age,name,outcome\n" + "".join(f"A,{k},Ann{k},2\n" for k in range(12)),
+            ["name: text with 12 different values", "--features", "--categories"],
+        ),
         ("clinic,age,outcome\nA,1\n", ["line 2"]),
         ("", ["empty"]),
     ],
@@ -384,7 +387,7 @@ def test_wrong_predictions(place: Path, capsys: pytest.CaptureFixture[str]) -> N
     write(place / "stranger.csv", HEADER[:3], [["Genf", 1.0, 2.0]])
     assert "'Genf'" in failing(capsys, "predict", "fedkin-model", "stranger.csv")
     write(place / "narrow.csv", ["clinic", "age"], [["Bern", 1.0]])
-    assert "'dose'" in failing(capsys, "predict", "fedkin-model", "narrow.csv")
+    assert "dose: there is no such column" in failing(capsys, "predict", "fedkin-model", "narrow.csv")
     assert "clinics" in failing(capsys, "predict", "fedkin-model", "sites.csv", "--device", "clinics")
     assert "nowhere" in failing(capsys, "predict", "nowhere", "sites.csv")
     assert "no directory" in failing(capsys, "predict", "fedkin-model", "sites.csv", "--out", "no/where.csv")

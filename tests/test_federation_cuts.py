@@ -230,3 +230,29 @@ def test_cuts_keep_names_targets_and_offsets():
         assert part.target_name == "score"
         np.testing.assert_array_equal(part.offset, np.array(TABLE["log_time"])[part.row_order])
         np.testing.assert_array_equal(part.y, np.array(TABLE["score"])[part.row_order])
+
+
+# --- in the order of time -------------------------------------------------------------------------------------
+
+
+def test_rows_are_put_in_order_and_cuts_hold_out_later_ones():
+    rng = np.random.default_rng(0)
+    time = rng.permutation(24).astype(float)
+    fed = Federation.from_arrays(time[:, None], time, ["a", "b", "b"] * 8, time=time)
+    assert fed.ordered
+    for device in fed.devices:
+        assert (np.diff(fed[device].X[:, 0]) > 0).all()
+    assert time[fed.row_order].tolist() == fed.X[:, 0].tolist()
+    for seed in (0, 1):
+        train, test = fed.split(0.25, seed)
+        assert train.ordered
+        for device in fed.devices:
+            assert train[device].X.max() < test[device].X.min()
+    assert fed.folds(3)[:8].tolist() == [0, 0, 0, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("days", [["2021-03-04", "2020-01-01", "2021-03-05"], [3.0, 1.0, 4.0]])
+def test_times_are_numbers_or_days(days):
+    assert Federation.from_arrays(np.eye(3), None, list("aaa"), time=days).row_order.tolist() == [1, 0, 2]
+    with pytest.raises(DataError, match="the time '4 March' is neither a number nor a day such as 2021-03-04"):
+        Federation.from_arrays(np.eye(2), None, list("aa"), time=["2021-03-04", "4 March"])

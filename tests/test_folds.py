@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def test_sums_of_parts_are_the_terms_of_the_rows(loss: str, ridge: float | list[
     fold_of = rows.folds(3, 0)
     fold_of[(rows.n_samples < 2)[rows.device_index]] = -1
     for fold, found in zip(range(3), cut_folds(problem, 3, 0), strict=True):
-        expected = _fold_of_rows(problem, rows, fold_of == fold)
+        expected = _fold_of_rows(problem, rows, fold_of == fold, fold_of != fold)
         ours, theirs = found.objective.terms, expected.objective.terms
         assert isinstance(ours, QuadraticTerms)
         assert isinstance(theirs, QuadraticTerms)
@@ -76,3 +77,22 @@ def test_prediction_along_the_path_saves_iterations() -> None:
     warm = sum(solution.n_iter for _, solution in fedkin.lam_path(problem, lams))
     cold = sum(fedkin.solve(problem.with_lam(lam)).n_iter for lam in lams)
     assert warm < 0.8 * cold
+
+
+@pytest.mark.parametrize("loss", ["linear", "logistic"])
+def test_folds_in_time_train_on_earlier_rows_only(loss):
+    rng = np.random.default_rng(0)
+    X, time = rng.normal(size=(60, 2)), rng.permutation(60)
+    y = (X[:, 0] + rng.normal(size=60) > 0).astype(float)
+    fed = fedkin.Federation.from_arrays(X, y, np.arange(60) % 3, time=time)
+    problem = fedkin.Problem(fed, fedkin.Graph.complete(fed.devices), loss, lam=0.1)
+    cut = cut_folds(problem, 4, 0)
+    assert len(cut) == 3  # the earliest rows are never held out
+    theta = rng.normal(size=(3, 2))
+    for k, fold in enumerate(cut, start=1):
+        blocks = fed.folds(4)
+        train = replace(problem, federation=fed.take(blocks < k))
+        test = replace(problem, federation=fed.take(blocks == k))
+        assert np.allclose(fold.objective.terms.values(theta), train.terms.values(theta))
+        assert np.allclose(fold.held_out.values(theta), test.terms.values(theta))
+    assert np.isfinite(fedkin.cross_validate_lam(problem, folds=2, n_lams=3).error).all()

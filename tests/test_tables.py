@@ -131,7 +131,7 @@ def test_header_alone_gives_empty_columns(tmp_path):
         (b"\xef\xbb\xbf\n\n", "is empty: expected a header"),
         (b"a,b\n1,2\n3\n", "line 3: 1 cell, but the header has 2"),
         (b"a,b\n1,2\n\n3,4,5\n", "line 4: 3 cells, but the header has 2"),
-        (b"a,b,a\n1,2,3\n", "line 1: two columns are called 'a'"),
+        (b"a,b,a\n1,2,3\n", "line 1: several columns are called 'a'; rename or remove all but one"),
         (b"a,b\n1,2\n3,\xff\n", "line 3: the byte 0xff is not UTF-8; save the file as UTF-8"),
         ("a,b\n1,2\n".encode("utf-16"), "line 1: the byte 0xff is not UTF-8"),
         (b'a,b\n1,"2\n', "check the quotes"),

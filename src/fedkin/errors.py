@@ -14,7 +14,8 @@
     FedkinWarning            (UserWarning)
     ├── ConvergenceWarning                   an iteration limit was reached
     ├── GraphWarning                         edges that come twice, devices that a graph does not name
-    └── DegenerateDeviceWarning              a device without a local estimate of its own
+    ├── DegenerateDeviceWarning              a device without a local estimate of its own
+    └── TableWarning                         a column left out of a table, a level that did not train
 """
 
 from __future__ import annotations
@@ -70,6 +71,10 @@ class GraphWarning(FedkinWarning):
 
 class DegenerateDeviceWarning(FedkinWarning):
     """A device has no local estimate of its own, and a stated rule was used instead."""
+
+
+class TableWarning(FedkinWarning):
+    """Something about a table that was settled by a stated rule: a column left out, a level that did not train."""
 
 
 def missing_dependency(package: str, purpose: str, extra: str) -> MissingDependencyError:

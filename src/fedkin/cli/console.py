@@ -112,6 +112,10 @@ def _print_error(words: str) -> None:
     messages().print(Text.assemble(("error: ", "bold red"), (as_options(words), "red")), soft_wrap=True)
 
 
+#: What Python and the command line call the same about tables.
+_OF_TABLES = ("device", "features", "offset", "target", "weight", "time", "missing", "categories")
+
+
 def as_options(words: str) -> str:
     """A message of the library, with the arguments of Python spelled as those of the command line.
 
@@ -127,7 +131,7 @@ def as_options(words: str) -> str:
     from fedkin.cli.options import flag
     from fedkin.fitting import DEFAULTS
 
-    names = "|".join((*DEFAULTS, "device", "features", "graph", "offset", "target"))
+    names = "|".join((*DEFAULTS, *_OF_TABLES, "graph"))
 
     def spelled(found: re.Match[str]) -> str:
         value = (found[2] or "").strip("\"'")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
@@ -73,6 +74,19 @@ def fit(
     offset: Annotated[
         str | None, typer.Option(metavar="COL", help="Column that is added to the linear predictor as it is.")
     ] = None,
+    weight: Annotated[
+        str | None, typer.Option(metavar="COL", help="Column that says as how many rows each one counts.")
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option(metavar="COL", help="Column that orders rows: train on earlier, test on later ones.")
+    ] = None,
+    missing: Annotated[
+        Literal["refuse", "drop", "mean", "indicator"],
+        typer.Option(help="Missing cells: refuse the table, drop their rows, fill in means, or also say where."),
+    ] = "refuse",
+    categories: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Columns whose numbers are names: codes, types.")
+    ] = None,
     graph: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Edges between devices, CSV or GraphML; by default all pairs."),
@@ -113,11 +127,13 @@ def fit(
         check_page(report)
     if not 0 <= test_size < 1:
         raise ParameterError(f"--test-size must be at least 0 and less than 1, got {test_size:g}")
+    said = {"target": target, "features": features, "offset": offset, "weight": weight, "time": time}
+    said |= {"categories": categories, "missing": None if missing == "refuse" else missing}
     folder = folder_of_summaries(data)
     if folder is not None:
-        named = {"device": device, "target": target, "features": features, "offset": offset, "contract": contract}
-        for name, given in named.items():
-            if given is not None:
+        named = {"device": device, "contract": contract, **said}
+        for name, value in named.items():
+            if value is not None:
                 raise ParameterError(f"{flag(name)} is for tables; summaries have their contract: leave it out")
         _check_out(out)
         shared = fit_shared(folder, graph, federation, options, out, as_json)
@@ -128,7 +144,7 @@ def fit(
         return
     if federation is not None:
         raise ParameterError(f"--federation is for a directory of summaries, and {data} has none")
-    agreed = None if contract is None else _read_contract(contract, target, features, offset)
+    agreed = None if contract is None else _read_contract(contract, said)
     how = FitOptions(**(options if agreed is None else {**options, **agreed.options}))
     if agreed is None:
         _check_target(target, how)
@@ -137,8 +153,17 @@ def fit(
     _check_out(out)
     with working(f"reading {data}") as say:
         if agreed is None:
-            columns = None if features is None else [name.strip() for name in features.split(",") if name.strip()]
-            rows = read_federation(data, device=device, target=target, features=columns, offset=offset)
+            rows = read_federation(
+                data,
+                device=device,
+                target=target,
+                features=None if features is None else _names(features),
+                offset=offset,
+                weight=weight,
+                time=time,
+                missing=missing,
+                categories=_names(categories or ""),
+            )
             _hint_at_classes(rows, how)
         else:
             rows = agreed_federation(data, device, agreed.schema)
@@ -171,6 +196,10 @@ def fit(
     _print_model(out, model, compared=comparison is not None)
 
 
+def _names(given: str) -> list[str]:
+    return [name.strip() for name in given.split(",") if name.strip()]
+
+
 def _check_out(out: Path) -> None:
     try:
         check_model_place(out)
@@ -199,12 +228,11 @@ class _Agreed:
         return None if self.schema.target is None else self.schema.target.name
 
 
-def _read_contract(path: Path, target: str | None, features: str | None, offset: str | None) -> _Agreed:
+def _read_contract(path: Path, about: Mapping[str, str | None]) -> _Agreed:
     from fedkin.cli.contracts import fit_options
     from fedkin.federate import Contract
 
-    named = {"target": target, "features": features, "offset": offset}
-    for name, given in named.items():
+    for name, given in about.items():
         if given is not None:
             raise ParameterError(f"{flag(name)} is for the contract to say: leave it out with --contract")
     contract = Contract.read(path)

@@ -30,7 +30,7 @@ from fedkin.cli.tables import (
     read_federation,
     schema_table,
 )
-from fedkin.data import write_csv
+from fedkin.data import TableSchema, write_csv
 from fedkin.errors import ParameterError
 from fedkin.fitting import FittedModel, load
 
@@ -66,11 +66,10 @@ def predict(
         X: object = federation.X[rows]
         shift = None if federation.offset is None else federation.offset[rows]
     else:
-        if offset is not None:
+        if offset is not None and not isinstance(fitted.schema, TableSchema):
             raise ParameterError(f"--offset is for the contract to say ({fitted.schema.offset}): leave it out")
         # in a directory the files are named like the sites, whatever the column was called
-        found, X = agreed_rows(data, device if data.is_dir() else column, fitted)
-        shift = None
+        found, X, shift = agreed_rows(data, device if data.is_dir() else column, fitted, offset)
     devices = _known_ids(fitted, found)
     columns = _columns(fitted, X, devices, shift)
     header = ["row", column or "device", *columns]

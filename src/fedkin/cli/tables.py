@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from glob import has_magic
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +17,21 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from fedkin._base import AnyArray, count
-from fedkin.cli.console import as_options, output
+from fedkin._base import AnyArray, Array, count
+from fedkin.cli.console import as_options, note, output
 from fedkin.data import (
     CSV_SUFFIXES,
     PARQUET_SUFFIXES,
     Federation,
     Schema,
+    TableSchema,
     device_ids,
+    near_name,
     raise_findings,
     read_columns,
     read_directory,
 )
-from fedkin.errors import DataError, FedkinError
+from fedkin.errors import DataError, FedkinError, TableWarning
 from fedkin.fitting import FittedModel
 
 MOST_GROUPS = 12  # groups that are listed with their members
@@ -35,29 +39,24 @@ _MOST_NOTES = 8
 _ROOM = 72  # characters for the members of a group
 
 
-def read_federation(
-    path: Path,
-    *,
-    device: str | None,
-    target: str | None = None,
-    features: Sequence[str] | None = None,
-    offset: str | None = None,
-) -> Federation:
-    """`Federation.read`, with a guess at what was meant when a column does not exist."""
-    if not path.exists():
-        raise DataError(f"there is no file or directory {path}{_near(path.name, _siblings(path), 0.8)}: check the path")
-    if device is None and not path.is_dir():
+def read_federation(path: Path, **asked: Any) -> Federation:
+    """`Federation.read` with these arguments; what it remarks on comes as notes."""
+    check_exists(path)
+    if asked.get("device") is None and path.is_file():
         raise DataError(f"say which column of {path} holds the devices: --device COL{_has(_column_names(path))}")
-    try:
-        return Federation.read(path, device=device, target=target, features=features, offset=offset)
-    except DataError as error:
-        columns = _column_names(path)
-        named = (name for name in (device, target, offset, *(features or ())) if name is not None)
-        missing = next((name for name in named if name not in columns), None)
-        guess = "" if missing is None else _near(missing, columns)
-        if not guess:
-            raise
-        raise DataError(f"{error}{guess}") from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TableWarning)  # they are the federation's notes
+        federation = Federation.read(path, **asked)
+    for words in federation.notes:
+        note(words)
+    return federation
+
+
+def check_exists(path: Path) -> None:
+    """Raise unless there is a file or directory of that name, or the name is a pattern such as rows/*.parquet."""
+    if not path.exists() and not has_magic(str(path)):
+        near = near_name(path.name, _siblings(path), 0.8)
+        raise DataError(f"there is no file or directory {path}{near}: check the path")
 
 
 def agreed_federation(path: Path, device: str | None, schema: Schema) -> Federation:
@@ -69,10 +68,21 @@ def agreed_federation(path: Path, device: str | None, schema: Schema) -> Federat
         return schema.federation(columns, site)
 
 
-def agreed_rows(path: Path, device: str | None, model: FittedModel) -> tuple[list[Hashable], dict[str, AnyArray]]:
-    """Rows to predict with a model that has a schema, and the device of each; with one device it need not be named."""
-    assert model.schema is not None
-    columns, site = _agreed_columns(path, device, model.schema, target=False)
+def agreed_rows(
+    path: Path, device: str | None, model: FittedModel, offset: str | None = None
+) -> tuple[list[Hashable], dict[str, AnyArray], Array | None]:
+    """Rows to predict with a model that has a schema, the device of each, and the offset if another column has it.
+
+    With one device it need not be named.
+    """
+    schema = model.schema
+    assert schema is not None
+    needed = schema if offset is None else replace(schema, offset=offset)
+    columns, site = _agreed_columns(path, device, needed, target=False)
+    if device is not None and device not in columns:
+        raise DataError(
+            f"{path}: there is no column {device!r} for the device{near_name(device, columns)}{_has([*columns])}"
+        )
     if site is not None and site in columns:
         ids = device_ids(columns[site])
     elif model.n_devices == 1:
@@ -83,15 +93,14 @@ def agreed_rows(path: Path, device: str | None, model: FittedModel) -> tuple[lis
             f"{model.n_devices} of them"
         )
     with naming(path):
-        raise_findings(model.schema.check(columns, target=False))
-    return ids, columns
+        raise_findings(needed.check(columns, target=False))
+    return ids, columns, None if offset is None else needed.offset_of(columns)
 
 
 def _agreed_columns(
     path: Path, device: str | None, schema: Schema, target: bool
 ) -> tuple[dict[str, AnyArray], str | None]:
-    if not path.exists():
-        raise DataError(f"there is no file or directory {path}{_near(path.name, _siblings(path), 0.8)}: check the path")
+    check_exists(path)
     if not path.is_dir():
         return read_columns(path), device
     names = [column.name for column in (schema.columns if target else schema.features)]
@@ -108,15 +117,18 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def schema_table(schema: Schema) -> Table:
-    """The columns of a schema, in words."""
-    table = plain_table("column", "what it must be", "centre", "scale", numbers_from=2)
+    """The columns of a schema, in words; centre and scale where they were agreed on."""
+    learned = isinstance(schema, TableSchema)
+    heads = ("column", "what it is") if learned else ("column", "what it must be", "centre", "scale")
+    table = plain_table(*heads, numbers_from=2)
     for column in schema.columns:
         centre, scale = column.centre_and_scale
         scaled = column.kind != "category" and column is not schema.target
         numbers = (f"{centre:g}", f"{scale:g}") if scaled else ("", "")
-        add_row(table, column.name, column.words + (" (target)" if column is schema.target else ""), *numbers)
+        words = column.words + (" (target)" if column is schema.target else "")
+        add_row(table, column.name, words, *(() if learned else numbers))
     if schema.offset is not None:
-        add_row(table, schema.offset, "number (offset)", "", "")
+        add_row(table, schema.offset, "number (offset)", *(() if learned else ("", "")))
     return table
 
 
@@ -137,12 +149,6 @@ def _has(columns: Sequence[str]) -> str:
 
 def _siblings(path: Path) -> list[str]:
     return [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-
-
-def _near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    by_lower = {word.lower(): word for word in known}
-    alike = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=cutoff)
-    return f" (did you mean {' or '.join(repr(by_lower[word]) for word in alike)}?)" if alike else ""
 
 
 def plain_table(*columns: str, numbers_from: int = 1) -> Table:

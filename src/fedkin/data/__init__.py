@@ -11,13 +11,14 @@ and `column` say what columns must be, `findings` (with `labels` and `units`) wh
 from __future__ import annotations
 
 from fedkin.data.cells import infer_column, read_cells
-from fedkin.data.checks import deal_folds
 from fedkin.data.column import Column
-from fedkin.data.columns import read_directory
+from fedkin.data.columns import near_name, read_directory
+from fedkin.data.cuts import block_folds, deal_folds
 from fedkin.data.federation import INTERCEPT, Federation
 from fedkin.data.findings import Finding, raise_findings
 from fedkin.data.ids import HasDevices, device_id, device_ids
 from fedkin.data.labels import Label, level_text, looks_like_date, parsed_numbers
+from fedkin.data.learned import TableSchema
 from fedkin.data.rows import Rows
 from fedkin.data.schema import Schema
 from fedkin.data.tables import CSV_SUFFIXES, PARQUET_SUFFIXES, columns_of, read_columns, write_csv
@@ -33,6 +34,8 @@ __all__ = [
     "Label",
     "Rows",
     "Schema",
+    "TableSchema",
+    "block_folds",
     "columns_of",
     "deal_folds",
     "device_id",
@@ -40,6 +43,7 @@ __all__ = [
     "infer_column",
     "level_text",
     "looks_like_date",
+    "near_name",
     "parsed_numbers",
     "raise_findings",
     "read_cells",

@@ -7,12 +7,13 @@ import io
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from fedkin._base import AnyArray, Array, count
+from fedkin._base import AnyArray, Array, count, listed
 from fedkin.errors import DataError
 
 LARGEST_EXACT_INTEGER = 2**53
@@ -22,10 +23,10 @@ _INFINITIES = frozenset({"inf", "-inf", "+inf", "Inf", "-Inf", "Infinity", "-Inf
 _NUMBER_TEXT = _NUMBER_CHARACTERS | {"\n"}
 _SPECIAL_NUMBER = re.compile(r"^[+-]?(?:0[0-9]+|[0-9]{16,})$", re.MULTILINE)  # a leading zero, or maybe beyond 2**53
 _INTEGER = re.compile(r"[+-]?[0-9]+")
-_LEADING_ZERO = re.compile(r"[+-]?0[0-9]+")
-_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+(?:[eE][+-]?[0-9]+)?")
+LEADING_ZERO = re.compile(r"[+-]?0[0-9]+")
+DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+(?:[eE][+-]?[0-9]+)?")
 #: So many numbers for each word make a column of numbers with mistakes, not of labels.
-_NUMBERS_PER_WORD = 20
+NUMBERS_PER_WORD = 20
 _TRUTH = {"True": True, "False": False, "true": True, "false": False, "TRUE": True, "FALSE": False}
 
 
@@ -38,40 +39,57 @@ def read_cells(path: str | os.PathLike[str]) -> tuple[list[str], list[list[str]]
     columns : list of c lists of str
     """
     path = Path(path)
-    text = _decoded(path)
-    first_line = text.lstrip("\r\n").partition("\n")[0]
-    delimiter = next((mark for mark in ",;\t" if mark in first_line), ",")
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    text = decoded(path)
     rows: list[list[str]] = []
     header: list[str] | None = None
+    line = 0
     try:
-        for row in reader:
-            if not row:  # a blank line
-                continue
+        for line, row in csv_rows(text):
             if header is None:
                 header = [name.strip() for name in row]
-                if len(header) == 1 and "|" in header[0]:
-                    raise DataError(
-                        f"{path}, line {reader.line_num}: cells seem to be parted by '|': save the file with commas, "
-                        "semicolons or tabs"
-                    )
             elif len(row) != len(header):
-                points = ", or write decimal points, not commas" if delimiter == "," and len(row) > len(header) else ""
+                commas = len(row) > len(header) and delimiter_of(text) == ","
+                points = ", or write decimal points, not commas" if commas else ""
                 raise DataError(
-                    f"{path}, line {reader.line_num}: {count(len(row), 'cell')}, but the header has {len(header)}; "
+                    f"{path}, line {line}: {count(len(row), 'cell')}, but the header has {len(header)}; "
                     f"add or remove cells, or put quotes around a cell that contains the separator{points}"
                 )
             else:
                 rows.append(row)
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: {error}; check the quotes around this cell") from None
+        raise DataError(f"{path}, line {line + 1}: {error}; check the quotes around this cell") from None
     if header is None:
         raise DataError(f"{path} is empty: expected a header line and at least one row")
-    for name in header:
-        if header.count(name) > 1:
-            raise DataError(f"{path}, line 1: two columns are called {name!r}; rename one of them")
+    check_header(path, header)
     columns = [list(cells) for cells in zip(*rows, strict=True)] if rows else [[] for _ in header]
     return header, columns
+
+
+def check_header(path: Path, header: Sequence[str]) -> None:
+    """Raise `DataError` when columns have the same name, with all such names."""
+    twice = [name for name, times in Counter(header).items() if times > 1]
+    if twice:
+        raise DataError(f"{path}, line 1: several columns are called {listed(twice, 10)}; rename or remove all but one")
+
+
+def csv_rows(text: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a CSV file, the header first, each with the line on which it ends; blank lines are left out."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter_of(text), strict=True)
+    for row in reader:
+        if row:
+            yield reader.line_num, row
+
+
+def delimiter_of(text: str) -> str:
+    """What parts the cells: the first of comma, semicolon, tab and bar that is in the header.
+
+    Examples
+    --------
+    >>> delimiter_of("site;dose"), delimiter_of("site|dose"), delimiter_of("dose")
+    (';', '|', ',')
+    """
+    first_line = text.lstrip("\r\n").partition("\n")[0]
+    return next((mark for mark in ",;\t|" if mark in first_line), ",")
 
 
 def infer_column(cells: Sequence[str]) -> AnyArray:
@@ -116,7 +134,7 @@ def _is_number(cell: str) -> bool:
     if cell in _INFINITIES:
         return True
     # The characters first: float() would also take "1_000" and digits of other scripts.
-    if not _NUMBER_CHARACTERS.issuperset(cell) or _LEADING_ZERO.fullmatch(cell):
+    if not _NUMBER_CHARACTERS.issuperset(cell) or LEADING_ZERO.fullmatch(cell):
         return False
     try:
         float(cell)
@@ -134,7 +152,7 @@ def number_of(cell: str) -> float | None:
     (7.0, 1000.0, None)
     """
     text = cell.strip()
-    return float(text) if _is_number(text) or _LEADING_ZERO.fullmatch(text) else None
+    return float(text) if _is_number(text) or LEADING_ZERO.fullmatch(text) else None
 
 
 def is_missing_text(cell: str) -> bool:
@@ -146,7 +164,8 @@ def _too_large(cell: str) -> bool:
     return len(cell) > 15 and _INTEGER.fullmatch(cell) is not None and abs(int(cell)) > LARGEST_EXACT_INTEGER
 
 
-def _decoded(path: Path) -> str:
+def decoded(path: Path) -> str:
+    """The text of a file, without a byte order mark; raises `DataError` when it is absent or not UTF-8."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -160,38 +179,3 @@ def _decoded(path: Path) -> str:
         raise DataError(
             f"{path}, line {line}: the byte {content[error.start]:#04x} is not UTF-8; save the file as UTF-8"
         ) from None
-
-
-def misread_number(column: AnyArray) -> tuple[int, str] | None:
-    """The first cell that keeps a column of text from being numbers, where numbers were likely meant.
-
-    Parameters
-    ----------
-    column : object array of shape (n,)
-        As `infer_column` returns it for text.
-
-    Returns
-    -------
-    (row, advice) or None
-        None for columns of real labels.
-
-    Examples
-    --------
-    >>> misread_number(np.array(["1", "2"] * 15 + ["oops"], dtype=object))
-    (30, 'all other 30 cells are numbers')
-    >>> misread_number(np.array(["1,5", "2"], dtype=object))
-    (0, 'write decimal points, not commas')
-    """
-    cells = [(row, cell) for row, cell in enumerate(column) if cell is not None and cell not in _MISSING]
-    if not all(isinstance(cell, str) for _, cell in cells):
-        return None
-    words = [(row, cell) for row, cell in cells if not (_is_number(cell) or _LEADING_ZERO.fullmatch(cell))]
-    if not words:
-        return None
-    if all(_DECIMAL_COMMA.fullmatch(cell) for _, cell in words):
-        return words[0][0], "write decimal points, not commas"
-    numbers = len(cells) - len(words)
-    if numbers < _NUMBERS_PER_WORD * len(words):
-        return None
-    others = "all other" if len(words) == 1 else f"all but {len(words)} of the"
-    return words[0][0], f"{others} {count(numbers if len(words) == 1 else len(cells), 'cell')} are numbers"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from fedkin.data.ids import device_ids, unwrapped
 from fedkin.data.rows import Rows
 from fedkin.data.tables import as_column
 from fedkin.errors import DataError
+
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,9 @@ def distinct_ids(values: Iterable[object]) -> tuple[Hashable, ...]:
 def device_rows(device: Hashable, value: Any) -> Rows:
     """The rows that a user gives for one device, as `Rows`."""
     where = f"device {device!r}: "
+    weight = None
     if isinstance(value, Rows):
-        value = value.arrays
+        value, weight = value.arrays, value.weight
     if not isinstance(value, tuple):
         value = (value,)
     if not 1 <= len(value) <= 3:
@@ -56,7 +60,8 @@ def device_rows(device: Hashable, value: Any) -> Rows:
     return Rows(
         matrix,
         None if y is None else checked_target(y, len(matrix), where),
-        None if offset is None else checked_offset(offset, len(matrix), where),
+        None if offset is None else checked_numbers(offset, len(matrix), "offset", where),
+        None if weight is None else checked_weight(weight, len(matrix), where),
     )
 
 
@@ -136,11 +141,39 @@ def checked_target(y: Any, n: int, where: str) -> AnyArray:
     return column
 
 
-def checked_offset(offset: Any, n: int, where: str) -> Array:
-    column = as_column(vector(offset, n, "offset", where))
+def checked_numbers(values: Any, n: int, name: str, where: str) -> Array:
+    """An offset, weight or time as float64."""
+    column = as_column(vector(values, n, name, where))
     if column.dtype.kind not in "fb":
-        raise DataError(f"{where}offset is not numeric, expected {n} numbers")
+        raise DataError(f"{where}{name} is not numeric, expected {n} numbers")
     return column.astype(np.float64)
+
+
+def checked_weight(weight: Any, n: int, where: str) -> Array:
+    """Weights as float64, all of them more than 0."""
+    column = checked_numbers(weight, n, "weight", where)
+    bad = np.flatnonzero(~(np.isfinite(column) & (column > 0)))
+    if bad.size:
+        raise DataError(f"{where}row {bad[0]} has the weight {column[bad[0]]:g}: weights are more than 0, drop the row")
+    return column
+
+
+def times_of(time: Any, n: int) -> Array:
+    """What orders rows: numbers, or days (2021-03-04, also with a time of day) as seconds."""
+    column = as_column(vector(time, n, "time", ""))
+    if column.dtype.kind in "fb":
+        values = column.astype(np.float64)
+    else:
+        try:
+            values = column.astype("datetime64[us]").astype(np.float64) / 1e6
+        except (ValueError, TypeError):
+            first = next((cell for cell in column if not isinstance(cell, str) or not _DAY.match(cell)), column[0])
+            raise DataError(
+                f"the time {first!r} is neither a number nor a day such as 2021-03-04 or 2021-03-04T15:30"
+            ) from None
+    if not np.isfinite(values).all():
+        raise DataError(f"{int((~np.isfinite(values)).sum())} of {n} rows have no time: fill it in, or drop them")
+    return values
 
 
 def check_labels(values: AnyArray, name: str, rows: RowNames) -> None:
@@ -179,11 +212,14 @@ def stacked_targets(devices: tuple[Hashable, ...], parts: list[AnyArray | None],
     return stacked
 
 
-def stacked_offsets(devices: tuple[Hashable, ...], parts: list[Array | None], rows: RowNames) -> Array | None:
-    if not all_or_none(devices, parts, "offset"):
+def stacked_numbers(
+    devices: tuple[Hashable, ...], parts: list[Array | None], name: str, rows: RowNames
+) -> Array | None:
+    """Offsets or weights of all devices."""
+    if not all_or_none(devices, parts, name):
         return None
     stacked = np.concatenate([part for part in parts if part is not None])
-    check_labels(stacked, "offset", rows)
+    check_labels(stacked, name, rows)
     return stacked
 
 
@@ -233,12 +269,3 @@ def stable_hash(purpose: str, device: Hashable) -> int:
 def shuffled_ranks(device: Hashable, n: int, seed: int, purpose: str) -> Index:
     """For each of a device's n rows its place in a shuffle that depends on seed, purpose and device only."""
     return np.random.default_rng([seed, stable_hash(purpose, device)]).permutation(n).astype(np.int64)
-
-
-def deal_folds(device: Hashable, n: int, k: int, seed: int) -> Index:
-    """Fold ``(n,)`` of each of a device's n rows; its id and the seed decide, whoever the other devices are.
-
-    Shuffled rows are dealt to the k folds like cards, from a fold on that also depends on seed and device.
-    """
-    first = stable_hash(f"first fold, seed {seed}", device) % k
-    return np.asarray((first + shuffled_ranks(device, n, seed, "folds")) % k, dtype=np.int64)

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from fedkin._base import AnyArray, Array, Mask, count, listed
-from fedkin.data.findings import Finding, check_category, check_number
+from fedkin.data.findings import Finding, Gaps, RowWords, check_category, check_number, sheet_row
 from fedkin.data.labels import Label, level_codes, level_text, parsed_numbers
 from fedkin.errors import ParameterError
 
@@ -121,20 +121,24 @@ class Column:
             parts.append("" if self.high is None else f"to {self.high:g}")
         return " ".join(part for part in parts if part)
 
-    def findings(self, column: AnyArray, drop: bool = False) -> list[Finding]:
-        """What is wrong with the cells of this column; with ``drop`` missing cells are no more than a remark."""
+    def findings(
+        self, column: AnyArray, gaps: Gaps = "refuse", at: RowWords = sheet_row, *, open_ended: bool = False
+    ) -> list[Finding]:
+        """What is wrong with the cells of this column; unknown levels refuse unless a category is ``open_ended``."""
         if self.kind == "category":
-            return check_category(self.name, column, self.levels, drop)
+            return check_category(self.name, column, self.levels, gaps, at, open_ended=open_ended)
         plausible = (self.low, self.high)
-        return check_number(self.name, column, self.unit, plausible, whole=self.kind == "count", drop=drop)
+        return check_number(self.name, column, self.unit, plausible, gaps, at, whole=self.kind == "count")
 
     def gaps(self, column: AnyArray) -> Mask:
         """Which cells are missing."""
         return level_codes(column, self.levels) == -1 if self.kind == "category" else parsed_numbers(column).missing
 
     def encode(self, column: AnyArray) -> Array:
-        """The numeric columns ``(n, k)`` of cells without findings, in the user's units."""
+        """The numeric columns ``(n, k)`` of cells without findings, in the user's units; NaN where there is nothing."""
         if self.kind != "category":
             return parsed_numbers(column).values[:, None]
         codes = level_codes(column, self.levels)
-        return np.asarray(codes[:, None] == np.arange(1, len(self.levels)), dtype=np.float64)
+        encoded = np.asarray(codes[:, None] == np.arange(1, len(self.levels)), dtype=np.float64)
+        encoded[codes < 0] = np.nan
+        return encoded

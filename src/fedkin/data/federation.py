@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,25 +18,28 @@ from fedkin.data.checks import (
     check_labels,
     checked_feature_names,
     checked_matrix,
-    checked_offset,
+    checked_numbers,
     checked_target,
-    deal_folds,
+    checked_weight,
     device_rows,
     distinct_ids,
     grouped,
     row_numbers,
-    shuffled_ranks,
-    stacked_offsets,
+    stacked_numbers,
     stacked_targets,
+    times_of,
 )
-from fedkin.data.columns import check_columns, chosen_features, directory_columns
+from fedkin.data.columns import Roles
+from fedkin.data.cuts import fold_numbers, held_out_rows
 from fedkin.data.ids import HasDevices
 from fedkin.data.rows import Rows
-from fedkin.data.tables import Columns, columns_of, read_columns
-from fedkin.errors import DataError, ParameterError, UnknownDeviceError
+from fedkin.errors import DataError, UnknownDeviceError
+
+if TYPE_CHECKING:
+    from fedkin.data.learned import TableSchema
+    from fedkin.data.schema import Missing
 
 INTERCEPT = "(intercept)"
-_NAMES_A_ROW = re.compile(r"row \d+\b")
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -61,14 +62,20 @@ class Federation(HasDevices):
     X : array of shape (N, q)
     y : array of shape (N,) or None
         float64 for numbers, bool or object (str) for labels.
-    offset : array of shape (N,) or None
-        The arrays of ``rows``.
+    offset, weight : array of shape (N,) or None
+        The arrays of ``rows``. A row of weight w counts as w rows.
     starts : int64 array of shape (V + 1,)
         The rows of device number u are ``starts[u]:starts[u + 1]``.
     row_order : int64 array of shape (N,)
         Position of each stacked row in the arrays or file that the federation came from.
     feature_names : tuple of q str
     target_name : str or None
+    schema : TableSchema or None
+        What the columns of the table are that the federation was read from.
+    notes : tuple of str
+        What was done with that table: columns and rows left out, columns to look at.
+    ordered : bool
+        Whether the rows of each device are in the order of time.
 
     Raises
     ------
@@ -92,6 +99,9 @@ class Federation(HasDevices):
     row_order: Index
     feature_names: tuple[str, ...]
     target_name: str | None
+    schema: TableSchema | None
+    notes: tuple[str, ...]
+    ordered: bool
 
     def __init__(
         self,
@@ -121,8 +131,9 @@ class Federation(HasDevices):
         X = np.concatenate([part.X for part in parts])
         check_finite(X, names, rows)
         y = stacked_targets(devices, [part.y for part in parts], rows)
-        offset = stacked_offsets(devices, [part.offset for part in parts], rows)
-        self._set(devices, counts, Rows(X, y, offset), np.arange(len(X)), names, None)
+        offset = stacked_numbers(devices, [part.offset for part in parts], "offset", rows)
+        weight = stacked_numbers(devices, [part.weight for part in parts], "weight", rows)
+        self._set(devices, counts, Rows(X, y, offset, weight), np.arange(len(X)), feature_names=names)
 
     def _set(
         self,
@@ -130,23 +141,24 @@ class Federation(HasDevices):
         counts: Index,
         rows: Rows,
         row_order: npt.NDArray[np.integer],
-        feature_names: tuple[str, ...],
-        target_name: str | None,
+        **more: Any,
     ) -> None:
+        """Take over parts that have been checked already; ``more`` are other attributes."""
         vars(self).update(
+            {"target_name": None, "schema": None, "notes": (), "ordered": False, **more},
             devices=devices,
             rows=rows.map(lambda part: frozen(np.ascontiguousarray(part))),
             starts=frozen(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)),
             row_order=frozen(row_order.astype(np.int64)),
-            feature_names=feature_names,
-            target_name=target_name,
         )
 
-    @classmethod
-    def _of(cls, *fields: Any) -> Federation:
-        """A federation from parts that have been checked already."""
-        made = object.__new__(cls)
-        made._set(*fields)
+    def _like(
+        self, devices: tuple[Hashable, ...], counts: Index, rows: Rows, row_order: Index, **more: Any
+    ) -> Federation:
+        """Another federation with what this one knows about its columns."""
+        known = {name: getattr(self, name) for name in ("feature_names", "target_name", "schema", "notes", "ordered")}
+        made = object.__new__(Federation)
+        made._set(devices, counts, rows, row_order, **{**known, **more})
         return made
 
     # --- other ways to make one -------------------------------------------------------------------------------
@@ -159,6 +171,8 @@ class Federation(HasDevices):
         device: Iterable[Hashable],
         *,
         offset: npt.ArrayLike | None = None,
+        weight: npt.ArrayLike | None = None,
+        time: npt.ArrayLike | None = None,
         feature_names: Sequence[str] | None = None,
         target_name: str | None = None,
     ) -> Federation:
@@ -174,6 +188,10 @@ class Federation(HasDevices):
             The device of each row. Devices are ordered by their first appearance, rows of a device keep their order.
         offset : array of shape (N,), optional
             Known part of the linear predictor.
+        weight : array of shape (N,), optional
+            As how many rows each one counts, more than 0.
+        time : array of shape (N,), optional
+            Numbers or days. Rows of a device are put in this order, and cuts hold out later rows.
         feature_names : sequence of q str, optional
             By default ``x0, x1, ...``.
         target_name : str, optional
@@ -197,12 +215,24 @@ class Federation(HasDevices):
         target = None if y is None else checked_target(y, len(X), "")
         if target is not None:
             check_labels(target, "target", rows)
-        shift = None if offset is None else checked_offset(offset, len(X), "")
+        shift = None if offset is None else checked_numbers(offset, len(X), "offset", "")
         if shift is not None:
             check_labels(shift, "offset", rows)
-        order = np.argsort(codes, kind="stable")
+        mass = None if weight is None else checked_weight(weight, len(X), "")
+        moments = None if time is None else times_of(time, len(X))
+        stacked = Rows(X, target, shift, mass)
+        return cls._stacked(devices, codes, stacked, moments, feature_names=names, target_name=target_name)
+
+    @classmethod
+    def _stacked(
+        cls, devices: tuple[Hashable, ...], codes: Index, rows: Rows, time: Array | None, **more: Any
+    ) -> Federation:
+        """Checked rows with the number of each one's device, put in order."""
+        order = np.argsort(codes, kind="stable") if time is None else np.lexsort((time, codes))
+        made = object.__new__(cls)
         counts = np.bincount(codes, minlength=len(devices))
-        return cls._of(devices, counts, Rows(X, target, shift).take(order), order, names, target_name)
+        made._set(devices, counts, rows.take(order), order, ordered=time is not None, **more)
+        return made
 
     @classmethod
     def from_frame(
@@ -213,6 +243,10 @@ class Federation(HasDevices):
         target: str | None = None,
         features: Sequence[str] | None = None,
         offset: str | None = None,
+        weight: str | None = None,
+        time: str | None = None,
+        missing: Missing = "refuse",
+        categories: Sequence[str] = (),
     ) -> Federation:
         """A federation from a table with one row per sample.
 
@@ -223,35 +257,32 @@ class Federation(HasDevices):
         device : str
             Column of device ids.
         target : str, optional
-            Column of the target; None for the mean loss, whose samples are the features.
+            Column of the target, numbers or classes; None for the mean loss, whose samples are the features.
         features : sequence of str, optional
-            Columns of features, numeric or bool. By default all other columns, which then have to be numeric.
+            Columns of features: numbers, truth values, or text, whose levels become columns of 0 and 1. By default all
+            others, without those that are the same in every row or follow from others; a `TableWarning` names them.
         offset : str, optional
             Column of offsets.
+        weight : str, optional
+            Column that says as how many rows each one counts; rows of weight 0 are left out.
+        time : str, optional
+            Column of numbers or days that orders the rows of a device; cuts then hold out later rows.
+        missing : "refuse" | "drop" | "mean" | "indicator"
+            What to do with missing cells: refuse the table, leave out the rows, fill in the mean of the rows that
+            train, or do that and add a column that says where.
+        categories : sequence of str
+            Columns of numbers that are names: zip codes, types.
 
         Examples
         --------
-        >>> table = {"site": ["a", "a", "b"], "age": [40, 50, 60], "score": [1.0, 2.0, 3.0]}
+        >>> table = {"site": ["a", "a", "b"], "age": [40, 50, 60], "ward": ["x", "y", "x"], "score": [1.0, 2.0, 3.0]}
         >>> Federation.from_frame(table, device="site", target="score").feature_names
-        ('age',)
+        ('age', 'ward=y')
         """
-        return cls._from_columns(columns_of(frame), device, target, features, offset)
+        from fedkin.data.reading import Asked, federation_of_frame
 
-    @classmethod
-    def _from_columns(
-        cls,
-        columns: Columns,
-        device: str,
-        target: str | None,
-        features: Sequence[str] | None,
-        offset: str | None,
-    ) -> Federation:
-        names = chosen_features(columns, device, target, features, offset)
-        check_columns(columns, device, target, names)
-        ids = columns[device]
-        y, shift = (None if name is None else columns[name] for name in (target, offset))
-        X = np.column_stack([columns[name] for name in names]) if names else np.empty((len(ids), 0))
-        return cls.from_arrays(X, y, ids, offset=shift, feature_names=names, target_name=target)
+        roles = Roles(device, target, offset, weight, time)
+        return federation_of_frame(frame, roles, Asked(_names(features), missing, _names(categories) or ()))
 
     @classmethod
     def read(
@@ -262,16 +293,21 @@ class Federation(HasDevices):
         target: str | None = None,
         features: Sequence[str] | None = None,
         offset: str | None = None,
+        weight: str | None = None,
+        time: str | None = None,
+        missing: Missing = "refuse",
+        categories: Sequence[str] = (),
     ) -> Federation:
-        """A federation from one CSV or Parquet file, or from a directory with one file per device.
+        """A federation from one CSV or Parquet file, from several, or from a directory with one file per device.
 
         Parameters
         ----------
         path : path
-            A file with a column of device ids, or a directory of files with the same columns.
+            A file with a column of device ids, a pattern such as ``rows/*.parquet``, or a directory of files with the
+            same columns.
         device : str, optional
-            Column of device ids. For a directory the default is the name of the file without its suffix.
-        target, features, offset
+            Column of device ids. For several files the default is the name of the file without its suffix.
+        target, features, offset, weight, time, missing, categories
             As in `from_frame`.
 
         Examples
@@ -283,22 +319,10 @@ class Federation(HasDevices):
         ...     Federation.read(folder, target="y").devices
         ('north', 'south')
         """
-        path = Path(path)
-        features = [features] if isinstance(features, str) else features
-        try:
-            if path.is_dir():
-                columns, device = directory_columns(path, device, target, features, offset)
-            else:
-                columns = read_columns(path)
-                if device is None:
-                    raise DataError(f"say which column holds the devices, device=...; it has {listed(columns)}")
-            return cls._from_columns(columns, device, target, features, offset)
-        except DataError as error:
-            message = str(error)
-            if _NAMES_A_ROW.match(message):
-                over = "over all files, in the order of their names" if path.is_dir() else "in the file"
-                message += f"; rows are counted from 0 {over}, without header and blank lines"
-            raise DataError(message if str(path) in message else f"{path}: {message}") from None
+        from fedkin.data.reading import Asked, federation_of_files
+
+        asked = Asked(_names(features), missing, _names(categories) or ())
+        return federation_of_files(path, device, (target, offset, weight, time), asked)
 
     # --- looking at it ----------------------------------------------------------------------------------------
 
@@ -331,6 +355,18 @@ class Federation(HasDevices):
     def offset(self) -> Array | None:
         """Offset of all rows, array of shape (N,) or None."""
         return self.rows.offset
+
+    @property
+    def weight(self) -> Array | None:
+        """Weight of all rows, array of shape (N,) or None."""
+        return self.rows.weight
+
+    @cached_property
+    def weight_sums(self) -> Array:
+        """As how many rows those of each device count, array of shape (V,)."""
+        if self.weight is None:
+            return frozen(self.n_samples.astype(np.float64))
+        return frozen(np.bincount(self.device_index, self.weight, self.n_devices).astype(np.float64))
 
     def __getitem__(self, device: Hashable) -> Rows:
         u = self._position(device)
@@ -414,8 +450,19 @@ class Federation(HasDevices):
         return self._with_rows(kept, self.n_samples[positions], rows)
 
     def _with_rows(self, devices: tuple[Hashable, ...], counts: Index, rows: Index) -> Federation:
-        taken, order = self.rows.take(rows), self.row_order[rows]
-        return Federation._of(devices, counts, taken, order, self.feature_names, self.target_name)
+        return self._like(devices, counts, self.rows.take(rows), self.row_order[rows])
+
+    def replaced(self, *, feature_names: tuple[str, ...] | None = None, **arrays: AnyArray | None) -> Federation:
+        """The federation with other arrays (``X``, ``y``, ...) for the same rows.
+
+        Examples
+        --------
+        >>> Federation({"a": [[3.0]]}).replaced(X=np.array([[4.0]])).X
+        array([[4.]])
+        """
+        names = self.feature_names if feature_names is None else feature_names
+        rows = replace(self.rows, **arrays)  # type: ignore[arg-type]
+        return self._like(self.devices, self.n_samples, rows, self.row_order, feature_names=names)
 
     def split(self, test_size: float = 0.25, seed: int = 0) -> tuple[Federation, Federation]:
         """Cut every device into training and test rows.
@@ -424,7 +471,7 @@ class Federation(HasDevices):
         ----------
         test_size : float in (0, 1)
             Device u gives ``round(test_size * n_u)`` rows to the test, and at least one to each side. A device with a
-            single row keeps it for training and has no row in the test.
+            single row keeps it for training and has no row in the test. Rows in the order of time give their last ones.
         seed : int
             The cut of a device depends on the seed, its id and its number of rows, not on the other devices.
 
@@ -440,13 +487,7 @@ class Federation(HasDevices):
         >>> train.n_samples, test.n_samples
         (array([3, 2]), array([3, 2]))
         """
-        if not 0 < test_size < 1:
-            raise ParameterError(f"test_size must be between 0 and 1, got {test_size!r}")
-        sizes = zip(self.devices, self.n_samples.tolist(), strict=True)
-        ranks = np.concatenate([shuffled_ranks(device, own, seed, "split") for device, own in sizes])
-        n = self.n_samples
-        held_out = np.where(n >= 2, np.clip(np.rint(test_size * n), 1, np.maximum(n - 1, 1)), 0)
-        is_test = ranks < held_out[self.device_index]
+        is_test = held_out_rows(self.devices, self.n_samples, test_size, seed, ordered=self.ordered)
         return self.take(~is_test, allow_empty=True), self.take(is_test, allow_empty=True)
 
     def folds(self, k: int = 5, seed: int = 0) -> Index:
@@ -464,7 +505,8 @@ class Federation(HasDevices):
         -------
         int64 array of shape (N,)
             Fold of each stacked row. Shuffled rows are dealt like cards: fold sizes differ by at most one within each
-            device, so a device with n_u >= k gives rows to every fold. With few rows in all, a fold may have none.
+            device, so a device with n_u >= k gives rows to every fold. With few rows in all, a fold may have none. Rows
+            in the order of time are cut into blocks, the earliest in fold 0.
 
         Examples
         --------
@@ -472,10 +514,7 @@ class Federation(HasDevices):
         >>> sorted(fed.folds(2)[:4].tolist())
         [0, 0, 1, 1]
         """
-        if not 2 <= k <= len(self.X):
-            raise ParameterError(f"the number of folds must be from 2 to the {len(self.X)} rows, got {k!r}")
-        sizes = zip(self.devices, self.n_samples.tolist(), strict=True)
-        return np.concatenate([deal_folds(device, n, k, seed) for device, n in sizes])
+        return fold_numbers(self.devices, self.n_samples, k, seed, ordered=self.ordered)
 
     def with_intercept(self) -> Federation:
         """The federation with a leading column of ones, named ``(intercept)``.
@@ -488,7 +527,7 @@ class Federation(HasDevices):
         if INTERCEPT in self.feature_names:
             raise DataError(f"there is a feature called {INTERCEPT!r} already")
         X = np.column_stack([np.ones(len(self.X)), self.X])
-        return self._with_features(X, (INTERCEPT, *self.feature_names))
+        return self.replaced(X=X, feature_names=(INTERCEPT, *self.feature_names))
 
     def standardized(self) -> tuple[Federation, Array, Array]:
         """The federation with features of mean 0 and standard deviation 1 over the rows of all devices.
@@ -516,12 +555,13 @@ class Federation(HasDevices):
         if len(self.X) == 0:
             raise DataError("the federation has no rows, so there is no mean and no standard deviation")
         constant = self.X.min(axis=0) == self.X.max(axis=0)
-        mean = np.where(constant, self.X[0], self.X.mean(axis=0))  # a rounded mean would leave a tiny deviation
+        # a rounded mean would leave a tiny deviation
+        mean = np.where(constant, self.X[0], np.average(self.X, axis=0, weights=self.weight))
         centred = self.X - mean
-        scale = np.sqrt(np.mean(centred**2, axis=0))
+        scale = np.sqrt(np.average(centred**2, axis=0, weights=self.weight))
         scale[scale == 0] = 1.0
-        return self._with_features(centred / scale, self.feature_names), mean, scale
+        return self.replaced(X=centred / scale), mean, scale
 
-    def _with_features(self, X: Array, names: tuple[str, ...]) -> Federation:
-        rows = replace(self.rows, X=X)
-        return Federation._of(self.devices, self.n_samples, rows, self.row_order, names, self.target_name)
+
+def _names(given: Sequence[str] | None) -> Sequence[str] | None:
+    return [given] if isinstance(given, str) else given

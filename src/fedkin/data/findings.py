@@ -1,14 +1,16 @@
 """What is wrong with a column, in words for those who look after the data.
 
-Rows are counted as a spreadsheet counts them: the header is row 1, the first row of data row 2.
+Unless a reader says otherwise, rows are counted as a spreadsheet counts them: the header is row 1, the first row of
+data row 2.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -18,6 +20,10 @@ from fedkin.data.units import other_unit
 from fedkin.errors import DataError
 
 Range = tuple[float | None, float | None]
+#: What a row, numbered from 0, is called in messages.
+RowWords = Callable[[int], str]
+#: What becomes of missing cells: they refuse the table, their rows are left out, or they are filled in.
+Gaps = Literal["refuse", "drop", "fill"]
 
 #: Numbers that people write where there is none.
 _MISSING_CODES = frozenset({-1.0, -9.0, -99.0, -999.0, -9999.0, 9.0, 99.0, 999.0, 9999.0, 99999.0})
@@ -25,6 +31,17 @@ _MISSING_CODES = frozenset({-1.0, -9.0, -99.0, -999.0, -9999.0, 9.0, 99.0, 999.0
 _SHOWN = 3
 #: Values in less than this share of the plausible range are more likely to be in another unit.
 _NARROW = 0.01
+
+
+def sheet_row(row: int) -> str:
+    """A row as a spreadsheet counts it.
+
+    Examples
+    --------
+    >>> sheet_row(0)
+    'row 2'
+    """
+    return f"row {row + 2}"
 
 
 @dataclass(frozen=True)
@@ -57,6 +74,8 @@ class Finding:
 def raise_findings(findings: Iterable[Finding]) -> None:
     """Raise one `DataError` with all findings that refuse, if there are any."""
     serious = [finding for finding in findings if finding.refuses]
+    if len(serious) == 1:
+        raise DataError(f"the table does not fit: {serious[0]}")
     if serious:
         lines = "\n".join(f"  {finding}" for finding in serious)
         raise DataError(f"the table does not fit ({count(len(serious), 'finding')}):\n{lines}")
@@ -77,25 +96,35 @@ def missing_column(name: str, present: Sequence[str], wanted: Sequence[str]) -> 
 # --- categories -------------------------------------------------------------------------------------------------
 
 
-def check_category(name: str, column: AnyArray, levels: Sequence[Label], drop: bool = False) -> list[Finding]:
-    """Missing and unknown levels, and a column that never changes."""
+def check_category(
+    name: str,
+    column: AnyArray,
+    levels: Sequence[Label],
+    gaps: Gaps = "refuse",
+    at: RowWords = sheet_row,
+    *,
+    open_ended: bool = False,
+) -> list[Finding]:
+    """Missing and unknown levels, and a column that never changes; an ``open_ended`` one may have unknown levels."""
     codes = level_codes(column, levels)
-    findings = _missing(name, codes == -1, drop)
+    findings = _missing(name, codes == -1, gaps, at)
     unknown = np.flatnonzero(codes == -2)
     if unknown.size:
-        findings.append(Finding(name, _unknown_levels(column, unknown.tolist(), levels)))
+        words = _unknown_levels(column, unknown.tolist(), levels, at)
+        rule = "; these rows are predicted as an average over the known ones" if open_ended else ""
+        findings.append(Finding(name, words + rule, refuses=not open_ended))
     found = np.unique(codes[codes >= 0])
     if found.size == 1 and len(column) > 1 and not unknown.size:
         findings.append(_constant(name, repr(level_text(levels[int(found[0])]))))
     return findings
 
 
-def _unknown_levels(column: AnyArray, rows: list[int], levels: Sequence[Label]) -> str:
+def _unknown_levels(column: AnyArray, rows: list[int], levels: Sequence[Label], at: RowWords) -> str:
     texts = [level_text(level) for level in levels]
     seen = Counter(level_text(column[row]) for row in rows)
     shown = ", ".join(f"{text!r} ({count(n, 'row')})" for text, n in seen.most_common(_SHOWN))
     more = f" and {len(seen) - _SHOWN} more" if len(seen) > _SHOWN else ""
-    words = f"unknown level {shown}{more}, first in row {_sheet(rows[0])}; the known ones are {listed(texts, 12)}"
+    words = f"unknown level {shown}{more}, first in {at(rows[0])}; the known ones are {listed(texts, 12)}"
     first = seen.most_common(1)[0][0]
     lower = {text.lower(): text for text in texts}
     near = difflib.get_close_matches(first.lower(), lower, n=1, cutoff=0.7)
@@ -106,13 +135,20 @@ def _unknown_levels(column: AnyArray, rows: list[int], levels: Sequence[Label]) 
 
 
 def check_number(
-    name: str, column: AnyArray, unit: str, plausible: Range, *, whole: bool = False, drop: bool = False
+    name: str,
+    column: AnyArray,
+    unit: str,
+    plausible: Range,
+    gaps: Gaps = "refuse",
+    at: RowWords = sheet_row,
+    *,
+    whole: bool = False,
 ) -> list[Finding]:
     """Missing values, text, values out of range, another unit, fractions among counts, and a column without change."""
     numbers = parsed_numbers(column)
-    findings = _missing(name, numbers.missing, drop)
+    findings = _missing(name, numbers.missing, gaps, at)
     if numbers.wrong:
-        findings.append(Finding(name, _not_numbers(numbers.wrong, len(column))))
+        findings.append(Finding(name, _not_numbers(numbers.wrong, len(column), at)))
     usable = np.flatnonzero(np.isfinite(numbers.values))
     values = numbers.values[usable]
     if values.size == 0:
@@ -123,7 +159,7 @@ def check_number(
             Finding(
                 name,
                 f"{_of(fractions.size, values.size)} not whole, but counts are: "
-                f"{numbers.values[row]:g} in row {_sheet(row)}",
+                f"{numbers.values[row]:g} in {at(int(row))}",
             )
         )
     low, high = plausible
@@ -133,7 +169,8 @@ def check_number(
     outside |= False if low is None else values < low
     outside |= False if high is None else values > high
     if outside.any():
-        findings.append(Finding(name, _out_of_range(values, usable + 2, outside, unit, (low, high))))
+        words = _out_of_range(values, lambda k: at(int(usable[k])), outside, unit, (low, high))
+        findings.append(Finding(name, words))
     elif values.size > 1 and values.min() == values.max():
         findings.append(_constant(name, f"{values[0]:g}"))
     elif low is not None and high is not None and values.size >= 5 and np.ptp(values) < _NARROW * (high - low):
@@ -149,8 +186,8 @@ def check_number(
     return findings
 
 
-def _not_numbers(wrong: list[tuple[int, object]], n: int) -> str:
-    cells = ", ".join(f"{_cell(cell)} in row {_sheet(row)}" for row, cell in wrong[:_SHOWN])
+def _not_numbers(wrong: list[tuple[int, object]], n: int, at: RowWords) -> str:
+    cells = ", ".join(f"{_cell(cell)} in {at(row)}" for row, cell in wrong[:_SHOWN])
     more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
     words = f"{len(wrong)} of {n} cells {'is not a number' if len(wrong) == 1 else 'are not numbers'}: {cells}{more}"
     first = wrong[0][1]
@@ -165,7 +202,7 @@ def _not_numbers(wrong: list[tuple[int, object]], n: int) -> str:
     return f"{words}; correct the cell, or leave it empty"
 
 
-def _out_of_range(values: Array, rows: AnyArray, outside: Mask, unit: str, plausible: Range) -> str:
+def _out_of_range(values: Array, rows: RowWords, outside: Mask, unit: str, plausible: Range) -> str:
     low, high = plausible
     below = outside & (values < (-np.inf if low is None else low))
     above = outside & ~below
@@ -189,32 +226,31 @@ def _out_of_range(values: Array, rows: AnyArray, outside: Mask, unit: str, plaus
     return f"{words}; {guess}" if guess and outside.sum() >= _SHOWN else words
 
 
-def _first(values: Array, rows: AnyArray, which: Mask) -> str:
+def _first(values: Array, rows: RowWords, which: Mask) -> str:
     at = int(np.flatnonzero(which)[0])
-    return f"{'first ' if which.sum() > 1 else ''}{values[at]:g} in row {rows[at]}"
+    return f"{'first ' if which.sum() > 1 else ''}{values[at]:g} in {rows(at)}"
 
 
 # --- what both have ---------------------------------------------------------------------------------------------
 
 
-def _missing(name: str, missing: Mask, drop: bool) -> list[Finding]:
-    if not missing.any():
+def _missing(name: str, missing: Mask, gaps: Gaps, at: RowWords) -> list[Finding]:
+    if not missing.any() or gaps == "fill":
         return []
     n, row = int(missing.sum()), int(np.flatnonzero(missing)[0])
-    if n == len(missing):
+    if n == len(missing) > 1:
         return [Finding(name, "is missing in every row")]
+    drop = gaps == "drop"
     cure = "these rows are left out" if drop else "fill them in, or leave these rows out"
     return [
-        Finding(name, f"is missing in {n} of {len(missing)} rows, first in row {_sheet(row)}; {cure}", refuses=not drop)
+        Finding(
+            name, f"is missing in {n} of {count(len(missing), 'row')}, first in {at(row)}; {cure}", refuses=not drop
+        )
     ]
 
 
 def _constant(name: str, value: str) -> Finding:
     return Finding(name, f"is {value} in every row", refuses=False)
-
-
-def _sheet(row: int) -> int:
-    return row + 2
 
 
 def _of(n: int, total: int) -> str:

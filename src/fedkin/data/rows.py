@@ -1,4 +1,4 @@
-"""Rows: features, and target and offset where there are any. The only container of rows."""
+"""Rows: features, and target, offset and weight where there are any. The only container of rows."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import numpy.typing as npt
 from fedkin._base import AnyArray, Array, count, write_arrays
 from fedkin.errors import DataError
 
+_NAMES = ("X", "y", "offset", "weight")
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -27,6 +29,8 @@ class Rows:
         Target: numbers or class labels.
     offset : array of shape (n,), optional
         Known part of the linear predictor.
+    weight : array of shape (n,), optional
+        As how many rows each one counts, more than 0.
 
     Notes
     -----
@@ -45,6 +49,7 @@ class Rows:
     X: Array
     y: AnyArray | None = None
     offset: Array | None = None
+    weight: Array | None = None
 
     @property
     def n_samples(self) -> int:
@@ -56,9 +61,13 @@ class Rows:
         """``(X, y, offset)``, as losses take them."""
         return self.X, self.y, self.offset
 
+    @property
+    def _parts(self) -> tuple[AnyArray | None, ...]:
+        return (*self.arrays, self.weight)
+
     def map(self, change: Callable[[AnyArray], AnyArray]) -> Rows:
         """Rows whose arrays are changed one by one."""
-        return Rows(*(None if part is None else change(part) for part in self.arrays))  # type: ignore[arg-type]
+        return Rows(*(None if part is None else change(part) for part in self._parts))  # type: ignore[arg-type]
 
     def take(self, rows: int | slice | npt.NDArray[np.integer] | npt.NDArray[np.bool_]) -> Rows:
         """Some of the rows: a view for a number or slice, a copy for row numbers of any shape or a mask."""
@@ -68,8 +77,8 @@ class Rows:
 
     @classmethod
     def stack(cls, parts: Sequence[Rows]) -> Rows:
-        """The rows of all parts, in their order; either all have a target (an offset) or none."""
-        columns = zip(*(part.arrays for part in parts), strict=True)
+        """The rows of all parts, in their order; either all have a target (an offset, a weight) or none."""
+        columns = zip(*(part._parts for part in parts), strict=True)
         return cls(*(None if column[0] is None else np.concatenate(column) for column in columns))  # type: ignore[arg-type]
 
     # --- as a file ---
@@ -85,7 +94,7 @@ class Rows:
         return _digest(self._numbers()).tobytes().hex()
 
     def _numbers(self) -> dict[str, Array]:
-        named = zip(("X", "y", "offset"), self.arrays, strict=True)
+        named = zip(_NAMES, self._parts, strict=True)
         return {name: np.ascontiguousarray(part, dtype=np.float64) for name, part in named if part is not None}
 
     @classmethod
@@ -103,8 +112,9 @@ class Rows:
             # numpy and zipfile raise what they like on damaged bytes: struct.error, NotImplementedError, ...
             why = "" if "pickle" in str(error) else f" ({error})"  # numpy's advice to trust the file is not ours
             raise DataError(f"{path} is damaged, or not an NPZ file of rows{why}; make it again") from None
-        if "X" not in parts or not parts.keys() <= {"X", "y", "offset"}:
-            raise DataError(f"{path} has the arrays {', '.join(parts) or 'none'}, expected X, and y and offset if used")
+        if "X" not in parts or not parts.keys() <= set(_NAMES):
+            has = ", ".join(parts) or "none"
+            raise DataError(f"{path} has the arrays {has}, expected X, and y, offset and weight if used")
         if not np.array_equal(digest, _digest(parts)):
             raise DataError(f"{path} is damaged: its numbers do not have the digest that was written; make it again")
         for name, part in parts.items():

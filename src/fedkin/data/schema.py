@@ -7,23 +7,23 @@ columns of 0 and 1, and by which numbers features are centred and scaled. Whoeve
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from fedkin._base import AnyArray, Array, check_choice, frozen
 from fedkin.data.column import Column
 from fedkin.data.federation import Federation
-from fedkin.data.findings import Finding, missing_column, raise_findings
+from fedkin.data.findings import Finding, Gaps, RowWords, missing_column, raise_findings, sheet_row
 from fedkin.data.ids import is_missing
 from fedkin.data.labels import Label, level_codes, parsed_numbers
 from fedkin.data.rows import Rows
 from fedkin.data.tables import columns_of
 from fedkin.errors import DataError, ParameterError
 
-Missing = Literal["refuse", "drop"]
+Missing = Literal["refuse", "drop", "mean", "indicator"]
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,13 @@ class Schema:
     offset: str | None = None
     missing: Missing = "refuse"
 
+    #: The rules that sites can follow without knowing the rows of others.
+    _RULES: ClassVar[tuple[str, ...]] = ("refuse", "drop")
+    _MAY_BE_EMPTY: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
-        check_choice("missing", self.missing, get_args(Missing))
-        if not self.features:
+        check_choice("missing", self.missing, self._RULES)
+        if not self.features and not self._MAY_BE_EMPTY:
             raise ParameterError("a schema needs at least one feature")
         columns = [column.name for column in self.columns]
         if self.offset is not None:
@@ -85,6 +89,9 @@ class Schema:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Names of the encoded columns, q in number, without the intercept."""
+        return self._encoded_names()
+
+    def _encoded_names(self) -> tuple[str, ...]:
         return tuple(name for column in self.features for name in column.encoded)
 
     @property
@@ -113,7 +120,9 @@ class Schema:
 
     # --- tables -----------------------------------------------------------------------------------------------
 
-    def check(self, columns: Mapping[str, object], *, target: bool = True, offset: bool = True) -> list[Finding]:
+    def check(
+        self, columns: Mapping[str, object], *, target: bool = True, offset: bool = True, at: RowWords = sheet_row
+    ) -> list[Finding]:
         """Everything that is wrong with a table, in words.
 
         Parameters
@@ -122,6 +131,8 @@ class Schema:
             It may have other columns, too.
         target, offset : bool
             Whether the target and the offset must be there; a target not for rows to predict.
+        at : callable
+            What a row, numbered from 0, is called; by default as a spreadsheet counts it.
 
         Returns
         -------
@@ -129,16 +140,20 @@ class Schema:
             In the order of the columns; [] when all is well. Those with ``refuses`` must be mended.
         """
         table = _as_columns(columns)
-        findings, drop = [], target and self.missing == "drop"
+        findings = []
         used = self._used(target=target, offset=offset)
         for column in used:
             if column.name in table:
-                findings += column.findings(table[column.name], drop)
+                findings += self._findings(column, table[column.name], target, at)
             else:
                 findings.append(missing_column(column.name, list(table), [one.name for one in used]))
         if len(next(iter(table.values()), ())) == 0:
             findings.append(Finding("", "the table has no rows", refuses=True))
         return findings
+
+    def _findings(self, column: Column, cells: AnyArray, training: bool, at: RowWords) -> list[Finding]:
+        gaps: Gaps = "drop" if training and self.missing == "drop" else "refuse"
+        return column.findings(cells, gaps, at)
 
     def encode(self, columns: Mapping[str, object]) -> Array:
         """The features ``(n, q)`` of a table, levels expanded, in the user's units: as a model takes them.
@@ -147,10 +162,13 @@ class Schema:
         """
         table = _as_columns(columns)
         raise_findings(self.check(table, target=False, offset=False))
-        return self._encoded(table)
+        return self.encoded(table)
 
-    def _encoded(self, table: Mapping[str, AnyArray]) -> Array:
-        return np.concatenate([column.encode(table[column.name]) for column in self.features], axis=1)
+    def encoded(self, table: Mapping[str, AnyArray]) -> Array:
+        """As `encode`, without a check."""
+        n = len(next(iter(table.values()), ()))
+        parts = (column.encode(table[column.name]) for column in self.features)
+        return np.concatenate([np.empty((n, 0)), *parts], axis=1)
 
     def offset_of(self, columns: Mapping[str, object]) -> Array | None:
         """The offset of each row, if the schema has one."""
@@ -173,7 +191,7 @@ class Schema:
             With everything that `check` finds.
         """
         table = self._complete(_as_columns(columns))
-        X = self.scaled(self._encoded(table), intercept)
+        X = self.scaled(self.encoded(table), intercept)
         if intercept:
             X = np.column_stack([np.ones(len(X)), X])
         return Rows(np.ascontiguousarray(X), self._target_of(table), self.offset_of(table))
@@ -235,7 +253,7 @@ class Schema:
         name = None if self.target is None else self.target.name
         offset = self.offset_of(table)
         return Federation.from_arrays(
-            self._encoded(table), y, table[site], offset=offset, feature_names=self.names, target_name=name
+            self.encoded(table), y, table[site], offset=offset, feature_names=self.names, target_name=name
         )
 
     # --- as plain values --------------------------------------------------------------------------------------
@@ -255,13 +273,15 @@ class Schema:
         >>> Schema.from_plain(schema.plain()) == schema
         True
         """
-        target = plain["target"]
-        return cls(
-            tuple(map(_plain_column, plain["features"])),
-            None if target is None else _plain_column(target),
-            plain["offset"],
-            plain["missing"],
-        )
+        target, more = plain["target"], dict[str, Any](plain)
+        more["features"] = tuple(map(_plain_column, plain["features"]))
+        more["target"] = None if target is None else _plain_column(target)
+        if cls is Schema and more.keys() - {item.name for item in fields(Schema)}:
+            from fedkin.data.learned import TableSchema
+
+            cls = TableSchema
+        entries: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in more.items()}
+        return cls(**entries)
 
 
 def _plain_column(plain: Mapping[str, Any]) -> Column:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedkin._base import Array, Index, listed
-from fedkin.data import Schema, columns_of, device_id, device_ids
+from fedkin.data import Schema, TableSchema, columns_of, device_id, device_ids
 from fedkin.errors import DataError, UnknownDeviceError
 
 
@@ -25,6 +25,8 @@ def feature_matrix(X: object, names: tuple[str, ...], schema: Schema | None) -> 
         raise DataError("X is a sparse matrix, expected a dense array: X.toarray()")
     else:
         rows = np.asarray(X, dtype=np.float64)
+        if isinstance(schema, TableSchema) and rows.ndim == 2 and rows.shape[1] == len(names):
+            rows = schema.filled(rows)
     if rows.ndim != 2 or rows.shape[1] != len(names):
         raise DataError(f"X has shape {rows.shape}, expected (n, {len(names)}): {listed(names, 20)}")
     if not np.isfinite(rows).all():
@@ -35,9 +37,10 @@ def feature_matrix(X: object, names: tuple[str, ...], schema: Schema | None) -> 
 
 def _from_table(X: object, names: tuple[str, ...]) -> Array:
     columns = columns_of(X)
+    absent = [name for name in names if name not in columns]
+    if absent:
+        raise DataError(f"there is no column {listed(absent, 20)}; the model needs {listed(names, 20)}")
     for name in names:
-        if name not in columns:
-            raise DataError(f"there is no column {name!r}; the model needs {listed(names, 20)}")
         if columns[name].dtype.kind not in "fb":
             raise DataError(f"column {name!r} is not numeric, but the model needs numbers there")
     n = len(next(iter(columns.values()), ()))

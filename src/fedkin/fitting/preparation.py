@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import Array
-from fedkin.data import INTERCEPT, Federation, Schema
+from fedkin.data import INTERCEPT, Federation, Schema, TableSchema
 from fedkin.errors import DataError, DegenerateDeviceWarning, ParameterError
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import AUTO, FitOptions
@@ -72,22 +72,27 @@ def prepare(federation: Federation | Summaries, options: FitOptions, schema: Sch
     """The rows of a federation, or what is known of them, as ``options`` want them fitted.
 
     With a ``schema`` the federation is `Schema.federation`'s, or the sites have summed up rows that it prepared; then
-    classes, centre and scale are what was agreed on.
+    classes, centre and scale are what was agreed on. Otherwise what a table needs to be encoded is learned from these
+    rows: the means that stand in for missing cells.
     """
     if isinstance(federation, Summaries):
         return _prepared_sums(federation, options, schema)
     if not federation.n_samples.all():
         empty = federation.devices[int(np.flatnonzero(federation.n_samples == 0)[0])]
         raise DataError(f"device {empty!r} has no rows to fit: leave it out or give it data")
+    if federation.weight is not None:
+        raise ParameterError("weights of rows are read, but no fit uses them yet: leave weight= out")
+    federation, learned = _filled(federation)
     loss, classes, encoded = _encoded(federation, options.loss, None if schema is None else schema.classes)
     has_intercept = options.fit_intercept and not loss.location
     if schema is not None:
         units = Units.of_schema(schema, loss, has_intercept)
-        encoded = _with_rows(encoded, X=schema.scaled(encoded.X, has_intercept))
+        encoded = encoded.replaced(X=schema.scaled(encoded.X, has_intercept))
     else:
         encoded, mean, scale = _standardized(encoded, options, centre=has_intercept or loss.location)
         names = (federation.feature_names, mean, scale, classes, federation.target_name)
-        units = Units(loss, has_intercept, *names, None if federation.offset is None else "offset")
+        offset = "offset" if learned is None or learned.offset is None else learned.offset
+        units = Units(loss, has_intercept, *names, None if federation.offset is None else offset, learned)
     if has_intercept:
         encoded = encoded.with_intercept()
     if loss.n_params(encoded.n_features) != units.per_feature(0.0).size:
@@ -96,6 +101,15 @@ def prepare(federation: Federation | Summaries, options: FitOptions, schema: Sch
             "(the intercept among them); a model has one for each column: use Problem and solve for other losses"
         )
     return Prepared(encoded, federation, units)
+
+
+def _filled(federation: Federation) -> tuple[Federation, TableSchema | None]:
+    """The federation without gaps, and its schema with what these rows have taught it."""
+    if federation.schema is None:
+        return federation, None
+    learned = federation.schema.trained(federation.X, federation.weight)
+    filled = learned.filled(federation.X)
+    return federation if filled is federation.X else federation.replaced(X=filled), learned
 
 
 def _prepared_sums(summaries: Summaries, options: FitOptions, schema: Schema | None) -> Prepared:
@@ -125,7 +139,7 @@ def _standardized(federation: Federation, options: FitOptions, centre: bool) -> 
     if centre:
         return centred, mean, scale
     # without an intercept a shift of the features would be another model
-    return _with_rows(federation, X=federation.X / scale), np.zeros_like(mean), scale
+    return federation.replaced(X=federation.X / scale), np.zeros_like(mean), scale
 
 
 def _encoded(
@@ -141,13 +155,13 @@ def _encoded(
     if y is None:
         raise DataError(f"the federation has no target, but the {name} loss needs classes")
     if agreed is not None:
-        return make_loss(loss, np.arange(len(agreed))), agreed, _with_rows(federation, y=class_numbers(y, agreed))
+        return make_loss(loss, np.arange(len(agreed))), agreed, federation.replaced(y=class_numbers(y, agreed))
     classes, codes = _encoded_classes(y, name, federation.target_name)
     if isinstance(loss, str):
         loss = "multinomial" if len(classes) > 2 or name == "multinomial" else "logistic"
     elif len(classes) > loss.n_params(1) + 1:
         raise DataError(f"the target has {len(classes)} classes, more than the given {name} loss has")
-    return make_loss(loss, codes), classes, _with_rows(federation, y=codes)
+    return make_loss(loss, codes), classes, federation.replaced(y=codes)
 
 
 def _encoded_classes(y: NDArray[Any], loss: str, target: str | None = None) -> tuple[tuple[Any, ...], Array]:
@@ -181,13 +195,6 @@ def class_numbers(y: NDArray[Any], classes: tuple[Any, ...]) -> Array:
     if unknown:
         raise DataError(f"class {unknown[0]!r} is in the held-out rows, but not in the training rows")
     return np.array([number[label] for label in y.tolist()], dtype=np.float64)
-
-
-def _with_rows(federation: Federation, **arrays: Array) -> Federation:
-    """The federation with another ``X`` or ``y`` of the same size."""
-    rows = replace(federation.rows, **arrays)
-    parts = (federation.row_order, federation.feature_names, federation.target_name)
-    return Federation._of(federation.devices, federation.n_samples, rows, *parts)
 
 
 # --- a problem with a minimiser --------------------------------------------------------------------------------

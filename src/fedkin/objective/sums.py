@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 
 from fedkin._base import Array, Index
-from fedkin.data import Federation, deal_folds
+from fedkin.data import Federation, block_folds, deal_folds
 from fedkin.losses import Loss
 from fedkin.objective.build import build_terms
 from fedkin.objective.terms import QuadraticTerms
@@ -17,8 +17,13 @@ from fedkin.objective.terms import QuadraticTerms
 def assign_folds(federation: Federation, folds: int, seed: int) -> Index:
     """Fold ``(N,)`` of each row, cut within devices; -1 for the row of a device that has a single one: it trains."""
     sizes = zip(federation.devices, federation.n_samples.tolist(), strict=True)
-    dealt = [deal_folds(device, n, folds, seed) if n > 1 else np.full(n, -1) for device, n in sizes]
-    return np.concatenate(dealt)
+
+    def dealt(device: Hashable, n: int) -> Index:
+        if n < 2:
+            return np.full(n, -1, dtype=np.int64)
+        return block_folds(n, folds) if federation.ordered else deal_folds(device, n, folds, seed)
+
+    return np.concatenate([dealt(device, n) for device, n in sizes])
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +80,10 @@ class FoldSums:
         """The sums of some devices, in that order."""
         return FoldSums(*(getattr(self, item.name)[devices] for item in fields(self)))
 
-    def total(self, without: int | None = None) -> FoldSums:
-        """The sums over all rows (or all but those of one fold), as one part."""
-        kept = [k for k in range(self.folds + 1) if k != without]
+    def total(self, without: int | None = None, *, forward: bool = False) -> FoldSums:
+        """The sums over all rows (or all but those of one fold and, ``forward``, of later ones), as one part."""
+        last = self.folds if without is None or not forward else without
+        kept = [k for k in (*range(last), self.folds) if k != without]  # the last part always trains
         parts = (getattr(self, name)[:, kept] for name in ("count", "value", "gradient", "hessian"))
         return FoldSums(self.at, *(part.sum(axis=1, keepdims=True) for part in parts))
 

@@ -102,6 +102,9 @@ def cross_validate_lam(
 
     Notes
     -----
+    Where a federation is ``ordered`` in time, folds are blocks of it, and a fold trains on earlier blocks only; so the
+    first one holds nothing out.
+
     From `fedkin.Summaries` the folds are those that the sites cut. For quadratic losses the scores are those of the
     rows. For others every fold's loss is replaced by its quadratic expansion around the point of the summaries, in the
     rows that train as in the rows that are held out.
@@ -135,7 +138,8 @@ def cross_validate_lam(
 
 def mean_and_error(scores: Array) -> tuple[Array, Array]:
     """Means over folds of ``scores (folds, m)`` and their standard errors, each ``(m,)``."""
-    return scores.mean(axis=0), scores.std(axis=0, ddof=1) / np.sqrt(scores.shape[0])
+    folds = scores.shape[0]
+    return scores.mean(axis=0), scores.std(axis=0, ddof=min(folds - 1, 1)) / np.sqrt(folds)
 
 
 def best_level(mean: Array, error: Array | None = None) -> int:
@@ -235,15 +239,20 @@ def cut_folds(problem: Problem, folds: int, seed: int) -> list[Fold]:
         return _folds_of_sums(problem, data.sums)
     fold_of = assign_folds(data, folds, seed)
     if isinstance(problem.terms, QuadraticTerms):
-        return _folds_of_sums(problem, FoldSums.of_rows(data, problem.losses, fold_of, folds))
-    return [_fold_of_rows(problem, data, fold_of == fold) for fold in range(folds) if (fold_of == fold).any()]
+        sums = FoldSums.of_rows(data, problem.losses, fold_of, folds)
+        return _folds_of_sums(problem, sums, forward=data.ordered)
+    used = [fold for fold in range(int(data.ordered), folds) if (fold_of == fold).any()]
+    return [
+        _fold_of_rows(problem, data, fold_of == fold, fold_of < fold if data.ordered else fold_of != fold)
+        for fold in used
+    ]
 
 
-def _fold_of_rows(problem: Problem, federation: Federation, rows: Mask) -> Fold:
-    """The fold that holds these rows out."""
+def _fold_of_rows(problem: Problem, federation: Federation, rows: Mask, trains: Mask) -> Fold:
+    """The fold that holds these rows out, and which rows train."""
     # losses see all rows, so that a class missing from a fold does not change the parameters
     loss = dict(zip(federation.devices, problem.losses, strict=True))
-    train = replace(problem, loss=loss, federation=federation.take(~rows))
+    train = replace(problem, loss=loss, federation=federation.take(trains))
     part = federation.take(rows, allow_empty=True)
     seen = np.flatnonzero(part.n_samples > 0)
     if seen.size < part.n_devices:
@@ -252,13 +261,13 @@ def _fold_of_rows(problem: Problem, federation: Federation, rows: Mask) -> Fold:
     return Fold(train.fused, held_out, seen)
 
 
-def _folds_of_sums(problem: Problem, sums: FoldSums) -> list[Fold]:
-    """Sums add up: each row is looked at once, and a fold trains on the sum of the others."""
+def _folds_of_sums(problem: Problem, sums: FoldSums, *, forward: bool = False) -> list[Fold]:
+    """Sums add up: each row is looked at once, and a fold trains on the sum of the others (of the earlier ones)."""
     ridge = np.broadcast_to(np.asarray(problem.ridge, dtype=np.float64), (problem.n_params,))
     out = []
-    for fold in np.flatnonzero(sums.count[:, :-1].any(axis=0)).tolist():
+    for fold in np.flatnonzero(sums.count[:, :-1].any(axis=0)).tolist()[int(forward) :]:
         seen = np.flatnonzero(sums.count[:, fold])
-        training = sums.total(without=fold).terms(ridge=ridge)
+        training = sums.total(without=fold, forward=forward).terms(ridge=ridge)
         out.append(Fold(replace(problem.fused, terms=training), sums.take(seen).terms(fold), seen))
     return out
 

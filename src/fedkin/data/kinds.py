@@ -1,0 +1,137 @@
+"""What a column of a table seems to hold: numbers, a category, dates, row numbers, a code."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from fedkin._base import AnyArray
+from fedkin.data.cells import DECIMAL_COMMA, LEADING_ZERO, NUMBERS_PER_WORD, is_missing_text, number_of
+from fedkin.data.ids import is_missing
+from fedkin.data.labels import level_text, looks_like_date
+
+Kind = Literal["number", "category", "date", "empty"]
+#: Text that has more levels than this, or more than half as many as rows, is rather a name or an id.
+MOST_LEVELS = 200
+_FEW_LEVELS = 10
+_INDEX_NAMES = re.compile(r"|unnamed: ?\d+|index|level_\d+|__index_level_\d+__|row|rownames?|\.\.\.1", re.IGNORECASE)
+_CODE_NAME = re.compile(
+    r"(^|[_\W])(code|type|kind|class|category|region|zone|district|ward|zip|zipcode|postcode|id|nr|no)$", re.IGNORECASE
+)
+_MOST_CODES = 20
+_ROWS_PER_CODE = 10
+
+
+class Looked(NamedTuple):
+    """What a column seems to hold, and the levels that it would have as a category."""
+
+    kind: Kind
+    levels: tuple[str, ...] = ()
+
+
+def look_at(column: AnyArray, *, category: bool = False) -> Looked:
+    """What a column holds; with ``category`` numbers are levels, too.
+
+    A column of text is a category, unless its cells are dates, or all of them are numbers, or so many are that the rest
+    must be mistakes. Numbers with leading zeros are codes, so that they stay text.
+
+    Examples
+    --------
+    >>> look_at(np.array(["b", "a", None], dtype=object))
+    Looked(kind='category', levels=('a', 'b'))
+    >>> look_at(np.array(["1,5", "2,25"], dtype=object)).kind, look_at(np.array(["007", "12"], dtype=object)).kind
+    ('number', 'category')
+    """
+    if column.dtype.kind in "fb" and not category:
+        return Looked("empty" if column.dtype.kind == "f" and np.isnan(column).all() else "number")
+    counted = _counted(column)
+    if not counted:
+        return Looked("empty")
+    if category:
+        return Looked("category", _levels(counted))
+    if all(map(looks_like_date, counted)):
+        return Looked("date")
+    words = {cell: n for cell, n in counted.items() if isinstance(cell, str) and number_of(cell) is None}
+    if not words:
+        codes = any(isinstance(cell, str) and LEADING_ZERO.fullmatch(cell.strip()) for cell in counted)
+        return Looked("category", _levels(counted)) if codes else Looked("number")
+    if all(DECIMAL_COMMA.fullmatch(cell.strip()) for cell in words):
+        return Looked("number")
+    wrong = sum(words.values())
+    if sum(counted.values()) - wrong >= NUMBERS_PER_WORD * wrong:
+        return Looked("number")
+    return Looked("category", _levels(counted))
+
+
+def _counted(column: AnyArray) -> Counter[Hashable]:
+    """How often each cell occurs, missing ones left out."""
+    cells = column.tolist()
+    try:
+        counted = Counter(cells)
+    except TypeError:  # lists and other things that have no place in a table
+        counted = Counter(map(str, cells))
+    return Counter(
+        {
+            cell: n
+            for cell, n in counted.items()
+            if not (is_missing(cell) or (isinstance(cell, str) and is_missing_text(cell)))
+        }
+    )
+
+
+def _levels(counted: Counter[Hashable]) -> tuple[str, ...]:
+    """Levels as text, numbers by size and words by the alphabet."""
+    texts = {level_text(cell) for cell in counted}
+    numbers = {text: number_of(text) for text in texts}
+    if None in numbers.values():
+        return tuple(sorted(texts))
+    return tuple(sorted(texts, key=lambda text: (numbers[text], text)))
+
+
+def too_many_levels(levels: int, rows: int) -> bool:
+    """Whether text has so many levels that it is rather a name or an id.
+
+    Examples
+    --------
+    >>> too_many_levels(480, 500), too_many_levels(3, 4), too_many_levels(40, 1000)
+    (True, False, False)
+    """
+    return levels > MOST_LEVELS or (levels > _FEW_LEVELS and 2 * levels > rows)
+
+
+def is_row_number(name: str, column: AnyArray) -> bool:
+    """Whether a column is an index that was saved along: without a name of its own, and counting rows.
+
+    Examples
+    --------
+    >>> is_row_number("Unnamed: 0", np.array([0.0, 1.0, 2.0])), is_row_number("", np.array([4.0, 2.0]))
+    (True, False)
+    """
+    if not _INDEX_NAMES.fullmatch(name.strip()) or column.dtype.kind != "f" or column.size == 0:
+        return False
+    return bool(column[0] in (0.0, 1.0) and (np.diff(column) == 1).all())
+
+
+def looks_like_code(name: str, column: AnyArray) -> bool:
+    """Whether numbers are rather names: few and whole, called a code or a type, or with gaps and far from 0.
+
+    Examples
+    --------
+    >>> looks_like_code("zip", np.repeat([95608.0, 95610.0, 95815.0], 20))
+    True
+    >>> looks_like_code("rooms", np.repeat([1.0, 2.0, 3.0], 20))
+    False
+    """
+    if column.dtype.kind != "f":
+        return False
+    values = column[~np.isnan(column)]
+    if values.size < 3 * _ROWS_PER_CODE or (values[:1000] != np.floor(values[:1000])).any():
+        return False
+    distinct = np.unique(values)
+    if not 3 <= distinct.size <= min(_MOST_CODES, values.size // _ROWS_PER_CODE) or (distinct % 1 != 0).any():
+        return False
+    return bool(_CODE_NAME.search(name)) or bool(distinct[0] >= 100 and np.unique(np.diff(distinct)).size > 1)

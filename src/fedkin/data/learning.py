@@ -1,0 +1,342 @@
+"""A table as it is: what its columns are, which of them and of its rows can be used, and what to say about the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedkin._base import AnyArray, Array, Index, Mask, check_choice, count, listed
+from fedkin.data.cells import number_of
+from fedkin.data.column import Column
+from fedkin.data.columns import Roles
+from fedkin.data.findings import Finding, RowWords, raise_findings
+from fedkin.data.kinds import Looked, is_row_number, look_at, looks_like_code, too_many_levels
+from fedkin.data.labels import parsed_numbers
+from fedkin.data.learned import FILLING, TableSchema
+from fedkin.data.schema import Missing
+from fedkin.data.tables import Columns
+from fedkin.errors import DataError
+
+#: A column is a combination of others when no more than this share of its variance is its own.
+_OWN_SHARE = 1e-13
+#: Fewer rows than this say nothing about columns that are alike by chance.
+_ENOUGH_ROWS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """What a table turned out to be.
+
+    Attributes
+    ----------
+    schema : TableSchema
+    rows : int array (n,)
+        Rows that are used, in the order of the table.
+    notes : tuple of str
+        What was left out, and what its owner may want to know.
+    """
+
+    schema: TableSchema
+    rows: Index
+    notes: tuple[str, ...]
+
+
+def learn_table(
+    columns: Columns,
+    roles: Roles,
+    features: Sequence[str] | None,
+    at: RowWords,
+    *,
+    missing: Missing = "refuse",
+    categories: Sequence[str] = (),
+) -> Learned:
+    """Find out what the columns of a table are.
+
+    Parameters
+    ----------
+    columns : Columns
+        The table.
+    roles : Roles
+        Columns that are no features.
+    features : sequence of str, optional
+        Columns to use, whatever they look like. By default all others, except those that cannot tell anything.
+    at : callable
+        What a row, numbered from 0, is called in messages.
+    missing : "refuse" | "drop" | "mean" | "indicator"
+        As in `TableSchema`.
+    categories : sequence of str
+        Columns whose numbers are names.
+
+    Raises
+    ------
+    DataError
+        With everything that stands in the way.
+    """
+    check_choice("missing", missing, TableSchema._RULES)
+    roles.check(columns, features, categories)
+    return _Learning(columns, roles, features, at, missing, tuple(categories)).result()
+
+
+@dataclass(eq=False)
+class _Learning:
+    columns: Columns
+    roles: Roles
+    features: Sequence[str] | None
+    at: RowWords
+    missing: Missing
+    categories: tuple[str, ...]
+    notes: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    def result(self) -> Learned:
+        chosen = self._chosen()
+        known = [column for name in chosen if (column := self._feature(name)) is not None]
+        target = None if self.roles.target is None else self._target(self.roles.target)
+        self._check_roles()
+        raise_findings(self.findings)
+        kept, gaps = self._complete(known)
+        if not kept.size:
+            raise DataError("a federation needs at least one row, got none")
+        if self.features is None and self.roles.target is not None:
+            known = self._telling(known, kept)
+        if not known and self.features is None:
+            raise DataError(f"no column is left for the features beside {listed(self.roles.taken)}")
+        self._remark_on(known)
+        told = tuple(column.name for column in known if column.name in gaps) if self.missing == "indicator" else ()
+        schema = TableSchema(tuple(known), target, self.roles.offset, self.missing, indicators=told)
+        return Learned(schema, kept, tuple(self.notes))
+
+    # --- columns ------------------------------------------------------------------------------------------------
+
+    def _chosen(self) -> list[str]:
+        if self.features is not None:
+            return list(self.features)
+        rest = [name for name in self.columns if name not in self.roles.taken]
+        index = [name for name in rest if is_row_number(name, self.columns[name])]
+        if index and len(index) < len(rest):
+            self._leave_out(index, "counts the rows (an index that was saved along)", "count the rows")
+            rest = [name for name in rest if name not in index]
+        if "" in rest:
+            self.findings.append(
+                Finding("", "a column has no name: give it one, or say which columns to use with features=")
+            )
+            rest.remove("")
+        if not rest and not self.findings:
+            raise DataError(f"no column is left for the features beside {listed(self.roles.taken)}")
+        return rest
+
+    def _leave_out(self, names: Sequence[str], one: str, several: str) -> None:
+        if names:
+            words = f"column {names[0]!r} {one}" if len(names) == 1 else f"columns {listed(names, 10)} {several}"
+            self.notes.append(f"{words}: left out")
+
+    def _feature(self, name: str) -> Column | None:
+        cells = self.columns[name]
+        looked = look_at(cells, category=name in self.categories)
+        if looked.kind == "empty" and len(cells):
+            if self.features is None:
+                self._leave_out([name], "is empty in every row", "")
+            else:
+                self.findings.append(Finding(name, "is empty in every row: leave it out of features="))
+            return None
+        if looked.kind == "date":
+            self.findings.append(Finding(name, _DATES))
+            return None
+        if looked.kind == "category":
+            return self._category(name, looked)
+        column = Column(name)
+        self.findings += column.findings(cells, "fill", self.at)
+        return column
+
+    def _category(self, name: str, looked: Looked) -> Column | None:
+        levels, n = looked.levels, len(self.columns[name])
+        if len(levels) == 1:
+            if self.features is None or n > 1:
+                self._leave_out([name], f"is {levels[0]!r} in every row", "")
+            return None
+        if too_many_levels(len(levels), n) and name not in self.categories:
+            self.findings.append(
+                Finding(
+                    name,
+                    f"text with {len(levels)} different values in {n} rows, such as {listed(levels[:2])}: a name or an "
+                    "id? Leave it out: say which columns to use with features= (or call it a category, categories=)",
+                )
+            )
+            return None
+        lower: dict[str, str] = {}
+        for level in levels:
+            if lower.setdefault(level.lower(), level) != level:
+                self.notes.append(f"column {name!r} has {lower[level.lower()]!r} and {level!r} as different levels")
+                break
+        return Column(name, "category", levels=levels)
+
+    def _target(self, name: str) -> Column | None:
+        cells = self.columns[name]
+        looked = look_at(cells)
+        if looked.kind == "number" and cells.dtype.kind == "O":
+            levels = look_at(cells, category=True)
+            if len(levels.levels) <= 2 and all(number_of(level) is not None for level in levels.levels):
+                looked = levels  # 0 and 1 stored as text
+        if looked.kind == "empty" and len(cells):
+            self.findings.append(Finding(name, "the target is empty in every row"))
+        elif looked.kind == "date":
+            self.findings.append(Finding(name, _DATES))
+        elif looked.kind == "number" and cells.dtype.kind != "b":
+            found = Column(name).findings(cells, "fill", self.at)
+            wrong = [one for one in found if one.refuses]
+            classes = "; if these are classes, give each a letter (c1, c2)"
+            self.findings += [Finding(name, f"{one.words}{classes}") for one in wrong]
+            return Column(name)
+        elif looked.kind == "category" and too_many_levels(len(looked.levels), len(cells)):
+            self.findings.append(
+                Finding(name, f"the target is text with {len(looked.levels)} different values in {len(cells)} rows")
+            )
+        elif cells.dtype.kind == "b":
+            return Column(name, "category", levels=(False, True))
+        return Column(name, "category", levels=looked.levels) if len(looked.levels) > 1 else None
+
+    def _check_roles(self) -> None:
+        for role in ("offset", "weight"):
+            name = getattr(self.roles, role)
+            if name is None:
+                continue
+            cells = self.columns[name]
+            found = [one for one in Column(name).findings(cells, "fill", self.at) if one.refuses]
+            self.findings += [Finding(name, f"{one.words} (it is the {role})") for one in found]
+            values = parsed_numbers(cells).values
+            below = np.flatnonzero(values < 0)
+            if role == "weight" and below.size:
+                row = int(below[0])
+                self.findings.append(
+                    Finding(name, f"a weight is at least 0, but it is {values[row]:g} in {self.at(row)}")
+                )
+
+    # --- rows ---------------------------------------------------------------------------------------------------
+
+    def _complete(self, known: Sequence[Column]) -> tuple[Index, set[str]]:
+        """Rows to use, and the features that have gaps."""
+        n = len(self.columns[self.roles.device])
+        gaps = {column.name: column.gaps(self.columns[column.name]) for column in known}
+        roles = {name: _gaps(self.columns[name]) for name in self.roles.taken}
+        empty = {name: mask for name, mask in (roles | gaps).items() if mask.any()}
+        fills = self.missing in FILLING
+        losing = [mask for name, mask in empty.items() if not (fills and name in gaps)]
+        if self.missing == "refuse" and empty:
+            raise DataError(_missing_words(empty, roles.keys(), self.at))
+        lost: Mask = np.any(losing, axis=0) if losing else np.zeros(n, dtype=bool)
+        if lost.any():
+            causes = [name for name, mask in empty.items() if not (fills and name in gaps)]
+            self.notes.append(
+                f"{count(int(lost.sum()), 'row')} of {n} left out, where {listed(causes, 10)} "
+                f"{'is' if len(causes) == 1 else 'are'} missing"
+            )
+        if lost.all() and n:
+            raise DataError("every row has a missing cell, so no row is left: fill some in")
+        kept = ~lost
+        if self.roles.weight is not None:
+            kept &= parsed_numbers(self.columns[self.roles.weight]).values > 0
+        return np.flatnonzero(kept).astype(np.int64), {name for name, mask in gaps.items() if mask[kept].any()}
+
+    # --- columns that tell nothing, or too much --------------------------------------------------------------------
+
+    def _telling(self, known: list[Column], rows: Index) -> list[Column]:
+        """The columns without those that are constant or made of others; raises for one that is the target."""
+        numbers = {c.name: parsed_numbers(self.columns[c.name]).values[rows] for c in known if c.kind == "number"}
+        self._refuse_copies(known, numbers, rows)
+        flat = [name for name, values in numbers.items() if _constant(values)] if rows.size > 1 else []
+        if len(flat) == len(known):
+            return known
+        self._leave_out(flat, "is the same in every row", "are the same in every row")
+        known = [column for column in known if column.name not in flat]
+        numbers = {name: values for name, values in numbers.items() if name not in flat}
+        if rows.size >= max(_ENOUGH_ROWS, 2 * len(numbers)):
+            made = _dependent(numbers)
+            self._leave_out(made, "follows from the columns before it", "follow from the columns before them")
+            known = [column for column in known if column.name not in made]
+        return known
+
+    def _refuse_copies(self, known: Sequence[Column], numbers: dict[str, Array], rows: Index) -> None:
+        assert self.roles.target is not None
+        target, copies = self.columns[self.roles.target][rows], []
+        if rows.size < _ENOUGH_ROWS:
+            return
+        for column in known:
+            cells = self.columns[column.name][rows]
+            if target.dtype.kind in "fb" and column.name in numbers:
+                same = np.array_equal(numbers[column.name], target.astype(np.float64))
+                same = same and not _constant(numbers[column.name])
+            else:
+                same = target.dtype.kind == "O" and cells.dtype.kind == "O" and bool((cells == target).all())
+            if same:
+                copies.append(column.name)
+        if copies:
+            which = f"column {copies[0]!r} is" if len(copies) == 1 else f"columns {listed(copies)} are"
+            raise DataError(
+                f"{which} the target {self.roles.target!r} under another name, so the model would have nothing to "
+                "learn: leave it out, say which columns to use with features="
+            )
+
+    def _remark_on(self, known: Sequence[Column]) -> None:
+        codes = [c.name for c in known if c.kind == "number" and looks_like_code(c.name, self.columns[c.name])]
+        if codes:
+            verb, one = ("looks", "a code") if len(codes) == 1 else ("look", "codes")
+            self.notes.append(
+                f"{listed(codes, 10)} {verb} like {one}, but {'its' if len(codes) == 1 else 'their'} numbers are used "
+                "as amounts; if they are names, say so with categories="
+            )
+
+
+_DATES = (
+    "these are dates: turn them into numbers, such as days since a start, or name the column that orders rows, time="
+)
+
+
+def _gaps(cells: AnyArray) -> Mask:
+    """Which cells of a column that is no feature are missing."""
+    if cells.dtype.kind in "fb":
+        return np.asarray(np.isnan(cells.astype(np.float64)))
+    return np.fromiter((cell is None or cell != cell or cell == "" for cell in cells), dtype=bool, count=len(cells))
+
+
+def _missing_words(empty: dict[str, Mask], roles: Collection[str], at: RowWords) -> str:
+    n = len(next(iter(empty.values())))
+    whole = int(np.any(list(empty.values()), axis=0).sum())
+    shown = sorted(empty, key=lambda name: -int(empty[name].sum()))
+    parts = [
+        f"{name!r} in {int(empty[name].sum())}" + (f" (first in {at(int(np.flatnonzero(empty[name])[0]))})")
+        for name in shown[:10]
+    ]
+    more = f" and {len(shown) - 10} more columns" if len(shown) > 10 else ""
+    words = f"cells are missing: {', '.join(parts)}{more}, of {count(n, 'row')}"
+    if all(name in roles for name in empty):
+        return f'{words}. Fill them in, or leave such rows out with missing="drop"'
+    return (
+        f'{words}. Say what to do: missing="drop" leaves out the {count(whole, "row")} with a gap, missing="mean" '
+        'fills in the mean of the rows that train, missing="indicator" also adds a column that says where'
+    )
+
+
+def _constant(values: Array) -> bool:
+    there = values[~np.isnan(values)]
+    return there.size > 0 and bool(there.min() == there.max())
+
+
+def _dependent(numbers: dict[str, Array]) -> list[str]:
+    """Columns that are linear combinations of a constant and the columns before them."""
+    if len(numbers) < 2:
+        return []
+    X = np.column_stack(list(numbers.values()))
+    X = X - np.nanmean(X, axis=0)
+    X[np.isnan(X)] = 0.0
+    X = X / np.sqrt((X**2).sum(axis=0))
+    gram, out, names = X.T @ X, [], list(numbers)
+    # Cholesky, column after column: what is left of the diagonal is each column's own share
+    for k in range(len(names)):
+        if gram[k, k] <= _OWN_SHARE:
+            out.append(names[k])
+            continue
+        row = gram[k, k + 1 :] / gram[k, k]
+        gram[k + 1 :, k + 1 :] -= np.outer(gram[k + 1 :, k], row)
+    return out

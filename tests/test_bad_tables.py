@@ -1,0 +1,317 @@
+"""Tables as people have them: what is accepted, what is said about it, and what a message says about the rest."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedkin
+from fedkin.cli import main
+from fedkin.data import Federation
+from fedkin.errors import DataError, TableWarning
+from fedkin.fitting import FitOptions, fit_federation
+from fedkin.fitting.preparation import prepare
+
+OPTIONS = FitOptions(lam=0.05, select="none")
+
+
+def frame(n=60, sites=3, seed=0):
+    """A table that is well: two numbers, a category, a target that depends on them."""
+    rng = np.random.default_rng(seed)
+    ward = rng.choice(["A", "B", "C"], n)
+    table = {"site": np.array([f"{k % sites:03d}" for k in range(n)]), "age": rng.normal(50, 10, n).round(1)}
+    table |= {"dose": rng.normal(size=n).round(3), "ward": ward}
+    target = 0.1 * table["age"] + table["dose"] + 2.0 * (ward == "B") + 0.1 * rng.normal(size=n)
+    return pd.DataFrame({**table, "days": target.round(3)})
+
+
+def saved(tmp_path, table, name="table.csv", **more):
+    path = tmp_path / name
+    table.to_csv(path, index=False, **more)
+    return path
+
+
+def read(path, **more):
+    return Federation.read(path, **{"device": "site", "target": "days", **more})
+
+
+def refused(path, **more):
+    with pytest.raises(DataError) as caught:
+        read(path, **more)
+    message = str(caught.value)
+    assert message.startswith(f"{path}")
+    return message.removeprefix(f"{path}: ")
+
+
+# --- missing values -------------------------------------------------------------------------------------------
+
+
+def with_gaps(tmp_path):
+    table = frame()
+    table.loc[[3, 7, 20], "age"] = np.nan
+    table.loc[[7, 9], "ward"] = None
+    return saved(tmp_path, table), table
+
+
+def test_missing_values_are_refused_with_counts_and_the_cure(tmp_path):
+    path, _ = with_gaps(tmp_path)
+    assert refused(path) == (
+        "cells are missing: 'age' in 3 (first in line 5), 'ward' in 2 (first in line 9), of 60 rows. Say what to do: "
+        'missing="drop" leaves out the 4 rows with a gap, missing="mean" fills in the mean of the rows that train, '
+        'missing="indicator" also adds a column that says where'
+    )
+
+
+def test_rows_with_gaps_are_left_out(tmp_path):
+    path, table = with_gaps(tmp_path)
+    with pytest.warns(TableWarning, match="4 rows of 60 left out, where 'age', 'ward' are missing"):
+        fed = read(path, missing="drop")
+    kept = table.dropna()
+    assert sorted(fed.row_order.tolist()) == kept.index.tolist()
+    assert fed.X[np.argsort(fed.row_order), 0].tolist() == kept["age"].tolist()
+    model = fit_federation(fed, None, OPTIONS)
+    with pytest.raises(DataError, match="age: is missing in 1 of 1 row, first in row 2; fill them in"):
+        model.predict({"age": [None], "dose": [1.0], "ward": ["A"]}, "000")
+
+
+@pytest.mark.parametrize("missing", ["mean", "indicator"])
+def test_means_of_training_rows_fill_gaps(tmp_path, missing):
+    path, table = with_gaps(tmp_path)
+    fed = read(path, missing=missing)
+    extra = ("age missing", "ward missing") if missing == "indicator" else ()
+    assert fed.feature_names == ("age", "dose", "ward=B", "ward=C", *extra)
+    train, test = fed.split(0.3, seed=1)
+    model = fit_federation(train, None, OPTIONS)
+    rows = table.iloc[train.row_order]
+    expected = [rows["age"].mean(), rows["dose"].mean()]
+    expected += [(rows["ward"].dropna() == level).mean() for level in "BC"]
+    assert np.allclose(model.schema.fill[:4], expected)
+    assert not np.allclose(expected[0], table["age"].mean())
+    # the table, its encoded rows and the file of the model predict alike
+    model.save(tmp_path / "model")
+    again = fedkin.load(tmp_path / "model")
+    ids = [test.devices[u] for u in test.device_index]
+    by_table = again.predict(table.iloc[test.row_order].drop(columns="days"), ids)
+    assert np.array_equal(by_table, model.predict(test.X, ids))
+    filled = test.X.copy()
+    filled[:, :4] = np.where(np.isnan(filled[:, :4]), expected, filled[:, :4])
+    assert np.allclose(by_table, model.predict(filled, ids))
+    if missing == "indicator":
+        assert fed.X[:, 4].sum() == 3 and fed.X[:, 5].sum() == 2
+
+
+def test_filling_agrees_with_scikit_learn(tmp_path):
+    from sklearn.impute import SimpleImputer
+
+    path, table = with_gaps(tmp_path)
+    fed = read(path, missing="indicator", features=["age", "dose"])
+    theirs = SimpleImputer(add_indicator=True).fit_transform(table[["age", "dose"]])
+    ours = prepare(fed, FitOptions(standardize=False, fit_intercept=False)).federation.X
+    assert np.allclose(ours[np.argsort(fed.row_order)], theirs)
+
+
+def test_rows_without_a_target_do_not_train(tmp_path):
+    table = frame()
+    table.loc[5, "days"] = np.nan
+    path = saved(tmp_path, table)
+    assert refused(path) == (
+        "cells are missing: 'days' in 1 (first in line 7), of 60 rows. Fill them in, or leave such rows out with "
+        'missing="drop"'
+    )
+    with pytest.warns(TableWarning, match="1 row of 60 left out, where 'days' is missing"):
+        assert len(read(path, missing="mean").X) == 59
+
+
+def test_missing_values_on_the_command_line(tmp_path, capsys, monkeypatch):
+    path, table = with_gaps(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    asked = ["fit", path.name, "--device", "site", "--target", "days", "--test-size", "0"]
+    assert main(asked) == 2
+    assert "--missing mean" in capsys.readouterr().err
+    assert main([*asked, "--missing", "indicator"]) == 0
+    assert main(["predict", "fedkin-model", path.name, "--out", "out.csv"]) == 0
+    assert len(pd.read_csv(tmp_path / "out.csv")) == len(table)
+
+
+# --- categories -------------------------------------------------------------------------------------------------
+
+
+def test_text_becomes_levels_and_new_levels_are_averages(tmp_path):
+    table = frame()
+    fed = read(saved(tmp_path, table))
+    assert fed.feature_names == ("age", "dose", "ward=B", "ward=C")
+    dummies = pd.get_dummies(table["ward"], drop_first=True).to_numpy(float)
+    assert np.array_equal(fed.X[np.argsort(fed.row_order), 2:], dummies)
+    model = fit_federation(fed, None, OPTIONS)
+    new = {"age": [50.0], "dose": [0.0]}
+    known = [model.predict({**new, "ward": [level]}, "000")[0] for level in "ABC"]
+    with pytest.warns(TableWarning, match=r"ward: unknown level 'D' \(1 row\), first in row 2; .* as an average"):
+        found = model.predict({**new, "ward": ["D"]}, "000")[0]
+    shares = [(table["ward"] == level).mean() for level in "ABC"]
+    assert np.isclose(found, np.dot(shares, known))
+
+
+def test_codes_are_asked_about_and_taken_as_categories_if_told(tmp_path):
+    table = frame()
+    table["zip"] = np.random.default_rng(1).choice([95608, 95610, 95815], 60)
+    path = saved(tmp_path, table)
+    with pytest.warns(TableWarning, match=r"'zip' looks like a code, but .* say so with categories="):
+        assert "zip" in read(path).feature_names
+    assert read(path, categories=["zip"]).feature_names[-2:] == ("zip=95610", "zip=95815")
+
+
+def test_dates_are_refused_with_a_hint(tmp_path):
+    table = frame()
+    table["admitted"] = "2021-03-04"
+    words = refused(saved(tmp_path, table))
+    assert words.startswith("the table does not fit: admitted: these are dates: turn them into numbers, such as days")
+
+
+def test_names_are_no_category(tmp_path):
+    table = frame()
+    table["name"] = [f"patient {k}" for k in range(60)]
+    path = saved(tmp_path, table)
+    words = refused(path)
+    assert "name: text with 60 different values in 60 rows, such as 'patient 0', 'patient 1': a name or an id?" in words
+    assert len(read(path, features=["age", "dose"]).feature_names) == 2
+
+
+def test_ids_stay_text(tmp_path):
+    fed = read(saved(tmp_path, frame()))
+    assert fed.devices == ("000", "001", "002")
+    (tmp_path / "files").mkdir()
+    saved(tmp_path / "files", frame(6).assign(site="007"), "a.csv")
+    saved(tmp_path / "files", frame(6).assign(site="12"), "b.csv")
+    assert read(tmp_path / "files").devices == ("007", "12")
+
+
+def test_levels_in_other_letters_are_remarked(tmp_path):
+    table = frame()
+    table.loc[4, "ward"] = "a"
+    with pytest.warns(TableWarning, match="column 'ward' has 'A' and 'a' as different levels"):
+        read(saved(tmp_path, table))
+
+
+# --- the list of bad tables -------------------------------------------------------------------------------------
+
+
+def test_a_word_in_a_numeric_column(tmp_path):
+    table = frame().astype({"age": object})
+    table.loc[11, "age"] = "unknown"
+    assert refused(saved(tmp_path, table)) == (
+        "the table does not fit: age: 1 of 60 cells is not a number: 'unknown' in line 13; correct the cell, or leave "
+        "it empty"
+    )
+
+
+def test_decimal_commas(tmp_path):
+    words = refused(saved(tmp_path, frame(), sep=";", decimal=","))
+    assert words.startswith("the table does not fit (3 findings):\n  age: 60 of 60 cells are not numbers: '")
+    assert words.count("write decimal points, not commas") == 3
+
+
+@pytest.mark.parametrize("how", [{"sep": "|"}, {"sep": "\t"}, {"encoding": "utf-8-sig"}])
+def test_other_separators_and_a_byte_order_mark_are_read(tmp_path, how):
+    expected = read(saved(tmp_path, frame()))
+    found = read(saved(tmp_path, frame(), "other.csv", **how))
+    assert found.feature_names == expected.feature_names
+    assert np.array_equal(found.X, expected.X)
+
+
+def test_duplicated_columns(tmp_path):
+    table = frame()
+    table.columns = ["site", "age", "age", "ward", "days"]
+    path = saved(tmp_path, table)
+    with pytest.raises(DataError, match=r"line 1: several columns are called 'age'; rename or remove all but one"):
+        read(path)
+
+
+def test_several_missing_columns_are_named_at_once(tmp_path):
+    words = refused(saved(tmp_path, frame()), device="sit", target="dys", features=["aged", "dose"])
+    assert words == (
+        "there is no column 'sit' for the device (did you mean 'site'?) and no column 'dys' for the target (did you "
+        "mean 'days'?) and no column 'aged' for the features (did you mean 'age'?); the table has 'site', 'age', "
+        "'dose', 'ward', 'days'"
+    )
+
+
+@pytest.mark.parametrize("name", ["", "Unnamed: 0", "index"])
+def test_an_index_that_was_saved_along(tmp_path, name):
+    table = frame()
+    table.insert(0, name, range(60))
+    with pytest.warns(TableWarning, match=f"column '{name}' counts the rows .*: left out"):
+        fed = read(saved(tmp_path, table))
+    assert fed.feature_names[0] == "age"
+
+
+@pytest.mark.parametrize("labels", [["no", "yes"], ["N", "Y"], [False, True]])
+def test_yes_and_no_are_classes(tmp_path, labels):
+    table = frame()
+    table["days"] = np.array(labels)[(table["days"] > table["days"].mean()).astype(int)]
+    model = fit_federation(read(saved(tmp_path, table)), None, FitOptions(lam=0.05, select="none", ridge=0.1))
+    assert model.loss.name == "logistic"
+    assert model.classes == tuple(labels)
+
+
+def test_zero_and_one_stored_as_text_are_classes_and_amounts_numbers():
+    table = frame()
+    table["days"] = (table["days"] > table["days"].mean()).astype(int).astype(str)
+    table["dose"] = table["dose"].astype(str)
+    fed = Federation.from_frame(table, device="site", target="days")
+    assert fed.feature_names[1] == "dose"
+    assert fed.X[:, 1].tolist() == table["dose"].astype(float)[fed.row_order].tolist()
+    assert set(fed.y) == {"0", "1"}
+    assert fit_federation(fed, None, FitOptions(lam=0.05, select="none", ridge=0.1)).classes == ("0", "1")
+
+
+def test_a_column_that_equals_the_target(tmp_path):
+    table = frame()
+    table["outcome"] = table["days"]
+    path = saved(tmp_path, table)
+    assert refused(path) == (
+        "column 'outcome' is the target 'days' under another name, so the model would have nothing to learn: leave it "
+        "out, say which columns to use with features="
+    )
+    assert read(path, features=["age", "outcome"]).n_features == 2
+
+
+def test_constant_and_collinear_columns_are_left_out_with_one_note_each(tmp_path):
+    table = frame()
+    table["country"], table["year"], table["twice"], table["sum"] = "CH", 2021, 2 * table["age"], 0.0
+    table["sum"] = table["age"] + table["dose"]
+    with pytest.warns(TableWarning) as caught:
+        fed = read(saved(tmp_path, table))
+    assert [str(one.message) for one in caught] == list(fed.notes)
+    assert fed.notes == (
+        "column 'country' is 'CH' in every row: left out",
+        "column 'year' is the same in every row: left out",
+        "columns 'twice', 'sum' follow from the columns before them: left out",
+    )
+    assert fed.feature_names == ("age", "dose", "ward=B", "ward=C")
+    assert not fit_federation(fed, None, OPTIONS).notes
+
+
+def test_an_empty_column_is_left_out(tmp_path):
+    with pytest.warns(TableWarning, match="column 'remark' is empty in every row: left out"):
+        assert "remark" not in read(saved(tmp_path, frame().assign(remark=None))).feature_names
+
+
+def test_a_target_that_is_constant_at_one_site_and_a_site_with_one_row(tmp_path):
+    table = frame()
+    table["days"] = np.where(table["site"] == "001", 1.0, table["days"])
+    table.loc[60] = ["999", 50.0, 0.0, "A", 5.0]
+    fed = read(saved(tmp_path, table))
+    assert fed.n_samples.tolist() == [20, 20, 20, 1]
+    model = fit_federation(fed, None, OPTIONS)
+    assert np.isfinite(model.coef).all()
+    labels = read(saved(tmp_path, table.assign(days=np.where(table["days"] > 4, "long", "short"))))
+    with pytest.warns(fedkin.errors.DegenerateDeviceWarning, match="a ridge of 1/25 of a row was added"):
+        model = fit_federation(labels, None, FitOptions(lam=0.0, select="none"))
+    assert np.isfinite(model.coef).all()
+    assert any("1/25 of a row" in line for line in model.notes["001"])
+
+
+def test_ten_thousand_sites_with_two_rows_are_read(tmp_path):
+    table = frame(20_000, 10_000)
+    fed = read(saved(tmp_path, table))
+    assert fed.n_devices == 10_000
+    assert set(fed.n_samples) == {2}
