@@ -1,13 +1,15 @@
-"""The simulation design of section 5."""
+"""The simulation design of section 5; public tables, and tables like them."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedkin import Graph, Problem, solve
-from fedkin.datasets import paper_design
-from fedkin.errors import ParameterError
+from fedkin.datasets import load_landmine, load_school, load_table, look_alike, paper_design, table_names
+from fedkin.errors import DataError, ParameterError
 
 
 def test_the_design_of_the_benchmarks() -> None:
@@ -102,3 +104,62 @@ def test_senseless_arguments() -> None:
         paper_design(5, 9, 2, 2, loss="huber")
     with pytest.raises(ParameterError, match="varrho"):
         paper_design(5, 9, 2, 2, varrho=1.5)
+
+
+# --- public tables and tables like them -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", table_names())
+def test_look_alikes_have_their_loss_and_their_splits(name: str) -> None:
+    table = look_alike(name, seed=3)
+    again = look_alike(name, seed=3)
+    assert np.array_equal(table.federation.y, again.federation.y)
+    assert table.generated
+    held_out = table.held_out(0)
+    assert np.array_equal(held_out, again.held_out(0))
+    assert not np.array_equal(held_out, table.held_out(1))
+    assert held_out.mean() == pytest.approx(table.test_size, abs=0.05)
+    values = set(np.unique(table.federation.y))
+    assert (values == {0.0, 1.0}) == (table.loss == "logistic")
+
+
+def test_files_that_are_not_there_are_named_with_their_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDKIN_DATA", raising=False)
+    with pytest.raises(DataError, match=r"landmine/landmine.csv, or name it in FEDKIN_DATA"):
+        load_landmine()
+    monkeypatch.setenv("FEDKIN_DATA", str(tmp_path))
+    for name in table_names():
+        with pytest.raises(DataError, match=r"there is no file .*; it has .*(github|Rdatasets)"):
+            load_table(name)
+    for load in (load_table, look_alike):
+        with pytest.raises(ParameterError, match="there is no table 'schools'"):
+            load("schools")
+
+
+def test_small_files_are_read(tmp_path: Path) -> None:
+    for folder, name, text in (
+        ("landmine", "landmine", "task,label,x1\n1,0,0.5\n1,1,0.7\n2,0,0.1\n"),
+        ("melanoma", "melanoma", "nation,region,county,deaths,expected,uvb\nItaly,1,1,3,2.0,0.5\n"),
+        ("computer_survey", "computer_survey", "person,profile,part,like,ram\n1,1,calibration,6,-1\n"),
+        (
+            "sacramento",
+            "sacramento_real_estate",
+            "street,zip,beds,baths,sq__ft,price\na,95838,2,1,800,59000\nb,95838,2,1,0,59000\nc,95838,2,1,800,4897\n",
+        ),
+        ("school", "school", "school,exam_score,female\n2,3,1\n1,4,0\n2,5,1\n"),
+        ("school", "school_splits", "split1,split2\n1,0\n0,1\n1,1\n"),
+    ):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / f"{name}.csv").write_text(text)
+    tables = {name: load_table(name, tmp_path) for name in table_names() if name != "election"}
+    assert tables["landmine"].federation.n_samples.tolist() == [2, 1]
+    assert tables["melanoma"].federation.offset == pytest.approx(np.log([2.0]))
+    assert tables["computer survey"].federation.feature_names == ("ram",)
+    assert tables["sacramento"].federation.y == pytest.approx(np.log([59000]))
+    # rows are stacked by site, and the splits with them
+    assert tables["school"].federation.y.tolist() == [3, 5, 4]
+    assert tables["school"].held_out(0).tolist() == [False, False, True]
+    assert tables["school"].held_out(1).tolist() == [True, False, False]
+    (tmp_path / "school" / "school_splits.csv").write_text("split1\n1\n")
+    with pytest.raises(DataError, match="take both again"):
+        load_school(tmp_path)

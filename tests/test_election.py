@@ -11,13 +11,7 @@ import numpy as np
 import pytest
 
 import fedkin
-from fedkin.errors import DataError
-from fedkin.graph import Graph
-from fedkin.studies.launch import launch
-from fedkin.studies.present import election as election_report
-from fedkin.studies.present.figures import draw
-from fedkin.studies.tasks import Replication
-from fedkin.studies.tasks.counties import (
+from fedkin.datasets.counties import (
     EARLIER,
     FACTS,
     MAP,
@@ -31,6 +25,12 @@ from fedkin.studies.tasks.counties import (
     read_shapes,
     write_outlines,
 )
+from fedkin.errors import DataError
+from fedkin.graph import Graph
+from fedkin.studies.launch import launch
+from fedkin.studies.present import election as election_report
+from fedkin.studies.present.figures import draw
+from fedkin.studies.tasks import Replication
 from fedkin.studies.tasks.election import (
     LABELS,
     METHODS,

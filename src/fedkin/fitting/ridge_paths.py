@@ -72,12 +72,18 @@ def _own_block(X: Array, y: Array, weight: Array, intercept: bool) -> Array:
     shrunk = 1.0 / (np.maximum(size, 0.0)[:, :, None] + RIDGES)
     leverage = (U**2) @ shrunk + (weight / total[:, None] if intercept else 0 * weight)[:, :, None]
     missed = (target[:, :, None] - U @ (along[:, :, None] * shrunk)) / np.maximum(1.0 - leverage, _LEAST_FREEDOM)
-    best = (missed**2).sum(axis=1).argmin(axis=1)
+    best = _largest_best((missed**2).sum(axis=1))
     chosen = along * shrunk[np.arange(len(X)), :, best]
     slopes = np.einsum("bqk,bk->bq", turn, chosen) / scale
     if not intercept:
         return np.asarray(slopes)
     return np.column_stack([middle - (slopes * mean).sum(axis=1), slopes])
+
+
+def _largest_best(scores: Array) -> Index:
+    """The largest of the best ridges for each row of ``scores (B, A)``: without two other rows, all are as good."""
+    good = scores <= scores.min(axis=1, keepdims=True) * (1 + 1e-6) + 1e-300
+    return np.asarray(scores.shape[1] - 1 - good[:, ::-1].argmax(axis=1))
 
 
 def pooled_ridge(rows: SiteRows, holds: Array | None = None) -> Array:
@@ -129,7 +135,7 @@ def _at_hold(
     leverage = (U**2) @ shrunk + (root**2 * share[site] + (M1**2 / mass if has_common else 0.0))[:, None]
     left = (My - M1 * middle)[:, None] - U @ (along[:, None] * shrunk)
     score = ((left / np.maximum(1.0 - leverage, _LEAST_FREEDOM)) ** 2).sum(axis=0)
-    best = int(score.argmin())
+    best = int(_largest_best(score[None])[0])
     slopes = turn @ (along * shrunk[:, best])
     common = np.concatenate([[middle - float(mean @ slopes)], slopes])
     own = share * sums(target - one * common[0] - Z @ slopes)

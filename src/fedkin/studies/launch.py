@@ -67,7 +67,7 @@ def check_data(study: Study, data: Path | None) -> str:
         return ""
     if study.data != "election":
         raise ParameterError(f'study {study.name!r}: data = {study.data!r} is not known; "election" is')
-    from fedkin.studies.tasks import counties
+    from fedkin.datasets import counties
 
     if data is None:
         files = "\n".join(f"  {file}: from {source}" for file, source in counties.SOURCES.items())
@@ -81,7 +81,7 @@ def check_data(study: Study, data: Path | None) -> str:
 
 def _prepare(study: Study, out: Path, data: Path | None) -> None:
     if study.data == "election" and data is not None:
-        from fedkin.studies.tasks.counties import write_outlines
+        from fedkin.datasets.counties import write_outlines
 
         write_outlines(data, out / study.directory)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from fedkin.datasets.counties import Rings, read_outlines
 from fedkin.studies.present.election import Groups, groups
 from fedkin.studies.rows import Row
-from fedkin.studies.tasks.counties import Rings, read_outlines
 
 # light and dark, and hatched, so that a grey print shows the groups
 _GROUPS = (

@@ -1,4 +1,4 @@
-"""Designs to try things on: the paper's simulation, with its truth."""
+"""The design of the paper's simulation, with its truth."""
 
 from __future__ import annotations
 

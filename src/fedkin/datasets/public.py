@@ -1,0 +1,224 @@
+"""Public tables with a column of sites: where to get them, how to read them, how they are usually split.
+
+No data come with Fedkin. Put the files into one folder, a subfolder for each table as `SOURCES` has it, and pass the
+folder, or name it in the environment variable ``FEDKIN_DATA``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedkin._base import AnyArray, Mask, listed
+from fedkin.data import Federation, read_columns
+from fedkin.datasets import counties
+from fedkin.errors import DataError, ParameterError
+
+#: The environment variable that names the folder.
+VARIABLE = "FEDKIN_DATA"
+#: {file below the folder: where it comes from}.
+SOURCES: Mapping[str, str] = {
+    "school/school.csv": "exam scores in 139 schools (Goldstein 1991): data/school.mat of github.com/jiayuzhou/MALSAR",
+    "school/school_splits.csv": "the ten splits of github.com/tjanez/PyMTL, 1 for training rows",
+    "landmine/landmine.csv": (
+        "29 fields (Xue et al. 2007): LandmineData.mat of "
+        "github.com/daizhongxiang/Federated_Bayesian_Optimization, with the columns task, label, x1 to x9"
+    ),
+    "computer_survey/computer_survey.csv": (
+        "190 people (Lenk et al. 1996): data/computer_survey of github.com/tjanez/PyMTL"
+    ),
+    "melanoma/melanoma.csv": "354 counties (Langford et al. 1998): csv/mlmRev/Mmmec.csv of Rdatasets",
+    "sacramento/sacramento_real_estate.csv": (
+        "985 sales (Hallac et al. 2015): Data/Sacramentorealestatetransactions.csv of "
+        "github.com/davidhallac/NetworkLasso"
+    ),
+    **{f"election/{name}": source for name, source in counties.SOURCES.items()},
+}
+
+
+@dataclass(frozen=True, eq=False)
+class PublicTable:
+    """A table of sites.
+
+    Attributes
+    ----------
+    name : str
+    federation : Federation
+    loss : str
+        The loss that suits the target.
+    test_size : float
+        Share of each site's rows that a split holds out.
+    splits : bool array (K, N) or None
+        Held-out rows of the splits that others have published, in the order of the federation's rows.
+    generated : bool
+        Whether it is a look-alike.
+    """
+
+    name: str
+    federation: Federation
+    loss: str
+    test_size: float
+    splits: Mask | None = None
+    generated: bool = False
+
+    def held_out(self, number: int) -> Mask:
+        """Which rows split ``number`` holds out, ``(N,)``: a published split while there are, else one by seed.
+
+        Examples
+        --------
+        >>> from fedkin.datasets import look_alike
+        >>> int(look_alike("landmine").held_out(0).sum())
+        878
+        """
+        if self.splits is not None and number < len(self.splits):
+            return np.asarray(self.splits[number])
+        test = self.federation.split(self.test_size, number)[1]
+        return np.isin(self.federation.row_order, test.row_order)
+
+
+def load_school(folder: str | os.PathLike[str] | None = None) -> PublicTable:
+    """Exam scores of 15,362 pupils in 139 schools; the ten splits of multi-task papers.
+
+    Parameters
+    ----------
+    folder : path, optional
+        That holds ``school/school.csv`` and ``school/school_splits.csv``; by default what ``FEDKIN_DATA`` names.
+    """
+    federation = Federation.read(_file(folder, "school/school.csv"), device="school", target="exam_score")
+    columns = read_columns(_file(folder, "school/school_splits.csv"))
+    training = np.column_stack([np.asarray(column, dtype=np.float64) for column in columns.values()])
+    if len(training) != len(federation.X):
+        raise DataError(
+            f"school_splits.csv has {len(training)} rows, but school.csv {len(federation.X)}: take both again"
+        )
+    return PublicTable("school", federation, "linear", 0.25, (training[federation.row_order] == 0).T)
+
+
+def load_landmine(folder: str | os.PathLike[str] | None = None) -> PublicTable:
+    """Landmines in 29 fields, 14,820 radar images with nine features; half of each field is held out.
+
+    Parameters
+    ----------
+    folder : path, optional
+        That holds ``landmine/landmine.csv``; by default what ``FEDKIN_DATA`` names.
+    """
+    federation = Federation.read(_file(folder, "landmine/landmine.csv"), device="task", target="label")
+    return PublicTable("landmine", federation, "logistic", 0.5)
+
+
+def load_computer_survey(folder: str | os.PathLike[str] | None = None) -> PublicTable:
+    """How 190 people rate 20 computers each by 13 attributes; four ratings of each are held out.
+
+    Parameters
+    ----------
+    folder : path, optional
+        That holds ``computer_survey/computer_survey.csv``; by default what ``FEDKIN_DATA`` names.
+    """
+    columns = read_columns(_file(folder, "computer_survey/computer_survey.csv"))
+    features = [name for name in columns if name not in ("person", "profile", "part", "like")]
+    federation = Federation.from_frame(columns, device="person", target="like", features=features)
+    return PublicTable("computer survey", federation, "linear", 0.2)
+
+
+def load_melanoma(folder: str | os.PathLike[str] | None = None) -> PublicTable:
+    """Deaths by melanoma in 354 counties of 9 nations, with the log of the expected deaths as offset; 30% held out.
+
+    Parameters
+    ----------
+    folder : path, optional
+        That holds ``melanoma/melanoma.csv``; by default what ``FEDKIN_DATA`` names.
+    """
+    columns = dict(read_columns(_file(folder, "melanoma/melanoma.csv")))
+    columns["log_expected"] = np.log(columns["expected"])
+    federation = Federation.from_frame(
+        columns, device="nation", target="deaths", features=["uvb"], offset="log_expected"
+    )
+    return PublicTable("melanoma", federation, "poisson", 0.3)
+
+
+def load_sacramento(folder: str | os.PathLike[str] | None = None) -> PublicTable:
+    """Log prices of 813 houses in 66 zip codes by beds, baths and area; a third is held out.
+
+    Sales below 10,000 dollars, and houses without area or beds, are no market sales and are left out.
+
+    Parameters
+    ----------
+    folder : path, optional
+        That holds ``sacramento/sacramento_real_estate.csv``; by default what ``FEDKIN_DATA`` names.
+    """
+    columns = read_columns(_file(folder, "sacramento/sacramento_real_estate.csv"))
+    sold = (columns["sq__ft"] > 0) & (columns["beds"] > 0) & (columns["price"] > 10_000)
+    kept: dict[str, AnyArray] = {name: columns[name][sold] for name in ("zip", "beds", "baths", "sq__ft")}
+    kept["log_price"] = np.log(columns["price"][sold])
+    federation = Federation.from_frame(kept, device="zip", target="log_price")
+    return PublicTable("sacramento", federation, "linear", 1 / 3)
+
+
+def load_election(folder: str | os.PathLike[str] | None = None) -> PublicTable:
+    """Who won the counties of 30 states in 2020, by 51 facts about them; a third of each state is held out.
+
+    Parameters
+    ----------
+    folder : path, optional
+        That holds the files of ``election/``; by default what ``FEDKIN_DATA`` names.
+    """
+    place = _file(folder, f"election/{counties.RESULTS}").parent
+    return PublicTable("election", counties.load_election(place).federation, "logistic", 1 / 3)
+
+
+_LOADERS: Mapping[str, Callable[[str | os.PathLike[str] | None], PublicTable]] = {
+    "school": load_school,
+    "landmine": load_landmine,
+    "sacramento": load_sacramento,
+    "computer survey": load_computer_survey,
+    "melanoma": load_melanoma,
+    "election": load_election,
+}
+
+
+def table_names() -> tuple[str, ...]:
+    """The tables that `load_table` knows.
+
+    Examples
+    --------
+    >>> table_names()
+    ('school', 'landmine', 'sacramento', 'computer survey', 'melanoma', 'election')
+    """
+    return tuple(_LOADERS)
+
+
+def load_table(name: str, folder: str | os.PathLike[str] | None = None) -> PublicTable:
+    """One of the public tables, by name.
+
+    Parameters
+    ----------
+    name : str
+        One of `table_names`.
+    folder : path, optional
+        That holds the files; by default what the environment variable ``FEDKIN_DATA`` names.
+
+    Raises
+    ------
+    DataError
+        When the files are not there; the message says where they come from.
+    """
+    if name not in _LOADERS:
+        raise ParameterError(f"there is no table {name!r}; choose one of {listed(table_names())}")
+    return _LOADERS[name](folder)
+
+
+def _file(folder: str | os.PathLike[str] | None, name: str) -> Path:
+    given = os.environ.get(VARIABLE) if folder is None else folder
+    if given is None:
+        raise DataError(
+            f"say where the public tables are: pass the folder that holds {name}, or name it in {VARIABLE}; "
+            "fedkin.datasets.look_alike generates tables like them"
+        )
+    path = Path(given) / name
+    if not path.is_file():
+        raise DataError(f"there is no file {path}; it has {SOURCES[name]}")
+    return path
