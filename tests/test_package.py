@@ -15,10 +15,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import typer
 
 import fedkin
 import fedkin.errors
 from fedkin.cli import main
+from fedkin.cli.app import make_app
+from fedkin.cli.examples import EXAMPLES as EXAMPLES_OF_HELP
 from processes import PATIENCE
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -191,6 +194,24 @@ def test_every_option_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
         section = text.partition(f"## fedkin {command}")[2].partition("\n## ")[0]
         missing = {option for option in options if option not in section}
         assert not missing, f"fedkin {command}: {missing}"
+
+
+def commands_of(app: typer.Typer, prefix: str = "") -> list[str]:
+    own = [prefix + (one.name or one.callback.__name__.replace("_", "-")) for one in app.registered_commands]
+    return own + [name for group in app.registered_groups for name in commands_of(group.typer_instance, f"{group.name} ")]
+
+
+@pytest.mark.parametrize("command", commands_of(make_app([])))
+def test_help_ends_with_an_example_that_can_be_typed(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    example = EXAMPLES_OF_HELP[command]
+    assert example.startswith(f"fedkin {command}")
+    assert main([*command.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"Example: {example}" in text
+    assert set(re.findall(r"--[a-z-]+", example)) <= set(re.findall(r"--[a-z-]+", text.partition("Example:")[0]))
 
 
 # --- examples -------------------------------------------------------------------------------------------------

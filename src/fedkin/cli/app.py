@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedkin import __version__
+from fedkin.cli.examples import show_examples
 
 #: Where each command is defined, under its own name.
 _HOMES = {
@@ -42,9 +43,11 @@ def make_app(arguments: Sequence[str]) -> typer.Typer:
     for name in [called] if called in _HOMES else _HOMES:
         command = getattr(import_module(_HOMES[name]), name)
         if isinstance(command, typer.Typer):
+            show_examples(command, f"{name} ")
             app.add_typer(command, name=name)
         else:
             app.command(name)(command)
+    show_examples(app)
     return app
 
 
