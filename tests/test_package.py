@@ -198,7 +198,8 @@ def test_every_option_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
 
 def commands_of(app: typer.Typer, prefix: str = "") -> list[str]:
     own = [prefix + (one.name or one.callback.__name__.replace("_", "-")) for one in app.registered_commands]
-    return own + [name for group in app.registered_groups for name in commands_of(group.typer_instance, f"{group.name} ")]
+    groups = [commands_of(group.typer_instance, f"{group.name} ") for group in app.registered_groups]
+    return own + [name for names in groups for name in names]
 
 
 @pytest.mark.parametrize("command", commands_of(make_app([])))
