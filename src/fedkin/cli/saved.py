@@ -114,9 +114,18 @@ def _columns(model: FittedModel, X: object, devices: list[Hashable], shift: Arra
 # --- inspect ---------------------------------------------------------------------------------------------------
 
 
-def inspect(model: Model, as_json: Json = False) -> None:
+def inspect(
+    model: Model,
+    card: Annotated[bool, typer.Option("--card", help="Print a model card in Markdown instead.")] = False,
+    as_json: Json = False,
+) -> None:
     """Show what a fitted model found: groups, graph, coefficients, and notes on single devices."""
     fitted = load(model)
+    if card:
+        from fedkin.report import model_card
+
+        typer.echo(model_card(fitted), nl=False)
+        return
     if as_json:
         document = {"fedkin_version": fitted.fedkin_version, "model": str(model), **model_document(fitted)}
         schema = None if fitted.schema is None else fitted.schema.plain()

@@ -7,6 +7,7 @@ only where a figure is asked for.
 
 from __future__ import annotations
 
+from fedkin.report.card import model_card
 from fedkin.report.page import page_with_script, report_page
 from fedkin.report.pages import DemoResult, demo_page, demo_picture, render
 from fedkin.report.payload import report_payload
@@ -16,6 +17,7 @@ __all__ = [
     "DemoResult",
     "demo_page",
     "demo_picture",
+    "model_card",
     "page_with_script",
     "read_coordinates",
     "render",
