@@ -124,28 +124,25 @@ def checks(rows: Sequence[Row]) -> list[Check]:
 
 
 def _error_checks(rows: Sequence[Row]) -> list[Check]:
-    found = []
     oracle = paired_ratios(rows, CELL, "estimator", ("kin", "pooled"), "error")
     targets = summarize(rows, CELL, "target")
     over = {point: one.scaled(1 / targets[point].mean) for point, one in oracle.items() if point in targets}
-    if over:
-        within = sum(one.mean <= TARGET for one in over.values())
-        observed = f"{within} of {len(over)} cells; the largest is {largest(over, CELL)}"
-        claim = f"kin / Oracle at most {TARGET} times its target in every cell that has one"
-        in_doubt = doubt_of_means(over, high=TARGET, form=".3f")
-        found.append(Check(claim, observed, within == len(over), in_doubt))
     rivals = [name for name in distinct(rows, "estimator") if name not in ("kin", *TOLD)]
-    against = {name: paired_ratios(rows, CELL, "estimator", ("kin", name), "error") for name in rivals}
+    against = [paired_ratios(rows, CELL, "estimator", ("kin", name), "error") for name in rivals]
     worst = {
-        point: max((found[point] for found in against.values() if point in found), key=lambda one: one.mean)
-        for point in oracle
+        point: max((one[point] for one in against if point in one), key=lambda one: one.mean)
+        for point in dict.fromkeys(point for one in against for point in one)
     }
-    if rivals:
-        within = sum(one.mean <= RIVAL for one in worst.values())
-        observed = f"{within} of {len(worst)} cells; the largest is {largest(worst, CELL)}"
-        claim = f"kin at most {RIVAL} times the best of the others that are told nothing, in every cell"
-        in_doubt = doubt_of_means(worst, high=RIVAL, form=".3f")
-        found.append(Check(claim, observed, within == len(worst), in_doubt))
+    found = []
+    for claim, ratios, bound in (
+        ("kin / Oracle at most {} times its target in every cell that has one", over, TARGET),
+        ("kin at most {} times the best of the others that are told nothing, in every cell", worst, RIVAL),
+    ):
+        if ratios:
+            within = sum(one.mean <= bound for one in ratios.values())
+            observed = f"{within} of {len(ratios)} cells; the largest is {largest(ratios, CELL)}"
+            in_doubt = doubt_of_means(ratios, high=bound, form=".3f")
+            found.append(Check(claim.format(bound), observed, within == len(ratios), in_doubt))
     limits = paired_ratios(rows, CELL, "estimator", ("kin", "limit"), "error")
     if limits:
         middle = float(np.median([one.mean for one in limits.values()]))
