@@ -1,10 +1,12 @@
 """A bare zenoh exchange of vectors between processes, for comparison: it imports nothing but zenoh.
 
 ``python benchmarks/bare_exchange.py FILE``: FILE is JSON with the ``configuration`` of zenoh, the key to ``write``, the
-keys to ``read``, the number of ``rounds``, how many ``numbers`` a vector has, and the ``folder`` for signs.
+keys to ``read``, how many ``numbers`` a vector has, and the ``folder`` for signs. It goes on until it is ended; the file
+``round`` has the round, in eight bytes.
 """
 
 import json
+import mmap
 import sys
 import threading
 import time
@@ -15,7 +17,7 @@ import zenoh
 
 def main() -> None:
     told = json.loads(Path(sys.argv[1]).read_text())
-    folder, rounds = Path(told["folder"]), told["rounds"]
+    folder = Path(told["folder"])
     session = zenoh.open(zenoh.Config.from_json5(json.dumps(told["configuration"])))
     changed, come = threading.Condition(), dict.fromkeys(told["read"], 0)
 
@@ -34,18 +36,18 @@ def main() -> None:
     (folder / "ready").touch()
     while not (folder.parent / "go").exists():
         time.sleep(0.05)
+    assert kept
     payload = bytes(8 * told["numbers"])
-    for t in range(1, rounds + 1):
-        publisher.put(t.to_bytes(8, "little") + payload)
-        with changed:
-            if not changed.wait_for(lambda: min(come.values()) >= t, 60):  # noqa: B023
-                raise TimeoutError(f"{folder.name}: round {t}, {come}")
-        if t == 1:
-            (folder / "first").touch()
-    (folder / "last").touch()
-    time.sleep(2)
-    del kept
-    session.close()
+    (folder / "round").write_bytes(bytes(8))
+    with (folder / "round").open("r+b") as file, mmap.mmap(file.fileno(), 8) as shown:
+        t = 0
+        while True:
+            t += 1
+            publisher.put(t.to_bytes(8, "little") + payload)
+            with changed:
+                if not changed.wait_for(lambda: min(come.values()) >= t, 600):  # noqa: B023
+                    raise TimeoutError(f"{folder.name}: round {t}, {come}")
+            shown[:] = t.to_bytes(8, "little")
 
 
 if __name__ == "__main__":

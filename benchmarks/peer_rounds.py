@@ -1,15 +1,16 @@
-"""Site processes against a bare zenoh exchange of the same thetas, one after the other in one run.
+"""Site processes against a bare zenoh exchange of the same thetas, side by side and in turns.
 
     python benchmarks/peer_rounds.py 10 50                 # rounds per second, memory, start-up
     python benchmarks/peer_rounds.py 4 --p 10000           # bytes on the wire over the theta payload
 
 Both sides: one process per site on this machine, TLS with certificates on both sides and access lists, every site with
 four neighbours (a ring with chords of three), thetas of p numbers, lock step per edge. The bare side
-(`bare_exchange.py`) imports nothing but zenoh, sends and waits: no gradient, no edge step, no checks, no checkpoint, no
-log. Bytes are those that the kernel counts on TCP
-sockets of the devices (`ss -ti`: TLS and zenoh framing included; with_headers adds 52 bytes of TCP/IP per segment).
-Rounds and bytes are read while all devices are stopped for some milliseconds. cpu_us is processor time per device and
-round, all threads: on a machine that does other things, too, it is the steadier of the two ratios.
+(`bare_exchange.py`) imports nothing but zenoh and the standard library, sends and waits: no gradient, no edge step, no
+checks, no checkpoint, no log. Both are up all the time, and take turns of a second or so while the other one is stopped
+(SIGSTOP), so that other work on the machine slows down both alike: ratio is the median over turns, with quartiles.
+Rounds and bytes are read while all are stopped. Bytes are those that the kernel counts on TCP sockets of the sites
+(`ss -ti`: TLS and zenoh framing included; with_headers adds 52 bytes of TCP/IP per segment). cpu_us is processor time
+per site and round, all threads.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -39,23 +41,24 @@ from fedkin.federate.messages import Kind
 from fedkin.federate.programs.files import read_status
 from fedkin.graph import Graph
 
-PORT = 21_000
+PORT, BARE_PORT, ROUNDS = 21_000, 22_000, 10_000_000
 
 
-def make_sites(folder: Path, sites: int, p: int, rounds: int, n: int = 30) -> list[Path]:
+def make_sites(folder: Path, sites: int, p: int, port: int, n: int = 30) -> list[Path]:
     """A federation of sites in directories of their own."""
+    folder.mkdir()
     rng = np.random.default_rng(0)
     names, features = [f"d{u}" for u in range(sites)], [f"x{k}" for k in range(p)]
     # the Gram matrices of linear regression would not fit for p = 10,000; what travels is the same for the mean loss
     linear = p <= 1000
     lines = ['name = "bench"', f'loss = "{"linear" if linear else "mean"}"', "intercept = false", "ridge = 0.1"]
-    lines += ["[thresholds]", "rows_per_parameter = 0.0", "[rounds]", "lam = 0.01", f"rounds = {rounds}"]
+    lines += ["[thresholds]", "rows_per_parameter = 0.0", "[rounds]", "lam = 0.01", f"rounds = {ROUNDS}"]
     lines += ["batch_size = 10", f"checkpoint_every = {100 if p <= 1000 else 31}"]
     lines += (["[target]", 'name = "y"'] if linear else []) + ["[features]", *(f"{name} = {{}}" for name in features)]
     (folder / "bench.toml").write_text("\n".join(lines) + "\n")
     pairs = {tuple(sorted((u, (u + step) % sites))) for u in range(sites) for step in (1, 3)}
     Graph(names, [(names[i], names[j]) for i, j in sorted(pairs) if i != j]).write(folder / "edges.csv")
-    write_csv(folder / "list.csv", ["site", "host", "port"], [[x, "127.0.0.1", PORT + k] for k, x in enumerate(names)])
+    write_csv(folder / "list.csv", ["site", "host", "port"], [[x, "127.0.0.1", port + k] for k, x in enumerate(names)])
     files = {"graph": folder / "edges.csv", "sites": folder / "list.csv"}
     heart = enrol.new(folder / "bench.toml", folder / "organiser", **files)
     enrol.invite(heart)
@@ -78,7 +81,6 @@ def prepare_bare(place: Path) -> None:
         "configuration": site_links(view, site.pair(), site.authority),
         "write": keys_of(view, view.here, view.here)[Kind.THETA],
         "read": [keys_of(view, v, view.here)[Kind.THETA] for v in view.partners()],
-        "rounds": view.rounds,
         "numbers": view.n_params,
         "folder": str(place),
     }
@@ -113,11 +115,11 @@ def wire(ports: range) -> tuple[int, int]:
 
 
 class Run:
-    """Child processes that are ended whatever happens."""
+    """Processes that are ended whatever happens; they stand still except within `turn`."""
 
-    def __init__(self, places: list[Path], run: str, program: list[str], file: str = "") -> None:
+    def __init__(self, places: list[Path], program: list[str], file: str = "") -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        self.run, self.places = run, places
+        self.places = places
         self.children = [
             subprocess.Popen([sys.executable, *program, str(place / file)], env=environment, start_new_session=True)
             for place in places
@@ -128,86 +130,90 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         for child in self.children:
-            if child.poll() is None:
-                child.send_signal(signal.SIGKILL)
+            child.send_signal(signal.SIGKILL)
             child.wait()
 
-    def wait(self, names: str, seconds: float = 600) -> None:
-        """Until every device has that file."""
+    def signal(self, number: int) -> None:
+        for child in self.children:
+            child.send_signal(number)
+
+    def wait(self, ready: Callable[[Path], bool], seconds: float = 600) -> None:
+        """Until all are so far."""
         deadline = time.monotonic() + seconds
-        while not all((place / names).exists() for place in self.places):
-            assert time.monotonic() < deadline, f"no {names} after {seconds} s"
-            assert all(child.poll() in (None, 0) for child in self.children), "a device died"
-            time.sleep(0.02)
+        while not all(map(ready, self.places)):
+            assert time.monotonic() < deadline, f"not so far after {seconds} s"
+            assert all(child.poll() is None for child in self.children), "a process died"
+            time.sleep(0.05)
 
     def cpu(self) -> float:
         return sum(cpu_seconds(child.pid) for child in self.children)
 
-    def rounds(self) -> list[int]:
-        return [int(read_status(place).get("round", 0)) for place in self.places]
-
-    def still(self, ports: range) -> tuple[np.ndarray, int, int, float]:
-        """Round of each device ``(V,)``, bytes and segments sent, and the time; all devices are stopped."""
-        now = time.monotonic()
-        for child in self.children:
-            child.send_signal(signal.SIGSTOP)
-        try:
-            rounds = np.array([self._round(place) for place in self.places])
-            return rounds, *wire(ports), now
-        finally:
-            for child in self.children:
-                child.send_signal(signal.SIGCONT)
-
-    def _round(self, place: Path) -> int:
-        # the device has its file for itself: look at a copy
-        with tempfile.TemporaryDirectory() as copy:
-            for path in place.glob("state.db*"):
-                shutil.copy(path, copy)
-            return max(Store(f"{copy}/state.db", self.run).saved_rounds(), default=0)
+    def turn(self, seconds: float, round_of: Callable[[Path], int]) -> tuple[np.ndarray, float, float]:
+        """Rounds that each did ``(V,)``, seconds, and processor seconds of all."""
+        before, used = np.array([round_of(place) for place in self.places]), self.cpu()
+        began = time.monotonic()
+        self.signal(signal.SIGCONT)
+        time.sleep(seconds)
+        self.signal(signal.SIGSTOP)
+        took = time.monotonic() - began
+        return np.array([round_of(place) for place in self.places]) - before, took, self.cpu() - used
 
 
-def measure(devices: int, p: int, rounds: int) -> dict[str, object]:
+def bare_round(place: Path) -> int:
+    return int.from_bytes((place / "round").read_bytes(), "little")
+
+
+def site_round(place: Path) -> int:
+    # the site has its file for itself: look at a copy
+    with tempfile.TemporaryDirectory() as copy:
+        for path in place.glob("state.db*"):
+            shutil.copy(path, copy)
+        return max(Store(f"{copy}/state.db", site_view(place).run).saved_rounds(), default=0)
+
+
+def measure(devices: int, p: int, turns: int, seconds: float) -> dict[str, object]:
     ports = range(PORT, PORT + devices)
     with tempfile.TemporaryDirectory(prefix="fedkin-bench-") as temporary:
         folder = Path(temporary)
-        places = make_sites(folder, devices, p, rounds)
-        views = [site_view(place) for place in places]
-        degree = np.array([len(view.edges) for view in views])
-        row: dict[str, object] = {"devices": devices, "edges": int(degree.sum()) // 2, "p": p, "rounds": rounds}
-        for place in places:
+        bare_places = make_sites(folder / "bare", devices, p, BARE_PORT)
+        places = make_sites(folder / "sites", devices, p, PORT)
+        degree = np.array([len(site_view(place).edges) for place in places])
+        row: dict[str, object] = {"devices": devices, "edges": int(degree.sum()) // 2, "p": p, "turns": turns}
+        for place in bare_places:
             prepare_bare(place)
-        bare = str(Path(__file__).with_name("bare_exchange.py"))
-        with Run(places, views[0].run, [bare], "bare.json") as run:
-            run.wait("ready")
-            time.sleep(2.0)  # links
-            (folder / "go").touch()
-            run.wait("first")
-            began, used = time.monotonic(), run.cpu()
-            run.wait("last")
-            row["bare_cpu_us"] = 1e6 * (run.cpu() - used) / (rounds - 1) / devices
-            row["bare_ms_per_round"] = 1000 * (time.monotonic() - began) / (rounds - 1)
-            row["bare_pss_mib"] = max(pss(child.pid) for child in run.children)
-        began = time.monotonic()
-        with Run(places, views[0].run, ["-m", "fedkin.federate.programs.run"]) as run:
-            while min(run.rounds()) < 1:
-                time.sleep(0.05)
-                assert time.monotonic() < began + 300
+        bare_program = [str(Path(__file__).with_name("bare_exchange.py"))]
+        with (
+            Run(bare_places, bare_program, "bare.json") as bare,
+            Run(places, ["-m", "fedkin.federate.programs.run"]) as run,
+        ):
+            began = time.monotonic()
+            run.wait(lambda place: int(read_status(place).get("round", 0)) > 20)
             row["start_up_s"] = time.monotonic() - began
-            time.sleep(1.0)
-            (first, sent, segments, start), used = run.still(ports), run.cpu()
-            # as on the bare side, nothing looks at the devices while they are timed; then once, before they end
-            time.sleep(max(0.6 * rounds * float(row["bare_ms_per_round"]) / 1000, 4.0))  # type: ignore[arg-type]
-            last, sent_now, segments_now, now = run.still(ports)
-            used = run.cpu() - used
-            memory = [pss(child.pid) for child in run.children]
-            assert last.max() < rounds - 1, "the run was over before it was measured: give more --rounds"
-            per_second = (last - first) / (now - start)
-            payload = float(((last - first) * degree).sum()) * 8 * p
-            row["ms_per_round"] = 1000 / float(per_second.mean())
-            row["ratio_to_bare"] = row["ms_per_round"] / row["bare_ms_per_round"]  # type: ignore[operator]
-            row["cpu_us"] = 1e6 * used / float((last - first).sum())
-            row["cpu_ratio"] = row["cpu_us"] / row["bare_cpu_us"]  # type: ignore[operator]
-            row["pss_mib_mean"], row["pss_mib_max"] = float(np.mean(memory)), max(memory)
+            run.signal(signal.SIGSTOP)
+            bare.wait(lambda place: (place / "ready").exists())
+            time.sleep(2.0)  # links
+            (folder / "bare" / "go").touch()
+            bare.wait(lambda place: (place / "round").exists() and bare_round(place) > 20)
+            bare.signal(signal.SIGSTOP)
+            ratios, cpu_ratios, payload = [], [], 0.0
+            sent, segments = wire(ports)
+            for _ in range(turns):
+                theirs, their_time, their_cpu = bare.turn(seconds, bare_round)
+                ours, our_time, our_cpu = run.turn(seconds, site_round)
+                ratios.append((our_time / ours.mean()) / (their_time / theirs.mean()))
+                cpu_ratios.append((our_cpu / ours.sum()) / (their_cpu / theirs.sum()))
+                payload += float((ours * degree).sum()) * 8 * p
+            sent_now, segments_now = wire(ports)
+            row["ms_per_round"], row["bare_ms_per_round"] = (
+                1e3 * our_time / ours.mean(),
+                1e3 * their_time / theirs.mean(),
+            )
+            for name, found in (("ratio", ratios), ("cpu_ratio", cpu_ratios)):
+                low, middle, high = np.quantile(found, [0.25, 0.5, 0.75])
+                row |= {name: float(middle), f"{name}_low": float(low), f"{name}_high": float(high)}
+            row["cpu_us"], row["bare_cpu_us"] = 1e6 * our_cpu / ours.sum(), 1e6 * their_cpu / theirs.sum()
+            row["pss_mib"] = max(pss(child.pid) for child in run.children)
+            row["bare_pss_mib"] = max(pss(child.pid) for child in bare.children)
             row["bytes_over_payload"] = (sent_now - sent) / payload
             row["bytes_with_headers"] = (sent_now - sent + 52 * (segments_now - segments)) / payload
     cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
@@ -219,12 +225,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("devices", nargs="*", default=["10"])
     parser.add_argument("--p", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a turn")
     parser.add_argument("--out", type=Path, help="CSV file to append to")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that devices are ended, too
     for devices in map(int, given.devices):
-        row = measure(devices, given.p, given.rounds)
+        row = measure(devices, given.p, given.turns, given.seconds)
         print(
             "  ".join(
                 f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in row.items()

@@ -195,7 +195,7 @@ class Shard:
         hosted = np.isin(edges, devices)
         self.foreign: Index = np.unique(edges[~hosted])
         self.boundary: Index = np.unique(edges[hosted & ~hosted[:, ::-1]])
-        self._place = np.concatenate([devices, self.foreign])
+        self._place, self._all_foreign = np.concatenate([devices, self.foreign]), self.foreign.tobytes()
         self._order = np.argsort(self._place)
         ends = self._order[np.searchsorted(self._place, edges, sorter=self._order)]
         self._heads, self._tails = np.ascontiguousarray(ends[:, 0]), np.ascontiguousarray(ends[:, 1])
@@ -245,6 +245,9 @@ class Shard:
 
     def take(self, positions: Index, theta: Array) -> None:
         """Learn thetas ``(len(positions), p)``: of foreign neighbours, or of hosted devices that moved elsewhere."""
+        if positions.tobytes() == self._all_foreign:  # in nearly every round of a device in the field
+            self._all_theta[self.devices.size :] = theta
+            return
         place = self._order[
             np.minimum(np.searchsorted(self._place, positions, sorter=self._order), self._order.size - 1)
         ]

@@ -50,6 +50,13 @@ def join(
     done = enrol.join(invite, data, into, expected=fingerprint, steps=steps_of)
     for finding in done.findings:
         note(str(finding))
+    contract = enrol.read_site(done.directory).contract
+    batch = contract.rounds.batch_size
+    if batch is not None and batch < contract.thresholds.rows:
+        note(
+            f"the contract lets a round look at {count(batch, 'row')} only, fewer than its threshold of "
+            f"{contract.thresholds.rows}: neighbours may work rows out from such rounds"
+        )
     if fingerprint is None:
         note(
             f"the invite is signed by the authority with the fingerprint {done.authority_fingerprint}; before you send "

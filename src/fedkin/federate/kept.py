@@ -64,9 +64,7 @@ class KeptState:
             found = self._store.load()
             others = [] if found is not None or not self._refuse else self._store.others()
         except ModelFileError as error:
-            raise ModelFileError(
-                f"{error}; docs/federation.md, 'A checkpoint is damaged', says what can be done"
-            ) from None
+            raise ModelFileError(f"{error}; docs/rounds.md, 'A checkpoint is damaged', says what can be done") from None
         if others:
             raise ParameterError(
                 f"{self.path}: was written by another run, or by another revision of this one (after its round "
@@ -75,7 +73,7 @@ class KeptState:
         if found is not None and found.header.get("device") != self.device:
             raise DataError(
                 f"{self.path} is the state of {found.header.get('device')}, not of {self.device}: put back that of "
-                f"{self.device}; docs/federation.md, 'A checkpoint is damaged', says what can be done without"
+                f"{self.device}; docs/rounds.md, 'A checkpoint is damaged', says what can be done without"
             )
         return found
 

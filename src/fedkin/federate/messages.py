@@ -24,7 +24,8 @@ import struct
 import zlib
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from functools import cached_property
+from typing import Literal, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -36,8 +37,8 @@ Wire = Literal["float64", "float32"]
 MAGIC = b"FK"
 VERSION = 1
 _HEAD = struct.Struct("<2sBB8sIII")
-_CRC = struct.Struct("<I")
-HEADER_BYTES = _HEAD.size + _CRC.size
+_U32 = struct.Struct("<I")
+HEADER_BYTES = _HEAD.size + _U32.size
 RUN_BYTES = 8
 _FORMATS: tuple[np.dtype[np.float64] | np.dtype[np.float32], ...] = (np.dtype("<f8"), np.dtype("<f4"))
 _WIRES: tuple[Wire, ...] = ("float64", "float32")
@@ -61,8 +62,7 @@ class MessageError(FedkinError, ValueError):
     """A message that is not what the receiver expects; the text says how it differs."""
 
 
-@dataclass(frozen=True, eq=False)
-class Message:
+class Message(NamedTuple):
     """A message that passed every check; ``values (length,)`` are always float64 here."""
 
     kind: Kind
@@ -89,6 +89,22 @@ class Expected:
     bound: float | None = None
     bound_kind: Literal["length", "max", "sum"] = "length"
 
+    @cached_property
+    def start(self) -> bytes:
+        """The header up to the round."""
+        mixed = self.kind | _WIRES.index(self.wire) << 4
+        return _HEAD.pack(MAGIC, VERSION, mixed, self.run, self.sender, 0, 0)[:16]
+
+    @cached_property
+    def count(self) -> bytes:
+        """How many numbers follow, as in the header."""
+        return _U32.pack(self.length)
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of the whole message."""
+        return HEADER_BYTES + self.length * _FORMATS[_WIRES.index(self.wire)].itemsize
+
 
 def encode(run: bytes, kind: Kind, sender: int, round: int, values: Array, wire: Wire = "float64") -> bytes:
     """The bytes of a message; sender and round are from 0 to 2**32 - 1.
@@ -104,7 +120,7 @@ def encode(run: bytes, kind: Kind, sender: int, round: int, values: Array, wire:
     code = _WIRES.index(wire)
     numbers = values.astype(_FORMATS[code]).tobytes()
     head = _HEAD.pack(MAGIC, VERSION, kind | code << 4, run, sender, round, values.size)
-    return head + _CRC.pack(zlib.crc32(numbers, zlib.crc32(head))) + numbers
+    return head + _U32.pack(zlib.crc32(numbers, zlib.crc32(head))) + numbers
 
 
 def decode(frame: bytes, expected: Expected, window: tuple[int, int] | None = None) -> Message:
@@ -113,9 +129,27 @@ def decode(frame: bytes, expected: Expected, window: tuple[int, int] | None = No
     Raises `MessageError`, naming the first thing that differs. Header and checksum are compared before numbers are
     allocated.
     """
+    if frame[:16] != expected.start or len(frame) != expected.size or frame[20:24] != expected.count:
+        _say_what_differs(frame, expected)
+    (round,) = _U32.unpack_from(frame, 16)
+    first, last = window or (expected.first, expected.last)
+    if not first <= round <= last:
+        raise OutsideWindow(f"round {round} is outside {first}..{last}", round)
+    (checksum,) = _U32.unpack_from(frame, _HEAD.size)
+    view = memoryview(frame)
+    if zlib.crc32(view[HEADER_BYTES:], zlib.crc32(view[: _HEAD.size])) != checksum:
+        raise MessageError("the checksum does not fit: it was changed on the way")
+    values = np.frombuffer(frame, _FORMATS[_WIRES.index(expected.wire)], expected.length, HEADER_BYTES)
+    values = values.astype(np.float64)
+    _check_values(values, expected)
+    return Message(expected.kind, expected.sender, round, values)
+
+
+def _say_what_differs(frame: bytes, expected: Expected) -> NoReturn:
+    """Raise `MessageError` with the first part of the header that is not as expected."""
     if len(frame) < HEADER_BYTES:
         raise MessageError(f"{len(frame)} bytes are too few for a header of {HEADER_BYTES}")
-    magic, version, mixed, run, sender, round, length = _HEAD.unpack_from(frame)
+    magic, version, mixed, run, sender, _, length = _HEAD.unpack_from(frame)
     if magic != MAGIC:
         raise MessageError(f"it starts with {magic!r}, not {MAGIC!r}")
     if version != VERSION:
@@ -133,18 +167,7 @@ def decode(frame: bytes, expected: Expected, window: tuple[int, int] | None = No
         raise MessageError(f"it claims to come from device number {sender}, but {expected.sender} writes here")
     if length != expected.length:
         raise MessageError(f"{length} numbers, expected {expected.length}")
-    if len(frame) != HEADER_BYTES + length * _FORMATS[code].itemsize:
-        raise MessageError(f"{len(frame)} bytes do not hold a header and {length} numbers")
-    first, last = window or (expected.first, expected.last)
-    if not first <= round <= last:
-        raise OutsideWindow(f"round {round} is outside {first}..{last}", round)
-    (checksum,) = _CRC.unpack_from(frame, _HEAD.size)
-    view = memoryview(frame)
-    if zlib.crc32(view[HEADER_BYTES:], zlib.crc32(view[: _HEAD.size])) != checksum:
-        raise MessageError("the checksum does not fit: it was changed on the way")
-    values = np.frombuffer(frame, _FORMATS[code], length, HEADER_BYTES).astype(np.float64)
-    _check_values(values, expected)
-    return Message(Kind(kind), sender, round, values)
+    raise MessageError(f"{len(frame)} bytes do not hold a header and {length} numbers")
 
 
 class OutsideWindow(MessageError):

@@ -121,7 +121,11 @@ def hold_until(
 
     Raises `PeerError` when it has not after ``patience.give_up`` seconds.
     """
-    before, failures = status.state, list[OSError]()
+    try:
+        write()
+        return
+    except OSError as error:
+        before, failures = status.state, [error]
 
     def is_written() -> bool:
         try:

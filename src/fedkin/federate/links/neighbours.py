@@ -70,8 +70,8 @@ class NeighbourLink:
         """Send theta ``(1, p)`` of this device, and wait for those of the neighbours."""
         # a copy: it is kept for those who ask, and the shard goes on
         theirs = self.share(t, thetas.flatten())
-        values = np.concatenate([np.empty(0), *theirs.values()]).reshape(-1, thetas.shape[1])
-        return np.array(list(theirs), dtype=np.int64), values
+        values = np.array([*theirs.values()]).reshape(-1, thetas.shape[1])
+        return np.array([*theirs], dtype=np.int64), values
 
     def share(self, t: int, values: Array) -> dict[int, Array]:
         """Send a vector to all neighbours, and wait for theirs of round t."""
