@@ -1,8 +1,8 @@
 """A bare zenoh exchange of vectors between processes, for comparison: it imports nothing but zenoh.
 
 ``python benchmarks/bare_exchange.py FILE``: FILE is JSON with the ``configuration`` of zenoh, the key to ``write``, the
-keys to ``read``, how many ``numbers`` a vector has, and the ``folder`` for signs. It goes on until it is ended; the file
-``round`` has the round, in eight bytes.
+keys to ``read``, how many ``numbers`` a vector has, and the ``folder`` for signs. It goes on until it is ended; the
+file ``round`` has the round, in eight bytes.
 """
 
 import json

@@ -139,8 +139,8 @@ def decode(frame: bytes, expected: Expected, window: tuple[int, int] | None = No
     view = memoryview(frame)
     if zlib.crc32(view[HEADER_BYTES:], zlib.crc32(view[: _HEAD.size])) != checksum:
         raise MessageError("the checksum does not fit: it was changed on the way")
-    values = np.frombuffer(frame, _FORMATS[_WIRES.index(expected.wire)], expected.length, HEADER_BYTES)
-    values = values.astype(np.float64)
+    numbers = np.frombuffer(frame, _FORMATS[_WIRES.index(expected.wire)], expected.length, HEADER_BYTES)
+    values = numbers.astype(np.float64)
     _check_values(values, expected)
     return Message(expected.kind, expected.sender, round, values)
 
