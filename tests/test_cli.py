@@ -141,19 +141,22 @@ def test_the_defaults_are_those_of_python(place: Path, capsys: pytest.CaptureFix
     ids = [row[0] for row in clinic_rows()]
     federation = fedkin.Federation.read("sites.csv", device="clinic", target="outcome")
     for options, words in (
-        ({}, []),
+        ({"method": "fused"}, ["--select", "bonferroni"]),
         ({"select": "none"}, ["--select", "none"]),
         ({"select": None}, ["--select", "none"]),
+        ({}, []),
     ):
         assert main(["fit", "sites.csv", *columns, *words]) == 0
         model = fedkin.load("fedkin-model")
         fitted = fit_federation(federation, None, FitOptions(**options))
-        estimator = fedkin.FedADMMRegressor(**options).fit(table[:, :2], table[:, 2], device=ids)
+        face = fedkin.FedADMMRegressor if options else fedkin.KinRegressor
+        own = {name: value for name, value in options.items() if name != "method"}
+        estimator = face(**own).fit(table[:, :2], table[:, 2], device=ids)
         for other in (fitted, estimator.model_):
             assert (model.devices, model.lam) == (other.devices, other.lam)
             np.testing.assert_array_equal(model.coef, other.coef)
             np.testing.assert_array_equal(model.intercept, other.intercept)
-        assert model.graph.n_edges == (6 if not options else 15)
+        assert model.graph.n_edges == (0 if not options else 6 if "method" in options else 15)
 
 
 def test_every_option_of_a_fit_is_an_option_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -309,7 +312,7 @@ def test_without_edges_every_site_has_its_exact_solution(place: Path, capsys: py
     y = common[:, :, 0] * np.arange(40)[:, None] + 0.1 * rng.normal(size=(40, 140))
     rows = [[f"s{u}", *x, z] for u in range(40) for x, z in zip(X[u].tolist(), y[u].tolist(), strict=True)]
     write(place / "wide.csv", ["site", *(f"x{k}" for k in range(20)), "y"], rows)
-    assert main(["fit", "wide.csv", "--device", "site", "--target", "y", "--test-size", "0"]) == 0
+    assert main(["fit", "wide.csv", "--device", "site", "--target", "y", "--method", "fused", "--test-size", "0"]) == 0
     assert "0 of 780 edges kept" in capsys.readouterr().out
     model = fedkin.load("fedkin-model")
     for u in range(40):

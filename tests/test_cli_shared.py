@@ -66,12 +66,12 @@ def four_sites(contract: str = heart.CONTRACT) -> tuple[enrol.Organiser, dict[st
 
 def test_the_model_of_summaries_is_that_of_the_pooled_table(run) -> None:
     four_sites()
-    said = run("fit", "heart/summaries", "--out", "ours")
+    said = run("fit", "heart/summaries", "--method", "fused", "--out", "ours")
     for words in ("summaries of 4 sites, 800 rows, which stayed there", "each predicted without its fold", "Local"):
         assert words in said
     run(
         "fit", "all.csv", "--contract", "heart.toml", "--device", "site", "--graph", "ring.csv", "--test-size", "0",
-        "--out", "theirs",
+        "--method", "fused", "--out", "theirs",
     )  # fmt: skip
     ours, theirs = fedkin.load("ours"), fedkin.load("theirs")
     np.testing.assert_allclose(ours.coef, theirs.coef, rtol=0, atol=1e-10)
@@ -87,7 +87,8 @@ def test_the_model_of_summaries_is_that_of_the_pooled_table(run) -> None:
 
 def test_losses_that_need_more_messages_ask_for_them(run) -> None:
     made, places = four_sites(DIED)
-    said = run("fit", "heart/summaries", "--out", "ours")
+    fit = ["fit", "heart/summaries", "--method", "fused", "--out", "ours"]
+    said = run(*fit)
     assert "No model yet: one more message of every site is needed (number 2)" in said
     assert "fedkin site answer" in said
     assert not Path("ours").exists()
@@ -96,7 +97,7 @@ def test_losses_that_need_more_messages_ask_for_them(run) -> None:
         for name, place in places.items():
             question = next((made.directory / "asks").glob(f"{name}*{number}*"))
             send(made, sharing.answer(place, question))
-        said = run("fit", "heart/summaries", "--out", "ours")
+        said = run(*fit)
         if "No model yet" not in said:
             break
     ours = fedkin.load("ours")

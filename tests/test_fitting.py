@@ -172,7 +172,7 @@ def test_groups_with_selection_are_components_of_kept_edges_and_refit_is_the_ora
 
 def test_all_pairs_are_candidates_without_a_graph():
     design = paper_design(n_devices=12, n_samples=80, n_features=6, n_clusters=2, signal=2.0, seed=1)
-    model = fit_federation(design.federation, None, FitOptions(select="bonferroni"))
+    model = fit_federation(design.federation, None, FitOptions(method="fused"))
     assert model.selection["candidates"] == 66
     assert model.graph.fidelity(design.truth) == 1.0
 
@@ -223,9 +223,11 @@ def test_progress_is_told_in_order():
 
 def test_a_fit_can_be_repeated_and_the_folds_follow_the_seed():
     design = paper_design(n_devices=6, n_samples=30, n_features=2, n_clusters=2, seed=3)
-    one, two = (fit_federation(design.federation, design.graph) for _ in range(2))
-    assert one.coef.tobytes() == two.coef.tobytes()
-    lams = {fit_federation(design.federation, design.graph, FitOptions(seed=s)).lam for s in range(6)}
+    for method in ("kin", "fused"):
+        one, two = (fit_federation(design.federation, design.graph, FitOptions(method=method)) for _ in range(2))
+        assert one.coef.tobytes() == two.coef.tobytes()
+    options = (FitOptions(method="fused", seed=s) for s in range(6))
+    lams = {fit_federation(design.federation, design.graph, how).lam for how in options}
     assert len(lams) > 1
 
 
@@ -333,10 +335,10 @@ def test_a_device_with_one_class_and_no_neighbours_is_held_back():
     fed = two_devices("logistic", n=150)
     only = Federation({"u": fed["u"], "one-sided": (fed["v"].X[fed["v"].y], fed["v"].y[fed["v"].y])})
     with pytest.warns(DegenerateDeviceWarning, match="'one-sided'"):
-        model = fit_federation(only, Graph.empty(only.devices), FitOptions(loss="logistic", standardize=True))
+        model = fit_federation(only, Graph.empty(only.devices), FitOptions(loss="logistic", method="fused"))
     assert list(model.notes) == ["one-sided"]
     assert model.predict_proba(only["one-sided"].X, "one-sided")[:, 1].min() > 0.5
-    clean = fit_federation(fed.subset(["u"]), None, FitOptions(loss="logistic", standardize=True))
+    clean = fit_federation(fed.subset(["u"]), None, FitOptions(loss="logistic", method="fused"))
     chances = [made.predict_proba(fed["u"].X, "u") for made in (model, clean)]
     np.testing.assert_allclose(*chances, atol=0.01)  # the others hardly notice
 
@@ -348,7 +350,7 @@ def test_likelihoods_without_a_maximum_end_in_finite_fits(loss, ridge):
     targets = {"logistic": X[:, 0] > 5, "poisson": np.zeros(12), "multinomial": np.repeat([0, 1, 2], 4)}
     y = targets[loss]
     fed = Federation({"a": (X, y)})
-    options = FitOptions(loss=loss, ridge=ridge)
+    options = FitOptions(loss=loss, method="fused", ridge=ridge)
     if ridge and loss != "poisson":
         model = fit_federation(fed, None, options)  # the ridge is enough
     else:

@@ -101,7 +101,7 @@ def test_a_fit_of_noisy_sums_says_what_was_promised(tmp_path) -> None:
         rows = rows_of(4000, k, theta)
         parts.append(private_summary(f"site {k}", rows, LinearLoss(), budget, feature_names=NAMES, rng=rng))
     summaries = Summaries.stack(Summary.from_plain(json.loads(json.dumps(part.to_plain()))) for part in parts)
-    options = FitOptions("linear", standardize=False)
+    options = FitOptions("linear", "fused", standardize=False)
     model = fit_summaries(summaries, None, options)
     assert model.origin == {
         "from": "summaries",
@@ -116,7 +116,7 @@ def test_a_fit_of_noisy_sums_says_what_was_promised(tmp_path) -> None:
     assert compared is not None
     assert compared.errors["Fedkin"] < compared.errors["Global"]
     with pytest.raises(ParameterError, match="standardize=False"):
-        fit_summaries(summaries, None, FitOptions("linear"))
+        fit_summaries(summaries, None, FitOptions("linear", "fused"))
 
 
 @pytest.mark.parametrize("loss", ["linear", "mean"])
@@ -129,7 +129,7 @@ def test_noise_that_drowns_the_rows_still_gives_a_fit(loss: str) -> None:
         rng = np.random.default_rng(k)
         parts.append(private_summary(f"site {k}", rows, made, Budget(0.3), feature_names=names, rng=rng))
     summaries = Summaries.stack(parts)
-    model = fit_summaries(summaries, None, FitOptions(loss, standardize=False))
+    model = fit_summaries(summaries, None, FitOptions(loss, "fused", standardize=False))
     assert np.isfinite(model.coef).all()
     assert model.status == "converged"
     assert model.graph.n_edges == 10  # nobody can tell the sites apart

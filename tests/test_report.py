@@ -17,7 +17,7 @@ from fedkin import Federation, Graph
 from fedkin.cli import main
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError
-from fedkin.fitting import FitOptions, FittedModel, fit_federation, fit_kin, load, with_history
+from fedkin.fitting import FitOptions, FittedModel, fit_federation, load, with_history
 from fedkin.report import read_coordinates, report_page, report_payload
 from fedkin.report.arrays import BLOCKS, MOST_PAIRED_SITES, display_order, nearest_kin, pair_matrix
 from fedkin.report.payload import MOST_ESTIMATES
@@ -50,7 +50,7 @@ def fused() -> FittedModel:
 @pytest.fixture(scope="module")
 def kin() -> FittedModel:
     design = paper_design(n_devices=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
-    return fit_kin(design.federation).model
+    return fit_federation(design.federation)
 
 
 def unpacked(text: str, kind: str) -> np.ndarray:
@@ -112,7 +112,7 @@ def test_no_groups_resolved():
     theta = rng.standard_normal((15, 3))
     X = rng.standard_normal((15, 30, 3))
     rows = {u: (X[u], X[u] @ theta[u] + rng.standard_normal(30)) for u in range(15)}
-    model = fit_kin(Federation(rows)).model
+    model = fit_federation(Federation(rows))
     told = report_payload(model)
     assert not told["resolved"] and set(told["sites"]["groups"]) == {0}
     assert told["headline"] == "No groups resolved: the 15 sites differ by degrees, not by kind."

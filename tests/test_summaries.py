@@ -107,7 +107,7 @@ def test_sites_with_fewer_rows_than_parameters_are_treated_as_from_rows() -> Non
     design = paper_design(n_devices=12, n_samples=30, n_features=6, n_clusters=2, seed=5)
     sizes = np.random.default_rng(0).integers(2, 30, 12)
     fed = design.federation.take(np.concatenate([30 * u + np.arange(n) for u, n in enumerate(sizes.tolist())]))
-    for options in (FitOptions(), FitOptions(lam=0.02, penalty="l2", standardize=False)):
+    for options in (FitOptions(method="fused"), FitOptions(lam=0.02, penalty="l2", standardize=False)):
         theirs = fit_federation(fed, design.graph, options)
         assert any("design of rank" in line for lines in theirs.notes.values() for line in lines)
         assert_same_model(from_sums(fed, design.graph, options, "linear"), theirs)

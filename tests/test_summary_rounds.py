@@ -70,7 +70,7 @@ def assert_certified(model: FittedModel, fed: Federation, options: FitOptions) -
 def test_few_rounds_give_the_fit_from_rows(loss: str, standardize: bool) -> None:
     fed = named(loss, (60, 80, 70, 90, 65, 75), offset=loss == "poisson")
     for options in (
-        FitOptions(loss, standardize=standardize),
+        FitOptions(loss, "fused", standardize=standardize),
         FitOptions(loss, lam=0.02, select="none", penalty="l2", standardize=standardize),
     ):
         model = fitted(fed, loss, options)
@@ -90,7 +90,8 @@ def test_the_tolerance_can_be_tight(loss: str) -> None:
 
 def test_edges_and_lam_are_those_of_the_rows_or_close() -> None:
     fed = named("logistic", (150, 180, 170, 190, 165, 175), seed=2)
-    ours, theirs = fitted(fed, "logistic", FitOptions("logistic")), fit_federation(fed, None, FitOptions("logistic"))
+    options = FitOptions("logistic", "fused")
+    ours, theirs = fitted(fed, "logistic", options), fit_federation(fed, None, options)
     assert list(ours.graph.edge_ids()) == list(theirs.graph.edge_ids())
     assert ours.lam == pytest.approx(theirs.lam, rel=0.5)  # cross-validated on expansions instead of rows
 
@@ -203,7 +204,7 @@ def test_a_bad_start_is_damped() -> None:
 
 def test_answers_that_do_not_belong_to_the_questions_are_refused() -> None:
     sites = Sites(named("logistic", (60, 80, 70)), "logistic")
-    options = FitOptions("logistic", standardize=False)
+    options = FitOptions("logistic", "fused", standardize=False)
     fit = SummaryFit(options=options)
     first = sites.summaries()
     asks = fit.step(first)

@@ -80,7 +80,7 @@ def _found(design: Design, seed: int, say: Report) -> tuple[FittedModel, DemoRes
     train, test = design.federation.split(0.5, seed)
     rows, features = int(train.n_samples[0]), train.n_features
     # as in the paper: no intercept, features as they are
-    plain = FitOptions(fit_intercept=False, standardize=False, select="none", seed=seed)
+    plain = FitOptions(method="fused", fit_intercept=False, standardize=False, select="none", seed=seed)
     say("Local, Global and Oracle")
     theta = {
         LOCAL: local_fit(train).theta,

@@ -12,10 +12,11 @@ import numpy as np
 from fedkin import __version__
 from fedkin._base import count, listed
 from fedkin.cli.console import note, output, print_json, working
-from fedkin.cli.options import flag
+from fedkin.cli.kin_words import graph_use_words, kin_document
+from fedkin.cli.options import flag, with_contract
 from fedkin.cli.tables import add_row, graph_words, model_document, plain_table, print_facts
 from fedkin.errors import ConvergenceWarning, DataError, DegenerateDeviceWarning, ParameterError, SolverError
-from fedkin.fitting import Asks, FitOptions, FittedModel, FoldComparison, SummaryFit, compare_folds
+from fedkin.fitting import Asks, FittedModel, FoldComparison, SummaryFit, compare_folds
 from fedkin.graph import Graph
 from fedkin.objective import Summaries
 
@@ -44,7 +45,7 @@ def fit_shared(
         collected = sharing.read_summaries(data, federation)
         summaries = Summaries.stack(collected.summaries.values())
         contract = collected.contract
-        how = FitOptions(**{**options, **fit_options(contract)})
+        how = with_contract(options, fit_options(contract))
         place = next((one for one in _places(data, federation) if (one / "sites.csv").exists()), None)
         organiser = None if place is None else enrol.read_federation(place)
         asks = _last_questions(organiser, collected, summaries)
@@ -76,13 +77,14 @@ def fit_shared(
     print_facts(
         {
             "data": f"{data}: summaries of {count(found.n_devices, 'site')}, {rows} rows, which stayed there",
-            "contract": f"{contract.name}: {found.loss.name} loss, {found.penalty} penalty",
+            "contract": f"{contract.name}: {found.loss.name} loss",
+            "method": "partial pooling with groups (kin)" if found.kin else f"{found.penalty} penalty",
             "messages": f"{collected.round} of every site",
-            "graph": f"{given}: {graph_words(found)}",
+            "graph": f"{given}: {graph_words(found)}" if found.kin is None else graph_use_words(found.kin),
         }
     )
     if comparison is not None:
-        _print_comparison(comparison)
+        _print_comparison(comparison, found.kin is not None)
     return found
 
 
@@ -157,14 +159,15 @@ def _ask(asks: Asks, organiser: Organiser | None, contract: Contract, as_json: b
     console.print(f"3. Put the answers into {organiser.directory / 'summaries'}, and run this command again")
 
 
-def _print_comparison(comparison: FoldComparison) -> None:
+def _print_comparison(comparison: FoldComparison, kin: bool) -> None:
+    chosen = "" if kin else "; edges and lam were chosen with all rows"
     table = plain_table("method", comparison.metric)
     best = min(comparison.errors, key=lambda name: comparison.errors[name])
     for name, error in comparison.errors.items():
         add_row(table, name, f"{error:.4g}", style="bold green" if name == best else "")
     console = output()
     console.print(f"\nError on {count(comparison.rows, 'row')}, each predicted without its fold", style="bold")
-    console.print(f"({comparison.metric}: lower is better; edges and lam were chosen with all rows)")
+    console.print(f"({comparison.metric}: lower is better{chosen})")
     console.print(table)
 
 
@@ -185,5 +188,6 @@ def _print_document(
             "graph": None if graph is None else str(graph),
             "comparison": compared,
             **model_document(model),
+            "kin": kin_document(model),
         }
     )

@@ -15,7 +15,8 @@ from fedkin import __version__
 from fedkin._base import count
 from fedkin.cli.console import Interrupted, Report, note, output, print_json, stopping_early, working
 from fedkin.cli.fit_shared import fit_shared, folder_of_summaries
-from fedkin.cli.options import Json, flag, takes_fit_options
+from fedkin.cli.kin_words import graph_use_words, kin_document, kin_facts, kin_table
+from fedkin.cli.options import Json, flag, takes_fit_options, with_contract
 from fedkin.cli.report import check_page, with_origin, write_report
 from fedkin.cli.tables import (
     MOST_GROUPS,
@@ -51,6 +52,7 @@ from fedkin.fitting import (
     with_history,
 )
 from fedkin.graph import Graph
+from fedkin.kin import Kin
 
 
 @takes_fit_options
@@ -89,7 +91,9 @@ def fit(
     ] = None,
     graph: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Edges between devices, CSV or GraphML; by default all pairs."),
+        typer.Option(
+            metavar="FILE", help="Edges between devices, CSV or GraphML; for the fused estimator by default all pairs."
+        ),
     ] = None,
     contract: Annotated[
         Path | None,
@@ -120,6 +124,9 @@ def fit(
 ) -> None:
     """Fit a model for every device of a table, and compare it with simpler ones on held-out rows.
 
+    By default sites that are alike are found, each site's model leans on the others as far as the data say so, and all
+    comes with its uncertainty (kin). Options of the fused estimator ask for the paper's.
+
     From a directory of summaries, which sites have written with fedkin site share, it fits the model of all sites
     without their rows, or writes what they are to be asked next.
     """
@@ -145,7 +152,7 @@ def fit(
     if federation is not None:
         raise ParameterError(f"--federation is for a directory of summaries, and {data} has none")
     agreed = None if contract is None else _read_contract(contract, said)
-    how = FitOptions(**(options if agreed is None else {**options, **agreed.options}))
+    how = FitOptions(**options) if agreed is None else with_contract(options, agreed.options)
     if agreed is None:
         _check_target(target, how)
     else:
@@ -181,14 +188,13 @@ def fit(
     if as_json:
         _print_document(data, graph, out, model, comparison)
         return
-    given = "all pairs of devices" if graph is None else str(graph)
     sizes = {"device": model.n_devices, "row": len(rows.X), "feature": model.n_features}
     about = "" if target is None else f", target {target}"
     print_facts(
         {
             "data": f"{data}: {', '.join(count(n, word) for word, n in sizes.items())}",
-            "model": f"{model.loss.name} loss, {model.penalty} penalty{about}",
-            "graph": f"{given}: {graph_words(model)}",
+            "model": f"{model.loss.name} loss{about}, {method_words(model)}",
+            **_graph_fact(graph, model),
         }
     )
     if comparison is not None:
@@ -198,6 +204,18 @@ def fit(
 
 def _names(given: str) -> list[str]:
     return [name.strip() for name in given.split(",") if name.strip()]
+
+
+def method_words(model: FittedModel) -> str:
+    """How a model was fitted."""
+    return f"{model.penalty} penalty" if model.kin is None else "partial pooling with groups (kin)"
+
+
+def _graph_fact(graph: Path | None, model: FittedModel) -> dict[str, str]:
+    given = "all pairs of devices" if graph is None else str(graph)
+    if model.kin is None:
+        return {"graph": f"{given}: {graph_words(model)}"}
+    return {} if graph is None else {"graph": f"{given}: {graph_use_words(model.kin)}"}
 
 
 def _check_out(out: Path) -> None:
@@ -351,23 +369,30 @@ def _site_lines(comparison: Comparison) -> list[str]:
 
 
 def _print_model(out: Path, model: FittedModel, compared: bool) -> None:
+    facts = _fused_facts(model) if model.kin is None else _kin_facts(model.kin)
+    rows = f"{out}, fitted on all {count(int(model.n_samples.sum()), 'row')}"
+    print_facts({**facts, "saved": rows + (" (the comparison held some out)" if compared else "")})
+    for words in note_lines(model.notes):
+        note(words)
+
+
+def _kin_facts(kin: Kin) -> dict[str, str]:
+    console = output()
+    if kin.resolved:
+        console.print(f"{count(int(kin.groups.max()) + 1, 'group')} of sites that are alike", style="bold")
+        console.print(kin_table(kin))
+    facts = kin_facts(kin)
+    return {name: facts[name] for name in ("groups", "sampler")}
+
+
+def _fused_facts(model: FittedModel) -> dict[str, str]:
     if 1 < model.n_clusters <= MOST_GROUPS:
         console = output()
         console.print(f"{count(model.n_clusters, 'group')} of devices that belong together", style="bold")
         console.print(groups_table(model))
     rule = ", one standard error" if model.options["cv_rule"] == "1se" else ""
     how = f"cross-validation{rule}" if model.options["lam"] == "cv" else "given"
-    print_facts(
-        {
-            "groups": group_words(model),
-            "lam": f"{model.lam:.4g} ({how})",
-            "gap": gap_words(model),
-            "saved": f"{out}, fitted on all {count(int(model.n_samples.sum()), 'row')}"
-            + (" (the comparison held some out)" if compared else ""),
-        }
-    )
-    for words in note_lines(model.notes):
-        note(words)
+    return {"groups": group_words(model), "lam": f"{model.lam:.4g} ({how})", "gap": gap_words(model)}
 
 
 def _print_document(
@@ -381,5 +406,6 @@ def _print_document(
             "graph": None if graph is None else str(graph),
             "comparison": None if comparison is None else comparison.plain(),
             **model_document(model),
+            "kin": kin_document(model),
         }
     )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from fedkin.fitting import DEFAULTS, DESCRIPTIONS, FitOptions, choices
+from fedkin.fitting import DEFAULTS, DESCRIPTIONS, SHARED, FitOptions, choices
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of tables.")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory that fedkin fit wrote.")]
@@ -18,7 +18,8 @@ Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory 
 _NAMES = {"fit_intercept": "intercept", "n_jobs": "jobs", "cv_folds": "folds", "cv_rule": "one_se"}
 _METAVARS = {"lam": "cv|X", "n_jobs": "N", "batch_size": "B"}
 _PANELS = {
-    "Model": ("loss", "penalty", "lam", "refit", "fit_intercept", "standardize", "ridge", "sparsity"),
+    "Model": ("method", "loss", "fit_intercept", "messages"),
+    "Fused estimator": ("penalty", "lam", "refit", "standardize", "ridge", "sparsity"),
     "Edge tests": ("select", "level", "variance"),
     "Choice of lam": ("cv_folds", "cv_rule"),
     "Computation": ("solver", "tol", "max_iter", "rounds", "batch_size", "seed", "n_jobs"),
@@ -37,12 +38,21 @@ def flag(name: str) -> str:
 
 
 def takes_fit_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with every option of `FitOptions`; it gets them together, as the dict ``options``."""
+    """The command with every option of `FitOptions`; it gets them together, as the dict ``options``.
+
+    The command has a parameter ``context``, which knows what was written.
+    """
     own = [one for one in signature(command, eval_str=True).parameters.values() if one.name != "options"]
     added = [_parameter(name, panel) for panel, names in _PANELS.items() for name in names]
 
     def run(**given: Any) -> None:
         options = {name: _value(name, given.pop(name)) for name in DEFAULTS}
+        if options["method"] == "auto":
+            # an option that is given counts, even with the value that it has anyway
+            context: typer.Context = given["context"]
+            sources = {name: context.get_parameter_source(name) for name in DEFAULTS}
+            written = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+            options["method"] = "auto" if written <= SHARED else "fused"
         command(**given, options=options)
 
     parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in (*own, *added)]
@@ -50,6 +60,19 @@ def takes_fit_options(command: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     run.__signature__ = signature(command).replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
+
+
+def with_contract(given: Mapping[str, Any], agreed: Mapping[str, Any]) -> FitOptions:
+    """The options of the command line with what a contract settles.
+
+    Penalty, ridge and sparsity of a contract say which method is meant as options do; its scale and its folds do not.
+    """
+    telling = ("penalty", "ridge", "sparsity")
+    method = FitOptions(**{**given, **{name: agreed[name] for name in telling}}).chosen
+    if method == "kin":
+        shared = {name: agreed[name] for name in ("loss", "fit_intercept", "seed")}
+        return FitOptions(**{**given, **shared, "method": "kin"})
+    return FitOptions(**{**given, **agreed, "method": "fused"})
 
 
 def _parameter(name: str, panel: str) -> Parameter:

@@ -13,6 +13,7 @@ import typer
 
 from fedkin._base import Array, count
 from fedkin.cli.console import messages, output, print_json
+from fedkin.cli.kin_words import kin_document, kin_facts, kin_table, spread_table
 from fedkin.cli.options import Json, Model
 from fedkin.cli.tables import (
     add_row,
@@ -129,7 +130,7 @@ def inspect(
     if as_json:
         document = {"fedkin_version": fitted.fedkin_version, "model": str(model), **model_document(fitted)}
         schema = None if fitted.schema is None else fitted.schema.plain()
-        print_json({**document, "schema": schema, "options": dict(fitted.options)})
+        print_json({**document, "kin": kin_document(fitted), "schema": schema, "options": dict(fitted.options)})
         return
     console = output()
     classes = None if fitted.classes is None else ", ".join(map(str, fitted.classes))
@@ -140,23 +141,36 @@ def inspect(
             "loss": ", ".join([fitted.loss.name, *(f"{key} {value}" for key, value in about.items() if value)]),
             "devices": f"{fitted.n_devices}, fitted on {count(int(fitted.n_samples.sum()), 'row')}",
             "from": origin_words(fitted),
-            "penalty": f"{fitted.penalty}, lam {fitted.lam:.4g}",
-            "gap": gap_words(fitted) + ("" if np.isnan(fitted.gap) else f" after {count(fitted.n_iter, 'iteration')}"),
-            "groups": group_words(fitted),
-            "graph": f"{graph_words(fitted)}; {count(fitted.graph.n_components, 'connected component')}",
+            **(_fused_facts(fitted) if fitted.kin is None else kin_facts(fitted.kin)),
         }
     )
     if fitted.schema is not None:
         console.print("\nColumns", style="bold")
         console.print(schema_table(fitted.schema))
-    console.print(f"\n{count(fitted.n_clusters, 'group')}", style="bold")
-    console.print(groups_table(fitted))
+    if fitted.kin is None:
+        console.print(f"\n{count(fitted.n_clusters, 'group')}", style="bold")
+        console.print(groups_table(fitted))
+    else:
+        if fitted.kin.resolved:
+            console.print("\nGroups of sites that are alike, and how likely two members are kin", style="bold")
+            console.print(kin_table(fitted.kin))
+        console.print("\nMean over sites, and how much single sites depart from it", style="bold")
+        console.print(spread_table(fitted.kin))
     _print_coefficients(fitted)
     lines = note_lines(fitted.notes)
     if lines:
         console.print("Notes", style="bold")
         for line in lines:
             console.print(f"  {line}", soft_wrap=True)
+
+
+def _fused_facts(model: FittedModel) -> dict[str, str]:
+    return {
+        "penalty": f"{model.penalty}, lam {model.lam:.4g}",
+        "gap": gap_words(model) + ("" if np.isnan(model.gap) else f" after {count(model.n_iter, 'iteration')}"),
+        "groups": group_words(model),
+        "graph": f"{graph_words(model)}; {count(model.graph.n_components, 'connected component')}",
+    }
 
 
 def _print_coefficients(model: FittedModel) -> None:
@@ -167,6 +181,7 @@ def _print_coefficients(model: FittedModel) -> None:
     classes = [None] if model.coef.shape[1] == 1 or model.classes is None else list(model.classes[1:])
     labels = sorted(range(model.n_clusters), key=lambda k: -int((model.clusters == k).sum()))
     by_group = len(labels) <= _MOST_COLUMNS and (len(labels) > 1 or n_distinct(model) == 1)
+    by_group = by_group and (model.kin is None or model.kin.resolved)
     heads = [f"group {k + 1}" for k in range(len(labels))] if by_group else ["mean", "least", "most"]
     table = plain_table("feature", *heads)
     rows = [("(intercept)", model.intercept)] if model.fit_intercept else []

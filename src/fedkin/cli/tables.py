@@ -256,10 +256,11 @@ def origin_words(model: FittedModel) -> str:
 def model_document(model: FittedModel) -> dict[str, Any]:
     """What there is to say about a model, for ``--json``."""
     return {
+        "method": "fused" if model.kin is None else "kin",
         "loss": model.loss.name,
         "penalty": model.penalty,
         "lam": model.lam,
-        "gap": model.gap,
+        "gap": None if np.isnan(model.gap) else model.gap,
         "n_iter": model.n_iter,
         "status": model.status,
         "target": model.target_name,

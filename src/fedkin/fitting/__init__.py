@@ -2,12 +2,12 @@
 
 In: a `Federation` or the `Summaries` of its sites, a `Graph` or none, and `FitOptions`, the only place where options,
 defaults and checks live.
-On the way: `prepare` encodes classes, adds the intercept, standardises; then edges are selected, ``lam`` is chosen and
-the problem is solved, with a light ridge where it would have no minimiser.
+On the way: `prepare` encodes classes, adds the intercept, standardises; then `find_kin` finds who is alike, or, for the
+fused estimator, edges are selected, ``lam`` is chosen and the problem is solved, with a light ridge where it would have
+no minimiser.
 Out: a `FittedModel` in the units of the user's columns, with its directory of open files (`model_from_theta` makes one
 of parameters that were found elsewhere, on rows that a `Schema` prepared; `join_parts` one of the models of sites); a
-`Comparison` with simpler models, tuned, on held-out rows. `fit_kin` is the same way with `find_kin` in the place of
-edges and ``lam``.
+`Comparison` with simpler models, tuned, on held-out rows.
 `fedkin.fitting.estimators`, `fedkin.fitting.kin_estimators` and `fedkin.fitting.scoring` are imported by name, since
 they need scikit-learn. Imports: `admm`, `kin`, `solvers`, `stats` and below.
 """
@@ -20,11 +20,10 @@ from fedkin.fitting.comparison import REPEATS, Comparison, compare
 from fedkin.fitting.fitting import fit_federation
 from fedkin.fitting.fold_comparison import FoldComparison, compare_folds
 from fedkin.fitting.history import data_record, with_history
-from fedkin.fitting.kin import KinFit, fit_kin
 from fedkin.fitting.messages import SummaryFit, fit_summaries
 from fedkin.fitting.model import FittedModel, load
 from fedkin.fitting.model_files import check_model_place
-from fedkin.fitting.options import DEFAULTS, DESCRIPTIONS, FitOptions, choices
+from fedkin.fitting.options import DEFAULTS, DESCRIPTIONS, SHARED, FitOptions, choices
 from fedkin.fitting.parts import join_parts, near_groups
 from fedkin.fitting.preparation import Prepared, prepare
 from fedkin.fitting.units import model_from_theta
@@ -33,12 +32,12 @@ __all__ = [
     "DEFAULTS",
     "DESCRIPTIONS",
     "REPEATS",
+    "SHARED",
     "Asks",
     "Comparison",
     "FitOptions",
     "FittedModel",
     "FoldComparison",
-    "KinFit",
     "Prepared",
     "SummaryFit",
     "baseline_models",
@@ -48,7 +47,6 @@ __all__ = [
     "compare_folds",
     "data_record",
     "fit_federation",
-    "fit_kin",
     "fit_summaries",
     "join_parts",
     "load",

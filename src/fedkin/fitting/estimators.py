@@ -265,8 +265,10 @@ class _FedADMM(PerDevice):
         self.batch_size = batch_size
 
     def _options(self) -> FitOptions:
-        options = {name: getattr(self, _NAMES.get(name, name)) for name in DEFAULTS}
-        return FitOptions(**options | {"loss": self._loss(), "seed": self._seed(self.random_state)})
+        options = {
+            name: getattr(self, _NAMES.get(name, name)) for name in DEFAULTS if hasattr(self, _NAMES.get(name, name))
+        }
+        return FitOptions(method="fused", **options | {"loss": self._loss(), "seed": self._seed(self.random_state)})
 
     def _check_parameters(self) -> None:
         self._options()

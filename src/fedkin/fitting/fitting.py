@@ -1,4 +1,4 @@
-"""The fit itself: edges selected, ``lam`` chosen, the problem solved."""
+"""The fit itself: by kin, or fused: edges selected, ``lam`` chosen, the problem solved."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedkin.data import Federation, Schema
 from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
 from fedkin.fitting.history import choice_record
+from fedkin.fitting.kin import kin_model
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Prepared, note_light_ridge, prepare, well_posed_problem, with_light_ridge
@@ -46,8 +47,9 @@ def fit_federation(
     federation : Federation
         For "logistic" and "multinomial" the targets are class labels of any kind.
     graph : Graph, optional
-        Over the devices of the federation, in any order. Without it all pairs of devices are edges (candidates for
-        edges, if ``options.select`` is on).
+        Over the devices of the federation, in any order. Kin takes it for a hint at who is alike, which may be wrong.
+        For the fused estimator it has the edges; without it all pairs of devices are edges (candidates for edges, if
+        ``options.select`` is on).
     options : FitOptions, optional
         How to fit.
     progress : callable, optional
@@ -62,6 +64,8 @@ def fit_federation(
 
     Notes
     -----
+    *Method.* See `FitOptions`. The rest of these notes is about the fused estimator.
+
     *Groups.* With edge selection the groups are the connected components of the kept edges; without it they are the
     devices that came out exactly fused along edges.
 
@@ -75,15 +79,21 @@ def fit_federation(
     --------
     >>> from fedkin.datasets import paper_design
     >>> design = paper_design(n_devices=20, n_samples=60, n_features=10, n_clusters=2, seed=0)
-    >>> fit_federation(design.federation, design.graph, FitOptions(select="bonferroni")).n_clusters
+    >>> fit_federation(design.federation, design.graph)
+    FittedModel(linear, kin, 20 devices, in 2 groups)
+    >>> fit_federation(design.federation, design.graph, FitOptions(method="fused")).n_clusters
     2
     """
     options = FitOptions() if options is None else options
-    return fitted(prepare(federation, options, schema), graph, options, progress or silent)
+    say = progress or silent
+    if options.chosen == "kin":
+        say("finding kin")
+        return kin_model(prepare(federation, replace(options, standardize=False), schema), graph, options)
+    return fused_model(prepare(federation, options, schema), graph, options, say)
 
 
-def fitted(prepared: Prepared, graph: Graph | None, options: FitOptions, say: Progress) -> FittedModel:
-    """The fit from what was prepared on."""
+def fused_model(prepared: Prepared, graph: Graph | None, options: FitOptions, say: Progress) -> FittedModel:
+    """The fused estimator, from what was prepared on."""
     devices = prepared.federation.devices
     used, selection, notes = used_graph(prepared, graph, options, say)
     problem, reasons = well_posed_problem(prepared, used, options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,7 +13,9 @@ from fedkin.errors import ConvergenceWarning
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import prepare
-from fedkin.objective import FusedObjective, Problem, QuadraticTerms, Summaries, generalized_inverse
+from fedkin.graph import Graph
+from fedkin.kin import find_kin
+from fedkin.objective import FoldSums, FusedObjective, Problem, QuadraticTerms, Summaries, generalized_inverse
 from fedkin.solvers import solve_fused
 
 #: Relative gap of the solutions without a fold.
@@ -47,7 +49,7 @@ def compare_folds(
     summaries : Summaries
         From which the model was fitted: for losses that are not quadratic, the last answers.
     model : FittedModel
-        Its edges and its ``lam`` are used in every fold; they were chosen with all rows.
+        Its edges and its ``lam`` are used in every fold; they were chosen with all rows. Kin is found anew in each.
     options, schema
         Those of the fit.
 
@@ -75,35 +77,37 @@ def compare_folds(
     held_out = np.flatnonzero(sums.count[:, :-1].any(axis=0)).tolist()
     if not held_out:
         return None
-    problem = Problem(
-        data,
-        model.graph,
-        penalty=model.penalty,
-        lam=model.lam,
-        sparsity=np.broadcast_to(units.per_feature(options.sparsity), shape),
-        ridge=units.per_feature(options.ridge),
-    )
-    ridge = np.asarray(problem.ridge)
+    ridge = units.per_feature(options.ridge)
+
+    def fedkin(rest: FoldSums, training: QuadraticTerms) -> Array:
+        if model.kin is not None:
+            return find_kin(replace(data, sums=rest), _hint(model), seed=options.seed).theta
+        sparsity = np.broadcast_to(units.per_feature(options.sparsity), shape)
+        fused = Problem(data, model.graph, penalty=model.penalty, lam=model.lam, sparsity=sparsity, ridge=ridge).fused
+        objective = FusedObjective(training, fused.graph, fused.penalty, fused.strength, fused.sparsity)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            return solve_fused(objective, FOLD_GAP, quiet=True).theta
+
     totals: dict[str, float] = dict.fromkeys(("Local", "Global", "Fedkin"), 0.0)
     for fold in held_out:
         seen = np.flatnonzero(sums.count[:, fold])
         rest = sums.total(without=fold)
         training, test = rest.terms(ridge=ridge), sums.take(seen).terms(fold)
-        fused = problem.fused
-        objective = FusedObjective(training, fused.graph, fused.penalty, fused.strength, fused.sparsity)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            fedkin = solve_fused(objective, FOLD_GAP, quiet=True).theta
         thetas = {
             "Local": training.minimizers(),
             "Global": np.tile(_pooled_minimizer(training, rest.count[:, 0].astype(np.float64)), (len(training.b), 1)),
-            "Fedkin": fedkin,
+            "Fedkin": fedkin(rest, training),
         }
         for name, theta in thetas.items():
             totals[name] += float(sums.count[seen, fold] @ test.values(theta[seen]))
     rows = int(sums.count[:, :-1].sum())
     metric, factor = _METRICS.get(data.loss.name, ("loss, expanded around the fit", 1.0))
     return FoldComparison(metric, {name: factor * total / rows for name, total in totals.items()}, rows)
+
+
+def _hint(model: FittedModel) -> Graph | None:
+    return model.graph if model.graph.n_edges else None
 
 
 def _pooled_minimizer(terms: QuadraticTerms, weight: Array) -> Array:

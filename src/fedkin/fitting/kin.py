@@ -1,78 +1,62 @@
-"""From rows to a model with kin: preparation, `find_kin`, and a model that predicts and is saved."""
+"""The fit by kin: `find_kin` on prepared rows or summaries, and a model of what it found."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 
-from fedkin.data import Federation
+from fedkin._base import Array
+from fedkin.fitting.asks import Asks
 from fedkin.fitting.model import FittedModel
-from fedkin.fitting.options import AUTO, FitOptions
-from fedkin.fitting.preparation import prepare
+from fedkin.fitting.options import FitOptions
+from fedkin.fitting.preparation import Prepared
 from fedkin.graph import Graph
 from fedkin.kin import Kin, find_kin
-from fedkin.losses import Loss
+from fedkin.objective import Ask, Summaries
+
+#: Sites are told that no parameter vector is longer than this many times the longest estimate.
+REACH = 10.0
 
 
-@dataclass(frozen=True, eq=False)
-class KinFit:
-    """A model for every site, and what was found about the sites."""
-
-    model: FittedModel
-    kin: Kin
+def kin_model(prepared: Prepared, graph: Graph | None, options: FitOptions) -> FittedModel:
+    """The model with kin, of rows or summaries in the units of the user's columns or of a schema."""
+    found = find_kin(prepared.federation, graph, loss=prepared.loss, seed=options.seed)
+    return model_of_kin(found, prepared, graph, options)
 
 
-def fit_kin(
-    federation: Federation,
-    graph: Graph | None = None,
-    *,
-    loss: str | Loss = AUTO,
-    fit_intercept: bool = True,
-    seed: int = 0,
-) -> KinFit:
-    """Fit a model for every site by `find_kin`.
+def model_of_kin(found: Kin, prepared: Prepared, graph: Graph | None, options: FitOptions) -> FittedModel:
+    """The model of a result that was found on prepared rows.
 
-    Parameters
-    ----------
-    federation : Federation
-        Rows as the user has them: classes may be labels, and an intercept is added here.
-    graph : Graph, optional
-        Who may be kin.
-    loss : str or Loss
-        "auto" is "linear" for numbers and "logistic" for labels.
-    fit_intercept : bool
-        Whether every site has an intercept.
-    seed : int
-        Of the sampler.
-
-    Returns
-    -------
-    KinFit
-        ``model`` has the groups that are resolved as clusters, and cliques of them as graph; where none are, every
-        site is on its own. Its ``gap`` is not a number, as nothing is minimised. ``kin`` has parameters in the same
-        units, intercept first.
-
-    Examples
-    --------
-    >>> from fedkin.datasets import paper_design
-    >>> from fedkin.fitting import fit_kin
-    >>> design = paper_design(n_devices=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
-    >>> fit_kin(design.federation).model.n_clusters
-    2
+    Groups that are resolved are its clusters; where none are, every site is on its own. Nothing is minimised, so there
+    is no gap.
     """
-    options = FitOptions(loss=loss, fit_intercept=fit_intercept, standardize=False, seed=seed)
-    prepared = prepare(federation, options)
-    kin = find_kin(prepared.federation, graph, loss=prepared.loss, seed=seed)
-    _, first, number = np.unique(kin.groups, return_index=True, return_inverse=True)
-    labels = np.argsort(np.argsort(first))[number] if kin.resolved else np.arange(len(kin.devices))
-    model = prepared.units.model(
-        kin.theta,
-        kin.graph("groups"),
-        federation.n_samples,
+    _, first, number = np.unique(found.groups, return_index=True, return_inverse=True)
+    labels = np.argsort(np.argsort(first))[number] if found.resolved else np.arange(len(found.devices))
+    units = prepared.units
+    return units.model(
+        found.theta,
+        Graph.empty(found.devices) if graph is None else graph.aligned(found.devices),
+        found.n_samples,
         "none",
         clusters=labels.astype(np.int64),
         gap=float("nan"),
-        options={"method": "kin", "loss": kin.loss.name, "fit_intercept": prepared.fit_intercept, "seed": seed},
+        options=options.plain(),
+        kin=found.in_units(*units.affine(), units.parameter_names),
     )
-    return KinFit(replace(model, kin=kin), kin)
+
+
+def kin_asks(summaries: Summaries, theta: Array, number: int) -> Asks:
+    """Questions about estimates ``theta (V, p)``; no edges pull, so nothing is to be certified."""
+    V, p = theta.shape
+    pull = -summaries.sums.total().terms().gradients(theta)
+    radius = REACH * max(1.0, float(np.sqrt((theta**2).sum(axis=1)).max()))
+    return Asks(
+        number,
+        tuple(Ask(site, number, theta[k], pull[k], radius) for k, site in enumerate(summaries.devices)),
+        lam=0.0,
+        graph=Graph.empty(summaries.devices),
+        theta=theta,
+        alpha=np.zeros((0, p)),
+        ridge=np.zeros(p),
+        give=np.zeros(V),
+        accuracy=0.0,
+    )

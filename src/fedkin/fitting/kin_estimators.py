@@ -6,9 +6,9 @@ import numpy as np
 
 from fedkin.data import Federation
 from fedkin.fitting.estimators import PerDevice, PerDeviceClassifier, PerDeviceRegressor
-from fedkin.fitting.kin import fit_kin
+from fedkin.fitting.fitting import fit_federation
 from fedkin.fitting.model import FittedModel
-from fedkin.fitting.options import AUTO
+from fedkin.fitting.options import AUTO, FitOptions
 from fedkin.graph import Graph
 from fedkin.kin import Kin
 from fedkin.losses import Loss
@@ -30,15 +30,12 @@ class _Kin(PerDevice):
         self.random_state = random_state
 
     def _fit(self, federation: Federation, graph: Graph | None) -> FittedModel:
-        found = fit_kin(
-            federation,
-            graph,
-            loss=self._loss(),
-            fit_intercept=self.fit_intercept,
-            seed=self._seed(self.random_state),
-        )
-        self.kin_ = found.kin
-        return found.model
+        seed = self._seed(self.random_state)
+        options = FitOptions(method="kin", loss=self._loss(), fit_intercept=self.fit_intercept, seed=seed)
+        model = fit_federation(federation, graph, options)
+        assert model.kin is not None
+        self.kin_ = model.kin
+        return model
 
 
 class KinRegressor(_Kin, PerDeviceRegressor):
@@ -67,7 +64,7 @@ class KinRegressor(_Kin, PerDeviceRegressor):
     clusters_ : int array (V,)
         Groups that are resolved; where none are, every site is its own.
     graph_ : Graph
-        Cliques of these groups.
+        The graph that was given, or one without edges.
     model_ : FittedModel
         `model_.save(directory)` writes it, `fedkin.load` reads it.
     n_features_in_, feature_names_in_

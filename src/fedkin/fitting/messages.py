@@ -1,9 +1,11 @@
 """The fit from summaries: at once for quadratic losses, else in rounds of questions and answers.
 
-Proximal Newton between organiser and sites. The organiser minimises the fused objective in which every site's loss is
-its quadratic expansion at the last point, and asks each site about the minimiser: its loss and derivatives there, and
-its Young gap. Their sum with the edges' parts is the duality gap of the true objective: a certificate from answers
-alone.
+Kin asks once more, about its estimates from the first messages: two rounds in all, or as many as it is told.
+
+For the fused estimator, proximal Newton between organiser and sites: the organiser minimises the fused objective in
+which every site's loss is its quadratic expansion at the last point, and asks each site about the minimiser: its loss
+and derivatives there, and its Young gap. Their sum with the edges' parts is the duality gap of the true objective: a
+certificate from answers alone.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ from fedkin._base import Array
 from fedkin.data import Schema
 from fedkin.errors import ConvergenceWarning, DataError, ParameterError, SolverError
 from fedkin.fitting.asks import Asks
-from fedkin.fitting.fitting import Progress, chosen_lam, fitted, silent, used_graph
+from fedkin.fitting.fitting import Progress, chosen_lam, fused_model, silent, used_graph
+from fedkin.fitting.kin import kin_asks, model_of_kin
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Prepared, note_light_ridge, prepare, well_posed_problem
 from fedkin.graph import Graph
+from fedkin.kin import find_kin
 from fedkin.objective import Ask, Problem, Summaries, ball_gap, solve_and_rest
 from fedkin.solvers import solve
 
@@ -79,8 +83,10 @@ def fit_summaries(
     A Gram matrix squares the condition number of the features, so of nearly collinear ones fewer digits agree (about
     16 minus twice the digits of the condition number). Sites with fewer rows than parameters are treated alike in both.
 
-    *Other losses.* Edges are tested with the sites' own estimates, ``lam`` is cross-validated on quadratic expansions
-    in the first two rounds and then stays. `SummaryFit` says how the rounds go on.
+    *Other losses.* Kin expands them at the sites' own estimates, then at its own, ``options.messages`` times in all.
+
+    *Other losses, fused.* Edges are tested with the sites' own estimates, ``lam`` is cross-validated on quadratic
+    expansions in the first two rounds and then stays. `SummaryFit` says how the rounds go on.
 
     Examples
     --------
@@ -125,8 +131,9 @@ class SummaryFit:
 
     Notes
     -----
-    Each round minimises the model of the last answers. A point at which the objective has risen is not taken: the
-    next question is half way back to the best one. The fit ends when the certified relative gap is at most
+    With kin, ``options.messages`` rounds are taken, or one for quadratic losses. What follows is about the fused
+    estimator. Each round minimises the model of the last answers. A point at which the objective has risen is not
+    taken: the next question is half way back to the best one. The fit ends when the certified relative gap is at most
     ``options.tol``. The certificate is unconditional where all designs have full rank; otherwise it holds for
     minimisers in the ball that the questions name.
 
@@ -137,11 +144,11 @@ class SummaryFit:
     >>> rng = np.random.default_rng(0)
     >>> rows = {u: (rng.normal(size=(50, 2)), rng.integers(0, 2, 50)) for u in "abc"}
     >>> fed = fedkin.Federation(rows)
-    >>> fit, said = SummaryFit(options=FitOptions(standardize=False)), fedkin.summarise(fed, "logistic")
-    >>> while isinstance(asks := fit.step(said), Asks):
-    ...     parts = [site_answer(asks[u], fed[u], said.loss, feature_names=fed.feature_names) for u in fed]
+    >>> fit, said = SummaryFit(options=FitOptions(method="fused", standardize=False)), fedkin.summarise(fed, "logistic")
+    >>> while isinstance(found := fit.step(said), Asks):
+    ...     parts = [site_answer(found[u], fed[u], said.loss, feature_names=fed.feature_names) for u in fed]
     ...     said = fedkin.Summaries.stack(parts)
-    >>> asks.gap <= 1e-6
+    >>> found.gap <= 1e-6
     True
     """
 
@@ -175,10 +182,12 @@ class SummaryFit:
             )
         if self.asks is not None:
             summaries = _answers_to(self.asks, summaries)
+        if self.options.chosen == "kin":
+            return self._kin_step(summaries)
         options = replace(self.options, cv_folds=summaries.folds, seed=summaries.seed)
         prepared = prepare(summaries, options, self.schema)
         if summaries.loss.quadratic:
-            return _from_messages(fitted(prepared, self.graph, options, self.say), summaries, 1)
+            return _from_messages(fused_model(prepared, self.graph, options, self.say), summaries, 1)
         if options.refit:
             raise ParameterError(f"refit=True needs the rows of the {summaries.loss.name} loss: leave it out")
         if self.asks is None:
@@ -188,6 +197,19 @@ class SummaryFit:
         if isinstance(found, Asks):
             self.asks = found
         return found
+
+    def _kin_step(self, summaries: Summaries) -> Asks | FittedModel:
+        """Kin from these messages; unless they say everything, questions about its estimates for the next round."""
+        prepared = prepare(summaries, replace(self.options, standardize=False), self.schema)
+        data = prepared.federation
+        assert isinstance(data, Summaries)
+        self.say(f"finding kin from message {self.round} of every site")
+        found = find_kin(data, self.graph, seed=self.options.seed)
+        if summaries.loss.quadratic or self.round >= self.options.messages:
+            model = model_of_kin(found, prepared, self.graph, self.options)
+            return _from_messages(model, summaries, 1 if summaries.loss.quadratic else self.round)
+        self.asks = kin_asks(data, found.theta, self.round + 1)
+        return self.asks
 
     def _first(self, prepared: Prepared, options: FitOptions) -> Asks:
         used, selection, notes = used_graph(prepared, self.graph, options, self.say)

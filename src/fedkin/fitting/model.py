@@ -6,7 +6,7 @@ import os
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,12 +15,16 @@ from fedkin import __version__
 from fedkin._base import Array, Index, count
 from fedkin.data import HasDevices, Schema, columns_of, raise_findings
 from fedkin.errors import ModelFileError, ParameterError
+from fedkin.fitting.kin_files import KinField, StoredKin, kin_files
 from fedkin.fitting.model_files import (
     COEFFICIENTS_FILE,
     EDGES_FILE,
+    KIN_ARRAYS_FILE,
+    KIN_FILE,
     MODEL_FILE,
     OPTIONAL_FILES,
     CoefficientTable,
+    Content,
     coefficients_csv,
     column_name,
     damaged,
@@ -30,14 +34,12 @@ from fedkin.fitting.model_files import (
     read_directory,
     read_edges,
     read_optional,
+    text_of,
     write_directory,
 )
 from fedkin.fitting.new_rows import device_positions, feature_matrix, is_table, offset_column, position_of
 from fedkin.graph import Graph
 from fedkin.losses import Loss, describe_loss, restore_loss
-
-if TYPE_CHECKING:  # loads the compiled sampler
-    from fedkin.kin import Kin
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,20 +56,22 @@ class FittedModel(HasDevices):
         Zeros when the fit had none.
     feature_names : tuple of q str
     clusters : int array (V,)
-        Group of each device, numbered by first appearance. With edge selection: devices joined by kept edges.
-        Without it: devices joined by edges along which their parameters came out exactly equal.
+        Group of each device, numbered by first appearance. With kin: the groups that are resolved; where none are,
+        every device is on its own. Fused, with edge selection: devices joined by kept edges. Without it: devices joined
+        by edges along which their parameters came out exactly equal.
     n_samples : int array (V,)
         Rows that each device was fitted on.
     loss : Loss
     penalty : str
+        "none" with kin, where ``lam`` is 0.
     lam : float
         On the scale of the objective; with ``standardize`` it refers to standardised features.
     gap : float
-        Relative duality gap: how far the objective can be from its minimum.
+        Relative duality gap: how far the objective can be from its minimum. NaN with kin, which minimises nothing.
     n_iter : int
     status : "converged" | "iteration_limit" | "interrupted"
     graph : Graph
-        The graph that was used, after edge selection if there was one.
+        The graph that was used, after edge selection if there was one. With kin: the graph that was given, or no edges.
     fit_intercept : bool
     classes : tuple or None
         Class labels in the order of the columns of `predict_proba`; None for regression.
@@ -86,7 +90,8 @@ class FittedModel(HasDevices):
         What the columns of a table must be, where sites have agreed on it. Then tables to predict hold the columns of
         the schema (``ward``), while `feature_names` and `coef` are of the encoded ones (``ward=B``).
     kin : Kin or None
-        Who is alike and how sure that is, where the method was kin.
+        What was found about the sites, with parameters in the units of `coef`, where the method was kin. Of a model
+        that was loaded it is read when it is asked for.
     comparison : mapping or None
         How Local, Global, site intercepts and this method did on held-out rows, in plain values.
     history : mapping or None
@@ -127,7 +132,7 @@ class FittedModel(HasDevices):
     fedkin_version: str = __version__
     schema: Schema | None = None
     origin: Mapping[str, Any] | None = None
-    kin: Kin | None = None
+    kin: KinField = KinField()  # noqa: RUF009
     comparison: Mapping[str, Any] | None = None
     history: Mapping[str, Any] | None = None
 
@@ -199,7 +204,7 @@ class FittedModel(HasDevices):
             n_samples=self.n_samples[chosen],
             graph=Graph.from_indices(kept, edges, self.graph.weights[inside]),
             notes={device: lines for device, lines in self.notes.items() if device in kept},
-            kin=None,
+            kin=None if self.kin is None else self.kin.part(np.array(chosen)),
             comparison=None,
             history=None,
         )
@@ -226,6 +231,9 @@ class FittedModel(HasDevices):
 
     def __repr__(self) -> str:
         groups, devices = count(self.n_clusters, "group"), count(self.n_devices, "device")
+        if self.kin is not None:
+            found = f"in {groups}" if self.kin.resolved else "no groups resolved"
+            return f"FittedModel({self.loss.name}, kin, {devices}, {found})"
         return f"FittedModel({self.loss.name}, {devices} in {groups}, lam={self.lam:.4g}, gap={self.gap:.1e})"
 
     # --- predictions ------------------------------------------------------------------------------------------
@@ -299,7 +307,7 @@ class FittedModel(HasDevices):
     # --- files ------------------------------------------------------------------------------------------------
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write the model to a directory in open formats (JSON and CSV); `load` reads it back to the bit.
+        """Write the model to a directory in open formats (JSON, CSV, NumPy); `load` reads it back to the bit.
 
         Parameters
         ----------
@@ -317,13 +325,15 @@ class FittedModel(HasDevices):
         A custom loss is saved by name only: see `load`.
         """
         table = CoefficientTable(self.devices, self.clusters, self.n_samples, self.intercept, self.coef)
-        tables = {
+        others: dict[str, Content] = {
             COEFFICIENTS_FILE: coefficients_csv(table, self.feature_names, self.classes),
             EDGES_FILE: edges_csv(self.devices, self.graph),
         }
+        if self.kin is not None:
+            others |= kin_files(self.kin)
         more = {name: getattr(self, attribute) for attribute, name in OPTIONAL_FILES.items()}
-        tables |= {name: json_text(values) for name, values in more.items() if values is not None}
-        write_directory(Path(directory), self._description(), tables)
+        others |= {name: json_text(values) for name, values in more.items() if values is not None}
+        write_directory(Path(directory), self._description(), others)
 
     def _description(self) -> dict[str, Any]:
         """What `save` keeps beside the tables, and `load` reads back."""
@@ -388,8 +398,9 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
     >>> model.devices, model.coef.shape
     (('a',), (1, 1, 1))
     """
-    folder, meta, tables = read_directory(Path(directory))
+    folder, meta, others = read_directory(Path(directory))
     path, coefficients, edges = (folder / name for name in (MODEL_FILE, COEFFICIENTS_FILE, EDGES_FILE))
+    tables = {name: text_of(folder / name, content) for name, content in others.items() if name != KIN_ARRAYS_FILE}
     try:
         features = tuple(str(name) for name in meta["features"])
         restored = restore_loss(meta["loss"], loss, path)
@@ -410,6 +421,9 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
             notes={table.devices[u]: tuple(lines) for u, lines in meta["notes"]},
             origin=meta.get("origin"),
             schema=_read_schema(path, meta.get("schema"), features),
+            kin=StoredKin(folder, tables[KIN_FILE], others[KIN_ARRAYS_FILE], table.devices, restored)
+            if KIN_FILE in tables
+            else None,
             **read_optional(folder, tables),
             **{name: kind(meta[name]) for name, kind in _STORED.items()},
         )

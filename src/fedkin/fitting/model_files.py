@@ -1,10 +1,11 @@
 """The directory of a model: written as a whole or not at all, and read with its version and checksums verified.
 
-It holds text files and nothing that can run code when it is read:
+It holds nothing that can run code when it is read:
 
 - ``model.json``: what was fitted and how, with the format version and the checksums of the others;
 - ``coefficients.csv``: a row per device (and per class but the first, for more than two classes);
 - ``edges.csv``: the graph that was used. The ends are named by id and by row number of the device;
+- ``kin.json`` and ``kin.npz``, with the method kin: probabilities, spreads, covariances (see `kin_files`);
 - ``comparison.json``, where there was one: how the other methods did on held-out rows;
 - ``history.json``, where it is known: how the fit came about, for its report.
 """
@@ -39,12 +40,17 @@ FORMAT_VERSION = 1
 MODEL_FILE, COEFFICIENTS_FILE, EDGES_FILE = "model.json", "coefficients.csv", "edges.csv"
 #: Files of plain values that a model need not have, by the attribute that they hold.
 OPTIONAL_FILES = {"comparison": "comparison.json", "history": "history.json"}
-_FILES = (MODEL_FILE, COEFFICIENTS_FILE, EDGES_FILE, *OPTIONAL_FILES.values())
+KIN_FILE, KIN_ARRAYS_FILE = "kin.json", "kin.npz"
+_MORE_FILES = (KIN_FILE, KIN_ARRAYS_FILE, *OPTIONAL_FILES.values())
+_FILES = (MODEL_FILE, COEFFICIENTS_FILE, EDGES_FILE, *_MORE_FILES)
 _STALE_SECONDS = 3600.0
 
 
-def write_directory(target: Path, description: Mapping[str, Any], tables: Mapping[str, str]) -> None:
-    """Write a model: the entries of ``model.json`` (format, version and checksums are added) and {file name: text}.
+Content = str | bytes
+
+
+def write_directory(target: Path, description: Mapping[str, Any], others: Mapping[str, Content]) -> None:
+    """Write a model: the entries of ``model.json`` (format, version and checksums are added) and {file name: content}.
 
     What the directory holds already is replaced if it is a model, and refused otherwise.
     """
@@ -52,13 +58,13 @@ def write_directory(target: Path, description: Mapping[str, Any], tables: Mappin
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         **description,
-        "checksums": {name: _checksum(text) for name, text in tables.items()},
+        "checksums": {name: _checksum(_bytes(content)) for name, content in others.items()},
     }
-    _replace_directory(target, {MODEL_FILE: json_text(whole, indent=2), **tables})
+    _replace_directory(target, {MODEL_FILE: json_text(whole, indent=2), **others})
 
 
 def json_text(values: Mapping[str, Any], indent: int | None = None) -> str:
-    """Plain values as the text of a JSON file."""
+    """Plain values, arrays, tuples and dataclasses as the text of a JSON file."""
     try:
         return json.dumps(_plain(values), indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:
@@ -80,17 +86,17 @@ def read_optional(folder: Path, tables: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def read_directory(directory: Path) -> tuple[Path, dict[str, Any], dict[str, str]]:
-    """The folder read, the content of ``model.json``, and the tables {file name: text}.
+def read_directory(directory: Path) -> tuple[Path, dict[str, Any], dict[str, bytes]]:
+    """The folder read, the content of ``model.json``, and the other files {name: content}.
 
     `ModelFileError` if anything is missing, changed or from another version.
     """
     folder = _standing(directory)
     description = _read_description(folder)
     sums = description.get("checksums")
-    more = [name for name in OPTIONAL_FILES.values() if isinstance(sums, dict) and name in sums]
-    tables = {name: _read_checked(folder / name, description) for name in (COEFFICIENTS_FILE, EDGES_FILE, *more)}
-    return folder, description, tables
+    more = [name for name in _MORE_FILES if isinstance(sums, dict) and name in sums]
+    others = {name: _read_checked(folder / name, description) for name in (COEFFICIENTS_FILE, EDGES_FILE, *more)}
+    return folder, description, others
 
 
 def damaged(path: Path, what: str) -> NoReturn:
@@ -137,14 +143,14 @@ def _unwritable(target: Path, error: OSError) -> NoReturn:
 # --- writing --------------------------------------------------------------------------------------------------
 
 
-def _replace_directory(target: Path, contents: Mapping[str, str]) -> None:
+def _replace_directory(target: Path, contents: Mapping[str, Content]) -> None:
     target = target.resolve()
     check_model_place(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing_directory(target) as fresh:
-            for name, text in contents.items():
-                (fresh / name).write_bytes(text.encode())
+            for name, content in contents.items():
+                (fresh / name).write_bytes(_bytes(content))
         _remove_leftovers(target)
     except OSError as error:
         _unwritable(target, error)
@@ -187,22 +193,32 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _checksum(text: str) -> str:
-    return "sha256:" + hashlib.sha256(text.encode("utf-8")).hexdigest()
+def _bytes(content: Content) -> bytes:
+    return content.encode("utf-8") if isinstance(content, str) else content
+
+
+def _checksum(content: bytes) -> str:
+    return "sha256:" + hashlib.sha256(content).hexdigest()
 
 
 # --- reading --------------------------------------------------------------------------------------------------
 
 
-def _read_text(path: Path) -> str:
+def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes().decode("utf-8")
+        return path.read_bytes()
     except FileNotFoundError:
         raise ModelFileError(
             f"{path} is missing: copy the whole model directory again or fit the model again"
         ) from None
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def text_of(path: Path, content: bytes) -> str:
+    """The text of a file; ``path`` is to be named in errors."""
+    try:
+        return content.decode("utf-8")
     except UnicodeDecodeError:
         damaged(path, "it is not UTF-8 text")
 
@@ -218,7 +234,7 @@ def _read_description(folder: Path, any_version: bool = False) -> dict[str, Any]
             "FittedModel.save wrote"
         )
     try:
-        description = json.loads(_read_text(path))
+        description = json.loads(text_of(path, _read_bytes(path)))
     except json.JSONDecodeError as error:
         damaged(path, f"not valid JSON in line {error.lineno} ({error.msg})")
     if not isinstance(description, dict) or description.get("format") != FORMAT:
@@ -231,13 +247,13 @@ def _read_description(folder: Path, any_version: bool = False) -> dict[str, Any]
     return description
 
 
-def _read_checked(path: Path, description: Mapping[str, Any]) -> str:
-    text = _read_text(path)
+def _read_checked(path: Path, description: Mapping[str, Any]) -> bytes:
+    content = _read_bytes(path)
     sums = description.get("checksums")
     expected = sums.get(path.name) if isinstance(sums, dict) else None
-    if _checksum(text) != expected:
+    if _checksum(content) != expected:
         damaged(path, f"its content does not match the checksum in {MODEL_FILE}: it was cut off or changed")
-    return text
+    return content
 
 
 # --- coefficients ---------------------------------------------------------------------------------------------

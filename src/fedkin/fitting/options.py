@@ -16,9 +16,12 @@ from fedkin.stats import Method, Variance
 PenaltyName = Literal["l1", "l2", "linf"]
 CvRule = Literal["min", "1se"]
 Solver = Literal["exact", "fedadmm"]
+FitMethod = Literal["auto", "kin", "fused"]
 
-#: The loss that depends on the target.
+#: The loss that depends on the target, and the method that depends on the other options.
 AUTO = "auto"
+#: Options that both methods have; all others are the fused estimator's.
+SHARED = frozenset({"method", "loss", "messages", "fit_intercept", "standardize", "seed", "n_jobs"})
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,13 @@ class FitOptions:
 
     Notes
     -----
+    *Method.* "kin" is `fedkin.find_kin`: partial pooling with groups, every site's parameters with their uncertainty,
+    nothing to tune. "fused" is the paper's estimator: edges tested, ``lam`` chosen, the objective minimised with a
+    certificate. "auto" is kin, which has the lower error on almost every table and takes seconds, unless an option that
+    only the fused estimator has departs from its default: who gives ``lam`` wants what ``lam`` is for. Such an option
+    together with "kin" is an error. Both have ``loss``, ``fit_intercept`` and ``seed``; ``standardize`` makes no
+    difference to kin, whose result does not depend on units.
+
     With ``standardize``, ``lam``, ``ridge`` and ``sparsity`` refer to the standardised features. The extras are
     ``(1/|V|) sum_u ridge ||theta_u||^2 / 2`` and ``(1/|V|) sum_u sparsity ||theta_u||_1``.
 
@@ -46,6 +56,15 @@ class FitOptions:
     loss: Annotated[
         str | Loss, "Loss of a device's rows; auto takes linear for numbers, and logistic or multinomial for labels."
     ] = AUTO
+    method: Annotated[
+        FitMethod,
+        "kin: partial pooling with groups, and intervals; fused: the paper's estimator, with edges and lam; auto: kin, "
+        "unless an option of fused is given.",
+    ] = "auto"
+    messages: Annotated[
+        int,
+        "Messages of every site from which kin is fitted, where only messages are known and the loss is not quadratic.",
+    ] = 2
     penalty: Annotated[
         PenaltyName,
         "Norm of the difference between two neighbours: l1 fuses single coefficients, l2 and linf whole devices.",
@@ -93,7 +112,7 @@ class FitOptions:
             check_nonnegative("lam", self.lam)
         check_nonnegative("ridge", self.ridge)
         check_nonnegative("sparsity", self.sparsity)
-        for name in ("penalty", "select", "variance", "cv_rule", "solver"):
+        for name in ("method", "penalty", "select", "variance", "cv_rule", "solver"):
             allowed: tuple[object, ...] = (*choices(name), *((None,) if name == "select" else ()))
             check_choice(name, getattr(self, name), allowed)
         if not 0 < self.level < 1:
@@ -102,10 +121,37 @@ class FitOptions:
         check_whole("cv_folds", self.cv_folds, least=2)
         check_whole("max_iter", self.max_iter, least=1)
         check_whole("rounds", self.rounds, least=1)
+        check_whole("messages", self.messages, least=1)
+        if self.method == "kin" and self._fused_only:
+            name = self._fused_only[0]
+            raise ParameterError(
+                f'{name}= is for the fused estimator, not for kin: leave it out, or take method="fused"'
+            )
+
+    @property
+    def chosen(self) -> Literal["kin", "fused"]:
+        """The method, with "auto" decided.
+
+        Examples
+        --------
+        >>> FitOptions().chosen, FitOptions(lam=0.1).chosen
+        ('kin', 'fused')
+        """
+        if self.method == AUTO:
+            return "fused" if self._fused_only else "kin"
+        return self.method  # type: ignore[return-value]
+
+    @property
+    def _fused_only(self) -> list[str]:
+        """Options of the fused estimator that depart from their defaults."""
+        apart = [item for item in fields(self) if item.name not in SHARED]
+        return [item.name for item in apart if getattr(self, item.name) != item.default]
 
     def plain(self) -> dict[str, Any]:
-        """The options in plain values, as a model file keeps them."""
-        made = {item.name: getattr(self, item.name) for item in fields(self)}
+        """The options that count, in plain values, as a model file keeps them."""
+        kin = self.chosen == "kin"
+        made = {item.name: getattr(self, item.name) for item in fields(self) if not kin or item.name in SHARED}
+        made["method"] = self.chosen
         made["loss"] = self.loss if isinstance(self.loss, str) else describe_loss(self.loss)
         return made
 
@@ -135,10 +181,13 @@ def choices(name: str) -> tuple[str, ...]:
 def documented(doc: str | None, names: Mapping[str, str] | None = None, losses: tuple[str, ...] = LOSS_NAMES) -> str:
     """A docstring with its line ``<options>`` replaced by the parameters of `FitOptions`.
 
-    ``names`` are {option: name} where the class has another name for an option, ``losses`` those that it takes.
+    ``names`` are {option: name} where an estimator, which has one method, has another name for an option; ``losses``
+    those that it takes.
     """
     lines = []
     for name, description in DESCRIPTIONS.items():
+        if name in ("method", "messages") and names is not None:
+            continue
         named_losses = f"{' | '.join(map(repr, (AUTO, *losses)))} | Loss"
         kind = named_losses if name == "loss" else _type_words(get_args(_TYPES[name])[0])
         lines.append(f"    {(names or {}).get(name, name)} : {kind}, default {DEFAULTS[name]!r}\n        {description}")

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedkin._base import Array, Index, count
-from fedkin.data import Schema
+from fedkin.data import INTERCEPT, Schema
 from fedkin.errors import ParameterError
 from fedkin.fitting.model import FittedModel
 from fedkin.graph import Graph
 from fedkin.losses import Loss
+from fedkin.objective import parameter_map
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +61,24 @@ class Units:
         if self.fit_intercept:
             levels[:, 0] = 0.0
         return levels.reshape(-1)
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """Names of the p parameters, with the label of the class where there are more than two."""
+        names = (INTERCEPT, *self.feature_names) if self.fit_intercept else self.feature_names
+        if self.n_outputs == 1:
+            return names
+        labels = range(1, self.n_outputs + 1) if self.classes is None else self.classes[1:]
+        return tuple(f"{name} [{label}]" for label in labels for name in names)
+
+    def affine(self) -> tuple[Array, Array]:
+        """``A (p, p)`` and ``shift (p,)``: parameters theta of prepared columns are ``A theta + shift`` to the user."""
+        if self.loss.location:
+            return np.diag(self.scale), self.mean
+        one = np.ones(int(self.fit_intercept))
+        mean, scale = np.concatenate([0 * one, self.mean]), np.concatenate([one, self.scale])
+        A = parameter_map(mean, scale, intercept=self.fit_intercept, blocks=self.n_outputs)
+        return A, np.zeros(len(A))
 
     def model(self, theta: Array, graph: Graph, n_samples: Index, penalty: str, **more: Any) -> FittedModel:
         """A model with the parameters ``theta (V, p)`` of the devices of ``graph``.

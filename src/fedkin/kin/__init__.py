@@ -4,10 +4,11 @@ In: a `Federation` or `Summaries`, and perhaps a `Graph`. Out: a `Kin`: a mean a
 per site with covariances, probabilities of being kin, groups. Imports: `stats`, `solvers` (the toolkit for kernels) and
 below.
 
-`find` leads from `sources` (rows or summaries) to the `result`. `quadratics` are the sites' losses as sums, and their
-common units; `mixed` learns mean, spread and noise from them. Inside that spread `groups` finds sites that are alike:
-`starts` and `chains` drive the compiled sampler of `kernels`, and `diagnostics` say how well it has mixed. `display`
-cuts probabilities into groups, `text` prints, and `join` takes in new sites. Only a fit loads the sampler.
+`find` leads from `sources` (rows or summaries) to the `result`, which keeps what it has `learned` as plain arrays.
+`quadratics` are the sites' losses as sums, and their common units; `mixed` learns mean, spread and noise from them.
+Inside that spread `groups` finds sites that are alike: `starts` and `chains` drive the compiled sampler of `kernels`,
+and `diagnostics` say how well it has mixed. `display` cuts probabilities into groups, `text` prints, and `join` takes
+in new sites. Only a fit loads the sampler.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from fedkin.kin.diagnostics import effective_size, split_rhat
 from fedkin.kin.display import display_groups
 from fedkin.kin.find import find_kin
 from fedkin.kin.join import Joined
+from fedkin.kin.learned import Learned, States
 from fedkin.kin.mixed import MixedModel, Priors, fit_mixed
-from fedkin.kin.pairs import Pairs
+from fedkin.kin.pairs import Pairs, in_order
 from fedkin.kin.quadratics import Quadratics, Units, common_units
 from fedkin.kin.result import Diagnostics, Kin
 
@@ -25,15 +27,18 @@ __all__ = [
     "Diagnostics",
     "Joined",
     "Kin",
+    "Learned",
     "MixedModel",
     "Pairs",
     "Priors",
     "Quadratics",
+    "States",
     "Units",
     "common_units",
     "display_groups",
     "effective_size",
     "find_kin",
     "fit_mixed",
+    "in_order",
     "split_rhat",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -17,6 +16,7 @@ from fedkin.graph import Graph
 from fedkin.kin.diagnostics import effective_size, split_rhat
 from fedkin.kin.display import by_size, display_groups, resolved
 from fedkin.kin.join import Joined, join_site
+from fedkin.kin.learned import Learned, learned_from
 from fedkin.kin.mixed import MixedModel
 from fedkin.kin.pairs import Pairs, in_order
 from fedkin.kin.quadratics import Units, apply
@@ -103,6 +103,10 @@ class Kin:
     sure : dict
         Stein's unbiased estimate of the risk of this fit ("kin"), of a model per site ("Local") and of one model for
         all ("Global").
+    diagnostics : Diagnostics or None
+        How well the sampler has mixed; None where nothing was sampled.
+    learned : Learned
+        The fit in standardised units, for new sites.
     """
 
     devices: tuple[Hashable, ...]
@@ -123,8 +127,8 @@ class Kin:
     graph_use: GraphUse
     rates: tuple[float, float] | None
     sure: dict[str, float]
-    parts: Parts = field(repr=False)
-    place: Index = field(repr=False)  # of each site in the parts
+    diagnostics: Diagnostics | None
+    learned: Learned = field(repr=False)
 
     def __repr__(self) -> str:
         groups = count(int(self.groups.max()) + 1, "group") if self.resolved else "no groups resolved"
@@ -142,7 +146,26 @@ class Kin:
             noise=self.noise[order],
             probability=in_order(self.probability, order),
             groups=groups,
-            place=self.place[order],
+            learned=self.learned.reordered(order),
+        )
+
+    def part(self, order: Index) -> Kin:
+        """What is known about some sites, by position; what all have in common stays. No new site can join them."""
+        made = self.reordered(order)
+        return replace(made, learned=replace(made.learned, states=None, whole=False))
+
+    def in_units(self, A: Array, shift: Array, names: tuple[str, ...]) -> Kin:
+        """The same result with parameters ``A theta + shift``, called ``names``."""
+        units = replace(self.learned.units, A=A @ self.learned.units.A, shift=A @ self.learned.units.shift + shift)
+        return replace(
+            self,
+            names=names,
+            mean=A @ self.mean + shift,
+            mean_covariance=A @ self.mean_covariance @ A.T,
+            spread=np.sqrt(np.diag(units.covariance(np.diag(self.learned.spread)))),
+            theta=self.theta @ A.T + shift,
+            covariance=A @ self.covariance @ A.T,
+            learned=replace(self.learned, units=units),
         )
 
     def position(self, device: Hashable) -> int:
@@ -185,20 +208,9 @@ class Kin:
         width = ndtri(0.5 + level / 2)
         centre, covariance = self.theta, self.covariance
         if kind == "site":
-            centre, covariance = self._own()
+            centre, covariance = self.learned.own()
         half = width * np.sqrt(np.einsum("ujj->uj", covariance))
         return np.stack([centre - half, centre + half], axis=2)
-
-    def _own(self) -> tuple[Array, Array]:
-        """Estimates from a site's own rows and their covariances, infinite where the rows do not tell."""
-        model, units = self.parts.model, self.parts.units
-        values, vectors = np.linalg.eigh(model.precision[self.place])
-        full = values[:, 0] > 1e-9 * values[:, -1]
-        safe = np.where(full[:, None], values, 1.0)
-        inverse = (vectors / safe[:, None, :]) @ np.swapaxes(vectors, 1, 2)
-        covariance = units.covariance(inverse)
-        covariance[~full] = np.inf
-        return units.theta(apply(inverse, model.score[self.place])), covariance
 
     def graph(self, kind: Literal["probability", "groups"] = "probability", least: float = 0.05) -> Graph:
         """A graph for the fused estimator.
@@ -253,24 +265,9 @@ class Kin:
         >>> bool(joined.probability[design.labels[1:] == design.labels[0]].min() > 0.9)
         True
         """
-        joined = join_site(self.parts, self.loss, self.names, site)
-        return replace(joined, probability=joined.probability[self.place])
-
-    @cached_property
-    def diagnostics(self) -> Diagnostics | None:
-        """How well the sampler has mixed; None where nothing was sampled."""
-        blend = self.parts.found.blend
-        if blend is None:
-            return None
-        chains = blend.chains
-        rhat, size = {}, {}
-        lines, effects = chains.trace(lambda one: one.trace), chains.trace(lambda one: one.means)
-        for name, draws in (("number of groups", lines[:, :, 1]), ("bound on the evidence", lines[:, :, 0])):
-            rhat[name], size[name] = float(split_rhat(draws)), float(effective_size(draws))
-        each, sizes = split_rhat(effects), effective_size(effects)
-        rhat |= {"parameters, worst": float(each.max()), "parameters, median": float(np.median(each))}
-        size |= {"parameters, worst": float(sizes.min()), "parameters, median": float(np.median(sizes))}
-        return Diagnostics(chains.weights, chains.starts, int(lines.shape[1]), rhat, size)
+        if not self.learned.whole:
+            raise ParameterError("this is what is known about some sites; a new one can join only all of them")
+        return join_site(self.learned, self.loss, self.names, site)
 
     def summary(self, level: float = 0.95) -> str:
         """The result as text.
@@ -319,8 +316,8 @@ def kin_of(source: Source, parts: Parts) -> Kin:
         graph_use=use,
         rates=rates,
         sure=_sure(parts),
-        parts=parts,
-        place=np.arange(V),
+        diagnostics=_diagnostics(parts),
+        learned=learned_from(units, model, found),
     )
 
 
@@ -341,6 +338,21 @@ def _graph_use(parts: Parts) -> tuple[GraphUse, tuple[float, float] | None]:
     if blend.weight > 0.5 or abs(mean) < 2 * deviation:
         return "ignored", (float(inside), float(between))
     return ("used" if mean > 0 else "inverted"), (float(inside), float(between))
+
+
+def _diagnostics(parts: Parts) -> Diagnostics | None:
+    blend = parts.found.blend
+    if blend is None:
+        return None
+    chains = blend.chains
+    rhat, size = {}, {}
+    lines, effects = chains.trace(lambda one: one.trace), chains.trace(lambda one: one.means)
+    for name, draws in (("number of groups", lines[:, :, 1]), ("bound on the evidence", lines[:, :, 0])):
+        rhat[name], size[name] = float(split_rhat(draws)), float(effective_size(draws))
+    each, sizes = split_rhat(effects), effective_size(effects)
+    rhat |= {"parameters, worst": float(each.max()), "parameters, median": float(np.median(each))}
+    size |= {"parameters, worst": float(sizes.min()), "parameters, median": float(np.median(sizes))}
+    return Diagnostics(chains.weights, chains.starts, int(lines.shape[1]), rhat, size)
 
 
 def _sure(parts: Parts) -> dict[str, float]:

@@ -1,0 +1,157 @@
+"""What a model with kin has to say: groups with probabilities, the spread of coefficients, how the sampler did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from fedkin._base import count
+from fedkin.cli.tables import MOST_GROUPS, add_row, members, plain_table
+from fedkin.fitting import FittedModel
+from fedkin.kin import Kin, Pairs, in_order
+
+#: R-hat below which chains agree, and above which they do not.
+AGREE, DISAGREE = 1.05, 1.2
+
+_GRAPHS = {
+    "none": "none was given",
+    "used": "used: its edges join sites that are alike",
+    "ignored": "ignored: it does not tell who is alike",
+    "inverted": "read inverted: its edges join sites that differ",
+}
+
+
+def kin_facts(kin: Kin) -> dict[str, str]:
+    """Groups, graph, risk and sampler, a line of words each."""
+    return {
+        "groups": groups_words(kin),
+        "graph": graph_use_words(kin),
+        "risk": risk_words(kin),
+        "sampler": sampler_words(kin),
+    }
+
+
+def groups_words(kin: Kin) -> str:
+    """How many groups there are, and how sure that is."""
+    likely = int(np.argmax(kin.n_groups))
+    if kin.resolved:
+        shown = int(kin.groups.max()) + 1
+        sure = f"most likely number {likely}, P = {kin.n_groups[likely]:.2f}"
+        return f"{count(shown, 'group')} of sites that are alike ({sure})"
+    return "no groups resolved: sites differ gradually, or too little for groups to show"
+
+
+def graph_use_words(kin: Kin) -> str:
+    """What was made of the graph."""
+    words = _GRAPHS[kin.graph_use]
+    if kin.rates is None:
+        return words
+    return f"{words} (edges: {kin.rates[0]:.0%} of pairs inside groups, {kin.rates[1]:.0%} between)"
+
+
+def risk_words(kin: Kin) -> str:
+    """SURE beside the two extremes."""
+    sure = kin.sure
+    return f"SURE {sure['kin']:.1f}; Local {sure['Local']:.1f}, Global {sure['Global']:.1f} (lower is better)"
+
+
+def sampler_words(kin: Kin) -> str:
+    """Whether the chains agree."""
+    found = kin.diagnostics
+    if found is None:
+        return "nothing was sampled: too few sites, or nothing differs between them"
+    typical, worst = found.rhat["parameters, median"], found.rhat["parameters, worst"]
+    verdict = "agree on most sites"
+    if worst < AGREE:
+        verdict = "agree"
+    elif typical > DISAGREE:
+        verdict = "do not agree: take estimates with care"
+    chains = f"{count(len(found.starts), 'chain')} of {found.draws} sweeps"
+    return f"{chains} {verdict} (R-hat {typical:.2f} median, {worst:.2f} worst)"
+
+
+def kin_table(kin: Kin) -> Table:
+    """Resolved groups with their members, and how likely these are kin."""
+    table = plain_table("group", "sites", "kin with", "members", numbers_from=9)
+    labels = kin.groups
+    for k in range(min(int(labels.max()) + 1, MOST_GROUPS)):
+        group = np.flatnonzero(labels == k)
+        add_row(
+            table,
+            str(k + 1),
+            str(len(group)),
+            f"{_togetherness(kin, k):.2f}",
+            members([kin.devices[u] for u in group], 60),
+        )
+    rest = int((labels >= MOST_GROUPS).sum())
+    if rest:
+        add_row(table, "...", str(rest), "", f"in {count(int(labels.max()) + 1 - MOST_GROUPS, 'smaller group')}")
+    return table
+
+
+def spread_table(kin: Kin, most: int = 12) -> Table:
+    """Mean and spread of coefficients, those that vary most between sites first."""
+    table = plain_table("parameter", "mean", "std err", "spread between sites")
+    error = np.sqrt(np.diag(kin.mean_covariance))
+    for j in range(min(len(kin.names), most)):
+        add_row(table, kin.names[j], f"{kin.mean[j]:.4g}", f"{error[j]:.2g}", f"{kin.spread[j]:.2g}")
+    if len(kin.names) > most:
+        add_row(table, f"and {len(kin.names) - most} more", "", "", "")
+    return table
+
+
+def kin_document(model: FittedModel) -> dict[str, Any] | None:
+    """What there is to say about kin, for ``--json``."""
+    kin = model.kin
+    if kin is None:
+        return None
+    found = kin.diagnostics
+    labels = range(int(kin.groups.max()) + 1 if kin.resolved else 0)
+    return {
+        "resolved": kin.resolved,
+        "groups": [
+            {
+                "sites": [kin.devices[u] for u in np.flatnonzero(kin.groups == k)],
+                "probability": _togetherness(kin, k),
+            }
+            for k in labels
+        ],
+        "n_groups": kin.n_groups.tolist(),
+        "weight_without_groups": kin.weight_mixed,
+        "graph_use": kin.graph_use,
+        "graph_rates": kin.rates,
+        "sure": kin.sure,
+        "parameters": [
+            {"name": name, "mean": mean, "standard_error": error, "spread": spread}
+            for name, mean, error, spread in zip(
+                kin.names,
+                kin.mean.tolist(),
+                np.sqrt(np.diag(kin.mean_covariance)).tolist(),
+                kin.spread.tolist(),
+                strict=True,
+            )
+        ],
+        "sampler": found
+        and {
+            "chains": list(found.starts),
+            "sweeps": found.draws,
+            "rhat": {name: _finite(value) for name, value in found.rhat.items()},
+            "effective_size": {name: _finite(value) for name, value in found.size.items()},
+        },
+    }
+
+
+def _togetherness(kin: Kin, group: int) -> float:
+    """Mean probability that two members of a group are kin; 1 for a site on its own."""
+    own = np.flatnonzero(kin.groups == group)
+    if len(own) < 2:
+        return 1.0
+    same = in_order(kin.probability, own)
+    shared = same.shared(np.zeros(len(own), dtype=np.int64)) if isinstance(same, Pairs) else same.sum(axis=1)
+    return float((shared - 1).mean() / (len(own) - 1))
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None

@@ -1,0 +1,258 @@
+"""Models with kin: which method is meant, their files, summaries instead of rows, a contract's units."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+import fedkin
+from fedkin.cli import main
+from fedkin.cli.kin_words import groups_words, kin_table
+from fedkin.data import Column, Schema
+from fedkin.datasets import paper_design
+from fedkin.errors import ModelFileError, ParameterError
+from fedkin.fitting import Asks, FitOptions, SummaryFit, compare_folds, fit_federation, fit_summaries
+from fedkin.kin import Kin, Learned, Pairs, States
+from fedkin.stats import site_answer
+
+
+def design(loss="linear", V=12, n=60, p=3, **more):
+    return paper_design(n_devices=V, n_samples=n, n_features=p, n_clusters=2, signal=2, seed=0, loss=loss, **more)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    made = design()
+    return made, fit_federation(made.federation, made.graph)
+
+
+# --- which method ---------------------------------------------------------------------------------------------
+
+
+def test_options_of_the_fused_estimator_mean_it():
+    assert FitOptions().chosen == FitOptions(loss="poisson", seed=3, standardize=False).chosen == "kin"
+    for name, value in {"lam": 0.1, "select": None, "penalty": "l2", "ridge": 1.0, "cv_folds": 3}.items():
+        assert FitOptions(**{name: value}).chosen == "fused"
+        with pytest.raises(ParameterError, match=f"{name}= is for the fused estimator"):
+            FitOptions(method="kin", **{name: value})
+    assert FitOptions(method="fused").chosen == "fused"
+    with pytest.raises(ParameterError, match="method must be one of"):
+        FitOptions(method="gibbs")
+
+
+def test_models_of_both_methods(fitted):
+    made, model = fitted
+    assert model.kin is not None
+    assert model.kin.resolved
+    assert model.clusters.tolist() == made.labels.tolist()
+    assert np.isnan(model.gap)
+    assert (model.penalty, model.lam, model.status) == ("none", 0.0, "converged")
+    assert np.array_equal(model.graph.edges, made.graph.edges)
+    assert np.array_equal(model.kin.theta[:, 1:], model.coef[:, 0])
+    assert np.array_equal(model.kin.theta[:, :1], model.intercept)
+    assert set(model.options) == {"method", "loss", "messages", "fit_intercept", "standardize", "seed", "n_jobs"}
+    fused = fit_federation(made.federation, made.graph, FitOptions(method="fused"))
+    assert fused.kin is None
+    assert fused.gap <= 1e-6
+    assert fused.options["method"] == "fused"
+
+
+# --- files ----------------------------------------------------------------------------------------------------
+
+
+def same(one: object, other: object) -> bool:
+    """Equal to the bit, arrays and dataclasses included."""
+    if isinstance(one, Kin | Learned | States | fedkin.kin.Units | fedkin.kin.Diagnostics):
+        return all(same(getattr(one, item.name), getattr(other, item.name)) for item in fields(one))
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return type(one) is type(other) and (one == other or one != one)
+
+
+@pytest.mark.parametrize("loss", ["linear", "logistic", "mean"])
+def test_a_model_comes_back_to_the_bit(loss, tmp_path):
+    made = design("linear" if loss == "mean" else loss, V=8)
+    model = fit_federation(made.federation, made.graph, FitOptions(loss))
+    model.save(tmp_path / "model")
+    loaded = fedkin.load(tmp_path / "model")
+    assert isinstance(loaded.kin, Kin)
+    for item in fields(Kin):
+        if item.name != "loss":
+            assert same(getattr(loaded.kin, item.name), getattr(model.kin, item.name)), item.name
+    assert loaded.kin.loss.name == loss
+    assert np.array_equal(loaded.coef, model.coef)
+    rows = made.federation[0] if loss == "mean" else made.federation.with_intercept()[0]
+    ours, theirs = model.kin.join(rows), loaded.kin.join(rows)
+    assert np.array_equal(ours.theta, theirs.theta)
+    assert np.array_equal(ours.probability, theirs.probability)
+    loaded.save(tmp_path / "again")
+    for name in ("kin.json", "kin.npz", "model.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "model" / name).read_bytes()
+
+
+def test_few_sites_have_nothing_sampled_and_are_saved(tmp_path):
+    made = design(V=3).federation
+    model = fit_federation(made)
+    assert model.kin.diagnostics is None
+    model.save(tmp_path / "model")
+    loaded = fedkin.load(tmp_path / "model").kin
+    assert loaded.learned.states is None
+    assert np.array_equal(loaded.join().theta, model.kin.join().theta)
+
+
+def test_damaged_files_are_refused(fitted, tmp_path):
+    _, model = fitted
+    model.save(tmp_path / "model")
+    held = (tmp_path / "model" / "kin.npz").read_bytes()
+    (tmp_path / "model" / "kin.npz").write_bytes(held[:-10])
+    with pytest.raises(ModelFileError, match=r"kin\.npz: its content does not match the checksum"):
+        fedkin.load(tmp_path / "model")
+    (tmp_path / "model" / "kin.npz").unlink()
+    with pytest.raises(ModelFileError, match=r"kin\.npz is missing"):
+        fedkin.load(tmp_path / "model")
+
+
+def test_a_part_tells_about_its_sites_only(fitted, tmp_path):
+    _, model = fitted
+    part = model.part([5, 2])
+    assert part.kin.devices == (5, 2)
+    assert np.array_equal(part.kin.theta, model.kin.theta[[5, 2]])
+    assert part.kin.confint(kind="site") == pytest.approx(model.kin.confint(kind="site")[[5, 2]])
+    with pytest.raises(ParameterError, match="a new one can join only all of them"):
+        part.kin.join()
+    part.save(tmp_path / "part")
+    assert fedkin.load(tmp_path / "part").kin.probability.shape == (2, 2)
+
+
+# --- summaries ------------------------------------------------------------------------------------------------
+
+
+def test_one_message_of_a_quadratic_loss():
+    fed = design().federation.with_intercept()
+    model = fit_summaries(fedkin.summarise(fed))
+    rows = fit_federation(design().federation)
+    assert model.origin == {"from": "summaries", "rounds": 1}
+    deviation = np.sqrt(np.einsum("ujj->uj", rows.kin.covariance))
+    assert (np.abs(model.kin.theta - rows.kin.theta) < 0.3 * deviation).all()  # Monte Carlo error
+    assert model.groups() == rows.groups()
+
+
+def test_two_messages_of_a_smooth_loss():
+    made = paper_design(n_devices=10, n_samples=120, n_features=2, n_clusters=2, signal=6, seed=0, loss="logistic")
+    fed = made.federation.with_intercept()
+    said, fit, rounds = fedkin.summarise(fed, "logistic"), SummaryFit(), 1
+    while isinstance(found := fit.step(said), Asks):
+        parts = [site_answer(found[u], fed[u], said.loss, feature_names=fed.feature_names) for u in fed]
+        said, rounds = fedkin.Summaries.stack(parts), rounds + 1
+        asks = Asks.from_plain(json.loads(json.dumps(renamed(found).to_plain())))
+        assert np.array_equal(asks.theta, found.theta)
+    assert rounds == 2
+    assert found.origin["rounds"] == 2
+    rows = fit_federation(made.federation, None, FitOptions("logistic"))
+    deviation = np.sqrt(np.einsum("ujj->uj", rows.kin.covariance))
+    assert np.abs((found.kin.theta - rows.kin.theta) / deviation).mean() < 0.25
+    one = SummaryFit(options=FitOptions(messages=1)).step(fedkin.summarise(fed, "logistic"))
+    assert one.origin["rounds"] == 1
+    compared = compare_folds(said, found, FitOptions("logistic"))
+    assert compared.errors["Fedkin"] < min(compared.errors["Local"], compared.errors["Global"])
+
+
+def renamed(asks: Asks) -> Asks:
+    return replace(asks, questions=tuple(replace(one, site=str(one.site)) for one in asks.questions))
+
+
+# --- units ----------------------------------------------------------------------------------------------------
+
+
+def test_a_schemas_scale_does_not_matter():
+    made = design()
+    fed = made.federation
+    columns = {name: fed.X[:, j] for j, name in enumerate(fed.feature_names)} | {"y": fed.y}
+    columns["site"] = np.array(fed.devices)[fed.device_index]
+    scaled = Schema(
+        tuple(Column(name, low=-6.0 - j, high=9.0) for j, name in enumerate(fed.feature_names)), Column("y")
+    )
+    agreed = scaled.federation(columns, "site")
+    model = fit_federation(agreed, None, schema=scaled)
+    plain = fit_federation(fed)
+    assert model.kin.names == ("(intercept)", *fed.feature_names)
+    assert model.kin.theta[:, 1:] == pytest.approx(model.coef[:, 0])
+    assert model.kin.theta[:, :1] == pytest.approx(model.intercept)
+    deviation = np.sqrt(np.einsum("ujj->uj", plain.kin.covariance))
+    assert (np.abs(model.kin.theta - plain.kin.theta) < 0.3 * deviation).all()
+    assert np.einsum("ujj->uj", model.kin.covariance) == pytest.approx(deviation**2, rel=0.25)
+    assert model.kin.spread == pytest.approx(plain.kin.spread, rel=0.25)
+
+
+def test_parameters_of_classes_are_named_by_label():
+    rng = np.random.default_rng(0)
+    y = np.array(["low", "mid", "high"])[rng.integers(0, 3, 120)]
+    fed = fedkin.Federation.from_arrays(rng.normal(size=(120, 1)), y, np.repeat([0, 1, 2], 40))
+    assert fit_federation(fed).kin.names == ("(intercept) [low]", "x0 [low]", "(intercept) [mid]", "x0 [mid]")
+
+
+# --- command line ---------------------------------------------------------------------------------------------
+
+
+def write_table(path, made):
+    fed = made.federation
+    lines = [
+        f"s{u},{y!r}," + ",".join(map(repr, x))
+        for u, y, x in zip(fed.device_index, fed.y.tolist(), fed.X.tolist(), strict=True)
+    ]
+    path.write_text("\n".join(["site,y," + ",".join(fed.feature_names), *lines]) + "\n")
+
+
+def test_fit_and_inspect_in_words(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path / "sites.csv", design())
+    fit = ["fit", "sites.csv", "--device", "site", "--target", "y", "--test-size", "0"]
+    assert main(fit) == 0
+    said = capsys.readouterr().out
+    for words in (
+        "partial pooling with groups (kin)",
+        "2 groups of sites that are alike",
+        "3 chains of 70 sweeps agree",
+    ):
+        assert words in said
+    assert main(["inspect", "fedkin-model"]) == 0
+    said = capsys.readouterr().out
+    for words in ("kin with", "spread between sites", "SURE", "Local", "none was given"):
+        assert words in said
+    assert main(["inspect", "fedkin-model", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["method"], document["gap"]) == ("kin", None)
+    assert document["kin"]["resolved"]
+    assert [len(group["sites"]) for group in document["kin"]["groups"]] == [6, 6]
+    assert all(group["probability"] > 0.8 for group in document["kin"]["groups"])
+    assert main([*fit, "--method", "kin", "--lam", "0.1"]) == 2
+    assert "--lam is for the fused estimator, not for kin" in capsys.readouterr().err
+    assert main([*fit, "--select", "bonferroni", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["method"] == "fused"
+
+
+def test_no_groups_in_words(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path / "sites.csv", paper_design(n_devices=8, n_samples=30, n_features=2, n_clusters=1, seed=0))
+    assert main(["fit", "sites.csv", "--device", "site", "--target", "y", "--test-size", "0"]) == 0
+    assert "no groups resolved" in capsys.readouterr().out
+    assert main(["inspect", "fedkin-model"]) == 0
+    assert "no groups resolved" in capsys.readouterr().out
+
+
+def test_probabilities_of_many_sites_are_saved_as_partitions(fitted, tmp_path):
+    _, model = fitted
+    kin = model.kin
+    pairs = Pairs(kin.learned.states.z.astype(np.int32), kin.learned.states.weight, 0.0)
+    replace(model, kin=replace(kin, probability=pairs)).save(tmp_path / "model")
+    loaded = fedkin.load(tmp_path / "model").kin
+    assert isinstance(loaded.probability, Pairs)
+    assert np.array_equal(loaded.probability.labels, pairs.labels)
+    assert loaded.probability[0, 1] == pairs[0, 1]
+    assert groups_words(loaded) == groups_words(kin)
+    assert kin_table(loaded).row_count == 2
