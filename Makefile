@@ -49,6 +49,8 @@ demo: $(BASE)
 	@$(BIN)/fedkin demo --out $(REPORT)
 
 test: $(DEV)
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
+		echo "no Chromium here: the tests that open pages are skipped"
 	@$(QUICK) $(BIN)/python -m pytest -n $(JOBS) $(if $(FAST),-m 'not processes and not studies')
 
 lint: $(DEV)

@@ -1,6 +1,6 @@
 // Small charts in SVG: axes with few words, colours from the style sheet.
 import type { ScaleContinuousNumeric } from "d3-scale";
-import { fmt, svg } from "./dom";
+import { tick as short, svg } from "./dom";
 
 type Scale = ScaleContinuousNumeric<number, number>;
 
@@ -23,7 +23,7 @@ export function bottomAxis(scale: Scale, top: number, bottom: number, title: str
     const x = scale(tick);
     group.append(
       svg("line", { x1: x, x2: x, y1: top, y2: bottom }),
-      svg("text", { x, y: bottom + 16, "text-anchor": "middle" }, fmt(tick)),
+      svg("text", { x, y: bottom + 16, "text-anchor": "middle" }, short(tick)),
     );
   }
   const [left, right] = scale.range();
@@ -31,14 +31,22 @@ export function bottomAxis(scale: Scale, top: number, bottom: number, title: str
   return group;
 }
 
+/** A logarithmic scale offers ticks between powers of ten too: only where there are not two powers they are taken. */
+function leftTicks(scale: Scale, count: number): number[] {
+  const ticks = scale.ticks(count);
+  if (!("base" in scale)) return ticks;
+  const powers = ticks.filter((one) => Math.abs(Math.log10(one) - Math.round(Math.log10(one))) < 1e-9);
+  return powers.length >= 2 ? powers : ticks.filter((_, k) => k % Math.ceil(ticks.length / count) === 0);
+}
+
 /** Ticks along the left side, with hair lines. */
 export function leftAxis(scale: Scale, left: number, right: number, title: string, count = 4): SVGGElement {
   const group = svg("g", { class: "axis" });
-  for (const tick of scale.ticks(count)) {
+  for (const tick of leftTicks(scale, count)) {
     const y = scale(tick);
     group.append(
       svg("line", { x1: left, x2: right, y1: y, y2: y }),
-      svg("text", { x: left - 8, y: y + 4, "text-anchor": "end" }, fmt(tick)),
+      svg("text", { x: left - 8, y: y + 4, "text-anchor": "end" }, short(tick)),
     );
   }
   const [bottom, top] = scale.range();

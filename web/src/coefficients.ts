@@ -11,12 +11,12 @@ const MOST_GROUPS = 14;
 const MOST_FEATURES = 30;
 
 export function coefficientsSection(model: Model, state: State): HTMLElement {
-  const { level, left_out, units } = model.payload.coefficients;
+  const { level, left_out } = model.payload.coefficients;
   const target = model.payload.about.target;
   const intervals = model.halves
     ? `Lines are ${Math.round(100 * level)}% intervals.`
     : "A fused model has no intervals.";
-  const of = target ? `Effects on ${target}, ` : "";
+  const of = target ? `Effects on ${target}, ` : "Effects ";
   const scale =
     model.payload.about.loss === "logistic" || model.payload.about.loss === "multinomial"
       ? "as log-odds per unit of a column"
@@ -24,11 +24,10 @@ export function coefficientsSection(model: Model, state: State): HTMLElement {
   const note = left_out
     ? ` The ${plural(left_out, "coefficient")} that differ least between sites are not on this page.`
     : "";
-  const known = units.some(Boolean) ? "" : "";
   return section(
     "coefficients",
     "What each site’s model says",
-    `${of}${scale}. ${intervals}${note}${known}`,
+    `${of}${scale}. ${intervals}${note}`,
     oneFeature(model, state),
     oneSite(model, state),
   );

@@ -34,17 +34,24 @@ export function svg<K extends keyof SVGElementTagNameMap>(
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** A number for people: four significant digits, a true minus. */
+/** A number for people: three significant digits, a true minus. */
 export function fmt(value: number | null | undefined, digits = 3): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
   let text: string;
   if (size !== 0 && (size < 1e-4 || size >= 1e6)) text = value.toExponential(digits - 1);
-  else text = String(Number(value.toPrecision(digits)));
-  return text.replace("-", "−").replace("e−", "e−");
+  else if (size >= 10 ** digits) text = value.toFixed(0);
+  else text = value === 0 ? "0" : value.toPrecision(digits);
+  return text.replaceAll("-", "−").replace("e+", "e");
 }
 
-export const whole = (value: number): string => value.toLocaleString("en-US").replaceAll(",", " ");
+/** A number beside an axis: without zeros at its end. */
+export function tick(value: number): string {
+  const text = fmt(value);
+  return text.includes(".") && !text.includes("e") ? text.replace(/\.?0+$/, "") : text.replace(/\.0*e/, "e");
+}
+
+export const whole = (value: number): string => value.toLocaleString("en-US").replaceAll(",", "\u202f");
 
 export const plural = (count: number, word: string): string => `${whole(count)} ${word}${count === 1 ? "" : "s"}`;
 

@@ -23,9 +23,12 @@ export class Graph {
   constructor(
     private readonly model: Model,
     private readonly state: State,
+    private readonly most = 560,
+    bare = false,
   ) {
     const { payload } = model;
     this.view = payload.places ? "map" : "graph";
+    if (bare) this.opened = new Set(model.members.keys());
     this.canvas = el("canvas", {
       tabindex: 0,
       role: "application",
@@ -35,13 +38,11 @@ export class Graph {
     this.canvas.addEventListener("mouseleave", () => state.hover(null));
     this.canvas.addEventListener("click", (event) => this.onClick(event));
     this.canvas.addEventListener("keydown", (event) => this.onKey(event));
-    this.element = el(
-      "figure",
-      { class: "graph" },
-      this.controls(),
-      el("div", { class: "stage" }, this.canvas),
-      this.said,
-    );
+    if (bare) for (const name of ["tabindex", "role", "aria-label"]) this.canvas.removeAttribute(name);
+    const stage = el("div", { class: "stage" }, this.canvas);
+    this.element = bare
+      ? el("div", { class: "hero", "aria-hidden": true }, stage)
+      : el("figure", { class: "graph" }, this.controls(), stage, this.said);
     state.listen(() => this.draw());
     onTheme(() => this.draw());
     new ResizeObserver(() => this.fit()).observe(this.element);
@@ -121,7 +122,7 @@ export class Graph {
   }
 
   private fit(): void {
-    const width = Math.min(this.element.clientWidth, 560);
+    const width = Math.min(this.element.clientWidth, this.most);
     if (width > 0 && Math.abs(width - this.size) > 1) {
       this.size = width;
       this.context = resize(this.canvas, width, this.height);
@@ -266,7 +267,7 @@ export class Graph {
       context.stroke();
       this.label(model.names[site], x, y - layout.dot - 10);
     }
-    if (focus === null && model.n <= 40) {
+    if (focus === null && model.n <= 40 && this.most > 480) {
       for (let site = 0; site < model.n; site++) {
         const [x, y] = at(site);
         this.label(model.names[site], x, y - layout.dot - 8, true);

@@ -3,7 +3,7 @@ import { scaleLinear, scaleLog } from "d3-scale";
 import { area, line } from "d3-shape";
 import { extent, leftAxis, picture } from "./chart";
 import type { Model } from "./data";
-import { el, fmt, plural, section, svg } from "./dom";
+import { el, fmt, plural, section, svg, tick } from "./dom";
 import { groupColour, onTheme } from "./theme";
 
 const WIDTH = 520;
@@ -41,7 +41,7 @@ function lamAxis(x: ReturnType<typeof scaleLog<number, number>>, top: number, bo
     const at = x(10 ** power);
     group.append(
       svg("line", { x1: at, x2: at, y1: top, y2: bottom }),
-      svg("text", { x: at, y: bottom + 16, "text-anchor": "middle" }, fmt(10 ** power)),
+      svg("text", { x: at, y: bottom + 16, "text-anchor": "middle" }, tick(10 ** power)),
     );
   }
   group.append(

@@ -4,6 +4,7 @@ import { coefficientsSection } from "./coefficients";
 import { compareSection } from "./compare";
 import { readModel } from "./data";
 import { el, whole } from "./dom";
+import { Graph } from "./graph";
 import { kinSection } from "./kin";
 import { pathSection } from "./path";
 import { State } from "./state";
@@ -32,7 +33,9 @@ export function startReport(main: HTMLElement, text: string): void {
     { class: "figures" },
     ...facts.map(([value, name]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
   );
-  document.querySelector(".masthead")?.append(figures);
+  const masthead = document.querySelector(".masthead");
+  masthead?.append(figures);
+  if (model.n > 1) masthead?.append(new Graph(model, state, 400, true).element);
   main.replaceChildren(el("nav", { class: "contents", "aria-label": "Contents" }, ...links), ...sections);
   window.addEventListener("beforeprint", () => {
     for (const one of document.querySelectorAll("details")) one.open = true;

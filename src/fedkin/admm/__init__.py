@@ -19,12 +19,14 @@ from fedkin.admm.gradients import DeviceRows, GradientKind, Gradients
 from fedkin.admm.plan import Plan, Settings, device_rows, plan_run
 from fedkin.admm.rounds import Course, DirectLink, Link, LocalShards, run_rounds
 from fedkin.admm.run import fed_admm
+from fedkin.admm.running import RUNNING, read_running
 from fedkin.admm.sampling import device_keys
 from fedkin.admm.shard import Average, Shard, ShardState, StepRule, UpdateRule
 from fedkin.admm.store import Saved, Sent, Store
 from fedkin.admm.trace import Progress
 
 __all__ = [
+    "RUNNING",
     "Availability",
     "Average",
     "Course",
@@ -51,6 +53,7 @@ __all__ = [
     "local_curvature",
     "network_lasso_admm",
     "plan_run",
+    "read_running",
     "run_rounds",
     "subgradient_descent",
 ]

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin._base import Array
+from fedkin._base import Array, Mask
 from fedkin.admm.availability import Availability
 from fedkin.admm.backend import Backend, choose_backend
 from fedkin.admm.checkpoint import Checkpoint, describe
 from fedkin.admm.curvature import local_curvature
 from fedkin.admm.plan import Settings, device_rows, plan_run, sample_streams, starting_point
 from fedkin.admm.rounds import LocalShards, hosts_of
+from fedkin.admm.running import RunningFile
 from fedkin.admm.shard import ShardState, edge_update
 from fedkin.admm.trace import (
     Callback,
@@ -74,6 +75,8 @@ class _DivergedError(Exception):
 class Session:
     """One run: what it was asked for, the shards, and how far they are."""
 
+    running: RunningFile | None = None
+
     def __init__(self, problem: Problem, setting: Setting) -> None:
         self.problem, self.settings, self.rounds, self.asked = (
             problem,
@@ -119,6 +122,7 @@ class Session:
         self.backend, self.advance = choose_backend(self.local, self.asked, self.rounds * work)
         self.chunk = int(max(1, min(4096, CHUNK_WORK / work)))
         self.done, self.vectors, self.available = 0, 0.0, 1.0
+        self.present: Mask | None = None
         self.listeners = _listeners(problem, availability)
 
     def restart(self, reason: str) -> None:
@@ -142,6 +146,7 @@ class Session:
         """Do all rounds, again with shorter steps where they diverge."""
         self.trace, self.recording = trace, recording
         path = recording.checkpoint
+        self.running = None if path is None else RunningFile(path, self.problem.graph, self.rounds)
         file = None if path is None else Checkpoint(path, self._describe(), fresh=not resume)
         try:
             if resume and file is not None:
@@ -179,6 +184,7 @@ class Session:
             worse = self._worse()
             if worse is not None and status != "interrupted":
                 raise _DivergedError(worse)
+            self._tell("stopped" if status == "interrupted" else "done")
             return self._finish(status, at_start=worse is not None)
 
     def _advance_to(self, goal: int, interrupt: Interrupt, file: Checkpoint | None) -> None:
@@ -190,7 +196,7 @@ class Session:
             available = probability = None
             if self.presence is not None:
                 available, probability = self.presence.rounds(self.done + 1, count)
-                self.available = float(available[-1].mean())
+                self.available, self.present = float(available[-1].mean()), available[-1]
                 self.vectors += float((available @ self.listeners).sum())
             else:
                 self.vectors += float(self.listeners.sum()) * count
@@ -290,6 +296,12 @@ class Session:
         names = ("vectors", "available", "restarts", "caution", "backend")
         header = {name: getattr(self, name) for name in names}
         file.save(self.done, {**vars(self.local.state()), **arrays}, header)
+        self._tell("running")
+
+    def _tell(self, state: str) -> None:
+        """Tell whoever watches how far the run is."""
+        if self.running is not None:
+            self.running.write(state, self.done, self.trace.lines, self.present, force=state != "running")
 
     def _resume(self, file: Checkpoint) -> None:
         """Go to the state, and back to the trace, that was saved."""

@@ -17,6 +17,7 @@ _HOMES = {
     "predict": "fedkin.cli.saved",
     "inspect": "fedkin.cli.saved",
     "report": "fedkin.cli.report",
+    "watch": "fedkin.cli.watch",
     "demo": "fedkin.cli.demo",
     "study": "fedkin.studies",
     "federation": "fedkin.cli.federation",

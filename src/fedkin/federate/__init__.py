@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fedkin.federate.mpi import check_no_job, job_folder, read_job
     from fedkin.federate.programs.files import MODEL, SELECTION, STDERR
     from fedkin.federate.programs.overview import TROUBLE, Line, overview, places_in, prometheus
+    from fedkin.federate.programs.snapshot import snapshot
     from fedkin.federate.programs.supervisor import (
         STOP_SIGNAL,
         Supervisor,
@@ -47,6 +48,7 @@ _MODULES = {
     "mpi": "check_no_job job_folder read_job",
     "programs.files": "MODEL SELECTION STDERR",
     "programs.overview": "TROUBLE Line overview places_in prometheus",
+    "programs.snapshot": "snapshot",
     "programs.supervisor": "STOP_SIGNAL Supervisor all_done check_idle only_supervisor stop_all",
     "views": "site_view steps_of",
     "waiting": "Patience",

@@ -8,6 +8,7 @@ only where a figure is asked for.
 from __future__ import annotations
 
 from fedkin.report.card import model_card
+from fedkin.report.live import LiveServer
 from fedkin.report.page import page_with_script, report_page
 from fedkin.report.pages import DemoResult, demo_page, demo_picture, render
 from fedkin.report.payload import report_payload
@@ -15,6 +16,7 @@ from fedkin.report.places import read_coordinates
 
 __all__ = [
     "DemoResult",
+    "LiveServer",
     "demo_page",
     "demo_picture",
     "model_card",

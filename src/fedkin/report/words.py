@@ -34,7 +34,13 @@ def headline(
     elif resolved:
         found = int(groups.max()) + 1
         alone = int((np.bincount(groups) == 1).sum())
-        rest = f", {alone} of them a single site" if 0 < alone < found else ""
+        rest = (
+            ", one of them a single site"
+            if alone == 1
+            else f", {alone} of them single sites"
+            if 0 < alone < found
+            else ""
+        )
         title = f"{sites} form {count(found, 'group')}{' of kin' if model.kin is not None else ''}{rest}."
     elif model.kin is None and model.n_clusters == 1:
         title = f"All {sites} belong together."

@@ -25,6 +25,8 @@ class ReopeningTransport:
         self._lock = threading.RLock()
         self._asked: list[Callable[[Transport], None]] = []
         self._inner = make()
+        #: Bytes that were published so far.
+        self.sent = 0
 
     def reopen(self) -> None:
         """Close the links and open new ones; who is not granted anything any more gets none."""
@@ -52,6 +54,7 @@ class ReopeningTransport:
 
     def publish(self, key: str, frame: bytes) -> None:
         self._inner.publish(key, frame)
+        self.sent += len(frame)
 
     def subscribe(self, key: str, on_frame: OnFrame) -> None:
         self._ask(lambda inner: inner.subscribe(key, on_frame))

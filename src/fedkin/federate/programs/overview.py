@@ -53,6 +53,7 @@ class Line:
     restarts: int
     pid: int | None
     why: str | None = None
+    sent: int = 0
 
 
 def places_in(directory: Path) -> list[Path]:
@@ -97,6 +98,7 @@ def _line(place: Path, child: Watched | None) -> Line:
         int(status.get("restarts", 0)) if child is None else child.restarts_before + child.restarts,
         pid,
         why,
+        int(status.get("sent", 0)),
     )
 
 
@@ -192,6 +194,7 @@ def prometheus(lines: Sequence[Line]) -> str:
         ("trouble", "gauge", "1 when somebody should look after it.", lambda line: int(line.state in TROUBLE)),
         ("pulled_total", "counter", "Messages asked for again.", lambda line: line.pulled),
         ("repaired_total", "counter", "Edge duals that had to be repaired.", lambda line: line.repaired),
+        ("sent_bytes_total", "counter", "Bytes that it has sent.", lambda line: line.sent),
         ("restarts_total", "counter", "Times that the supervisor started it again.", lambda line: line.restarts),
     )
     out = []

@@ -177,6 +177,8 @@ class Program:
 
     def tick(self, *_: object) -> None:
         """Write the status, stop if asked to, and now and then look at the directory."""
+        if self.transport is not None:
+            self.status.sent = self.transport.sent
         self.status.tick()
         now = time.monotonic()
         if now - self._looked > _LOOK_SECONDS:
@@ -312,6 +314,8 @@ class StatusWriter:
         self.rounds = int(before.get("rounds", 0))
         self.status = Status(round=int(before.get("round", 0)))
         self.restarts = int(os.environ.get(RESTARTS, before.get("restarts", 0)))
+        self.sent = 0  # bytes, by this process
+        self._sent_before = int(before.get("sent", 0))
         self.why: str | None = None
         self.stop = False
         self._written = 0.0
@@ -363,6 +367,7 @@ class StatusWriter:
             "repaired": status.repaired,
             "started": status.started,
             "restarts": self.restarts,
+            "sent": self._sent_before + self.sent,
             "why": self.why,
         }
         with suppress(OSError):  # a full disk: checkpoints report it

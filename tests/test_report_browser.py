@@ -1,0 +1,344 @@
+"""Reports in a real browser: what they say, clicks, keys, dark, paper, phones, and what a screen reader would miss.
+
+FEDKIN_PICTURES=DIR keeps a screenshot of every page, light and dark, wide and as wide as a phone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from browser import Page, chromium, needs_browser, serious_findings
+from fedkin import Federation
+from fedkin.data import read_columns
+from fedkin.datasets import paper_design
+from fedkin.fitting import FitOptions, FittedModel, compare, fit_federation, fit_kin, with_history
+from fedkin.report import report_page
+from test_report import large
+
+pytestmark = [*needs_browser, pytest.mark.timeout(240)]
+DATA = Path(os.environ.get("FEDKIN_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+PHONE = 390
+#: Seconds until a page of any size is drawn.
+PATIENCE = 2.0
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("reports")
+
+
+def written(folder: Path, name: str, model: FittedModel) -> str:
+    path = folder / f"{name}.html"
+    path.write_text(report_page(model), encoding="utf-8")
+    return path.as_uri()
+
+
+# --- the models -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def demo(folder: Path) -> str:
+    """A fused model as ``fedkin fit`` makes it of the demonstration's rows, smaller."""
+    design = paper_design(20, 40, 6, 2, varrho=0.2, signal=2, seed=0)
+    options = FitOptions(select="holm")
+    found = compare(design.federation, graph=design.graph, options=options, repeats=2)
+    model = fit_federation(design.federation, design.graph, options)
+    model = with_history(model, design.federation, design.graph, options)
+    model = replace(model, comparison=found.plain(), history={**model.history, "command": "fedkin demo"})
+    return written(folder, "demo", model)
+
+
+def look_alike() -> Federation:
+    """Like landmine: rare classes, two kinds of ground."""
+    rng = np.random.default_rng(0)
+    theta = np.array([[-2.5, 1.5, 0.0, -1.0], [-2.5, -1.0, 1.5, 0.5]])
+    rows = {}
+    for u in range(16):
+        X = rng.standard_normal((300, 3))
+        chance = 1 / (1 + np.exp(-(theta[u % 2, 0] + X @ theta[u % 2, 1:])))
+        rows[u + 1] = (X, (rng.random(300) < chance).astype(float))
+    return Federation(rows, feature_names=("x1", "x2", "x3"))
+
+
+@pytest.fixture(scope="module")
+def landmine(folder: Path) -> str:
+    """Kin of the landmine tasks, or of tasks like them where the table is absent."""
+    table = DATA / "landmine" / "landmine.csv"
+    federation = Federation.read(table, device="task", target="label") if table.exists() else look_alike()
+    return written(folder, "landmine", fit_kin(federation, loss="logistic").model)
+
+
+@pytest.fixture(scope="module")
+def election(folder: Path) -> str:
+    """Shares of votes in the counties of each state, or a table like it: what matters here is the map."""
+    if (DATA / "election").is_dir():
+        federation = votes(DATA / "election")
+    else:
+        rng = np.random.default_rng(0)
+        rows = {}
+        for u, state in enumerate(["Ohio", "Texas", "Maine", "Iowa", "Utah", "New York", "Georgia", "Oregon"]):
+            X = rng.standard_normal((40, 2))
+            rows[state] = (X, X @ [3.0 if u % 2 else -3.0, 1.0] + rng.standard_normal(40))
+        federation = Federation(rows)
+    return written(folder, "election", fit_kin(federation).model)
+
+
+def votes(place: Path) -> Federation:
+    names = {"AGE775214": "over 65 (%)", "RHI125214": "white (%)", "EDU685213": "college (%)"}
+    facts = read_columns(place / "county_facts.csv")
+    known = {int(fips): [float(facts[name][k]) for name in names] for k, fips in enumerate(facts["fips"])}
+    results = read_columns(place / "2020_US_County_Level_Presidential_Results.csv")
+    rows = [
+        (state, 100 * float(share), known[int(fips)])
+        for state, share, fips in zip(results["state_name"], results["per_dem"], results["county_fips"], strict=True)
+        if int(fips) in known
+    ]
+    states = [state for state, _, _ in rows]
+    chosen = [row for row in rows if states.count(row[0]) >= 10]
+    return Federation.from_arrays(
+        np.array([x for _, _, x in chosen]),
+        np.array([y for _, y, _ in chosen]),
+        [state for state, _, _ in chosen],
+        feature_names=tuple(names.values()),
+        target_name="Democratic share (%)",
+    )
+
+
+@pytest.fixture(scope="module")
+def many(folder: Path) -> str:
+    """Two thousand sites."""
+    model = large(2000, 12)
+    centres = np.random.default_rng(1).standard_normal((8, 1, 12))
+    own = model.coef * np.r_[np.zeros(6), np.full(6, 0.1)]  # half of the coefficients are common to a group
+    return written(folder, "many", replace(model, coef=own + centres[model.clusters]))
+
+
+@pytest.fixture(scope="module")
+def unresolved(folder: Path) -> str:
+    """Sites that differ by degrees."""
+    rng = np.random.default_rng(0)
+    theta, X = rng.standard_normal((15, 3)), rng.standard_normal((15, 30, 3))
+    rows = {f"school {u}": (X[u], X[u] @ theta[u] + rng.standard_normal(30)) for u in range(15)}
+    return written(folder, "unresolved", fit_kin(Federation(rows)).model)
+
+
+ALL = ("demo", "landmine", "election", "many", "unresolved")
+
+
+@pytest.fixture
+def shown(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens pages; at the end nothing may be on a console, and nothing may have been asked of a network."""
+    opened: list[Page] = []
+
+    def show(address: str, **options: Any) -> Any:
+        opened.append(Page(browser, **options))
+        return opened[-1].open(address)
+
+    yield show
+    for one in opened:
+        assert all(url.startswith("file:") for url in one.asked)
+        one.close()
+
+
+def drawn(page: Any, selector: str) -> bool:
+    """Whether a canvas has more than one colour on it."""
+    return page.evaluate(
+        """selector => { const c = document.querySelector(selector), all = c.getContext("2d")
+        .getImageData(0, 0, c.width, c.height).data, seen = new Set();
+        for (let k = 0; k < all.length; k += 4) seen.add(all[k] + "," + all[k + 1] + "," + all[k + 2]);
+        return seen.size > 2; }""",
+        selector,
+    )
+
+
+def frame_of(page: Any, selector: str) -> dict[str, float]:
+    """Where an element is, once it is in sight."""
+    page.locator(selector).evaluate("one => one.scrollIntoView({block: 'center', behavior: 'instant'})")
+    return page.locator(selector).bounding_box()
+
+
+# --- every page -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, 1280), (False, PHONE), (True, PHONE)])
+def test_pages_are_drawn(name: str, dark: bool, width: int, request: pytest.FixtureRequest, shown: Any) -> None:
+    page = shown(request.getfixturevalue(name), dark=dark, width=width)
+    assert page.inner_text("h1") and page.inner_text(".lead")
+    assert drawn(page, ".graph canvas") and drawn(page, ".matrix canvas")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "nothing sticks out"
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(int(part) for part in background[4:-1].split(",")) < 200) == dark
+    place = os.environ.get("FEDKIN_PICTURES")
+    if place:
+        kind = f"{'dark' if dark else 'light'}-{'phone' if width == PHONE else 'wide'}"
+        page.screenshot(path=Path(place, f"{name}-{kind}.png"), full_page=True)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("dark", [False, True])
+def test_no_serious_findings_of_axe(name: str, dark: bool, request: pytest.FixtureRequest, shown: Any) -> None:
+    page = shown(request.getfixturevalue(name), dark=dark)
+    page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    assert serious_findings(page) == []
+
+
+def test_a_page_of_two_thousand_sites_is_there_at_once(many: str, browser: Any) -> None:
+    one = Page(browser)
+    session = one.context.new_cdp_session(one.page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})  # of the processor: others may be busy
+    one.open(many)
+    metrics = {line["name"]: line["value"] for line in session.send("Performance.getMetrics")["metrics"]}
+    one.close()
+    assert metrics["TaskDuration"] < PATIENCE
+
+
+# --- what they say and do -------------------------------------------------------------------------------------
+
+
+def test_the_comparison_and_the_path(demo: str, shown: Any) -> None:
+    page = shown(demo)
+    assert page.inner_text("h1") == "20 sites form 2 groups."
+    words = page.inner_text("#comparison")
+    for method in ("Local", "Global", "Site intercepts", "Fedkin"):
+        assert method in words
+    assert "gain over going alone" in words
+    page.click("#comparison summary")
+    assert page.locator("#comparison tbody tr[data-site]").count() == 12
+    assert page.locator("#path svg").count() == 2 and "lam =" in page.inner_text("#path")
+    assert "The optimum is certified" in page.inner_text("#trust")
+    assert "fedkin demo" in page.inner_text("#reproduce")
+    page.check("text=dropped edge")
+    assert drawn(page, ".graph canvas")
+
+
+def test_matrix_graph_and_table_are_linked(landmine: str, shown: Any) -> None:
+    page = shown(landmine)
+    box = frame_of(page, ".matrix canvas")
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.3)
+    assert "kin with probability" in page.inner_text(".matrix .said")
+    hovered = page.inner_text(".graph .said").split(":")[0]
+    assert page.inner_text(".matrix .said").startswith(f"{hovered} and ")
+    page.mouse.click(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.3)
+    assert page.inner_text(".card h3").strip() == hovered
+    page.fill("#coefficients input[type=search] >> nth=0", hovered)
+    assert page.locator("#coefficients tr.chosen").count() == 1
+    other = page.locator(".near button").first
+    name = other.inner_text()
+    other.click()
+    assert page.inner_text(".card h3").strip() == name
+    assert page.input_value("#difference input >> nth=0") == name
+
+
+def test_coefficients_are_sorted_and_searched(landmine: str, shown: Any) -> None:
+    page = shown(landmine)
+    cells = page.locator("#coefficients .block >> nth=0").locator("tbody td:nth-child(3)")
+
+    def values() -> list[float]:
+        return [float(text.replace("\u2212", "-")) for text in cells.all_inner_texts()]
+
+    assert values() == sorted(values(), reverse=True)
+    page.click("#coefficients button.sort >> text=Estimate")
+    assert values() == sorted(values())
+    before = values()
+    page.select_option("#coefficients select", index=0)
+    assert values() != before and "(intercept)" in page.inner_text("#coefficients .forest >> nth=0")
+    page.click("#coefficients button >> text=Next")
+    assert "13" in page.inner_text("#coefficients .count")
+    page.fill("#coefficients input[type=search] >> nth=0", "no such site")
+    assert page.inner_text("#coefficients .count") == "0 sites"
+
+
+def test_the_map_of_states(election: str, shown: Any) -> None:
+    page = shown(election)
+    assert page.get_attribute("text=Map", "aria-pressed") == "true"
+    places = page.evaluate("JSON.parse(document.getElementById('payload').textContent).places")
+    tile = next(one for one in places["tiles"] if one[0] == "OH")
+    box = frame_of(page, ".graph canvas")
+    unit = box["width"] / 11
+    page.mouse.click(box["x"] + (tile[1] + 0.5) * unit, box["y"] + (tile[2] + 1.9) * unit)
+    assert page.inner_text(".card h3").strip() == "Ohio"
+    page.click("text=Graph >> nth=0")
+    assert page.get_attribute("button:text-is('Graph')", "aria-pressed") == "true"
+    assert drawn(page, ".graph canvas")
+
+
+def test_groups_first_and_sites_on_demand(many: str, shown: Any) -> None:
+    page = shown(many)
+    assert page.inner_text("h1") == "2000 sites form 8 groups."
+    assert page.locator("tr[data-site]").count() <= 60, "lists are paged"
+    page.check("text=show sites")
+    page.focus(".graph canvas")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    chosen = page.inner_text(".card h3").strip()
+    assert chosen.startswith("site ") and page.locator(".near li").count() > 0
+    page.click("#coefficients summary")
+    page.fill("#coefficients input[type=search] >> nth=0", "site 01999")
+    assert page.locator("#coefficients tr[data-site]").count() == 1
+    assert "neighbouring sites" in page.inner_text(".matrix .said")
+
+
+def test_no_groups_resolved_is_said_in_peace(unresolved: str, shown: Any) -> None:
+    page = shown(unresolved)
+    assert page.inner_text("h1") == "No groups resolved: the 15 sites differ by degrees, not by kind."
+    assert "a result, not a failure" in page.inner_text(".calm")
+    assert page.locator(".legend-groups").count() == 0
+
+
+def test_everything_can_be_done_with_keys(landmine: str, shown: Any) -> None:
+    page = shown(landmine)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the report"
+    seen = set()
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        seen.add(page.evaluate("document.activeElement.tagName"))
+        if page.evaluate("document.activeElement.tagName") == "CANVAS":
+            break
+    assert {"A", "INPUT", "CANVAS"} <= seen
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    first = page.inner_text(".card h3")
+    page.keyboard.press("Escape")
+    assert page.locator(".card h3").count() == 0
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    assert page.inner_text(".card h3") and first
+
+
+def test_on_paper_everything_is_open_and_dark_is_light(demo: str, shown: Any, tmp_path: Path) -> None:
+    page = shown(demo, dark=True)
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert not page.is_visible(".contents") and page.is_visible("#comparison table")
+    assert page.evaluate("[...document.querySelectorAll('details')].every(one => one.open)")
+    page.pdf(path=tmp_path / "report.pdf")
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_names_are_text(browser: Any, folder: Path) -> None:
+    nasty = "</script><img src=x onerror=\"document.body.dataset.broken='yes'\">"
+    rows = {f"{nasty}{u}": ([[0.0], [1.0], [2.0 + u]], [1.0, 3.0, 5.0]) for u in range(3)}
+    model = fit_federation(Federation(rows, feature_names=[nasty]), None, FitOptions(lam=0.1))
+    model = replace(model, target_name=nasty)
+    one = Page(browser)
+    page = one.open(written(folder, "nasty", model))
+    page.click("#coefficients button.site >> nth=0")
+    assert page.locator("img").count() == 0 and page.evaluate("document.body.dataset.broken") is None
+    one.close()

@@ -1,0 +1,202 @@
+"""``fedkin watch``: what it serves and to whom, and a site that is killed and started again, seen in a browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+import fedkin
+from browser import Page, chromium, needs_browser, serious_findings
+from fedkin.admm import read_running
+from fedkin.cli import main
+from fedkin.cli.watch import run_state
+from fedkin.datasets import paper_design
+from fedkin.errors import ConvergenceWarning
+from fedkin.report.live import History, LiveServer
+from processes import capped, wait_for
+
+STATE: dict[str, Any] = {
+    "kind": "sites",
+    "sites": [
+        {"name": "<b>north</b>", "kind": "running", "state": "running", "round": 3, "waiting_for": [], "sent": 5}
+    ],
+    "edges": [],
+    "round": 3,
+    "rounds": 10,
+}
+
+
+def answer(url: str, **headers: str) -> tuple[int, str]:
+    try:
+        with urlopen(Request(url, headers=headers), timeout=10) as response:
+            return response.status, response.read().decode()
+    except HTTPError as error:
+        return error.code, error.read().decode()
+
+
+# --- the server -----------------------------------------------------------------------------------------------
+
+
+def test_only_who_has_the_token_sees_anything():
+    with LiveServer("a run", lambda: STATE) as server:
+        bare = server.url.partition("?")[0]
+        assert bare.startswith("http://127.0.0.1:")
+        code, page = answer(server.url)
+        assert code == 200 and "<b>north</b>" not in page and "\\u003cb\\u003enorth" in page
+        assert answer(bare)[0] == answer(f"{bare}?token=wrong")[0] == answer(f"{bare}events")[0] == 403
+        assert answer(server.url, Host="evil.example")[0] == 421
+        assert answer(server.url.replace("/?", "/other?"))[0] == 404
+    with LiveServer("a run", lambda: STATE) as again:
+        assert again.token != server.token
+
+
+def test_events_come_once_a_second_however_many_look_on():
+    looks: list[int] = []
+
+    def look() -> dict[str, Any]:
+        looks.append(1)
+        return {**STATE, "round": len(looks)}
+
+    with LiveServer("a run", look) as server:
+        url = server.url.replace("/?", "/events?")
+        rounds: dict[int, list[int]] = {0: [], 1: []}
+
+        def listen(k: int) -> None:
+            with urlopen(url, timeout=10) as stream:
+                while len(rounds[k]) < 3:
+                    line = stream.readline()
+                    if line.startswith(b"data: "):
+                        rounds[k].append(json.loads(line[6:])["round"])
+
+        threads = [threading.Thread(target=listen, args=(k,)) for k in rounds]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    assert all(found == sorted(set(found)) and len(found) == 3 for found in rounds.values())
+    assert len(looks) <= max(max(found) for found in rounds.values()) + 2
+
+
+def test_history_thins_out_but_keeps_both_ends():
+    history = History()
+    for second in range(2000):
+        told = history.add({"sites": [], "round": second}, float(second))
+    times = told["series"]["time"]
+    assert times[0] == 0 and times[-1] == 1999 and len(times) <= 601 and times == sorted(times)
+
+
+def test_a_look_that_fails_once_does_not_end_the_page(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fedkin.report.live.LOOK_SECONDS", 0.05)
+    looks: list[int] = []
+
+    def look() -> dict[str, Any]:
+        looks.append(1)
+        if len(looks) == 2:
+            raise OSError("gone for a moment")
+        return STATE
+
+    with LiveServer("a run", look):
+        wait_for(lambda: len(looks) > 4, 10)
+
+
+# --- a run in one process -------------------------------------------------------------------------------------
+
+
+def test_a_run_with_a_checkpoint_tells_how_far_it_is(tmp_path: Path):
+    design = paper_design(6, 30, 3, 2, seed=0)
+    problem = fedkin.Problem(design.federation, design.graph, lam=0.01)
+    rare = fedkin.Availability.bernoulli(0.5)
+    with pytest.warns(ConvergenceWarning):
+        fedkin.fed_admm(problem, 40, checkpoint=tmp_path / "run.db", availability=rare, tol=1e-12, record_every=10)
+    told = read_running(tmp_path / "run.db.running.json")
+    assert told is not None and told["state"] == "done" and told["round"] == 40 and len(told["sites"]) == 6
+    state = run_state(tmp_path / "run.db.running.json")
+    assert {site["kind"] for site in state["sites"]} == {"done"}
+    assert state["bytes"] > 0 and state["gap"] > 0 and len(state["trace"]["primal_residual"]) == 4
+    told["state"], told["pid"] = "running", os.getpid()
+    told["absent"] = [2]
+    (tmp_path / "run.db.running.json").write_text(json.dumps(told))
+    kinds = [site["kind"] for site in run_state(tmp_path / "run.db.running.json")["sites"]]
+    assert kinds == ["running", "running", "absent", "running", "running", "running"]
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    told["pid"] = ended.pid
+    (tmp_path / "run.db.running.json").write_text(json.dumps(told))
+    assert {site["kind"] for site in run_state(tmp_path / "run.db.running.json")["sites"]} == {"absent"}
+
+
+def test_a_place_without_anything_to_watch(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["watch", str(tmp_path / "nowhere"), "--no-browser"]) == 2
+    assert "there is no directory" in capsys.readouterr().err
+    pytest.importorskip("zenoh")
+    assert main(["watch", str(tmp_path), "--no-browser"]) == 2
+    assert "checkpoint" in capsys.readouterr().err
+
+
+# --- a federation ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def watching(folder: Path) -> Iterator[str]:
+    """``fedkin watch`` in the background; gives the address that it prints."""
+    command = [sys.executable, "-m", "fedkin.cli", "watch", str(folder), "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=capped) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r"http://\S+", process.stdout.readline())
+            assert found is not None
+            yield found[0]
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(180)
+class TestInTheBrowser:
+    pytestmark = needs_browser
+
+    def test_a_site_that_is_killed_turns_absent_and_comes_back(self, tmp_path: Path) -> None:
+        pytest.importorskip("zenoh")
+        from builders import small_problem
+        from fleet import Fleet
+
+        made = Fleet.make(tmp_path, small_problem(3), 1_000_000, rho=0.5)
+        with made as fleet, watching(tmp_path) as address, chromium() as browser:
+            shown = Page(browser)
+            page = shown.open(address)
+            page.wait_for_selector("tr[data-kind=absent] >> nth=2")  # nobody runs yet
+            fleet.start()
+            page.wait_for_selector("tr[data-kind=running] >> nth=2", timeout=60_000)
+            assert "Everybody is there." in page.inner_text("#then")
+            fleet.kill("d1")
+            page.wait_for_selector("tr[data-name=d1][data-kind=absent]", timeout=30_000)
+            assert "d1 is absent" in page.inner_text("#then")
+            page.wait_for_selector("tr[data-kind=waiting]", timeout=30_000)
+            assert "d1" in page.inner_text("tr[data-kind=waiting] td:last-child")
+            fleet.start("d1")
+            page.wait_for_selector("tr[data-name=d1][data-kind=running]", timeout=60_000)
+            page.wait_for_function("document.querySelector('.news').innerText.includes('d1 is back')")
+            assert (
+                page.inner_text(".news").count("d1 is absent") == page.inner_text(".news").count("d1 has started") == 1
+            )
+            assert re.search(r"Round [\d\u202f]+ of 1\u202f000\u202f000", page.inner_text("#now"))
+            assert re.search(r"kB|MB", page.inner_text("tr[data-name=d0]")), "bytes are counted"
+            assert serious_findings(page) == []
+            picture = os.environ.get("FEDKIN_PICTURES")
+            if picture:
+                page.screenshot(path=Path(picture, "watch.png"), full_page=True)
+            shown.close()
