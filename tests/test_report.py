@@ -167,6 +167,13 @@ def test_five_thousand_sites_fit_into_a_page():
     assert len(unpacked(told["nearest"]["sites"], "i4")) == 5000 * told["nearest"]["each"]
 
 
+def test_more_sites_than_all_pairs_can_be_looked_at():
+    told = payload_of(report_page(large(7000, 3)))
+    starts = told["matrix"]["starts"]
+    assert told["nearest"] is None and starts[0] == 0 and starts[-1] == 7000 and starts == sorted(starts)
+    assert sorted(told["order"]) == list(range(7000))
+
+
 def test_blocks_are_means_and_nearest_are_the_best():
     rng = np.random.default_rng(0)
     n = MOST_PAIRED_SITES + 203

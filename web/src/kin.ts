@@ -128,6 +128,7 @@ function card(model: Model, site: number, state: State): Node[] {
   }
   const notes = model.payload.sites.notes[String(site)] ?? [];
   const near = model.nearest(site, 8).filter((one) => one.share > 0.005);
+  const known = model.payload.matrix.kind === "pairs" || model.payload.nearest !== null;
   const what = model.payload.method === "kin" ? "Most likely kin" : "Most in common";
   const list = el("ol", { class: "near" });
   for (const one of near) {
@@ -148,7 +149,13 @@ function card(model: Model, site: number, state: State): Node[] {
     el("h3", {}, swatch, model.names[site]),
     el("p", {}, `${facts.join("; ")}.`),
     ...notes.map((words) => el("p", { class: "note" }, words)),
-    near.length ? el("h4", {}, what) : el("p", { class: "hint" }, "No site is likely to be its kin."),
+    near.length
+      ? el("h4", {}, what)
+      : el(
+          "p",
+          { class: "hint" },
+          known ? "No site is likely to be its kin." : "There are too many sites to list its kin here.",
+        ),
     list,
   ];
 }

@@ -34,7 +34,7 @@ def model_card(model: FittedModel) -> str:
     >>> from fedkin.report import model_card
     >>> fed = fedkin.Federation({u: [[float(u > 1)]] for u in range(4)})
     >>> model = fit_federation(fed, None, FitOptions(loss="mean", lam=0.02, select="none"))
-    >>> print(model_card(model)[:38])
+    >>> print(model_card(model)[:36])
     # Model card
     <BLANKLINE>
     4 sites form 2 groups.

@@ -30,6 +30,8 @@ PAYLOAD_VERSION = 1
 LEVEL = 0.95
 #: Estimates that a page holds; where there are more, the coefficients that differ least between sites are left out.
 MOST_ESTIMATES = 100_000
+#: Up to this many sites all pairs are looked at; above it, those of some sites.
+MOST_DENSE_SITES, SAMPLED_SITES = 6_000, 3_000
 #: Edges that a page holds.
 MOST_EDGES = 20_000
 #: Sites whose groups along the path a page holds.
@@ -58,9 +60,7 @@ def report_payload(model: FittedModel, places: Mapping[str, Any] | None = None) 
     """
     kin = model.kin
     groups, resolved = group_labels(model)
-    shares = _shares(model, kin)
-    order = display_order(shares, groups)
-    many = model.n_devices > MOST_PAIRED_SITES
+    pairs = _pairs(model, kin, groups)
     comparison = _comparison(model)
     title, lead = headline(model, groups, resolved, comparison)
     return {
@@ -83,10 +83,7 @@ def report_payload(model: FittedModel, places: Mapping[str, Any] | None = None) 
             "groups": groups.tolist(),
             "notes": {str(model.index[site]): list(lines) for site, lines in model.notes.items()},
         },
-        "order": order.tolist(),
-        "matrix": pair_matrix(shares, order),
-        "nearest": nearest_kin(shares) if many else None,
-        "edges": _edges(model, kin, shares),
+        **pairs,
         "places": dict(places) if places is not None else state_tiles(model.devices),
         "coefficients": _coefficients(model, kin),
         "comparison": comparison,
@@ -108,28 +105,51 @@ def group_labels(model: FittedModel) -> tuple[Index, bool]:
     return (rank[labels] if resolved else np.zeros(labels.size, dtype=np.int64)), resolved
 
 
-def _shares(model: FittedModel, kin: Kin | None) -> Array:
-    """``(V, V)``: probability of being kin, or for fused models the share of coefficients that are equal."""
-    if kin is not None:
-        return np.asarray(kin.probability, dtype=np.float64)
+def _pairs(model: FittedModel, kin: Kin | None, groups: Index) -> dict[str, Any]:
+    """What is known of pairs of sites: the order of the matrix, its cells, the nearest of each site, edges to draw."""
     V = model.n_devices
-    whole = np.concatenate([model.intercept, model.coef.reshape(V, -1)], axis=1)
-    used = whole[:, np.ptp(whole, axis=0) > 0] if V > 1 else whole
+    if V <= MOST_DENSE_SITES:
+        shares = _shares(model, kin, np.arange(V))
+        order = display_order(shares, groups)
+        matrix = pair_matrix(shares, order)
+        nearest = nearest_kin(shares) if V > MOST_PAIRED_SITES else None
+    else:  # means of blocks from some sites of each
+        shares, nearest, order = None, None, np.argsort(groups, kind="stable")
+        some = np.unique(np.linspace(0, V - 1, SAMPLED_SITES).astype(np.int64))
+        matrix = pair_matrix(_shares(model, kin, order[some]), np.arange(some.size))
+        matrix["starts"] = [*some[matrix["starts"][:-1]].tolist(), V]
+    edges = _edges(model, kin, shares)
+    return {"order": order.tolist(), "matrix": matrix, "nearest": nearest, "edges": edges}
+
+
+def _shares(model: FittedModel, kin: Kin | None, sites: Index) -> Array:
+    """Shares of all pairs of some sites: the probability of being kin, or of fused models what they have in common.
+
+    In common are the coefficients that are equal, among those that are not equal everywhere.
+    """
+    if kin is not None:
+        if hasattr(kin.probability, "block"):
+            return np.asarray(kin.probability.block(sites, sites))
+        return np.asarray(kin.probability, dtype=np.float64)[np.ix_(sites, sites)]
+    whole = np.concatenate([model.intercept, model.coef.reshape(model.n_devices, -1)], axis=1)
+    used = whole[:, np.ptp(whole, axis=0) > 0]
     if not used.shape[1]:
-        return np.ones((V, V))
-    equal = np.zeros((V, V), dtype=np.float32)
+        return np.ones((sites.size, sites.size))
+    equal = np.zeros((sites.size, sites.size), dtype=np.float32)
     scale = 1e-9 * np.abs(used).max(axis=0)
     for j in range(used.shape[1]):
-        level = np.rint(used[:, j] / scale[j])
+        level = np.rint(used[sites, j] / scale[j])
         equal += level[:, None] == level
     return np.asarray(equal / used.shape[1], dtype=np.float64)
 
 
-def _edges(model: FittedModel, kin: Kin | None, shares: Array) -> dict[str, Any]:
+def _edges(model: FittedModel, kin: Kin | None, shares: Array | None) -> dict[str, Any]:
     """Edges to draw. Those of a kin fit are pairs that are kin rather than not."""
     history = model.history or {}
     if kin is None:
         kept, what = model.graph.edges, "kept"
+    elif shares is None:
+        kept, what = np.empty((0, 2), dtype=np.int64), "likely"
     else:
         i, j = np.nonzero(np.tril(shares, -1) >= 0.5)
         kept, what = np.column_stack([i, j]), "likely"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # loads what fits models
 #: R-hat up to which chains agree, and up to which they nearly do.
 _AGREE, _NEARLY = 1.05, 1.2
 _ENOUGH_DRAWS = 100
+_SAMPLED = 2_000  # sites whose pairs are averaged
 _GRAPHS = {
     "used": "The given graph helped: edges are more frequent inside groups than between them.",
     "ignored": "The given graph does not tell who is kin, so it was ignored.",
@@ -159,12 +160,7 @@ def _about_groups(kin: Kin) -> dict[str, str]:
             "by the data. The sites' estimates average over all groupings, so they are good without them."
         )
         return {"tone": "good", "title": "Why there are no groups", "words": words}
-    one = np.asarray(kin.groups)[:, None] == np.asarray(kin.groups)
-    np.fill_diagonal(one, False)
-    inside = float(kin.probability[one].mean()) if one.any() else 1.0
-    outside = ~one
-    np.fill_diagonal(outside, False)
-    between = float(kin.probability[outside].mean()) if outside.any() else 0.0
+    inside, between = _mean_probabilities(kin)
     words = (
         f"Members of one group are kin with probability {inside:.2f} on average, sites of different groups with "
         f"{between:.2f}. The most likely number of groups is {likely} (probability {chance:.2f}); a model without "
@@ -175,6 +171,19 @@ def _about_groups(kin: Kin) -> dict[str, str]:
         "title": "How sure the groups are",
         "words": words,
     }
+
+
+def _mean_probabilities(kin: Kin) -> tuple[float, float]:
+    """Of pairs in one group and of pairs in different ones; of many sites, of some of them."""
+    V = len(kin.devices)
+    some = np.unique(np.linspace(0, V - 1, min(V, _SAMPLED)).astype(np.int64))
+    chance = kin.probability
+    values = chance.block(some, some) if hasattr(chance, "block") else np.asarray(chance)[np.ix_(some, some)]
+    groups = np.asarray(kin.groups)[some]
+    below = np.tril(np.ones((some.size, some.size), dtype=bool), -1)
+    same = (groups[:, None] == groups) & below
+    other = ~same & below
+    return float(values[same].mean()) if same.any() else 1.0, float(values[other].mean()) if other.any() else 0.0
 
 
 # --- reproduction ----------------------------------------------------------------------------------------------
