@@ -18,7 +18,7 @@ from browser import Page, chromium, needs_browser, serious_findings
 from fedkin import Federation
 from fedkin.data import read_columns
 from fedkin.datasets import paper_design
-from fedkin.fitting import FitOptions, FittedModel, compare, fit_federation, fit_kin, with_history
+from fedkin.fitting import FitOptions, FittedModel, compare, fit_federation, with_history
 from fedkin.report import report_page
 from test_report import large
 
@@ -78,7 +78,7 @@ def landmine(folder: Path) -> str:
     """Kin of the landmine tasks, or of tasks like them where the table is absent."""
     table = DATA / "landmine" / "landmine.csv"
     federation = Federation.read(table, device="task", target="label") if table.exists() else look_alike()
-    return written(folder, "landmine", fit_kin(federation, loss="logistic").model)
+    return written(folder, "landmine", fit_federation(federation, None, FitOptions(loss="logistic", method="kin")))
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def election(folder: Path) -> str:
             X = rng.standard_normal((40, 2))
             rows[state] = (X, X @ [3.0 if u % 2 else -3.0, 1.0] + rng.standard_normal(40))
         federation = Federation(rows)
-    return written(folder, "election", fit_kin(federation).model)
+    return written(folder, "election", fit_federation(federation, None, FitOptions(method="kin")))
 
 
 def votes(place: Path) -> Federation:
@@ -132,7 +132,7 @@ def unresolved(folder: Path) -> str:
     rng = np.random.default_rng(0)
     theta, X = rng.standard_normal((15, 3)), rng.standard_normal((15, 30, 3))
     rows = {f"school {u}": (X[u], X[u] @ theta[u] + rng.standard_normal(30)) for u in range(15)}
-    return written(folder, "unresolved", fit_kin(Federation(rows)).model)
+    return written(folder, "unresolved", fit_federation(Federation(rows), None, FitOptions(method="kin")))
 
 
 ALL = ("demo", "landmine", "election", "many", "unresolved")
