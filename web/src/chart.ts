@@ -4,6 +4,9 @@ import { tick as short, svg } from "./dom";
 
 type Scale = ScaleContinuousNumeric<number, number>;
 
+/** The width of a chart: on a phone as wide as the page, so that its words stay as large as the text. */
+export const room = (most: number): number => Math.max(Math.min(most, document.documentElement.clientWidth - 36), 280);
+
 /** An SVG picture that a screen reader announces with one sentence. */
 export function picture(width: number, height: number, label: string): SVGSVGElement {
   return svg("svg", {

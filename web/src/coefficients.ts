@@ -1,6 +1,6 @@
 // Coefficients as a forest: one feature over groups and sites, or all features of one site; and two sites compared.
 import { scaleLinear } from "d3-scale";
-import { bottomAxis, extent, picture } from "./chart";
+import { bottomAxis, extent, picture, room } from "./chart";
 import type { Model } from "./data";
 import { el, fmt, fresh, plural, section, svg } from "./dom";
 import { Pager } from "./pager";
@@ -47,7 +47,7 @@ function featureSelect(model: Model, id: string, first: number): HTMLSelectEleme
   return select;
 }
 
-/** The coefficient that differs most between sites, measured by what is known of it. */
+/** The coefficient that differs most between groups, or between sites where there are none, for what is known of it. */
 function mostVaried(model: Model): number {
   const { spread, mean, names } = model.payload.coefficients;
   let best = 0;
@@ -55,13 +55,25 @@ function mostVaried(model: Model): number {
   names.forEach((name, k) => {
     if (name.startsWith("(intercept)") && names.length > 1) return;
     const half = model.halves ? averageHalf(model, k) : Math.abs(mean[k] ?? 0) || 1;
-    const ratio = (spread[k] ?? 0) / (half || 1e-12);
+    const ratio = (model.payload.resolved ? betweenGroups(model, k) : (spread[k] ?? 0)) / (half || 1e-12);
     if (ratio > most) {
       most = ratio;
       best = k;
     }
   });
   return best;
+}
+
+/** Standard deviation of the groups' means, sites counting equally. */
+function betweenGroups(model: Model, feature: number): number {
+  let [count, sum, squares] = [0, 0, 0];
+  for (const members of model.members) {
+    const value = members.reduce((total, site) => total + model.estimate(site, feature), 0) / members.length;
+    count += members.length;
+    sum += members.length * value;
+    squares += members.length * value * value;
+  }
+  return Math.sqrt(Math.max(squares / count - (sum / count) ** 2, 0));
 }
 
 function averageHalf(model: Model, feature: number): number {
@@ -226,24 +238,25 @@ function groupForest(model: Model, feature: number, domain: Domain): HTMLElement
       });
     });
   }
-  const width = 760;
+  const width = room(760);
   const row = 34;
-  const left = 190;
+  const narrow = width < 560;
+  const left = narrow ? 84 : 190;
   const bottom = 10 + row * lines.length;
   const x = scaleLinear()
     .domain([domain.low, domain.high])
     .nice(5)
-    .range([left, width - 90]);
+    .range([left, width - (narrow ? 62 : 90)]);
   const label = `${titleOf(model, feature)}: ${lines.map((one) => `${one.name} ${fmt(one.value)}`).join(", ")}`;
   const chart = picture(width, bottom + 44, label);
-  chart.append(bottomAxis(x, 4, bottom, titleOf(model, feature), 6));
+  chart.append(bottomAxis(x, 4, bottom, titleOf(model, feature), narrow ? 3 : 6));
   chart.append(svg("line", { x1: x(0), x2: x(0), y1: 4, y2: bottom, class: "zero" }));
   lines.forEach((one, k) => {
     const y = 10 + row * (k + 0.5);
     const tint = one.tint ?? "currentColor";
     chart.append(
       svg("text", { x: 0, y: y + 4, class: "name" }, one.name),
-      svg("text", { x: left - 14, y: y + 4, "text-anchor": "end", class: "hint" }, one.hint),
+      svg("text", { x: left - 14, y: y + 4, "text-anchor": "end", class: "hint" }, narrow ? "" : one.hint),
       svg("line", {
         x1: x(one.low),
         x2: x(one.high),

@@ -1,6 +1,6 @@
 // What sharing is worth: the methods side by side, then who gains and who loses.
 import { scaleLinear } from "d3-scale";
-import { bottomAxis, extent, picture } from "./chart";
+import { bottomAxis, extent, picture, room } from "./chart";
 import type { Comparison, Model } from "./data";
 import { el, fmt, plural, section, svg } from "./dom";
 import { Pager } from "./pager";
@@ -33,9 +33,9 @@ export function compareSection(model: Model, state: State): HTMLElement | null {
 
 function methodsChart(found: Comparison): HTMLElement {
   const methods = found.methods;
-  const width = 520;
+  const width = room(520);
   const row = 44;
-  const left = 150;
+  const left = 146;
   const bottom = 12 + row * methods.length;
   const ends = methods.flatMap((one) => {
     const error = one.standard_error ?? 0;
@@ -88,7 +88,7 @@ function gains(model: Model, found: Comparison): HTMLElement | null {
     .sort((a, b) => b.value - a.value);
   const gain = sorted.filter((one) => one.value > 0).length;
   const loss = sorted.filter((one) => one.value < 0).length;
-  const width = 520;
+  const width = room(520);
   const height = 44 * found.methods.length + 12;
   const y = scaleLinear()
     .domain(extent([0, ...sorted.map((one) => one.value)], 0.04))

@@ -1,12 +1,12 @@
 // How the choice of lam came about: groups that fuse as it grows, the cross-validation curve, the chosen point.
 import { scaleLinear, scaleLog } from "d3-scale";
 import { area, line } from "d3-shape";
-import { extent, leftAxis, picture } from "./chart";
+import { extent, leftAxis, picture, room } from "./chart";
 import type { Model } from "./data";
 import { el, fmt, plural, section, svg, tick } from "./dom";
 import { groupColour, onTheme } from "./theme";
 
-const WIDTH = 520;
+const WIDTH = room(520);
 const LEFT = 58;
 const RIGHT = WIDTH - 14;
 

@@ -10,7 +10,7 @@ import {
 } from "d3-force";
 import { scaleLinear, scaleLog } from "d3-scale";
 import { line } from "d3-shape";
-import { bottomAxis, extent, leftAxis, picture, resize } from "./chart";
+import { bottomAxis, extent, leftAxis, picture, resize, room } from "./chart";
 import { el, fmt, plural, section, svg, whole } from "./dom";
 import { colour, onTheme } from "./theme";
 
@@ -394,7 +394,7 @@ function curves(
   named: [string, (number | null)[]][],
   log: boolean,
 ): HTMLElement {
-  const [width, height] = [520, 240];
+  const [width, height] = [room(520), 240];
   const good = (value: number | null | undefined): value is number =>
     value !== null && value !== undefined && Number.isFinite(value) && (!log || value > 0);
   const values = named.flatMap(([, all]) => all.filter(good));
