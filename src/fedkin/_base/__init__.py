@@ -1,7 +1,7 @@
 """Ground floor: what every room may use and what knows nothing of federated learning.
 
-In: plain values and paths. Out: array types, checks of arguments, words for messages, cores and threads, files written
-in one step, locks, waits, loops that tell how far they are. Imports: `fedkin.errors` only.
+In: plain values and paths. Out: array types, checks of arguments, words for messages, cards for notebooks, cores and
+threads, files written in one step, locks, waits, loops that tell how far they are. Imports: `fedkin.errors` only.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fedkin._base.files import (
     write_arrays,
     write_file,
 )
+from fedkin._base.html import html_card, some_of
 from fedkin._base.locks import is_locked, lock
 from fedkin._base.progress import Listener, listening, logger, tracked
 from fedkin._base.waiting import wait_until
@@ -38,6 +39,7 @@ __all__ = [
     "check_whole",
     "count",
     "frozen",
+    "html_card",
     "is_locked",
     "listed",
     "listening",
@@ -45,6 +47,7 @@ __all__ = [
     "logger",
     "replacing",
     "replacing_directory",
+    "some_of",
     "tracked",
     "wait_until",
     "write_arrays",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedkin._base import AnyArray, Array, Index, count, frozen, listed
+from fedkin._base import AnyArray, Array, Index, count, frozen, html_card, listed, some_of
 from fedkin.data.checks import (
     RowNames,
     check_finite,
@@ -396,6 +396,17 @@ class Federation(HasDevices):
     def __repr__(self) -> str:
         counts = [count(self.n_devices, "device"), count(len(self.X), "row"), count(self.n_features, "feature")]
         return f"Federation({', '.join(counts)})"
+
+    def _repr_html_(self) -> str:
+        rows = self.n_samples
+        per_site = f"{rows.min()} to {rows.max()}" if rows.size else "none"
+        facts = {
+            "sites": f"{self.n_devices}: {some_of(self.devices)}",
+            "rows": f"{len(self.X)}, {per_site} at a site",
+            "features": f"{self.n_features}: {some_of(self.feature_names)}",
+            "target": "none" if self.y is None else self.target_name or "y",
+        }
+        return html_card("Federation", facts)
 
     # --- making another one -----------------------------------------------------------------------------------
 

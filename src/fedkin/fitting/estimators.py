@@ -114,6 +114,12 @@ class PerDevice:
         self.clusters_ = model.clusters
         return self
 
+    def _html_repr(self) -> str:
+        """What notebooks show: scikit-learn's diagram before the fit, the model after it."""
+        if hasattr(self, "model_"):
+            return self.model_._repr_html_().replace("FittedModel", type(self).__name__, 1)
+        return str(super()._html_repr())  # type: ignore[misc]
+
     def _checked(self, X: ArrayLike, y: ArrayLike) -> tuple[Array, NDArray[Any]]:
         raise NotImplementedError
 

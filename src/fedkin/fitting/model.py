@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkin import __version__
-from fedkin._base import Array, Index, count
+from fedkin._base import Array, Index, count, html_card, some_of
 from fedkin.data import HasDevices, Schema, columns_of, raise_findings
 from fedkin.errors import ModelFileError, ParameterError
 from fedkin.fitting.kin_files import KinField, StoredKin, kin_files
@@ -235,6 +235,23 @@ class FittedModel(HasDevices):
             found = f"in {groups}" if self.kin.resolved else "no groups resolved"
             return f"FittedModel({self.loss.name}, kin, {devices}, {found})"
         return f"FittedModel({self.loss.name}, {devices} in {groups}, lam={self.lam:.4g}, gap={self.gap:.1e})"
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "loss": self.loss.name + (f", target {self.target_name}" if self.target_name else ""),
+            "sites": f"{self.n_devices}, {int(self.n_samples.sum())} rows",
+            "features": f"{self.n_features}: {some_of(self.feature_names)}",
+        }
+        if self.kin is None:
+            facts |= {"lam": f"{self.lam:.4g}", "relative gap": f"{self.gap:.1e} ({self.status})"}
+        if self.comparison:
+            facts["comparison"] = str(self.comparison.get("verdict", ""))
+        few = 1 < self.n_clusters < self.n_devices
+        members = sorted(self.groups(), key=len, reverse=True) if few else []
+        lines = [(k + 1, len(group), some_of(group)) for k, group in enumerate(members)]
+        if not few:
+            facts["groups"] = "one" if self.n_clusters == 1 else "none resolved"
+        return html_card("FittedModel", facts, ("group", "sites", "members"), lines)
 
     # --- predictions ------------------------------------------------------------------------------------------
 

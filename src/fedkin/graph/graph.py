@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from fedkin._base import Array, Index, count, frozen
+from fedkin._base import Array, Index, count, frozen, html_card, some_of
 from fedkin.data import HasDevices
 from fedkin.errors import DataError, GraphError, ParameterError
 from fedkin.graph.checks import (
@@ -484,6 +484,17 @@ class Graph(HasDevices):
     def __repr__(self) -> str:
         counts = (count(self.n_devices, "device"), count(self.n_edges, "edge"), count(self.n_components, "component"))
         return f"Graph({', '.join(counts)})"
+
+    def _repr_html_(self) -> str:
+        degree = self.degree
+        around = f"{degree.min():g} to {degree.max():g}, {degree.mean():.3g} on average" if self.n_devices else "none"
+        facts = {
+            "sites": f"{self.n_devices}: {some_of(self.devices)}",
+            "edges": self.n_edges,
+            "neighbours of a site": around,
+            "connected components": self.n_components,
+        }
+        return html_card("Graph", facts)
 
     # --- making another one -----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from scipy.special import ndtri
 
-from fedkin._base import Array, Index, check_choice, count
+from fedkin._base import Array, Index, check_choice, count, html_card, some_of
 from fedkin.data import Rows
 from fedkin.errors import ParameterError, UnknownDeviceError
 from fedkin.graph import Graph
@@ -133,6 +133,20 @@ class Kin:
     def __repr__(self) -> str:
         groups = count(int(self.groups.max()) + 1, "group") if self.resolved else "no groups resolved"
         return f"Kin({count(len(self.devices), 'site')}, {count(len(self.names), 'parameter')}, {groups})"
+
+    def _repr_html_(self) -> str:
+        likely = int(np.argmax(self.n_groups))
+        facts = {
+            "sites": f"{len(self.devices)}, {int(self.n_samples.sum())} rows",
+            "groups": count(int(self.groups.max()) + 1, "group") if self.resolved else "no groups resolved",
+            "most likely number": f"{likely} (probability {self.n_groups[likely]:.2f})",
+            "weight of no groups": f"{self.weight_mixed:.2f}",
+        }
+        lines = [
+            (k + 1, int((self.groups == k).sum()), some_of([self.devices[u] for u in np.flatnonzero(self.groups == k)]))
+            for k in range(int(self.groups.max()) + 1 if self.resolved else 0)
+        ]
+        return html_card("Kin", facts, ("group", "sites", "members"), lines)
 
     def reordered(self, order: Index) -> Kin:
         """The same result with sites in another order; groups of equal size are numbered by first member."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import ndtri
 
-from fedkin._base import count
+from fedkin._base import count, some_of
 
 if TYPE_CHECKING:
     from fedkin.kin.result import Kin
@@ -66,13 +65,8 @@ def _groups(kin: Kin) -> list[str]:
     lines = []
     for k in range(int(kin.groups.max()) + 1):
         members = [kin.devices[u] for u in np.flatnonzero(kin.groups == k)]
-        lines.append(f"Group {k + 1} ({count(len(members), 'site')}): {_some(members)}")
+        lines.append(f"Group {k + 1} ({count(len(members), 'site')}): {some_of(members)}")
     return lines
-
-
-def _some(members: list[Hashable], most: int = 8) -> str:
-    shown = ", ".join(str(member) for member in members[:most])
-    return shown + (f", and {len(members) - most} more" if len(members) > most else "")
 
 
 def _notes(kin: Kin, level: float) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedkin._base import Array, Index, check_nonnegative
+from fedkin._base import Array, Index, check_nonnegative, count, html_card
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
 from fedkin.graph import Graph
@@ -200,6 +200,16 @@ class Problem:
             raise DataError(f"{purpose} needs rows, but the problem was made of the sites' summaries")
         return self.federation
 
+    def _repr_html_(self) -> str:
+        facts = {
+            "data": repr(self.federation),
+            "graph": repr(self.graph),
+            "loss": ", ".join(dict.fromkeys(loss.name for loss in self.losses)),
+            "penalty": f"{self.fused.penalty.name}, lam {self.lam:.4g}",
+            "parameters": f"{self.n_params} at each of {count(self.n_devices, 'site')}",
+        }
+        return html_card("Problem", facts)
+
     def with_lam(self, lam: float) -> Problem:
         """The same problem at another ``lam``; what was computed from the rows is shared."""
         other = replace(self, lam=lam)
@@ -263,6 +273,15 @@ class Solution:
     alpha: Array = field(repr=False)
     message: str = ""
     radius: float | None = None
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "status": self.message or self.status,
+            "objective": f"{self.objective:.6g}",
+            "relative gap": f"{self.gap:.1e}",
+            "parameters": f"{self.theta.shape[1]} at each of {count(len(self.theta), 'site')}",
+        }
+        return html_card("Solution", facts)
 
     def clusters(self, graph: Graph) -> Index:
         """Labels ``(V,)`` of devices joined by edges of ``graph`` along which they hold the same parameters.

@@ -13,6 +13,7 @@ from fedkin.report.page import page_with_script, report_page
 from fedkin.report.pages import DemoResult, demo_page, demo_picture, render
 from fedkin.report.payload import report_payload
 from fedkin.report.places import read_coordinates
+from fedkin.report.plots import plot_coefficients, plot_graph, plot_kin, plot_path
 
 __all__ = [
     "DemoResult",
@@ -21,6 +22,10 @@ __all__ = [
     "demo_picture",
     "model_card",
     "page_with_script",
+    "plot_coefficients",
+    "plot_graph",
+    "plot_kin",
+    "plot_path",
     "read_coordinates",
     "render",
     "report_page",

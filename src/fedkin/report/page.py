@@ -8,6 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from fedkin._base import some_of
 from fedkin.report.pages import render
 from fedkin.report.payload import report_payload
 
@@ -88,9 +89,7 @@ def _plain(payload: Mapping[str, Any]) -> dict[str, Any]:
     if payload["resolved"]:
         for group in sorted(members)[:_MOST_GROUPS]:
             sites = members[group]
-            more = len(sites) - _MOST_NAMED
-            shown = ", ".join(sites[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-            groups.append((f"Group {group + 1}", len(sites), shown))
+            groups.append((f"Group {group + 1}", len(sites), some_of(sites, _MOST_NAMED)))
     return {
         "lead": payload["lead"],
         "about": payload["about"],

@@ -109,24 +109,25 @@ def _pairs(model: FittedModel, kin: Kin | None, groups: Index) -> dict[str, Any]
     """What is known of pairs of sites: the order of the matrix, its cells, the nearest of each site, edges to draw."""
     V = model.n_devices
     if V <= MOST_DENSE_SITES:
-        shares = _shares(model, kin, np.arange(V))
+        shares = shares_of(model, np.arange(V))
         order = display_order(shares, groups)
         matrix = pair_matrix(shares, order)
         nearest = nearest_kin(shares) if V > MOST_PAIRED_SITES else None
     else:  # means of blocks from some sites of each
         shares, nearest, order = None, None, np.argsort(groups, kind="stable")
         some = np.unique(np.linspace(0, V - 1, SAMPLED_SITES).astype(np.int64))
-        matrix = pair_matrix(_shares(model, kin, order[some]), np.arange(some.size))
+        matrix = pair_matrix(shares_of(model, order[some]), np.arange(some.size))
         matrix["starts"] = [*some[matrix["starts"][:-1]].tolist(), V]
     edges = _edges(model, kin, shares)
     return {"order": order.tolist(), "matrix": matrix, "nearest": nearest, "edges": edges}
 
 
-def _shares(model: FittedModel, kin: Kin | None, sites: Index) -> Array:
+def shares_of(model: FittedModel, sites: Index) -> Array:
     """Shares of all pairs of some sites: the probability of being kin, or of fused models what they have in common.
 
     In common are the coefficients that are equal, among those that are not equal everywhere.
     """
+    kin = model.kin
     if kin is not None:
         if hasattr(kin.probability, "block"):
             return np.asarray(kin.probability.block(sites, sites))
