@@ -1,5 +1,6 @@
 """Columns from files and frames."""
 
+import csv
 import datetime
 import sys
 
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkin.data import columns_of, device_id, device_ids, infer_column, read_columns, write_csv
+from fedkin.data.arrow import read_large_csv
 from fedkin.data.tables import as_column
 from fedkin.errors import DataError, MissingDependencyError
 
@@ -388,3 +390,43 @@ def test_written_file_has_ordinary_permissions(tmp_path):
 def test_writing_into_no_directory(tmp_path):
     with pytest.raises(DataError, match="there is no directory"):
         write_csv(tmp_path / "absent" / "table.csv", ["a"], [])
+
+
+# --- large files ----------------------------------------------------------------------------------------------
+
+
+NASTY = {
+    "id": ["007", "12", "", "3"],
+    " padded ": [" 1", "2 ", "", "4.5"],
+    "big": [str(2**60), str(2**60 + 1), "1", "2"],
+    "flag": ["True", "false", "TRUE", "False"],
+    "text": ['say "hi"', "a,b", "two\nlines", "NA"],
+    "number": ["1e3", "-0.5", "NA", "inf"],
+    "plain": ["1", "", "-2.5", "3e-2"],
+    "plus": ["+1", "+2", "3", "4"],
+    "mixed": ["1", "x", "2", "3"],
+    "nothing": ["", "", "", ""],
+}
+
+
+@pytest.mark.parametrize("mark", [",", ";", "|"])
+def test_large_files_are_read_as_small_ones(tmp_path, mark):
+    path = tmp_path / "table.csv"
+    with path.open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.writer(file, delimiter=mark)
+        writer.writerows([list(NASTY), *zip(*NASTY.values(), strict=True)])
+    expected, found = read_columns(path), read_large_csv(path, least=0)
+    assert list(found) == list(expected)
+    for name, column in expected.items():
+        assert found[name].dtype == column.dtype, name
+        assert [repr(cell) for cell in found[name].tolist()] == [repr(cell) for cell in column.tolist()], name
+
+
+def test_what_is_wrong_with_a_large_file_is_said_as_for_a_small_one(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("a,b\n1,2\n3\n")
+    assert read_large_csv(path, least=0) is None
+    path.write_text("a,a\n1,2\n")
+    with pytest.raises(DataError, match="line 1: several columns are called 'a'"):
+        read_large_csv(path, least=0)
+    assert read_large_csv(path) is None

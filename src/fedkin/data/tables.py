@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import AnyArray, replacing
+from fedkin.data.arrow import read_large_csv
 from fedkin.data.cells import LARGEST_EXACT_INTEGER, infer_column, read_cells
 from fedkin.data.ids import is_missing, unwrapped
 from fedkin.errors import DataError, missing_dependency
@@ -175,7 +176,7 @@ def read_columns(path: str | os.PathLike[str]) -> Columns:
     Parameters
     ----------
     path : path
-        ``.csv``, ``.tsv``, ``.txt`` (UTF-8; a header line; cells parted by commas, semicolons or tabs), or
+        ``.csv``, ``.tsv``, ``.txt`` (UTF-8; a header line; cells parted by commas, semicolons, tabs or bars), or
         ``.parquet``, ``.pq``.
 
     Returns
@@ -211,6 +212,9 @@ def read_columns(path: str | os.PathLike[str]) -> Columns:
             f"{path}: cannot tell the format from the suffix {path.suffix!r}, "
             f"expected one of {', '.join(CSV_SUFFIXES + PARQUET_SUFFIXES)}"
         )
+    quick = read_large_csv(path)
+    if quick is not None:
+        return quick
     header, columns = read_cells(path)
     return {name: infer_column(cells) for name, cells in zip(header, columns, strict=True)}
 
