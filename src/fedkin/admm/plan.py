@@ -189,6 +189,8 @@ def _steps(
 def device_rows(problem: Problem, batch_size: BatchSize, streaming: set[Hashable]) -> DeviceRows:
     """The rows of all devices and their batch sizes, checked."""
     federation = problem.rows_for("Fed-ADMM")
+    if federation.weight is not None:
+        raise ParameterError("Fed-ADMM draws rows and takes no weights: leave weight= out, or use the exact solver")
     counts = federation.n_samples
     batch = _batches(batch_size, counts, federation.devices, streaming)
     y = federation.y

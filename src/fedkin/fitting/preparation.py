@@ -80,8 +80,6 @@ def prepare(federation: Federation | Summaries, options: FitOptions, schema: Sch
     if not federation.n_samples.all():
         empty = federation.devices[int(np.flatnonzero(federation.n_samples == 0)[0])]
         raise DataError(f"device {empty!r} has no rows to fit: leave it out or give it data")
-    if federation.weight is not None:
-        raise ParameterError("weights of rows are read, but no fit uses them yet: leave weight= out")
     federation, learned = _filled(federation)
     loss, classes, encoded = _encoded(federation, options.loss, None if schema is None else schema.classes)
     has_intercept = options.fit_intercept and not loss.location
@@ -225,12 +223,13 @@ def well_posed_problem(prepared: Prepared, graph: Graph, options: FitOptions) ->
 def with_light_ridge(problem: Problem, groups: Graph, devices: list[Hashable]) -> Problem:
     """A 25th of one row's worth of ridge for all devices, intercept included; the rule of `LocalFit`."""
     fed = problem.federation
-    rows = np.bincount(groups.components(), weights=fed.n_samples)[groups.components()]
+    own = fed.n_samples if isinstance(fed, Summaries) else fed.weight_sums
+    rows = np.bincount(groups.components(), weights=own)[groups.components()]
     fewest = min(rows[fed.index[device]] for device in devices)
     if isinstance(fed, Summaries):
         scale = fed.column_scale
     else:
-        scale = (fed.X**2).mean(axis=0)
+        scale = np.average(fed.X**2, axis=0, weights=fed.weight)
         scale[scale == 0] = 1.0
     light = np.tile(scale, problem.n_params // fed.n_features) / (LOGIT_SIZE * fewest)
     return replace(problem, ridge=np.asarray(problem.ridge) + light)
@@ -268,7 +267,7 @@ def _without_minimiser(prepared: Prepared, labels: NDArray[np.int64], options: F
         diverges = np.flatnonzero(loss.constant_diverges(fed.y, group)) if prepared.fit_intercept else ()
         bad: dict[Hashable, str] = {int(label): _SEPARATED for label in diverges}
     else:
-        fit = local_fit(Federation.from_arrays(fed.X, fed.y, group, offset=fed.offset), loss)
+        fit = local_fit(Federation.from_arrays(fed.X, fed.y, group, offset=fed.offset, weight=fed.weight), loss)
         bad = {
             label: COLLINEAR if "design of rank" in fit.notes[label] else _SEPARATED
             for label in (fit.devices[u] for u in np.flatnonzero(fit.rescued))

@@ -112,7 +112,7 @@ class Kin:
     devices: tuple[Hashable, ...]
     names: tuple[str, ...]
     loss: Loss
-    n_samples: Index
+    n_samples: Index | Array
     mean: Array
     mean_covariance: Array
     spread: Array

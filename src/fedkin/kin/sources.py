@@ -23,7 +23,7 @@ class Source(Protocol):
     devices: tuple[Hashable, ...]
     loss: Loss
     names: tuple[str, ...]
-    n_samples: Index
+    n_samples: Index | Array
 
     def first(self) -> Quadratics:
         """Quadratics to begin with, and to find units from."""
@@ -34,6 +34,7 @@ class SummarySource:
 
     def __init__(self, summaries: Summaries) -> None:
         self.summaries, self.devices, self.loss = summaries, summaries.devices, summaries.loss
+        self.n_samples: Index | Array
         self.names = summaries[summaries.devices[0]].parameter_names
         self.n_samples = summaries.n_samples
 
@@ -62,7 +63,8 @@ class RowSource:
             raise DataError(f"site {empty!r} has no rows: leave it out, and ask for its model with `join`")
         losses = resolve_losses(loss, federation)
         self.federation, self.devices, self.loss = federation, federation.devices, losses[0]
-        self.n_samples = federation.n_samples
+        # a row of weight w counts as w rows
+        self.n_samples = federation.n_samples if federation.weight is None else federation.weight_sums
         p, names = self.loss.n_params(federation.n_features), federation.feature_names
         self.names = (
             names
@@ -103,10 +105,11 @@ class RowSource:
         """
         if self.loss.needs_classes:
             return 1.0
-        squares = sum(
-            float(((self.loss.scores(theta[u], *self.federation[device].arrays) @ A) ** 2).sum())
-            for u, device in enumerate(self.devices)
-        )
+        squares = 0.0
+        for u, device in enumerate(self.devices):
+            rows = self.federation[device]
+            own = ((self.loss.scores(theta[u], *rows.arrays) @ A) ** 2).sum(axis=1)
+            squares += float(own.sum() if rows.weight is None else rows.weight @ own)
         promised = np.einsum("uij,ik,jk->", self.expand(theta).G, A, A)
         n = float(self.n_samples.sum())
         found = squares / max(float(promised), 1e-300) * n / max(n - degrees, 1.0)
@@ -114,7 +117,7 @@ class RowSource:
         return max(found, 1.0) if likelihood else max(found, 1e-12)
 
 
-def expansion(loss: Loss, at: Array, value: Array, gradient: Array, hessian: Array, n: Index) -> Quadratics:
+def expansion(loss: Loss, at: Array, value: Array, gradient: Array, hessian: Array, n: Index | Array) -> Quadratics:
     """Quadratics with these sums of values ``(V,)``, gradients and Hessians (or multiples of I) at ``at (V, p)``."""
     p = at.shape[1]
     G = hessian[:, None, None] * np.eye(p) if hessian.ndim == 1 else 0.5 * (hessian + np.swapaxes(hessian, 1, 2))

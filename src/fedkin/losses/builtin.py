@@ -43,8 +43,13 @@ class MeanLoss(Loss):
         n, p = X.shape
         return float(((X - theta) ** 2).sum() / max((n - 1) * p, 1))
 
-    def quadratic_terms(self, X: Array, y: Array | None, offset: Array | None) -> tuple[Array, Array, Array]:
-        return np.ones(X.shape[0]), X.mean(axis=1), 0.5 * (X**2).sum(axis=2).mean(axis=1)
+    def quadratic_terms(
+        self, X: Array, y: Array | None, offset: Array | None, weight: Array | None = None
+    ) -> tuple[Array, Array, Array]:
+        if weight is None:
+            return np.ones(X.shape[0]), X.mean(axis=1), 0.5 * (X**2).sum(axis=2).mean(axis=1)
+        mean, squares = (weight[:, :, None] * X).mean(axis=1), (weight * (X**2).sum(axis=2)).mean(axis=1)
+        return np.ones(X.shape[0]), mean, 0.5 * squares
 
     def row_curvatures(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array:
         # of each coordinate, not their sum: all directions are alike
@@ -118,11 +123,19 @@ class LinearLoss(ScalarLoss):
         residual = self.predictors(theta, X, offset)[:, 0] - given(y)
         return float(residual @ residual / max(X.shape[0] - X.shape[1], 1))
 
-    def least_squares_rows(self, X: Array, y: Array | None, offset: Array | None) -> tuple[Array, Array]:
-        return X, given(y) if offset is None else given(y) - offset
+    def least_squares_rows(
+        self, X: Array, y: Array | None, offset: Array | None, weight: Array | None = None
+    ) -> tuple[Array, Array]:
+        y = given(y) if offset is None else given(y) - offset
+        if weight is None:
+            return X, y
+        root = np.sqrt(weight)
+        return root[..., None] * X, root * y
 
-    def quadratic_terms(self, X: Array, y: Array | None, offset: Array | None) -> tuple[Array, Array, Array]:
-        X, y = self.least_squares_rows(X, y, offset)
+    def quadratic_terms(
+        self, X: Array, y: Array | None, offset: Array | None, weight: Array | None = None
+    ) -> tuple[Array, Array, Array]:
+        X, y = self.least_squares_rows(X, y, offset, weight)
         n, transposed = X.shape[1], np.swapaxes(X, 1, 2)
         A = np.matmul(transposed, X) / n
         return A, np.matmul(transposed, y[:, :, None])[:, :, 0] / n, 0.5 * (y**2).mean(axis=1)

@@ -108,14 +108,19 @@ class Loss(ABC):
         """Name and parameter of the loss in compiled loops; None when these do not know it."""
         return (self.name, self._kernel_parameter) if "compiled" in vars(type(self)) and self.compiled else None
 
-    def quadratic_terms(self, X: Array, y: Array | None, offset: Array | None) -> tuple[Array, Array, Array]:
+    def quadratic_terms(
+        self, X: Array, y: Array | None, offset: Array | None, weight: Array | None = None
+    ) -> tuple[Array, Array, Array]:
         """``A, b, c`` of ``theta' A theta / 2 - b' theta + c`` on a batch, where `quadratic`.
 
-        ``A (B, p, p)``, or ``(B,)`` when all are multiples of the identity; ``b (B, p)``; ``c (B,)``.
+        ``A (B, p, p)``, or ``(B,)`` when all are multiples of the identity; ``b (B, p)``; ``c (B,)``. Weights
+        ``(B, n)`` have mean 1 on each device.
         """
         raise NotImplementedError(f"the {self.name} loss is not quadratic")
 
-    def least_squares_rows(self, X: Array, y: Array | None, offset: Array | None) -> tuple[Array, Array] | None:
+    def least_squares_rows(
+        self, X: Array, y: Array | None, offset: Array | None, weight: Array | None = None
+    ) -> tuple[Array, Array] | None:
         """Features ``(B, n, p)`` and responses ``(B, n)`` when the loss is least squares on them, else None."""
         return None
 

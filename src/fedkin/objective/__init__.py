@@ -26,7 +26,7 @@ from fedkin.objective.penalties import L1, Penalty, make_penalty
 from fedkin.objective.plain import INFINITE, Reader
 from fedkin.objective.privacy import Privacy
 from fedkin.objective.problem import FusedObjective, LossLike, Problem, Solution, Status, resolve_losses
-from fedkin.objective.rows import RowBatch, RowTerms, row_blocks
+from fedkin.objective.rows import RowBatch, RowTerms, row_blocks, unit_weights
 from fedkin.objective.summaries import Summaries, parameter_map
 from fedkin.objective.summary import Ask, OwnEstimate, Summary
 from fedkin.objective.sums import FoldSums, assign_folds
@@ -71,4 +71,5 @@ __all__ = [
     "sum_groups",
     "summed_terms",
     "unit_diagonal",
+    "unit_weights",
 ]

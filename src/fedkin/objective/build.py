@@ -10,7 +10,7 @@ from fedkin._base import Array, Index, Mask
 from fedkin.data import Federation, Rows
 from fedkin.losses import Loss, by_loss
 from fedkin.objective.linalg import solve_and_rest, sum_groups, surely_regular, unit_diagonal
-from fedkin.objective.rows import RowBlock, RowTerms, row_blocks
+from fedkin.objective.rows import RowBlock, RowTerms, row_blocks, unit_weights
 from fedkin.objective.terms import LEAST_CAUTION, DeviceTerms, QuadraticTerms, RowFactors, ball_gap, new_places
 
 
@@ -40,7 +40,7 @@ def _quadratic_terms(loss: Loss, blocks: Sequence[RowBlock], ridge: Array, alone
     p, even = ridge.size, bool((ridge == ridge[:1]).all())
     A, b, c = np.empty(0), np.empty((alone.size, p)), np.empty(alone.size)
     for devices, rows in blocks:
-        matrices, b[devices], c[devices] = loss.quadratic_terms(*rows.arrays)
+        matrices, b[devices], c[devices] = loss.quadratic_terms(*rows.arrays, unit_weights(rows))
         if matrices.ndim == 1 and not even:
             matrices = matrices[:, None, None] * np.eye(p)
         if not A.size:
@@ -54,7 +54,8 @@ def _quadratic_terms(loss: Loss, blocks: Sequence[RowBlock], ridge: Array, alone
     for devices, rows in blocks:
         poor = np.flatnonzero(alone[devices])
         poor = poor[~surely_regular(unit_diagonal(A[devices[poor]])[0])]
-        least_squares = loss.least_squares_rows(*rows.take(poor).arrays) if poor.size else None
+        some = rows.take(poor)
+        least_squares = loss.least_squares_rows(*some.arrays, unit_weights(some)) if poor.size else None
         if least_squares is not None:
             factors.append(RowFactors.of_rows(devices[poor], *least_squares, ridge))
     return QuadraticTerms(A, b, c, factors=RowFactors.joined(factors))

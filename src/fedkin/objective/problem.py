@@ -300,6 +300,10 @@ def resolve_losses(loss: LossLike, federation: Federation | Summaries) -> tuple[
         losses = _losses_by_device(loss, federation)
     else:
         losses = (make_loss(loss, federation.y),) * federation.n_devices
+    if federation.weight is not None:
+        for one in losses:
+            if (one.rowwise is None and not one.quadratic) or (one.estimates_scale and not one.quadratic):
+                raise ParameterError(f"the {one.name} loss takes no weights of rows: leave weight= out")
     try:
         # the whole column first: the loop over devices is slow
         for one in {id(one): one for one in losses}.values():

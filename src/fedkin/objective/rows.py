@@ -36,6 +36,13 @@ def row_blocks(federation: Federation, devices: Index) -> list[RowBlock]:
     return blocks
 
 
+def unit_weights(rows: Rows) -> Array | None:
+    """The weights of rows ``(..., n)``, scaled to have mean 1 on each device; None where all rows count alike."""
+    if rows.weight is None:
+        return None
+    return np.asarray(rows.weight / rows.weight.mean(axis=-1, keepdims=True))
+
+
 @dataclass(frozen=True, eq=False)
 class RowBatch:
     """B devices of one loss, with n rows each: ``X (B, n, q)``, ``y (B, n)``, ``offset (B, n)`` or None.
@@ -80,8 +87,11 @@ class RowBatch:
 
     def values(self, theta: Array, who: Index | None = None) -> Array:
         """Mean losses ``(A,)``."""
-        rows = self.loss.value_at(self.predictors(theta, who), _of(self.y, who))
-        return np.asarray((rows if self.weight is None else rows * _of(self.weight, who)).mean(axis=1))
+        return self.average(self.loss.value_at(self.predictors(theta, who), _of(self.y, who)), who)
+
+    def average(self, values: Array, who: Index | None = None) -> Array:
+        """Means ``(A,)`` of ``values (A, n)`` over each device's rows, by their weights."""
+        return np.asarray((values if self.weight is None else values * _of(self.weight, who)).mean(axis=1))
 
     def gradients(self, theta: Array, who: Index | None = None) -> Array:
         """Gradients ``(A, p)``."""
@@ -148,7 +158,7 @@ class RowTerms(DeviceTerms):
 
     def __init__(self, loss: RowLoss, blocks: Sequence[RowBlock], ridge: Array) -> None:
         self.loss, self.blocks, self.ridge = loss, tuple(blocks), ridge
-        self._batches = [(devices, RowBatch(loss, rows)) for devices, rows in self.blocks]
+        self._batches = [(devices, RowBatch(loss, rows, unit_weights(rows))) for devices, rows in self.blocks]
         self.n_devices = sum(devices.size for devices, _ in self.blocks)
         self.n_params = ridge.size
 
@@ -181,7 +191,7 @@ class RowTerms(DeviceTerms):
         for devices, batch in self._batches:
             # a function is never below minus its conjugate at 0
             zero = np.zeros((*batch.y.shape, self.loss.n_outputs))
-            out[devices] = -self.loss.conjugate_at(zero, batch.y).mean(axis=1)
+            out[devices] = -batch.average(self.loss.conjugate_at(zero, batch.y))
         return out
 
     def _grams(self, theta: Array, weights_at: Callable[[Array, Array], Array]) -> Array:
@@ -212,7 +222,7 @@ class RowTerms(DeviceTerms):
         shift = np.matmul(batch.X, np.swapaxes(u.reshape(u.shape[0], loss.n_outputs, -1), 1, 2))
         a = slope - np.matmul(weights, shift[..., None])[..., 0]
         rows = loss.value_at(eta, y) + loss.conjugate_at(a, y) - (a * eta).sum(axis=-1)
-        moved = np.maximum(rows.mean(axis=1), 0.0) + 0.5 * (u**2) @ self.ridge + ball_gap(left, theta, radius)
+        moved = np.maximum(batch.average(rows), 0.0) + 0.5 * (u**2) @ self.ridge + ball_gap(left, theta, radius)
         # the slopes may leave the conjugate's domain: then move only the ridge's part, and charge the rest to the ball
         held = self.ridge > 0
         resting = 0.5 * (residual[:, held] ** 2) @ (1.0 / self.ridge[held])

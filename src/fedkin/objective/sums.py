@@ -30,8 +30,9 @@ def assign_folds(federation: Federation, folds: int, seed: int) -> Index:
 class FoldSums:
     """Sums over the rows of V devices in K folds of the loss, its gradient and its Hessian at ``at (V, p)``.
 
-    The last of ``K + 1`` parts are rows that always train (fold -1). ``count (V, K+1)``, ``value (V, K+1)``,
-    ``gradient (V, K+1, p)``; ``hessian (V, K+1, p, p)``, or ``(V, K+1)`` when all are multiples of the identity.
+    The last of ``K + 1`` parts are rows that always train (fold -1). ``count (V, K+1)``, which are sums of weights where
+    rows have them; ``value (V, K+1)``; ``gradient (V, K+1, p)``; ``hessian (V, K+1, p, p)``, or ``(V, K+1)`` when all
+    are multiples of the identity.
     """
 
     at: Array
@@ -48,7 +49,12 @@ class FoldSums:
         p, v = losses[0].n_params(federation.n_features), federation.n_devices
         at = np.zeros((v, p)) if at is None else at
         device = federation.device_index
-        count = np.stack([np.bincount(device[fold_of == k], minlength=v) for k in (*range(folds), -1)], axis=1)
+        parts = (fold_of == k for k in (*range(folds), -1))
+        if federation.weight is None:
+            count = np.stack([np.bincount(device[part], minlength=v) for part in parts], axis=1)
+        else:
+            weight = federation.weight
+            count = np.stack([np.bincount(device[part], weight[part], v) for part in parts], axis=1)
         value, gradient, hessian = np.zeros((v, folds + 1)), np.zeros((v, folds + 1, p)), np.zeros(0)
         for k in (*range(folds), -1):
             seen = np.flatnonzero(count[:, k])

@@ -328,8 +328,8 @@ def _pooled_sums(summaries: Summaries, members: Index, weights: Weights) -> tupl
 
 def _pooled(federation: Federation, members: Index, losses: Sequence[Loss], weights: Weights) -> tuple[Array, str]:
     """Common minimiser ``(p,)`` of some devices, and why it is not an ordinary one ("" when it is)."""
-    sizes = federation.n_samples[members]
-    n_rows = int(sizes.sum())
+    sizes = federation.weight_sums[members]
+    n_rows = float(sizes.sum())
     share = sizes / n_rows if weights == "samples" else np.full(members.size, 1.0 / members.size)
     kinds = by_loss(losses, members)
     loss = kinds[0][1]
@@ -339,8 +339,11 @@ def _pooled(federation: Federation, members: Index, losses: Sequence[Loss], weig
         ]
         theta, _, problem = minimise_sum(parts, n_rows, loss.n_params(federation.n_features))
         return theta, problem
-    weight = None if weights == "samples" else np.repeat(share * n_rows / sizes, sizes)
     rows = federation.rows.take(np.concatenate([np.arange(*federation.starts[u : u + 2]) for u in members]))
+    weight = None if rows.weight is None else rows.weight * (rows.n_samples / n_rows)
+    if weights == "devices":
+        factor = np.repeat(share * n_rows / sizes, federation.n_samples[members])
+        weight = factor if weight is None else factor * weight
     if loss.rowwise is None:
         return np.average(rows.X, axis=0, weights=weight), ""
     as_one_device = rows.map(lambda part: part[None].astype(np.float64, copy=False))
@@ -349,16 +352,16 @@ def _pooled(federation: Federation, members: Index, losses: Sequence[Loss], weig
         theta, exists = minimise(batch)
         if exists[0]:
             return theta[0], ""
-    why = why_no_minimiser(loss.rowwise, n_rows, int(batch.rank[0]), federation.n_features)
-    return minimise_with_ridge(batch, _ridge(batch, loss.rowwise))[0], f"{why}; a ridge fit is used"
+    why = why_no_minimiser(loss.rowwise, round(n_rows), int(batch.rank[0]), federation.n_features)
+    return minimise_with_ridge(batch, _ridge(batch, loss.rowwise, n_rows))[0], f"{why}; a ridge fit is used"
 
 
-def _ridge(batch: RowBatch, loss: RowLoss) -> Array:
+def _ridge(batch: RowBatch, loss: RowLoss, n_rows: float) -> Array:
     """The ridge ``(1, p)`` of the rule, for one device that has no others to learn from."""
-    scale = column_scale(batch.X[0], loss)[None]
+    scale = column_scale(batch.X[0], loss, None if batch.weight is None else batch.weight[0])[None]
     size = np.maximum(loss.plausible_size(batch.y, batch.rows.offset), 1e-100)
     dispersion = 1.0
     if loss.estimates_scale:
-        light = minimise_with_ridge(batch, light_ridge(scale, batch.n_rows))
+        light = minimise_with_ridge(batch, light_ridge(scale, n_rows))
         dispersion = max(loss.dispersion(light[0], *batch.rows.take(0).arrays), ROUNDING * float(size[0]))
-    return ridge_rule(scale, batch.n_rows, size, dispersion)
+    return ridge_rule(scale, n_rows, size, dispersion)

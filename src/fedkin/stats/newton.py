@@ -199,7 +199,7 @@ def _regression(batch: RowBatch, response: Array, weight: Array | None) -> RowBa
     return RowBatch(LinearLoss(), Rows(batch.X, response, batch.rows.offset), weight)
 
 
-def minimise_sum(parts: Sequence[tuple[float, Loss, Rows]], n_rows: int, p: int) -> tuple[Array, Array, str]:
+def minimise_sum(parts: Sequence[tuple[float, Loss, Rows]], n_rows: float, p: int) -> tuple[Array, Array, str]:
     """Minimiser of a weighted sum of mean losses, the ridge that it needed (0 for none), and why."""
 
     def sums(theta: Array, ridge: Array) -> tuple[float, Array, Array]:

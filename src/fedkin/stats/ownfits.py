@@ -12,7 +12,7 @@ import numpy as np
 from fedkin._base import Array, Index
 from fedkin.data import Federation
 from fedkin.losses import Loss, RowLoss
-from fedkin.objective import RANK_TOLERANCE, RowBatch, Summaries, inverse_of, least_eigenvalue, row_blocks
+from fedkin.objective import RANK_TOLERANCE, RowBatch, Summaries, inverse_of, least_eigenvalue, row_blocks, unit_weights
 from fedkin.stats.newton import minimise, minimise_sum, minimise_with_ridge
 
 _BATCH_ENTRIES = 2**22  # rows times features that are worked on at once
@@ -43,8 +43,11 @@ class OwnFits:
         return self.data
 
     @property
-    def n(self) -> Index:
-        return self.data.n_samples[self.members]
+    def n(self) -> Array:
+        """As how many rows those of each device count."""
+        if isinstance(self.data, Federation):
+            return self.data.weight_sums[self.members]
+        return self.data.n_samples[self.members].astype(np.float64)
 
     @property
     def n_params(self) -> int:
@@ -76,15 +79,19 @@ def _fit_means(fits: OwnFits) -> None:
     p = fits.n_params
     fits.hessian[:] = fits.curvature[:] = np.eye(p)
     for devices, rows in row_blocks(fits.federation, fits.members):
-        where, X = np.searchsorted(fits.members, devices), rows.X
-        fits.theta[where] = X.mean(axis=1)
+        where, X, weight = np.searchsorted(fits.members, devices), rows.X, unit_weights(rows)
+        weighted = X if weight is None else weight[:, :, None] * X
+        fits.theta[where] = weighted.mean(axis=1)
         centred = X - fits.theta[where][:, None, :]
-        fits.score_cov[where] = np.matmul(np.swapaxes(centred, 1, 2), centred) / X.shape[1]
+        scattered = centred if weight is None else weight[:, :, None] * centred
+        fits.score_cov[where] = np.matmul(np.swapaxes(scattered, 1, 2), centred) / X.shape[1]
     degrees = np.asarray((fits.n - 1.0) * p, dtype=np.float64)
     total = np.einsum("mpp->m", fits.score_cov) * fits.n
-    X = fits.federation.X
-    share_dispersion(fits, total, degrees, total, float(((X - X.mean(axis=0)) ** 2).mean()))
-    fits.dispersion = np.maximum(fits.dispersion, ROUNDING * float((X**2).mean()))
+    X, weight = fits.federation.X, fits.federation.weight
+    square = np.average(X**2, axis=0, weights=weight)
+    variance = np.average((X - np.average(X, axis=0, weights=weight)) ** 2, axis=0, weights=weight)
+    share_dispersion(fits, total, degrees, total, float(variance.mean()))
+    fits.dispersion = np.maximum(fits.dispersion, ROUNDING * float(square.mean()))
     # n - 1 degrees of freedom span R^p only when there are at least p of them
     fits.matrix_dof = np.where(fits.n > p, fits.n - 1.0, 0.0)
 
@@ -92,11 +99,11 @@ def _fit_means(fits: OwnFits) -> None:
 def _fit_rows(fits: OwnFits, loss: RowLoss) -> None:
     batches = list(_batches(fits.federation, fits.members, loss))
     p = fits.n_params
-    scale = column_scale(fits.federation.X, loss)
+    scale = column_scale(fits.federation.X, loss, fits.federation.weight)
     rank = np.empty(fits.members.size, dtype=np.int64)
     size = np.empty(fits.members.size)
     for where, batch in batches:
-        rank[where], size[where] = batch.rank, loss.plausible_size(batch.y, batch.rows.offset)
+        rank[where], size[where] = batch.rank, _plausible_size(batch)
         _fit_own(fits, where, batch)
     unfit = fits.rescued
     size = np.maximum(size, np.average(size, weights=fits.n))
@@ -152,7 +159,7 @@ def _fit_ridge(fits: OwnFits, batches: Sequence[tuple[Index, RowBatch]]) -> None
 
 def _describe_rows(fits: OwnFits, where: Index, batch: RowBatch) -> None:
     """Hessians, score covariances and the degrees of freedom of a sandwich at the estimates."""
-    n, p, eta = batch.n_rows, fits.n_params, batch.predictors(fits.theta[where])
+    n, p, eta = fits.n[where], fits.n_params, batch.predictors(fits.theta[where])
     slope, weights = batch.loss.slope_at(eta, batch.y), batch.loss.curvature_at(eta, batch.y)
     fits.hessian[where] = batch.gram_of(weights)
     fits.score_cov[where] = batch.gram_of(slope[..., :, None] * slope[..., None, :])
@@ -161,21 +168,21 @@ def _describe_rows(fits: OwnFits, where: Index, batch: RowBatch) -> None:
     flat = own & (least_eigenvalue(fits.hessian[where]) <= RANK_TOLERANCE)
     if flat.any():
         # Huber's Hessian misses the rows beyond the corner; its expected value is their share times the Gram matrix
-        share = np.einsum("bnkk->b", weights) / (n * batch.loss.n_outputs)
+        share = batch.average(np.einsum("bnkk->bn", weights)) / batch.loss.n_outputs
         eye = np.eye(batch.loss.n_outputs)
         spread = np.einsum("kl,bqr->bkqlr", eye, batch.gram[flat]).reshape(-1, p, p)
-        fits.curvature[where[flat]] = np.maximum(share[flat], 1.0 / n)[:, None, None] * spread
+        fits.curvature[where[flat]] = np.maximum(share[flat], 1.0 / n[flat])[:, None, None] * spread
         fits.note(where[flat], "the Hessian at the estimate is singular: its expected value stands in for it")
-    if n > p:
-        usable = np.flatnonzero(own & ~flat)
+    usable = np.flatnonzero(own & ~flat & (n > p))
+    if usable.size:
         inverse = inverse_of(fits.hessian[where[usable]])
         k = batch.loss.n_outputs
         blocks = inverse.reshape(usable.size, k, p // k, k, p // k)
         X = batch.X[usable]
         leverage = np.einsum("bnq,bkqlr,bnr,bnkl->bn", X, blocks, X, weights[usable], optimize=True)
         # how far the mean of squared scores is from a Wishart matrix depends on how uneven the leverages are
-        uneven = np.maximum(3.0 * (leverage**2).mean(axis=1) / (p * (p + 2.0)), 1e-300)
-        fits.matrix_dof[where[usable]] = np.minimum((n - p) / uneven, n - p)
+        uneven = np.maximum(3.0 * batch.average(leverage**2, usable) / (p * (p + 2.0)), 1e-300)
+        fits.matrix_dof[where[usable]] = np.minimum((n[usable] - p) / uneven, n[usable] - p)
 
 
 def _fit_functions(fits: OwnFits) -> None:
@@ -222,9 +229,13 @@ def _residual_sums(fits: OwnFits, batches: Sequence[tuple[Index, RowBatch]], dis
     total = np.empty(fits.members.size)
     for where, batch in batches:
         X, y, offset = batch.X, batch.y, batch.rows.offset
+        if batch.weight is not None:  # of quadratic losses
+            scaled = batch.loss.least_squares_rows(X, y, offset, batch.weight)
+            assert scaled is not None
+            X, y, offset = *scaled, None
         for b, k in enumerate(where.tolist()):
             total[k] = dispersion(fits.theta[k], X[b], y[b], None if offset is None else offset[b])
-        total[where] *= max(batch.n_rows - batch.n_params, 1)
+        total[where] *= max(batch.n_rows - batch.n_params, 1) * fits.n[where] / batch.n_rows
     return total
 
 
@@ -235,20 +246,29 @@ def _batches(federation: Federation, members: Index, loss: RowLoss) -> Iterator[
         step = max(1, _BATCH_ENTRIES // max(rows.X[0].size * loss.n_outputs, 1))
         for start in range(0, devices.size, step):
             part = slice(start, start + step)
-            yield np.searchsorted(members, devices[part]), RowBatch(loss, rows.take(part))
+            some = rows.take(part)
+            yield np.searchsorted(members, devices[part]), RowBatch(loss, some, unit_weights(some))
 
 
-def light_ridge(scale: Array, n_rows: Index | int) -> Array:
+def _plausible_size(batch: RowBatch) -> Array:
+    """Mean square ``(B,)`` that linear predictors may have, by weights where the loss is least squares."""
+    scaled = batch.loss.least_squares_rows(batch.X, batch.y, batch.rows.offset, batch.weight)
+    if batch.weight is None or scaled is None:
+        return batch.loss.plausible_size(batch.y, batch.rows.offset)
+    return batch.loss.plausible_size(scaled[1], None)
+
+
+def light_ridge(scale: Array, n_rows: Array | float) -> Array:
     """A ridge of a thousandth of a row's worth, with which a fit shows how large the noise is."""
     return np.asarray(1e-3 * scale / n_rows)
 
 
-def ridge_rule(scale: Array, n_rows: Index | int, size: Array, dispersion: Array | float) -> Array:
+def ridge_rule(scale: Array, n_rows: Array | float, size: Array, dispersion: Array | float) -> Array:
     """The ridge ``(M, p)`` of devices without a minimiser, see `fedkin.stats.LocalFit`."""
     return np.asarray((dispersion / (n_rows * size))[:, None] * scale)
 
 
-def column_scale(X: Array, loss: RowLoss) -> Array:
+def column_scale(X: Array, loss: RowLoss, weight: Array | None = None) -> Array:
     """Mean square of each parameter's feature, ``(p,)``; 1 for a column of zeros, which has no scale."""
-    scale = np.tile((X**2).mean(axis=0), loss.n_outputs)
+    scale = np.tile(np.average(X**2, axis=0, weights=weight), loss.n_outputs)
     return np.where(scale > 0, scale, 1.0)

@@ -57,7 +57,8 @@ def summarise(
     own = None
     if at is None and not one.quadratic:
         at, own = _own_estimates(federation, one)
-    starts = federation.starts[:-1]
+    starts, weight = federation.starts[:-1], federation.weight
+    weighted = federation.X if weight is None else federation.X * weight[:, None]
     sums = FoldSums.of_rows(federation, losses, assign_folds(federation, folds, seed), folds, at)
     return Summaries(
         federation.devices,
@@ -65,8 +66,8 @@ def summarise(
         federation.feature_names,
         seed,
         sums,
-        np.add.reduceat(federation.X, starts, axis=0),
-        np.add.reduceat(federation.X**2, starts, axis=0),
+        np.add.reduceat(weighted, starts, axis=0),
+        np.add.reduceat(weighted * federation.X, starts, axis=0),
         scores=_outer_products(federation, folds, seed) if one.location and one.quadratic else None,
         own=own,
     )
@@ -125,9 +126,10 @@ def _outer_products(federation: Federation, folds: int, seed: int) -> Array:
     """Sums ``(V, K + 1, q, q)`` of the outer products of rows."""
     fold_of, q = assign_folds(federation, folds, seed), federation.n_features
     out = np.zeros((federation.n_devices, folds + 1, q, q))
+    weighted = federation.X if federation.weight is None else federation.X * federation.weight[:, None]
     for u in range(federation.n_devices):
         own = slice(int(federation.starts[u]), int(federation.starts[u + 1]))
         X, fold = federation.X[own], fold_of[own]
         for k in np.unique(fold):
-            out[u, k] = X[fold == k].T @ X[fold == k]
+            out[u, k] = weighted[own][fold == k].T @ X[fold == k]
     return out
