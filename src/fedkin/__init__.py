@@ -45,6 +45,7 @@ _WHERE = {
     "oracle_fit": "fedkin.stats",
     "select_edges": "fedkin.stats",
     "summarise": "fedkin.stats",
+    "summarise_files": "fedkin.stats",
     "cross_validate_lam": "fedkin.solvers",
     "FedADMMRegressor": "fedkin.fitting.estimators",
     "FedADMMClassifier": "fedkin.fitting.estimators",
@@ -95,6 +96,7 @@ if TYPE_CHECKING:
     from fedkin.stats import oracle_fit as oracle_fit
     from fedkin.stats import select_edges as select_edges
     from fedkin.stats import summarise as summarise
+    from fedkin.stats import summarise_files as summarise_files
 
 
 def __getattr__(name: str) -> Any:

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 from fedkin.data.cells import infer_column, read_cells
 from fedkin.data.column import Column
-from fedkin.data.columns import near_name, read_directory
+from fedkin.data.columns import Roles, near_name, read_directory
 from fedkin.data.cuts import block_folds, deal_folds
 from fedkin.data.federation import INTERCEPT, Federation
 from fedkin.data.findings import Finding, raise_findings
 from fedkin.data.ids import HasDevices, device_id, device_ids
+from fedkin.data.kinds import is_row_number, look_at, too_many_levels
 from fedkin.data.labels import Label, level_text, looks_like_date, parsed_numbers
 from fedkin.data.learned import TableSchema
+from fedkin.data.learning import dependent_columns
+from fedkin.data.reading import files_of
 from fedkin.data.rows import Rows
 from fedkin.data.schema import Schema
 from fedkin.data.tables import CSV_SUFFIXES, PARQUET_SUFFIXES, columns_of, read_columns, write_csv
@@ -32,16 +35,21 @@ __all__ = [
     "Finding",
     "HasDevices",
     "Label",
+    "Roles",
     "Rows",
     "Schema",
     "TableSchema",
     "block_folds",
     "columns_of",
     "deal_folds",
+    "dependent_columns",
     "device_id",
     "device_ids",
+    "files_of",
     "infer_column",
+    "is_row_number",
     "level_text",
+    "look_at",
     "looks_like_date",
     "near_name",
     "parsed_numbers",
@@ -49,5 +57,6 @@ __all__ = [
     "read_cells",
     "read_columns",
     "read_directory",
+    "too_many_levels",
     "write_csv",
 ]

@@ -331,12 +331,24 @@ def _dependent(numbers: dict[str, Array]) -> list[str]:
     X = X - np.nanmean(X, axis=0)
     X[np.isnan(X)] = 0.0
     X = X / np.sqrt((X**2).sum(axis=0))
-    gram, out, names = X.T @ X, [], list(numbers)
+    names = list(numbers)
+    return [names[k] for k in dependent_columns(X.T @ X)]
+
+
+def dependent_columns(gram: Array, share: float = _OWN_SHARE) -> list[int]:
+    """Columns that follow from those before them, by the inner products ``(q, q)`` of columns of length 1.
+
+    Examples
+    --------
+    >>> dependent_columns(np.array([[1.0, 0.6, 1.0], [0.6, 1.0, 0.6], [1.0, 0.6, 1.0]]))
+    [2]
+    """
+    left, out = gram.copy(), []
     # Cholesky, column after column: what is left of the diagonal is each column's own share
-    for k in range(len(names)):
-        if gram[k, k] <= _OWN_SHARE:
-            out.append(names[k])
+    for k in range(len(left)):
+        if left[k, k] <= share:
+            out.append(k)
             continue
-        row = gram[k, k + 1 :] / gram[k, k]
-        gram[k + 1 :, k + 1 :] -= np.outer(gram[k + 1 :, k], row)
+        row = left[k, k + 1 :] / left[k, k]
+        left[k + 1 :, k + 1 :] -= np.outer(left[k + 1 :, k], row)
     return out

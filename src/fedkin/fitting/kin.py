@@ -35,7 +35,7 @@ def model_of_kin(found: Kin, prepared: Prepared, graph: Graph | None, options: F
     return units.model(
         found.theta,
         Graph.empty(found.devices) if graph is None else graph.aligned(found.devices),
-        found.n_samples,
+        np.rint(prepared.original.n_samples).astype(np.int64),
         "none",
         clusters=labels.astype(np.int64),
         gap=float("nan"),

@@ -30,9 +30,9 @@ def assign_folds(federation: Federation, folds: int, seed: int) -> Index:
 class FoldSums:
     """Sums over the rows of V devices in K folds of the loss, its gradient and its Hessian at ``at (V, p)``.
 
-    The last of ``K + 1`` parts are rows that always train (fold -1). ``count (V, K+1)``, which are sums of weights where
-    rows have them; ``value (V, K+1)``; ``gradient (V, K+1, p)``; ``hessian (V, K+1, p, p)``, or ``(V, K+1)`` when all
-    are multiples of the identity.
+    The last of ``K + 1`` parts are rows that always train (fold -1). ``count (V, K+1)``, sums of weights where rows
+    have them; ``value (V, K+1)``; ``gradient (V, K+1, p)``; ``hessian (V, K+1, p, p)``, or ``(V, K+1)`` when all are
+    multiples of the identity.
     """
 
     at: Array

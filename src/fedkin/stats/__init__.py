@@ -15,6 +15,7 @@ from fedkin.stats.local import LocalFit, Variance, check_variance, global_fit, l
 from fedkin.stats.newton import minimise_with_ridge
 from fedkin.stats.private import Budget, private_summary
 from fedkin.stats.selection import EdgeSelection, Method, select_edges, wald_tests
+from fedkin.stats.streaming import Streamed, summarise_files, table_size
 from fedkin.stats.summarise import site_answer, site_summary, summarise
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "EdgeSelection",
     "LocalFit",
     "Method",
+    "Streamed",
     "Variance",
     "check_variance",
     "global_fit",
@@ -33,5 +35,7 @@ __all__ = [
     "site_answer",
     "site_summary",
     "summarise",
+    "summarise_files",
+    "table_size",
     "wald_tests",
 ]
