@@ -84,7 +84,7 @@ def fit_shared(
         }
     )
     if comparison is not None:
-        _print_comparison(comparison, found.kin is not None)
+        print_fold_comparison(comparison, found.kin is not None)
     return found
 
 
@@ -159,7 +159,8 @@ def _ask(asks: Asks, organiser: Organiser | None, contract: Contract, as_json: b
     console.print(f"3. Put the answers into {organiser.directory / 'summaries'}, and run this command again")
 
 
-def _print_comparison(comparison: FoldComparison, kin: bool) -> None:
+def print_fold_comparison(comparison: FoldComparison, kin: bool) -> None:
+    """The table of errors of rows that were predicted without their fold."""
     chosen = "" if kin else "; edges and lam were chosen with all rows"
     table = plain_table("method", comparison.metric)
     best = min(comparison.errors, key=lambda name: comparison.errors[name])

@@ -14,10 +14,11 @@ import typer
 from fedkin import __version__
 from fedkin._base import count
 from fedkin.cli.console import Interrupted, Report, note, output, print_json, stopping_early, working
-from fedkin.cli.fit_shared import fit_shared, folder_of_summaries
+from fedkin.cli.fit_shared import fit_shared, folder_of_summaries, print_fold_comparison
 from fedkin.cli.kin_words import graph_use_words, kin_document, kin_facts, kin_table
 from fedkin.cli.options import Json, flag, takes_fit_options, with_contract
 from fedkin.cli.report import check_page, with_origin, write_report
+from fedkin.cli.streamed import fit_streamed, streams
 from fedkin.cli.tables import (
     MOST_GROUPS,
     add_row,
@@ -89,6 +90,13 @@ def fit(
     categories: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="Columns whose numbers are names: codes, types.")
     ] = None,
+    stream: Annotated[
+        bool | None,
+        typer.Option(
+            "--stream/--no-stream",
+            help="Read Parquet files in one pass and keep sums only (least squares); by default if memory is short.",
+        ),
+    ] = None,
     graph: Annotated[
         Path | None,
         typer.Option(
@@ -158,19 +166,33 @@ def fit(
     else:
         target, offset = agreed.target, agreed.schema.offset
     _check_out(out)
+    about_table = {
+        "device": device,
+        "target": target,
+        "features": None if features is None else _names(features),
+        "offset": offset,
+        "weight": weight,
+        "time": time,
+        "missing": missing,
+        "categories": _names(categories or ""),
+    }
+    if agreed is None and streams(data, stream, how):
+        with working(f"reading {data}") as say:
+            model, folds = fit_streamed(data, about_table, graph, how, test_size > 0, say)
+            model = replace(model, options={**model.options, "device_column": device})
+            model.save(out)
+            if report is not None:
+                write_report(model, report)
+        if as_json:
+            print_json({"fedkin_version": __version__, "model": str(out), "data": str(data), **model_document(model)})
+            return
+        if folds is not None:
+            print_fold_comparison(folds, model.kin is not None)
+        _print_model(out, model, compared=False)
+        return
     with working(f"reading {data}") as say:
         if agreed is None:
-            rows = read_federation(
-                data,
-                device=device,
-                target=target,
-                features=None if features is None else _names(features),
-                offset=offset,
-                weight=weight,
-                time=time,
-                missing=missing,
-                categories=_names(categories or ""),
-            )
+            rows = read_federation(data, **about_table)
             _hint_at_classes(rows, how)
         else:
             rows = agreed_federation(data, device, agreed.schema)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkin.data import Federation, Schema
+from fedkin.data import Federation, Schema, files_of
 from fedkin.errors import ConvergenceWarning
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
@@ -90,11 +90,11 @@ def _dropped(candidates: Graph, kept: Graph) -> dict[str, Any]:
 
 
 def data_record(path: str | os.PathLike[str], rows: int) -> dict[str, Any]:
-    """The name of a table and the digest of its bytes; of a directory, of its files in the order of their names."""
+    """The name of a table and the digest of its bytes; of a directory or pattern, of files in order of their names."""
     digest, place = hashlib.sha256(), Path(path)
-    files = sorted(one for one in place.iterdir() if one.is_file()) if place.is_dir() else [place]
+    files = sorted(one for one in place.iterdir() if one.is_file()) if place.is_dir() else files_of(place)
     for one in files:
-        if place.is_dir():
+        if not place.is_file():
             digest.update(f"{one.name}\0".encode())
         with one.open("rb") as file:
             while block := file.read(1 << 20):
