@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from rich.table import Table
 
 from fedkin._base import count
+from fedkin.cli.console import output, print_json
 from fedkin.cli.tables import MOST_GROUPS, add_row, members, plain_table
+from fedkin.errors import ParameterError
 from fedkin.fitting import FittedModel
 from fedkin.kin import Kin, Pairs, in_order
 
@@ -141,6 +144,66 @@ def kin_document(model: FittedModel) -> dict[str, Any] | None:
             "effective_size": {name: _finite(value) for name, value in found.size.items()},
         },
     }
+
+
+@dataclass(frozen=True)
+class Question:
+    """What ``fedkin inspect`` was asked about sites and groups, by their names; groups count from 1."""
+
+    site: str | None
+    group: int | None
+    contrast: tuple[str, str] | None
+    level: float
+    kind: Literal["average", "site"]
+
+
+def answer(model: FittedModel, asked: Question, as_json: bool) -> None:
+    """Print it, as text in the manner of statsmodels or as JSON."""
+    one: Any
+    other: Any = None
+    if asked.contrast is not None:
+        one, other = (_sites(model, name) for name in asked.contrast)
+    else:
+        one = _sites(model, f"group:{asked.group}" if asked.site is None else asked.site)
+    found = model.contrast(one, other, kind=asked.kind)
+    if not as_json:
+        if asked.contrast is not None:
+            text = found.summary(asked.level)
+        elif asked.site is not None:
+            text = model.summary(asked.level, site=one, kind=asked.kind)
+        else:
+            assert asked.group is not None
+            text = model.summary(asked.level, group=asked.group - 1, kind=asked.kind)
+        output().print(text, soft_wrap=True)
+        return
+    ends = found.confint(asked.level)
+    rows = zip(found.names, found.estimate, found.standard_error, found.p_values, *ends.T, strict=True)
+    keys = ("estimate", "standard_error", "p_value", "low", "high")
+    statistic, degrees, tail = found.wald
+    print_json(
+        {
+            "about": found.label,
+            "kind": found.kind,
+            "level": asked.level,
+            "parameters": [
+                {"name": name, **{key: _finite(float(value)) for key, value in zip(keys, values, strict=True)}}
+                for name, *values in rows
+            ],
+            "wald": {"statistic": statistic, "degrees": degrees, "p_value": tail},
+            "probability_of_being_kin": found.probability,
+        }
+    )
+
+
+def _sites(model: FittedModel, name: str) -> Any:
+    """A site by its name, or the members of ``group:N``."""
+    if name.startswith("group:") and name[6:].isdigit() and model.kin is not None:
+        number, groups = int(name[6:]), int(model.kin.groups.max()) + 1
+        if model.kin.resolved and not 1 <= number <= groups:
+            raise ParameterError(f"there is no group {number}: groups are 1 to {groups}")
+        return model.kin.members(number - 1)
+    known = {str(device): device for device in model.devices}
+    return known.get(name, name)
 
 
 def _togetherness(kin: Kin, group: int) -> float:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from fedkin._base import Array, count
+from fedkin._base import AnyArray, Array, count
 from fedkin.cli.console import messages, output, print_json
-from fedkin.cli.kin_words import kin_document, kin_facts, kin_table, spread_table
+from fedkin.cli.kin_words import Question, answer, kin_document, kin_facts, kin_table, spread_table
+from fedkin.cli.new_sites import models_of
 from fedkin.cli.options import Json, Model
 from fedkin.cli.tables import (
     add_row,
@@ -50,29 +51,41 @@ def predict(
     offset: Annotated[
         str | None, typer.Option(metavar="COL", help="Column of the offset; by default the one of the fit.")
     ] = None,
+    new_site: Annotated[
+        bool, typer.Option("--new-site", help="Predict sites that were not part of the fit, too (method kin).")
+    ] = False,
+    rows: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Labelled rows of new sites, from which they get models.")
+    ] = None,
+    level: Annotated[
+        float | None, typer.Option(metavar="X", help="Add intervals of the mean response at this level, such as 0.95.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.csv", help="File for the predictions; by default standard output.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Predict rows of known devices with a fitted model."""
+    """Predict rows with a fitted model, each with the model of its device."""
     fitted = load(model)
     column = device or fitted.options.get("device_column")
     if fitted.schema is None:
         federation = read_federation(
             data, device=column, features=fitted.feature_names, offset=offset or fitted.offset_name
         )
-        rows = np.argsort(federation.row_order)  # back to the order of the file
-        found: list[Hashable] = [federation.devices[u] for u in federation.device_index[rows].tolist()]
-        X: object = federation.X[rows]
-        shift = None if federation.offset is None else federation.offset[rows]
+        order = np.argsort(federation.row_order)  # back to the order of the file
+        found: list[Hashable] = [federation.devices[u] for u in federation.device_index[order].tolist()]
+        X: AnyArray | dict[str, AnyArray] = federation.X[order]
+        shift = None if federation.offset is None else federation.offset[order]
     else:
         if offset is not None and not isinstance(fitted.schema, TableSchema):
             raise ParameterError(f"--offset is for the contract to say ({fitted.schema.offset}): leave it out")
         # in a directory the files are named like the sites, whatever the column was called
         found, X, shift = agreed_rows(data, device if data.is_dir() else column, fitted, offset)
     devices = _known_ids(fitted, found)
-    columns = _columns(fitted, X, devices, shift)
+    if rows is not None and not new_site:
+        raise ParameterError("--rows are the labelled rows of new sites: add --new-site")
+    models = models_of(fitted, devices, new_site, rows, column)
+    columns = _columns(models, X, devices, shift, level)
     header = ["row", column or "device", *columns]
     table: list[list[Any]] = [
         [number, *cells] for number, cells in enumerate(zip(devices, *columns.values(), strict=True))
@@ -101,7 +114,29 @@ def _known_ids(model: FittedModel, found: Sequence[Hashable]) -> list[Hashable]:
     return [device if device in model.index else by_text.get(str(device), device) for device in found]
 
 
-def _columns(model: FittedModel, X: object, devices: list[Hashable], shift: Array | None) -> dict[str, list[Any]]:
+def _columns(
+    models: Mapping[Hashable, FittedModel],
+    X: AnyArray | dict[str, AnyArray],
+    devices: list[Hashable],
+    shift: Array | None,
+    level: float | None,
+) -> dict[str, list[Any]]:
+    """Predictions of all rows, model by model, in the order of the rows."""
+    columns: dict[str, list[Any]] = {}
+    for model in {id(one): one for one in models.values()}.values():
+        own = [k for k, device in enumerate(devices) if models[device] is model]
+        part = {name: values[own] for name, values in X.items()} if isinstance(X, dict) else X[own]
+        ids, offset = [devices[k] for k in own], None if shift is None else shift[own]
+        for name, values in _predicted(model, part, ids, offset, level).items():
+            filled = columns.setdefault(name, [None] * len(devices))
+            for k, value in zip(own, values, strict=True):
+                filled[k] = value
+    return columns
+
+
+def _predicted(
+    model: FittedModel, X: object, devices: list[Hashable], shift: Array | None, level: float | None
+) -> dict[str, list[Any]]:
     predicted = model.predict(X, devices, shift)
     if predicted.ndim == 2:  # the means of the features
         return {name: predicted[:, k].tolist() for k, name in enumerate(model.feature_names)}
@@ -109,6 +144,9 @@ def _columns(model: FittedModel, X: object, devices: list[Hashable], shift: Arra
     if model.classes is not None:
         chances = model.predict_proba(X, devices, shift)
         columns.update({f"probability:{label}": chances[:, k].tolist() for k, label in enumerate(model.classes)})
+    if level is not None:
+        found = model.predict_interval(X, devices, shift, level=level)
+        columns |= {"low": found.low.tolist(), "high": found.high.tolist()}
     return columns
 
 
@@ -118,6 +156,20 @@ def _columns(model: FittedModel, X: object, devices: list[Hashable], shift: Arra
 def inspect(
     model: Model,
     card: Annotated[bool, typer.Option("--card", help="Print a model card in Markdown instead.")] = False,
+    site: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Show one site: its parameters with intervals, and its likely kin."),
+    ] = None,
+    group: Annotated[
+        int | None, typer.Option(metavar="N", help="Show one group: the mean of its members' parameters.")
+    ] = None,
+    contrast: Annotated[
+        tuple[str, str] | None, typer.Option(metavar="A B", help="Show how two sites differ; group:N is a group.")
+    ] = None,
+    level: Annotated[float, typer.Option(metavar="X", help="Level of the intervals.")] = 0.95,
+    own_rows: Annotated[
+        bool, typer.Option("--own-rows", help="Intervals from a site's own rows alone, valid for every single site.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show what a fitted model found: groups, graph, coefficients, and notes on single devices."""
@@ -126,6 +178,10 @@ def inspect(
         from fedkin.report import model_card
 
         typer.echo(model_card(fitted), nl=False)
+        return
+    if site is not None or group is not None or contrast is not None:
+        asked = Question(site, group, contrast, level, "site" if own_rows else "average")
+        answer(fitted, asked, as_json)
         return
     if as_json:
         document = {"fedkin_version": fitted.fedkin_version, "model": str(model), **model_document(fitted)}

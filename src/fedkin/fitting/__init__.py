@@ -20,9 +20,11 @@ from fedkin.fitting.comparison import REPEATS, Comparison, compare
 from fedkin.fitting.fitting import fit_federation
 from fedkin.fitting.fold_comparison import FoldComparison, compare_folds
 from fedkin.fitting.history import data_record, with_history
+from fedkin.fitting.kin_answers import NewSite
 from fedkin.fitting.messages import SummaryFit, fit_summaries
 from fedkin.fitting.model import FittedModel, load
 from fedkin.fitting.model_files import check_model_place
+from fedkin.fitting.naive import naive_confint
 from fedkin.fitting.options import DEFAULTS, DESCRIPTIONS, SHARED, FitOptions, choices
 from fedkin.fitting.parts import join_parts, near_groups
 from fedkin.fitting.preparation import Prepared, prepare
@@ -38,6 +40,7 @@ __all__ = [
     "FitOptions",
     "FittedModel",
     "FoldComparison",
+    "NewSite",
     "Prepared",
     "SummaryFit",
     "baseline_models",
@@ -51,6 +54,7 @@ __all__ = [
     "join_parts",
     "load",
     "model_from_theta",
+    "naive_confint",
     "near_groups",
     "prepare",
     "with_history",

@@ -15,6 +15,7 @@ from fedkin import __version__
 from fedkin._base import Array, Index, count, html_card, some_of
 from fedkin.data import HasDevices, Schema, columns_of, raise_findings
 from fedkin.errors import ModelFileError, ParameterError
+from fedkin.fitting.kin_answers import KinAnswers
 from fedkin.fitting.kin_files import KinField, StoredKin, kin_files
 from fedkin.fitting.model_files import (
     COEFFICIENTS_FILE,
@@ -43,7 +44,7 @@ from fedkin.losses import Loss, describe_loss, restore_loss
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FittedModel(HasDevices):
+class FittedModel(KinAnswers, HasDevices):
     """What a fit found: a model for every device, and the groups of devices that turned out to be alike.
 
     Attributes

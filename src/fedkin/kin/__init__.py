@@ -7,8 +7,8 @@ below.
 `find` leads from `sources` (rows or summaries) to the `result`, which keeps what it has `learned` as plain arrays.
 `quadratics` are the sites' losses as sums, and their common units; `mixed` learns mean, spread and noise from them.
 Inside that spread `groups` finds sites that are alike: `starts` and `chains` drive the compiled sampler of `kernels`,
-and `diagnostics` say how well it has mixed. `display` cuts probabilities into groups, `text` prints, and `join` takes
-in new sites. Only a fit loads the sampler.
+and `diagnostics` say how well it has mixed. `display` cuts probabilities into groups, `inference` has
+intervals, contrasts and predictions, `text` prints, and `join` takes in new sites. Only a fit loads the sampler.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 from fedkin.kin.diagnostics import effective_size, split_rhat
 from fedkin.kin.display import display_groups
 from fedkin.kin.find import find_kin
+from fedkin.kin.inference import Contrast, Predicted
 from fedkin.kin.join import Joined
 from fedkin.kin.learned import Learned, States
 from fedkin.kin.mixed import MixedModel, Priors, fit_mixed
@@ -24,12 +25,14 @@ from fedkin.kin.quadratics import Quadratics, Units, common_units
 from fedkin.kin.result import Diagnostics, Kin
 
 __all__ = [
+    "Contrast",
     "Diagnostics",
     "Joined",
     "Kin",
     "Learned",
     "MixedModel",
     "Pairs",
+    "Predicted",
     "Priors",
     "Quadratics",
     "States",

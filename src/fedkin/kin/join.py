@@ -30,11 +30,15 @@ class Joined:
         Posterior mean and covariance of its parameters; without rows, those of a site like the others.
     probability : array (V,)
         That it is kin with each site of the fit.
+    precision, score : arrays (p, p), (p,)
+        What its own rows say, in standardised units, as in `Learned`.
     """
 
     theta: Array
     covariance: Array
     probability: Array
+    precision: Array
+    score: Array
 
 
 def join_site(learned: Learned, loss: Loss, names: tuple[str, ...], site: Rows | Summary | None) -> Joined:
@@ -80,14 +84,14 @@ def _posterior(learned: Learned, sums: Quadratics) -> Joined:
     theta = learned.mean + own @ rest
     covariance = own + keep @ learned.mean_covariance @ keep.T
     if learned.states is None:
-        return Joined(units.theta(theta), units.covariance(covariance), np.zeros(len(learned.score)))
+        return Joined(units.theta(theta), units.covariance(covariance), np.zeros(len(learned.score)), S, c)
     F = learned.F
     W, e = F.T @ S @ F, F.T @ rest
     plain = np.linalg.inv(np.eye(len(W)) + W)
     b, spread, same = _effect(learned, 0.5 * (W + W.T), e)
     theta = theta + F @ (b - plain @ e)
     covariance = covariance + F @ (spread - plain) @ F.T
-    return Joined(units.theta(theta), units.covariance(covariance), same)
+    return Joined(units.theta(theta), units.covariance(covariance), same, S, c)
 
 
 def _effect(learned: Learned, W: Array, c: Array) -> tuple[Array, Array, Array]:

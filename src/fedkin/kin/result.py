@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from scipy.special import ndtri
 
 from fedkin._base import Array, Index, check_choice, count, html_card, some_of
 from fedkin.data import Rows
@@ -15,6 +14,7 @@ from fedkin.errors import ParameterError, UnknownDeviceError
 from fedkin.graph import Graph
 from fedkin.kin.diagnostics import effective_size, split_rhat
 from fedkin.kin.display import by_size, display_groups, resolved
+from fedkin.kin.inference import Inference
 from fedkin.kin.join import Joined, join_site
 from fedkin.kin.learned import Learned, learned_from
 from fedkin.kin.mixed import MixedModel
@@ -65,7 +65,7 @@ class Diagnostics:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Kin:
+class Kin(Inference):
     """Who is alike, and every site's parameters, in the units of the columns.
 
     Attributes
@@ -191,41 +191,6 @@ class Kin:
                 f"site {device!r} was not part of the fit; ask for its model with `join`"
             ) from None
 
-    def confint(self, level: float = 0.95, kind: Literal["average", "site"] = "average") -> Array:
-        """Intervals for every site's parameters.
-
-        Parameters
-        ----------
-        level : float in (0, 1)
-            Probability that they promise.
-        kind : "average" or "site"
-            "average" are posterior intervals, which cover as promised on average over sites. "site" are from a site's
-            own rows alone: as promised for every single site, and wider; infinite where the rows do not tell.
-
-        Returns
-        -------
-        array (V, p, 2)
-
-        Examples
-        --------
-        >>> import fedkin
-        >>> from fedkin.datasets import paper_design
-        >>> design = paper_design(n_devices=8, n_samples=30, n_features=3, n_clusters=2, seed=0)
-        >>> kin = fedkin.find_kin(design.federation)
-        >>> narrow, wide = kin.confint(0.95), kin.confint(0.95, "site")
-        >>> bool((np.ptp(narrow, axis=2) < np.ptp(wide, axis=2)).all())
-        True
-        """
-        if not 0 < level < 1:
-            raise ParameterError(f"level must lie between 0 and 1, got {level!r}")
-        check_choice("kind", kind, ("average", "site"))
-        width = ndtri(0.5 + level / 2)
-        centre, covariance = self.theta, self.covariance
-        if kind == "site":
-            centre, covariance = self.learned.own()
-        half = width * np.sqrt(np.einsum("ujj->uj", covariance))
-        return np.stack([centre - half, centre + half], axis=2)
-
     def graph(self, kind: Literal["probability", "groups"] = "probability", least: float = 0.05) -> Graph:
         """A graph for the fused estimator.
 
@@ -282,18 +247,6 @@ class Kin:
         if not self.learned.whole:
             raise ParameterError("this is what is known about some sites; a new one can join only all of them")
         return join_site(self.learned, self.loss, self.names, site)
-
-    def summary(self, level: float = 0.95) -> str:
-        """The result as text.
-
-        Parameters
-        ----------
-        level : float in (0, 1)
-            Of the intervals.
-        """
-        from fedkin.kin.text import summary_of
-
-        return summary_of(self, level)
 
 
 def kin_of(source: Source, parts: Parts) -> Kin:

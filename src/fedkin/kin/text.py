@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import ndtri
 
 from fedkin._base import count, some_of
+from fedkin.kin.inference import Contrast, Kind, contrast
 
 if TYPE_CHECKING:
     from fedkin.kin.result import Kin
+
 
 _WIDTH = 78
 _GRAPHS = {
@@ -27,6 +30,69 @@ def summary_of(kin: Kin, level: float) -> str:
     head = ["Kin: partial pooling with groups".center(_WIDTH), double, *_header(kin)]
     body = [double, *_coefficients(kin, level), single, *_groups(kin), single, *_notes(kin, level), double]
     return "\n".join(head + body)
+
+
+def site_text(kin: Kin, site: Hashable, level: float, kind: Kind) -> str:
+    """One site: its parameters, and its likely kin."""
+    u = kin.position(site)
+    found = contrast(kin, site, None, None, kind)
+    lines = [f"Site {site}: {count(int(kin.n_samples[u]), 'row')}".center(_WIDTH).rstrip(), *_table(found, level)]
+    return "\n".join([*lines, *_kin_lines(kin, u), *_kind_lines(kind, level), "=" * _WIDTH])
+
+
+def group_text(kin: Kin, group: int, level: float, kind: Kind) -> str:
+    """One group: the mean of its members' parameters."""
+    sites = kin.members(group)
+    found = contrast(kin, sites, None, None, kind)
+    head = f"Group {group + 1}: mean of {count(len(sites), 'site')}"
+    lines = [head.center(_WIDTH).rstrip(), *_table(found, level), f"Members: {some_of(sites)}"]
+    return "\n".join([*lines, *_kind_lines(kind, level), "=" * _WIDTH])
+
+
+def contrast_text(found: Contrast, level: float) -> str:
+    """A difference, parameter by parameter, and the test that there is none."""
+    lines = [found.label.center(_WIDTH).rstrip(), *_table(found, level)]
+    statistic, degrees, tail = found.wald
+    lines.append(f"Wald test that all are 0: chi2({degrees}) = {statistic:.4g}, p = {tail:.3g}")
+    if found.probability is not None:
+        lines.append(f"Probability that the two are kin: {found.probability:.2f}")
+    return "\n".join([*lines, *_kind_lines(found.kind, level), "=" * _WIDTH])
+
+
+def _table(found: Contrast, level: float) -> list[str]:
+    low, high = f"[{(1 - level) / 2:.3f}", f"{(1 + level) / 2:.3f}]"
+    heads = ("coef", "std err", "z", "P>|z|", low, high)
+    lines = ["=" * _WIDTH, f"{'':<18}" + "".join(f"{head:>10}" for head in heads), "-" * _WIDTH]
+    error, tails, ends = found.standard_error, found.p_values, found.confint(level)
+    for j, name in enumerate(found.names):
+        z = found.estimate[j] / error[j] if error[j] > 0 else np.nan
+        cells = (
+            f"{found.estimate[j]:.4g}",
+            f"{error[j]:.3g}",
+            f"{z:.3f}",
+            f"{tails[j]:.3f}",
+            *(f"{end:.4g}" for end in ends[j]),
+        )
+        lines.append(f"{name[:17]:<18}" + "".join(f"{cell:>10}" for cell in cells))
+    return [*lines, "-" * _WIDTH]
+
+
+def _kin_lines(kin: Kin, u: int) -> list[str]:
+    if not kin.resolved:
+        return ["No groups resolved: the site leans on the mean of all, as far as the spread allows."]
+    chance = np.array(kin.probability[np.full(len(kin.devices), u), np.arange(len(kin.devices))])
+    chance[u] = -1.0
+    likely = [v for v in np.argsort(-chance, kind="stable")[:5] if chance[v] >= 0.005]
+    if not likely:
+        return [f"Group {int(kin.groups[u]) + 1}; no other site is likely to be its kin."]
+    named = ", ".join(f"{kin.devices[v]} ({chance[v]:.2f})" for v in likely)
+    return [f"Group {int(kin.groups[u]) + 1}; likely kin (probability): {named}"]
+
+
+def _kind_lines(kind: Kind, level: float) -> list[str]:
+    if kind == "site":
+        return [f"From the rows of the site alone: intervals cover {level:.0%} at every single site."]
+    return [f"Intervals cover {level:.0%} on average over sites; a site unlike all others less often."]
 
 
 def _header(kin: Kin) -> list[str]:

@@ -1,0 +1,52 @@
+"""Sites that were not part of a fit: their models from labelled rows, or from what all other sites have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedkin._base import AnyArray, count, listed
+from fedkin.cli.console import note
+from fedkin.cli.tables import naming
+from fedkin.data import device_ids, read_columns
+from fedkin.errors import DataError, UnknownDeviceError
+from fedkin.fitting import FittedModel
+from fedkin.fitting.new_rows import position_of
+
+
+def models_of(
+    fitted: FittedModel, devices: Sequence[Hashable], new: bool, known_rows: Path | None, column: str | None
+) -> dict[Hashable, FittedModel]:
+    """The model of every device: the fitted one, or for a new site one that it gets from its labelled rows, if any."""
+    unknown = [device for device in dict.fromkeys(devices) if device not in fitted.index]
+    if unknown and not new:
+        try:
+            position_of(unknown[0], fitted.index)
+        except UnknownDeviceError as error:
+            hint = "" if fitted.kin is None else "; --new-site predicts it from what all sites have in common"
+            raise UnknownDeviceError(f"{error}{hint}") from None
+    models: dict[Hashable, FittedModel] = {device: fitted for device in devices if device in fitted.index}
+    labelled = {} if known_rows is None else _by_site(known_rows, column)
+    for device in unknown:
+        rows = labelled.get(str(device))
+        found = fitted.join(rows, name=device)
+        models[device] = found.model
+        n = 0 if rows is None else len(next(iter(rows.values())))
+        words = f"new site {device}: a model from {count(n, 'labelled row')} and what all sites have in common"
+        if len(found.groups):
+            likely = int(np.argmax(found.groups))
+            words += f"; group {likely + 1} with probability {found.groups[likely]:.2f}"
+        note(words)
+    return models
+
+
+def _by_site(path: Path, column: str | None) -> dict[str, dict[str, AnyArray]]:
+    """Labelled rows of each site."""
+    with naming(path):
+        columns = read_columns(path)
+        if column is None or column not in columns:
+            raise DataError(f"say which column holds the sites: --device COL; there are {listed(columns, 20)}")
+        ids = np.array([str(device) for device in device_ids(columns[column])], dtype=object)
+    return {site: {name: values[ids == site] for name, values in columns.items()} for site in dict.fromkeys(ids)}

@@ -1,0 +1,234 @@
+"""What a model with kin can be asked beyond predictions: intervals, contrasts, and models for new sites."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedkin._base import Array, check_choice
+from fedkin.data import Rows, TableSchema, columns_of
+from fedkin.errors import DataError, ParameterError
+from fedkin.fitting.new_rows import feature_matrix, is_table, offset_column
+from fedkin.kin import Contrast, Joined, Kin, Predicted
+from fedkin.kin.inference import How, Kind, Sites, predicted
+from fedkin.objective import Summary
+
+if TYPE_CHECKING:
+    from fedkin.fitting.model import FittedModel
+
+
+@dataclass(frozen=True, eq=False)
+class NewSite:
+    """A site that was not part of the fit.
+
+    Attributes
+    ----------
+    model : FittedModel
+        Of this site alone: it predicts, has intervals, and can be saved.
+    probability : array (V,)
+        That it is kin with each site of the fit.
+    groups : array (K,)
+        Probability of each group that is resolved; what is left to 1 is a kind of its own. Empty where none are.
+    """
+
+    model: FittedModel
+    probability: Array
+    groups: Array
+
+
+class KinAnswers:
+    """Questions to the `kin` of a `FittedModel`."""
+
+    @property
+    def _model(self) -> FittedModel:
+        return cast("FittedModel", self)
+
+    def _asked(self, what: str) -> Kin:
+        if self._model.kin is None:
+            raise ParameterError(
+                f'a fused model has no {what}: fit with method="kin" (or see fedkin.fitting.naive_confint)'
+            )
+        return self._model.kin
+
+    def confint(self, level: float = 0.95, kind: Kind = "average") -> Array:
+        """Intervals ``(V, p, 2)`` of the sites' parameters, intercept first; see `Kin.confint`."""
+        return self._asked("intervals").confint(level, kind)
+
+    def summary(
+        self,
+        level: float = 0.95,
+        *,
+        site: Hashable | None = None,
+        group: int | None = None,
+        kind: Kind = "average",
+    ) -> str:
+        """The result, a site or a group as text; see `Kin.summary`."""
+        return self._asked("summary").summary(level, site=site, group=group, kind=kind)
+
+    def contrast(
+        self,
+        one: Sites,
+        other: Sites | None = None,
+        *,
+        weights: Mapping[str, float] | None = None,
+        kind: Kind = "average",
+    ) -> Contrast:
+        """How sites or groups differ; see `Kin.contrast`."""
+        return self._asked("contrasts").contrast(one, other, weights=weights, kind=kind)
+
+    def predict_interval(
+        self,
+        X: object,
+        device: object = None,
+        offset: ArrayLike | None = None,
+        *,
+        level: float = 0.95,
+        target: Literal["mean", "observation"] = "mean",
+    ) -> Predicted:
+        """Predictions with intervals, for the mean response or for new observations.
+
+        Parameters
+        ----------
+        X, device, offset
+            As in `predict`.
+        level : float in (0, 1)
+            Probability that the intervals promise, on average over sites.
+        target : "mean" or "observation"
+            New observations have noise of their own (linear and Poisson losses). Of classes, the mean is the
+            probability of the second one.
+
+        Examples
+        --------
+        >>> from fedkin.datasets import paper_design
+        >>> from fedkin.fitting import fit_federation
+        >>> design = paper_design(n_devices=8, n_samples=30, n_features=2, n_clusters=2, seed=0)
+        >>> found = fit_federation(design.federation).predict_interval([[1.0, 0.0]], 3)
+        >>> bool(found.low < found.mean < found.high)
+        True
+        """
+        check_choice("target", target, ("mean", "observation"))
+        kin = self._asked("intervals")
+        rows, position, shift = self._model._checked_rows(X, device, offset)
+        if self._model.fit_intercept:
+            rows = np.column_stack([np.ones(len(rows)), rows])
+        ends = np.empty((3, len(rows)))
+        for u in np.unique(position).tolist():
+            own = position == u
+            how = How(level, target, None if shift is None else shift[own])
+            found = predicted(kin, rows[own], kin.theta[u], kin.covariance[u], float(kin.noise[u]), how)
+            ends[:, own] = found.mean, found.low, found.high
+        return Predicted(*ends)
+
+    def join(self, site: object = None, *, name: Hashable = "new site") -> NewSite:
+        """A model for a site that was not part of the fit.
+
+        Parameters
+        ----------
+        site : Rows, (X, y), table, Summary or None
+            Its labelled rows, with the features of the model (a table has them, the target and an offset among its
+            columns); its summary, made as those of the fit were; or None before it has any.
+        name : id
+            What to call it.
+
+        Returns
+        -------
+        NewSite
+
+        Notes
+        -----
+        Without rows the site is expected to be like the others: its model is their mean, and its intervals are as wide
+        as sites differ. That mean gives every site the same weight, however many rows it has. Where large sites differ
+        from small ones, and the new one is large, one model for all rows may predict better until the site has rows of
+        its own.
+
+        Examples
+        --------
+        >>> from fedkin.datasets import paper_design
+        >>> from fedkin.fitting import fit_federation
+        >>> design = paper_design(n_devices=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
+        >>> model = fit_federation(design.federation.subset(range(1, 12)))
+        >>> new = model.join(design.federation[0], name="zero")
+        >>> new.model.devices, bool(new.groups.max() > 0.9)
+        (('zero',), True)
+        """
+        kin = self._asked("models for new sites")
+        joined, n = _joined(self._model, kin, site)
+        blocks = joined.theta.reshape(1, self._model.coef.shape[1], -1)
+        first = int(self._model.fit_intercept)
+        target = kin.learned.units.target
+        known = replace(
+            kin.part(np.zeros(1, dtype=np.int64)),
+            devices=(name,),
+            n_samples=np.array([n]),
+            theta=joined.theta[None],
+            covariance=joined.covariance[None],
+            noise=np.array([kin.learned.noise * target**2]),
+        )
+        known = replace(
+            known, learned=replace(known.learned, precision=joined.precision[None], score=joined.score[None])
+        )
+        model = replace(
+            self._model.part([self._model.devices[0]]),
+            devices=(name,),
+            coef=blocks[:, :, first:],
+            intercept=blocks[:, :, 0] if first else np.zeros(blocks.shape[:2]),
+            n_samples=np.array([n]),
+            graph=type(self._model.graph).empty([name]),
+            notes={},
+            kin=known,
+        )
+        count = int(kin.groups.max()) + 1 if kin.resolved else 0
+        groups = np.array([joined.probability[kin.groups == k].mean() for k in range(count)])
+        return NewSite(model, joined.probability, groups)
+
+
+def _joined(model: FittedModel, kin: Kin, site: object) -> tuple[Joined, int]:
+    if site is None:
+        return kin.join(None), 0
+    if isinstance(site, Summary):
+        from fedkin.fitting.units import Units
+
+        if model.schema is None or isinstance(model.schema, TableSchema):
+            return kin.join(site), int(site.count.sum())
+        A, shift = Units.of_schema(model.schema, model.loss, model.fit_intercept).affine()
+        # the summary is in the units that the sites have agreed on
+        back: Array = np.asarray(np.linalg.inv(A), dtype=np.float64)
+        there = kin.in_units(back, -back @ shift, site.parameter_names)
+        found = there.join(site)
+        theta, covariance = A @ found.theta + shift, A @ found.covariance @ A.T
+        return replace(found, theta=theta, covariance=covariance), int(site.count.sum())
+    rows = _labelled(model, site)
+    if model.fit_intercept:
+        rows = replace(rows, X=np.column_stack([np.ones(len(rows.X)), rows.X]))
+    return kin.join(rows), len(rows.X)
+
+
+def _labelled(model: FittedModel, site: Any) -> Rows:
+    """Rows of a new site with its target as the loss wants it."""
+    from fedkin.fitting.preparation import class_numbers
+
+    X: Any
+    y: Any
+    weight = None
+    if isinstance(site, Rows):
+        X, y, offset, weight = site.X, site.y, site.offset, site.weight
+    elif isinstance(site, tuple) and len(site) == 2:
+        (X, y), offset = site, None
+    elif is_table(site):
+        columns = columns_of(site)
+        X, y, offset = columns, columns.get(model.target_name or ""), columns.get(model.offset_name or "")
+    else:
+        raise DataError(f"a new site comes with Rows, (X, y), a table, a Summary or nothing, got {type(site).__name__}")
+    rows = feature_matrix(X, model.feature_names, model.schema)
+    if model.loss.needs_target:
+        if y is None:
+            raise DataError(f"the rows of the new site have no target {model.target_name or 'y'!r}")
+        y = np.asarray(y)
+        y = y.astype(np.float64) if model.classes is None else class_numbers(y, model.classes)
+        if len(y) != len(rows):
+            raise DataError(f"the new site has {len(rows)} rows, but {len(y)} targets")
+    return Rows(rows, y, offset_column(offset, len(rows), needed=model.offset_name is not None), weight)

@@ -1,0 +1,347 @@
+"""Intervals, contrasts, predictions and new sites: against closed forms, statsmodels, and simulated truths."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from scipy.stats import norm, poisson
+
+from fedkin import Federation, find_kin
+from fedkin.cli import main
+from fedkin.data import Column, Rows, Schema
+from fedkin.datasets import paper_design
+from fedkin.errors import DataError, ParameterError, UnknownDeviceError
+from fedkin.fitting import FitOptions, fit_federation, naive_confint
+from fedkin.kin.combine import combined_covariance
+from fedkin.stats import site_summary
+
+
+def design(signal=1.0, seed=0, V=12, n=40, p=3, groups=2, **more):
+    return paper_design(
+        n_devices=V, n_samples=n, n_features=p, n_clusters=groups, signal=signal, seed=seed, varrho=0.1, **more
+    )
+
+
+@pytest.fixture(scope="module")
+def clear():
+    made = design(3.0, n=60, p=5)
+    return made, fit_federation(made.federation)
+
+
+@pytest.fixture(scope="module")
+def three():
+    """Too few sites for groups: the mixed model, which has closed forms."""
+    rng = np.random.default_rng(0)
+    y = {u: rng.normal(size=1) + rng.normal(size=30) for u in "abc"}
+    return y, find_kin(Federation({u: (np.ones((30, 1)), value) for u, value in y.items()}, ["(intercept)"]))
+
+
+# --- the mixed model ------------------------------------------------------------------------------------------
+
+
+def test_intervals_of_a_random_intercept_are_statsmodels_own(three):
+    import statsmodels.api as sm
+
+    y, kin = three
+    values, site = np.concatenate(list(y.values())), np.repeat(list(y), 30)
+    theirs = sm.MixedLM(values, np.ones((90, 1)), groups=site).fit(reml=True)
+    tau, sigma2 = (
+        float(theirs.cov_re.iloc[0, 0]) if hasattr(theirs.cov_re, "iloc") else float(theirs.cov_re[0, 0]),
+        theirs.scale,
+    )
+    assert kin.noise == pytest.approx(sigma2, rel=0.02)
+    assert kin.spread[0] == pytest.approx(np.sqrt(tau), rel=0.1)  # three sites, and a weak prior
+    tau, sigma2 = float(kin.spread[0] ** 2), float(kin.noise[0])
+    keep = tau / (tau + sigma2 / 30)
+    blup = {u: kin.mean[0] + keep * (y[u].mean() - kin.mean[0]) for u in y}
+    assert kin.theta[:, 0] == pytest.approx(list(blup.values()), abs=1e-6)
+    blups = np.array([float(np.asarray(theirs.random_effects[u])[0]) for u in y]) + float(theirs.fe_params[0])
+    assert kin.theta[:, 0] == pytest.approx(blups, abs=0.02)
+    conditional = np.array([float(np.asarray(theirs.random_effects_cov[u]).ravel()[0]) for u in y])
+    total = conditional + (1 - keep) ** 2 * float(np.asarray(theirs.cov_params())[0, 0])
+    assert kin.covariance[:, 0, 0] == pytest.approx(total, rel=0.05)
+
+
+def test_contrasts_of_a_mixed_model_have_a_closed_form(three):
+    _, kin = three
+    learned = kin.learned
+    # joint precision of the mean and three effects, in standardised units
+    S = learned.precision[:, 0, 0]
+    joint = np.zeros((4, 4))
+    joint[0, 0] = S.sum() + 1e-8
+    joint[0, 1:] = joint[1:, 0] = S
+    joint[1:, 1:] = np.diag(S + 1 / learned.spread[0])
+    covariance = np.linalg.inv(joint)
+    for weights in ([1.0, -1.0, 0.0], [0.5, 0.5, -1.0], [1 / 3] * 3):
+        a = np.array([sum(weights), *weights])
+        expected = a @ covariance @ a * learned.units.A[0, 0] ** 2
+        found = combined_covariance(learned, np.arange(3), np.array(weights))
+        assert found[0, 0] == pytest.approx(expected, rel=1e-5)
+    found = kin.contrast("a", "b")
+    assert found.estimate == pytest.approx(kin.theta[0] - kin.theta[1])
+    both = kin.covariance[0] + kin.covariance[1]
+    assert found.covariance[0, 0] < both[0, 0]  # the mean is common to both
+
+
+def test_own_rows_are_least_squares():
+    import statsmodels.api as sm
+
+    made = design(V=8).federation
+    kin = find_kin(made)
+    ends = kin.confint(0.9, "site")
+    for u in range(8):
+        theirs = sm.OLS(made[u].y, made[u].X).fit()
+        assert ends[u].mean(axis=1) == pytest.approx(theirs.params, abs=1e-8)
+        ratio = np.ptp(ends[u], axis=1) / (2 * norm.ppf(0.95) * theirs.bse)
+        # theirs is the noise of one site, ours leans on all
+        assert ratio == pytest.approx(np.sqrt(kin.noise[u] / theirs.scale), rel=1e-6)
+    apart = kin.contrast(0, 7, kind="site")
+    first, last = (sm.OLS(made[u].y, made[u].X).fit() for u in (0, 7))
+    expected = first.cov_params() / first.scale * kin.noise[0] + last.cov_params() / last.scale * kin.noise[7]
+    assert apart.covariance == pytest.approx(expected, rel=1e-6)
+    d = first.params - last.params
+    assert apart.wald[0] == pytest.approx(d @ np.linalg.solve(expected, d), rel=1e-6)
+
+
+# --- groups ---------------------------------------------------------------------------------------------------
+
+
+def test_intervals_and_contrasts_cover(monkeypatch):
+    """The truth is inside as often as promised, on average over sites, pairs and federations."""
+    inside, pairs, wald = [], [], []
+    for seed in range(12):
+        made = design(0.6, seed, V=14)
+        kin = find_kin(made.federation, made.graph, sweeps=40)
+        low, high = np.moveaxis(kin.confint(0.95), 2, 0)
+        inside.append(((low < made.theta_star) & (made.theta_star < high)).mean())
+        for other in (1, 7, 13):
+            found = kin.contrast(0, other)
+            truth = made.theta_star[0] - made.theta_star[other]
+            ends = found.confint(0.95)
+            pairs.append(((ends[:, 0] <= truth) & (truth <= ends[:, 1])).mean())
+            wald.append(kin.contrast(0, other, kind="site").wald[2] < 0.05 if (truth == 0).all() else np.nan)
+    assert 0.92 < np.mean(inside) < 0.985
+    assert 0.9 < np.mean(pairs) <= 1.0
+    assert np.nanmean(wald) < 0.2  # the test of equal sites keeps its level
+
+
+def test_a_contrast_of_one_site_is_its_estimate(clear):
+    _, model = clear
+    kin = model.kin
+    alone = np.stack([combined_covariance(kin.learned, np.array([u]), np.ones(1)) for u in range(12)])
+    ratio = np.einsum("ujj->uj", alone) / np.einsum("ujj->uj", kin.covariance)
+    assert 0.7 < ratio.min() <= ratio.max() < 1.4  # from the states that were kept instead of all sweeps
+    assert kin.contrast(3).covariance == pytest.approx(kin.covariance[3])
+
+
+def test_differences_of_sites_and_groups(clear):
+    made, model = clear
+    apart, alike = model.contrast(0, 11), model.contrast(0, 1)
+    assert apart.wald[2] < 1e-8
+    assert alike.wald[2] > 0.05
+    assert alike.probability > 0.8
+    assert apart.probability < 0.05
+    kin = model.kin
+    groups = kin.contrast(kin.members(0), kin.members(1))
+    truth = made.theta_star[0] - made.theta_star[11]
+    assert groups.estimate[1:] == pytest.approx(truth, abs=0.25)
+    assert (groups.standard_error < apart.standard_error).all()
+    one = kin.contrast(0, weights={"x0": 1.0, "x2": -2.0})
+    assert one.names == ("+1 x0 -2 x2",)
+    assert one.estimate[0] == pytest.approx(kin.theta[0, 1] - 2 * kin.theta[0, 3])
+    R = np.array([0.0, 1.0, 0.0, -2.0, 0.0, 0.0])
+    assert one.covariance[0, 0] == pytest.approx(R @ kin.covariance[0] @ R)
+    with pytest.raises(ParameterError, match="on both sides"):
+        kin.contrast(3, [3, 4])
+    with pytest.raises(ParameterError, match="there is no parameter 'age'"):
+        kin.contrast(0, weights={"age": 1.0})
+    with pytest.raises(ParameterError, match="there is no group 7"):
+        kin.members(7)
+    with pytest.raises(UnknownDeviceError):
+        kin.contrast("x", 0)
+
+
+def test_texts_look_like_statsmodels(clear):
+    _, model = clear
+    site, group = model.summary(site=3), model.summary(group=1)
+    for text in (site, group, repr(model.contrast(0, 11))):
+        assert max(map(len, text.splitlines())) <= 90
+        for word in ("coef", "std err", "P>|z|", "[0.025", "0.975]", "(intercept)", "on average over sites"):
+            assert word in text
+    assert "likely kin" in site
+    assert "mean of 6 sites" in group
+    assert "at every single site" in model.summary(site=3, kind="site")
+    assert "Wald test" in repr(model.contrast(0, 11))
+
+
+def test_fused_models_have_naive_intervals_only():
+    made = design(2.0, V=6)
+    model = fit_federation(made.federation, made.graph, FitOptions(method="fused"))
+    with pytest.raises(ParameterError, match='method="kin"'):
+        model.confint()
+    ends = naive_confint(model, made.federation)
+    for k in range(model.n_clusters):
+        members = np.flatnonzero(model.clusters == k)
+        assert (ends[members] == ends[members[0]]).all()
+    pooled = made.federation.with_intercept()
+    mine = np.isin(pooled.device_index, np.flatnonzero(model.clusters == 0))
+    theta = np.linalg.lstsq(pooled.X[mine], pooled.y[mine], rcond=None)[0]
+    assert ends[0].mean(axis=1) == pytest.approx(theta)
+
+
+# --- predictions ----------------------------------------------------------------------------------------------
+
+
+def test_prediction_intervals_cover_new_rows():
+    rng = np.random.default_rng(0)
+    theta, X = rng.normal(size=(30, 2)), rng.normal(size=(30, 40, 2))
+    y = np.einsum("unp,up->un", X, theta) + rng.normal(size=(30, 40))
+    train, test = Federation({u: (X[u], y[u]) for u in range(30)}).split(0.3, seed=0)
+    model = fit_federation(train)
+    ids = [test.devices[u] for u in test.device_index]
+    new = model.predict_interval(test.X, ids, level=0.9, target="observation")
+    assert 0.86 < ((new.low < test.y) & (test.y < new.high)).mean() < 0.94
+    mean = model.predict_interval(test.X, ids, level=0.9)
+    truth = np.einsum("np,np->n", test.X, theta[test.device_index])
+    assert 0.82 < ((mean.low < truth) & (truth < mean.high)).mean() < 0.98
+    assert mean.mean == pytest.approx(model.predict(test.X, ids))
+    assert (new.low < mean.low).all()
+
+
+def test_prediction_intervals_of_other_losses():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 1))
+    site = np.repeat(np.arange(6), 100)
+    counts = rng.poisson(np.exp(1.0 + 0.5 * X[:, 0]))
+    model = fit_federation(Federation.from_arrays(X, counts, site), None, FitOptions("poisson"))
+    found = model.predict_interval([[0.0]], 2, level=0.9, target="observation")
+    rate = model.predict([[0.0]], 2)[0]
+    ends = poisson.ppf([0.05, 0.95], rate)
+    assert abs(found.low[0] - ends[0]) <= 1
+    assert abs(found.high[0] - ends[1]) <= 1
+    labels = np.where(X[:, 0] + rng.logistic(size=600) > 0, "yes", "no")
+    classes = fit_federation(Federation.from_arrays(X, labels, site))
+    found = classes.predict_interval([[0.5]], 1)
+    assert 0 < found.low[0] < classes.predict_proba([[0.5]], 1)[0, 1] < found.high[0] < 1
+    with pytest.raises(ParameterError, match="no intervals for new observations of the logistic loss"):
+        classes.predict_interval([[0.5]], 1, target="observation")
+
+
+# --- new sites ------------------------------------------------------------------------------------------------
+
+
+def test_a_new_sites_intervals_shrink_with_rows():
+    made = design(3.0, n=60, p=5)
+    kept = list(range(1, 12))
+    model = fit_federation(made.federation.subset(kept))
+    rows, truth = made.federation[0], np.concatenate([[0.0], made.theta_star[0]])
+    steps = [model.join(name="new")] + [model.join(rows.take(slice(0, n)), name="new") for n in (3, 10, 60)]
+    widths = [np.ptp(one.model.confint(), axis=2).sum() for one in steps]
+    assert widths == sorted(widths, reverse=True)
+    errors = [((one.model.kin.theta[0] - truth) ** 2).sum() for one in steps]
+    assert errors[3] < 0.1 * errors[0]
+    assert steps[3].groups.argmax() == model.kin.groups[0]
+    assert steps[3].groups.max() > 0.8
+    assert steps[0].groups.max() < 0.8
+    last = steps[3].model
+    assert last.devices == ("new",)
+    assert last.n_samples.tolist() == [60]
+    assert last.predict(rows.X[:2]) == pytest.approx(rows.X[:2] @ last.coef[0, 0] + last.intercept[0, 0])
+    assert np.isfinite(last.confint(kind="site")).all()
+    assert np.isinf(steps[0].model.confint(kind="site")).all()
+    with pytest.raises(ParameterError, match="can join only all of them"):
+        last.join()
+
+
+def test_new_sites_come_as_rows_tables_and_summaries():
+    made = design(2.0, V=8)
+    fed = made.federation
+    names = fed.feature_names
+    schema = Schema(tuple(Column(name, low=-8.0, high=9.0) for name in names), Column("y"))
+    columns = {name: fed.X[:, j] for j, name in enumerate(names)} | {"y": fed.y}
+    columns["site"] = np.array([f"s{u}" for u in fed.device_index])
+    own = columns["site"] == "s0"
+    agreed = schema.federation({name: values[~own] for name, values in columns.items()}, "site")
+    model = fit_federation(agreed, None, schema=schema)
+    table = {name: values[own] for name, values in columns.items()}
+    first = model.join(table).model
+    for other in (model.join((fed[0].X, fed[0].y)), model.join(Rows(fed[0].X, fed[0].y))):
+        assert other.model.coef == pytest.approx(first.coef, rel=1e-9)
+    prepared = schema.rows(table, intercept=True)
+    summary = site_summary("s0", prepared, model.loss, feature_names=("(intercept)", *names))
+    said = model.join(summary).model
+    assert said.coef == pytest.approx(first.coef, rel=1e-7)
+    assert said.intercept == pytest.approx(first.intercept, rel=1e-7)
+    assert said.confint() == pytest.approx(first.confint(), rel=1e-6)
+    with pytest.raises(DataError, match="no target 'y'"):
+        model.join({name: values for name, values in table.items() if name != "y"})
+    with pytest.raises(DataError, match="a new site comes with"):
+        model.join(7)
+
+
+def test_new_sites_of_classes():
+    rng = np.random.default_rng(0)
+    X, site = rng.normal(size=(600, 1)), np.repeat(np.arange(6), 100)
+    labels = np.where(3 * X[:, 0] + rng.logistic(size=600) > 0, "yes", "no")
+    model = fit_federation(Federation.from_arrays(X[:500], labels[:500], site[:500]))
+    new = model.join((X[500:], labels[500:])).model
+    assert new.classes == ("no", "yes")
+    assert (new.predict(X[500:]) == labels[500:]).mean() > 0.8
+    with pytest.raises(DataError, match="class 'maybe'"):
+        model.join((X[:2], np.array(["maybe", "no"])))
+
+
+# --- command line ---------------------------------------------------------------------------------------------
+
+
+def write_table(path, fed, sites, target=True):
+    kept = [k for k, u in enumerate(fed.device_index.tolist()) if u in sites]
+    head = ["site", *(["y"] if target else []), *fed.feature_names]
+    lines = [
+        [f"s{fed.device_index[k]}", *([repr(float(fed.y[k]))] if target else []), *map(repr, fed.X[k].tolist())]
+        for k in kept
+    ]
+    path.write_text("\n".join(",".join(line) for line in [head, *lines]) + "\n")
+
+
+def test_commands(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    fed = design(3.0).federation
+    write_table(tmp_path / "sites.csv", fed, range(11))
+    write_table(tmp_path / "new.csv", fed, [0, 11], target=False)
+    write_table(tmp_path / "known.csv", fed, [11])
+    assert main(["fit", "sites.csv", "--device", "site", "--target", "y", "--test-size", "0"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", "fedkin-model", "--site", "s3"]) == 0
+    assert "Site s3: 40 rows" in capsys.readouterr().out
+    assert main(["inspect", "fedkin-model", "--group", "2", "--own-rows"]) == 0
+    assert "Group 2: mean of" in capsys.readouterr().out
+    assert main(["inspect", "fedkin-model", "--contrast", "s0", "s10"]) == 0
+    assert "s0 minus s10" in capsys.readouterr().out
+    assert main(["inspect", "fedkin-model", "--contrast", "group:1", "group:2", "--level", "0.9", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["wald"]["p_value"] < 1e-3
+    assert [row["name"] for row in document["parameters"]] == ["(intercept)", "x0", "x1", "x2"]
+    assert main(["inspect", "fedkin-model", "--group", "9"]) == 2
+    assert "there is no group 9: groups are 1 to 2" in capsys.readouterr().err
+    assert main(["predict", "fedkin-model", "new.csv"]) == 2
+    assert "--new-site predicts it" in capsys.readouterr().err
+    assert main(["predict", "fedkin-model", "new.csv", "--rows", "known.csv"]) == 2
+    assert "add --new-site" in capsys.readouterr().err
+    widths, fits = [], []
+    for more in ([], ["--rows", "known.csv"]):
+        predict = ["predict", "fedkin-model", "new.csv", "--new-site", "--level", "0.95", "--json", *more]
+        assert main(predict) == 0
+        said = capsys.readouterr()
+        assert f"new site s11: a model from {40 if more else 0} labelled rows" in said.err
+        table = json.loads(said.out)
+        assert table["columns"] == ["row", "site", "prediction", "low", "high"]
+        cells = np.array([row[2:] for row in table["predictions"]], dtype=float)
+        new = np.array([row[1] == "s11" for row in table["predictions"]])
+        assert (cells[:, 1] < cells[:, 0]).all()
+        widths.append((cells[new, 2] - cells[new, 1]).mean())
+        fits.append(((cells[new, 0] - fed[11].y) ** 2).mean())
+    assert widths[1] < 0.5 * widths[0]
+    assert fits[1] < fits[0]
