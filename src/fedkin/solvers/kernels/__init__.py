@@ -14,8 +14,7 @@ _HERE = Path(__file__).parent
 
 def sources(folder: Path = _HERE) -> list[Path]:
     """Files that kernels are made of: their own, and those whose constants are built in."""
-    constants = [_HERE.parent / "pdhg.py"] if folder == _HERE else []
-    return [*folder.glob("*.py"), *constants]
+    return [*folder.glob("*.py"), *folder.parent.glob("pdhg.py")]
 
 
 def cached(folder: Path = _HERE) -> bool:

@@ -67,7 +67,7 @@ def group_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
     measures = {
         "resolved": "groups resolved",
         "exact": "groups exactly right",
-        "purity": "pairs in shown groups that are kin",
+        "purity": "pairs inside groups that are kin",
         "coverage": "coverage of 95% intervals",
         "coverage_site": "of those from own rows alone",
     }
@@ -78,7 +78,10 @@ def group_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
         [*point, *(tables[name][point].mean for name in measures), tables["coverage"][point].n] for point in points
     ]
     head = [*map(column_label, names), *measures.values()]
-    caption = "Means over the replications; groups as they would be shown, whether they count as resolved or not."
+    caption = (
+        "Means over the replications. Where groups are not resolved, one is shown; pairs inside groups are counted "
+        "whether they are resolved or not."
+    )
     return Table(spec["name"], head, text, [*names, *measures, "n"], exact, caption)
 
 

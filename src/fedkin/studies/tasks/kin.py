@@ -66,13 +66,14 @@ def judged(design: Design, kin: Kin) -> dict[str, Any]:
     """What a result says of itself beside the truth.
 
     ``coverage`` is the share of parameters inside their intervals, ``coverage_site`` that of the intervals from own
-    rows alone. ``purity`` is the share of pairs inside shown groups that are kin, whether the groups count as resolved
-    or not; ``exact`` is whether these groups are the truth. ``pairs``, ``stated`` and ``true`` are, by bins of the
-    stated probability, the number of pairs, their sum of probabilities, and how many of them are kin.
+    rows alone. ``exact`` is whether the groups that are shown (one, where none are resolved) are the truth. ``purity``
+    is the share of pairs inside groups that are kin, whether the groups count as resolved or not. ``pairs``, ``stated``
+    and ``true`` are, by bins of the stated probability, the number of pairs, their sum of probabilities, and how many
+    of them are kin.
     """
-    shown = display_groups(kin.probability)
-    i, j = np.tril_indices(len(shown), -1)
-    same, together = design.labels[i] == design.labels[j], shown[i] == shown[j]
+    best = display_groups(kin.probability)
+    i, j = np.tril_indices(len(best), -1)
+    same, together, shown = (labels[i] == labels[j] for labels in (design.labels, best, kin.groups))
     stated = kin.probability[i, j]
     place = np.clip(np.digitize(stated, BINS) - 1, 0, len(BINS) - 2)
     bins = {"pairs": np.ones_like(stated), "stated": stated, "true": same.astype(np.float64)}
@@ -81,8 +82,8 @@ def judged(design: Design, kin: Kin) -> dict[str, Any]:
         "coverage_site": _coverage(design, kin.confint(LEVEL, "site")),
         "resolved": float(kin.resolved),
         "purity": float(same[together].mean()) if together.any() else 1.0,
-        "exact": float((same == together).all()),
-        "shown_groups": int(shown.max()) + 1,
+        "exact": float((same == shown).all()),
+        "shown_groups": int(kin.groups.max()) + 1,
         "graph_use": kin.graph_use,
         **{name: np.bincount(place, weights, minlength=len(BINS) - 1).tolist() for name, weights in bins.items()},
     }
