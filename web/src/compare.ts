@@ -11,20 +11,22 @@ const MEANING: Record<string, string> = {
   Global: "one model for all",
   "Site intercepts": "one model, own levels",
   Fedkin: "kin share",
+  "Graph as given": "edges not tested",
+  Oracle: "told the true groups",
 };
 
 export function compareSection(model: Model, state: State): HTMLElement | null {
   const found = model.payload.comparison;
   if (!found) return null;
-  const splits = found.repeats ? `over ${plural(found.repeats, "split")}` : "";
+  const splits = (found.repeats ?? 1) > 1 ? `, ${plural(found.repeats ?? 1, "split")}` : "";
   const share = found.test_size
-    ? `${Math.round(100 * found.test_size)}% of each site’s rows were held out ${splits}`
+    ? `${Math.round(100 * found.test_size)}% of each site’s rows were held out${splits}`
     : "";
   const better = found.lower_is_better ? "Lower is better" : "Higher is better";
   return section(
     "comparison",
     "What sharing is worth",
-    `${better}: ${found.metric} on rows that no method saw${share ? `; ${share.trim()}` : ""}. Every method is tuned.`,
+    `${better}: ${found.metric} on rows that no method saw${share ? `; ${share.trim()}` : ""}.${found.methods.some((one) => one.name === "Oracle") ? "" : " Every method is tuned."}`,
     el("div", { class: "columns" }, methodsChart(found), gains(model, found)),
     siteTable(model, found, state),
     moreTable(found),

@@ -59,8 +59,10 @@ def write_report(model: FittedModel, out: Path, coordinates: Path | None = None)
 
 def with_origin(model: FittedModel, data: Path, context: typer.Context) -> FittedModel:
     """The model with what its report says about where it comes from: the data's digest and the command."""
-    words = context.find_root().obj
-    history: dict[str, Any] = {**(model.history or {}), "data": data_record(data, int(model.n_samples.sum()))}
-    if words:
-        history["command"] = shlex.join(["fedkin", *words])
-    return replace(model, history=history)
+    record: dict[str, Any] = {"data": data_record(data, int(model.n_samples.sum())), "command": command_line(context)}
+    return replace(model, history={**(model.history or {}), **record})
+
+
+def command_line(context: typer.Context) -> str:
+    """What was typed, as a shell would take it."""
+    return shlex.join(["fedkin", *(context.find_root().obj or ())])

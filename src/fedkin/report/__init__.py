@@ -10,7 +10,7 @@ from __future__ import annotations
 from fedkin.report.card import model_card
 from fedkin.report.live import LiveServer
 from fedkin.report.page import page_with_script, report_page
-from fedkin.report.pages import DemoResult, demo_page, demo_picture, render
+from fedkin.report.pages import DemoResult, demo_picture, render
 from fedkin.report.payload import report_payload
 from fedkin.report.places import read_coordinates
 from fedkin.report.plots import plot_coefficients, plot_graph, plot_kin, plot_path
@@ -18,7 +18,6 @@ from fedkin.report.plots import plot_coefficients, plot_graph, plot_kin, plot_pa
 __all__ = [
     "DemoResult",
     "LiveServer",
-    "demo_page",
     "demo_picture",
     "model_card",
     "page_with_script",

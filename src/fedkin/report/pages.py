@@ -1,9 +1,9 @@
-"""The templates in ``templates/``, filled in; what the demonstration's page and picture show."""
+"""The templates in ``templates/``, filled in; what the demonstration's picture shows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -32,25 +32,15 @@ def _environment() -> Environment:
 
 @dataclass(frozen=True, eq=False)
 class DemoResult:
-    """What the page shows; mappings are by method."""
+    """What the demonstration found; mappings are by method."""
 
     summary: str  # a few plain sentences
     estimation: Mapping[str, float]
     held_out: Mapping[str, float]
-    meaning: Mapping[str, str]
     highlight: Sequence[str]
     given: Graph  # before and after the edge tests
     kept: Graph
     labels: Index  # (V,), true group of each device
-    groups: Sequence[Sequence[Hashable]]  # as found
-    facts: Mapping[str, str]
-    version: str
-
-
-def demo_page(result: DemoResult) -> str:
-    """The whole page, HTML without scripts and without links to anything outside."""
-    groups = sorted(result.groups, key=len, reverse=True)
-    return render("demo.html", result=result, groups=groups, **_picture(result))
 
 
 def demo_picture(result: DemoResult) -> str:
