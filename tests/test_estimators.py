@@ -20,11 +20,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fedkin
-from fedkin import FedADMMClassifier, FedADMMRegressor, Graph
+from fedkin import DeviceScorer, FedADMMClassifier, FedADMMRegressor, Graph, WithinDeviceKFold
 from fedkin.errors import DataError, FedkinWarning, GraphError, GraphWarning, ParameterError, UnknownDeviceError
 from fedkin.fitting import FitOptions
-from fedkin.fitting.estimators import WithinDeviceKFold
-from fedkin.fitting.scoring import DeviceScorer
 from fedkin.losses import HuberLoss
 
 
@@ -343,6 +341,7 @@ def test_options_are_those_of_fit_options():
     for estimator in (FedADMMRegressor, FedADMMClassifier):
         expected = {renamed.get(item.name, item.name): item.default for item in fields(FitOptions)}
         del expected["method"], expected["messages"]  # theirs is the fused estimator
+        expected |= {"warm_start": False, "device_column": None}
         assert estimator().get_params() == expected
         parameters = inspect.signature(estimator).parameters
         assert {name: one.default for name, one in parameters.items()} == expected

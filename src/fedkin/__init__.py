@@ -49,6 +49,8 @@ _WHERE = {
     "cross_validate_lam": "fedkin.solvers",
     "FedADMMRegressor": "fedkin.fitting.estimators",
     "FedADMMClassifier": "fedkin.fitting.estimators",
+    "DeviceScorer": "fedkin.fitting.scoring",
+    "WithinDeviceKFold": "fedkin.fitting.scoring",
     "fit_summaries": "fedkin.fitting",
     "KinRegressor": "fedkin.fitting.kin_estimators",
     "KinClassifier": "fedkin.fitting.kin_estimators",
@@ -80,6 +82,8 @@ if TYPE_CHECKING:
     from fedkin.fitting.kin_estimators import KinClassifier as KinClassifier
     from fedkin.fitting.kin_estimators import KinRegressor as KinRegressor
     from fedkin.fitting.progress import progress as progress
+    from fedkin.fitting.scoring import DeviceScorer as DeviceScorer
+    from fedkin.fitting.scoring import WithinDeviceKFold as WithinDeviceKFold
     from fedkin.graph import Graph as Graph
     from fedkin.kin import Kin as Kin
     from fedkin.kin import find_kin as find_kin

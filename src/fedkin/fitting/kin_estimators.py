@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from fedkin.data import Federation
-from fedkin.fitting.estimators import PerDevice, PerDeviceClassifier, PerDeviceRegressor
 from fedkin.fitting.fitting import fit_federation
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import AUTO, FitOptions
+from fedkin.fitting.per_device import PerDevice, PerDeviceClassifier, PerDeviceRegressor
 from fedkin.graph import Graph
 from fedkin.kin import Kin
 from fedkin.losses import Loss
@@ -24,10 +24,12 @@ class _Kin(PerDevice):
         loss: str | Loss = AUTO,
         fit_intercept: bool = True,
         random_state: int | np.random.RandomState | None = 0,
+        device_column: str | int | None = None,
     ) -> None:
         self.loss = loss
         self.fit_intercept = fit_intercept
         self.random_state = random_state
+        self.device_column = device_column
 
     def _fit(self, federation: Federation, graph: Graph | None) -> FittedModel:
         seed = self._seed(self.random_state)
@@ -52,6 +54,8 @@ class KinRegressor(_Kin, PerDeviceRegressor):
         Whether every site has an intercept.
     random_state : int, RandomState or None
         Seed of the sampler; None is 0.
+    device_column : str, int or None
+        Column of X that holds the devices, by name or number; then ``device=`` need not be passed.
 
     Attributes
     ----------
@@ -96,6 +100,8 @@ class KinClassifier(_Kin, PerDeviceClassifier):
         Whether every site has an intercept.
     random_state : int, RandomState or None
         Seed of the sampler; None is 0.
+    device_column : str, int or None
+        Column of X that holds the devices, by name or number; then ``device=`` need not be passed.
 
     Attributes
     ----------

@@ -1,13 +1,18 @@
-"""Scores of scikit-learn for models that must be told the device of each row."""
+"""Scores and folds of scikit-learn for models that must be told the device of each row."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.metrics import get_scorer
+from sklearn.model_selection import BaseCrossValidator
 from sklearn.utils.metadata_routing import MetadataRequest
+
+from fedkin.data import Federation
+from fedkin.errors import DataError
 
 
 class DeviceScorer:
@@ -27,9 +32,7 @@ class DeviceScorer:
     --------
     >>> import numpy as np, sklearn
     >>> from sklearn.model_selection import cross_val_score
-    >>> from fedkin import FedADMMRegressor
-    >>> from fedkin.fitting.estimators import WithinDeviceKFold
-    >>> from fedkin.fitting.scoring import DeviceScorer
+    >>> from fedkin import DeviceScorer, FedADMMRegressor, WithinDeviceKFold
     >>> rng = np.random.default_rng(0)
     >>> X, site = rng.normal(size=(90, 2)), np.repeat(["a", "b", "c"], 30)
     >>> y = X[:, 0] + 0.1 * rng.normal(size=90)
@@ -58,14 +61,14 @@ class DeviceScorer:
     ) -> float:
         """Score of ``estimator`` on rows ``X (n, q)`` with targets ``y (n,)`` of the given devices."""
         if not self.per_device or device is None:
-            return float(self._scorer(_AtDevices(estimator, device, offset), X, y))
+            return float(self._scorer(AtDevices(estimator, device, offset), X, y))
         ids, y = np.asarray(device), np.asarray(y)
         scores = []
         for one in np.unique(ids):
             rows = np.flatnonzero(ids == one)
             part = None if offset is None else np.asarray(offset)[rows]
             if np.unique(y[rows]).size > 1:
-                scores.append(float(self._scorer(_AtDevices(estimator, ids[rows], part), _rows(X, rows), y[rows])))
+                scores.append(float(self._scorer(AtDevices(estimator, ids[rows], part), _rows(X, rows), y[rows])))
         return float(np.mean(scores)) if scores else float("nan")
 
     def get_metadata_routing(self) -> MetadataRequest:
@@ -79,28 +82,164 @@ class DeviceScorer:
         return f"DeviceScorer({self.scoring!r}, per_device={self.per_device})"
 
 
-class _AtDevices:
-    """A fitted model together with the devices and offsets of the rows that it is about to see."""
+class AtDevices:
+    """A fitted model together with the devices and offsets of the rows that it is about to see, see `PerDevice.at`.
 
-    def __init__(self, estimator: Any, device: ArrayLike | None, offset: ArrayLike | None) -> None:
+    Parameters
+    ----------
+    estimator : fitted estimator
+        That predicts with ``device=``.
+    device : array (n,) of ids, or one id
+        The devices of the rows, in their order.
+    offset : array (n,), optional
+        Their offsets.
+
+    Notes
+    -----
+    It is for tools of scikit-learn that keep the rows in their order, such as `permutation_importance`. Other numbers
+    of rows than it was made for are refused.
+    """
+
+    def __init__(self, estimator: Any, device: Any, offset: ArrayLike | None = None) -> None:
         self._estimator, self._device, self._offset = estimator, device, offset
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._estimator, name)
+        if name == "score":
+            return lambda X, y, sample_weight=None: found(X, y, **self._given(X), sample_weight=sample_weight)
         if name not in ("predict", "predict_proba", "decision_function"):
             return found
-        named = {"device": self._device, "offset": self._offset}
-        given = {key: value for key, value in named.items() if value is not None}
 
         def at_devices(X: Any) -> Any:
-            return found(X, **given)
+            return found(X, **self._given(X))
 
         at_devices.__name__ = name  # scikit-learn tells methods apart by their names
         return at_devices
 
+    def fit(self, X: Any, y: Any = None) -> Any:
+        """Refused: the model is fitted already."""
+        raise DataError("the model is bound to devices and cannot be fitted: fit the estimator, then call at(device)")
+
+    def _given(self, X: Any) -> dict[str, Any]:
+        named = {"device": self._device, "offset": self._offset}
+        given = {key: value for key, value in named.items() if value is not None}
+        for name, value in given.items():
+            each = isinstance(value, Iterable) and not isinstance(value, str | bytes)
+            if each and len(value) != _length(X):
+                raise DataError(f"the model was bound to {len(value)} rows by {name}=, but came to see {_length(X)}")
+        return given
+
     def __sklearn_tags__(self) -> Any:
         return self._estimator.__sklearn_tags__()
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+
+def _length(X: Any) -> int:
+    return int(X.shape[0]) if hasattr(X, "shape") else len(X)
 
 
 def _rows(X: Any, rows: NDArray[np.int64]) -> Any:
     return X.iloc[rows] if hasattr(X, "iloc") else np.asarray(X)[rows]
+
+
+class WithinDeviceKFold(BaseCrossValidator):  # type: ignore[misc]
+    """K folds to which every device gives rows: the devices are the ``groups``.
+
+    Parameters
+    ----------
+    n_splits : int
+        Number of folds.
+    seed : int
+        Seed of the shuffle within each device.
+    device_column : str or int, optional
+        Column of X that holds the devices, where no groups are given.
+
+    Notes
+    -----
+    A device with fewer rows than folds gives its rows to some of the folds, one each, so it always keeps training
+    rows; a device with one row stays in the training part.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> device = np.repeat(["a", "b"], 4)
+    >>> for train, test in WithinDeviceKFold(2).split(np.zeros((8, 1)), groups=device):
+    ...     print(device[test])
+    ['a' 'a' 'b' 'b']
+    ['a' 'a' 'b' 'b']
+    """
+
+    # scikit-learn's way to say that split() wants groups without being asked
+    __metadata_request__split = {"groups": True}  # noqa: RUF012
+
+    def __init__(self, n_splits: int = 5, seed: int = 0, device_column: str | int | None = None) -> None:
+        self.n_splits = n_splits
+        self.seed = seed
+        self.device_column = device_column
+
+    def get_n_splits(self, X: object = None, y: object = None, groups: object = None) -> int:
+        """Number of folds."""
+        return self.n_splits
+
+    def split(
+        self, X: Any, y: object = None, groups: ArrayLike | None = None
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Row numbers of training and test for every fold.
+
+        Parameters
+        ----------
+        X : array (n, q)
+            Only its number of rows matters.
+        y : ignored
+            Present for the interface.
+        groups : array (n,) of ids
+            The device of each row; by default those of ``device_column``.
+        """
+        if groups is None and self.device_column is not None:
+            groups = split_column(X, self.device_column)[1]
+        if groups is None:
+            raise DataError(
+                "WithinDeviceKFold needs the device of each row: pass groups=device, or name device_column="
+            )
+        n = _length(X)
+        rows = Federation.from_arrays(np.zeros((n, 1)), None, groups)  # type: ignore[arg-type]
+        fold = np.empty(n, dtype=np.int64)
+        fold[rows.row_order] = np.where(rows.n_samples[rows.device_index] > 1, rows.folds(self.n_splits, self.seed), -1)
+        empty = np.setdiff1d(np.arange(self.n_splits), fold)
+        if empty.size:
+            raise DataError(
+                f"fold {empty[0]} of {self.n_splits} has no rows, as the devices have few: take fewer folds, or "
+                "another seed"
+            )
+        for k in range(self.n_splits):
+            yield np.flatnonzero(fold != k), np.flatnonzero(fold == k)
+
+
+def split_column(X: Any, column: str | int) -> tuple[Any, Any]:
+    """X without one of its columns, and that column ``(n,)``; None for it where X has no such column.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rest, ids = split_column(np.array([[1.0, 7.0], [2.0, 8.0]]), 1)
+    >>> rest.tolist(), ids.tolist()
+    ([[1.0], [2.0]], [7.0, 8.0])
+    """
+    if hasattr(X, "columns"):
+        names = list(X.columns)
+        name = names[column] if isinstance(column, int) and column not in names else column
+        if name not in names:
+            return X, None
+        rest = X.drop(columns=[name]) if hasattr(X, "iloc") else X.drop(name)
+        return rest, np.asarray(X[name])
+    rows = np.asarray(X)
+    if isinstance(column, str):
+        raise DataError(
+            f"device_column={column!r} is a name, but X is an array without names: give its number, or a data frame"
+        )
+    if rows.ndim != 2 or not -rows.shape[1] <= column < rows.shape[1]:
+        return X, None
+    ids, rest = rows[:, column], np.delete(rows, column, axis=1)
+    return rest.astype(np.float64) if rest.dtype == object else rest, ids

@@ -1,0 +1,206 @@
+"""scikit-learn's tools with devices: routed as metadata, bound to a model, or in a column of X."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import sklearn
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.compose import ColumnTransformer
+from sklearn.inspection import permutation_importance
+from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+from fedkin import (
+    DeviceScorer,
+    FedADMMClassifier,
+    FedADMMRegressor,
+    KinClassifier,
+    KinRegressor,
+    WithinDeviceKFold,
+)
+from fedkin.errors import DataError
+
+FUSED = {"lam": 0.01, "select": None}
+CLASSIFIERS = [FedADMMClassifier(**FUSED), KinClassifier()]
+REGRESSORS = [FedADMMRegressor(**FUSED), KinRegressor()]
+
+
+def sites(classes: bool, n: int = 60):
+    """Sites a, b, d alike, c the opposite."""
+    rng = np.random.default_rng(0)
+    site = np.repeat(["a", "b", "c", "d"], n)
+    X = rng.normal(size=(4 * n, 2))
+    eta = 2 * X[:, 0] * np.where(site == "c", -1.0, 1.0)
+    y = (eta + rng.logistic(size=4 * n) > 0).astype(int) if classes else eta + 0.5 * rng.normal(size=4 * n)
+    order = rng.permutation(4 * n)
+    frame = pd.DataFrame(X, columns=["age", "dose"]).assign(site=site)
+    return frame.iloc[order].reset_index(drop=True), y[order], site[order]
+
+
+def with_column(model):
+    return clone(model).set_params(device_column="site")
+
+
+@pytest.fixture
+def routing():
+    with sklearn.config_context(enable_metadata_routing=True):
+        yield
+
+
+# --- a column of X: nothing else has to know ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", CLASSIFIERS)
+def test_everything_works_with_devices_in_a_column(model):
+    frame, y, site = sites(classes=True)
+    folds = WithinDeviceKFold(3, device_column="site")
+    own = with_column(model)
+    scores = cross_val_score(own, frame, y, scoring="roc_auc", cv=folds, error_score="raise")
+    assert scores.min() > 0.75
+    expected = []
+    for train, test in folds.split(frame):
+        fitted = clone(model).fit(frame.iloc[train, :2], y[train], device=site[train])
+        chance = fitted.predict_proba(frame.iloc[test, :2], device=site[test])[:, 1]
+        expected.append(roc_auc_score(y[test], chance))
+    assert scores == pytest.approx(expected, abs=1e-12)
+    assert cross_val_predict(own, frame, y, cv=folds, method="predict_proba").shape == (240, 2)
+    calibrated = CalibratedClassifierCV(own, cv=folds, method="sigmoid").fit(frame, y)
+    assert roc_auc_score(y, calibrated.predict_proba(frame)[:, 1]) > 0.75
+    found = permutation_importance(own.fit(frame, y), frame, y, scoring="roc_auc", n_repeats=2, random_state=0)
+    age, dose, where = found.importances_mean
+    assert age > 0.1 > abs(dose)
+    assert where > 0.05  # whose row it is matters
+
+
+@pytest.mark.parametrize("model", REGRESSORS)
+def test_a_column_transformer_in_front(model):
+    frame, y, site = sites(classes=False)
+    frame["ward"] = np.where(frame["dose"] > 0, "north", "south")
+    prepare = ColumnTransformer(
+        [("numbers", StandardScaler(), ["age", "dose"]), ("words", OneHotEncoder(sparse_output=False), ["ward"])],
+        remainder="passthrough",
+        verbose_feature_names_out=False,
+    ).set_output(transform="pandas")
+    pipe = Pipeline([("prepare", prepare), ("model", with_column(model))])
+    folds = WithinDeviceKFold(3, device_column="site")
+    scores = cross_val_score(pipe, frame, y, cv=folds, error_score="raise")
+    assert scores.min() > 0.85
+    search = GridSearchCV(pipe, {"model__fit_intercept": [True, False]}, cv=folds, error_score="raise").fit(frame, y)
+    assert search.predict(frame[:3]).shape == (3,)
+    assert set(pipe.fit(frame, y)["model"].devices_) == set(site)
+
+
+def test_columns_by_number_and_what_is_wrong_with_them():
+    frame, y, site = sites(classes=False)
+    codes = np.column_stack([frame[["age", "dose"]], np.searchsorted(["a", "b", "c", "d"], site)])
+    model = KinRegressor(device_column=2).fit(codes, y)
+    assert sorted(model.devices_) == [0, 1, 2, 3]
+    assert model.coef_.shape == (4, 2)
+    assert model.predict(codes[:2]).shape == (2,)
+    assert model.predict(codes[:2, :2], device=[0, 1]).shape == (2,)
+    with pytest.raises(DataError, match="no column 2, which device_column= names"):
+        model.predict(codes[:2, :2])
+    with pytest.raises(DataError, match="'site' is a name, but X is an array"):
+        KinRegressor(device_column="site").fit(codes, y)
+    with pytest.raises(DataError, match="no column 'ward', which device_column= names"):
+        KinRegressor(device_column="ward").fit(frame, y)
+
+
+# --- routed as metadata ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", CLASSIFIERS)
+def test_routed_grid_search_with_scores_of_scikit_learn(routing, model):
+    frame, y, site = sites(classes=True)
+    X = frame[["age", "dose"]]
+    name = type(model).__name__.lower()
+    search = GridSearchCV(
+        make_pipeline(StandardScaler(), clone(model)),
+        {f"{name}__fit_intercept": [True, False]},
+        scoring=DeviceScorer("roc_auc"),
+        cv=WithinDeviceKFold(3),
+        error_score="raise",
+    ).fit(X, y, device=site, groups=site)
+    assert search.best_score_ > 0.75
+    assert search.best_estimator_.predict(X, device=site).shape == y.shape
+
+
+def test_scores_that_are_not_told_the_device_are_loud(routing):
+    frame, y, site = sites(classes=True)
+    X = frame[["age", "dose"]]
+    routed = {"cv": WithinDeviceKFold(3), "params": {"device": site, "groups": site}, "error_score": "raise"}
+    model = KinClassifier()
+    with pytest.raises(DataError, match=r"4 devices.*fedkin.DeviceScorer.*model.at\(device\).*device_column="):
+        cross_val_score(model, X, y, scoring="roc_auc", **routed)
+    assert cross_val_score(model, X, y, scoring=DeviceScorer("roc_auc"), **routed).min() > 0.75
+
+
+# --- bound to a model -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [CLASSIFIERS[1], REGRESSORS[0]])
+def test_a_model_bound_to_the_devices_of_its_rows(model):
+    frame, y, site = sites(classes=hasattr(model, "predict_proba"))
+    X = frame[["age", "dose"]]
+    fitted = clone(model).fit(X, y, device=site)
+    bound = fitted.at(site)
+    assert np.array_equal(bound.predict(X), fitted.predict(X, device=site))
+    assert bound.score(X, y) == fitted.score(X, y, device=site)
+    scoring = "roc_auc" if hasattr(model, "predict_proba") else "r2"
+    found = permutation_importance(bound, X, y, scoring=scoring, n_repeats=2, random_state=0).importances_mean
+    assert found[0] > 0.2 > abs(found[1])
+    with pytest.raises(DataError, match="bound to 240 rows by device=, but came to see 239"):
+        bound.predict(X[1:])
+    with pytest.raises(DataError, match="cannot be fitted"):
+        bound.fit(X, y)
+    with pytest.raises(DataError, match="4 devices"):
+        permutation_importance(fitted, X, y, n_repeats=1)
+
+
+# --- rows that come later -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [*REGRESSORS, *CLASSIFIERS])
+def test_rows_that_come_later_give_the_fit_of_all_rows(model):
+    frame, y, site = sites(classes=hasattr(model, "predict_proba"))
+    X = frame[["age", "dose"]].to_numpy()
+    early = site != "d"
+    early[200:] = False  # new rows of sites that are there, and a new site
+    grown = clone(model).fit(X[early], y[early], device=site[early])
+    assert len(grown.devices_) == 3
+    grown.partial_fit(X[~early], y[~early], device=site[~early])
+    order = np.concatenate([np.flatnonzero(early), np.flatnonzero(~early)])
+    whole = clone(model).fit(X[order], y[order], device=site[order])
+    assert grown.devices_ == whole.devices_
+    assert np.array_equal(grown.coef_, whole.coef_)
+    assert np.array_equal(grown.intercept_, whole.intercept_)
+    first = clone(model).partial_fit(X, y, device=site)
+    assert np.array_equal(first.coef_, clone(model).fit(X, y, device=site).coef_)
+    with pytest.raises(DataError, match="not told the devices"):
+        grown.partial_fit(X, y)
+    with pytest.raises(DataError, match="all or none"):
+        grown.partial_fit(X, y, device=site, offset=np.zeros(len(y)))
+
+
+def test_a_class_that_comes_later():
+    frame, y, site = sites(classes=True)
+    X = frame[["age", "dose"]].to_numpy()
+    model = KinClassifier().fit(X[:200], y[:200], device=site[:200])
+    model.partial_fit(X[200:], np.where(X[200:, 1] > 1, 2, y[200:]), device=site[200:])
+    assert model.classes_.tolist() == [0, 1, 2]
+    assert model.predict_proba(X, device=site).shape == (240, 3)
+
+
+def test_warm_start_keeps_lam():
+    frame, y, site = sites(classes=False)
+    X = frame[["age", "dose"]].to_numpy()
+    model = FedADMMRegressor(select=None, cv=2, warm_start=True).fit(X[:150], y[:150], device=site[:150])
+    first = model.lam_
+    model.fit(X, y, device=site)
+    assert model.lam_ == first
+    assert clone(model).set_params(warm_start=False).fit(X, y, device=site).lam_ != first
