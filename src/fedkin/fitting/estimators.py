@@ -34,6 +34,8 @@ _NAMES = {"cv_folds": "cv", "seed": "random_state"}
 class _FedADMM(PerDevice):
     """The paper's estimator."""
 
+    lam_: float
+
     def __init__(
         self,
         loss: str | Loss = FitOptions.loss,

@@ -270,6 +270,7 @@ class PerDeviceRegressor(PerDevice, RegressorMixin, BaseEstimator):  # type: ign
 class PerDeviceClassifier(PerDevice, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Classes as targets."""
 
+    classes_: NDArray[Any]
     _metric = staticmethod(accuracy_score)
     _auto_loss = CLASS_LOSSES[0]
 
@@ -280,6 +281,29 @@ class PerDeviceClassifier(PerDevice, ClassifierMixin, BaseEstimator):  # type: i
         check_classification_targets(labels)
         self.classes_ = np.unique(labels if reset else np.concatenate([self.classes_, labels]))
         return rows, labels
+
+    def partial_fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        device: Devices = None,
+        graph: Graph | None = None,
+        offset: ArrayLike | None = None,
+        classes: ArrayLike | None = None,
+    ) -> Self:
+        """Add rows to those of earlier fits, see `PerDevice.partial_fit`.
+
+        Parameters
+        ----------
+        X, y, device, graph, offset
+            As in `fit`.
+        classes : array (C,), optional
+            Labels that may occur; others are refused. Without it, a class may come with any rows.
+        """
+        unknown = [] if classes is None else np.setdiff1d(np.asarray(y), np.asarray(classes)).tolist()
+        if unknown:
+            raise DataError(f"class {unknown[0]!r} of y is not among classes=: add it there, or leave classes out")
+        return super().partial_fit(X, y, device, graph, offset)
 
     def predict(self, X: ArrayLike, device: Devices = None, offset: ArrayLike | None = None) -> NDArray[Any]:
         """Class labels; arguments as in `PerDevice.predict`."""

@@ -1,0 +1,243 @@
+"""What is compared on public tables: a method makes of training rows something that predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn import metrics
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.linear_model import LogisticRegressionCV, RidgeCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from fedkin import find_kin
+from fedkin.data import Federation
+from fedkin.fitting import FitOptions, FittedModel, baseline_models, fit_federation, prepare
+from fedkin.kin import Quadratics, fit_mixed
+from fedkin.objective import build_terms, resolve_losses
+
+Values = NDArray[np.float64]
+#: Ridges of scikit-learn's fits.
+ALPHAS = np.logspace(-2, 4, 13)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """``predict(test) -> (n,)``: means, or probabilities of the second class."""
+
+    predict: Callable[[Federation], Values]
+    groups: int | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to fit, and whether it counts among the baselines that the best is taken of."""
+
+    name: str
+    fit: Callable[[Federation, str], Fitted]
+    baseline: bool = False
+    skip: Callable[[str, Federation], str | None] = lambda loss, train: None
+
+
+def score(fitted: Fitted, loss: str, train: Federation, test: Federation) -> dict[str, float]:
+    """The error (lower is better) and, beside it, what people quote."""
+    assert test.y is not None
+    y, found = test.y.astype(np.float64), fitted.predict(test)
+    if loss == "linear":
+        error = float(metrics.root_mean_squared_error(y, found))
+        return {"error": error, "explained": float(metrics.r2_score(y, found))}
+    if loss == "poisson":
+        return {"error": float(metrics.mean_poisson_deviance(y, np.maximum(found, 1e-12)))}
+    chance = np.clip(found, 1e-12, 1 - 1e-12)
+    own = [test.device_index == u for u in range(test.n_devices)]
+    areas = [metrics.roc_auc_score(y[one], chance[one]) for one in own if np.unique(y[one]).size == 2]
+    return {
+        "error": float(metrics.log_loss(y, chance, labels=[0, 1])),
+        "auc": float(np.mean(areas)),
+        "accuracy": float(metrics.accuracy_score(y, chance > 0.5)),
+    }
+
+
+# --- scikit-learn ---------------------------------------------------------------------------------------------
+
+
+def _estimator(loss: str) -> Any:
+    if loss == "linear":
+        return make_pipeline(StandardScaler(), RidgeCV(ALPHAS[::-1]))  # of equally good ridges the largest
+    last = LogisticRegressionCV(scoring="neg_log_loss", l1_ratios=(0.0,), use_legacy_attributes=False, max_iter=1000)
+    return make_pipeline(StandardScaler(), last)
+
+
+def _response(model: Any, X: Values) -> Values:
+    if isinstance(model, float):
+        return np.full(len(X), model)
+    return np.asarray(model.predict_proba(X)[:, 1] if hasattr(model, "predict_proba") else model.predict(X))
+
+
+def _sklearn_fit(loss: str, X: Values, y: Values) -> Any:
+    """scikit-learn's fit, or a constant where it has none: one row, or too few of a class for its folds."""
+    if loss == "logistic" and min((y == 0).sum(), (y == 1).sum()) < 5:
+        return float((y.sum() + 0.5) / (len(y) + 1))
+    if len(y) < 2:
+        return float(y[0])
+    return _estimator(loss).fit(X, y)
+
+
+def _each_site(train: Federation, loss: str) -> Fitted:
+    if loss == "poisson":
+        return _of_model(baseline_models(train, FitOptions(loss=loss))["Local"])
+    models = [_sklearn_fit(loss, train[u].X, train[u].y.astype(float)) for u in train.devices]
+
+    def predict(test: Federation) -> Values:
+        out = np.empty(len(test.X))
+        for u in np.flatnonzero(test.n_samples):
+            own = test.device_index == u
+            out[own] = _response(models[u], test.X[own])
+        return out
+
+    return Fitted(predict)
+
+
+def _pooled(train: Federation, loss: str) -> Fitted:
+    if loss == "poisson":
+        return _of_model(baseline_models(train, FitOptions(loss=loss))["Global"])
+    model = _sklearn_fit(loss, train.X, train.y.astype(float))
+    return Fitted(lambda test: _response(model, test.X))
+
+
+def _boosting(train: Federation, loss: str) -> Fitted:
+    kinds = {"linear": "squared_error", "poisson": "poisson"}
+    site = [True] + [False] * train.n_features
+    shared = {"categorical_features": site, "random_state": 0, "early_stopping": True}
+    X = np.column_stack([train.device_index, train.X])
+    if loss == "logistic":
+        model: Any = HistGradientBoostingClassifier(**shared).fit(X, train.y)
+    elif train.offset is None:
+        model = HistGradientBoostingRegressor(loss=kinds[loss], **shared).fit(X, train.y)
+    else:
+        exposure = np.exp(train.offset)
+        model = HistGradientBoostingRegressor(loss=kinds[loss], **shared)
+        model.fit(X, train.y / exposure, sample_weight=exposure)
+
+    def predict(test: Federation) -> Values:
+        out = _response(model, np.column_stack([test.device_index, test.X]))
+        return out if test.offset is None else out * np.exp(test.offset)
+
+    return Fitted(predict)
+
+
+# --- mixed models ---------------------------------------------------------------------------------------------
+
+
+def _statsmodels(train: Federation, loss: str) -> Fitted:
+    import statsmodels.api as sm
+
+    mean, scale = train.X.mean(axis=0), train.X.std(axis=0)
+    scale[scale == 0] = 1.0
+
+    def columns(X: Values) -> Values:
+        return np.column_stack([np.ones(len(X)), (X - mean) / scale])
+
+    Z = columns(train.X)
+    found = sm.MixedLM(train.y, Z, groups=train.device_index, exog_re=Z).fit(reml=True)
+    theta = np.array([found.fe_params + np.asarray(found.random_effects[u]) for u in range(train.n_devices)])
+    return Fitted(lambda test: np.asarray((columns(test.X) * theta[test.device_index]).sum(axis=1)))
+
+
+def _few_slopes(loss: str, train: Federation) -> str | None:
+    if loss != "linear":
+        return "least squares only"
+    return None if train.n_features <= 4 else "minutes with so many random slopes"
+
+
+def _mixed(train: Federation, loss: str) -> Fitted:
+    """The corner of Fedkin's model without groups: independent random slopes, variances by maximum likelihood."""
+    options = FitOptions(loss=loss)
+    prepared = prepare(train, options)
+    fed, made = prepared.rows, prepared.loss
+    n, p = fed.n_samples.astype(float), fed.n_features
+    terms = build_terms(fed, resolve_losses(made, fed), np.zeros(p))
+    free, theta = np.arange(p) == 0, np.zeros((fed.n_devices, p))
+    middle, spread = (train.y.mean(), train.y.std()) if loss == "linear" else (0.0, 1.0)
+    if loss == "poisson":
+        theta[:, 0] = np.log(train.y.sum() / np.exp(train.offset).sum())
+    for _ in range(1 if loss == "linear" else 12):
+        G = terms.hessians(theta) * n[:, None, None]
+        bend = np.einsum("upq,uq->up", G, theta) - terms.gradients(theta) * n[:, None]
+        if loss == "linear":
+            c, yy = (bend - middle * G[:, 0]) / spread, None
+            y = (train.y - middle) / spread
+            yy = np.add.reduceat(y**2, fed.starts[:-1])
+            found = fit_mixed(Quadratics(G, c, yy, n), free)
+            theta = found.theta * spread
+            theta[:, 0] += middle
+        else:
+            found = fit_mixed(Quadratics(G, bend, np.zeros(len(n)), n), free, dispersion=1.0)
+            step = found.theta - theta
+            while (
+                terms.values(theta + step) @ n > terms.values(theta) @ n + 0.5 * theta.size
+                and np.abs(step).max() > 1e-6
+            ):
+                step = 0.5 * step
+            theta = theta + step
+    from fedkin.graph import Graph
+
+    return _of_model(prepared.model(theta, Graph.empty(train.devices), options))
+
+
+# --- Fedkin ---------------------------------------------------------------------------------------------------
+
+
+def _of_model(model: FittedModel, groups: int | None = None) -> Fitted:
+    def predict(test: Federation) -> Values:
+        ids = [test.devices[u] for u in test.device_index.tolist()]
+        if model.classes is not None:
+            return model.predict_proba(test.X, ids, test.offset)[:, 1]
+        return np.asarray(model.predict(test.X, ids, test.offset), dtype=float)
+
+    return Fitted(predict, groups)
+
+
+def _local(train: Federation, loss: str) -> Fitted:
+    return _of_model(baseline_models(train, FitOptions(loss=loss))["Local"])
+
+
+def _intercepts(train: Federation, loss: str) -> Fitted:
+    return _of_model(baseline_models(train, FitOptions(loss=loss))["Site intercepts"])
+
+
+def _kin(train: Federation, loss: str) -> Fitted:
+    model = fit_federation(train, None, FitOptions(loss=loss, method="kin"))
+    return _of_model(model, model.n_clusters if model.n_clusters < model.n_devices else 1)
+
+
+def _fused(train: Federation, loss: str) -> Fitted:
+    model = fit_federation(train, None, FitOptions(loss=loss, method="fused"))
+    return _of_model(model, model.n_clusters)
+
+
+def _fused_after_kin(train: Federation, loss: str) -> Fitted:
+    """The fused estimator on edges weighted by the probability of being kin, lam by cross-validation, no test."""
+    prepared = prepare(train, FitOptions(loss=loss))
+    graph = find_kin(prepared.rows, loss=prepared.loss).graph("probability")
+    graph = graph if graph.degree.all() else None  # a site without kin would be on its own, without any ridge
+    model = fit_federation(train, graph, FitOptions(loss=loss, method="fused", select="none"))
+    return _of_model(model, model.n_clusters)
+
+
+METHODS = (
+    Method("ridge at each site, scikit-learn", _each_site, baseline=True),
+    Method("ridge at each site", _local, baseline=True),
+    Method("one ridge", _pooled, baseline=True),
+    Method("site intercepts", _intercepts, baseline=True),
+    Method("mixed model, statsmodels", _statsmodels, baseline=True, skip=_few_slopes),
+    Method("mixed model, Fedkin's corner", _mixed, baseline=True),
+    Method("gradient boosting", _boosting),
+    Method("kin", _kin),
+    Method("fused", _fused),
+    Method("fused after kin", _fused_after_kin),
+)

@@ -1,0 +1,105 @@
+"""Rows of `tables.py` as Markdown: for every table and method the error, what it is beside the best baseline, time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from table_methods import METHODS
+
+Row = dict[str, Any]
+BASELINES = [method.name for method in METHODS if method.baseline]
+REFERENCE = METHODS[0].name
+ERRORS = {"explained": "RMSE", "auc": "log-loss"}
+MORE = {"explained": "explained variance", "auc": "AUC per site", "accuracy": "accuracy"}
+
+
+def latest(rows: list[Row]) -> dict[tuple[str, str, int], Row]:
+    """The last row of every table, method and split."""
+    return {(row["table"], row["method"], row["split"]): row for row in rows}
+
+
+def render(rows: list[Row]) -> str:
+    """A section for every table, and at the end who loses."""
+    kept = latest(rows)
+    names = list(dict.fromkeys(table for table, _, _ in kept))
+    parts = [_surroundings(rows[-1])] if rows else []
+    losses: list[str] = []
+    for name in names:
+        own = [row for (table, _, _), row in kept.items() if table == name]
+        text, lost = _section(name, own)
+        parts.append(text)
+        losses += lost
+    summary = "\n".join(f"- {line}" for line in losses) or "- nowhere, in these splits"
+    parts.append(f"**Where Fedkin is worse than the best baseline by more than one standard error:**\n\n{summary}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _surroundings(row: Row) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items() if name in _SHOWN and version)
+    return f"{row['date']}; {row['cpu']}, {row['cores']} cores, load {row['load']} at the start; {versions}."
+
+
+_SHOWN = ("fedkin", "numpy", "scipy", "numba")
+
+
+def _section(name: str, rows: list[Row]) -> tuple[str, list[str]]:
+    first = next((row for row in rows if "error" in row), rows[0])
+    more = [key for key in MORE if key in first]
+    error = ERRORS.get(more[0], "error") if more else "deviance"
+    done = {row["method"]: {r["split"]: r for r in rows if r["method"] == row["method"]} for row in rows}
+    means = {
+        method: float(np.mean([row["error"] for row in each.values()]))
+        for method, each in done.items()
+        if each and all("error" in row for row in each.values())
+    }
+    best = min((method for method in means if method in BASELINES), key=lambda method: means[method])
+    made = "generated, like " if first["generated"] else ""
+    head = f"### {made}{name}: {first['sites']} sites, {first['rows']} rows, {first['features']} features"
+    titles = ["method", error, f"difference to {best}", "time", "groups", *(MORE[key] for key in more)]
+    lines = [" | ".join(["", *titles, ""]).strip(), "|---" * len(titles) + "|"]
+    losses, skipped = [], []
+    for method in (one.name for one in METHODS if one.name in done):
+        each = done[method]
+        if method not in means:
+            why = next(row["failed"] for row in each.values() if "failed" in row)
+            skipped.append(f"{method}: {why}")
+            continue
+        cells, lost = _cells(each, done[best], done.get(REFERENCE, {}), more)
+        mark = "**" if means[method] == min(means.values()) else ""
+        lines.append("| " + " | ".join([f"{mark}{method}{mark}", *cells]) + " |")
+        if lost and method in ("kin", "fused", "fused after kin"):
+            losses.append(f"{name}: {method} against {best}, {cells[1]}")
+    note = f"\n\nNot run: {'; '.join(skipped)}." if skipped else ""
+    splits = len(done[best])
+    return f"{head}\n\n{splits} splits.\n\n" + "\n".join(lines) + note, losses
+
+
+def _cells(
+    own: dict[int, Row], best: dict[int, Row], reference: dict[int, Row], more: list[str]
+) -> tuple[list[str], bool]:
+    errors = np.array([row["error"] for row in own.values()])
+    both = sorted(set(own) & set(best))
+    apart = np.array([own[k]["error"] - best[k]["error"] for k in both])
+    spread = _standard_error(apart)
+    ratios = [own[k]["seconds"] / reference[k]["seconds"] for k in own if k in reference and "seconds" in reference[k]]
+    groups = [row["groups"] for row in own.values() if row.get("groups") is not None]
+    lost = bool(apart.mean() > spread)
+    said = "-" if not apart.any() else f"{apart.mean():+.4f} ({spread:.4f})" + (" worse" if lost else "")
+    cells = [
+        f"{errors.mean():.4f} ({_standard_error(errors):.4f})",
+        said,
+        f"{np.median(ratios):.2g}x" if ratios else "-",
+        "-" if not groups else _span(groups),
+    ]
+    return cells + [f"{np.mean([row[key] for row in own.values()]):.4f}" for key in more], lost
+
+
+def _span(groups: list[int]) -> str:
+    low, high = min(groups), max(groups)
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def _standard_error(values: np.ndarray) -> float:
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
