@@ -256,3 +256,24 @@ def test_probabilities_of_many_sites_are_saved_as_partitions(fitted, tmp_path):
     assert loaded.probability[0, 1] == pairs[0, 1]
     assert groups_words(loaded) == groups_words(kin)
     assert kin_table(loaded).row_count == 2
+
+
+# --- the bridge back to the fused estimator -----------------------------------------------------------------------
+
+
+def test_kin_weights_the_edges_of_the_fused_estimator():
+    made = paper_design(n_devices=20, n_samples=40, n_features=5, n_clusters=4, signal=1.2, seed=1)
+    kin = fedkin.find_kin(made.federation)
+    weighted = kin.graph("probability")
+    assert weighted.n_edges
+    assert 0.05 < weighted.weights.min() <= weighted.weights.max() <= 1.0
+    options = FitOptions(method="fused", select="none", fit_intercept=False, standardize=False)
+    bridged = fit_federation(made.federation, weighted, options)
+    assert bridged.gap <= 1e-6
+    assert np.array_equal(bridged.graph.weights, weighted.weights)
+    tested = fit_federation(made.federation, None, replace(options, select="bonferroni"))
+    ours, theirs = (((model.coef[:, 0] - made.theta_star) ** 2).sum() for model in (bridged, tested))
+    assert ours < theirs
+    cliques = fit_federation(made.federation, kin.graph("groups"), options)
+    assert cliques.gap <= 1e-6
+    assert cliques.graph.n_components >= int(kin.groups.max()) + 1

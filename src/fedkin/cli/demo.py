@@ -14,24 +14,26 @@ import typer
 from fedkin import __version__
 from fedkin._base import Array, Index, count, write_file
 from fedkin.cli.console import Report, output, print_json, working
+from fedkin.cli.kin_words import kin_facts
 from fedkin.cli.options import Json
 from fedkin.cli.report import command_line, write_report
-from fedkin.cli.tables import add_row, gap_words, graph_words, plain_table, print_facts
+from fedkin.cli.tables import add_row, plain_table, print_facts
 from fedkin.data import Federation, write_csv
 from fedkin.datasets import Design, paper_design
 from fedkin.errors import ParameterError
-from fedkin.fitting import FitOptions, FittedModel, fit_federation, with_history
+from fedkin.fitting import FitOptions, FittedModel, fit_federation
 from fedkin.graph import Graph
 from fedkin.report import DemoResult, demo_picture
 from fedkin.stats import global_fit, local_fit, oracle_fit
 
 GROUPS = 5
-LOCAL, GLOBAL, GIVEN, SELECTED, ORACLE = "Local", "Global", "Fed-ADMM", "Fed-ADMM-ES", "Oracle"
+LOCAL, GLOBAL, GIVEN, SELECTED, KIN, ORACLE = "Local", "Global", "Fed-ADMM", "Fed-ADMM-ES", "Kin", "Oracle"
 _MEANING = {
     LOCAL: "each site alone",
     GLOBAL: "one model for all",
     GIVEN: "the graph as given",
     SELECTED: "its edges tested first",
+    KIN: "finds who is alike",
     ORACLE: "told the true groups",
 }
 
@@ -71,8 +73,7 @@ def demo(
                 "held_out_error": result.held_out,
                 "n_groups": model.n_clusters,
                 "true_groups": GROUPS,
-                "lam": model.lam,
-                "gap": model.gap,
+                "resolved": model.kin is not None and model.kin.resolved,
                 "summary": result.summary,
             }
         )
@@ -81,7 +82,7 @@ def demo(
 
 
 def _found(design: Design, seed: int, say: Report) -> tuple[FittedModel, DemoResult]:
-    """The model that Fedkin fits after testing the edges, and how it and the other methods did."""
+    """The model that Fedkin fits by default, and how it and the other methods did."""
     train, test = design.federation.split(0.5, seed)
     rows = int(train.n_samples[0])
     # as in the paper: no intercept, features as they are
@@ -93,8 +94,11 @@ def _found(design: Design, seed: int, say: Report) -> tuple[FittedModel, DemoRes
     }
     given = fit_federation(train, design.graph, plain, lambda words: say(f"the graph as given: {words}"))
     tested = replace(plain, select="bonferroni")
-    model = fit_federation(train, design.graph, tested, lambda words: say(f"edges tested first: {words}"))
-    theta[GIVEN], theta[SELECTED] = given.coef[:, 0], model.coef[:, 0]
+    fused = fit_federation(train, design.graph, tested, lambda words: say(f"edges tested first: {words}"))
+    model = fit_federation(train, design.graph, FitOptions(fit_intercept=False, seed=seed), say)
+    kin = model.kin
+    assert kin is not None
+    theta[GIVEN], theta[SELECTED], theta[KIN] = given.coef[:, 0], fused.coef[:, 0], model.coef[:, 0]
     theta[ORACLE] = oracle_fit(train, design.labels.tolist())
     error = {name: design.error(estimate) for name, estimate in theta.items()}
     each = {name: _squared_errors(estimate, test) for name, estimate in theta.items()}
@@ -103,21 +107,21 @@ def _found(design: Design, seed: int, say: Report) -> tuple[FittedModel, DemoRes
         summary=_summary(design, model, rows, error),
         estimation=error,
         held_out=held_out,
-        highlight=(GIVEN, SELECTED),
+        highlight=(KIN,),
         given=design.graph,
-        kept=model.graph,
+        kept=kin.graph("probability", least=0.5),
         labels=design.labels,
     )
-    say("following the path of lam")
-    model = with_history(model, train, design.graph, tested)
     names = _names(model.n_devices)
     graph = Graph.from_indices(names, model.graph.edges, model.graph.weights)
-    return replace(model, devices=tuple(names), graph=graph, comparison=_comparison(names, each, result)), result
+    named = replace(kin, devices=tuple(names))
+    compared = _comparison(names, each, result)
+    return replace(model, devices=tuple(names), graph=graph, kin=named, comparison=compared), result
 
 
 def _comparison(names: list[str], each: dict[str, Array], result: DemoResult) -> dict[str, Any]:
-    """How the methods did, as a report has it; Fedkin is what tests the edges first."""
-    called = {SELECTED: "Fedkin", GIVEN: "Graph as given"}
+    """How the methods did, as a report has it; Fedkin is kin."""
+    called = {KIN: "Fedkin", GIVEN: "Graph as given", SELECTED: "Edges tested first"}
     return {
         "metric": "mean squared error",
         "lower_is_better": True,
@@ -147,13 +151,14 @@ def _squared_errors(theta: Array, test: Federation) -> Array:
 def _summary(design: Design, model: FittedModel, rows: int, error: dict[str, float]) -> str:
     wrong = int((design.labels[design.graph.edges[:, 0]] != design.labels[design.graph.edges[:, 1]]).sum())
     right = _same_partition(model.clusters, design.labels)
-    found = f"{count(model.n_clusters, 'group')} of sites"
+    resolved = model.kin is not None and model.kin.resolved
+    found = f"{count(model.n_clusters, 'group')} of sites" if resolved else "no groups that it would vouch for"
     return (
         f"Every one of the {model.n_devices} sites kept its own {rows} rows. A graph said which sites may be alike, "
         f"but {wrong} of its {design.graph.n_edges} edges were wrong. Fedkin found {found}"
         f"{', exactly the true ones' if right else f'; in truth there are {GROUPS}'}. "
-        f"Its error is {_ratio(error[SELECTED], error[LOCAL])} that of a site on its own and "
-        f"{_ratio(error[SELECTED], error[ORACLE])} that of an oracle who was told the groups."
+        f"Its error is {_ratio(error[KIN], error[LOCAL])} that of a site on its own and "
+        f"{_ratio(error[KIN], error[ORACLE])} that of an oracle who was told the groups."
     )
 
 
@@ -199,19 +204,15 @@ def _print(model: FittedModel, result: DemoResult, out: Path) -> None:
     for name, error in result.estimation.items():
         cells = (name, _MEANING[name], f"{result.held_out[name]:.4g}", f"{error:.3g}")
         ratio = f"{error / result.estimation[ORACLE]:.2f}"
-        add_row(table, *cells, ratio, style="bold green" if name == SELECTED else "")
+        add_row(table, *cells, ratio, style="bold green" if name == KIN else "")
     console.print("Error of each method on held-out rows and against the true parameters", style="bold")
     console.print(table)
     console.print(result.summary)
     console.print()
-    facts = {
-        "groups": f"{model.n_clusters} among {count(model.n_devices, 'site')}",
-        "graph": graph_words(model),
-        "lam": f"{model.lam:.4g} (cross-validation)",
-        "gap": gap_words(model),
-        "report": str((out / "report.html").resolve()),
-    }
-    print_facts(facts)
+    assert model.kin is not None
+    known = kin_facts(model.kin)
+    facts = {name: known[name] for name in ("groups", "graph", "sampler")}
+    print_facts({**facts, "report": str((out / "report.html").resolve())})
     console.print("\nThe same sites from their files, as you would fit your own:")
     command = f"{_program()} fit {out / 'data.csv'} --device site --target y --graph {out / 'graph.csv'}"
     console.print(command, style="bold", soft_wrap=True)

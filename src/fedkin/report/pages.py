@@ -60,7 +60,7 @@ def _picture(result: DemoResult) -> dict[str, Any]:
     return {
         "matrices": [
             _matrix(result.given, result.labels, "The graph as given"),
-            _matrix(result.kept, result.labels, "Edges that Fedkin kept"),
+            _matrix(result.kept, result.labels, "Sites that Fedkin takes for kin"),
         ],
         "longest": max(map(len, errors)),
         "ticks": [(share(10.0**power), f"{10.0**power:g}") for power in range(low, high + 1)],
