@@ -1,5 +1,8 @@
 """Tables as people have them: what is accepted, what is said about it, and what a message says about the rest."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -310,8 +313,28 @@ def test_a_target_that_is_constant_at_one_site_and_a_site_with_one_row(tmp_path)
     assert any("1/25 of a row" in line for line in model.notes["001"])
 
 
-def test_ten_thousand_sites_with_two_rows_are_read(tmp_path):
-    table = frame(20_000, 10_000)
-    fed = read(saved(tmp_path, table))
+def test_ten_thousand_sites_with_two_rows(tmp_path):
+    fed = read(saved(tmp_path, frame(20_000, 10_000)[["site", "age", "dose", "days"]]))
     assert fed.n_devices == 10_000
     assert set(fed.n_samples) == {2}
+    model = fit_federation(fed)
+    assert np.isfinite(model.coef).all()
+    assert abs(model.coef[:, 0].mean(axis=0) - [0.1, 1.0]).max() < 0.1
+
+
+def test_the_page_on_tables_shows_messages_that_exist():
+    root = Path(__file__).parent.parent
+    page = (root / "docs" / "tables.md").read_text(encoding="utf-8")
+    sources = [*(root / "src" / "fedkin" / "data").glob("*.py"), root / "src" / "fedkin" / "fitting" / "preparation.py"]
+    text = " ".join(path.read_text(encoding="utf-8") for path in sources)
+    section = page.partition("## Messages and their cure")[2].partition("\n## ")[0]
+    shown = [
+        words
+        for line in section.splitlines()
+        if line.startswith("| `")
+        for words in re.findall("`([^`]+)`", line.split("|")[1])
+    ]
+    assert len(shown) > 8
+    for words in shown:
+        pattern = r"[\s\"f]*".join(map(re.escape, words.replace("looks like", "looks").split()))
+        assert re.search(pattern, text) or words == "for the target", words

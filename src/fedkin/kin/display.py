@@ -37,6 +37,8 @@ def display_groups(same: Array | Pairs) -> Index:
     [0, 1, 0]
     """
     if isinstance(same, Pairs):
+        if not len(same.labels):  # the mixed model, which has no groups, has all the weight
+            return np.zeros(same.shape[0], dtype=np.int64)
         drawn = np.unique(np.array([by_size(labels) for labels in same.labels]), axis=0)
         return np.asarray(min(drawn, key=lambda labels: _variation(labels, same.shared(labels))))
     V = len(same)
