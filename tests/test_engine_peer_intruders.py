@@ -222,6 +222,9 @@ def test_an_expelled_site_gets_nothing_after_the_notice_and_the_log_says_so(tmp_
             before = len(heard)
             fleet.wait_for_round("d0", fleet.round("d0") + 200)
             assert len(heard) == before
+            # the last theta that it got is of the round that was under way when the notice was read
+            (dropped,) = [one["round"] for one in fleet.log("d0") if one["event"] == "edge dropped"]
+            assert max(int.from_bytes(frame[16:20], "little") for frame in heard) <= dropped + 1
             assert pulled(opened, f"{run}/ask/theta/d0/d3") == []
 
 

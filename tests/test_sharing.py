@@ -13,7 +13,7 @@ import pytest
 import heart
 from fedkin.data import Federation, read_columns
 from fedkin.errors import DataError, FedkinError, ParameterError
-from fedkin.federate import enrol, sharing
+from fedkin.federate import enrol, sharing, site_view
 from fedkin.federate.trust import SecurityError, Signer, seal
 from fedkin.objective import Ask, Problem, Summaries
 from fedkin.solvers import solve
@@ -127,11 +127,19 @@ def joined_with(made: enrol.Organiser, table: Path) -> Path:
     ],
 )
 def test_too_little_is_refused_in_words(tmp_path, n, extra, words):
-    made = heart.organiser(tmp_path, heart.CONTRACT.replace('"C"', '"C", "D"'))
-    place = joined_with(made, heart.write_table(tmp_path / "t.csv", n=n, extra=extra))
+    """When joining; and when sharing or running, whatever became of the rows since."""
+    made = heart.organiser(tmp_path, heart.CONTRACT.replace('"C"', '"C", "D"') + "[rounds]\nlam = 0.1\n")
+    small = heart.write_table(tmp_path / "small.csv", n=n, extra=extra)
+    with pytest.raises(DataError, match=words):
+        joined_with(made, small)
+    assert not (tmp_path / "north").exists()
+    place = joined_with(made, heart.write_table(tmp_path / "t.csv", n=N))
+    made.contract.prepare(read_columns(small)).save(place / "rows.npz")
     with pytest.raises(DataError, match=f"(?s)nothing is shared.*{words}"):
         sharing.share(place)
     assert not (place / "sent").exists()
+    with pytest.raises(DataError, match=f"(?s)no rounds, because single rows could be recognised.*{words}"):
+        site_view(place)
 
 
 def test_small_folds_small_classes_and_columns_of_two_values_are_cells_too(tmp_path):
@@ -139,9 +147,8 @@ def test_small_folds_small_classes_and_columns_of_two_values_are_cells_too(tmp_p
     lines = [f"{30 + k % 2},A,no" for k in range(100)]
     lines[3] = "77,A,no"
     (tmp_path / "t.csv").write_text("age,ward,died\n" + "\n".join([*lines, "30,A,yes", "31,A,yes"]) + "\n")
-    place = joined_with(made, tmp_path / "t.csv")
     with pytest.raises(DataError, match="died: only 2 rows with 'yes'"):
-        sharing.share(place)
+        joined_with(made, tmp_path / "t.csv")
     contract, rows = made.contract, made.contract.prepare(read_columns(tmp_path / "t.csv"))
     few = rows.take(np.arange(12))
     findings = sharing.too_little(contract, few, contract.thresholds, "x", 5)

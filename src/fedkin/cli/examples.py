@@ -22,7 +22,7 @@ EXAMPLES = {
     "federation order": "fedkin federation order heart --lam 0.02",
     "federation expel": "fedkin federation expel heart north",
     "federation deliver": "fedkin federation deliver heart model",
-    "federation gather": "fedkin federation gather heart --out model",
+    "federation gather": "fedkin federation gather heart north.model south.model --out model",
     "federation status": "fedkin federation status heart",
     "federation run": "fedkin federation run heart",
     "federation simulate": "fedkin federation simulate heart.toml --data all.csv --site hospital --out trial",

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedkin.errors import DataError, FedkinError
 from fedkin.federate import enrol, sharing, site_view
-from fedkin.federate.programs.files import read_selection
+from fedkin.federate.programs.files import SELECTION, read_selection
 from fedkin.federate.trust import kind_of, read_whole
 from fedkin.fitting import FittedModel, check_model_place, join_parts, load
 from fedkin.graph import Graph
@@ -51,9 +51,11 @@ def deliver(directory: Path, model: Path, sites: Sequence[str], ca_key: Path | N
 
 def publish(directory: Path) -> Path:
     """Sign a site's own model, with what its edge tests dropped."""
-    view = site_view(directory)
-    dropped = read_selection(directory, view)
-    return sharing.publish(directory, frozenset(view.name(number) for number in dropped))
+    dropped: frozenset[str] = frozenset()
+    if (directory / SELECTION).exists():
+        view = site_view(directory)
+        dropped = frozenset(view.name(number) for number in read_selection(directory, view))
+    return sharing.publish(directory, dropped)
 
 
 def gather(directory: Path, published: Sequence[Path], out: Path) -> FittedModel:

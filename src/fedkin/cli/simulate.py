@@ -8,6 +8,7 @@ would carry them.
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +143,9 @@ def _make(command: Simulation, contract: Contract, parts: Mapping[Hashable, Mapp
             cells = zip(*(column.tolist() for column in columns.values()), strict=True)
             write_csv(own, list(columns), [list(row) for row in cells])
             joined = enrol.join(heart.directory / "invites" / f"{member.name}.invite", own, place, steps=steps_of)
+        except DataError as error:
+            shutil.rmtree(out)  # so that the same command begins anew
+            raise DataError(f"the rows of {member.id!r}: {error}") from None
         finally:
             own.unlink(missing_ok=True)  # the site's directory has its rows
         enrol.accept(place, enrol.admit(heart, joined.request).path)

@@ -226,7 +226,8 @@ def group_words(model: FittedModel) -> str:
 def gap_words(model: FittedModel) -> str:
     """The certificate, and how the solver ended."""
     if math.isnan(model.gap):
-        return "not certified: that takes the rows of all sites in one place"
+        rounds = model.origin is not None and model.origin.get("from") == "rounds"
+        return "not certified: that takes the rows of all sites in one place" if rounds else "none"
     return f"{model.gap:.1e} ({model.status.replace('_', ' ')})"
 
 

@@ -36,6 +36,10 @@ def site_view(directory: Path | Site, rows: Rows | None = None) -> Manifest:
     site = directory if isinstance(directory, Site) else read_site(directory)
     given, contract = site.invite, site.contract
     rows = site.rows() if rows is None else rows
+    small = contract.disclosures(rows, site.settings.thresholds)
+    if small:
+        lines = "".join(f"\n  {finding}" for finding in small)
+        raise DataError(f"{site.directory}: no rounds, because single rows could be recognised:{lines}")
     own, placement = given.site, contract.rounds.placement
     members = tuple(one.member for one in given.neighbours)
     edges = [(*_ordered(own.number, one.member.number), one.weight) for one in given.neighbours]

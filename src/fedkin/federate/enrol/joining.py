@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from fedkin._base import PRIVATE_DIRECTORY, write_file
-from fedkin.data import Finding, Rows, read_columns
+from fedkin.data import Finding, Rows, raise_findings, read_columns
 from fedkin.errors import DataError
 from fedkin.federate.contract.contract import Contract
 from fedkin.federate.enrol import files
@@ -102,6 +102,8 @@ def join(
     place = Path(given.site.name) if directory is None else directory
     known = _known_before(place, given)
     columns = read_columns(data)
+    findings = contract.check(columns)
+    raise_findings(findings)
     rows = contract.prepare(columns)
     needed = contract.rounds.placement != "peer"
     if needed and steps is None:
@@ -122,7 +124,7 @@ def join(
     write_file(sent, seal("request", request, Signer(given.site.name, key)), private=True)
     write_file(place / files.INVITE, read_text(invite), private=True)  # last: it makes the directory that of a site
     return Joined(
-        place, sent, given, seen, fingerprint(asked), rows.n_samples, contract.check(columns), new_key=known is None
+        place, sent, given, seen, fingerprint(asked), rows.n_samples, findings, new_key=known is None
     )
 
 
