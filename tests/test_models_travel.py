@@ -48,6 +48,16 @@ def test_a_site_takes_its_own_part_from_the_organiser_only(two, tmp_path: Path) 
         sharing.deliver(made, {"nobody": tmp_path / "part"})
 
 
+def test_arrays_travel_to_the_bit(two, tmp_path: Path) -> None:
+    made, north, _ = two
+    model_of(made.contract, "north").save(tmp_path / "part")
+    content = np.random.default_rng(0).bytes(1000)
+    (tmp_path / "part" / "kin.npz").write_bytes(content)
+    (path,) = sharing.deliver(made, {"north": tmp_path / "part"})
+    sharing.accept_model(north, path)
+    assert (north / "model" / "kin.npz").read_bytes() == content
+
+
 def test_files_that_no_model_has_are_refused(two, tmp_path: Path) -> None:
     """Nothing is written elsewhere, whatever an organiser that was taken over signs."""
     made, north, _ = two

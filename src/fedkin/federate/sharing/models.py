@@ -1,10 +1,12 @@
 """Models that travel: a site's part of a fit from summaries, or after rounds a site's own model, as a signed file.
 
-A model directory is a few text files; here they are one. What is in them is for `fedkin.fitting` to read.
+A model directory is a few files; here they are one, texts as they are and arrays (``.npz``) in base 64. What is in them
+is for `fedkin.fitting` to read.
 """
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -23,7 +25,8 @@ from fedkin.federate.trust import SecurityError, Signer, fingerprint, seal, unse
 
 MODEL = "model"  #: of a site, in its directory
 _MODELS = "models"  #: of the organiser: what goes to sites
-_PLAIN_FILE = re.compile(r"[a-z_]+\.(json|csv)")
+_PLAIN_FILE = re.compile(r"[a-z_]+\.(json|csv|npz)")
+_ARRAYS = ".npz"
 
 
 def deliver(organiser: Organiser, folders: Mapping[str, Path], ca_key: Path | None = None) -> list[Path]:
@@ -109,13 +112,16 @@ def unpack(found: ModelFile, place: Path) -> None:
     """Write a model's files into a directory, which is replaced as a whole."""
     with replacing_directory(place) as fresh:
         for name, text in found.files.items():
-            (fresh / name).write_text(text, encoding="utf-8", newline="")
+            (fresh / name).write_bytes(base64.b64decode(text) if name.endswith(_ARRAYS) else text.encode())
 
 
 def _write(
     path: Path, run: str, contract: str, site: str, folder: Path, signer: Signer, dropped: tuple[str, ...] = ()
 ) -> None:
-    texts = {file.name: file.read_bytes().decode() for file in sorted(folder.iterdir())}
+    texts = {}
+    for file in sorted(folder.iterdir()):
+        content = file.read_bytes()
+        texts[file.name] = (base64.b64encode(content) if file.suffix == _ARRAYS else content).decode()
     day = f"{datetime.now(UTC):%Y-%m-%d}"
     body = ModelFile(run=run, contract=contract, site=site, day=day, files=texts, dropped=dropped)
     write_file(path, seal("model", msgspec.to_builtins(body), signer), private=True)
