@@ -56,7 +56,8 @@ def _section(name: str, rows: list[Row]) -> tuple[str, list[str]]:
     }
     best = min((method for method in means if method in BASELINES), key=lambda method: means[method])
     made = "generated, like " if first["generated"] else ""
-    head = f"### {made}{name}: {first['sites']} sites, {first['rows']} rows, {first['features']} features"
+    columns = f"{first['features']} {_plural(first['features'])}"
+    head = f"### {made}{name}: {first['sites']} sites, {first['rows']} rows, {columns}"
     titles = ["method", error, f"difference to {best}", "time", "groups", *(MORE[key] for key in more)]
     lines = [" | ".join(["", *titles, ""]).strip(), "|---" * len(titles) + "|"]
     losses, skipped = [], []
@@ -103,3 +104,7 @@ def _span(groups: list[int]) -> str:
 
 def _standard_error(values: np.ndarray) -> float:
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+
+
+def _plural(n: int) -> str:
+    return "feature" if n == 1 else "features"

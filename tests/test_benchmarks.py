@@ -71,3 +71,31 @@ def test_the_figure_of_scaling_can_be_read(benchmarks: None):
         assert (measured[:, 1] - linear[:, 1]).mean() == pytest.approx(0, abs=1e-9)
     (legend,) = figure.legends
     assert not any(legend.get_window_extent().overlaps(axis.get_tightbbox()) for axis in figure.axes)
+
+
+def test_tables_are_measured_and_losses_are_shown(
+    benchmarks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.delitem(sys.modules, "tables", raising=False)
+    import tables
+
+    monkeypatch.delenv("FEDKIN_DATA", raising=False)
+    words = ["--only", "melanoma", "--methods", "ridge,one,site,mixed,kin", "--splits", "2", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["tables.py", *words])
+    tables.main()
+    shown = capsys.readouterr()
+    assert "melanoma: a look-alike, since say where the public tables are" in shown.err
+    assert "### generated, like melanoma: 9 sites, 189 rows, 1 feature" in shown.out
+    assert "| kin |" in shown.out or "| **kin** |" in shown.out
+    assert "Not run: mixed model, statsmodels: least squares only." in shown.out
+    from table_pages import render
+
+    rows = [
+        {"table": "t", "method": method, "split": split, "error": error + 0.01 * split, "seconds": 1.0, "groups": 2}
+        | {"generated": False, "sites": 3, "rows": 9, "features": 1, "date": "2026-01-01", "cpu": "some", "cores": 2}
+        | {"load": 0.0, "versions": {"fedkin": "0"}}
+        for method, error in (("ridge at each site, scikit-learn", 1.0), ("kin", 2.0))
+        for split in (0, 1)
+    ]
+    text = render(rows)
+    assert "- t: kin against ridge at each site, scikit-learn, +1.0000 (0.0000) worse" in text

@@ -14,7 +14,8 @@ import fedkin
 import fedkin.cli.models
 from fedkin._base import listening, tracked
 from fedkin.cli import main
-from fedkin.fitting import fit_federation
+from fedkin.datasets import paper_design
+from fedkin.fitting import FitOptions, compare, fit_federation
 from processes import PATIENCE
 
 TABLE = "site,x,y\n" + "".join(
@@ -77,6 +78,15 @@ def test_the_log_is_called_fedkin(caplog):
         list(tracked("ab", "letters"))
     assert [record.name for record in caplog.records] == ["fedkin"] * 3
     assert caplog.records[-1].getMessage().startswith("letters: 2 in ")
+
+
+def test_cross_validation_and_splits_tell_how_far_they_are():
+    heard = set()
+    with listening(lambda words, done, total: heard.add((words, done == total))):
+        design = paper_design(n_devices=6, n_samples=20, n_features=2, n_clusters=1)
+        compare(design.federation, design.graph, FitOptions(select="none", cv_folds=2), repeats=1)
+    for words in ("comparing on held-out rows", "cross-validation"):
+        assert {(words, False), (words, True)} <= heard
 
 
 def test_listeners_end_with_their_context():

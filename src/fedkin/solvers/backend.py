@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
+from fedkin._base import tracked
 from fedkin.errors import ParameterError
 from fedkin.objective import DeviceTerms, FusedObjective, QuadraticTerms
 from fedkin.solvers.kernels import cached
@@ -103,14 +104,17 @@ def iteration_work(objective: FusedObjective, terms: DeviceTerms) -> float:
     return EDGE_COST * edges + GRAM_COST * entries
 
 
-def run_side_by_side(tasks: Sequence[Callable[[], T]], n_threads: int) -> list[T]:
-    """The results of the tasks, in their order; when one fails or Ctrl-C comes, those that wait are dropped."""
+def run_side_by_side(tasks: Sequence[Callable[[], T]], n_threads: int, words: str = "working") -> list[T]:
+    """The results of the tasks, in their order; when one fails or Ctrl-C comes, those that wait are dropped.
+
+    ``words`` say what is being done, to whom listens.
+    """
     if n_threads == 1 or len(tasks) == 1:
-        return [task() for task in tasks]
+        return [task() for task in tracked(tasks, words)]
     with ThreadPoolExecutor(min(n_threads, len(tasks))) as pool:
         futures = [pool.submit(task) for task in tasks]
         try:
-            return [future.result() for future in futures]
+            return [future.result() for future in tracked(futures, words)]
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -164,7 +164,8 @@ def _scores(batches: list[Batch], strengths: Array, tol: float, backend: Resolve
         done = list(Parallel(n_jobs=n_jobs)(delayed(task)() for task in tasks))
     else:
         usual = path_threads(batches[0].objective, backend)
-        done = run_side_by_side(tasks, usual if n_jobs is None or n_jobs < 1 else min(n_jobs, usual))
+        threads = usual if n_jobs is None or n_jobs < 1 else min(n_jobs, usual)
+        done = run_side_by_side(tasks, threads, "cross-validation")
     messages = [message for _, stopped in done for message in stopped]
     warn_of_limits(messages, sum(scores.size for scores, _ in done), stacklevel=4)
     by_batch = np.split(np.arange(len(done)), len(batches))

@@ -89,7 +89,9 @@ def lam_path(
     resolved = resolve_backend(backend, objective, grid.size)
     strengths = grid * problem.n_devices
     tasks = [partial(_solved, objective, part, strengths, tol, max_iter, resolved) for part in stretches_of(grid.size)]
-    solutions = list(itertools.chain.from_iterable(run_side_by_side(tasks, path_threads(objective, resolved))))
+    solutions = list(
+        itertools.chain.from_iterable(run_side_by_side(tasks, path_threads(objective, resolved), "levels of lam"))
+    )
     warn_of_limits([solution.message for solution in solutions if solution.status == "iteration_limit"], grid.size)
     return LamPath(grid, tuple(scaled(solution, problem.n_devices) for solution in solutions))
 
