@@ -264,14 +264,14 @@ def test_coefficients_are_sorted_and_searched(landmine: str, shown: Any) -> None
 
 def test_the_map_of_states(election: str, shown: Any) -> None:
     page = shown(election)
-    assert page.get_attribute("text=Map", "aria-pressed") == "true"
+    assert page.get_attribute("button:text-is('Map')", "aria-pressed") == "true"
     places = page.evaluate("JSON.parse(document.getElementById('payload').textContent).places")
     tile = next(one for one in places["tiles"] if one[0] == "OH")
     box = frame_of(page, ".graph canvas")
     unit = box["width"] / 11
     page.mouse.click(box["x"] + (tile[1] + 0.5) * unit, box["y"] + (tile[2] + 1.9) * unit)
     assert page.inner_text(".card h3").strip() == "Ohio"
-    page.click("text=Graph >> nth=0")
+    page.click("button:text-is('Graph')")
     assert page.get_attribute("button:text-is('Graph')", "aria-pressed") == "true"
     assert drawn(page, ".graph canvas")
 

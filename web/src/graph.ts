@@ -24,7 +24,7 @@ export class Graph {
     private readonly model: Model,
     private readonly state: State,
     private readonly most = 560,
-    bare = false,
+    private readonly bare = false,
   ) {
     const { payload } = model;
     this.view = payload.places ? "map" : "graph";
@@ -122,7 +122,7 @@ export class Graph {
   }
 
   private fit(): void {
-    const width = Math.min(this.element.clientWidth, this.most);
+    const width = Math.min(this.element.clientWidth - (this.bare ? 0 : 28), this.most);
     if (width > 0 && Math.abs(width - this.size) > 1) {
       this.size = width;
       this.context = resize(this.canvas, width, this.height);

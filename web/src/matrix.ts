@@ -55,7 +55,7 @@ export class Matrix {
     this.said.textContent =
       cells < this.model.n
         ? `A line stands for about ${Math.round(this.model.n / cells)} neighbouring sites.`
-        : "A line and a column for each site, ordered by group.";
+        : `A line and a column for each site, ${this.model.payload.resolved ? "ordered by group" : "alike ones side by side"}.`;
   }
 
   private siteOf(cell: number): number {
