@@ -246,7 +246,7 @@ def sample_streams(problem: Problem, streams: Mapping[Any, Iterable[Any]] | None
 
 def starting_point(problem: Problem, warm_start: Solution | None) -> tuple[Array, Array | None]:
     """Theta ``(V, p)`` and edge duals ``(E, p)`` to start from."""
-    shape, edges = (problem.n_devices, problem.n_params), (problem.graph.n_edges, problem.n_params)
+    shape, edges = (problem.n_devices, problem.n_params), problem.fused.dual_shape
     if warm_start is None:
         return np.zeros(shape), None
     if warm_start.theta.shape != shape or warm_start.alpha.shape != edges:
@@ -255,4 +255,9 @@ def starting_point(problem: Problem, warm_start: Solution | None) -> tuple[Array
             f"this problem needs {shape} and {edges}; warm starts must come from the same graph"
         )
     assert isinstance(problem.penalty, Penalty)
-    return warm_start.theta, problem.penalty.project(warm_start.alpha, problem.fused.edge_radius)
+    alpha, cliques = warm_start.alpha, problem.fused.cliques
+    if cliques is not None:
+        # duals of edges that have these sums; those that are too large come back into their balls
+        (i, j), slopes = problem.graph.edges.T, alpha / (cliques.weights * cliques.totals[cliques.labels])[:, None]
+        alpha = problem.graph.weights[:, None] * (slopes[i] - slopes[j])
+    return warm_start.theta, problem.penalty.project(alpha, problem.fused.edge_radius)

@@ -34,8 +34,8 @@ class Asks:
         The edges that are used.
     theta : array (V, p)
         The point that is asked about, in the solver's units.
-    alpha : array (E, p)
-        Edge duals.
+    alpha : array (E, p) or (V, p)
+        Edge duals; of large cliques, their sums at each site.
     zeta : array (V, p), optional
         Sparsity duals.
     ridge : array (p,)
@@ -113,6 +113,7 @@ class Asks:
         if not isinstance(weights, list):
             reader.refuse("has no list of weights")
         reader.left["weights"] = weights
+        duals = reader.left.get("alpha", ())
         edges = reader.matrix("edges", len(weights), 2).astype(np.int64)
         shapes = {"zeta": len(asked), "best_theta": len(asked)}
         selection, notes = reader.take("selection"), reader.take("notes")
@@ -122,7 +123,7 @@ class Asks:
             reader.number("lam"),
             Graph.from_indices(devices, edges, reader.numbers("weights", len(weights))),
             reader.matrix("theta", len(asked), p),
-            reader.matrix("alpha", len(weights), p),
+            reader.matrix("alpha", len(duals) if len(duals) == len(asked) else len(weights), p),
             reader.numbers("ridge", p),
             reader.numbers("give", len(asked)),
             reader.number("accuracy"),

@@ -23,7 +23,7 @@ from fedkin.solvers import LamChoice, cross_validate_lam, solve
 from fedkin.stats import Method, oracle_fit, select_edges
 
 Progress = Callable[[str], None]
-_MOST_PAIRS = 5_000_000  # beyond this many edges nobody means "all pairs"
+_MOST_PAIRS = 5_000_000  # beyond this many, pairs are not listed
 
 
 class Level(NamedTuple):
@@ -136,13 +136,13 @@ def used_graph(
 ) -> tuple[Graph, dict[str, Any] | None, dict[Hashable, tuple[str, ...]]]:
     """The graph of the problem, a summary of the edge selection, and what it noted about devices."""
     devices = prepared.federation.devices
-    n_pairs = len(devices) * (len(devices) - 1) // 2
-    if graph is None and n_pairs > _MOST_PAIRS:
-        raise ParameterError(
-            f"{len(devices)} devices have {n_pairs} pairs, too many to take all of them as edges: give a graph, for "
-            "example Graph.knn(coordinates, k)"
-        )
     candidates = Graph.complete(devices) if graph is None else graph.aligned(devices)
+    unlisted = options.select is None and options.penalty == "l1" and options.solver == "exact"
+    if graph is None and candidates.n_edges > _MOST_PAIRS and not unlisted:
+        raise ParameterError(
+            f"{len(devices)} devices have {candidates.n_edges} pairs, too many to list: give a graph, for example "
+            "Graph.knn(coordinates, k), or take all pairs untested (select='none', penalty='l1')"
+        )
     if options.select is None:
         return candidates, None, {}
     if candidates.n_edges == 0:
@@ -221,11 +221,9 @@ def chosen_level(problem: Problem, options: FitOptions, say: Progress) -> Level:
 def _restricted(problem: Problem, members: NDArray[np.int64]) -> Problem:
     """The problem of some devices that no edge joins to the others."""
     devices = [problem.federation.devices[u] for u in members]
-    place = np.full(problem.n_devices, -1)
-    place[members] = np.arange(members.size)
     return replace(
         problem,
         federation=problem.federation.subset(devices),
-        graph=Graph.from_indices(devices, place[problem.graph.edges], problem.graph.weights),
+        graph=problem.graph.subset(devices),
         sparsity=np.asarray(problem.sparsity)[members],
     )

@@ -281,7 +281,7 @@ class SummaryFit:
         box = problem.fused.sparsity
         if box is not None:
             # what the edge duals leave to balance; the second part keeps k |theta| - zeta theta small
-            rest = problem.terms.gradients(theta) + np.asarray(problem.graph.incidence().T @ alpha)
+            rest = problem.terms.gradients(theta) + problem.fused.balance(alpha)
             steep = np.einsum("vpp->vp", problem.terms.hessians(theta))
             zeta = np.clip(steep * theta - rest, -box, box)
         return _Point(_within_reach(problem, theta), alpha, zeta)
@@ -350,9 +350,7 @@ def certified_gap(problem: Problem, asks: Asks, value: float) -> float:
     data, fused, theta = problem.federation, problem.fused, asks.theta
     assert isinstance(data, Summaries)
     assert data.gaps is not None
-    d = fused.differences(theta)
-    total = float((fused.edge_radius * fused.penalty.value(d) - np.einsum("ep,ep->e", asks.alpha, d)).sum())
-    balance = np.asarray(problem.graph.incidence().T @ asks.alpha)
+    total, balance = fused.edge_gap(theta, asks.alpha), fused.balance(asks.alpha)
     if fused.sparsity is not None and asks.zeta is not None:
         balance = balance + asks.zeta
         total += float((fused.sparsity * np.abs(theta) - asks.zeta * theta).sum())
@@ -369,7 +367,7 @@ def certified_gap(problem: Problem, asks: Asks, value: float) -> float:
 def _asks(prepared: Prepared, problem: Problem, point: _Point, number: int, accuracy: float) -> Asks:
     """The questions about a point, in the units of the sites."""
     ridge = np.broadcast_to(np.asarray(problem.ridge, dtype=np.float64), (problem.n_params,)).copy()
-    balance = np.asarray(problem.graph.incidence().T @ point.alpha)
+    balance = problem.fused.balance(point.alpha)
     if point.zeta is not None:
         balance = balance + point.zeta
     # what the model leaves out of balance is shared between loss and ridge as their curvatures are, so that a loss

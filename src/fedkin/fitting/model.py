@@ -191,10 +191,6 @@ class FittedModel(KinAnswers, HasDevices):
         kept = tuple(self.devices[u] for u in chosen)
         if len(set(kept)) < len(kept):
             raise ParameterError("a device is named twice")
-        place = np.full(self.n_devices, -1)
-        place[chosen] = np.arange(len(chosen))
-        inside = (place[self.graph.edges] >= 0).all(axis=1)
-        edges = place[self.graph.edges[inside]]
         labels = {label: k for k, label in enumerate(dict.fromkeys(self.clusters[chosen].tolist()))}
         return replace(
             self,
@@ -203,7 +199,7 @@ class FittedModel(KinAnswers, HasDevices):
             intercept=self.intercept[chosen],
             clusters=np.array([labels[label] for label in self.clusters[chosen].tolist()], dtype=np.int64),
             n_samples=self.n_samples[chosen],
-            graph=Graph.from_indices(kept, edges, self.graph.weights[inside]),
+            graph=self.graph.subset(kept),
             notes={device: lines for device, lines in self.notes.items() if device in kept},
             kin=None if self.kin is None else self.kin.part(np.array(chosen)),
             comparison=None,

@@ -97,8 +97,7 @@ class Units:
         else:
             coef = blocks / self.scale
         if "clusters" not in more:
-            equal = (theta[graph.edges[:, 0]] == theta[graph.edges[:, 1]]).all(axis=1)
-            more["clusters"] = graph.keep(equal).components()
+            more["clusters"] = graph.equal_groups(theta)
         made = FittedModel(
             devices=graph.devices,
             coef=coef,

@@ -99,6 +99,17 @@ def checked_weights(ids: tuple[Hashable, ...], index: Index, weights: npt.ArrayL
     return values
 
 
+def checked_device_weights(ids: tuple[Hashable, ...], weights: npt.ArrayLike) -> Array:
+    """Positive weights ``(V,)`` of the devices of cliques."""
+    try:
+        values = np.array(weights, dtype=np.float64)
+    except (TypeError, ValueError):
+        values = np.empty(0)
+    if values.shape != (len(ids),) or not (np.isfinite(values) & (values > 0)).all():
+        raise GraphError(f"weights must be {count(len(ids), 'positive number')}, one per device")
+    return values
+
+
 def sorted_edges(index: Index, weights: Array | None) -> tuple[Index, Array]:
     """Pairs with the larger position first, in lexicographic order."""
     i, j = index.max(axis=1), index.min(axis=1)

@@ -17,6 +17,7 @@ from fedkin._base import Array, Index, count, frozen, html_card, some_of
 from fedkin.data import HasDevices
 from fedkin.errors import DataError, GraphError, ParameterError
 from fedkin.graph.checks import (
+    checked_device_weights,
     checked_edges,
     checked_weights,
     ids_for,
@@ -27,6 +28,7 @@ from fedkin.graph.checks import (
     sorted_edges,
     warn_of_unnamed,
 )
+from fedkin.graph.cliques import Cliques, found_cliques
 from fedkin.graph.files import named_among, named_in_file, networkx_graph, reader_of, write_graph
 from fedkin.graph.matrices import (
     component_labels,
@@ -35,7 +37,7 @@ from fedkin.graph.matrices import (
     pairs_of_matrix,
     square_matrix,
 )
-from fedkin.graph.shapes import all_pairs, clique_pairs, flipped_pairs, grid_pairs, nearest_pairs
+from fedkin.graph.shapes import flipped_pairs, grid_pairs, nearest_pairs
 from fedkin.graph.spectrum import smallest_nonzero_eigenvalue
 
 
@@ -76,8 +78,6 @@ class Graph(HasDevices):
     """
 
     devices: tuple[Hashable, ...]
-    edges: Index
-    weights: Array
 
     def __init__(
         self,
@@ -113,6 +113,28 @@ class Graph(HasDevices):
         made = object.__new__(cls)
         made._set(devices, edges, np.ones(len(edges)) if weights is None else weights)
         return made
+
+    @classmethod
+    def _of_cliques(cls, devices: tuple[Hashable, ...], cliques: Cliques) -> Graph:
+        made = object.__new__(cls)
+        vars(made).update(devices=devices, cliques=cliques)
+        return made
+
+    @cached_property
+    def edges(self) -> Index:
+        # only cliques come without a list
+        edges, weights = self.cliques.listed()  # type: ignore[union-attr]
+        vars(self)["weights"] = frozen(weights)
+        return frozen(edges)
+
+    @cached_property
+    def weights(self) -> Array:
+        return (self.edges, vars(self)["weights"])[1]
+
+    @cached_property
+    def cliques(self) -> Cliques | None:
+        """The graph as a union of cliques, None where it is none. Of `complete` and `clusters`, edges wait for use."""
+        return found_cliques(self.components(), self.edges, self.weights)
 
     # --- other ways to make one -------------------------------------------------------------------------------
 
@@ -153,7 +175,7 @@ class Graph(HasDevices):
 
     @classmethod
     def complete(cls, devices: Iterable[Hashable]) -> Graph:
-        """All pairs of devices.
+        """All pairs of devices. Edges are listed when somebody asks for them.
 
         Parameters
         ----------
@@ -166,7 +188,7 @@ class Graph(HasDevices):
         6
         """
         ids, _ = positions(devices)
-        return cls._of(ids, all_pairs(len(ids)))
+        return cls._of_cliques(ids, Cliques.of([0] * len(ids)))
 
     @classmethod
     def empty(cls, devices: Iterable[Hashable]) -> Graph:
@@ -187,9 +209,12 @@ class Graph(HasDevices):
 
     @classmethod
     def clusters(
-        cls, labels: Mapping[Any, Hashable] | Iterable[Hashable], devices: Iterable[Hashable] | None = None
+        cls,
+        labels: Mapping[Any, Hashable] | Iterable[Hashable],
+        devices: Iterable[Hashable] | None = None,
+        weights: npt.ArrayLike | None = None,
     ) -> Graph:
-        """Disjoint cliques: an edge between any two devices with the same label.
+        """Disjoint cliques: an edge between any two devices with the same label, listed when somebody asks for it.
 
         Parameters
         ----------
@@ -197,6 +222,8 @@ class Graph(HasDevices):
             Group of each device.
         devices : iterable of V ids, optional
             The devices that an iterable of labels is about; 0..V-1 by default.
+        weights : array of shape (V,), optional
+            Positive weights of the devices; the edge between u and v weighs ``weights[u] * weights[v]``.
 
         Examples
         --------
@@ -211,7 +238,8 @@ class Graph(HasDevices):
             devices, labels = list(labels), list(labels.values())
         groups = plain_ids(labels, "labels")
         ids = ids_for(devices, len(groups), "label")
-        return cls._of(ids, *sorted_edges(clique_pairs(groups), None))
+        checked = None if weights is None else checked_device_weights(ids, weights)
+        return cls._of_cliques(ids, Cliques.of(groups, checked))
 
     @classmethod
     def from_networkx(cls, g: Any) -> Graph:
@@ -406,11 +434,15 @@ class Graph(HasDevices):
     @property
     def n_edges(self) -> int:
         """Number of edges E."""
-        return len(self.edges)
+        known = vars(self).get("cliques")
+        return len(self.edges) if known is None else known.n_edges
 
     @cached_property
     def degree(self) -> Index:
         """Number of neighbours of each device, int64 array of shape (V,)."""
+        known = vars(self).get("cliques")
+        if known is not None:
+            return frozen(known.sizes[known.labels] - 1)
         return frozen(np.bincount(self.edges.ravel(), minlength=self.n_devices).astype(np.int64))
 
     def edge_ids(self) -> Iterator[tuple[Hashable, Hashable]]:
@@ -465,7 +497,8 @@ class Graph(HasDevices):
 
     @cached_property
     def _components(self) -> Index:
-        return frozen(component_labels(self.n_devices, self.edges))
+        known = vars(self).get("cliques")
+        return frozen(component_labels(self.n_devices, self.edges)) if known is None else known.labels
 
     @property
     def n_components(self) -> int:
@@ -475,11 +508,12 @@ class Graph(HasDevices):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Graph):
             return NotImplemented
-        return (
-            self.devices == other.devices
-            and np.array_equal(self.edges, other.edges)
-            and np.array_equal(self.weights, other.weights)
-        )
+        if self.devices != other.devices or self.n_edges != other.n_edges:
+            return False
+        one, two = vars(self).get("cliques"), vars(other).get("cliques")
+        if one is not None and two is not None:
+            return np.array_equal(one.labels, two.labels) and np.array_equal(one.weights, two.weights)
+        return np.array_equal(self.edges, other.edges) and np.array_equal(self.weights, other.weights)
 
     def __repr__(self) -> str:
         counts = (count(self.n_devices, "device"), count(self.n_edges, "edge"), count(self.n_components, "component"))
@@ -495,6 +529,20 @@ class Graph(HasDevices):
             "connected components": self.n_components,
         }
         return html_card("Graph", facts)
+
+    def equal_groups(self, theta: Array) -> Index:
+        """Labels of shape (V,) of devices joined by edges along which the rows of ``theta (V, p)`` are equal.
+
+        Examples
+        --------
+        >>> Graph.complete("abc").equal_groups(np.array([[1.0], [2.0], [1.0]]))
+        array([0, 1, 0])
+        """
+        known = vars(self).get("cliques")
+        if known is not None:
+            return known.equal_groups(theta)
+        equal = (theta[self.edges[:, 0]] == theta[self.edges[:, 1]]).all(axis=1)
+        return self.keep(equal).components()
 
     # --- making another one -----------------------------------------------------------------------------------
 
@@ -518,6 +566,8 @@ class Graph(HasDevices):
             raise GraphError(
                 f"mask must be a bool array of shape ({self.n_edges},), one per edge, got {kept.dtype} {kept.shape}"
             )
+        if kept.all():
+            return self
         return Graph._of(self.devices, self.edges[kept], self.weights[kept])
 
     def reweighted(self, weights: npt.ArrayLike) -> Graph:
@@ -556,7 +606,36 @@ class Graph(HasDevices):
             raise GraphError(f"the graph has {named(extra)} beyond the {count(len(ids), 'device')} asked for")
         warn_of_unnamed([device for device in ids if device not in self.index])
         moved = np.array([position[device] for device in self.devices], dtype=np.int64)
+        known = vars(self).get("cliques")
+        if known is not None:
+            return Graph._of_cliques(ids, known.moved(moved, len(ids)))
         return Graph._of(ids, *sorted_edges(moved[self.edges], self.weights))
+
+    def subset(self, devices: Iterable[Hashable]) -> Graph:
+        """Some devices, in the order given, and the edges between them.
+
+        Parameters
+        ----------
+        devices : iterable of ids
+            Devices of the graph.
+
+        Examples
+        --------
+        >>> Graph.complete("abcd").subset("db").edges.tolist()
+        [[1, 0]]
+        """
+        ids, _ = positions(devices)
+        extra = [device for device in ids if device not in self.index]
+        if extra:
+            raise GraphError(f"the graph does not have {named(extra)}")
+        chosen = np.array([self.index[device] for device in ids], dtype=np.int64)
+        known = vars(self).get("cliques")
+        if known is not None:
+            return Graph._of_cliques(ids, Cliques.of(known.labels[chosen].tolist(), known.weights[chosen]))
+        place = np.full(self.n_devices, -1, dtype=np.int64)
+        place[chosen] = np.arange(chosen.size)
+        inside = (place[self.edges] >= 0).all(axis=1)
+        return Graph._of(ids, *sorted_edges(place[self.edges[inside]], self.weights[inside]))
 
     def corrupt(self, varrho: float, seed: int | np.random.Generator) -> Graph:
         """The graph with the edge status of every pair of devices flipped with probability varrho (section 5).

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-
 import numpy as np
 
 from fedkin._base import Array, Index
@@ -13,14 +11,6 @@ from fedkin.graph.checks import pairs_of_numbers
 def all_pairs(size: int) -> Index:
     """All pairs ``(i, j)``, i > j, of the positions below ``size``, in lexicographic order."""
     return pairs_of_numbers(np.arange(size * (size - 1) // 2, dtype=np.int64))
-
-
-def clique_pairs(labels: Iterable[Hashable]) -> Index:
-    """The pairs of positions with the same label, label by label."""
-    members: dict[Hashable, list[int]] = {}
-    for position, label in enumerate(labels):
-        members.setdefault(label, []).append(position)
-    return np.concatenate([np.array(group, dtype=np.int64)[all_pairs(len(group))] for group in members.values()])
 
 
 def grid_pairs(rows: int, cols: int) -> Index:

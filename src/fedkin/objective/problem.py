@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -13,11 +13,11 @@ from numpy.typing import ArrayLike
 from fedkin._base import Array, Index, check_nonnegative, count, html_card
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
-from fedkin.graph import Graph
+from fedkin.graph import Cliques, Graph
 from fedkin.losses import Loss, make_loss
 from fedkin.objective.build import build_terms
 from fedkin.objective.penalties import Penalty, make_penalty
-from fedkin.objective.rerouting import Rerouting
+from fedkin.objective.rerouting import CliqueRerouting, Rerouting
 from fedkin.objective.summaries import Summaries
 from fedkin.objective.terms import DeviceTerms, QuadraticTerms
 
@@ -36,6 +36,7 @@ class FusedObjective:
     strength: float  # lam * |V|, so that r_e = strength * w_e
     sparsity: Array | None = None  # the k above, (V, p)
     radius: float | None = None  # of a ball that holds the minimisers, where the caller knows one
+    cliques_from: int = 5_000  # edges: fewer are quicker than sorting
 
     @cached_property
     def edge_radius(self) -> Array:
@@ -43,9 +44,45 @@ class FusedObjective:
         return self.strength * self.graph.weights
 
     @cached_property
-    def _rerouting(self) -> Rerouting | None:
+    def cliques(self) -> Cliques | None:
+        """The graph as cliques, where solvers need no edges: a separable penalty, and sparsity as the weights are.
+
+        Duals ``alpha`` are then ``(V, p)``, the sums at each device of what its edges have.
+        """
+        separable = self.penalty.separable or self.terms.n_params == 1
+        if not separable or self.graph.n_edges < self.cliques_from or self.graph.cliques is None:
+            return None
+        cliques = self.graph.cliques
+        if self.sparsity is not None:
+            even = self.sparsity / cliques.weights[:, None]
+            first = even[cliques.order[cliques.starts[:-1]]][cliques.labels]
+            if not np.allclose(even, first, rtol=1e-13, atol=0.0):
+                return None
+        return cliques
+
+    @property
+    def dual_shape(self) -> tuple[int, int]:
+        """Shape of the duals ``alpha``."""
+        rows = self.graph.n_edges if self.cliques is None else self.graph.n_devices
+        return rows, self.terms.n_params
+
+    def balance(self, alpha: Array) -> Array:
+        """``D' alpha (V, p)``: the sums of the duals at each device."""
+        return alpha if self.cliques is not None else np.asarray(self.graph.incidence().T @ alpha)
+
+    def project(self, alpha: Array) -> Array:
+        """Duals inside their balls, close to ``alpha``."""
+        if self.cliques is None:
+            return self.penalty.project(alpha, self.edge_radius)
+        excess = self.cliques.congestion(alpha) / max(self.strength, np.finfo(float).tiny)
+        return np.asarray(alpha / np.maximum(excess, 1.0)[self.cliques.labels])
+
+    @cached_property
+    def _rerouting(self) -> Rerouting | CliqueRerouting | None:
         terms = self.terms
-        return Rerouting(terms, self.graph) if isinstance(terms, QuadraticTerms) and terms.singular.any() else None
+        if not isinstance(terms, QuadraticTerms) or not terms.singular.any():
+            return None
+        return Rerouting(terms, self.graph) if self.cliques is None else CliqueRerouting(terms, self.cliques)
 
     def differences(self, theta: Array) -> Array:
         """``theta_i - theta_j`` for every edge, shape ``(E, p)``."""
@@ -53,10 +90,22 @@ class FusedObjective:
 
     def penalty_value(self, theta: Array) -> float:
         """Edge penalty plus sparsity."""
-        total = float(self.edge_radius @ self.penalty.value(self.differences(theta)))
+        if self.cliques is not None:
+            total = self.strength * float(self.cliques.variation(theta).sum())
+        else:
+            total = float(self.edge_radius @ self.penalty.value(self.differences(theta)))
         if self.sparsity is not None:
             total += float((self.sparsity * np.abs(theta)).sum())
         return total
+
+    def penalty_by_component(self, theta: Array) -> Array:
+        """Edge penalty in each component of the graph."""
+        if self.cliques is not None:
+            return self.strength * self.cliques.variation(theta)
+        labels = self.graph.components()
+        saved = self.edge_radius * self.penalty.value(self.differences(theta))
+        # an edge counts for the component of either of its ends
+        return np.bincount(labels[self.graph.edges[:, 0]], saved, int(labels.max()) + 1)
 
     def value(self, theta: Array) -> float:
         """The objective at ``theta (V, p)``."""
@@ -67,27 +116,48 @@ class FusedObjective:
     ) -> tuple[float, bool]:
         """Duality gap, an upper bound on ``value(theta) - min value``, and whether it needed the radius.
 
-        ``alpha (E, p)`` are edge duals inside their balls, ``zeta (V, p)`` sparsity duals inside their boxes, and
+        ``alpha`` are duals inside their balls, ``zeta (V, p)`` sparsity duals inside their boxes, and
         ``balance (V, p)`` is ``D' alpha + zeta``. A ball of that ``radius`` holds a minimiser, for designs without a
         finite conjugate; other duals than these are used where `Rerouting` finds better ones.
         """
-        d = self.differences(theta)
-        found = self._gap(theta, d, alpha, zeta, balance, radius)
+        slack = self._slack(theta)
+        found = self._gap(theta, slack, alpha, zeta, balance, radius)
         if self._rerouting is None:
             return found
-        other, balance = self._rerouting(self.penalty, self.edge_radius, alpha, balance)
-        return min(found, self._gap(theta, d, other, zeta, balance, radius))
+        if isinstance(self._rerouting, CliqueRerouting):
+            other, balance = self._rerouting(self.strength, alpha, balance)
+        else:
+            other, balance = self._rerouting(self.penalty, self.edge_radius, alpha, balance)
+        return min(found, self._gap(theta, slack, other, zeta, balance, radius))
+
+    def edge_gap(self, theta: Array, alpha: Array) -> float:
+        """The edges' part of a duality gap: ``sum_e r_e phi(d_e) - <alpha_e, d_e>`` with ``d`` the differences."""
+        return self._slack(theta)(alpha)
+
+    def _slack(self, theta: Array) -> Callable[[Array], float]:
+        """`edge_gap` as a function of the duals."""
+        if self.cliques is not None:
+            penalty = self.strength * float(self.cliques.variation(theta).sum())
+            return lambda alpha: max(penalty - float((alpha * theta).sum()), 0.0)
+        d = self.differences(theta)
+        size = self.edge_radius * self.penalty.value(d)
+        # summed edge by edge before adding up, so that the small difference of large sums is accurate
+        return lambda alpha: float((size - np.einsum("ep,ep->e", alpha, d)).sum())
 
     def _gap(
-        self, theta: Array, d: Array, alpha: Array, zeta: Array | None, balance: Array, radius: float
+        self,
+        theta: Array,
+        slack: Callable[[Array], float],
+        alpha: Array,
+        zeta: Array | None,
+        balance: Array,
+        radius: float,
     ) -> tuple[float, bool]:
-        # summed edge by edge before adding up, so that the small difference of large sums is accurate
-        edges = self.edge_radius * self.penalty.value(d) - np.einsum("ep,ep->e", alpha, d)
         devices = self.terms.young_gaps(theta, balance)
         unbounded = ~np.isfinite(devices)
         if unbounded.any() and np.isfinite(radius):
             devices[unbounded] = self.terms.young_gaps(theta, balance, radius)[unbounded]
-        total = float(devices.sum()) + float(edges.sum())
+        total = float(devices.sum()) + slack(alpha)
         if self.sparsity is not None and zeta is not None:
             total += float((self.sparsity * np.abs(theta) - zeta * theta).sum())
         return total, bool(unbounded.any())
@@ -256,8 +326,8 @@ class Solution:
     n_iter : int
     trace : mapping name -> array
         ``n_iter``, ``objective`` and ``gap`` at each check.
-    alpha : array (E, p)
-        Edge duals, the rest of a warm start.
+    alpha : array (E, p) or (V, p)
+        Edge duals, the rest of a warm start; of large cliques, their sums at each device.
     message : str
         How it ended, and what to do about it.
     radius : float or None
@@ -288,8 +358,7 @@ class Solution:
 
         Only bitwise equal rows count: solvers return fused devices exactly fused.
         """
-        equal = (self.theta[graph.edges[:, 0]] == self.theta[graph.edges[:, 1]]).all(axis=1)
-        return graph.keep(equal).components()
+        return graph.equal_groups(self.theta)
 
 
 def resolve_losses(loss: LossLike, federation: Federation | Summaries) -> tuple[Loss, ...]:

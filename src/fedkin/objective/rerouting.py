@@ -13,7 +13,8 @@ import numpy as np
 from scipy import sparse
 
 from fedkin._base import Array
-from fedkin.graph import Graph
+from fedkin.graph import Cliques, Graph
+from fedkin.objective.linalg import sum_groups
 from fedkin.objective.penalties import Penalty
 from fedkin.objective.terms import QuadraticTerms
 
@@ -60,6 +61,28 @@ class Rerouting:
         pull, bad = np.zeros_like(balance), self._terms.singular
         pull[bad] = np.einsum("vpq,vq->vp", self._terms.unseen, balance[bad])
         return pull, np.abs(pull) if penalty.separable else penalty.dual_norm(pull)[:, None]
+
+
+class CliqueRerouting:
+    """The same on cliques: pulls at singular devices go to all regular ones of the clique, by their weights."""
+
+    def __init__(self, terms: QuadraticTerms, cliques: Cliques) -> None:
+        self._terms, self._cliques = terms, cliques
+        regular = np.where(terms.singular, 0.0, cliques.weights)
+        total = np.bincount(cliques.labels, regular)[cliques.labels]
+        self._share = _share(regular, total)[:, None]
+        self._served = (terms.singular & (total > 0))[terms.singular]
+
+    def __call__(self, strength: float, alpha: Array, balance: Array) -> tuple[Array, Array]:
+        """Sums ``(V, p)`` of duals within ``strength`` without such pulls, shrunk where they are too large then."""
+        labels, bad = self._cliques.labels, self._terms.singular
+        pull = np.zeros_like(balance)
+        pull[bad] = np.einsum("vpq,vq->vp", self._terms.unseen, balance[bad]) * self._served[:, None]
+        moved = self._share * sum_groups(pull, labels, self._cliques.sizes.size)[labels] - pull
+        excess = self._cliques.congestion(alpha + moved) / max(strength, np.finfo(float).tiny)
+        # all coordinates shrink alike: a device's unseen directions mix them
+        shrunk = 1.0 / np.maximum(excess.max(axis=1), 1.0)[labels, None]
+        return shrunk * (alpha + moved), shrunk * (balance + moved)
 
 
 def _share(part: Array, whole: Array) -> Array:

@@ -30,6 +30,8 @@ LOADING_PAYS, COMPILING_PAYS = 1.0, 30.0
 USUAL_ITERATIONS, NUMPY_EDGE_COST, NUMPY_GRAM_COST = 60, 20.0, 3.0
 #: Nanoseconds of one thread for an edge's coordinate, and for an entry of a Gram matrix, in compiled iterations.
 EDGE_COST, GRAM_COST = 1.0, 0.3
+#: Edges that cost as much as a device that is sorted into its clique.
+SORTING = 20
 #: Threads share an iteration that takes longer than this many nanoseconds; below, problems run side by side.
 THREADING_PAYS = 1e6
 _KERNELS = "fedkin.solvers.kernels.steps"
@@ -90,12 +92,13 @@ def sizes(objective: FusedObjective, terms: DeviceTerms) -> tuple[int, int]:
     """Numbers of edge duals and of entries of the Gram matrices."""
     p = terms.n_params
     isotropic = isinstance(terms, QuadraticTerms) and terms.isotropic
-    return objective.graph.n_edges * p, terms.n_devices * (p if isotropic else p * p)
+    duals = objective.graph.n_edges if objective.cliques is None else SORTING * terms.n_devices
+    return duals * p, terms.n_devices * (p if isotropic else p * p)
 
 
 def iteration_is_shared(objective: FusedObjective, terms: DeviceTerms) -> bool:
     """Whether a compiled iteration is long enough for several threads to share it."""
-    return iteration_work(objective, terms) > THREADING_PAYS
+    return objective.cliques is None and iteration_work(objective, terms) > THREADING_PAYS
 
 
 def iteration_work(objective: FusedObjective, terms: DeviceTerms) -> float:

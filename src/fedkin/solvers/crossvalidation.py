@@ -292,7 +292,7 @@ def in_batches(folds: list[Fold], backend: Resolved) -> list[Batch]:
     size = len(folds) * first.graph.n_edges * first.terms.n_params
     terms = [fold.objective.terms for fold in folds]
     quadratic = [one for one in terms if isinstance(one, QuadraticTerms)]
-    if backend == "numpy" and size <= STACKED and len(quadratic) == len(folds):
+    if backend == "numpy" and first.cliques is None and size <= STACKED and len(quadratic) == len(folds):
         return [_stacked(folds, quadratic)]
     return [Batch(fold.objective, (fold,)) for fold in folds]
 

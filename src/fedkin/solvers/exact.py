@@ -15,6 +15,7 @@ from fedkin._base import Array, check_positive, check_whole
 from fedkin.errors import ConvergenceWarning, ParameterError
 from fedkin.objective import DeviceTerms, FusedObjective, Problem, QuadraticTerms, Solution, Status
 from fedkin.solvers.backend import USUAL, Backend, Limits, Resolved, resolve_backend
+from fedkin.solvers.cliques import CliqueIteration
 from fedkin.solvers.newton import (
     HOPELESS,
     POOR,
@@ -150,21 +151,21 @@ def uninterrupted(solution: Solution) -> Solution:
 
 
 def _start(objective: FusedObjective, warm_start: Solution | None) -> PrimalDual:
-    terms, graph = objective.terms, objective.graph
-    shape, edges = (terms.n_devices, terms.n_params), (graph.n_edges, terms.n_params)
+    terms = objective.terms
+    shape, duals = (terms.n_devices, terms.n_params), objective.dual_shape
     box = objective.sparsity
     if warm_start is None:
-        return _pair(np.zeros(shape), np.zeros(edges), None if box is None else np.zeros(shape))
-    if warm_start.theta.shape != shape or warm_start.alpha.shape != edges:
+        return _pair(np.zeros(shape), np.zeros(duals), None if box is None else np.zeros(shape))
+    if warm_start.theta.shape != shape or warm_start.alpha.shape != duals:
         raise ParameterError(
             f"the warm start has theta {warm_start.theta.shape} and alpha {warm_start.alpha.shape}, "
-            f"this problem needs {shape} and {edges}; warm starts must come from the same graph"
+            f"this problem needs {shape} and {duals}; warm starts must come from the same graph"
         )
-    theta, alpha = warm_start.theta, objective.penalty.project(warm_start.alpha, objective.edge_radius)
+    theta, alpha = warm_start.theta, objective.project(warm_start.alpha)
     if box is None:
         return _pair(theta, alpha, None)
     # the sparsity duals are what the edge duals leave to balance
-    rest = terms.gradients(theta) + np.asarray(graph.incidence().T @ alpha)
+    rest = terms.gradients(theta) + objective.balance(alpha)
     return _pair(theta, alpha, np.clip(-rest, -box, box))
 
 
@@ -359,6 +360,8 @@ class Search:
 
     def _fuse(self) -> None:
         """Replace the best pair by one with exactly fused devices, where that costs nothing."""
+        if self.objective.cliques is not None:
+            return  # they fuse as they go
         pair = self.best.pair
         fused = fused_parameters(self.objective, pair.theta, pair.alpha, pair.zeta)
         if not np.array_equal(fused, pair.theta):
@@ -367,7 +370,8 @@ class Search:
     def _fuse_components(self, iteration: Iteration | None = None) -> None:
         """Fuse whole components where that lowers the objective: duals alone do not tell when all of them are fused."""
         terms, graph = self.objective.terms, self.objective.graph
-        if self.status != "converged" or self.objective.strength == 0 or graph.n_edges * terms.n_params > LARGE:
+        rows, p = self.objective.dual_shape
+        if self.status != "converged" or self.objective.strength == 0 or rows * p > LARGE:
             return
         pair = self.best.pair
         if isinstance(terms, QuadraticTerms) and far_from_fused(terms, graph, pair.theta):
@@ -422,6 +426,8 @@ def start_iteration(
     limits: Limits = USUAL,
 ) -> Iteration:
     """An iteration on that backend; `NumpyIteration` says where it starts."""
+    if objective.cliques is not None:
+        return CliqueIteration(objective, quadratic, theta, alpha, zeta, rho, compiled=backend == "numba")
     if backend == "numpy":
         return NumpyIteration(objective, quadratic, theta, alpha, zeta, rho)
     from fedkin.solvers.chains import ChainIteration, chains_for

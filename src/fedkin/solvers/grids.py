@@ -133,13 +133,15 @@ def least_congestion(graph: Graph, penalty: Penalty, gradient: Array, tol: float
     """
     if graph.n_edges == 0 or not np.abs(gradient).max() > 0:
         return 0.0
+    separate = penalty.separable or gradient.shape[1] == 1
+    if separate and graph.cliques is not None:
+        return float(graph.cliques.congestion(gradient).max())
     # the cut around a single device, and the flow of an electrical network
     lower = _around_devices(graph, penalty.dual_norm(gradient))
     electrical = _repaired(graph, np.zeros((graph.n_edges, gradient.shape[1])), gradient)
     upper = _congestion(graph, penalty, electrical)
     if upper <= (1.0 + tol) * lower or _is_forest(graph):
         return upper
-    separate = penalty.separable or gradient.shape[1] == 1
     if separate and graph.n_devices + graph.n_edges <= flow_size:
         return _by_maximum_flow(graph, gradient, (np.abs(electrical) / graph.weights[:, None]).max(axis=0), lower)
     return _by_first_order(graph, penalty, gradient, lower, upper, tol)

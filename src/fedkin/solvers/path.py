@@ -227,6 +227,7 @@ def _fits(
     levels = strengths.size + len(known)
     return (
         objective.sparsity is None
+        and objective.cliques is None
         and strengths.size > 0
         and min(strengths.min(), *(at for at, _ in known), np.inf) > 0
         and not iteration_is_shared(objective, terms)

@@ -265,8 +265,10 @@ class Rebalancing:
 
 
 def weights_of_devices(objective: FusedObjective) -> Array:
-    """Degree of each device, plus 1 where it has a sparsity dual; ``(V,)``."""
+    """Degree of each device (in cliques its weight), plus 1 where it has a sparsity dual; ``(V,)``."""
     weight = objective.graph.degree.astype(np.float64)
+    if objective.cliques is not None:
+        return np.where((weight > 0) & (objective.strength > 0), objective.cliques.weights, 0.0)
     if objective.strength == 0:
         weight = np.zeros_like(weight)
     if objective.sparsity is not None:
@@ -299,7 +301,14 @@ def fused_parameters(objective: FusedObjective, theta: Array, alpha: Array, zeta
 
 def far_from_fused(terms: QuadraticTerms, graph: Graph, theta: Array) -> bool:
     """Whether most of some edges clearly join different parameters: then `fused_components` would be in vain."""
-    sample = graph.edges[:: graph.n_edges // 200 + 1]
+    if graph.cliques is not None:
+        # in a clique, devices that follow each other are joined as well as any
+        order, labels = graph.cliques.order, graph.cliques.labels
+        joined = np.flatnonzero(labels[order[1:]] == labels[order[:-1]])
+        sample = np.column_stack([order[joined + 1], order[joined]])
+    else:
+        sample = graph.edges
+    sample = sample[:: len(sample) // 200 + 1]
     one, other = theta[sample[:, 0]], theta[sample[:, 1]]
     different = np.abs(one - other).max(axis=1, initial=0.0) > CLEARLY * terms.typical_size
     return bool(np.count_nonzero(different) > 0.5 * len(sample))
@@ -331,10 +340,7 @@ def _changes(objective: FusedObjective, labels: Index, theta: Array, level: Arra
     change = terms.values(level) - terms.values(theta)
     if objective.sparsity is not None:
         change += (objective.sparsity * (np.abs(level) - np.abs(theta))).sum(axis=1)
-    saved = objective.edge_radius * objective.penalty.value(objective.differences(theta))
-    total = np.bincount(labels, change)
-    # an edge counts for the component of either of its ends
-    return np.asarray(total - np.bincount(labels[objective.graph.edges[:, 0]], saved, total.size), dtype=np.float64)
+    return np.asarray(np.bincount(labels, change) - objective.penalty_by_component(theta), dtype=np.float64)
 
 
 def _grouped(i: Index, j: Index, theta: Array, sparse: Mask | None) -> Array:

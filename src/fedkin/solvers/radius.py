@@ -75,7 +75,8 @@ class _LevelSets:
         # the penalty bounds the sum of phi along any path
         self._spread = 0.0
         if linked:
-            lightest = objective.strength * float(graph.weights.min())
+            cliques = objective.cliques
+            lightest = objective.strength * (float(graph.weights.min()) if cliques is None else cliques.lightest)
             self._spread = objective.penalty.euclidean_bound(terms.n_params) / lightest
         self._root, self.regular = _smallest_root(sum_groups(hessians, labels, self._length.size))
 
