@@ -13,6 +13,7 @@ from fedkin.data import Federation
 from fedkin.datasets import paper_design
 from fedkin.graph import Graph
 from fedkin.objective import Problem, QuadraticTerms
+from fedkin.solvers import cross_validate_lam, cross_validate_ridge
 from fedkin.solvers.crossvalidation import _fold_of_rows, cut_folds
 
 
@@ -96,3 +97,34 @@ def test_folds_in_time_train_on_earlier_rows_only(loss):
         assert np.allclose(fold.objective.terms.values(theta), train.terms.values(theta))
         assert np.allclose(fold.held_out.values(theta), test.terms.values(theta))
     assert np.isfinite(fedkin.cross_validate_lam(problem, folds=2, n_lams=3).error).all()
+
+
+# --- levels that nobody will choose, and ridges -----------------------------------------------------------------------
+
+
+def test_levels_that_are_clearly_worse_are_not_looked_at() -> None:
+    design = paper_design(n_devices=20, n_samples=12, n_features=6, n_clusters=1, seed=0)
+    problem = Problem(design.federation, design.truth)
+    choice = cross_validate_lam(problem)
+    assert choice.lams.size == choice.scores.shape[1] < 20
+    every = cross_validate_lam(problem, fedkin.solvers.lam_grid(problem))
+    assert every.lams.size == 20
+    assert choice.lam == every.lam
+    # without fusion to gain from, the way down is not cut short
+    apart = Federation({u: [[float(10 * u)], [10.0 * u + 1], [10.0 * u + 2], [10.0 * u + 3]] for u in range(8)})
+    assert cross_validate_lam(Problem(apart, Graph.complete(range(8)), "mean")).lams.size == 20
+
+
+def test_a_ridge_is_chosen_together_with_lam() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(6, 14, 10))
+    beta = 0.2 * rng.normal(size=(6, 10))  # every device on its own, and weak
+    y = np.einsum("vnp,vp->vn", X, beta) + rng.normal(size=(6, 14))
+    fed = Federation.from_arrays(X.reshape(-1, 10), y.ravel(), np.repeat(np.arange(6), 14))
+    problem = Problem(fed, Graph.complete(range(6)))
+    ridges = [0.0, 0.1, 1.0, 10.0]
+    chosen, choice = cross_validate_ridge(problem, ridges)
+    assert chosen.ridge in ridges[1:]
+    assert choice.mean.min() < cross_validate_lam(problem).mean.min()
+    with pytest.raises(fedkin.errors.ParameterError, match="at least one"):
+        cross_validate_ridge(problem, [])

@@ -121,7 +121,7 @@ class Cliques:
     @cached_property
     def totals(self) -> Array:
         """Weight of all devices of each clique."""
-        return np.bincount(self.labels, self.weights)
+        return np.bincount(self.labels, self.weights).astype(np.float64)
 
     def _sorted(self, values: Array) -> tuple[Index, Array]:
         """Devices clique by clique, ascending in ``values (V,)``, and the weight in the clique up to each of them."""

@@ -122,14 +122,22 @@ class Graph(HasDevices):
 
     @cached_property
     def edges(self) -> Index:
-        # only cliques come without a list
-        edges, weights = self.cliques.listed()  # type: ignore[union-attr]
-        vars(self)["weights"] = frozen(weights)
-        return frozen(edges)
+        return frozen(self._listed[0])
 
     @cached_property
     def weights(self) -> Array:
-        return (self.edges, vars(self)["weights"])[1]
+        return frozen(self._listed[1])
+
+    @cached_property
+    def _listed(self) -> tuple[Index, Array]:
+        assert self.cliques is not None  # only they come without a list
+        return self.cliques.listed()
+
+    @property
+    def _known(self) -> Cliques | None:
+        """The cliques, if somebody has said or found out that there are."""
+        known: Cliques | None = vars(self).get("cliques")
+        return known
 
     @cached_property
     def cliques(self) -> Cliques | None:
@@ -434,13 +442,13 @@ class Graph(HasDevices):
     @property
     def n_edges(self) -> int:
         """Number of edges E."""
-        known = vars(self).get("cliques")
+        known = self._known
         return len(self.edges) if known is None else known.n_edges
 
     @cached_property
     def degree(self) -> Index:
         """Number of neighbours of each device, int64 array of shape (V,)."""
-        known = vars(self).get("cliques")
+        known = self._known
         if known is not None:
             return frozen(known.sizes[known.labels] - 1)
         return frozen(np.bincount(self.edges.ravel(), minlength=self.n_devices).astype(np.int64))
@@ -497,7 +505,7 @@ class Graph(HasDevices):
 
     @cached_property
     def _components(self) -> Index:
-        known = vars(self).get("cliques")
+        known = self._known
         return frozen(component_labels(self.n_devices, self.edges)) if known is None else known.labels
 
     @property
@@ -510,7 +518,7 @@ class Graph(HasDevices):
             return NotImplemented
         if self.devices != other.devices or self.n_edges != other.n_edges:
             return False
-        one, two = vars(self).get("cliques"), vars(other).get("cliques")
+        one, two = self._known, other._known
         if one is not None and two is not None:
             return np.array_equal(one.labels, two.labels) and np.array_equal(one.weights, two.weights)
         return np.array_equal(self.edges, other.edges) and np.array_equal(self.weights, other.weights)
@@ -538,7 +546,7 @@ class Graph(HasDevices):
         >>> Graph.complete("abc").equal_groups(np.array([[1.0], [2.0], [1.0]]))
         array([0, 1, 0])
         """
-        known = vars(self).get("cliques")
+        known = self._known
         if known is not None:
             return known.equal_groups(theta)
         equal = (theta[self.edges[:, 0]] == theta[self.edges[:, 1]]).all(axis=1)
@@ -606,7 +614,7 @@ class Graph(HasDevices):
             raise GraphError(f"the graph has {named(extra)} beyond the {count(len(ids), 'device')} asked for")
         warn_of_unnamed([device for device in ids if device not in self.index])
         moved = np.array([position[device] for device in self.devices], dtype=np.int64)
-        known = vars(self).get("cliques")
+        known = self._known
         if known is not None:
             return Graph._of_cliques(ids, known.moved(moved, len(ids)))
         return Graph._of(ids, *sorted_edges(moved[self.edges], self.weights))
@@ -629,7 +637,7 @@ class Graph(HasDevices):
         if extra:
             raise GraphError(f"the graph does not have {named(extra)}")
         chosen = np.array([self.index[device] for device in ids], dtype=np.int64)
-        known = vars(self).get("cliques")
+        known = self._known
         if known is not None:
             return Graph._of_cliques(ids, Cliques.of(known.labels[chosen].tolist(), known.weights[chosen]))
         place = np.full(self.n_devices, -1, dtype=np.int64)

@@ -105,7 +105,7 @@ class FusedObjective:
         labels = self.graph.components()
         saved = self.edge_radius * self.penalty.value(self.differences(theta))
         # an edge counts for the component of either of its ends
-        return np.bincount(labels[self.graph.edges[:, 0]], saved, int(labels.max()) + 1)
+        return np.bincount(labels[self.graph.edges[:, 0]], saved, int(labels.max()) + 1).astype(np.float64)
 
     def value(self, theta: Array) -> float:
         """The objective at ``theta (V, p)``."""

@@ -69,7 +69,7 @@ class CliqueRerouting:
     def __init__(self, terms: QuadraticTerms, cliques: Cliques) -> None:
         self._terms, self._cliques = terms, cliques
         regular = np.where(terms.singular, 0.0, cliques.weights)
-        total = np.bincount(cliques.labels, regular)[cliques.labels]
+        total = np.asarray(np.bincount(cliques.labels, regular)[cliques.labels], dtype=np.float64)
         self._share = _share(regular, total)[:, None]
         self._served = (terms.singular & (total > 0))[terms.singular]
 

@@ -8,12 +8,14 @@ from functools import cached_property
 
 import numpy as np
 
-from fedkin._base import Array, Index, Mask
+from fedkin._base import AnyArray, Array, Index, Mask
 from fedkin.data import Federation, Rows
 from fedkin.losses import RowLoss, weighted_gram
 from fedkin.objective.linalg import RANK_TOLERANCE, solve_and_rest, unit_diagonal
 from fedkin.objective.terms import LEAST_CAUTION, DeviceTerms, ball_gap, new_places
 
+#: Devices whose numbers of rows differ by at most this factor make one batch, if it has at most so many numbers.
+PADDED, ROOM = 1.25, 20_000_000
 #: Devices ``(B,)`` with the same number of rows, and these: ``X (B, n, q)``, ``y (B, n)``, ``offset (B, n)``.
 RowBlock = tuple[Index, Rows]
 
@@ -158,7 +160,7 @@ class RowTerms(DeviceTerms):
 
     def __init__(self, loss: RowLoss, blocks: Sequence[RowBlock], ridge: Array) -> None:
         self.loss, self.blocks, self.ridge = loss, tuple(blocks), ridge
-        self._batches = [(devices, RowBatch(loss, rows, unit_weights(rows))) for devices, rows in self.blocks]
+        self._batches = [_padded(loss, blocks) for blocks in _alike(self.blocks)]
         self.n_devices = sum(devices.size for devices, _ in self.blocks)
         self.n_params = ridge.size
 
@@ -236,6 +238,38 @@ class RowTerms(DeviceTerms):
             if chosen.any():
                 blocks.append((place[members[chosen]], rows.take(chosen)))
         return RowTerms(self.loss, blocks, self.ridge)
+
+
+def _alike(blocks: Sequence[RowBlock]) -> list[list[RowBlock]]:
+    """Blocks whose numbers of rows differ so little that they can be one batch."""
+    groups: list[list[RowBlock]] = []
+    for block in sorted(blocks, key=lambda block: len(block[1].X[0])):
+        n_rows = len(block[1].X[0])
+        padded = n_rows * sum(len(devices) for devices, _ in [*(groups[-1] if groups else []), block])
+        if groups and n_rows <= PADDED * len(groups[-1][0][1].X[0]) and padded * block[1].X.shape[2] <= ROOM:
+            groups[-1].append(block)
+        else:
+            groups.append([block])
+    return groups
+
+
+def _padded(loss: RowLoss, blocks: Sequence[RowBlock]) -> tuple[Index, RowBatch]:
+    """One batch of blocks with ascending numbers of rows: shorter ones repeat their first row, with weight 0."""
+    if len(blocks) == 1:
+        return blocks[0][0], RowBatch(loss, blocks[0][1], unit_weights(blocks[0][1]))
+    at = np.arange(len(blocks[-1][1].X[0]))
+
+    def longer(part: AnyArray) -> AnyArray:
+        return part[:, np.where(at < part.shape[1], at, 0)]
+
+    def weights(rows: Rows) -> Array:
+        given, shape = unit_weights(rows), rows.X.shape[:2]
+        own = longer(np.ones(shape) if given is None else given)
+        return np.where(at < shape[1], own * (at.size / shape[1]), 0.0)
+
+    joined = Rows.stack([rows.map(longer) for _, rows in blocks])
+    weight = np.concatenate([weights(rows) for _, rows in blocks])
+    return np.concatenate([devices for devices, _ in blocks]), RowBatch(loss, joined, weight)
 
 
 def _of(array: Array, who: Index | None) -> Array:

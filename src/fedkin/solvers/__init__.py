@@ -1,15 +1,24 @@
 """How a problem is solved exactly: one level (`solve`), a path of levels (`lam_path`), the choice of a level.
 
 In: a `Problem`. Out: a `Solution` with a certified duality gap, or a level chosen by cross-validation within devices.
-An `Iteration` (numpy, compiled, or along chains) takes primal-dual steps; `exact` certifies where it stands and makes
-a `Solution` of the best. `kernels/` holds the compiled loops and the toolkit that compiles them.
+An `Iteration` (numpy, compiled, along chains, or on cliques without edges) takes primal-dual steps; `exact` certifies
+where it stands and makes a `Solution` of the best; `debias` solves again with weaker edges. `kernels/` holds the
+compiled loops and the toolkit that compiles them.
 Imports: `objective` and below.
 """
 
 from __future__ import annotations
 
 from fedkin.solvers.backend import Crew, compile_kernels
-from fedkin.solvers.crossvalidation import LamChoice, best_level, cross_validate_lam, held_out_losses, mean_and_error
+from fedkin.solvers.crossvalidation import (
+    LamChoice,
+    best_level,
+    cross_validate_lam,
+    cross_validate_ridge,
+    held_out_losses,
+    mean_and_error,
+)
+from fedkin.solvers.debias import Debias, solve_debiased
 from fedkin.solvers.exact import SCALE_FLOOR, solve, solve_fused
 from fedkin.solvers.grids import lam_grid, lam_max, lattice
 from fedkin.solvers.path import lam_path
@@ -19,11 +28,13 @@ from fedkin.solvers.radius import MinimizerBall
 __all__ = [
     "SCALE_FLOOR",
     "Crew",
+    "Debias",
     "LamChoice",
     "MinimizerBall",
     "best_level",
     "compile_kernels",
     "cross_validate_lam",
+    "cross_validate_ridge",
     "fused_parameters",
     "held_out_losses",
     "lam_grid",
@@ -32,5 +43,6 @@ __all__ = [
     "lattice",
     "mean_and_error",
     "solve",
+    "solve_debiased",
     "solve_fused",
 ]

@@ -7,10 +7,9 @@ use threads, each with its range of devices and of edges, and scrambled large gr
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedkin._base import Array, available_threads
-from fedkin.objective import FusedObjective, QuadraticTerms
+from fedkin.objective import FusedObjective, QuadraticTerms, Solution
 from fedkin.solvers.backend import USUAL, Crew, Limits, iteration_is_shared, iteration_work
 from fedkin.solvers.kernels import checks as check_kernels
 from fedkin.solvers.kernels import gaps as gap_kernels
@@ -103,6 +102,7 @@ class CompiledIteration(KernelIteration):
         none = np.empty((0, full.size, full.size))
         first, self._own = (none, none) if self._grams is None else self._grams.resolvents(self._devices.weight, full)
         self._step = Step(full, 0.5 * full, first)
+        self._first = full.copy(), first
 
     def _set_devices(self, objective: FusedObjective, quadratic: QuadraticTerms) -> Array | None:
         """Arrange the smooth part; returns each device's own minimiser, None when one may not be unique."""
@@ -205,39 +205,21 @@ class CompiledIteration(KernelIteration):
         self._last_checks = rows[-2:]
         return Checked(rows[known:], self._state.ahead if count[check_kernels.FUSED] else None)
 
-    def settle_levels(
-        self,
-        strengths: Array,
-        known: int,
-        theta: Array,
-        alpha: Array,
-        component: NDArray[np.int32],
-        stopping: Stopping,
-    ) -> tuple[int, Array, Array]:
-        """Levels one after the other, on one thread and without sparsity; `check_kernels.settle_levels` says how.
+    def restart(self, strength: float, start: Solution | None) -> None:
+        """Begin anew with another penalty strength, the first rho, and the parameters and duals of ``start``."""
+        self._edges.radius[:] = strength * self._edge_weight
+        state, (rho, resolvent) = self._state, self._first
+        if start is not None:
+            state.x[:] = self._numbering.devices_to_internal(start.theta)
+            state.y[:] = self._numbering.edges_to_internal(start.alpha)
+        self._reset_balance(state)
+        self._rebalancing, self._factor, self.n_iter = Rebalancing(), None, 0
+        self._counters[:] = 0
+        self._last_checks = np.empty((0, 3))
+        self.rho = rho[: self.rho.size].copy()
+        self._step = Step(rho.copy(), 0.5 * rho, resolvent)
 
-        It starts anew: each level with the first rho, and the first one, where none is ``known``, at the state. Returns
-        the number of levels done, the table ``(m, N_COLUMNS)`` and the checks ``(m, k, 3)``.
-        """
-        table = np.empty((strengths.size, check_kernels.N_COLUMNS))
-        checks = np.empty((strengths.size, self._limits.checks, 3))
-        levels = check_kernels.Levels(
-            frozen(strengths), theta, alpha, table, checks, self._edge_weight, frozen(component)
-        )
-        done = check_kernels.settle_levels(
-            levels,
-            known,
-            self._least_curvature(),
-            stopping._replace(limit=min(self._in_one_go, stopping.limit)),
-            self._devices,
-            self._edges,
-            self._step,
-            self._own,
-            self._state,
-        )
-        return int(done), table, checks
-
-    def _least_curvature(self) -> float:
+    def least_curvature(self) -> float:
         """No device's curvature is less than this in any direction."""
         if self._grams is None:
             return float(self._devices.curvature.min())

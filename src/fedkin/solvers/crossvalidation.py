@@ -25,12 +25,16 @@ from fedkin.objective import (
 )
 from fedkin.solvers.backend import Backend, Resolved, resolve_backend, run_side_by_side
 from fedkin.solvers.grids import checked_grid, lam_grid
-from fedkin.solvers.path import path_stretch, path_threads, stretches_of, warn_of_limits
+from fedkin.solvers.path import SHORTEST_STRETCH, path_stretch, path_threads, stretches_of, warn_of_limits
 
 Rule = Literal["min", "1se"]
 
 #: Limit on the iterations of each solution.
 MAX_ITER = 20_000
+#: Levels by which a ridge is judged, and the relative gap of their solutions.
+FEW_LEVELS, ROUGH_GAP = 6, 1e-3
+#: Standard errors of a difference between levels that leave no doubt.
+CLEAR = 2.0
 #: Up to this many edge duals, numpy solves all folds as one problem with a copy of the graph each.
 STACKED = 1_000_000
 
@@ -79,7 +83,8 @@ def cross_validate_lam(
     problem : Problem
         Its own ``lam`` does not matter.
     lams : sequence of float, optional
-        Candidates; by default a grid of ``n_lams`` from `lam_max` down to ``ratio * lam_max``.
+        Candidates; by default a grid of ``n_lams`` from `lam_max` down to ``ratio * lam_max``, which ends early where
+        scores have become clearly worse.
     folds : int
         Number of folds, at least 2.
     rule : "min" or "1se"
@@ -131,9 +136,65 @@ def cross_validate_lam(
     # decided here and not by each process for itself: many processes give what one gives, to the bit
     resolved = resolve_backend(backend, problem.fused, len(cut) * grid.size)
     batches = in_batches(cut, resolved)
-    scores = _scores(batches, grid * problem.n_devices, tol, resolved, n_jobs)
+    scores = _scores(batches, grid * problem.n_devices, tol, resolved, n_jobs, abandon=lams is None)
+    grid = grid[: scores.shape[1]]
     mean, error = mean_and_error(scores)
     return LamChoice(float(grid[best_level(mean, error if rule == "1se" else None)]), grid, scores, mean, error, rule)
+
+
+def cross_validate_ridge(
+    problem: Problem,
+    ridges: Sequence[float | Array],
+    *,
+    folds: int = 5,
+    rule: Rule = "min",
+    seed: int = 0,
+    n_jobs: int | None = None,
+    backend: Backend = "auto",
+) -> tuple[Problem, LamChoice]:
+    """Choose the ridge together with ``lam``.
+
+    Each ridge is judged by its best level among a few, from all fused down to none; the best one then gets the whole
+    grid.
+
+    Parameters
+    ----------
+    problem : Problem
+        Its own ``ridge`` and ``lam`` do not matter.
+    ridges : sequence of float or array (p,)
+        Candidates, increasing. Once they have become clearly worse, the others are not tried.
+    folds, rule, seed, n_jobs, backend
+        As in `cross_validate_lam`.
+
+    Returns
+    -------
+    problem : Problem
+        With the chosen ridge.
+    choice : LamChoice
+        Of its ``lam``.
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> from fedkin.datasets import paper_design
+    >>> from fedkin.solvers import cross_validate_ridge
+    >>> design = paper_design(n_devices=10, n_samples=12, n_features=8, n_clusters=2, seed=0)
+    >>> problem, choice = cross_validate_ridge(fedkin.Problem(design.federation, design.truth), [0.0, 0.1, 100.0])
+    >>> problem.ridge < 100.0
+    True
+    """
+    if not len(ridges):
+        raise ParameterError("ridges must name at least one candidate")
+    tried: list[tuple[Problem, Array]] = []
+    for ridge in ridges:
+        other = replace(problem, ridge=ridge)
+        few = np.append(lam_grid(other, FEW_LEVELS), 0.0)
+        choice = cross_validate_lam(other, few, folds=folds, seed=seed, tol=ROUGH_GAP, n_jobs=n_jobs, backend=backend)
+        tried.append((other, choice.scores[:, choice.mean.argmin()]))
+        if _clearly_worse(np.stack([scores for _, scores in tried], axis=1)):
+            break
+    best, _ = min(tried, key=lambda one: float(one[1].mean()))
+    return best, cross_validate_lam(best, folds=folds, rule=rule, seed=seed, n_jobs=n_jobs, backend=backend)
 
 
 def mean_and_error(scores: Array) -> tuple[Array, Array]:
@@ -151,25 +212,42 @@ def best_level(mean: Array, error: Array | None = None) -> int:
     return best if error is None else int(np.flatnonzero(mean <= mean[best] + error[best])[0])
 
 
-def _scores(batches: list[Batch], strengths: Array, tol: float, backend: Resolved, n_jobs: int | None) -> Array:
-    """Held-out mean loss of the path of each fold, ``(folds, m)``."""
-    tasks = [
-        partial(_stretch_scores, batch, part, strengths, tol, backend)
-        for batch in batches
-        for part in stretches_of(strengths.size)
-    ]
-    if backend == "numpy" and n_jobs not in (None, 1):
-        from joblib import Parallel, delayed
+def _scores(
+    batches: list[Batch], strengths: Array, tol: float, backend: Resolved, n_jobs: int | None, *, abandon: bool
+) -> Array:
+    """Held-out mean loss of the path of each fold, ``(folds, m)``; of fewer levels where it is time to ``abandon``."""
+    stretches, messages = stretches_of(strengths.size), []
+    # all folds of a stretch at a time where it may be the last one
+    rounds = [[part] for part in stretches] if abandon else [stretches]
+    scores = np.empty((sum(len(batch.folds) for batch in batches), 0))
+    for parts in rounds:
+        tasks = [partial(_stretch_scores, batch, part, strengths, tol, backend) for batch in batches for part in parts]
+        if backend == "numpy" and n_jobs not in (None, 1):
+            from joblib import Parallel, delayed
 
-        done = list(Parallel(n_jobs=n_jobs)(delayed(task)() for task in tasks))
-    else:
-        usual = path_threads(batches[0].objective, backend)
-        threads = usual if n_jobs is None or n_jobs < 1 else min(n_jobs, usual)
-        done = run_side_by_side(tasks, threads, "cross-validation")
-    messages = [message for _, stopped in done for message in stopped]
-    warn_of_limits(messages, sum(scores.size for scores, _ in done), stacklevel=4)
-    by_batch = np.split(np.arange(len(done)), len(batches))
-    return np.concatenate([np.concatenate([done[k][0] for k in parts], axis=1) for parts in by_batch])
+            done = list(Parallel(n_jobs=n_jobs)(delayed(task)() for task in tasks))
+        else:
+            usual = path_threads(batches[0].objective, backend)
+            threads = usual if n_jobs is None or n_jobs < 1 else min(n_jobs, usual)
+            done = run_side_by_side(tasks, threads, "cross-validation")
+        messages += [message for _, stopped in done for message in stopped]
+        by_batch = np.split(np.arange(len(done)), len(batches))
+        found = np.concatenate([np.concatenate([done[k][0] for k in group], axis=1) for group in by_batch])
+        scores = np.concatenate([scores, found], axis=1)
+        if abandon and _clearly_worse(scores):
+            break
+    warn_of_limits(messages, scores.size, stacklevel=4)
+    return scores
+
+
+def _clearly_worse(scores: Array) -> bool:
+    """Whether the last levels of ``scores (folds, m)`` rise, and the last is worse than the best beyond doubt."""
+    if len(scores) < 2:
+        return False  # one fold tells nothing about doubt
+    mean = scores.mean(axis=0)
+    excess = scores[:, -1] - scores[:, mean.argmin()]
+    doubt = CLEAR * excess.std(ddof=1) / np.sqrt(excess.size)
+    return bool((np.diff(mean[-SHORTEST_STRETCH:]) > 0).all() and excess.mean() > doubt)
 
 
 def _stretch_scores(

@@ -47,7 +47,7 @@ SCALE_FLOOR = 1e-6
 VANISHED = 1e-10
 #: Share of the decrease promised by the quadratic models that a step must keep.
 SUFFICIENT = 0.1
-#: A step that lowers the objective by more than this share is not the last one.
+#: A step that lowers the objective by more than this share, or by a hundred times the tolerance, is not the last one.
 EARLY = 0.03
 #: Relative changes of the objective below this may be rounding.
 ROUNDING = 1e-13
@@ -326,7 +326,8 @@ class Search:
             if value <= VANISHED * self.at_zero:
                 raise_if_unbounded(self.objective.graph, before, at)
             decrease = promised - float(error.sum())
-            if decrease > max(EARLY, 10.0 * self.tol) * self.scale(value) and self.n_iter < self.max_iter:
+            early = max(min(EARLY, 100.0 * self.tol), 10.0 * self.tol)
+            if decrease > early * self.scale(value) and self.n_iter < self.max_iter:
                 # far from the end for certain, and a certificate takes as long as the step itself
                 self.take(_Certified(pair, value, np.inf, None))
                 continue

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedkin._base import Array, Index, available_threads, check_positive, check_whole
 from fedkin.errors import ConvergenceWarning
+from fedkin.graph import Graph
 from fedkin.objective import FusedObjective, Problem, QuadraticTerms, Solution
 from fedkin.solvers.backend import Backend, Resolved, iteration_is_shared, resolve_backend, run_side_by_side
 from fedkin.solvers.exact import FUSING_HELPS, SCALE_FLOOR, scaled, solve_fused, uninterrupted, verdict
@@ -20,8 +21,6 @@ from fedkin.solvers.pdhg import Stopping, initial_rho
 
 #: A path is cut into this many stretches, of at least so many levels.
 STRETCHES, SHORTEST_STRETCH = 4, 3
-#: Numbers that the solutions of one call of kernels may take.
-ROOM = 20_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +189,7 @@ def solve_levels(
     *,
     fuse_components: bool = True,
 ) -> list[Solution]:
-    """Solutions at the first of some strengths, in this order: as many as one call of kernels gets done, perhaps none.
+    """Solutions at the first of some strengths, in this order: as many as one compiled iteration finds, perhaps none.
 
     ``known`` are at most two to start from, the last one the nearest. What needs more care than a kernel takes is left
     to `solve_fused`: large problems, sparsity, grids, levels that need many iterations, singular devices without
@@ -206,17 +205,40 @@ def solve_levels(
     if not (iteration.regular or (iteration.checks and not fuse_components)):
         return []
     floor = SCALE_FLOOR * abs(float(terms.c.sum())) + np.finfo(float).tiny
-    levels, before = np.concatenate([[at for at, _ in known], strengths]), len(known)
-    theta = np.empty((levels.size, terms.n_devices, terms.n_params))
-    alpha = np.empty((levels.size, objective.graph.n_edges, terms.n_params))
-    for k, (_, solution) in enumerate(known):
-        theta[k], alpha[k] = solution.theta, solution.alpha
-    component = np.empty(0, dtype=np.int32)
-    if fuse_components:
-        component = objective.graph.components()[objective.graph.edges[:, 0]].astype(np.int32)
-    stopping = Stopping(tol, floor, max_iter, FUSING_HELPS)
-    done, table, checks = iteration.settle_levels(levels, before, theta, alpha, component, stopping)
-    return [_solution(theta[k], alpha[k], table[k], checks[k], tol) for k in range(before, before + done)]
+    curvature = iteration.least_curvature() if fuse_components else 1.0
+    done, left = list(known), max_iter
+    for strength in strengths.tolist():
+        at = objective.with_strength(strength)
+        predicted = _predicted(done[-2:], at)
+        if predicted is not None:
+            predicted = replace(predicted, alpha=at.project(predicted.alpha))
+        iteration.restart(strength, predicted)
+        checked = iteration.settle(Stopping(tol, floor, left, FUSING_HELPS))
+        n_iter, value, gap = (np.inf,) * 3 if checked is None else checked.rows[-1].tolist()
+        if checked is None or gap > tol:
+            break
+        left -= int(n_iter)
+        pair = iteration.pair(checked.theta)
+        theta, alpha = (pair.theta.copy(), pair.alpha.copy()) if iteration.live else (pair.theta, pair.alpha)
+        # by its curvature, each device is at most so far from its optimum
+        reach = np.sqrt(2.0 * gap * max(abs(value), floor) / curvature)
+        if fuse_components and not _all_apart(objective.graph, theta, 2.0 * reach):
+            break
+        trace = dict(zip(("n_iter", "objective", "gap"), checked.rows.T, strict=True))
+        message = verdict("converged", gap, tol, int(n_iter))
+        solution = Solution(theta, value, gap, "converged", int(n_iter), trace, alpha, message)
+        done.append((strength, solution))
+        if left <= 0:
+            break
+    return [solution for _, solution in done[len(known) :]]
+
+
+def _all_apart(graph: Graph, theta: Array, distance: float) -> bool:
+    """Whether every component that has edges has one whose ends differ by more than ``distance`` in some coordinate."""
+    i, j = graph.edges.T
+    apart = np.abs(theta[i] - theta[j]).max(axis=1) > distance
+    linked = np.unique(graph.components()[i])
+    return bool(np.isin(linked, graph.components()[i[apart]]).all())
 
 
 def _fits(
@@ -224,20 +246,11 @@ def _fits(
 ) -> bool:
     from fedkin.solvers.chains import chains_for
 
-    levels = strengths.size + len(known)
     return (
         objective.sparsity is None
         and objective.cliques is None
         and strengths.size > 0
         and min(strengths.min(), *(at for at, _ in known), np.inf) > 0
         and not iteration_is_shared(objective, terms)
-        and levels * (objective.graph.n_edges + terms.n_devices) * terms.n_params <= ROOM
         and chains_for(objective, terms) is None
     )
-
-
-def _solution(theta: Array, alpha: Array, row: Array, checks: Array, tol: float) -> Solution:
-    n_iter, value, gap, n_checks = row.tolist()
-    trace = dict(zip(("n_iter", "objective", "gap"), checks[: int(n_checks)].T, strict=True))
-    message = verdict("converged", gap, tol, int(n_iter))
-    return Solution(theta, value, gap, "converged", int(n_iter), trace, alpha, message)

@@ -1,4 +1,4 @@
-"""A whole solve, or one level after the other, in one compiled call: iterations, checks and changes of rho.
+"""A whole solve in one compiled call: iterations, checks and changes of rho.
 
 On small problems Python between the kernels takes as long as the kernels. Solves release the GIL, so that several of
 them run side by side on threads.
@@ -7,23 +7,21 @@ them run side by side on threads.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import types
 
-from fedkin.solvers.kernels.bundles import DEVICES, EDGES, I1, R1, STATE, STEP, STOPPING, W2, W3, Step
+from fedkin.solvers.kernels.bundles import DEVICES, EDGES, STATE, STEP, STOPPING, W2, W3, Step
 from fedkin.solvers.kernels.gaps import edge_gap, fuse, invert, node_gap, reroute
-from fedkin.solvers.kernels.jit import FLOAT, INT, bundle, kernel, part, writable
+from fedkin.solvers.kernels.jit import INT, kernel, part, writable
 from fedkin.solvers.kernels.steps import L1, edge_moves, edge_step, node_step
 from fedkin.solvers.pdhg import (
-    FIRST_REBALANCE,
     INTERIOR,
     LEAST_STRETCH,
     REBALANCE_AT,
     REBALANCE_BY,
     RELAXATION,
-    Stopping,
 )
 
 COUNTERS = writable(INT, 1)
@@ -34,16 +32,6 @@ _TINY = float(np.finfo(np.float64).tiny)
 #: ``state.ahead``), rows written, whether the gap is small enough, and whether rho has changed.
 DONE, CHECK_AT, LOOK_AT, INTERVAL, FUSING_HELPED, FUSED, CHECKS, SETTLED, REBALANCED = range(9)
 N_COUNTERS = 9
-#: Columns of the table of `settle_levels`.
-N_ITER, VALUE, GAP, N_CHECKS = range(4)
-N_COLUMNS = 4
-
-
-@part
-def begin(counters: Any) -> None:
-    """Set the counters to those of a solve that has not begun."""
-    counters[:] = 0
-    counters[LOOK_AT] = counters[INTERVAL] = FIRST_REBALANCE
 
 
 @part
@@ -171,106 +159,3 @@ def settle(
         counters[SETTLED] = relative <= stopping.tol
         if counters[SETTLED] or counters[CHECKS] == rows.shape[0] or done >= pause:
             return
-
-
-class Levels(NamedTuple):
-    """Levels ``strengths (m,)`` of a path, and what is found at them.
-
-    ``theta (m, V, p)`` and ``alpha (m, E, p)`` are solutions: the first ones may be known, the others are filled in.
-    ``table (m, 4)`` gets iterations, value, relative gap and number of checks, ``checks (m, k, 3)`` what `settle` says.
-    ``component (E,)`` is that of each edge; empty where fused components do not matter.
-    """
-
-    strengths: Any
-    theta: Any
-    alpha: Any
-    table: Any
-    checks: Any
-    edge_weight: Any
-    component: Any
-
-
-LEVELS = bundle(Levels, R1, W3, W3, W2, W3, R1, I1)
-
-
-@part
-def _predict(level: int, levels: Any, x: Any, y: Any) -> None:
-    """Where to start, given the last two solutions: on the line through them, which the path often follows."""
-    strengths, theta, alpha = levels.strengths, levels.theta, levels.alpha
-    at, last = strengths[level], strengths[level - 1]
-    if level > 1 and strengths[level - 2] > last > at:
-        step = (last - at) / (strengths[level - 2] - last)
-        x[:] = theta[level - 1] + step * (theta[level - 1] - theta[level - 2])
-        y[:] = alpha[level - 1] + step * (alpha[level - 1] - alpha[level - 2])
-    else:
-        # duals grow with the strength
-        x[:] = theta[level - 1]
-        y[:] = alpha[level - 1] * (at / last)
-
-
-@part
-def _all_apart(edges: Any, component: Any, theta: Any, distance: float) -> bool:
-    """Whether every component that has edges has one whose ends differ by more than ``distance`` in some coordinate."""
-    head, tail = edges.head, edges.tail
-    most = component.max() + 1 if component.shape[0] else 0
-    linked, apart = np.zeros(most, dtype=np.bool_), np.zeros(most, dtype=np.bool_)
-    for e in range(component.shape[0]):
-        linked[component[e]] = True
-        if not apart[component[e]]:
-            i, j = head[e], tail[e]
-            for c in range(theta.shape[1]):
-                if abs(theta[i, c] - theta[j, c]) > distance:
-                    apart[component[e]] = True
-                    break
-    return bool((linked == apart).all())
-
-
-@kernel(INT, LEVELS, INT, FLOAT, STOPPING, DEVICES, EDGES, STEP, W3, STATE)
-def settle_levels(
-    levels: Any,
-    known: int,
-    least_curvature: float,
-    stopping: Any,
-    devices: Any,
-    edges: Any,
-    step: Any,
-    own: Any,
-    state: Any,
-) -> int:
-    """Solve the levels after the first ``known`` until ``stopping.limit`` iterations are done in all.
-
-    Returns the number of levels that are solved. It also stops where a whole component may be fused at the optimum:
-    the caller knows how to do that. No device's curvature is below ``least_curvature``. Without known levels, the first
-    one starts at ``state``, which is changed; every level begins with the rho of ``step``, and `settle` says what
-    ``own`` is for.
-    """
-    counters, moves = np.zeros(N_COUNTERS, dtype=np.int64), np.empty((2, step.rho.shape[0]))
-    first_rho, nothing = step.rho.copy(), np.zeros(step.rho.shape[0])
-    total = 0
-    for level in range(known, levels.strengths.shape[0]):
-        edges.radius[:] = levels.strengths[level] * levels.edge_weight
-        if level > 0:
-            _predict(level, levels, state.x, state.y)
-        # a step of length 0 leaves the duals in their balls, and their sums in the balance
-        state.s[:] = 0.0
-        state.ahead[:] = 0.0
-        edge_step(0, state.y.shape[0], edges, nothing, state.ahead, state.y, state.s[0], 1.0)
-        step.rho[:] = first_rho
-        step.half[:] = 0.5 * first_rho
-        begin(counters)
-        left = Stopping(stopping.tol, stopping.floor, stopping.limit - total, stopping.fusing_helps)
-        settle(counters, levels.checks[level], moves, left.limit, left, devices, edges, step, own, state)
-        if counters[SETTLED] == 0:
-            return level - known
-        total += counters[DONE]
-        levels.theta[level] = state.ahead if counters[FUSED] else state.x
-        count = counters[CHECKS]
-        value, gap = levels.checks[level, count - 1, 1], levels.checks[level, count - 1, 2]
-        # by its curvature, each device is at most so far from its optimum
-        reach = np.sqrt(2.0 * gap * max(abs(value), stopping.floor) / least_curvature)
-        if not _all_apart(edges, levels.component, levels.theta[level], 2.0 * reach):
-            return int(level - known)
-        levels.alpha[level] = state.y
-        levels.table[level, N_ITER], levels.table[level, N_CHECKS] = counters[DONE], count
-        levels.table[level, VALUE], levels.table[level, GAP] = value, gap
-    return int(levels.strengths.shape[0] - known)
