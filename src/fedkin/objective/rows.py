@@ -93,7 +93,11 @@ class RowBatch:
 
     def average(self, values: Array, who: Index | None = None) -> Array:
         """Means ``(A,)`` of ``values (A, n)`` over each device's rows, by their weights."""
-        return np.asarray((values if self.weight is None else values * _of(self.weight, who)).mean(axis=1))
+        if self.weight is None:
+            return np.asarray(values.mean(axis=1))
+        weight = _of(self.weight, who)
+        # a row that does not count may be infinite
+        return np.asarray((np.where(weight > 0, values, 0.0) * weight).mean(axis=1))
 
     def gradients(self, theta: Array, who: Index | None = None) -> Array:
         """Gradients ``(A, p)``."""

@@ -1,7 +1,7 @@
 """What carries out the iterations (numpy or compiled kernels), how much work they are, and the threads that share it.
 
 numpy is the reference. The kernels take the same steps several times faster, but loading them takes about half a
-second, and compiling them, once per machine, most of a minute. So ``"auto"`` uses them when they are loaded already,
+second, and compiling them, once per machine, 10 to 30 seconds. So ``"auto"`` uses them when they are loaded already,
 or when the work ahead is worth the wait; a first small fit never waits for a compiler.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -66,7 +67,7 @@ def resolve_backend(
     if backend == "numba":
         if name not in COMPILED_PENALTIES:
             raise ParameterError(f"there are no kernels for the penalty {name!r}; use backend='numpy'")
-        return "numba"
+        return _compiled(objective, in_cache)
     if name not in COMPILED_PENALTIES:
         return "numpy"
     if _KERNELS in sys.modules:
@@ -74,7 +75,16 @@ def resolve_backend(
     work = n_solves * expected_seconds(objective)
     if work < LOADING_PAYS:
         return "numpy"
-    return "numba" if work > COMPILING_PAYS or in_cache() else "numpy"
+    return _compiled(objective, in_cache) if work > COMPILING_PAYS or in_cache() else "numpy"
+
+
+def _compiled(objective: FusedObjective, in_cache: Callable[[], bool]) -> Resolved:
+    """The compiled backend. Kernels that are in no cache are compiled at once, which whoever listens is told."""
+    if _KERNELS not in sys.modules and not in_cache():
+        needed = ("steps", "gaps", "checks") if objective.cliques is None else ("cliques",)
+        for module in tracked(needed, "compiling kernels, once on this machine"):
+            import_module(f"fedkin.solvers.kernels.{module}")
+    return "numba"
 
 
 def expected_seconds(objective: FusedObjective) -> float:
