@@ -11,6 +11,9 @@ from table_methods import METHODS
 Row = dict[str, Any]
 BASELINES = [method.name for method in METHODS if method.baseline]
 REFERENCE = METHODS[0].name
+FEDKIN = ("kin", "fused", "fused after kin")
+#: Times the error of the best baseline in one split that count as a breakdown, however large the standard error.
+BROKEN = 1.5
 ERRORS = {"explained": "RMSE", "auc": "log-loss"}
 MORE = {"explained": "explained variance", "auc": "AUC per site", "accuracy": "accuracy"}
 
@@ -32,7 +35,9 @@ def render(rows: list[Row]) -> str:
         parts.append(text)
         losses += lost
     summary = "\n".join(f"- {line}" for line in losses) or "- nowhere, in these splits"
-    parts.append(f"**Where Fedkin is worse than the best baseline by more than one standard error:**\n\n{summary}")
+    parts.append(
+        f"**Where Fedkin is worse than the best baseline by more than one standard error, or broke down:**\n\n{summary}"
+    )
     return "\n\n".join(parts) + "\n"
 
 
@@ -69,12 +74,26 @@ def _section(name: str, rows: list[Row]) -> tuple[str, list[str]]:
             continue
         cells, lost = _cells(each, done[best], done.get(REFERENCE, {}), more)
         mark = "**" if means[method] == min(means.values()) else ""
-        lines.append("| " + " | ".join([f"{mark}{method}{mark}", *cells]) + " |")
-        if lost and method in ("kin", "fused", "fused after kin"):
+        fewer = "" if len(each) == len(done[best]) else f" ({len(each)} splits)"
+        lines.append("| " + " | ".join([f"{mark}{method}{mark}{fewer}", *cells]) + " |")
+        if method in FEDKIN and lost:
             losses.append(f"{name}: {method} against {best}, {cells[1]}")
+        if method in FEDKIN:
+            losses += _broken(name, method, each, done[best])
     note = f"\n\nNot run: {'; '.join(skipped)}." if skipped else ""
     splits = len(done[best])
     return f"{head}\n\n{splits} splits.\n\n" + "\n".join(lines) + note, losses
+
+
+def _broken(name: str, method: str, own: dict[int, Row], best: dict[int, Row]) -> list[str]:
+    bad = [k for k in own if k in best and own[k]["error"] > BROKEN * best[k]["error"]]
+    if not bad:
+        return []
+    worst = max(bad, key=lambda k: own[k]["error"] / best[k]["error"])
+    return [
+        f"{name}: {method} **broke down** in {len(bad)} of {len(own)} splits "
+        f"({own[worst]['error']:.3g} where the best baseline has {best[worst]['error']:.3g})"
+    ]
 
 
 def _cells(
