@@ -21,8 +21,9 @@ from fedkin.fitting.fitting import fit_federation
 from fedkin.fitting.fold_comparison import FoldComparison, compare_folds
 from fedkin.fitting.history import data_record, with_history
 from fedkin.fitting.kin_answers import NewSite
+from fedkin.fitting.loading import load
 from fedkin.fitting.messages import SummaryFit, fit_summaries
-from fedkin.fitting.model import FittedModel, load
+from fedkin.fitting.model import FittedModel
 from fedkin.fitting.model_files import check_model_place
 from fedkin.fitting.naive import naive_confint
 from fedkin.fitting.options import DEFAULTS, DESCRIPTIONS, SHARED, FitOptions, choices
