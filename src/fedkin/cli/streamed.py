@@ -36,19 +36,15 @@ def streams(data: Path, asked: bool | None, how: FitOptions) -> bool:
     For a table of more than a gigabyte the memory is said first.
     """
     check_exists(data)
-    if asked is None and any(file.suffix.lower() not in PARQUET_SUFFIXES for file in files_of(data)):
+    if asked is False or (asked is None and any(file.suffix.lower() not in PARQUET_SUFFIXES for file in files_of(data))):
         return False
-    if asked is False:
-        return False
-    if how.loss not in ("auto", "linear"):
-        if asked:
-            raise ParameterError(f"only least squares is read in one pass, not the {how.loss} loss: omit --stream")
-        return False
+    sums = how.loss in ("auto", "linear")
+    if asked and not sums:
+        raise ParameterError(f"only least squares is read in one pass, not the {how.loss} loss: omit --stream")
     rows, columns = table_size(data)
     needed = _COPIES * 8.0 * rows * columns
     free = _free_memory()
-    large = free is not None and needed > 0.5 * free
-    if asked or large:
+    if asked or (sums and free is not None and needed > 0.5 * free):
         folds = 8 * (how.cv_folds + 1) * (columns + 2) ** 2
         note(
             f"{data}: {count(rows, 'row')} of {count(columns, 'column')}, about {needed / _GIGABYTE:.2g} GB as rows in "
@@ -56,7 +52,8 @@ def streams(data: Path, asked: bool | None, how: FitOptions) -> bool:
         )
         return True
     if needed > _GIGABYTE:
-        note(f"{data}: {count(rows, 'row')} take about {needed / _GIGABYTE:.2g} GB of memory (--stream takes one pass)")
+        way_out = " (--stream takes one pass)" if sums else ""
+        note(f"{data}: {count(rows, 'row')} take about {needed / _GIGABYTE:.2g} GB of memory{way_out}")
     return False
 
 
