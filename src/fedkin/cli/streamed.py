@@ -36,7 +36,8 @@ def streams(data: Path, asked: bool | None, how: FitOptions) -> bool:
     For a table of more than a gigabyte the memory is said first.
     """
     check_exists(data)
-    if asked is False or (asked is None and any(file.suffix.lower() not in PARQUET_SUFFIXES for file in files_of(data))):
+    parquet = all(file.suffix.lower() in PARQUET_SUFFIXES for file in files_of(data))
+    if asked is False or (asked is None and not parquet):
         return False
     sums = how.loss in ("auto", "linear")
     if asked and not sums:
