@@ -123,9 +123,7 @@ def join(
     sent = request_file(place, given.site.name)
     write_file(sent, seal("request", request, Signer(given.site.name, key)), private=True)
     write_file(place / files.INVITE, read_text(invite), private=True)  # last: it makes the directory that of a site
-    return Joined(
-        place, sent, given, seen, fingerprint(asked), rows.n_samples, findings, new_key=known is None
-    )
+    return Joined(place, sent, given, seen, fingerprint(asked), rows.n_samples, findings, new_key=known is None)
 
 
 def _known_before(place: Path, given: Invite) -> bytes | None:
