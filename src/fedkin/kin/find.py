@@ -10,12 +10,12 @@ from fedkin._base import Array, Index, Mask, check_whole
 from fedkin.data import Federation
 from fedkin.errors import DataError, GraphError
 from fedkin.graph import Graph
-from fedkin.kin.mixed import MixedModel, fit_mixed
+from fedkin.kin.mixed import MixedModel, fit_mixed, without_spread
 from fedkin.kin.neighbours import Neighbours
 from fedkin.kin.options import ALL_MIXED, Sampling
 from fedkin.kin.quadratics import Units, common_units
 from fedkin.kin.result import Kin, Parts, kin_of
-from fedkin.kin.sources import RowSource, SummarySource, canonical_order, intercepts_of
+from fedkin.kin.sources import RowSource, SummarySource, SumSource, canonical_order, intercepts_of
 from fedkin.losses import Loss
 from fedkin.objective import Summaries
 
@@ -88,9 +88,12 @@ def find_kin(
         source = RowSource(data, loss)
     else:
         raise DataError(f"find_kin takes a Federation or Summaries, got {type(data).__name__}")
-    order = canonical_order(source.first(), source.devices)
+    first = source.first()
+    order = canonical_order(first, source.devices)
     neighbours = _neighbours(graph, source.devices, order)
-    found = _fit(source.take(order), neighbours, seed, Sampling.of(len(order), sweeps, chains))
+    ordered = SumSource(source, first, order) if source.loss.quadratic else source.take(order)
+    del first, source  # sums of many sites are large
+    found = _fit(ordered, neighbours, seed, Sampling.of(len(order), sweeps, chains))
     return found.reordered(np.argsort(order))
 
 
@@ -106,7 +109,7 @@ def _neighbours(graph: Graph | None, devices: tuple[object, ...], order: Index) 
     return Neighbours.of(len(devices), place[graph.edges], graph.weights / graph.weights.max(initial=1e-300))
 
 
-def _fit(source: RowSource | SummarySource, neighbours: Neighbours, seed: int, sampling: Sampling) -> Kin:
+def _fit(source: RowSource | SummarySource | SumSource, neighbours: Neighbours, seed: int, sampling: Sampling) -> Kin:
     from fedkin.kin.groups import find_groups
 
     first, loss = source.first(), source.loss
@@ -114,10 +117,14 @@ def _fit(source: RowSource | SummarySource, neighbours: Neighbours, seed: int, s
     # a point among the rows has no units of its own: every coordinate is like an intercept
     free = np.ones_like(intercepts) if loss.location else intercepts
     units = common_units(first, intercepts, has_scale=loss.quadratic, location=loss.location)
-    if loss.quadratic or isinstance(source, SummarySource):
-        dispersion = None if loss.quadratic or isinstance(source, RowSource) else source.dispersion()
-        model = fit_mixed(units.fitted(first), free, dispersion=dispersion)
+    if not isinstance(source, RowSource):
+        dispersion = source.dispersion() if isinstance(source, SummarySource) else None
+        sums = units.fitted(first)
+        model = fit_mixed(sums, free, dispersion=dispersion)
+        one = without_spread(sums, free, model, learned=dispersion is None)
+        del first, sums
         found = find_groups(model, ~free, neighbours, seed, sampling)
+        found = found.without_spread(one.probability, one.mean, one.covariance)
         return kin_of(source, Parts(units, model, found, neighbours.neighbour.size > 0))
     mixed = _mixed_rounds(source, units, free)
     limit = source.value(units.theta(mixed.theta)) + 0.5 * mixed.theta.size
@@ -137,6 +144,9 @@ def _fit(source: RowSource | SummarySource, neighbours: Neighbours, seed: int, s
             break
     if source.value(units.theta(found.theta)) > limit:
         found = replace(found, theta=mixed.theta, covariance=mixed.covariance)
+    sums = units.fitted(source.expand(units.theta(mixed.theta)))
+    one = without_spread(sums, free, mixed, learned=False)
+    found = found.without_spread(one.probability, one.mean, one.covariance)
     return kin_of(source, Parts(units, model, found, neighbours.neighbour.size > 0))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import betaln
@@ -24,6 +24,8 @@ HOLD, HOLD_PER_GAIN = 4.0, 10.0
 GRAPH_MARGIN = 10.0
 #: Partitions of each chain from which probabilities of pairs are computed when there are many sites.
 DRAWS = 20
+#: Probabilities of one model for all below this are nothing.
+LEAST_ONE = 1e-6
 #: Fewer sites than this have no groups.
 FEWEST = 4
 
@@ -182,7 +184,8 @@ class Grouped:
 
     ``F (p, d)`` maps whitened effects to parameters; ``centre (V, p)`` and ``covariance`` are the mixed model's own,
     at the spread that whitens; ``blend`` is None where there are too few sites or nothing differs between them.
-    ``with_graph`` says whether the graph's edges count, ``sure_other`` the SURE of the choice not taken.
+    ``with_graph`` says whether the graph's edges count, ``sure_other`` the SURE of the choice not taken, ``one`` is the
+    probability that sites do not differ at all.
     """
 
     theta: Array
@@ -194,6 +197,35 @@ class Grouped:
     blend: Blend | None
     with_graph: bool
     sure_other: float | None
+    one: float = 0.0
+
+    def without_spread(self, probability: float, mean: Array, covariance: Array) -> Grouped:
+        """The same, averaged with one model for all, ``mean (p,)``, which has this probability."""
+        if probability < LEAST_ONE:
+            return self
+        theta = (1 - probability) * self.theta + probability * mean
+        total = (1 - probability) * (self.covariance + outer(self.theta - theta))
+        total += probability * (covariance + outer(mean - theta))
+        return replace(self, theta=theta, covariance=total, one=probability)
+
+    def kinship(self) -> tuple[Array | Pairs, Array, float]:
+        """Probabilities of being kin, of 0, 1, 2... groups, and the weight of models without groups."""
+        V, blend = len(self.theta), self.blend
+        n_groups, weight = np.array([0.0, 1.0]), 1.0
+        same: Array | Pairs = np.eye(V) if V <= MOST_PAIRS else Pairs(np.zeros((0, V), np.int32), np.zeros(0), 0.0)
+        if blend is not None:
+            same, weight = blend.same, blend.weight
+            lines = blend.chains.trace(lambda one: one.trace[:, 1].astype(np.int64))
+            each = [np.bincount(line, minlength=int(lines.max()) + 1) / len(line) for line in lines]
+            n_groups = (1 - weight) * (blend.chains.weights @ np.array(each))
+            n_groups[1] += weight
+        n_groups = (1 - self.one) * n_groups
+        n_groups[1] += self.one
+        if isinstance(same, Pairs):
+            same = Pairs(same.labels, (1 - self.one) * same.chance, self.one + (1 - self.one) * same.base)
+        else:
+            same = self.one + (1 - self.one) * same
+        return same, n_groups, self.one + (1 - self.one) * weight
 
 
 def find_groups(

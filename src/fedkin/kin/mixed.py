@@ -9,7 +9,7 @@ one row, collinear columns, constant columns and sites with one class are harmle
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import minimize
@@ -20,6 +20,8 @@ from fedkin.kin.quadratics import Quadratics, apply
 
 #: Precision of an intercept's mean: flat for every purpose.
 FLAT = 1e-8
+#: Logarithm of the least spread, which is none.
+LEAST_LOG = -14.0
 #: With more sites than this, spreads, ridge and noise are learned from so many of them.
 MOST_SITES = 2000
 #: Excess variance of log noise between sites below which one noise serves all.
@@ -149,6 +151,36 @@ def fit_mixed(
     return model
 
 
+@dataclass(frozen=True, eq=False)
+class OneModel:
+    """One model for all sites: ``mean (p,)``, its ``covariance (p, p)``, and the ``probability`` that no site differs."""
+
+    probability: float
+    mean: Array
+    covariance: Array
+
+
+def without_spread(sums: Quadratics, intercepts: Mask, model: MixedModel, *, learned: bool) -> OneModel:
+    """How probable it is that sites do not differ at all, given their losses and a model that was fitted to them.
+
+    Both have the same prior probability. A spread costs half the logarithm of the number of sites for the level of the
+    intercepts' spreads and for that of the slopes' (as in the Bayesian information criterion). ``learned`` says
+    whether the noise is, and has to be learned anew.
+    """
+    if sums.n_sites > MOST_SITES:
+        some = np.linspace(0, sums.n_sites - 1, MOST_SITES).astype(np.int64)
+        return without_spread(sums.take(some), intercepts, replace(model, noise=model.noise[some]), learned=learned)
+    evidence = _Evidence(sums, intercepts, None if learned else float(model.noise[0]), Priors())
+    evidence.share = model.noise / np.exp(np.log(model.noise).mean())
+    start = model.parameters.copy()
+    start[: sums.n_params] = LEAST_LOG
+    alone = evidence.solve(evidence.maximise(start, spread=LEAST_LOG))
+    levels = int(intercepts.any()) + int((~intercepts).any())
+    gain = evidence.solve(model.parameters).log_likelihood - alone.log_likelihood
+    odds = np.clip(gain - 0.5 * levels * np.log(sums.n_sites), -50.0, 50.0)
+    return OneModel(float(1.0 / (1.0 + np.exp(odds))), alone.mean, alone.covariance)
+
+
 def _noise_share(sums: Quadratics, model: MixedModel) -> Array:
     """The sites' noises over the common one ``(V,)``, half way (in logarithms) between 1 and their own."""
     residual = np.maximum(2 * sums.values(model.theta), 1e-12)
@@ -178,8 +210,9 @@ class _Evidence:
         noise = 0.5 if self.learned else np.exp(self.log_noise)
         return np.asarray(np.log(np.concatenate([spread, [ridge, noise]])))
 
-    def maximise(self, start: Array) -> Array:
+    def maximise(self, start: Array, spread: float | None = None) -> Array:
         p = self.sums.n_params
+        spreads = (LEAST_LOG, 8.0) if spread is None else (spread, spread)
         ridge = (-9.0, 9.0) if self.priors.ridge is None else (start[p], start[p])
         noise = (-14.0, 14.0) if self.learned else (self.log_noise, self.log_noise)
         found = minimize(
@@ -187,12 +220,13 @@ class _Evidence:
             start,
             jac=True,
             method="L-BFGS-B",
-            bounds=[(-14.0, 8.0)] * p + [ridge, noise],
+            bounds=[spreads] * p + [ridge, noise],
             options={"maxiter": 80, "ftol": 1e-8},
         )
         return np.asarray(found.x)
 
-    def _solve(self, parameters: Array) -> _Solved:
+    def solve(self, parameters: Array) -> _Solved:
+        """The model at given parameters."""
         p = self.sums.n_params
         root = np.exp(0.5 * parameters[:p])
         weight = 1.0 / (np.exp(parameters[p + 1]) * self.share)
@@ -225,7 +259,7 @@ class _Evidence:
 
     def _negative(self, parameters: Array) -> tuple[float, Array]:
         p, priors = self.sums.n_params, self.priors
-        at = self._solve(parameters)
+        at = self.solve(parameters)
         value, gradient = at.log_likelihood, np.zeros(p + 2)
         away = np.eye(p) - at.inverse  # I - B^-1
         scaled = at.covariance / (at.root[:, None] * at.root)
@@ -253,7 +287,7 @@ class _Evidence:
         return -value, -gradient
 
     def model(self, parameters: Array) -> MixedModel:
-        at, p = self._solve(parameters), self.sums.n_params
+        at, p = self.solve(parameters), self.sums.n_params
         outer = at.root[:, None] * at.root
         precision = self.sums.G * at.weight[:, None, None]
         keep = at.root[:, None] * at.inverse / at.root  # I - C S

@@ -252,15 +252,8 @@ class Kin(Inference):
 def kin_of(source: Source, parts: Parts) -> Kin:
     """The result in the user's units, sites in canonical order."""
     units, model, found = parts.units, parts.model, parts.found
-    V, blend = len(model.theta), found.blend
-    same: Array | Pairs = np.eye(V)
-    n_groups, weight = np.array([0.0, 1.0]), 1.0
-    if blend is not None:
-        same, weight = blend.same, blend.weight
-        lines = blend.chains.trace(lambda one: one.trace[:, 1].astype(np.int64))
-        each = [np.bincount(line, minlength=int(lines.max()) + 1) / len(line) for line in lines]
-        n_groups = (1 - weight) * (blend.chains.weights @ np.array(each))
-        n_groups[1] += weight
+    V = len(model.theta)
+    same, n_groups, weight = found.kinship()
     labels = display_groups(same)
     shown = resolved(same, labels, weight)
     use, rates = _graph_use(parts)

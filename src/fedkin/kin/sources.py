@@ -117,6 +117,18 @@ class RowSource:
         return max(found, 1.0) if likelihood else max(found, 1e-12)
 
 
+class SumSource:
+    """Some sites of another source with a quadratic loss, in that order: sums say all, and rows are not copied."""
+
+    def __init__(self, source: Source, sums: Quadratics, order: Index) -> None:
+        self.devices = tuple(source.devices[u] for u in order.tolist())
+        self.loss, self.names, self.n_samples = source.loss, source.names, source.n_samples[order]
+        self.sums = sums.take(order)
+
+    def first(self) -> Quadratics:
+        return self.sums
+
+
 def expansion(loss: Loss, at: Array, value: Array, gradient: Array, hessian: Array, n: Index | Array) -> Quadratics:
     """Quadratics with these sums of values ``(V,)``, gradients and Hessians (or multiples of I) at ``at (V, p)``."""
     p = at.shape[1]
