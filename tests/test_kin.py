@@ -16,7 +16,7 @@ from fedkin import Federation, Graph, find_kin
 from fedkin.data import Rows
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, GraphError, ParameterError, UnknownDeviceError
-from fedkin.kin import display_groups
+from fedkin.kin import Pairs, display_groups
 from fedkin.stats import oracle_fit, summarise
 
 DATA = Path(os.environ.get("FEDKIN_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data"))
@@ -74,6 +74,8 @@ def test_one_group_is_one_model():
     assert error(kin.theta, made.theta_star) < 3 * pooled
     assert not kin.resolved
     assert set(kin.groups.tolist()) == {0}
+    assert kin.probability.min() > 0.7
+    assert int(np.argmax(kin.n_groups)) == 1
 
 
 def test_a_continuum_has_no_groups():
@@ -94,6 +96,26 @@ def test_a_continuum_has_no_groups():
     low, high = np.moveaxis(kin.confint(0.95), 2, 0)
     assert 0.9 < ((low < theta) & (theta < high)).mean() < 0.99
     assert kin.graph("groups").n_edges == 0
+    assert kin.probability[~np.eye(V, dtype=bool)].max() < 0.1
+
+
+def test_many_sites_have_probabilities_on_demand():
+    V, n = 3200, 12
+    rng = np.random.default_rng(0)
+    labels = np.arange(V) % 2
+    X = rng.normal(size=(V * n, 2))
+    y = (X * np.array([[1.5, -1.0], [-1.5, 1.0]])[np.repeat(labels, n)]).sum(axis=1) + rng.normal(size=V * n)
+    kin = find_kin(Federation.from_arrays(X, y, np.repeat(np.arange(V), n)), sweeps=8, chains=2)
+    assert isinstance(kin.probability, Pairs)
+    assert kin.resolved
+    shown = np.array([np.bincount(labels[kin.groups == k], minlength=2) for k in range(kin.groups.max() + 1)])
+    assert shown.min(axis=1).sum() < 0.01 * V  # no group has both kinds
+    block = kin.probability.block([0, 1, 2], [0, 2, 3])
+    kin_pairs = np.array([[1, 1, 0], [0, 0, 1], [1, 1, 0]], dtype=bool)
+    assert block[kin_pairs].min() > 0.6 > 0.05 > block[~kin_pairs].max()
+    with pytest.raises(ParameterError, match="too many pairs"):
+        kin.graph()
+    assert kin.reordered(np.arange(V)[::-1]).probability[0, 2] == kin.probability[V - 1, V - 3]
 
 
 # --- the graph ------------------------------------------------------------------------------------------------
@@ -116,6 +138,19 @@ def test_graph_used_inverted_ignored():
     chance = np.random.default_rng(0).random(len(everything)) < 0.4
     noise = Graph.from_indices(made.graph.devices, np.array(sorted(everything))[chance])
     assert find_kin(made.federation, noise).graph_use == "ignored"
+
+
+def test_edges_count_by_their_weight():
+    made = design(signal=0.35)
+    i, j = np.tril_indices(30, -1)
+    right = made.labels[i] == made.labels[j]
+    everything = Graph.from_indices(made.graph.devices, np.column_stack([i, j]), np.where(right, 1.0, 0.1))
+    kin = find_kin(made.federation, everything)
+    assert kin.graph_use == "used"
+    assert kin.rates == pytest.approx((1.0, 0.1), abs=0.05)
+    assert kin.groups.tolist() == made.labels.tolist()
+    flat = find_kin(made.federation, replace(everything, weights=np.full(len(i), 0.5)))
+    assert flat.graph_use == "ignored"  # every pair the same: nothing is said
 
 
 def test_a_graph_about_other_groups_does_not_hurt():
@@ -226,13 +261,32 @@ def test_sites_of_one_class_and_separable_sites_are_harmless():
     assert np.isfinite(kin.covariance).all()
 
 
+def test_rows_far_out_that_are_badly_predicted_are_harmless():
+    """Such a row has a large gradient and next to no curvature: quadratics must not be trusted far from a fit."""
+    made = design(signal=3.0, n=120, groups=2, V=16, p=3, loss="logistic")
+    data = {u: made.federation[u] for u in made.federation.devices}
+    for u in (0, 5, 9):
+        X, y = data[u].X.copy(), data[u].y.copy()
+        X[:2] *= 60.0
+        y[:2] = (X[:2] @ made.theta_star[u] < 0).astype(float)
+        data[u] = replace(data[u], X=X, y=y)
+    kin = find_kin(Federation(data).with_intercept(), loss="logistic")
+    clean = [u for u in range(16) if u not in (0, 5, 9)]
+    assert np.abs(kin.theta).max() < 10
+    assert error(kin.theta[clean, 1:], made.theta_star[clean]) < 0.15 * len(clean)
+    assert kin.sure["kin"] > -1e4
+
+
 @pytest.mark.parametrize("V", [1, 2, 3])
 def test_few_sites_have_no_groups(V):
     made = design(V=6, groups=2)
     kin = find_kin(made.federation.subset(range(V)))
     assert not kin.resolved
     assert kin.diagnostics is None
-    assert kin.probability.tolist() == np.eye(V).tolist()
+    others = kin.probability[~np.eye(V, dtype=bool)]  # they have the same parameters, and nothing else can be told
+    assert np.diag(kin.probability).tolist() == [1.0] * V
+    assert others == pytest.approx(np.full(V * (V - 1), others[0] if V > 1 else 0.0))
+    assert (others > 0.5).all()
     assert "Nothing was sampled" in kin.summary()
     assert np.isfinite(kin.theta).all()
     assert kin.join().theta == pytest.approx(kin.mean)
@@ -362,6 +416,20 @@ def test_groups_to_show_minimise_expected_variation():
     assert display_groups(same).tolist() == [0, 0, 0, 1, 1, 1, 2, 2]
     assert len(set(display_groups(np.eye(4)).tolist())) == 4
     assert display_groups(np.ones((4, 4))).tolist() == [0, 0, 0, 0]
+
+
+def test_groups_to_show_from_drawn_partitions():
+    draws = np.array([[0, 0, 1, 1, 2], [0, 0, 1, 1, 1], [0, 0, 1, 1, 2], [5, 5, 5, 0, 1]])
+    pairs = Pairs(draws, np.full(4, 0.2), 0.1)
+    dense = pairs.block(np.arange(5), np.arange(5))
+    same = (draws[:, :, None] == draws[:, None, :]).sum(axis=0) * 0.2 + 0.1
+    np.fill_diagonal(same, 1.0)
+    assert dense == pytest.approx(same)
+    labels = display_groups(pairs)
+    assert labels.tolist() == display_groups(dense).tolist() == [0, 0, 1, 1, 2]
+    member = labels[:, None] == labels
+    assert pairs.shared(labels) == pytest.approx((dense * member).sum(axis=1))
+    assert pairs.take(np.array([4, 0])).block([0], [1]) == pytest.approx(dense[[4]][:, [0]])
 
 
 def test_nothing_is_warned_about():

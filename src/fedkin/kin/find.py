@@ -13,16 +13,20 @@ from fedkin.graph import Graph
 from fedkin.kin.mixed import MixedModel, fit_mixed, without_spread
 from fedkin.kin.neighbours import Neighbours
 from fedkin.kin.options import ALL_MIXED, Sampling
-from fedkin.kin.quadratics import Units, common_units
+from fedkin.kin.quadratics import Units, apply, common_units
 from fedkin.kin.result import Kin, Parts, kin_of
 from fedkin.kin.sources import RowSource, SummarySource, SumSource, canonical_order, intercepts_of
 from fedkin.losses import Loss
 from fedkin.objective import Summaries
 
 #: Rounds of the mixed model for smooth losses, and the largest change of a standardised parameter that ends them.
-ROUNDS, STEP = 15, 2e-3
+ROUNDS, STEP = 20, 2e-3
+#: Newton steps of a site given mean and spread, and how often each is halved.
+NEWTON, HALVINGS = 12, 12
 #: Expansions at the estimate with groups, and the change that ends them.
 AGAIN, AGAIN_STEP = 3, 0.02
+#: How often the way back to the mixed model is halved for a site that an estimate with groups does not suit.
+BACK = 8
 
 
 def find_kin(
@@ -127,22 +131,22 @@ def _fit(source: RowSource | SummarySource | SumSource, neighbours: Neighbours, 
         found = found.without_spread(one.probability, one.mean, one.covariance)
         return kin_of(source, Parts(units, model, found, neighbours.neighbour.size > 0))
     mixed = _mixed_rounds(source, units, free)
-    limit = source.value(units.theta(mixed.theta)) + 0.5 * mixed.theta.size
+    limits = source.values(units.theta(mixed.theta)) + 0.5 * mixed.theta.shape[1]
     model = _expanded(source, units, mixed, mixed.theta)
     found = find_groups(model, ~free, neighbours, seed, sampling)
     for _ in range(AGAIN):
         if found.blend is None or found.blend.weight > ALL_MIXED:
             break
-        at = found.theta
-        while source.value(units.theta(at)) > limit:
-            at = 0.5 * (at + mixed.theta)
-        model = _expanded(source, units, mixed, at)
+        at = _held(source, units, found.theta, mixed.theta, limits)
+        there = _expanded(source, units, mixed, at)
         kept = neighbours if found.with_graph else Neighbours.none(len(mixed.theta))
-        again = find_groups(model, ~free, kept, seed, sampling, guard=False)
-        found = replace(again, sure_other=found.sure_other)  # what the guard has said stays said
+        again = find_groups(there, ~free, kept, seed, sampling, guard=False)
+        if source.value(units.theta(again.theta)) > limits.sum():
+            break  # the quadratics do not hold that far
+        model, found = there, replace(again, sure_other=found.sure_other)  # what the guard has said stays said
         if np.abs(found.theta - at).max() < AGAIN_STEP:
             break
-    if source.value(units.theta(found.theta)) > limit:
+    if source.value(units.theta(found.theta)) > limits.sum():
         found = replace(found, theta=mixed.theta, covariance=mixed.covariance)
     sums = units.fitted(source.expand(units.theta(mixed.theta)))
     one = without_spread(sums, free, mixed, learned=False)
@@ -151,36 +155,59 @@ def _fit(source: RowSource | SummarySource | SumSource, neighbours: Neighbours, 
 
 
 def _mixed_rounds(source: RowSource, units: Units, free: Mask) -> MixedModel:
-    """The mixed model of a smooth loss: expand, fit, and go as far towards the fit as the penalised loss falls."""
+    """The mixed model of a smooth loss: sites settle given mean and spread, which are then learned from them.
+
+    Quadratics hold where sites have settled: elsewhere a row that is badly predicted has next to no weight and a large
+    gradient, and would move anything anywhere.
+    """
     theta = units.to_fitted(source.start())
-    mean, parameters, dispersion = theta.mean(axis=0), None, 1.0
+    mean, spread, parameters, dispersion = theta[0], np.where(free, 0.3, 0.03), None, 1.0
     for turn in range(ROUNDS):
+        before = theta
+        theta = _settled(source, units, theta, mean, spread, dispersion)
         sums = units.fitted(source.expand(units.theta(theta)))
         model = fit_mixed(sums, free, dispersion=dispersion, start=parameters)
-        step = _step(source, units, model, theta, mean)
-        change = step * (model.theta - theta)
-        mean, theta = mean + step * (model.mean - mean), theta + change
-        model = replace(model, theta=theta, mean=mean)
-        if np.abs(change).max() < STEP and turn >= 3:
+        mean, spread = model.mean, model.spread
+        if np.abs(theta - before).max() < STEP and turn >= 2:
             break
         dispersion = source.dispersion(units.theta(theta), units.A, float(model.degrees.sum()))
         parameters = np.concatenate([model.parameters[:-1], [np.log(dispersion)]])
-    return model
+    return replace(model, theta=_settled(source, units, theta, mean, spread, dispersion))
 
 
-def _step(source: RowSource, units: Units, model: MixedModel, theta: Array, mean: Array) -> float:
-    """How far to go from ``theta (V, p)`` and ``mean (p,)`` to the model: so far that loss plus penalties fall."""
+def _settled(source: RowSource, units: Units, theta: Array, mean: Array, spread: Array, dispersion: float) -> Array:
+    """Where every site's loss plus penalty is least, from ``theta (V, p)`` on: Newton's method, steps halved."""
+    penalty = 1.0 / (spread + 1e-9)
 
-    def cost(step: float) -> float:
-        middle, sites = mean + step * (model.mean - mean), theta + step * (model.theta - theta)
-        apart = (sites - middle) ** 2 / (model.spread + 1e-9)
-        value = source.value(units.theta(sites)) / float(model.noise[0])
-        return value + 0.5 * float(apart.sum() + model.mean_precision @ middle**2)
+    def cost(at: Array) -> Array:
+        return np.asarray(source.values(units.theta(at)) / dispersion + 0.5 * (at - mean) ** 2 @ penalty)
 
-    step, now = 1.0, cost(0.0)
-    while step > 1e-3 and not cost(step) <= now + 1e-9 * abs(now):
-        step /= 2
-    return step
+    now = cost(theta)
+    for _ in range(NEWTON):
+        sums = units.fitted(source.expand(units.theta(theta)))
+        pull = (sums.c - apply(sums.G, theta)) / dispersion - penalty * (theta - mean)
+        change = np.linalg.solve(sums.G / dispersion + np.diag(penalty), pull[:, :, None])[:, :, 0]
+        for _ in range(HALVINGS):
+            new = cost(theta + change)
+            bad = ~(new <= now + 1e-9 * np.abs(now))
+            if not bad.any():
+                break
+            change[bad] *= 0.5
+        change[bad] = 0.0
+        theta, now = theta + change, np.where(bad, now, new)
+        if np.abs(change).max() < STEP / 10:
+            break
+    return theta
+
+
+def _held(source: RowSource, units: Units, theta: Array, back: Array, limits: Array) -> Array:
+    """``theta (V, p)``, but half way back, or more, for sites whose loss there is above its limit ``(V,)``."""
+    for _ in range(BACK):
+        bad = source.values(units.theta(theta)) > limits
+        if not bad.any():
+            return theta
+        theta = np.where(bad[:, None], 0.5 * (theta + back), theta)
+    return np.asarray(np.where(bad[:, None], back, theta))
 
 
 def _expanded(source: RowSource, units: Units, model: MixedModel, at: Array) -> MixedModel:

@@ -18,6 +18,8 @@ from fedkin.kin.quadratics import apply
 
 #: Directions of parameters about which sites know less than this share of what their spread leaves open are left out.
 SEEN = 0.02
+#: Groups are looked for in at most so many directions, those in which sites differ most.
+MOST_DIRECTIONS = 50
 #: How firmly the weight of the mixed model is held at what the evidence says, when SURE hardly tells.
 HOLD, HOLD_PER_GAIN = 4.0, 10.0
 #: A graph is dropped when SURE without it is lower by this, or by twice the standard deviation of the difference.
@@ -287,8 +289,11 @@ class _White:
         F = root[:, None] * vectors[:, values > SEEN]
         scaled[:, np.arange(len(root)), np.arange(len(root))] += 1.0
         effects = root * np.linalg.solve(scaled, (root * rest)[:, :, None])[:, :, 0]
-        W = F.T @ S @ F
-        return cls(spread, F, 0.5 * (W + np.swapaxes(W, 1, 2)), rest @ F, model.mean + effects)
+        W, c = F.T @ S @ F, rest @ F
+        if F.shape[1] > MOST_DIRECTIONS:
+            turn, W, c = _most_different(W, c)
+            F = F @ turn
+        return cls(spread, F, 0.5 * (W + np.swapaxes(W, 1, 2)), c, model.mean + effects)
 
     def covariance(self, model: MixedModel) -> Array:
         """Covariances ``(V, p, p)`` of the mixed model's estimates at this spread."""
@@ -296,6 +301,20 @@ class _White:
         own = np.linalg.inv(np.eye(len(root)) + root[:, None] * S * root) * np.outer(root, root)
         keep = np.eye(len(root)) - own @ S
         return np.asarray(own + keep @ model.mean_covariance @ np.swapaxes(keep, 1, 2))
+
+
+def _most_different(W: Array, c: Array) -> tuple[Array, Array, Array]:
+    """The directions ``(d, k)`` in which the mixed model's effects differ most, and what sites say about them alone.
+
+    Effects in the other directions are integrated out as the mixed model has them.
+    """
+    d = W.shape[1]
+    posterior = np.linalg.inv(W + np.eye(d))
+    effects = apply(posterior, c)
+    _, _, directions = np.linalg.svd(effects, full_matrices=False)
+    turn = directions[:MOST_DIRECTIONS].T
+    inside = np.asarray(np.linalg.inv(turn.T @ posterior @ turn), dtype=np.float64)
+    return turn, inside - np.eye(turn.shape[1]), apply(inside, effects @ turn)
 
 
 def outer(vectors: Array) -> Array:

@@ -153,7 +153,7 @@ def fit_mixed(
 
 @dataclass(frozen=True, eq=False)
 class OneModel:
-    """One model for all sites: ``mean (p,)``, its ``covariance (p, p)``, and the ``probability`` that no site differs."""
+    """One model for all sites, ``mean (p,)`` with ``covariance (p, p)``, and the ``probability`` that none differs."""
 
     probability: float
     mean: Array

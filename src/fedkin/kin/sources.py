@@ -86,11 +86,15 @@ class RowSource:
         gradient = terms.gradients(theta) * n[:, None]
         return expansion(self.loss, theta, terms.values(theta) * n, gradient, hessian, self.n_samples)
 
-    def value(self, theta: Array) -> float:
-        """The sum of all losses at ``theta (V, p)``; infinite where it cannot be computed."""
+    def values(self, theta: Array) -> Array:
+        """The sites' losses ``(V,)`` at ``theta (V, p)``; infinite where they cannot be computed."""
         with np.errstate(over="ignore", invalid="ignore"):
-            total = float((self.terms.values(theta) * self.n_samples).sum())
-        return total if np.isfinite(total) else np.inf
+            each = self.terms.values(theta) * self.n_samples
+        return np.asarray(np.where(np.isfinite(each), each, np.inf))
+
+    def value(self, theta: Array) -> float:
+        """Their sum."""
+        return float(self.values(theta).sum())
 
     def start(self) -> Array:
         """One parameter for all sites, ``(V, p)``."""
