@@ -309,7 +309,7 @@ def _most_different(W: Array, c: Array) -> tuple[Array, Array, Array]:
     Effects in the other directions are integrated out as the mixed model has them.
     """
     d = W.shape[1]
-    posterior = np.linalg.inv(W + np.eye(d))
+    posterior = np.asarray(np.linalg.inv(W + np.eye(d)), dtype=np.float64)
     effects = apply(posterior, c)
     _, _, directions = np.linalg.svd(effects, full_matrices=False)
     turn = directions[:MOST_DIRECTIONS].T
