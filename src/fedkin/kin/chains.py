@@ -10,9 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from fedkin._base import Array, available_threads
-from fedkin.kin.display import by_size
-from fedkin.kin.kernels.bundles import Course, Record, Sites, State, packed, unpacked
-from fedkin.kin.kernels.merging import merge
+from fedkin.kin.kernels.bundles import Course, Record, Sites, State, packed
 from fedkin.kin.kernels.sweeps import run_chain
 from fedkin.kin.neighbours import Neighbours
 from fedkin.kin.options import MANY_SITES, MOST_PAIRS, SHARES, TEMPER, Sampling
@@ -88,7 +86,7 @@ def scout(sites: Sites, seed: int, sampling: Sampling) -> Scouts:
     rng = np.random.default_rng(seed)
     starts = make_starts(sites, rng)
     streams = rng.spawn(len(starts) + sampling.chains)
-    course = _course(sites, sampling.scout // 2)
+    course = _course(sites, sampling.scout)
 
     def one(number: int) -> tuple[float, State, str]:
         start = starts[number]
@@ -100,8 +98,6 @@ def scout(sites: Sites, seed: int, sampling: Sampling) -> Scouts:
             np.full(p, MERGE_WIDTH),
             np.array([MERGE_WIDTH, 2.0, 1.0, *rates]),
         )
-        run_chain(sites, state, empty_record(V, p, 0), course, streams[number])
-        join_alike(sites, state)
         return run_chain(sites, state, empty_record(V, p, 0), course, streams[number]), state, start.name
 
     found = sorted(_in_threads(one, range(len(starts))), key=lambda run: -run[0])
@@ -113,28 +109,14 @@ def go_on(scouts: Scouts, sampling: Sampling) -> Chains:
     """Longer chains from the best scouts, which they move."""
     sites = scouts.sites
     V, p = sites.c.shape[1:]
-    course = _course(sites, sampling.burn // 3)
+    course = _course(sites, sampling.burn)
 
     def one(number: int) -> tuple[float, Record]:
         record = empty_record(V, p, sampling.keep)
-        for _ in range(2):
-            join_alike(sites, scouts.states[number])
-            run_chain(sites, scouts.states[number], empty_record(V, p, 0), course, scouts.seeds[number])
-        join_alike(sites, scouts.states[number])
         return run_chain(sites, scouts.states[number], record, course, scouts.seeds[number]), record
 
     scores, records = zip(*_in_threads(one, range(min(sampling.chains, len(scouts.states)))), strict=True)
     return Chains(sites, records, np.array(scores), scouts.starts[: len(records)])
-
-
-def join_alike(sites: Sites, state: State) -> None:
-    """Merge groups of a state that say the same. Moves of single sites would take for ever to do so."""
-    r, p = int(state.share[0]), sites.c.shape[2]
-    centred = sites.c[r] - unpacked(sites.H[r], p) @ state.m
-    z = by_size(state.z)
-    rates = (float(state.scalars[3]), float(state.scalars[4])) if sites.neighbour.size else (0.5, 0.5)
-    merge(sites.H[r], centred, 1.0 / state.w, sites.first, sites.neighbour, sites.weight, *rates, z)
-    state.z[:] = by_size(z)
 
 
 def _course(sites: Sites, burn: int) -> Course:

@@ -14,7 +14,7 @@ from fedkin.kin.pairs import Pairs
 #: Most groups that are considered for display.
 MOST_SHOWN = 60
 #: Groups are resolved when members of one are kin with at least this probability, on average over sites...
-CERTAIN = 0.75
+CERTAIN = 0.5
 #: ... and the mixed model, which has none, has less than this weight.
 PLAUSIBLE = 0.5
 
