@@ -222,7 +222,7 @@ def test_fit_and_inspect_in_words(tmp_path, monkeypatch, capsys):
         assert words in said
     assert main(["inspect", "fedkin-model"]) == 0
     said = capsys.readouterr().out
-    for words in ("kin with", "spread between sites", "SURE", "Local", "none was given"):
+    for words in ("P(kin)", "spread between sites", "SURE", "Local", "none was given"):
         assert words in said
     assert main(["inspect", "fedkin-model", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

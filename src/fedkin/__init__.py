@@ -1,7 +1,7 @@
 """Fedkin: heterogeneous federated learning on a graph.
 
-Every site keeps its rows, talks only to its neighbours on a graph, and ends up with a model as good as if someone had
-told it which sites are its kin. A site is what the paper and the code call a device.
+Every site keeps its rows and gets a model of its own, which borrows from the sites that are like it. A site is what the
+paper and the code call a device.
 
 The rooms, from the ground up; each imports only from those before it, and says in its ``__init__`` what comes in and
 what goes out:

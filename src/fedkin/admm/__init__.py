@@ -1,13 +1,14 @@
 """The paper's algorithms: Fed-ADMM as shards that step, exchange thetas and step again.
 
 In: a `Problem` (`fed_admm` gives a `Solution`), or a `Plan`, which makes shards that run anywhere.
-Out: `run_rounds(shard, link, store, course)`, the one loop of rounds; links and processes are `federate`'s.
+Out: `run_rounds(shard, link, store, course)`, the loop of rounds for sites, ranks and one process; links are
+`federate`'s, and so are the drivers of Algorithm 2, who step for absent sites. Compiled rounds agree to rounding.
 Imports: `solvers` (certificates), `objective` and below.
 
 `plan` makes shards, `shard` does their arithmetic (with `gradients`, `sampling`, `curvature`), `rounds` is the loop and
-`store` what it keeps on disk. `run` and `session` do all of it in one process (with `checkpoint` and `trace`), in numpy
-or compiled (`backend`, `compiled`, `kernels`). `availability` and `patterns` say who is there in a round; `baselines`
-are the rivals.
+`store` what it keeps on disk. `run` and `session` drive it in one process (with `checkpoint`, `trace` and `running`),
+in numpy or compiled (`backend`, `compiled`, `kernels`). `availability` and `patterns` say who is there in a round;
+`baselines` are the rivals.
 """
 
 from __future__ import annotations

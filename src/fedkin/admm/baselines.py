@@ -168,7 +168,7 @@ def _newton(terms: DeviceTerms, weight: Array, theta: Array, pull: Array) -> Arr
                 break
             length = np.where(poor, 0.5 * length, length)
         else:
-            raise SolverError("a device's own minimisation did not get anywhere; add ridge=1e-3 or so")
+            raise SolverError("the local minimisation on a device made no progress; add ridge=1e-3 or so")
         x, now = tried, new
     return x
 

@@ -37,7 +37,7 @@ from fedkin.solvers import fused_parameters
 
 #: A run that diverges starts again with steps this many times shorter, and gives up after so many times.
 RESTART_FACTOR, MAX_RESTARTS = 4.0, 6
-#: An objective this many times its starting value ends a run at once; worse than the start by WORSE ends it at the end.
+#: RUNAWAY times the starting value ends a run at once; WORSE is checked after the last round.
 RUNAWAY, WORSE = 1e6, 0.1
 #: Multiplications between two looks at Ctrl-C.
 CHUNK_WORK = 3e8

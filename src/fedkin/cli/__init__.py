@@ -1,4 +1,4 @@
-"""The command line, ``fedkin COMMAND``: parsing and printing only.
+"""The command line, ``fedkin COMMAND``: it reads what was typed, calls the rooms below, and prints.
 
 In: the arguments of the process. Out: results on standard output; progress, notes and errors in one line on standard
 error; an exit code. Modules by command, `options` for what they take, `console` and `tables` for how they print.

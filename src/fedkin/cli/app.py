@@ -13,7 +13,7 @@ from fedkin.cli.examples import show_examples
 
 #: Where each command is defined, under its own name.
 _HOMES = {
-    "fit": "fedkin.cli.models",
+    "fit": "fedkin.cli.fit",
     "predict": "fedkin.cli.saved",
     "inspect": "fedkin.cli.saved",
     "report": "fedkin.cli.report",

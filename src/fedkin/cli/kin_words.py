@@ -15,9 +15,11 @@ from fedkin.errors import ParameterError
 from fedkin.fitting import FittedModel
 from fedkin.kin import Kin, Pairs, in_order
 
-#: R-hat below which chains agree, and above which they do not.
-AGREE, DISAGREE = 1.05, 1.2
-
+_VERDICTS = {
+    "agree": "agree",
+    "nearly": "agree on most sites",
+    "disagree": "do not agree: take groups with care, another seed may find others",
+}
 _GRAPHS = {
     "none": "none was given",
     "used": "used: its edges join sites that are alike",
@@ -66,18 +68,13 @@ def sampler_words(kin: Kin) -> str:
     if found is None:
         return "nothing was sampled: too few sites, or nothing differs between them"
     typical, worst = found.rhat["parameters, median"], found.rhat["parameters, worst"]
-    verdict = "agree on most sites"
-    if worst < AGREE:
-        verdict = "agree"
-    elif typical > DISAGREE:
-        verdict = "do not agree: take estimates with care"
     chains = f"{count(len(found.starts), 'chain')} of {found.draws} sweeps"
-    return f"{chains} {verdict} (R-hat {typical:.2f} median, {worst:.2f} worst)"
+    return f"{chains} {_VERDICTS[found.verdict]} (R-hat {typical:.2f} median, {worst:.2f} worst)"
 
 
 def kin_table(kin: Kin) -> Table:
     """Resolved groups with their members, and how likely these are kin."""
-    table = plain_table("group", "sites", "kin with", "members", numbers_from=9)
+    table = plain_table("group", "sites", "P(kin)", "members", numbers_from=9)
     labels = kin.groups
     for k in range(min(int(labels.max()) + 1, MOST_GROUPS)):
         group = np.flatnonzero(labels == k)

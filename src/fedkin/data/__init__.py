@@ -3,9 +3,13 @@
 In: tables, data frames, arrays, files. Out: a `Federation`, the rows of all devices stacked in device order, checked;
 or, by a `Schema`, the prepared rows of one site, and `Finding`s in words. Imports: `_base`, `errors`.
 
-`tables` reads files and data frames into columns (`cells`), `columns` says which of them is what, `checks` and `ids`
-refuse what cannot be used, `rows` is the only container of rows, `federation` stacks those of all devices. `schema`
-and `column` say what columns must be, `findings` (with `labels` and `units`) what is wrong with them.
+A user's table: `reading` leads from a file to a federation. `tables` reads files and data frames into columns
+(`cells`; `arrow` where they are large; `source` knows the lines), `columns` finds device and target, `kinds` guesses
+what the others hold, and `learning` decides what to use, refuse or remark on: the result is a `TableSchema`
+(`learned`). A check on users' tables goes into `learning`.
+A contract's table: `schema` and `column` say what columns must be, `findings` (with `labels`, `units`) what is wrong.
+Both: `rows` is the only container of rows, `federation` stacks those of all devices, `checks` and `ids` are for arrays
+and names that Python users give, `cuts` makes splits and folds.
 """
 
 from __future__ import annotations

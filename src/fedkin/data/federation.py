@@ -264,7 +264,7 @@ class Federation(HasDevices):
         offset : str, optional
             Column of offsets.
         weight : str, optional
-            Column that says as how many rows each one counts; rows of weight 0 are left out.
+            Column with weights: how many rows each row stands for; rows of weight 0 are left out.
         time : str, optional
             Column of numbers or days that orders the rows of a device; cuts then hold out later rows.
         missing : "refuse" | "drop" | "mean" | "indicator"

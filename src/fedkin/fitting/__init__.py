@@ -8,6 +8,15 @@ no minimiser.
 Out: a `FittedModel` in the units of the user's columns, with its directory of open files (`model_from_theta` makes one
 of parameters that were found elsewhere, on rows that a `Schema` prepared; `join_parts` one of the models of sites); a
 `Comparison` with simpler models, tuned, on held-out rows.
+
+| modules | what they do |
+|---|---|
+| `options`, `preparation`, `fitting`, `kin`, `messages`, `asks`, `units` | the fit: from rows, or from summaries |
+| `model`, `model_files`, `kin_files`, `loading`, `history`, `parts` | the model and its files |
+| `new_rows`, `kin_answers`, `naive` | what it can be asked |
+| `comparison`, `fold_comparison`, `baselines`, `ridge_paths`, `smooth_paths`, `metrics`, `progress` | the comparison |
+| `estimators`, `kin_estimators`, `per_device`, `scoring` | the scikit-learn face |
+
 `fedkin.fitting.estimators`, `fedkin.fitting.kin_estimators` and `fedkin.fitting.scoring` are imported by name, since
 they need scikit-learn. Imports: `admm`, `kin`, `solvers`, `stats` and below.
 """

@@ -32,7 +32,8 @@ class NewSite:
     probability : array (V,)
         That it is kin with each site of the fit.
     groups : array (K,)
-        Probability of each group that is resolved; what is left to 1 is a kind of its own. Empty where none are.
+        Probability of each group that is resolved; the rest is the probability that it belongs to none of them. Empty
+        where none are.
     """
 
     model: FittedModel

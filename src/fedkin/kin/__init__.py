@@ -7,8 +7,9 @@ below.
 `find` leads from `sources` (rows or summaries) to the `result`, which keeps what it has `learned` as plain arrays.
 `quadratics` are the sites' losses as sums, and their common units; `mixed` learns mean, spread and noise from them.
 Inside that spread `groups` finds sites that are alike: `starts` and `chains` drive the compiled sampler of `kernels`,
-and `diagnostics` say how well it has mixed. `display` cuts probabilities into groups, `inference` has
-intervals, contrasts and predictions, `text` prints, and `join` takes in new sites. Only a fit loads the sampler.
+and `diagnostics` say how well it has mixed. `display` cuts probabilities (of many sites: `pairs`) into groups and
+decides whether they are resolved; `inference` (with `combine`) has intervals, contrasts and predictions, `text` prints,
+and `join` takes in new sites. `neighbours` and `options` are light. Only a fit loads the sampler.
 """
 
 from __future__ import annotations

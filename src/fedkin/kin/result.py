@@ -40,6 +40,10 @@ class Parts:
     had_graph: bool
 
 
+#: R-hat up to which chains agree, and up to which they nearly do.
+AGREE, NEARLY = 1.05, 1.2
+
+
 @dataclass(frozen=True, eq=False)
 class Diagnostics:
     """How well the chains of the sampler have mixed.
@@ -62,6 +66,14 @@ class Diagnostics:
     draws: int
     rhat: dict[str, float]
     size: dict[str, float]
+
+    @property
+    def verdict(self) -> Literal["agree", "nearly", "disagree"]:
+        """Whether the chains agree on all sites, on most of them, or not: by R-hat of the sites' parameters."""
+        worst, typical = self.rhat["parameters, worst"], self.rhat["parameters, median"]
+        if worst <= AGREE:
+            return "agree"
+        return "nearly" if typical <= AGREE or worst <= NEARLY else "disagree"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -5,9 +5,9 @@ on arrays, and the `Solution` that solvers return. Imports: `losses`, `graph`, `
 
 `problem` states the problem and `build` turns its rows into terms: `terms` (Gram statistics, no rows), `rows` (linear
 predictors), functions, and mixtures. `sums` adds up rows fold by fold; `summary` is what a site says in one message (as
-`plain` numbers, which it is told the meaning of) and what it may be asked; `summaries` of all sites take the place of
-rows. `rows` and `linalg` are the arithmetic on many devices at once that `stats` uses
-too.
+`plain` numbers; `telling` has what each of them means) and what it may be asked; `summaries` of all sites take the
+place of rows, noisy ones after a `repair` (`privacy` is what was promised). `rows` and `linalg` are the arithmetic on
+many devices at once, which `stats` uses too; `rerouting` serves certificates on singular designs.
 """
 
 from __future__ import annotations

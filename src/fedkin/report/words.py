@@ -14,8 +14,6 @@ if TYPE_CHECKING:  # loads what fits models
     from fedkin.fitting import FittedModel
     from fedkin.kin import Kin
 
-#: R-hat up to which chains agree, and up to which they nearly do.
-_AGREE, _NEARLY = 1.05, 1.2
 _ENOUGH_DRAWS = 100
 _SAMPLED = 2_000  # sites whose pairs are averaged
 _GRAPHS = {
@@ -48,7 +46,7 @@ def headline(
     elif model.kin is None:
         title = f"Each of the {sites} has a model of its own."
     else:
-        title = f"No groups resolved: the {sites} differ by degrees, not by kind."
+        title = f"No groups resolved: the {sites} differ gradually, or too little for groups to show."
     lead = str(comparison["verdict"]) if comparison and comparison.get("verdict") else _without_comparison(resolved)
     return title, lead
 
@@ -137,10 +135,10 @@ def _about_sampler(kin: Kin) -> dict[str, str]:
     size = found.size["number of groups"]
     chains = f"{count(len(found.starts), 'chain')} of {found.draws} draws"
     facts = f"R-hat of the sites' parameters is {typical:.2f} (median) and {worst:.2f} (worst)"
-    if worst <= _AGREE:
+    if found.verdict == "agree":
         start = f"{chains} agree"
         tone, title = "good", "The sampler has mixed"
-    elif typical <= _AGREE or worst <= _NEARLY:
+    elif found.verdict == "nearly":
         start = f"{chains} agree for most sites, less so for some"
         tone, title = "fair", "The sampler has nearly mixed"
     else:
@@ -156,8 +154,8 @@ def _about_groups(kin: Kin) -> dict[str, str]:
     chance, without = float(kin.n_groups[likely]), float(kin.weight_mixed)
     if not kin.resolved:
         words = (
-            f"The model without groups has the weight {without:.2f}. Groups that one could draw would not be believed "
-            "by the data. The sites' estimates average over all groupings, so they are good without them."
+            f"The model without groups has the weight {without:.2f}. The data do not support any "
+            "particular grouping. The sites' estimates average over all groupings, so they are good without them."
         )
         return {"tone": "good", "title": "Why there are no groups", "words": words}
     inside, between = _mean_probabilities(kin)

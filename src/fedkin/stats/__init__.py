@@ -5,8 +5,8 @@ edges (`EdgeSelection`), summaries of rows, and theoretical quantities (`fedkin.
 below; not the solvers.
 
 `local` fits each device by itself, from rows (`ownfits`) or sums (`summed`), and estimates variances, and fits groups
-of devices; `selection` tests edges; `summarise` is what a site says about its rows. `newton` does the numerical work,
-many devices at once.
+of devices; `selection` tests edges; `summarise` is what a site says about its rows (`private`: with noise; `streaming`:
+in one pass over large files). `newton` does the numerical work, many devices at once.
 """
 
 from __future__ import annotations

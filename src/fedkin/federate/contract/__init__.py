@@ -1,8 +1,8 @@
-"""What all sites agree on (`contract`, `manifest`), and what is for one of them only (`plans`).
+"""What all sites agree on (`contract`, `manifest`), and one site's plan from its own rows (`reading`).
 
 In: a TOML file (`files`) or signed JSON, checked field by field with msgspec. Out: a `Contract`, what its thresholds
 refuse (`disclosure`), a `Manifest`, and with rows a `Plan` of the rounds (`reading`).
-Imports: `messages`, `trust`, and the packages below `federate`.
+Imports: `messages`, and the packages below `federate`.
 """
 
 from __future__ import annotations

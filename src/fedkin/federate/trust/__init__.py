@@ -1,7 +1,7 @@
-"""Who is who: certificates, signed files, private files, and access lists. Knows nothing of runs or rows.
+"""Who is who: certificates, signed files and private files. Knows nothing of runs or rows.
 
 In: names, keys, files. Out: certificates (`certificates`), the one envelope of all files that travel (`envelope`),
-private files (`private`), access lists (`security`). Imports: `_base`, `errors`.
+private files (`private`). (Access lists are the links': `links.access`.) Imports: `_base`, `errors`.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def fit(
         str | None, typer.Option(metavar="COL", help="Column that is added to the linear predictor as it is.")
     ] = None,
     weight: Annotated[
-        str | None, typer.Option(metavar="COL", help="Column that says as how many rows each one counts.")
+        str | None, typer.Option(metavar="COL", help="Column with weights: how many rows each row stands for.")
     ] = None,
     time: Annotated[
         str | None, typer.Option(metavar="COL", help="Column that orders rows: train on earlier, test on later ones.")
