@@ -17,6 +17,7 @@ from fedkin.data import Rows
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, GraphError, ParameterError, UnknownDeviceError
 from fedkin.kin import Pairs, display_groups
+from fedkin.kin.display import resolved
 from fedkin.stats import oracle_fit, summarise
 
 DATA = Path(os.environ.get("FEDKIN_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data"))
@@ -432,6 +433,19 @@ def test_groups_to_show_from_drawn_partitions():
     assert pairs.take(np.array([4, 0])).block([0], [1]) == pytest.approx(dense[[4]][:, [0]])
 
 
+def test_every_group_must_be_certain():
+    labels = np.repeat([0, 1, 2], [20, 3, 1])
+    same = np.where(labels[:, None] == labels, 0.95, 0.02)
+    np.fill_diagonal(same, 1.0)
+    assert resolved(same, labels, 0.1)
+    assert not resolved(same, labels, 0.6)
+    assert not resolved(same, np.zeros(24, dtype=np.int64), 0.1)
+    same[20:, 20:] = 0.4
+    np.fill_diagonal(same, 1.0)
+    assert not resolved(same, labels, 0.1)  # the large group is certain, the small one is not
+    assert not resolved(np.eye(3), np.arange(3), 0.1)
+
+
 def test_nothing_is_warned_about():
     made = design(V=8, groups=2)
     with warnings.catch_warnings():
@@ -449,3 +463,13 @@ def test_the_two_kinds_of_ground_of_the_landmine_data():
     for k in range(int(kin.groups.max()) + 1):
         assert len(set(foliated[kin.groups == k].tolist())) == 1  # no group has both kinds
     assert kin.groups.max() <= 4
+
+
+@pytest.mark.realdata
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"no data in {DATA}: set FEDKIN_DATA to the directory that has them")
+def test_house_prices_by_zip_have_no_groups():
+    table = DATA / "sacramento" / "sacramento_real_estate.csv"
+    fed = Federation.read(table, device="zip", target="price", features=["beds", "baths", "sq__ft"]).with_intercept()
+    kin = find_kin(fed)
+    assert not kin.resolved  # one large group, and some that nobody is sure of
+    assert set(kin.groups.tolist()) == {0}

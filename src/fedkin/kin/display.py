@@ -13,7 +13,7 @@ from fedkin.kin.pairs import Pairs
 
 #: Most groups that are considered for display.
 MOST_SHOWN = 60
-#: Groups are resolved when members of one are kin with at least this probability, on average over sites...
+#: Groups are resolved when the members of each are kin with at least this probability, on average...
 CERTAIN = 0.5
 #: ... and the mixed model, which has none, has less than this weight.
 PLAUSIBLE = 0.5
@@ -98,15 +98,27 @@ def _shared(same: Array | Pairs, labels: Index) -> Array:
 
 
 def certainty(same: Array | Pairs, labels: Index) -> float:
-    """Mean probability of being kin with the other members of one's group, over sites that have some; else 0."""
-    company = np.bincount(labels)[labels] - 1
-    if not company.any():
-        return 0.0
-    share = (_shared(same, labels) - 1.0)[company > 0] / company[company > 0]
-    return float(share.mean())
+    """The least, over groups of several sites, of the mean probability that members are kin; 0 without such groups.
+
+    The least and not the mean: one large group that is certain says nothing about the others.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedkin.kin.display import certainty
+    >>> same = np.eye(5)
+    >>> same[:3, :3] = 1
+    >>> same[3, 4] = same[4, 3] = 0.25
+    >>> certainty(same, np.array([0, 0, 0, 1, 1])), certainty(same, np.array([0, 0, 0, 1, 2]))
+    (0.25, 1.0)
+    """
+    size = np.bincount(labels)
+    pairs = (size * (size - 1.0))[size > 1]
+    kin = np.bincount(labels, weights=_shared(same, labels) - 1.0)[size > 1]
+    return float((kin / pairs).min(initial=1.0)) if len(pairs) else 0.0
 
 
 def resolved(same: Array | Pairs, labels: Index, weight_mixed: float) -> bool:
-    """Whether groups are to be shown: there are several, they are certain enough, and more likely than none."""
+    """Whether groups are to be shown: there are several, each is certain enough, and they are likelier than none."""
     several = int(labels.max(initial=0)) > 0
     return several and weight_mixed < PLAUSIBLE and certainty(same, labels) >= CERTAIN

@@ -105,7 +105,7 @@ class Kin(Inference):
         All 0 where no groups are resolved.
     resolved : bool
         Whether groups are to be believed: there are several, the model without groups has a weight below 1/2, and
-        members of a group are kin with probability 1/2 or more on average.
+        members of each group are kin with probability 1/2 or more on average.
     weight_mixed : float
         Weight of the model without groups in every average.
     graph_use : "none", "used", "ignored" or "inverted"
