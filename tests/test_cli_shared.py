@@ -122,3 +122,11 @@ def test_options_of_tables_are_refused_with_summaries(run) -> None:
     assert "--federation is for a directory of summaries" in run(
         "fit", "all.csv", "--device", "site", "--target", "days", "--federation", "heart/federation.json", code=2
     )
+
+
+@pytest.mark.parametrize("data", ["heart/summaries", "heart"])
+def test_a_folder_without_summaries_says_whose_are_missing(run, data: str) -> None:
+    heart.organiser(Path())
+    said = run("fit", data, "--out", "model", code=2)
+    assert "no summaries have arrived in heart/summaries" in said
+    assert all(repr(name) in said for name in heart.SITES)

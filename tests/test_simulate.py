@@ -18,7 +18,8 @@ import pytest
 
 from builders import small_problem
 from federations import reference, whole_job, write_job
-from fedkin.cli import main
+from fedkin.cli import main, running
+from fedkin.cli.console import StopRequested
 from fedkin.data import write_csv
 from fedkin.federate.programs.overview import is_running
 from fedkin.fitting import load
@@ -31,7 +32,8 @@ pytestmark = pytest.mark.processes
 def command_of(folder: Path, sites: int, rounds: int, **changes: Any) -> list[str]:
     """The command."""
     words = write_job(folder, small_problem(sites), **{"rounds": rounds, "batch_size": 4, "rho": 0.5} | changes)
-    return ["federation", "simulate", *words, "--out", str(folder / "trial"), "--port", str(free_ports(sites + 1))]
+    where = ["--out", str(folder / "trial"), "--port", str(free_ports(sites + 1))]
+    return ["federation", "simulate", *words, "--by", "run", *where]
 
 
 def expected(sites: int, rounds: int) -> np.ndarray:
@@ -88,6 +90,19 @@ def test_a_simulation_from_a_table_to_models(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "small.toml").write_text((tmp_path / "small.toml").read_text().replace("rounds = 60", "rounds = 61"))
     assert main(command) == 2
     assert "is not the simulation of this contract" in capsys.readouterr().err
+
+
+def test_a_wish_to_stop_after_all_is_done_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended with 3 although all sites were done."""
+    whole = running.watch
+
+    def then_asked(*arguments: Any, **options: Any) -> None:
+        whole(*arguments, **options)
+        raise StopRequested
+
+    monkeypatch.setattr(running, "watch", then_asked)
+    assert main(command_of(tmp_path, 2, 20)) == 0
+    assert theta_in(tmp_path, 2).tobytes() == expected(2, 20).tobytes()
 
 
 @pytest.mark.parametrize("placement", ["central", "replicas"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -272,14 +272,18 @@ def simulate_here(
     site: Annotated[str, typer.Option(metavar="COL", help="Column that says whose a row is.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to make; the same command continues in it.")],
     graph: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Candidate edges, CSV or GraphML. [all pairs of few sites]")
+        Path | None, typer.Option(metavar="FILE", help="Candidate edges, CSV or GraphML. [all pairs]")
     ] = None,
-    lam: Annotated[float | None, typer.Option(metavar="X", help="Penalty level. [the contract's]")] = None,
-    rounds: Annotated[int | None, typer.Option(metavar="T", help="Rounds to do. [the contract's]")] = None,
-    rho: Annotated[float | None, typer.Option(metavar="X", help="Step of the edge duals. [the contract's]")] = None,
-    port: Annotated[int, typer.Option(help="Sites listen on this port of 127.0.0.1 and the following ones.")] = 7447,
-    restarts: Annotated[int, typer.Option(help="How often a site that dies is started again.")] = 10,
-    give_up: Annotated[float, typer.Option(metavar="SECONDS", help="Longest wait of a site for another.")] = 3600.0,
+    by: Annotated[
+        Literal["share", "run"],
+        typer.Option(help="share: each site sends its sums, and the organiser fits; run: rounds between neighbours."),
+    ] = "share",
+    lam: Annotated[float | None, typer.Option(metavar="X", help="run: penalty level. [the contract's]")] = None,
+    rounds: Annotated[int | None, typer.Option(metavar="T", help="run: rounds to do. [the contract's]")] = None,
+    rho: Annotated[float | None, typer.Option(metavar="X", help="run: step of edge duals. [the contract's]")] = None,
+    port: Annotated[int, typer.Option(help="run: sites listen on this port of 127.0.0.1 and the next ones.")] = 7447,
+    restarts: Annotated[int, typer.Option(help="run: how often a site that dies is started again.")] = 10,
+    give_up: Annotated[float, typer.Option(metavar="SECONDS", help="run: longest wait for another site.")] = 3600.0,
 ) -> None:
     """On one machine, to try it: a whole federation from one table, with a directory and a process per site.
 
@@ -287,7 +291,7 @@ def simulate_here(
     """
     from fedkin.cli.simulate import Simulation, simulate
 
-    simulate(Simulation(contract, data, site, graph, out, port, lam, rounds, rho, restarts, give_up))
+    simulate(Simulation(contract, data, site, graph, out, port, by, lam, rounds, rho, restarts, give_up))
 
 
 def _say_out(organiser: Organiser, site: str, what: str, path: Path) -> None:

@@ -15,20 +15,16 @@ from fedkin import __version__
 from fedkin._base import count
 from fedkin.cli.console import Interrupted, Report, note, output, print_json, stopping_early, working
 from fedkin.cli.fit_shared import fit_shared, folder_of_summaries, print_fold_comparison
-from fedkin.cli.kin_words import graph_use_words, kin_document, kin_facts, kin_table
+from fedkin.cli.kin_words import graph_use_words, kin_document
 from fedkin.cli.options import Json, flag, takes_fit_options, with_contract
 from fedkin.cli.report import check_page, with_origin, write_report
+from fedkin.cli.results import print_model
 from fedkin.cli.streamed import fit_streamed, streams
 from fedkin.cli.tables import (
-    MOST_GROUPS,
     add_row,
     agreed_federation,
-    gap_words,
     graph_words,
-    group_words,
-    groups_table,
     model_document,
-    note_lines,
     plain_table,
     print_facts,
     read_federation,
@@ -53,7 +49,6 @@ from fedkin.fitting import (
     with_history,
 )
 from fedkin.graph import Graph
-from fedkin.kin import Kin
 
 
 @takes_fit_options
@@ -155,7 +150,7 @@ def fit(
         if shared is not None and report is not None:
             write_report(shared, report)
         if shared is not None and not as_json:
-            _print_model(out, shared, compared=False)
+            print_model(out, shared, compared=False)
         return
     if federation is not None:
         raise ParameterError(f"--federation is for a directory of summaries, and {data} has none")
@@ -188,7 +183,7 @@ def fit(
             return
         if folds is not None:
             print_fold_comparison(folds, model.kin is not None)
-        _print_model(out, model, compared=False)
+        print_model(out, model, compared=False)
         return
     with working(f"reading {data}") as say:
         if agreed is None:
@@ -221,7 +216,7 @@ def fit(
     )
     if comparison is not None:
         _print_comparison(comparison)
-    _print_model(out, model, compared=comparison is not None)
+    print_model(out, model, compared=comparison is not None)
 
 
 def _names(given: str) -> list[str]:
@@ -388,33 +383,6 @@ def _site_lines(comparison: Comparison) -> list[str]:
         return [said]
     named = ", ".join(f"{comparison.devices[u]} ({-gain[u]:+.3g})" for u in worst)
     return [said, f"who loses most: {named}"]
-
-
-def _print_model(out: Path, model: FittedModel, compared: bool) -> None:
-    facts = _fused_facts(model) if model.kin is None else _kin_facts(model.kin)
-    rows = f"{out}, fitted on all {count(int(model.n_samples.sum()), 'row')}"
-    print_facts({**facts, "saved": rows + (" (the comparison held some out)" if compared else "")})
-    for words in note_lines(model.notes):
-        note(words)
-
-
-def _kin_facts(kin: Kin) -> dict[str, str]:
-    console = output()
-    if kin.resolved:
-        console.print(f"{count(int(kin.groups.max()) + 1, 'group')} of sites that are alike", style="bold")
-        console.print(kin_table(kin))
-    facts = kin_facts(kin)
-    return {name: facts[name] for name in ("groups", "sampler")}
-
-
-def _fused_facts(model: FittedModel) -> dict[str, str]:
-    if 1 < model.n_clusters <= MOST_GROUPS:
-        console = output()
-        console.print(f"{count(model.n_clusters, 'group')} of devices that belong together", style="bold")
-        console.print(groups_table(model))
-    rule = ", one standard error" if model.options["cv_rule"] == "1se" else ""
-    how = f"cross-validation{rule}" if model.options["lam"] == "cv" else "given"
-    return {"groups": group_words(model), "lam": f"{model.lam:.4g} ({how})", "gap": gap_words(model)}
 
 
 def _print_document(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from fedkin import __version__
 from fedkin._base import count, listed
-from fedkin.cli.console import note, output, print_json, working
+from fedkin.cli.console import Report, note, output, print_json, working
 from fedkin.cli.kin_words import graph_use_words, kin_document
 from fedkin.cli.options import flag, with_contract
 from fedkin.cli.tables import add_row, graph_words, model_document, plain_table, print_facts
@@ -31,61 +32,94 @@ def folder_of_summaries(path: Path) -> Path | None:
     for folder in (path, path / "summaries"):
         if folder.is_dir() and next(folder.glob("*.summary"), None) is not None:
             return folder
+    # none has arrived, which is for the reader of summaries to say
+    for folder in (path, path / "summaries"):
+        if folder.is_dir() and folder.name == "summaries" and (folder.absolute().parent / "federation.json").exists():
+            return folder
     return None
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """What came of the summaries that are there: a model, or questions to the sites."""
+
+    collected: Collected
+    edges: Graph | None
+    model: FittedModel | None = None
+    comparison: FoldComparison | None = None
+    asks: Asks | None = None
+    questions: Sequence[Path] = ()
 
 
 def fit_shared(
     data: Path, graph: Path | None, federation: Path | None, options: Mapping[str, Any], out: Path, as_json: bool
 ) -> FittedModel | None:
     """Fit what the sites have shared; gives the model, which is saved in ``out``, or None when sites are asked."""
+    with working(f"reading {data}") as say:
+        step = shared_step(data, graph, federation, options, out, say)
+    if as_json:
+        _print_document(data, graph, out, step)
+    elif step.asks is not None:
+        _print_asks(step.asks, step.questions)
+    else:
+        print_step(data, graph, step)
+    return step.model
+
+
+def shared_step(
+    data: Path, graph: Path | None, federation: Path | None, options: Mapping[str, Any], out: Path, say: Report
+) -> Step:
+    """Fit what the sites have shared, and save the model in ``out``; or write what the sites are to be asked next."""
     from fedkin.cli.contracts import fit_options
     from fedkin.federate import enrol, sharing
 
-    with working(f"reading {data}") as say:
-        collected = sharing.read_summaries(data, federation)
-        summaries = Summaries.stack(collected.summaries.values())
-        contract = collected.contract
-        how = with_contract(options, fit_options(contract))
-        place = next((one for one in _places(data, federation) if (one / "sites.csv").exists()), None)
-        organiser = None if place is None else enrol.read_federation(place)
-        asks = _last_questions(organiser, collected, summaries)
-        edges = _edges(graph, organiser, summaries)
-        with warnings.catch_warnings():
-            # the model tells both itself: by its status, and by its notes
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            warnings.simplefilter("ignore", DegenerateDeviceWarning)
-            found = SummaryFit(edges, how, contract.schema, asks, say).step(summaries)
-        if isinstance(found, Asks):
-            _ask(found, organiser, contract, as_json)
-            return None
-        if found.status != "converged":
-            raise SolverError(
-                f"the fit did not converge, so no model was saved: the relative gap is {found.gap:.1e}, not "
-                f"{how.tol:.1e}. Raise {flag('max_iter')}, or accept a larger {flag('tol')}"
-            )
-        say("comparing with Local and Global, every fold held out in turn")
-        comparison = compare_folds(summaries, found, how, contract.schema)
-        say(f"writing {out}")
-        found.save(out)
+    collected = sharing.read_summaries(data, federation)
+    summaries = Summaries.stack(collected.summaries.values())
+    contract = collected.contract
+    how = with_contract(options, fit_options(contract))
+    place = next((one for one in _places(data, federation) if (one / "sites.csv").exists()), None)
+    organiser = None if place is None else enrol.read_federation(place)
+    asks = _last_questions(organiser, collected, summaries)
+    edges = _edges(graph, organiser, summaries)
+    with warnings.catch_warnings():
+        # the model tells both itself: by its status, and by its notes
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", DegenerateDeviceWarning)
+        found = SummaryFit(edges, how, contract.schema, asks, say).step(summaries)
+    if isinstance(found, Asks):
+        return Step(collected, edges, asks=found, questions=_ask(found, organiser, contract))
+    if found.status != "converged":
+        raise SolverError(
+            f"the fit did not converge, so no model was saved: the relative gap is {found.gap:.1e}, not "
+            f"{how.tol:.1e}. Raise {flag('max_iter')}, or accept a larger {flag('tol')}"
+        )
+    say("comparing with Local and Global, every fold held out in turn")
+    comparison = compare_folds(summaries, found, how, contract.schema)
+    say(f"writing {out}")
+    found.save(out)
     for name in collected.missing:
         note(f"{name} has sent no summary, so it has no model")
-    if as_json:
-        _print_document(data, graph, out, found, comparison)
-        return found
+    return Step(collected, edges, found, comparison)
+
+
+def print_step(data: Path, graph: Path | None, step: Step) -> None:
+    """What a model was fitted from, and how well it predicts."""
+    found, contract = step.model, step.collected.contract
+    if found is None:
+        return
     rows = int(found.n_samples.sum())
-    given = "all pairs of sites" if edges is None else "the organiser's graph" if graph is None else str(graph)
+    given = "all pairs of sites" if step.edges is None else "the organiser's graph" if graph is None else str(graph)
     print_facts(
         {
             "data": f"{data}: summaries of {count(found.n_devices, 'site')}, {rows} rows, which stayed there",
             "contract": f"{contract.name}: {found.loss.name} loss",
             "method": "partial pooling with groups (kin)" if found.kin else f"{found.penalty} penalty",
-            "messages": f"{collected.round} of every site",
+            "messages": f"{step.collected.round} of every site",
             "graph": f"{given}: {graph_words(found)}" if found.kin is None else graph_use_words(found.kin),
         }
     )
-    if comparison is not None:
-        print_fold_comparison(comparison, found.kin is not None)
-    return found
+    if step.comparison is not None:
+        print_fold_comparison(step.comparison, found.kin is not None)
 
 
 def _places(data: Path, federation: Path | None) -> list[Path]:
@@ -128,8 +162,8 @@ def _last_questions(organiser: Organiser | None, collected: Collected, summaries
     return asks
 
 
-def _ask(asks: Asks, organiser: Organiser | None, contract: Contract, as_json: bool) -> None:
-    """Write the questions, and say what to do with them."""
+def _ask(asks: Asks, organiser: Organiser | None, contract: Contract) -> list[Path]:
+    """Write the questions."""
     from fedkin.federate import sharing
 
     if organiser is None:
@@ -142,21 +176,21 @@ def _ask(asks: Asks, organiser: Organiser | None, contract: Contract, as_json: b
             f"the contract allows {count(contract.messages, 'message')} of a site, after which the relative gap is "
             f"{asks.gap:.1e}: accept it with a larger {flag('tol')}, or agree on a contract with more messages"
         )
-    paths = sharing.write_asks(organiser, asks.questions, asks.to_plain())
-    gap = None if not np.isfinite(asks.gap) else asks.gap
-    if as_json:
-        files = [str(path) for path in paths]
-        print_json({"fedkin_version": __version__, "model": None, "round": asks.round, "gap": gap, "asks": files})
-        return
+    return sharing.write_asks(organiser, asks.questions, asks.to_plain())
+
+
+def _print_asks(asks: Asks, questions: Sequence[Path]) -> None:
+    """What to do with the questions."""
     console = output()
-    if gap is not None:
-        console.print(f"After {count(asks.round - 1, 'message')} of every site the relative gap is {gap:.1e}.")
+    if np.isfinite(asks.gap):
+        console.print(f"After {count(asks.round - 1, 'message')} of every site the relative gap is {asks.gap:.1e}.")
     console.print(f"No model yet: one more message of every site is needed (number {asks.round}).")
-    console.print(f"1. Send each site its question in {paths[0].parent}:")
-    for path in paths:
+    folder = questions[0].parent
+    console.print(f"1. Send each site its question in {folder}:")
+    for path in questions:
         console.print(f"     {path.name}")
     console.print("2. There: fedkin site answer DIR FILE, and send back what it writes")
-    console.print(f"3. Put the answers into {organiser.directory / 'summaries'}, and run this command again")
+    console.print(f"3. Put the answers into {folder.parent / 'summaries'}, and run this command again")
 
 
 def print_fold_comparison(comparison: FoldComparison, kin: bool) -> None:
@@ -172,9 +206,14 @@ def print_fold_comparison(comparison: FoldComparison, kin: bool) -> None:
     console.print(table)
 
 
-def _print_document(
-    data: Path, graph: Path | None, out: Path, model: FittedModel, comparison: FoldComparison | None
-) -> None:
+def _print_document(data: Path, graph: Path | None, out: Path, step: Step) -> None:
+    if step.asks is not None:
+        gap = None if not np.isfinite(step.asks.gap) else step.asks.gap
+        asked = {"round": step.asks.round, "gap": gap, "asks": [str(path) for path in step.questions]}
+        print_json({"fedkin_version": __version__, "model": None, **asked})
+    model, comparison = step.model, step.comparison
+    if model is None:
+        return
     compared = comparison and {
         "metric": comparison.metric,
         "higher_is_better": False,

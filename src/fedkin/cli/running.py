@@ -115,7 +115,8 @@ def run_all(
     if failed:
         names = ", ".join(child.name for child in failed)
         raise SolverError(f"{names} failed: {failed[0].why}; see log.jsonl and {STDERR} in {failed[0].place}")
-    if stopped or supervisor.stopped():
+    # a wish to stop may come when all are done: then nothing was stopped
+    if (stopped or supervisor.stopped()) and not all_done(places):
         raise StopRequested
     return lines
 

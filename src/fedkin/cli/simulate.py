@@ -1,36 +1,38 @@
 """``fedkin federation simulate``: a whole federation on one machine, with a directory and a process per site.
 
 Everything is done by the functions behind the commands: the organiser's directory, an invite for each site, which joins
-with its own part of the table, is admitted, and then runs. Files are carried from directory to directory, as people
-would carry them.
+with its own part of the table, is admitted, and then shares its sums (`fedkin.cli.simulate_shared`) or runs. Files are
+carried from directory to directory, as people would carry them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from fedkin._base import PRIVATE_DIRECTORY, count
 from fedkin.cli.console import note, output, say
 from fedkin.cli.running import run_all, table
+from fedkin.cli.simulate_shared import invite_of, own_table, share_all
 from fedkin.data import device_ids, read_columns, write_csv
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate import Contract, enrol, steps_of
+from fedkin.federate.enrol import Organiser
 from fedkin.federate.programs.files import SELECTION
 from fedkin.federate.records import read_record, write_record
 from fedkin.graph import Graph
 
-#: A process per site: more than this and the machine would only be busy with itself.
-MOST_SITES = 50
+#: A process per site: more than this and the machine would only be busy with itself. Who shares does it in turn.
+MOST_SITES = {"run": 50, "share": 500}
 #: Without a graph all pairs are candidates, up to so many sites.
 _MOST_FOR_ALL_PAIRS = 12
-_HEART, _SITES, _RECORD, _LAST_PORT = "organiser", "sites", "simulation.json", 65535
+_HEART, _SITES, _MODEL, _RECORD, _LAST_PORT = "organiser", "sites", "model", "simulation.json", 65535
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Simulation:
     site: str
     graph: Path | None
     out: Path
-    port: int
+    port: int = 7447
+    by: Literal["share", "run"] = "share"
     lam: float | None = None
     rounds: int | None = None
     rho: float | None = None
@@ -51,7 +54,19 @@ class Simulation:
 
 
 def simulate(command: Simulation) -> None:
-    """Make the federation, unless it is there already, and run it."""
+    """Make the federation, unless it is there already, and let its sites share their sums, or run."""
+    if command.by == "run":
+        _run(command)
+        return
+    for name, value in _orders(command).items():
+        if value is not None:
+            raise ParameterError(f"--{name} is for rounds, and here every site shares its sums: add --by run")
+    parts = _begin(command)
+    heart = enrol.read_federation(command.out / _HEART)
+    share_all(heart, command.out / _SITES, list(parts.values()), command.out / _MODEL)
+
+
+def _run(command: Simulation) -> None:
     places = prepare(command)
     contract = Contract.read(command.contract)
     placement = contract.rounds.placement
@@ -72,9 +87,17 @@ def simulate(command: Simulation) -> None:
 
 
 def prepare(command: Simulation) -> list[Path]:
-    """The directories of a simulation, made or found: the organiser's, if it runs, too, and the sites'."""
+    """The directories of sites that run, made or found: the organiser's, if it runs, too, and the sites'."""
+    _begin(command)
+    heart = enrol.read_federation(command.out / _HEART)
+    sites = [command.out / _SITES / member.name for member in heart.members]
+    return [heart.directory, *sites] if heart.contract.rounds.placement == "central" else sites
+
+
+def _begin(command: Simulation) -> Mapping[Hashable, Mapping[str, Any]]:
+    """Make the directory of a simulation, or check that it is of this one; gives the sites' parts of the table."""
     contract = Contract.read(command.contract)
-    parts = split(command.data, command.site)
+    parts = split(command.data, command.site, MOST_SITES[command.by])
     known = _marks(command)
     if command.out.exists() and any(command.out.iterdir()):
         if not (command.out / _RECORD).exists() or read_record(command.out / _RECORD) != known:
@@ -82,24 +105,24 @@ def prepare(command: Simulation) -> list[Path]:
                 f"{command.out} exists, and is not the simulation of this contract, table, graph and settings: choose "
                 "another place with --out, or remove it"
             )
-    else:
-        _make(command, contract, parts)
-        write_record(command.out / _RECORD, known)
-    heart = enrol.read_federation(command.out / _HEART)
-    sites = [command.out / _SITES / member.name for member in heart.members]
-    return [heart.directory, *sites] if contract.rounds.placement == "central" else sites
+        return parts
+    heart = _organise(command, contract, list(parts))
+    if command.by == "run":
+        _enrol(command, heart, parts)
+    write_record(command.out / _RECORD, known)
+    return parts
 
 
-def split(data: Path, site: str) -> dict[Hashable, dict[str, Any]]:
+def split(data: Path, site: str, most: int) -> dict[Hashable, dict[str, Any]]:
     """The columns of each site, without the one that says whose a row is."""
     columns = read_columns(data)
     if site not in columns:
         raise DataError(f"{data} has no column {site!r}; its columns are {', '.join(map(str, columns))}")
     ids = np.array(device_ids(columns[site]), dtype=object)
     known = list(dict.fromkeys(ids.tolist()))
-    if len(known) > MOST_SITES:
+    if len(known) > most:
         raise ParameterError(
-            f"{data} has {len(known)} sites; a process for each is too much for one machine (at most {MOST_SITES}): "
+            f"{data} has {len(known)} sites; a process for each is too much for one machine (at most {most}): "
             "use fedkin mpi run, or fedkin fit"
         )
     rest = {name: column for name, column in columns.items() if name != site}
@@ -112,45 +135,58 @@ def _marks(command: Simulation) -> dict[str, Any]:
         for name, path in (("contract", command.contract), ("data", command.data), ("graph", command.graph))
         if path is not None
     }
-    return {**digests, "site": command.site, "lam": command.lam, "rounds": command.rounds, "rho": command.rho}
+    return {**digests, "by": command.by, "site": command.site, **_orders(command)}
 
 
-def _make(command: Simulation, contract: Contract, parts: Mapping[Hashable, Mapping[str, Any]]) -> None:
-    names, out = list(parts), command.out
+def _orders(command: Simulation) -> dict[str, float | None]:
+    """What an order may say instead of the contract."""
+    return {"lam": command.lam, "rounds": command.rounds, "rho": command.rho}
+
+
+def _organise(command: Simulation, contract: Contract, names: Sequence[Hashable]) -> Organiser:
+    """The organiser's directory, with an invite for every site."""
+    out, runs = command.out, command.by == "run"
     if command.port < 1 or command.port + len(names) > _LAST_PORT:
         raise ParameterError(f"--port must be from 1 to {_LAST_PORT - len(names)}, got {command.port}")
-    if command.graph is None and len(names) > _MOST_FOR_ALL_PAIRS:
+    if runs and command.graph is None and len(names) > _MOST_FOR_ALL_PAIRS:
         raise ParameterError(
             f"{len(names)} sites have too many pairs to link all of them: give candidates with --graph"
         )
-    edges = Graph.complete(names) if command.graph is None else Graph.read(command.graph, devices=names)
+    edges = None if command.graph is None else Graph.read(command.graph, devices=names)
+    if runs and edges is None:
+        edges = Graph.complete(names)
     out.mkdir(parents=True, exist_ok=True)
     out.chmod(PRIVATE_DIRECTORY)
     (out / _SITES).mkdir(mode=PRIVATE_DIRECTORY)
-    lines = [[name, "127.0.0.1", command.port + k] for k, name in enumerate(names)]
-    write_csv(out / "list.csv", ["site", "host", "port"], lines)
-    edges.write(out / "edges.csv")
+    # who shares needs no address
+    lines = [[name, *(["127.0.0.1", command.port + k] if runs else ["", ""])] for k, name in enumerate(names)]
+    sites, graph = out / "list.csv", out / "edges.csv"
+    write_csv(sites, ["site", "host", "port"], lines)
+    if edges is not None:
+        edges.write(graph)
     centre = f"127.0.0.1:{command.port + len(names)}" if contract.rounds.placement == "central" else None
-    graph, sites = out / "edges.csv", out / "list.csv"
-    heart = enrol.new(command.contract, out / _HEART, graph=graph, sites=sites, centre=centre)
-    graph.unlink()
+    given = None if edges is None else graph
+    heart = enrol.new(command.contract, out / _HEART, graph=given, sites=sites, centre=centre)
+    graph.unlink(missing_ok=True)
     sites.unlink()
     enrol.invite(heart)
+    return heart
+
+
+def _enrol(command: Simulation, heart: Organiser, parts: Mapping[Hashable, Mapping[str, Any]]) -> None:
+    """Let all sites join, admit them, and send them their orders."""
+    out = command.out
     for member, columns in zip(heart.members, parts.values(), strict=True):
         place = out / _SITES / member.name
-        own = out / _SITES / f"{member.name}.csv"
         try:
-            cells = zip(*(column.tolist() for column in columns.values()), strict=True)
-            write_csv(own, list(columns), [list(row) for row in cells])
-            joined = enrol.join(heart.directory / "invites" / f"{member.name}.invite", own, place, steps=steps_of)
+            with own_table(place, columns) as own:
+                joined = enrol.join(invite_of(heart, member.name), own, place, steps=steps_of)
         except DataError as error:
             shutil.rmtree(out)  # so that the same command begins anew
             raise DataError(f"the rows of {member.id!r}: {error}") from None
-        finally:
-            own.unlink(missing_ok=True)  # the site's directory has its rows
         enrol.accept(place, enrol.admit(heart, joined.request).path)
-    set_to = {"lam": command.lam, "rounds": command.rounds, "rho": command.rho}
-    if contract.rounds.placement == "replicas" or any(value is not None for value in set_to.values()):
+    set_to = _orders(command)
+    if heart.contract.rounds.placement == "replicas" or any(value is not None for value in set_to.values()):
         for path, receivers in enrol.order(heart, **set_to):  # type: ignore[arg-type]
             for name in receivers:
                 enrol.accept(out / _SITES / name, path)

@@ -86,11 +86,16 @@ def read_summaries(directory: Path, federation: Path | None = None, *, now: date
         if found.site in same:
             raise DataError(f"{path} and {same[found.site][0]} are both of {found.site}, round {found.round}: keep one")
         same[found.site] = (path, found)
+    known = [] if organiser is None else [member.name for member in organiser.members]
     if not rounds:
-        raise DataError(f"there are no summaries in {directory}: files of fedkin site share end with {SUMMARY_SUFFIX}")
+        awaited = [name for name in known if name not in out]
+        whose = f"; those of {listed(awaited, 8)} are missing" if awaited else ""
+        raise DataError(
+            f"no summaries have arrived in {directory}{whose}: put there what sites send, the files "
+            f"*{SUMMARY_SUFFIX} of fedkin site share"
+        )
     newest = max(rounds)
     _check_complete(rounds, newest)
-    known = [] if organiser is None else [member.name for member in organiser.members]
     order = {name: k for k, name in enumerate(known)}
     names = sorted(rounds[newest], key=lambda name: (order.get(name, len(order)), name))
     summaries = {}
