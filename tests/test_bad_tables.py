@@ -338,3 +338,23 @@ def test_the_page_on_tables_shows_messages_that_exist():
     for words in shown:
         pattern = r"[\s\"f]*".join(map(re.escape, words.replace("looks like", "looks").split()))
         assert re.search(pattern, text) or words == "for the target", words
+
+
+def test_a_target_that_never_changes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = "".join(f"{site},{k},3\n" for site in "ab" for k in range(6))
+    (tmp_path / "table.csv").write_text(f"site,x,y\n{rows}", encoding="utf-8")
+    arguments = ["fit", str(tmp_path / "table.csv"), "--device", "site", "--target", "y", "--out", str(tmp_path / "m")]
+    assert main(arguments) == 2
+    assert "the target 'y' is 3.0 in all 12 rows: there is nothing to predict" in capsys.readouterr().err
+    assert not (tmp_path / "m").exists()
+
+
+def test_an_exposure_in_the_place_of_its_logarithm_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"{site},{k},{k % 3},{100 + 50 * k}\n" for site in "ab" for k in range(8))
+    (tmp_path / "table.csv").write_text(f"site,x,y,expected\n{rows}", encoding="utf-8")
+    arguments = ["fit", str(tmp_path / "table.csv"), "--device", "site", "--target", "y", "--loss", "poisson"]
+    assert main([*arguments, "--offset", "expected", "--out", str(tmp_path / "m")]) == 2
+    words = " ".join(capsys.readouterr().err.split())
+    assert "the offset reaches 450" in words and "logarithm of the exposure" in words

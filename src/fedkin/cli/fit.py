@@ -50,6 +50,9 @@ from fedkin.fitting import (
 )
 from fedkin.graph import Graph
 
+#: Logarithm of the largest exposure that counts may have.
+_MOST_LOG_EXPOSURE = 40.0
+
 
 @takes_fit_options
 def fit(
@@ -188,6 +191,7 @@ def fit(
     with working(f"reading {data}") as say:
         if agreed is None:
             rows = read_federation(data, **about_table)
+            _check_rows(rows, how)
             _hint_at_classes(rows, how)
         else:
             rows = agreed_federation(data, device, agreed.schema)
@@ -217,6 +221,8 @@ def fit(
     if comparison is not None:
         _print_comparison(comparison)
     print_model(out, model, compared=comparison is not None)
+    if report is not None:
+        print_facts({"report": f"{report}, opens in any browser"})
 
 
 def _names(given: str) -> list[str]:
@@ -281,6 +287,21 @@ def _check_target(target: str | None, how: FitOptions) -> None:
         )
     if target is not None and how.loss == "mean":
         raise DataError(f"the mean loss has no target: leave out --target {target}, or name it in --features")
+
+
+def _check_rows(rows: Federation, how: FitOptions) -> None:
+    """Refuse what would give a model that is nonsense, or none at all."""
+    y, offset = rows.y, rows.offset
+    if y is not None and len(y) > 1 and (y == y[0]).all():
+        raise DataError(
+            f"the target {rows.target_name!r} is {y[0]} in all {len(y)} rows: there is nothing to predict; name another "
+            "column with --target"
+        )
+    if how.loss == "poisson" and offset is not None and np.abs(offset).max() > _MOST_LOG_EXPOSURE:
+        raise DataError(
+            f"the offset reaches {offset[np.abs(offset).argmax()]:g}, and its exponential is no exposure: an offset of "
+            "counts is the logarithm of the exposure; add a column with it"
+        )
 
 
 def _hint_at_classes(federation: Federation, how: FitOptions) -> None:
@@ -372,17 +393,19 @@ def _site_lines(comparison: Comparison) -> list[str]:
     known = ~np.isnan(gain)
     if known.sum() < 2:
         return []
-    clearly = known & (np.abs(gain) > np.nan_to_num(error, nan=np.inf))
+    clearly = known & (np.abs(gain) > 2 * np.nan_to_num(error, nan=np.inf))  # by two standard errors
+    better, worse = known & (gain > 0), known & (gain < 0)
     said = (
-        f"sites: {int((gain[known] > 0).sum())} of {int(known.sum())} gain over their own models "
-        f"({int((clearly & (gain > 0)).sum())} clearly), {int((gain[known] < 0).sum())} lose "
-        f"({int((clearly & (gain < 0)).sum())} clearly)"
+        f"sites: better than with their own models {better.sum()} ({(clearly & better).sum()} clearly), "
+        f"worse {worse.sum()} ({(clearly & worse).sum()} clearly)"
     )
+    if not known.all():
+        said += f"; {count(int((~known).sum()), 'site')} had no row to hold out"
     worst = [u for u in np.argsort(np.where(known, gain, np.inf))[:3].tolist() if gain[u] < 0]
     if not worst:
         return [said]
     named = ", ".join(f"{comparison.devices[u]} ({-gain[u]:+.3g})" for u in worst)
-    return [said, f"who loses most: {named}"]
+    return [said, f"worst: {named}"]
 
 
 def _print_document(
