@@ -294,8 +294,8 @@ def _check_rows(rows: Federation, how: FitOptions) -> None:
     y, offset = rows.y, rows.offset
     if y is not None and len(y) > 1 and (y == y[0]).all():
         raise DataError(
-            f"the target {rows.target_name!r} is {y[0]} in all {len(y)} rows: there is nothing to predict; name another "
-            "column with --target"
+            f"the target {rows.target_name!r} is {y[0]} in all {len(y)} rows: there is nothing to predict; "
+            "name another column with --target"
         )
     if how.loss == "poisson" and offset is not None and np.abs(offset).max() > _MOST_LOG_EXPOSURE:
         raise DataError(
