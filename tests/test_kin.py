@@ -140,6 +140,15 @@ def test_graph_used_inverted_ignored():
     assert find_kin(made.federation, noise).graph_use == "ignored"
 
 
+def test_plain_groups_of_many_sites():
+    made = design(V=900)
+    kin = find_kin(made.federation)
+    assert kin.resolved
+    assert kin.groups.tolist() == made.labels.tolist()
+    assert int(np.argmax(kin.n_groups)) == 3
+    assert kin.probability[made.labels[:, None] == made.labels].mean() > 0.97
+
+
 def test_edges_count_by_their_weight():
     made = design(signal=0.35)
     i, j = np.tril_indices(30, -1)

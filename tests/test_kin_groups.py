@@ -51,7 +51,7 @@ def log_marginal(H, c, w):
     return 0.5 * (c @ np.linalg.solve(total, c) - np.linalg.slogdet(total)[1] - np.log(w).sum())
 
 
-def run(sites, *, sweeps, share=0, moves=0, collapsed=1, edges=1, w=0.7, alpha=1.3, rates=(0.6, 0.3), seed=1):
+def run(sites, *, sweeps, share=0, moves=0, collapsed=1, edges=1, w=0.7, alpha=1.3, rates=(0.6, 0.3), seed=1, splits=0):
     V, p = sites.c.shape[1:]
     state = State(
         np.zeros(V, dtype=np.int64),
@@ -61,7 +61,7 @@ def run(sites, *, sweeps, share=0, moves=0, collapsed=1, edges=1, w=0.7, alpha=1
         np.array([w, 2.0, alpha, *rates]),
     )
     record = empty_record(V, p, sweeps)
-    run_chain(sites, state, record, Course(200, V, edges, collapsed, moves), np.random.default_rng(seed))
+    run_chain(sites, state, record, Course(200, V, edges, collapsed, moves, splits), np.random.default_rng(seed))
     return record
 
 
@@ -96,13 +96,14 @@ def exact(sites, *, share, w=0.7, alpha=1.3, rates=(0.6, 0.3)):
     return [np.tensordot(weight, np.array(part, dtype=float), 1) for part in (same, means, squares)]
 
 
+@pytest.mark.parametrize("splits", [0, 1])
 @pytest.mark.parametrize(
     ("share", "collapsed", "weights"), [(0, 1, None), (3, 1, (0.2, 1.0, 0.7)), (0, 0, None), (3, 0, (0.2, 1.0, 0.7))]
 )
-def test_sampler_agrees_with_all_52_partitions(share, collapsed, weights):
+def test_sampler_agrees_with_all_52_partitions(share, collapsed, weights, splits):
     sites = small_sites(weights=weights)
     same, b, bb = exact(sites, share=share)
-    record = run(sites, sweeps=20_000, share=share, collapsed=collapsed)
+    record = run(sites, sweeps=20_000, share=share, collapsed=collapsed, splits=splits)
     found = np.mean([together(z) for z in record.z], axis=0)
     assert np.abs(found - same).max() < 0.015
     if share == 0:  # the same with less noise; with a spread inside, a single group counts as none
@@ -150,6 +151,25 @@ def test_moving_hyper_parameters_agree_with_quadrature():
     codes = {z: i for i, z in enumerate(partitions(V))}
     visits = np.bincount([codes[in_order(z)] for z in record.z.tolist()], minlength=15)
     assert visits / 60_000 == pytest.approx(weight.sum(axis=1), abs=0.015)
+
+
+def test_groups_that_say_the_same_merge():
+    """Two plain groups, each cut into two at random: a few sweeps join the halves, which single sites do not."""
+    rng = np.random.default_rng(0)
+    V, labels = 2000, np.arange(2000) % 2
+    W = np.full((V, 1, 1), 60.0)
+    c = 60.0 * np.where(labels, 1.0, -1.0)[:, None] + np.sqrt(60.0) * rng.normal(size=(V, 1))
+    sites = integrate_effects(W, c, Neighbours.of(V, np.zeros((0, 2), dtype=np.int64), None))
+    cut = 2 * labels + rng.integers(2, size=V)
+    found = []
+    for splits in (0, 1):
+        state = State(cut.copy(), np.array([0]), np.zeros(1), np.ones(1), np.array([1.0, 2.0, 0.3, 0.5, 0.5]))
+        run_chain(sites, state, empty_record(V, 1, 0), Course(6, 20, 0, 1, 0, splits), np.random.default_rng(1))
+        found.append(state.z)
+    halves, whole = found
+    assert min(np.sort(np.bincount(halves))[-4:]) > 100
+    assert np.sort(np.bincount(whole))[-2:].sum() > 1950
+    assert all(len(set(labels[whole == k].tolist())) <= 1 for k in range(20))
 
 
 def test_same_seed_same_chain():

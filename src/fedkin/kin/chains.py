@@ -13,7 +13,7 @@ from fedkin._base import Array, available_threads
 from fedkin.kin.kernels.bundles import Course, Record, Sites, State, packed
 from fedkin.kin.kernels.sweeps import run_chain
 from fedkin.kin.neighbours import Neighbours
-from fedkin.kin.options import MANY_SITES, MOST_PAIRS, SHARES, TEMPER, Sampling
+from fedkin.kin.options import MANY_SITES, MOST_PAIRS, SHARES, TEMPER, WHOLE_GROUPS, Sampling
 from fedkin.kin.quadratics import apply
 from fedkin.kin.starts import MERGE_WIDTH, edge_rates, make_starts
 from fedkin.solvers.kernels.jit import frozen
@@ -121,7 +121,7 @@ def go_on(scouts: Scouts, sampling: Sampling) -> Chains:
 
 def _course(sites: Sites, burn: int) -> Course:
     V = sites.c.shape[1]
-    return Course(burn, most_groups(V), int(sites.neighbour.size > 0), int(V < MANY_SITES), 1)
+    return Course(burn, most_groups(V), int(sites.neighbour.size > 0), int(V < MANY_SITES), 1, int(V >= WHOLE_GROUPS))
 
 
 def most_groups(V: int) -> int:

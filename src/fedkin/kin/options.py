@@ -14,6 +14,8 @@ TEMPER = 4.0
 ALL_MIXED = 0.999
 #: From this many sites on, groups are drawn once per sweep instead of being integrated out.
 MANY_SITES = 1000
+#: From this many sites on, groups also split and merge as a whole; moves of single sites do for small ones.
+WHOLE_GROUPS = 100
 #: Up to this many sites the probabilities of all pairs are kept.
 MOST_PAIRS = 3000
 

@@ -6,8 +6,8 @@ probability ``r_in`` inside groups and ``r_out`` between them. Effects ``e`` and
 that a chain moves over partitions. For many sites groups are drawn once per sweep instead, which costs p^2 and not p^3
 for each pair of a site and a group.
 
-`bundles` are what kernels pass to each other, `marginals` the sums over groups, `sweeps` the chain, `merging` the
-starts. Loading any of them loads numba, and compiles what is not in its cache.
+`bundles` are what kernels pass to each other, `marginals` the sums over groups, `sweeps` the chain, `splits` its
+moves of whole groups, `merging` the starts. Loading any of them loads numba, and compiles what is not in its cache.
 """
 
 from __future__ import annotations

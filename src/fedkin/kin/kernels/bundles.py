@@ -76,14 +76,15 @@ class Record(NamedTuple):
 
 
 class Course(NamedTuple):
-    """Sweeps before the first that is kept, most groups; whether edges count, groups are integrated out, and
-    hyper-parameters move."""
+    """Sweeps before the first that is kept, most groups; whether edges count, groups are integrated out,
+    hyper-parameters move, and groups split and merge as a whole."""
 
     burn: Any
     most: Any
     edges: Any
     collapsed: Any
     moves: Any
+    splits: Any
 
 
 class Groups(NamedTuple):
@@ -121,7 +122,7 @@ _W1, _W2, _W3 = (writable(FLOAT, n) for n in (1, 2, 3))
 SITES = bundle(Sites, R3, R3, R2, R1, J1, J1, R1)
 STATE = bundle(State, I1, I1, _W1, _W1, _W1)
 RECORD = bundle(Record, _W2, _W2, _W2, _W2, _W3, _I2, _W2, _W2, _W1, I1)
-COURSE = bundle(Course, INT, INT, INT, INT, INT)
+COURSE = bundle(Course, INT, INT, INT, INT, INT, INT)
 RANDOM = typeof(np.random.default_rng(0))  # type: ignore[no-untyped-call]
 
 

@@ -35,6 +35,7 @@ from fedkin.kin.kernels.marginals import (
     multiply,
     set_phi,
 )
+from fedkin.kin.kernels.splits import split_and_merge
 from fedkin.solvers.kernels.jit import FLOAT, kernel, part
 
 
@@ -348,6 +349,8 @@ def run_chain(sites, state, record, course, rng):  # type: ignore[no-untyped-def
     for sweep in range(course.burn + len(record.z)):
         s = sweep - course.burn
         score = collect(sites, state.z, state.share[0], state.m, c, groups)
+        if course.splits:
+            split_and_merge(sites, state, course, groups, c, prior, rng)
         draw_groups(groups, prior, drawn, rng)
         # one group with a spread inside is a continuum: nobody is kin
         several = groups.n[state.z[0]] < V
