@@ -61,8 +61,8 @@ def test_ifca_with_the_true_number_of_groups():
 
 
 def test_the_mixed_model_is_that_of_find_kin():
-    # one site more or less does not matter: without groups find_kin is the mixed model
-    design = paper_design(n_devices=3, n_samples=30, n_features=2, n_clusters=3, seed=0)
+    # without groups find_kin is the mixed model, where it is plain that sites differ (else it is averaged with Global)
+    design = paper_design(n_devices=3, n_samples=100, n_features=2, n_clusters=3, signal=8, seed=0)
     kin = find_kin(design.federation)
     assert kin.weight_mixed == 1.0
     np.testing.assert_allclose(peers.mixed(peers.least_squares(design.federation)), kin.theta, rtol=1e-6)
