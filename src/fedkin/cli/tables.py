@@ -79,7 +79,8 @@ def agreed_rows(
     assert schema is not None
     needed = schema if offset is None else replace(schema, offset=offset)
     columns, site = _agreed_columns(path, device, needed, target=False)
-    if device is not None and device not in columns:
+    asked = model.n_devices > 1 or device != model.options.get("device_column")
+    if device is not None and device not in columns and asked:
         raise DataError(
             f"{path}: there is no column {device!r} for the device{near_name(device, columns)}{_has([*columns])}"
         )
