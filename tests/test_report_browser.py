@@ -294,7 +294,8 @@ def test_groups_first_and_sites_on_demand(many: str, shown: Any) -> None:
 
 def test_no_groups_resolved_is_said_in_peace(unresolved: str, shown: Any) -> None:
     page = shown(unresolved)
-    assert page.inner_text("h1") == "No groups resolved: the 15 sites differ gradually, or too little for groups to show."
+    title = "No groups resolved: the 15 sites differ gradually, or too little for groups to show."
+    assert page.inner_text("h1") == title
     assert "a result, not a failure" in page.inner_text(".calm")
     assert page.locator(".legend-groups").count() == 0
 
