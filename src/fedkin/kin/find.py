@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 
-from fedkin._base import Array, Index, Mask, check_whole
+from fedkin._base import Array, Index, Mask, check_whole, tracked
 from fedkin.data import Federation
 from fedkin.errors import DataError, GraphError
 from fedkin.graph import Graph
@@ -113,7 +116,19 @@ def _neighbours(graph: Graph | None, devices: tuple[object, ...], order: Index) 
     return Neighbours.of(len(devices), place[graph.edges], graph.weights / graph.weights.max(initial=1e-300))
 
 
+def _load_sampler() -> None:
+    """Load the sampler. Where it is in no cache it is compiled at once, which whoever listens is told."""
+    from fedkin.kin import kernels
+    from fedkin.solvers.kernels import entries
+
+    here = f"{kernels.__name__}.sweeps"
+    if here not in sys.modules and not any(entries("sweeps.run_chain-*", Path(kernels.__file__).parent)):
+        for module in tracked(("merging", "sweeps"), "compiling the sampler, once on this machine"):
+            import_module(f"{kernels.__name__}.{module}")
+
+
 def _fit(source: RowSource | SummarySource | SumSource, neighbours: Neighbours, seed: int, sampling: Sampling) -> Kin:
+    _load_sampler()
     from fedkin.kin.groups import find_groups
 
     first, loss = source.first(), source.loss
