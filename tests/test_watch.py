@@ -181,20 +181,19 @@ class TestInTheBrowser:
             page.wait_for_selector("tr[data-kind=absent] >> nth=2")  # nobody runs yet
             fleet.start()
             page.wait_for_selector("tr[data-kind=running] >> nth=2", timeout=60_000)
-            assert "Everybody is there." in page.inner_text("#then")
+            page.wait_for_selector("#then >> text=Everybody is there.")
             fleet.kill("d1")
             page.wait_for_selector("tr[data-name=d1][data-kind=absent]", timeout=30_000)
-            assert "d1 is absent" in page.inner_text("#then")
-            page.wait_for_selector("tr[data-kind=waiting]", timeout=30_000)
-            assert "d1" in page.inner_text("tr[data-kind=waiting] td:last-child")
+            page.wait_for_selector("#then >> text=d1 is absent")
+            page.wait_for_selector("tr[data-kind=waiting] td:last-child >> text=d1", timeout=30_000)
             fleet.start("d1")
             page.wait_for_selector("tr[data-name=d1][data-kind=running]", timeout=60_000)
             page.wait_for_function("document.querySelector('.news').innerText.includes('d1 is back')")
-            assert (
-                page.inner_text(".news").count("d1 is absent") == page.inner_text(".news").count("d1 has started") == 1
-            )
+            news = page.inner_text(".news")
+            assert news.count("d1 is absent") == news.count("d1 has started") == 1
             assert re.search(r"Round [\d\u202f]+ of 1\u202f000\u202f000", page.inner_text("#now"))
-            assert re.search(r"kB|MB", page.inner_text("tr[data-name=d0]")), "bytes are counted"
+            # Bytes are counted: after a few rounds more, whatever else the machine does.
+            page.wait_for_selector("tr[data-name=d0] >> text=/[kM]B/", timeout=60_000)
             assert serious_findings(page) == []
             picture = os.environ.get("FEDKIN_PICTURES")
             if picture:
