@@ -12,10 +12,10 @@ from sklearn.preprocessing import StandardScaler
 
 from fedkin import Federation
 from fedkin.fitting import FitOptions
-from fedkin.fitting.baselines import baseline_models
-from fedkin.fitting.ridge_paths import HOLDS, RIDGES, SiteRows, own_ridges, pooled_ridge
-from fedkin.fitting.smooth_paths import RIDGES as SMOOTH_RIDGES
-from fedkin.fitting.smooth_paths import own_fits, with_site_intercepts
+from fedkin.fitting.comparison import baseline_models
+from fedkin.fitting.comparison.ridge_paths import HOLDS, RIDGES, SiteRows, own_ridges, pooled_ridge
+from fedkin.fitting.comparison.smooth_paths import RIDGES as SMOOTH_RIDGES
+from fedkin.fitting.comparison.smooth_paths import own_fits, with_site_intercepts
 from fedkin.losses import make_loss
 
 

@@ -25,8 +25,8 @@ from sklearn.preprocessing import StandardScaler
 from fedkin import Federation
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting import Comparison, FitOptions, baseline_models, compare, fit_federation
-from fedkin.fitting.metrics import check_held_out, more_scores, responses, row_errors, site_areas
-from fedkin.fitting.ridge_paths import RIDGES
+from fedkin.fitting.comparison.metrics import check_held_out, more_scores, responses, row_errors, site_areas
+from fedkin.fitting.comparison.ridge_paths import RIDGES
 from fedkin.losses import UserLoss
 
 PLAIN = FitOptions(lam=0.02, select="none")
@@ -248,7 +248,7 @@ def test_ctrl_c_keeps_the_splits_that_are_done(monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return fit_federation(*arguments)
 
-    monkeypatch.setattr("fedkin.fitting.comparison.fit_federation", interrupted)
+    monkeypatch.setattr("fedkin.fitting.comparison.comparison.fit_federation", interrupted)
     assert compare(fed, None, PLAIN, repeats=5, keep_best=True).repeats == 2
     turns.clear()
     with pytest.raises(KeyboardInterrupt):

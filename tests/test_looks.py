@@ -17,8 +17,7 @@ from fedkin import Federation, Graph
 from fedkin.datasets import paper_design
 from fedkin.errors import ParameterError
 from fedkin.fitting import FitOptions, FittedModel, fit_federation, with_history
-from fedkin.fitting.estimators import FedADMMRegressor
-from fedkin.fitting.kin_estimators import KinRegressor
+from fedkin.fitting.estimators import FedADMMRegressor, KinRegressor
 from fedkin.report import plot_coefficients, plot_graph, plot_kin, plot_path
 
 NASTY = "<script>alert(1)</script>"

@@ -107,7 +107,7 @@ def interrupted_fit(monkeypatch, turn):
             signal.raise_signal(signal.SIGINT)
         return fit_federation(*arguments)
 
-    monkeypatch.setattr("fedkin.fitting.comparison.fit_federation", fit)
+    monkeypatch.setattr("fedkin.fitting.comparison.comparison.fit_federation", fit)
     monkeypatch.setattr(fedkin.cli.fit, "fit_federation", fit)
 
 

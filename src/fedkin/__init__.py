@@ -49,11 +49,11 @@ _WHERE = {
     "cross_validate_lam": "fedkin.solvers",
     "FedADMMRegressor": "fedkin.fitting.estimators",
     "FedADMMClassifier": "fedkin.fitting.estimators",
-    "DeviceScorer": "fedkin.fitting.scoring",
-    "WithinDeviceKFold": "fedkin.fitting.scoring",
+    "DeviceScorer": "fedkin.fitting.estimators",
+    "WithinDeviceKFold": "fedkin.fitting.estimators",
     "fit_summaries": "fedkin.fitting",
-    "KinRegressor": "fedkin.fitting.kin_estimators",
-    "KinClassifier": "fedkin.fitting.kin_estimators",
+    "KinRegressor": "fedkin.fitting.estimators",
+    "KinClassifier": "fedkin.fitting.estimators",
     "load": "fedkin.fitting",
     "progress": "fedkin.fitting.progress",
     "FedkinError": "fedkin.errors",
@@ -64,7 +64,7 @@ _MODULES = {
     "datasets": "fedkin.datasets",
     "losses": "fedkin.losses",
     "penalties": "fedkin.objective.penalties",
-    "scoring": "fedkin.fitting.scoring",
+    "scoring": "fedkin.fitting.estimators.scoring",
     "theory": "fedkin.stats.theory",
 }
 
@@ -77,13 +77,13 @@ if TYPE_CHECKING:
     from fedkin.errors import FedkinError as FedkinError
     from fedkin.fitting import fit_summaries as fit_summaries
     from fedkin.fitting import load as load
+    from fedkin.fitting.estimators import DeviceScorer as DeviceScorer
     from fedkin.fitting.estimators import FedADMMClassifier as FedADMMClassifier
     from fedkin.fitting.estimators import FedADMMRegressor as FedADMMRegressor
-    from fedkin.fitting.kin_estimators import KinClassifier as KinClassifier
-    from fedkin.fitting.kin_estimators import KinRegressor as KinRegressor
+    from fedkin.fitting.estimators import KinClassifier as KinClassifier
+    from fedkin.fitting.estimators import KinRegressor as KinRegressor
+    from fedkin.fitting.estimators import WithinDeviceKFold as WithinDeviceKFold
     from fedkin.fitting.progress import progress as progress
-    from fedkin.fitting.scoring import DeviceScorer as DeviceScorer
-    from fedkin.fitting.scoring import WithinDeviceKFold as WithinDeviceKFold
     from fedkin.graph import Graph as Graph
     from fedkin.kin import Kin as Kin
     from fedkin.kin import find_kin as find_kin

@@ -12,8 +12,7 @@ from fedkin.cli.console import note
 from fedkin.cli.tables import naming
 from fedkin.data import device_ids, read_columns
 from fedkin.errors import DataError, UnknownDeviceError
-from fedkin.fitting import FittedModel
-from fedkin.fitting.new_rows import position_of
+from fedkin.fitting import FittedModel, position_of
 
 
 def models_of(

@@ -9,36 +9,42 @@ Out: a `FittedModel` in the units of the user's columns, with its directory of o
 of parameters that were found elsewhere, on rows that a `Schema` prepared; `join_parts` one of the models of sites); a
 `Comparison` with simpler models, tuned, on held-out rows.
 
-| modules | what they do |
+| sub-room | what it does |
 |---|---|
-| `options`, `preparation`, `fitting`, `kin`, `messages`, `asks`, `units` | the fit: from rows, or from summaries |
-| `model`, `model_files`, `kin_files`, `loading`, `history`, `parts` | the model and its files |
-| `new_rows`, `kin_answers`, `naive` | what it can be asked |
-| `comparison`, `fold_comparison`, `baselines`, `ridge_paths`, `smooth_paths`, `metrics`, `progress` | the comparison |
-| `estimators`, `kin_estimators`, `per_device`, `scoring` | the scikit-learn face |
+| `model` | the model, its directory of files, and what it can be asked |
+| `ways` | the fit: from rows or from summaries, by kin or by the fused estimator |
+| `comparison` | what the fit is worth beside simpler models |
+| `estimators` | the scikit-learn face |
 
-`fedkin.fitting.estimators`, `fedkin.fitting.kin_estimators` and `fedkin.fitting.scoring` are imported by name, since
-they need scikit-learn. Imports: `admm`, `kin`, `solvers`, `stats` and below.
+Between them: `options` (one type for all options), `preparation` (from the user's rows to those of the fit), and
+`progress` (a bar for long fits). `fedkin.fitting.estimators` and `fedkin.fitting.progress` are imported by name, since
+they need scikit-learn and rich. Imports: `admm`, `kin`, `solvers`, `stats` and below.
 """
 
 from __future__ import annotations
 
-from fedkin.fitting.asks import Asks
-from fedkin.fitting.baselines import baseline_models
-from fedkin.fitting.comparison import REPEATS, Comparison, compare
-from fedkin.fitting.fitting import fit_federation
-from fedkin.fitting.fold_comparison import FoldComparison, compare_folds
-from fedkin.fitting.history import data_record, with_history
-from fedkin.fitting.kin_answers import NewSite
-from fedkin.fitting.loading import load
-from fedkin.fitting.messages import SummaryFit, fit_summaries
-from fedkin.fitting.model import FittedModel
-from fedkin.fitting.model_files import check_model_place
-from fedkin.fitting.naive import naive_confint
+from fedkin.fitting.comparison import REPEATS, Comparison, FoldComparison, baseline_models, compare, compare_folds
+from fedkin.fitting.model import (
+    FittedModel,
+    NewSite,
+    check_model_place,
+    join_parts,
+    load,
+    model_from_theta,
+    near_groups,
+    position_of,
+)
 from fedkin.fitting.options import DEFAULTS, DESCRIPTIONS, SHARED, FitOptions, choices
-from fedkin.fitting.parts import join_parts, near_groups
 from fedkin.fitting.preparation import Prepared, prepare
-from fedkin.fitting.units import model_from_theta
+from fedkin.fitting.ways import (
+    Asks,
+    SummaryFit,
+    data_record,
+    fit_federation,
+    fit_summaries,
+    naive_confint,
+    with_history,
+)
 
 __all__ = [
     "DEFAULTS",
@@ -66,6 +72,7 @@ __all__ = [
     "model_from_theta",
     "naive_confint",
     "near_groups",
+    "position_of",
     "prepare",
     "with_history",
 ]

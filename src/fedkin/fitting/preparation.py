@@ -1,4 +1,4 @@
-"""From the user's rows to a problem that has a solution; the way back is that of `fedkin.fitting.units`.
+"""From the user's rows to a problem that has a solution; the way back is that of `fedkin.fitting.model.units`.
 
 Classes become numbers, an intercept column is added, features are standardised, or scaled as a schema has it; a light
 ridge goes where the problem would have no minimiser.
@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from fedkin._base import Array
 from fedkin.data import INTERCEPT, Federation, Schema, TableSchema
 from fedkin.errors import DataError, DegenerateDeviceWarning, ParameterError
-from fedkin.fitting.model import FittedModel
+from fedkin.fitting.model import FittedModel, Units, class_numbers
 from fedkin.fitting.options import AUTO, FitOptions
-from fedkin.fitting.units import Units
 from fedkin.graph import Graph
 from fedkin.losses import CLASS_LOSSES, LOGIT_SIZE, Loss, make_loss
 from fedkin.objective import RANK_TOLERANCE, Problem, Summaries, least_eigenvalue, parameter_map
@@ -184,15 +183,6 @@ def _encoded_classes(y: NDArray[Any], loss: str, target: str | None = None) -> t
             "federation (a single device may have one class only)"
         )
     return classes, codes.astype(np.float64)
-
-
-def class_numbers(y: NDArray[Any], classes: tuple[Any, ...]) -> Array:
-    """The number of each label of new rows among the classes of a fit."""
-    number = {label: k for k, label in enumerate(classes)}
-    unknown = [label for label in np.unique(y).tolist() if label not in number]
-    if unknown:
-        raise DataError(f"class {unknown[0]!r} is in the held-out rows, but not in the training rows")
-    return np.array([number[label] for label in y.tolist()], dtype=np.float64)
 
 
 # --- a problem with a minimiser --------------------------------------------------------------------------------

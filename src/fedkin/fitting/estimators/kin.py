@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from fedkin.data import Federation
-from fedkin.fitting.fitting import fit_federation
+from fedkin.fitting.estimators.per_device import PerDevice, PerDeviceClassifier, PerDeviceRegressor
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import AUTO, FitOptions
-from fedkin.fitting.per_device import PerDevice, PerDeviceClassifier, PerDeviceRegressor
+from fedkin.fitting.ways import fit_federation
 from fedkin.graph import Graph
 from fedkin.kin import Kin
 from fedkin.losses import Loss

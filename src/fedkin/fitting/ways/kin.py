@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from fedkin._base import Array
-from fedkin.fitting.asks import Asks
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Prepared
+from fedkin.fitting.ways.asks import Asks
 from fedkin.graph import Graph
 from fedkin.kin import Kin, find_kin
 from fedkin.objective import Ask, Summaries

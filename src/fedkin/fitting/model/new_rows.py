@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from fedkin._base import Array, Index, listed
 from fedkin.data import Schema, TableSchema, columns_of, device_id, device_ids
@@ -99,3 +100,12 @@ def offset_column(offset: ArrayLike | None, n: int, *, needed: bool) -> Array | 
         row = int(np.flatnonzero(~np.isfinite(shift))[0])
         raise DataError(f"row {row}: the offset is {shift[row]}; fill or drop such rows")
     return shift
+
+
+def class_numbers(y: NDArray[Any], classes: tuple[Any, ...]) -> Array:
+    """The number of each label of new rows among the classes of a fit."""
+    number = {label: k for k, label in enumerate(classes)}
+    unknown = [label for label in np.unique(y).tolist() if label not in number]
+    if unknown:
+        raise DataError(f"class {unknown[0]!r} is in the held-out rows, but not in the training rows")
+    return np.array([number[label] for label in y.tolist()], dtype=np.float64)

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from fedkin.data import Federation, Schema
 from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
-from fedkin.fitting.history import choice_record
-from fedkin.fitting.kin import kin_model
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Prepared, note_light_ridge, prepare, well_posed_problem, with_light_ridge
+from fedkin.fitting.ways.history import choice_record
+from fedkin.fitting.ways.kin import kin_model
 from fedkin.graph import Graph
 from fedkin.objective import Problem, Solution
 from fedkin.solvers import LamChoice, cross_validate_lam, solve

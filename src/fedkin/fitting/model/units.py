@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from fedkin._base import Array, Index, count
 from fedkin.data import INTERCEPT, Schema
 from fedkin.errors import ParameterError
-from fedkin.fitting.model import FittedModel
+from fedkin.fitting.model.model import FittedModel
 from fedkin.graph import Graph
 from fedkin.losses import Loss
 from fedkin.objective import parameter_map

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from fedkin._base import Array, Index
 from fedkin.data import Federation
 from fedkin.errors import DataError
-from fedkin.fitting.model import FittedModel
-from fedkin.fitting.preparation import class_numbers
+from fedkin.fitting.model import FittedModel, class_numbers
 
 #: What `row_errors` measures, by the name of the loss; lower is better.
 METRICS = {

@@ -19,10 +19,10 @@ from typing import Literal
 import numpy as np
 
 from fedkin.data import Federation
-from fedkin.fitting.fitting import fit_federation
+from fedkin.fitting.estimators.per_device import REGRESSION_LOSSES, PerDevice, PerDeviceClassifier, PerDeviceRegressor
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import DEFAULTS, CvRule, FitOptions, PenaltyName, Solver, documented
-from fedkin.fitting.per_device import REGRESSION_LOSSES, PerDevice, PerDeviceClassifier, PerDeviceRegressor
+from fedkin.fitting.ways import fit_federation
 from fedkin.graph import Graph
 from fedkin.losses import CLASS_LOSSES, Loss
 from fedkin.stats import Method, Variance

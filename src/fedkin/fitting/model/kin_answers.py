@@ -12,13 +12,13 @@ from numpy.typing import ArrayLike
 from fedkin._base import Array, check_choice
 from fedkin.data import Rows, TableSchema, columns_of
 from fedkin.errors import DataError, ParameterError
-from fedkin.fitting.new_rows import feature_matrix, is_table, offset_column
+from fedkin.fitting.model.new_rows import class_numbers, feature_matrix, is_table, offset_column
 from fedkin.kin import Contrast, Joined, Kin, Predicted
 from fedkin.kin.inference import How, Kind, Sites, predicted
 from fedkin.objective import Summary
 
 if TYPE_CHECKING:
-    from fedkin.fitting.model import FittedModel
+    from fedkin.fitting.model.model import FittedModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +191,7 @@ def _joined(model: FittedModel, kin: Kin, site: object) -> tuple[Joined, int]:
     if site is None:
         return kin.join(None), 0
     if isinstance(site, Summary):
-        from fedkin.fitting.units import Units
+        from fedkin.fitting.model.units import Units
 
         if model.schema is None or isinstance(model.schema, TableSchema):
             return kin.join(site), int(site.count.sum())
@@ -210,8 +210,6 @@ def _joined(model: FittedModel, kin: Kin, site: object) -> tuple[Joined, int]:
 
 def _labelled(model: FittedModel, site: Any) -> Rows:
     """Rows of a new site with its target as the loss wants it."""
-    from fedkin.fitting.preparation import class_numbers
-
     X: Any
     y: Any
     weight = None

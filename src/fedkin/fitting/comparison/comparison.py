@@ -12,11 +12,11 @@ from numpy.typing import ArrayLike
 from fedkin._base import Array, Index, check_whole, tracked
 from fedkin.data import Federation, Schema
 from fedkin.errors import ParameterError
-from fedkin.fitting.baselines import GLOBAL, INTERCEPTS, LOCAL, baseline_models
-from fedkin.fitting.fitting import Progress, fit_federation
-from fedkin.fitting.metrics import check_held_out, metric_name, more_scores, responses, row_errors
+from fedkin.fitting.comparison.baselines import GLOBAL, INTERCEPTS, LOCAL, baseline_models
+from fedkin.fitting.comparison.metrics import check_held_out, metric_name, more_scores, responses, row_errors
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
+from fedkin.fitting.ways import Progress, fit_federation
 from fedkin.graph import Graph
 
 FEDKIN = "Fedkin"

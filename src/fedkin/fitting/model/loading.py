@@ -8,9 +8,7 @@ from typing import Any
 
 from fedkin.data import Schema
 from fedkin.errors import ModelFileError, ParameterError
-from fedkin.fitting.kin_files import StoredKin
-from fedkin.fitting.model import STORED, FittedModel
-from fedkin.fitting.model_files import (
+from fedkin.fitting.model.files import (
     COEFFICIENTS_FILE,
     EDGES_FILE,
     KIN_ARRAYS_FILE,
@@ -23,6 +21,8 @@ from fedkin.fitting.model_files import (
     read_optional,
     text_of,
 )
+from fedkin.fitting.model.kin_files import StoredKin
+from fedkin.fitting.model.model import STORED, FittedModel
 from fedkin.losses import Loss, restore_loss
 
 

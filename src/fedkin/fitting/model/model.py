@@ -15,9 +15,7 @@ from fedkin import __version__
 from fedkin._base import Array, Index, count, html_card, some_of
 from fedkin.data import HasDevices, Schema, columns_of, raise_findings
 from fedkin.errors import ParameterError
-from fedkin.fitting.kin_answers import KinAnswers
-from fedkin.fitting.kin_files import KinField, kin_files
-from fedkin.fitting.model_files import (
+from fedkin.fitting.model.files import (
     COEFFICIENTS_FILE,
     EDGES_FILE,
     OPTIONAL_FILES,
@@ -29,7 +27,9 @@ from fedkin.fitting.model_files import (
     json_text,
     write_directory,
 )
-from fedkin.fitting.new_rows import device_positions, feature_matrix, is_table, offset_column, position_of
+from fedkin.fitting.model.kin_answers import KinAnswers
+from fedkin.fitting.model.kin_files import KinField, kin_files
+from fedkin.fitting.model.new_rows import device_positions, feature_matrix, is_table, offset_column, position_of
 from fedkin.graph import Graph
 from fedkin.losses import Loss, describe_loss
 

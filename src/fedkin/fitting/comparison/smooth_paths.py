@@ -12,7 +12,7 @@ import numpy as np
 
 from fedkin._base import Array
 from fedkin.data import Rows
-from fedkin.fitting.ridge_paths import SiteRows
+from fedkin.fitting.comparison.ridge_paths import SiteRows
 from fedkin.losses import LOGIT_SIZE, RowLoss, weighted_gram
 from fedkin.objective import RowBatch
 from fedkin.stats import minimise_with_ridge

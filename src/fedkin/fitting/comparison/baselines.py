@@ -14,11 +14,11 @@ import numpy as np
 from fedkin._base import Array
 from fedkin.data import Federation, Schema
 from fedkin.errors import DegenerateDeviceWarning
+from fedkin.fitting.comparison.ridge_paths import HOLDS, SiteRows, own_ridges, pooled_ridge
+from fedkin.fitting.comparison.smooth_paths import own_fits, pooled_fit, with_site_intercepts
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Prepared, prepare
-from fedkin.fitting.ridge_paths import HOLDS, SiteRows, own_ridges, pooled_ridge
-from fedkin.fitting.smooth_paths import own_fits, pooled_fit, with_site_intercepts
 from fedkin.graph import Graph
 from fedkin.losses import RowLoss
 from fedkin.objective import resolve_losses
@@ -51,7 +51,7 @@ def baseline_models(
     Examples
     --------
     >>> from fedkin.datasets import paper_design
-    >>> from fedkin.fitting.baselines import baseline_models
+    >>> from fedkin.fitting.comparison.baselines import baseline_models
     >>> design = paper_design(n_devices=6, n_samples=30, n_features=3, n_clusters=1, seed=0)
     >>> list(baseline_models(design.federation))
     ['Local', 'Global', 'Site intercepts']

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedkin._base import Array, Index, count
 from fedkin.errors import DataError, ParameterError
-from fedkin.fitting.model import FittedModel
+from fedkin.fitting.model.model import FittedModel
 from fedkin.graph import Graph
 
 #: Largest difference, in units of scaled columns, up to which neighbours are called equal after rounds.

@@ -16,9 +16,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from fedkin._base import Array, listed
 from fedkin.data import Federation
 from fedkin.errors import DataError, FedkinWarning, ParameterError
+from fedkin.fitting.estimators.scoring import AtDevices, split_column
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import AUTO
-from fedkin.fitting.scoring import AtDevices, split_column
 from fedkin.graph import Graph
 from fedkin.losses import CLASS_LOSSES, Loss
 

@@ -17,7 +17,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from fedkin.fitting.model_files import KIN_ARRAYS_FILE, KIN_FILE, damaged, json_text
+from fedkin.fitting.model.files import KIN_ARRAYS_FILE, KIN_FILE, damaged, json_text
 from fedkin.kin import Diagnostics, Kin, Learned, Pairs, States, Units
 from fedkin.losses import Loss
 

@@ -20,12 +20,12 @@ import numpy as np
 from fedkin._base import Array
 from fedkin.data import Schema
 from fedkin.errors import ConvergenceWarning, DataError, ParameterError, SolverError
-from fedkin.fitting.asks import Asks
-from fedkin.fitting.fitting import Progress, chosen_lam, fused_model, silent, used_graph
-from fedkin.fitting.kin import kin_asks, model_of_kin
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Prepared, note_light_ridge, prepare, well_posed_problem
+from fedkin.fitting.ways.asks import Asks
+from fedkin.fitting.ways.federation import Progress, chosen_lam, fused_model, silent, used_graph
+from fedkin.fitting.ways.kin import kin_asks, model_of_kin
 from fedkin.graph import Graph
 from fedkin.kin import find_kin
 from fedkin.objective import Ask, Problem, Summaries, ball_gap, solve_and_rest

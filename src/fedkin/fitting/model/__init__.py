@@ -1,0 +1,33 @@
+"""The fitted model: what every way of fitting returns, what it can be asked, and its directory of open files.
+
+In: parameters per site (`model_from_theta`), models of single sites (`join_parts`), or a directory (`load`).
+Out: a `FittedModel` in the units of the user's columns: `model`, with `kin_answers` for what only kin can answer,
+`units` for the way from standardised columns to the user's, and `new_rows` for the rows it predicts.
+To change what a model directory holds: the files are written in `files` (those of kin in `kin_files`), the entries of
+``model.json`` are fields of `FittedModel` (`model.STORED`), and `loading` reads them; docs/file-formats.md describes
+them.
+Imports: `kin`, `objective` and below; nothing else of `fitting`.
+"""
+
+from __future__ import annotations
+
+from fedkin.fitting.model.files import check_model_place
+from fedkin.fitting.model.kin_answers import NewSite
+from fedkin.fitting.model.loading import load
+from fedkin.fitting.model.model import FittedModel
+from fedkin.fitting.model.new_rows import class_numbers, position_of
+from fedkin.fitting.model.parts import join_parts, near_groups
+from fedkin.fitting.model.units import Units, model_from_theta
+
+__all__ = [
+    "FittedModel",
+    "NewSite",
+    "Units",
+    "check_model_place",
+    "class_numbers",
+    "join_parts",
+    "load",
+    "model_from_theta",
+    "near_groups",
+    "position_of",
+]
