@@ -7,6 +7,7 @@ folder, or name it in the environment variable ``FEDKIN_DATA``.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 from fedkin._base import AnyArray, Mask, listed
 from fedkin.data import Federation, read_columns
 from fedkin.datasets import counties
-from fedkin.errors import DataError, ParameterError
+from fedkin.errors import DataError, ParameterError, TableWarning
 
 #: The environment variable that names the folder.
 VARIABLE = "FEDKIN_DATA"
@@ -88,7 +89,9 @@ def load_school(folder: str | os.PathLike[str] | None = None) -> PublicTable:
     folder : path, optional
         That holds ``school/school.csv`` and ``school/school_splits.csv``; by default what ``FEDKIN_DATA`` names.
     """
-    federation = Federation.read(_file(folder, "school/school.csv"), device="school", target="exam_score")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TableWarning)  # of each set of 0/1 columns one follows from the others
+        federation = Federation.read(_file(folder, "school/school.csv"), device="school", target="exam_score")
     columns = read_columns(_file(folder, "school/school_splits.csv"))
     training = np.column_stack([np.asarray(column, dtype=np.float64) for column in columns.values()])
     if len(training) != len(federation.X):
