@@ -80,6 +80,7 @@ def test_rows_with_gaps_are_left_out(tmp_path):
 def test_means_of_training_rows_fill_gaps(tmp_path, missing):
     path, table = with_gaps(tmp_path)
     fed = read(path, missing=missing)
+    assert fed.notes == ("5 missing cells filled by means of the rows that train: 'age' 3, 'ward' 2",)
     extra = ("age missing", "ward missing") if missing == "indicator" else ()
     assert fed.feature_names == ("age", "dose", "ward=B", "ward=C", *extra)
     train, test = fed.split(0.3, seed=1)
@@ -169,6 +170,42 @@ def test_dates_are_refused_with_a_hint(tmp_path):
     assert words.startswith("the table does not fit: admitted: these are dates: turn them into numbers, such as days")
 
 
+DATES = [
+    "4.3.2021",
+    "3/4/21",
+    "Wed May 21 00:00:00 EDT 2008",
+    "May 21, 2008",
+    "4-Mar-21",
+    "21st of March 2021",
+    "Jan 2020",
+]
+
+
+@pytest.mark.parametrize("day", [*DATES, "Jan 2020", "2021-03-04 15:30:00"])
+def test_dates_are_known_however_they_are_written(tmp_path, day):
+    table = frame()
+    table["sale_date"] = day
+    table.loc[3, "sale_date"] = "unknown"
+    assert "sale_date: these are dates" in refused(saved(tmp_path, table))
+
+
+@pytest.mark.parametrize("word", ["May", "may", "Martin 4", "sun 12 dec", "Dec-2", "Apr 4 rooms 2021"])
+def test_words_are_no_dates(tmp_path, word):
+    table = frame()
+    table["ward"] = np.where(np.arange(60) % 2, word, "other")
+    assert len(read(saved(tmp_path, table)).feature_names) == 3
+
+
+@pytest.mark.parametrize("name", ["patient_id", "recordId", "number"])
+def test_ids_that_would_be_amounts_are_remarked_on(tmp_path, name):
+    table = frame()
+    table[name] = np.random.default_rng(2).permutation(60) + 4000
+    path = saved(tmp_path, table)
+    with pytest.warns(TableWarning, match=f"'{name}' looks like an id, .* say which columns to use with features="):
+        assert name in read(path).feature_names
+    read(path, features=["age", name])  # who names it means it
+
+
 def test_names_are_no_category(tmp_path):
     table = frame()
     table["name"] = [f"patient {k}" for k in range(60)]
@@ -202,8 +239,45 @@ def test_a_word_in_a_numeric_column(tmp_path):
     table.loc[11, "age"] = "unknown"
     assert refused(saved(tmp_path, table)) == (
         "the table does not fit: age: 1 of 60 cells is not a number: 'unknown' in line 13; correct the cell, or leave "
-        "it empty"
+        'it empty and add missing="drop" or missing="mean"'
     )
+    assert refused(saved(tmp_path, table), missing="mean").endswith("correct the cell, or leave it empty")
+
+
+@pytest.mark.parametrize("n", [4, 16])
+@pytest.mark.parametrize("amounts", [[17.5, 18, 21, 19], [17, 18, 21, 19]])
+def test_a_word_among_few_numbers_of_the_target(tmp_path, n, amounts, capsys):
+    table = frame(n, 2).assign(days=np.resize(amounts, n)).astype({"days": object})
+    table.loc[2, "days"] = "oops"
+    path = saved(tmp_path, table[["site", "dose", "days"]])
+    assert refused(path) == (
+        f"the table does not fit: days: 1 of {n} cells is not a number: 'oops' in line 4; correct the cell, or leave "
+        'it empty and add missing="drop"; if these are classes, give each a letter (c1, c2)'
+    )
+    assert main(["fit", str(path), "--device", "site", "--target", "days", "--out", str(tmp_path / "m")]) == 2
+    words = " ".join(capsys.readouterr().err.split())
+    assert "line 4; correct the cell, or leave it empty and add --missing drop; if" in words
+    table.loc[2, "days"] = None
+    with pytest.warns(TableWarning, match="1 row of"):
+        assert read(saved(tmp_path, table), missing="drop").y.dtype.kind == "f"
+
+
+@pytest.mark.parametrize(
+    "labels", [["0", "1", "2", "3+"], ["1", "2", "other"], ["c1", "c2", "c3"], ["1", "2", "3", "a", "b", "c", "d"]]
+)
+def test_labels_with_digits_are_classes(tmp_path, labels):
+    table = frame(28, 2).assign(days=np.resize(np.array(labels, dtype=object), 28))
+    assert set(read(saved(tmp_path, table)).y) == set(labels)
+
+
+def test_a_word_among_few_amounts_of_a_feature(tmp_path):
+    table = frame(8, 2).astype({"age": object})
+    table.loc[[2, 5], "age"] = "none"
+    path = saved(tmp_path, table)
+    words = refused(path)
+    assert "age: 2 of 8 cells are not numbers: 'none' in line 4, 'none' in line 7; correct the cell" in words
+    assert words.endswith("if these are names, say so with categories=")
+    assert "age=none" in read(path, categories=["age"]).feature_names
 
 
 def test_decimal_commas(tmp_path):

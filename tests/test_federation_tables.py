@@ -179,7 +179,7 @@ def test_a_word_among_the_numbers_of_the_target_is_named_at_once(tmp_path):
         Federation.read(path, device="site", target="y")
     assert str(caught.value) == (
         f"{path}: the table does not fit: y: 1 of 60 cells is not a number: 'oops' in line 19; "
-        "correct the cell, or leave it empty; if these are classes, give each a letter (c1, c2)"
+        'correct the cell, or leave it empty and add missing="drop"; if these are classes, give each a letter (c1, c2)'
     )
     table = {"site": ["a", "b"] * 30, "x": range(60), "y": [str(k) for k in range(59)] + ["?"]}
     with pytest.raises(DataError, match=r"y: 1 of 60 cells is not a number: '\?' in row 59"):

@@ -330,6 +330,10 @@ def test_commands(tmp_path, monkeypatch, capsys):
     assert "--new-site predicts it" in capsys.readouterr().err
     assert main(["predict", "fedkin-model", "new.csv", "--rows", "known.csv"]) == 2
     assert "add --new-site" in capsys.readouterr().err
+    assert main(["predict", "fedkin-model", "sites.csv", "--new-site", "--rows", "known.csv", "--out", "p.csv"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "--new-site makes no difference: all sites of the table were part of the fit" in said
+    assert "--rows of 's11' are not used" in said
     widths, fits = [], []
     for more in ([], ["--rows", "known.csv"]):
         predict = ["predict", "fedkin-model", "new.csv", "--new-site", "--level", "0.95", "--json", *more]

@@ -26,8 +26,13 @@ def models_of(
         except UnknownDeviceError as error:
             hint = "" if fitted.kin is None else "; --new-site predicts it from what all sites have in common"
             raise UnknownDeviceError(f"{error}{hint}") from None
+    if new and not unknown:
+        note("--new-site makes no difference: all sites of the table were part of the fit, and have their models")
     models: dict[Hashable, FittedModel] = {device: fitted for device in devices if device in fitted.index}
     labelled = {} if known_rows is None else _by_site(known_rows, column)
+    idle = [site for site in labelled if site not in {str(device) for device in unknown}]
+    if idle:
+        note(f"--rows of {listed(idle)} are not used: they are for sites of the table that were not part of the fit")
     for device in unknown:
         rows = labelled.get(str(device))
         found = fitted.join(rows, name=device)

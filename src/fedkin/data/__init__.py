@@ -6,7 +6,7 @@ or, by a `Schema`, the prepared rows of one site, and `Finding`s in words. Impor
 A user's table: `reading` leads from a file to a federation. `tables` reads files and data frames into columns
 (`cells`; `arrow` where they are large; `source` knows the lines), `columns` finds device and target, `kinds` guesses
 what the others hold, and `learning` decides what to use, refuse or remark on: the result is a `TableSchema`
-(`learned`). A check on users' tables goes into `learning`.
+(`learned`). A check on users' tables goes into `learning`; `redundant` finds columns that tell nothing.
 A contract's table: `schema` and `column` say what columns must be, `findings` (with `labels`, `units`) what is wrong.
 Both: `rows` is the only container of rows, `federation` stacks those of all devices, `checks` and `ids` are for arrays
 and names that Python users give, `cuts` makes splits and folds.
@@ -24,8 +24,8 @@ from fedkin.data.ids import HasDevices, device_id, device_ids
 from fedkin.data.kinds import is_row_number, look_at, too_many_levels
 from fedkin.data.labels import Label, level_text, looks_like_date, parsed_numbers
 from fedkin.data.learned import TableSchema
-from fedkin.data.learning import dependent_columns
 from fedkin.data.reading import files_of
+from fedkin.data.redundant import dependent_columns
 from fedkin.data.rows import Rows
 from fedkin.data.schema import Schema
 from fedkin.data.tables import CSV_SUFFIXES, PARQUET_SUFFIXES, columns_of, read_columns, write_csv

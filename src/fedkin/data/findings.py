@@ -25,6 +25,8 @@ RowWords = Callable[[int], str]
 #: What becomes of missing cells: they refuse the table, their rows are left out, or they are filled in.
 Gaps = Literal["refuse", "drop", "fill"]
 
+#: The cure for a cell that holds nothing of use; what becomes of empty cells is for others to say.
+LEAVE_EMPTY = "leave it empty"
 #: Numbers that people write where there is none.
 _MISSING_CODES = frozenset({-1.0, -9.0, -99.0, -999.0, -9999.0, 9.0, 99.0, 999.0, 9999.0, 99999.0})
 #: Cells and levels that a finding shows.
@@ -199,7 +201,7 @@ def _not_numbers(wrong: list[tuple[int, object]], n: int, at: RowWords) -> str:
         return f"{words}; a limit of detection is not a value: agree on what to write there"
     if isinstance(first, str) and first[:1].isdigit():
         return f"{words}; leave units and remarks out of the cells"
-    return f"{words}; correct the cell, or leave it empty"
+    return f"{words}; correct the cell, or {LEAVE_EMPTY}"
 
 
 def _out_of_range(values: Array, rows: RowWords, outside: Mask, unit: str, plausible: Range) -> str:

@@ -22,6 +22,8 @@ _INDEX_NAMES = re.compile(r"|unnamed: ?\d+|index|level_\d+|__index_level_\d+__|r
 _CODE_NAME = re.compile(
     r"(^|[_\W])(code|type|kind|class|category|region|zone|district|ward|zip|zipcode|postcode|id|nr|no)$", re.IGNORECASE
 )
+_ID_NAME = re.compile(r"(^|[_\W])(ids?|uuid|mrn|ssn|nr|serial)$", re.IGNORECASE)
+_KEY_NAME = re.compile(r"(^|[_\W])(number|no|key|code|record|case|row|patient|person|customer|order)$", re.IGNORECASE)
 _MOST_CODES = 20
 _ROWS_PER_CODE = 10
 
@@ -36,13 +38,16 @@ class Looked(NamedTuple):
 def look_at(column: AnyArray, *, category: bool = False) -> Looked:
     """What a column holds; with ``category`` numbers are levels, too.
 
-    A column of text is a category, unless its cells are dates, or all of them are numbers, or so many are that the rest
-    must be mistakes. Numbers with leading zeros are codes, so that they stay text.
+    A column of text is a category, unless most of its cells are dates, or all of them are numbers, or so many are, or
+    such ones, that the rest must be mistakes: words among amounts such as 17.5 are. Numbers with leading zeros are
+    codes, so that they stay text.
 
     Examples
     --------
     >>> look_at(np.array(["b", "a", None], dtype=object))
     Looked(kind='category', levels=('a', 'b'))
+    >>> look_at(np.array(["17.5", "18", "oops", "21"], dtype=object)).kind
+    'number'
     >>> look_at(np.array(["1,5", "2,25"], dtype=object)).kind, look_at(np.array(["007", "12"], dtype=object)).kind
     ('number', 'category')
     """
@@ -53,7 +58,7 @@ def look_at(column: AnyArray, *, category: bool = False) -> Looked:
         return Looked("empty")
     if category:
         return Looked("category", _levels(counted))
-    if all(map(looks_like_date, counted)):
+    if 2 * sum(n for cell, n in counted.items() if looks_like_date(cell)) > sum(counted.values()):
         return Looked("date")
     words = {cell: n for cell, n in counted.items() if isinstance(cell, str) and number_of(cell) is None}
     if not words:
@@ -62,9 +67,38 @@ def look_at(column: AnyArray, *, category: bool = False) -> Looked:
     if all(DECIMAL_COMMA.fullmatch(cell.strip()) for cell in words):
         return Looked("number")
     wrong = sum(words.values())
-    if sum(counted.values()) - wrong >= NUMBERS_PER_WORD * wrong:
+    right = sum(counted.values()) - wrong
+    if right >= NUMBERS_PER_WORD * wrong or (right > wrong and _amounts(counted, fraction=True)):
         return Looked("number")
     return Looked("category", _levels(counted))
+
+
+def has_slips(column: AnyArray) -> bool:
+    """Whether a target of text rather holds amounts, and a few words by mistake.
+
+    Then three numbers or more differ, and words that hold no digit are fewer than numbers. Labels such as 0, 1, 2, 3+
+    are no mistake.
+
+    Examples
+    --------
+    >>> has_slips(np.array(["17", "18", "oops", "21"], dtype=object))
+    True
+    >>> has_slips(np.array(["0", "1", "2", "3+"], dtype=object)), has_slips(np.array(["1", "2", "no"], dtype=object))
+    (False, False)
+    """
+    counted = _counted(column)
+    words = [cell for cell in counted if isinstance(cell, str) and number_of(cell) is None]
+    wrong = sum(counted[word] for word in words)
+    plain = bool(words) and not any(character.isdigit() for word in words for character in word)
+    return plain and 2 * wrong < sum(counted.values()) and _amounts(counted)
+
+
+def _amounts(counted: Counter[Hashable], *, fraction: bool = False) -> bool:
+    """Whether three cells or more are different numbers; with ``fraction`` one of them not whole."""
+    texts = (cell for cell in counted if isinstance(cell, str) and not LEADING_ZERO.fullmatch(cell.strip()))
+    numbers = {number for text in texts if (number := number_of(text)) is not None}
+    numbers |= {float(cell) for cell in counted if isinstance(cell, (int, float)) and not isinstance(cell, bool)}
+    return len(numbers) >= 3 and not (fraction and all(number.is_integer() for number in numbers))
 
 
 def _counted(column: AnyArray) -> Counter[Hashable]:
@@ -135,3 +169,22 @@ def looks_like_code(name: str, column: AnyArray) -> bool:
     if not 3 <= distinct.size <= min(_MOST_CODES, values.size // _ROWS_PER_CODE) or (distinct % 1 != 0).any():
         return False
     return bool(_CODE_NAME.search(name)) or bool(distinct[0] >= 100 and np.unique(np.diff(distinct)).size > 1)
+
+
+def looks_like_id(name: str, column: AnyArray) -> bool:
+    """Whether whole numbers rather name rows: called an id, with many values; or a number or key, all different.
+
+    Examples
+    --------
+    >>> looks_like_id("patient_id", np.arange(1000.0, 1060.0)), looks_like_id("dose", np.arange(60.0) // 2)
+    (True, False)
+    """
+    if column.dtype.kind != "f":
+        return False
+    values = column[~np.isnan(column)]
+    if values.size < 3 * _ROWS_PER_CODE or (values != np.floor(values)).any():
+        return False
+    distinct = np.unique(values)
+    if distinct.size > _MOST_CODES and (_ID_NAME.search(name) or name.endswith(("Id", "ID"))):
+        return True
+    return distinct.size == values.size and _KEY_NAME.search(name) is not None

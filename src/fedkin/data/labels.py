@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Hashable, Sequence
 from datetime import date
 from decimal import Decimal
@@ -50,24 +51,48 @@ def _plain_number(cell: object) -> float | None:
     return float(cell) if isinstance(cell, (int, float, np.integer, np.floating, Decimal)) else None
 
 
+_MONTH = re.compile(
+    "jan(uary)?|feb(ruary)?|mar(ch)?|apr(il)?|may|june?|july?|aug(ust)?|sept?(ember)?|oct(ober)?|nov(ember)?|dec(ember)?"
+)
+_BESIDE_MONTHS = re.compile(
+    "(mon|tues?|wed(nes)?|thu(rs)?|fri|sat(ur)?|sun)(day)?|[ap]m|st|nd|rd|th|of|t|z|[a-z]{2,4}t"
+)
+_TOKENS = re.compile(r"[^\W\d_]+|\d+")
+
+
 def looks_like_date(cell: object) -> bool:
-    """Whether a cell is a day, as an object or as text (2021-03-04, 04.03.2021, 3/4/21).
+    """Whether a cell is a day, as an object or as text (2021-03-04, 04.03.2021, 3/4/21, March 4, 2021, 4-Mar-21).
 
     Examples
     --------
     >>> looks_like_date("2021-03-04"), looks_like_date("3/4/21"), looks_like_date("1-2")
     (True, True, False)
+    >>> looks_like_date("Wed May 21 00:00:00 EDT 2008"), looks_like_date("May"), looks_like_date("may 4 rooms")
+    (True, False, False)
     """
     if isinstance(cell, (date, np.datetime64)):
         return True
     if not isinstance(cell, str):
         return False
+    if _MONTH.search(cell.lower()):
+        return _names_a_month(cell)
     day = cell.strip().replace("T", " ").partition(" ")[0]
     for mark in "-/.":
         parts = day.split(mark)
         if len(parts) == 3 and all(part.isdigit() and len(part) in (1, 2, 4) for part in parts):
             return True
     return False
+
+
+def _names_a_month(cell: str) -> bool:
+    """Whether text is a month by name, a year, perhaps a day, and nothing else but a weekday and a time of day."""
+    tokens = _TOKENS.findall(cell.lower())
+    words = [token for token in tokens if not token.isdigit()]
+    others = [word for word in words if not _MONTH.fullmatch(word)]
+    numbers = [token for token in tokens if token.isdigit()]
+    if len(words) != len(others) + 1 or not all(map(_BESIDE_MONTHS.fullmatch, others)):
+        return False
+    return any(len(number) == 4 for number in numbers) or len(numbers) >= 2
 
 
 def level_text(label: object) -> str:

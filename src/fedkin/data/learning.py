@@ -8,19 +8,26 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedkin._base import AnyArray, Array, Index, Mask, check_choice, count, listed
-from fedkin.data.cells import number_of
+from fedkin.data.cells import DECIMAL_COMMA, NUMBERS_PER_WORD, number_of
 from fedkin.data.column import Column
 from fedkin.data.columns import Roles
-from fedkin.data.findings import Finding, RowWords, raise_findings
-from fedkin.data.kinds import Looked, is_row_number, look_at, looks_like_code, too_many_levels
+from fedkin.data.findings import LEAVE_EMPTY, Finding, RowWords, raise_findings
+from fedkin.data.kinds import (
+    Looked,
+    has_slips,
+    is_row_number,
+    look_at,
+    looks_like_code,
+    looks_like_id,
+    too_many_levels,
+)
 from fedkin.data.labels import parsed_numbers
 from fedkin.data.learned import FILLING, TableSchema
+from fedkin.data.redundant import constant, dependent_names
 from fedkin.data.schema import Missing
 from fedkin.data.tables import Columns
 from fedkin.errors import DataError
 
-#: A column is a combination of others when no more than this share of its variance is its own.
-_OWN_SHARE = 1e-13
 #: Fewer rows than this say nothing about columns that are alike by chance.
 _ENOUGH_ROWS = 5
 
@@ -36,11 +43,14 @@ class Learned:
         Rows that are used, in the order of the table.
     notes : tuple of str
         What was left out, and what its owner may want to know.
+    done : tuple of str
+        What was done because it was asked for: how many cells were filled.
     """
 
     schema: TableSchema
     rows: Index
     notes: tuple[str, ...]
+    done: tuple[str, ...] = ()
 
 
 def learn_table(
@@ -89,6 +99,7 @@ class _Learning:
     categories: tuple[str, ...]
     notes: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
 
     def result(self) -> Learned:
         chosen = self._chosen()
@@ -104,9 +115,10 @@ class _Learning:
         if not known and self.features is None:
             raise DataError(f"no column is left for the features beside {listed(self.roles.taken)}")
         self._remark_on(known)
+        self._tell_filled(known, kept)
         told = tuple(column.name for column in known if column.name in gaps) if self.missing == "indicator" else ()
         schema = TableSchema(tuple(known), target, self.roles.offset, self.missing, indicators=told)
-        return Learned(schema, kept, tuple(self.notes))
+        return Learned(schema, kept, tuple(self.notes), tuple(self.done))
 
     # --- columns ------------------------------------------------------------------------------------------------
 
@@ -147,8 +159,21 @@ class _Learning:
         if looked.kind == "category":
             return self._category(name, looked)
         column = Column(name)
-        self.findings += column.findings(cells, "fill", self.at)
+        found = column.findings(cells, "fill", self.at)
+        wrong = [str(cell).strip() for _, cell in parsed_numbers(cells).wrong]
+        many = NUMBERS_PER_WORD * len(wrong) > len(cells) and not all(map(DECIMAL_COMMA.fullmatch, wrong))
+        more = "; if these are names, say so with categories=" if many else ""
+        self.findings += [self._with_cure(one, 'missing="drop" or missing="mean"', more) for one in found]
         return column
+
+    def _with_cure(self, finding: Finding, how: str, more: str = "") -> Finding:
+        """The finding, with what a cell that is left empty needs, and what else may be meant."""
+        if not finding.refuses:
+            return finding
+        words = finding.words
+        if self.missing == "refuse":
+            words = words.replace(LEAVE_EMPTY, f"{LEAVE_EMPTY} and add {how}")
+        return Finding(finding.column, words + more)
 
     def _category(self, name: str, looked: Looked) -> Column | None:
         levels, n = looked.levels, len(self.columns[name])
@@ -175,6 +200,8 @@ class _Learning:
     def _target(self, name: str) -> Column | None:
         cells = self.columns[name]
         looked = look_at(cells)
+        if looked.kind == "category" and has_slips(cells):
+            looked = Looked("number")
         if looked.kind == "number" and cells.dtype.kind == "O":
             levels = look_at(cells, category=True)
             if len(levels.levels) <= 2 and all(number_of(level) is not None for level in levels.levels):
@@ -187,7 +214,7 @@ class _Learning:
             found = Column(name).findings(cells, "fill", self.at)
             wrong = [one for one in found if one.refuses]
             classes = "; if these are classes, give each a letter (c1, c2)"
-            self.findings += [Finding(name, f"{one.words}{classes}") for one in wrong]
+            self.findings += [self._with_cure(one, 'missing="drop"', classes) for one in wrong]
             return Column(name)
         elif looked.kind == "category" and too_many_levels(len(looked.levels), len(cells)):
             self.findings.append(
@@ -204,7 +231,7 @@ class _Learning:
                 continue
             cells = self.columns[name]
             found = [one for one in Column(name).findings(cells, "fill", self.at) if one.refuses]
-            self.findings += [Finding(name, f"{one.words} (it is the {role})") for one in found]
+            self.findings += [self._with_cure(one, 'missing="drop"', f" (it is the {role})") for one in found]
             values = parsed_numbers(cells).values
             below = np.flatnonzero(values < 0)
             if role == "weight" and below.size:
@@ -245,14 +272,14 @@ class _Learning:
         """The columns without those that are constant or made of others; raises for one that is the target."""
         numbers = {c.name: parsed_numbers(self.columns[c.name]).values[rows] for c in known if c.kind == "number"}
         self._refuse_copies(known, numbers, rows)
-        flat = [name for name, values in numbers.items() if _constant(values)] if rows.size > 1 else []
+        flat = [name for name, values in numbers.items() if constant(values)] if rows.size > 1 else []
         if len(flat) == len(known):
             return known
         self._leave_out(flat, "is the same in every row", "are the same in every row")
         known = [column for column in known if column.name not in flat]
         numbers = {name: values for name, values in numbers.items() if name not in flat}
         if rows.size >= max(_ENOUGH_ROWS, 2 * len(numbers)):
-            made = _dependent(numbers)
+            made = dependent_names(numbers)
             self._leave_out(made, "follows from the columns before it", "follow from the columns before them")
             known = [column for column in known if column.name not in made]
         return known
@@ -266,7 +293,7 @@ class _Learning:
             cells = self.columns[column.name][rows]
             if target.dtype.kind in "fb" and column.name in numbers:
                 same = np.array_equal(numbers[column.name], target.astype(np.float64))
-                same = same and not _constant(numbers[column.name])
+                same = same and not constant(numbers[column.name])
             else:
                 same = target.dtype.kind == "O" and cells.dtype.kind == "O" and bool((cells == target).all())
             if same:
@@ -278,7 +305,26 @@ class _Learning:
                 "learn: leave it out, say which columns to use with features="
             )
 
+    def _tell_filled(self, known: Sequence[Column], rows: Index) -> None:
+        if self.missing not in FILLING:
+            return
+        filled = {c.name: int(c.gaps(self.columns[c.name])[rows].sum()) for c in known}
+        parts = [f"{name!r} {n}" for name, n in filled.items() if n]
+        if parts:
+            more = f" and {len(parts) - 10} more columns" if len(parts) > 10 else ""
+            cells = count(sum(filled.values()), "missing cell")
+            means = "the mean of its column" if sum(filled.values()) == 1 else "means of the rows that train"
+            self.done.append(f"{cells} filled by {means}: {', '.join(parts[:10])}{more}")
+
     def _remark_on(self, known: Sequence[Column]) -> None:
+        numbers = [c.name for c in known if c.kind == "number"] if self.features is None else []
+        ids = [name for name in numbers if looks_like_id(name, self.columns[name])]
+        if ids:
+            verb, one, its = ("looks", "an id", "its") if len(ids) == 1 else ("look", "ids", "their")
+            self.notes.append(
+                f"{listed(ids, 10)} {verb} like {one}, but {its} numbers are used as amounts; to leave "
+                f"{'it' if len(ids) == 1 else 'them'} out, say which columns to use with features="
+            )
         codes = [c.name for c in known if c.kind == "number" and looks_like_code(c.name, self.columns[c.name])]
         if codes:
             verb, one = ("looks", "a code") if len(codes) == 1 else ("look", "codes")
@@ -289,7 +335,8 @@ class _Learning:
 
 
 _DATES = (
-    "these are dates: turn them into numbers, such as days since a start, or name the column that orders rows, time="
+    "these are dates: turn them into numbers, such as days since a start; or, if the column puts rows in order, name "
+    "it with time= (written like 2021-03-04)"
 )
 
 
@@ -316,39 +363,3 @@ def _missing_words(empty: dict[str, Mask], roles: Collection[str], at: RowWords)
         f'{words}. Say what to do: missing="drop" leaves out the {count(whole, "row")} with a gap, missing="mean" '
         'fills in the mean of the rows that train, missing="indicator" also adds a column that says where'
     )
-
-
-def _constant(values: Array) -> bool:
-    there = values[~np.isnan(values)]
-    return there.size > 0 and bool(there.min() == there.max())
-
-
-def _dependent(numbers: dict[str, Array]) -> list[str]:
-    """Columns that are linear combinations of a constant and the columns before them."""
-    if len(numbers) < 2:
-        return []
-    X = np.column_stack(list(numbers.values()))
-    X = X - np.nanmean(X, axis=0)
-    X[np.isnan(X)] = 0.0
-    X = X / np.sqrt((X**2).sum(axis=0))
-    names = list(numbers)
-    return [names[k] for k in dependent_columns(X.T @ X)]
-
-
-def dependent_columns(gram: Array, share: float = _OWN_SHARE) -> list[int]:
-    """Columns that follow from those before them, by the inner products ``(q, q)`` of columns of length 1.
-
-    Examples
-    --------
-    >>> dependent_columns(np.array([[1.0, 0.6, 1.0], [0.6, 1.0, 0.6], [1.0, 0.6, 1.0]]))
-    [2]
-    """
-    left, out = gram.copy(), []
-    # Cholesky, column after column: what is left of the diagonal is each column's own share
-    for k in range(len(left)):
-        if left[k, k] <= share:
-            out.append(k)
-            continue
-        row = left[k, k + 1 :] / left[k, k]
-        left[k + 1 :, k + 1 :] -= np.outer(left[k + 1 :, k], row)
-    return out

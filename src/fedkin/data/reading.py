@@ -98,8 +98,9 @@ def _federation(columns: Columns, roles: Roles, asked: Asked, at: RowWords) -> F
         _numbers(table, roles.weight),
     )
     time = None if roles.time is None else times_of(table[roles.time], len(rows))
+    notes = (*learned.notes, *learned.done)
     names = {"feature_names": schema.names, "target_name": roles.target}
-    made = Federation._stacked(devices, codes, stacked, time, **names, schema=schema, notes=learned.notes)
+    made = Federation._stacked(devices, codes, stacked, time, **names, schema=schema, notes=notes)
     if len(rows) == len(columns[roles.device]):
         return made
     return made._like(made.devices, made.n_samples, made.rows, rows[made.row_order])

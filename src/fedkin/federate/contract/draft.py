@@ -256,17 +256,20 @@ def outward(values: Array) -> tuple[float, float]:
 
 
 def roughly(values: Array) -> tuple[float, float]:
-    """Mean and standard deviation, rounded so much that single values do not show.
+    """Mean and standard deviation, rounded so much that single values do not show; the latter up.
 
     Examples
     --------
     >>> import numpy as np
     >>> from fedkin.federate.contract.draft import roughly
     >>> roughly(np.array([43.7, 71.2, 107.3, 66.6]))
-    (80.0, 20.0)
+    (80.0, 40.0)
     """
-    scale = _round_down(float(values.std()))
-    return _tidy(round(float(values.mean()) / scale) * scale, scale), _tidy(scale, scale)
+    spread = float(values.std())
+    step = _round_down(spread)
+    # outward: a scale that is too small makes prepared features large, and their effects seem small
+    scale = next(part * step for part in (1, 2, 2.5) if part * step >= spread * (1 - 1e-12))
+    return _tidy(round(float(values.mean()) / step) * step, step), _tidy(scale, step)
 
 
 def _round_down(number: float) -> float:
