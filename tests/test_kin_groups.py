@@ -9,12 +9,12 @@ import pytest
 from scipy import stats
 from scipy.special import gammaln, logsumexp
 
-from fedkin.kin.chains import empty_record, integrate_effects
 from fedkin.kin.kernels.bundles import MEAN_PRECISION, SHAPES, TYPICAL_WIDTH, Course, State, unpacked
 from fedkin.kin.kernels.merging import merge
 from fedkin.kin.kernels.sweeps import run_chain
-from fedkin.kin.neighbours import Neighbours
 from fedkin.kin.options import SHARES
+from fedkin.kin.sampler.chains import empty_record, integrate_effects
+from fedkin.kin.sampler.neighbours import Neighbours
 
 
 def partitions(n):

@@ -14,7 +14,7 @@ from fedkin.data import Column, Rows, Schema
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
 from fedkin.fitting import FitOptions, fit_federation, naive_confint
-from fedkin.kin.combine import combined_covariance
+from fedkin.kin.result.combine import combined_covariance
 from fedkin.stats import site_summary
 
 

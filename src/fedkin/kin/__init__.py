@@ -4,26 +4,35 @@ In: a `Federation` or `Summaries`, and perhaps a `Graph`. Out: a `Kin`: a mean a
 per site with covariances, probabilities of being kin, groups. Imports: `stats`, `solvers` (the toolkit for kernels) and
 below.
 
-`find` leads from `sources` (rows or summaries) to the `result`, which keeps what it has `learned` as plain arrays.
-`quadratics` are the sites' losses as sums, and their common units; `mixed` learns mean, spread and noise from them.
-Inside that spread `groups` finds sites that are alike: `starts` and `chains` drive the compiled sampler of `kernels`,
-and `diagnostics` say how well it has mixed. `display` cuts probabilities (of many sites: `pairs`) into groups and
-decides whether they are resolved; `inference` (with `combine`) has intervals, contrasts and predictions, `text` prints,
-and `join` takes in new sites. `neighbours` and `options` are light. Only a fit loads the sampler.
+| where | what it does |
+|---|---|
+| `find` | leads from `sources` (rows or summaries) to the result |
+| `quadratics`, `mixed` | the sites' losses as sums, in common units; mean, spread and noise learned from them |
+| `sampler`, `kernels` | groups inside that spread; the compiled loops, which only a fit loads |
+| `display`, `pairs` | probabilities cut into groups, and whether they are resolved; probabilities of many sites |
+| `result` | `Kin` and what can be asked of it: intervals, contrasts, predictions, new sites |
+
+`options` has the numbers that sampler and results share.
 """
 
 from __future__ import annotations
 
-from fedkin.kin.diagnostics import effective_size, split_rhat
 from fedkin.kin.display import display_groups
 from fedkin.kin.find import find_kin
-from fedkin.kin.inference import Contrast, Predicted
-from fedkin.kin.join import Joined
-from fedkin.kin.learned import Learned, States
 from fedkin.kin.mixed import MixedModel, Priors, fit_mixed
 from fedkin.kin.pairs import Pairs, in_order
 from fedkin.kin.quadratics import Quadratics, Units, common_units
-from fedkin.kin.result import Diagnostics, Kin
+from fedkin.kin.result import (
+    Contrast,
+    Diagnostics,
+    Joined,
+    Kin,
+    Learned,
+    Predicted,
+    States,
+    effective_size,
+    split_rhat,
+)
 
 __all__ = [
     "Contrast",

@@ -14,10 +14,10 @@ from fedkin.data import Federation
 from fedkin.errors import DataError, GraphError
 from fedkin.graph import Graph
 from fedkin.kin.mixed import MixedModel, fit_mixed, without_spread
-from fedkin.kin.neighbours import Neighbours
 from fedkin.kin.options import ALL_MIXED, Sampling
 from fedkin.kin.quadratics import Units, apply, common_units
 from fedkin.kin.result import Kin, Parts, kin_of
+from fedkin.kin.sampler.neighbours import Neighbours
 from fedkin.kin.sources import RowSource, SummarySource, SumSource, canonical_order, intercepts_of
 from fedkin.losses import Loss
 from fedkin.objective import Summaries
@@ -129,7 +129,7 @@ def _load_sampler() -> None:
 
 def _fit(source: RowSource | SummarySource | SumSource, neighbours: Neighbours, seed: int, sampling: Sampling) -> Kin:
     _load_sampler()
-    from fedkin.kin.groups import find_groups
+    from fedkin.kin.sampler.groups import find_groups
 
     first, loss = source.first(), source.loss
     intercepts = intercepts_of(source.names, loss.n_outputs)

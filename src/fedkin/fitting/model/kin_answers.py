@@ -14,7 +14,7 @@ from fedkin.data import Rows, TableSchema, columns_of
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting.model.new_rows import class_numbers, feature_matrix, is_table, offset_column
 from fedkin.kin import Contrast, Joined, Kin, Predicted
-from fedkin.kin.inference import How, Kind, Sites, predicted
+from fedkin.kin.result import How, Kind, Sites, predicted
 from fedkin.objective import Summary
 
 if TYPE_CHECKING:

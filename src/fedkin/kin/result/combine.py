@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from fedkin._base import Array, Index
-from fedkin.kin.learned import Learned
 from fedkin.kin.options import SHARES
 from fedkin.kin.quadratics import apply
+from fedkin.kin.result.learned import Learned
 
 
 def combined_covariance(learned: Learned, sites: Index, weights: Array) -> Array:

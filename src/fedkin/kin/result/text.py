@@ -9,10 +9,10 @@ import numpy as np
 from scipy.special import ndtri
 
 from fedkin._base import count, some_of
-from fedkin.kin.inference import Contrast, Kind, contrast
+from fedkin.kin.result.inference import Contrast, Kind, contrast
 
 if TYPE_CHECKING:
-    from fedkin.kin.result import Kin
+    from fedkin.kin.result.kin import Kin
 
 
 _WIDTH = 78

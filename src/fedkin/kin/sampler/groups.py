@@ -8,13 +8,13 @@ import numpy as np
 from scipy.special import betaln
 
 from fedkin._base import Array, Mask
-from fedkin.kin.chains import Chains, Scouts, go_on, integrate_effects, scout, with_neighbours
 from fedkin.kin.kernels.bundles import Sites, unpacked
 from fedkin.kin.mixed import MixedModel
-from fedkin.kin.neighbours import Neighbours
 from fedkin.kin.options import ALL_MIXED, MANY_SITES, MOST_PAIRS, SHARES, Sampling
 from fedkin.kin.pairs import Pairs
 from fedkin.kin.quadratics import apply
+from fedkin.kin.sampler.chains import Chains, Scouts, go_on, integrate_effects, scout, with_neighbours
+from fedkin.kin.sampler.neighbours import Neighbours
 
 #: Directions of parameters about which sites know less than this share of what their spread leaves open are left out.
 SEEN = 0.02

@@ -12,20 +12,20 @@ from fedkin._base import Array, Index, check_choice, count, html_card, some_of
 from fedkin.data import Rows
 from fedkin.errors import ParameterError, UnknownDeviceError
 from fedkin.graph import Graph
-from fedkin.kin.diagnostics import effective_size, split_rhat
 from fedkin.kin.display import by_size, display_groups, resolved
-from fedkin.kin.inference import Inference
-from fedkin.kin.join import Joined, join_site
-from fedkin.kin.learned import Learned, learned_from
 from fedkin.kin.mixed import MixedModel
 from fedkin.kin.pairs import Pairs, in_order
 from fedkin.kin.quadratics import Units, apply
+from fedkin.kin.result.diagnostics import effective_size, split_rhat
+from fedkin.kin.result.inference import Inference
+from fedkin.kin.result.join import Joined, join_site
+from fedkin.kin.result.learned import Learned, learned_from
 from fedkin.kin.sources import Source
 from fedkin.losses import Loss
 from fedkin.objective import Summary
 
 if TYPE_CHECKING:  # loads the compiled sampler
-    from fedkin.kin.groups import Grouped
+    from fedkin.kin.sampler.groups import Grouped
 
 GraphUse = Literal["none", "used", "ignored", "inverted"]
 

@@ -12,10 +12,10 @@ import numpy as np
 from fedkin._base import Array, available_threads
 from fedkin.kin.kernels.bundles import Course, Record, Sites, State, packed
 from fedkin.kin.kernels.sweeps import run_chain
-from fedkin.kin.neighbours import Neighbours
 from fedkin.kin.options import MANY_SITES, MOST_PAIRS, SHARES, TEMPER, WHOLE_GROUPS, Sampling
 from fedkin.kin.quadratics import apply
-from fedkin.kin.starts import MERGE_WIDTH, edge_rates, make_starts
+from fedkin.kin.sampler.neighbours import Neighbours
+from fedkin.kin.sampler.starts import MERGE_WIDTH, edge_rates, make_starts
 from fedkin.solvers.kernels.jit import frozen
 
 #: Effects that are traced for diagnostics.

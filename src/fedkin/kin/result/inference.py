@@ -11,10 +11,10 @@ from scipy.special import chdtrc, ndtr, ndtri, pdtr
 
 from fedkin._base import Array, Index, check_choice
 from fedkin.errors import DataError, ParameterError
-from fedkin.kin.combine import combined_covariance
+from fedkin.kin.result.combine import combined_covariance
 
 if TYPE_CHECKING:
-    from fedkin.kin.result import Kin
+    from fedkin.kin.result.kin import Kin
 
 #: "average": posterior, covers as promised on average over sites; "site": from a site's own rows alone.
 Kind = Literal["average", "site"]
@@ -72,7 +72,7 @@ class Contrast:
 
     def summary(self, level: float = 0.95) -> str:
         """The result as text, in the manner of statsmodels."""
-        from fedkin.kin.text import contrast_text
+        from fedkin.kin.result.text import contrast_text
 
         return contrast_text(self, level)
 
@@ -227,7 +227,7 @@ class Inference:
         kind : "average" or "site"
             As in `confint`.
         """
-        from fedkin.kin.text import group_text, site_text, summary_of
+        from fedkin.kin.result.text import group_text, site_text, summary_of
 
         if site is not None:
             return site_text(self._result, site, level, kind)

@@ -9,9 +9,9 @@ import numpy as np
 from fedkin._base import Array
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError
-from fedkin.kin.learned import Learned
 from fedkin.kin.options import SHARES
 from fedkin.kin.quadratics import Quadratics
+from fedkin.kin.result.learned import Learned
 from fedkin.kin.sources import RowSource, SummarySource
 from fedkin.losses import Loss
 from fedkin.objective import Summaries, Summary
