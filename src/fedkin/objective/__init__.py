@@ -4,10 +4,10 @@ In: a `Federation` (or the `Summaries` of its sites), a `Graph`, losses, a penal
 on arrays, and the `Solution` that solvers return. Imports: `losses`, `graph`, `data` and below.
 
 `problem` states the problem and `build` turns its rows into terms: `terms` (Gram statistics, no rows), `rows` (linear
-predictors), functions, and mixtures. `sums` adds up rows fold by fold; `summary` is what a site says in one message (as
-`plain` numbers; `telling` has what each of them means) and what it may be asked; `summaries` of all sites take the
-place of rows, noisy ones after a `repair` (`privacy` is what was promised). `rows` and `linalg` are the arithmetic on
+predictors), functions, and mixtures. `sums` adds up rows fold by fold. The sub-room `summaries` has what sites say
+about their rows, which takes the place of rows here and in all rooms above. `rows` and `linalg` are the arithmetic on
 many devices at once, which `stats` uses too; `rerouting` serves certificates on singular designs.
+To add a penalty: `penalties`. A loss is added in `fedkin.losses`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,20 @@ from fedkin.objective.linalg import (
     unit_diagonal,
 )
 from fedkin.objective.penalties import L1, Penalty, make_penalty
-from fedkin.objective.plain import INFINITE, Reader
-from fedkin.objective.privacy import Privacy
 from fedkin.objective.problem import FusedObjective, LossLike, Problem, Solution, Status, resolve_losses
 from fedkin.objective.rows import RowBatch, RowTerms, row_blocks, unit_weights
-from fedkin.objective.summaries import Summaries, parameter_map
-from fedkin.objective.summary import Ask, OwnEstimate, Summary
+from fedkin.objective.summaries import (
+    INFINITE,
+    Ask,
+    OwnEstimate,
+    Privacy,
+    Reader,
+    Summaries,
+    Summary,
+    Told,
+    parameter_map,
+)
 from fedkin.objective.sums import FoldSums, assign_folds
-from fedkin.objective.telling import Told
 from fedkin.objective.terms import DeviceTerms, QuadraticTerms, ball_gap
 
 __all__ = [

@@ -12,9 +12,9 @@ from fedkin._base import Array, Index
 from fedkin.errors import DataError, ParameterError
 from fedkin.losses import Loss, describe_loss, described_loss
 from fedkin.objective.linalg import least_eigenvalue
-from fedkin.objective.plain import INFINITE, Reader, upper_triangle
-from fedkin.objective.privacy import Privacy
-from fedkin.objective.telling import Told, told_by
+from fedkin.objective.summaries.plain import INFINITE, Reader, upper_triangle
+from fedkin.objective.summaries.privacy import Privacy
+from fedkin.objective.summaries.telling import Told, told_by
 
 #: Products of rows are positive semi-definite up to this.
 IMPOSSIBLE = 1e-9

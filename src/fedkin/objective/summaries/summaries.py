@@ -18,8 +18,8 @@ from fedkin._base import Array, Index, listed
 from fedkin.data import INTERCEPT, HasDevices
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
 from fedkin.losses import Loss, describe_loss
-from fedkin.objective.privacy import Privacy
-from fedkin.objective.summary import OwnEstimate, Summary
+from fedkin.objective.summaries.privacy import Privacy
+from fedkin.objective.summaries.summary import OwnEstimate, Summary
 from fedkin.objective.sums import FoldSums
 from fedkin.objective.terms import QuadraticTerms
 
@@ -217,7 +217,7 @@ class Summaries(HasDevices):
 
     def repaired(self) -> Summaries:
         """The same where sums are exact; noisy sums with as much ridge as makes them sums that rows might have."""
-        from fedkin.objective.repair import repaired_sums
+        from fedkin.objective.summaries.repair import repaired_sums
 
         return self if self.privacy is None else repaired_sums(self)
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedkin.objective.plain import upper_triangle
+from fedkin.objective.summaries.plain import upper_triangle
 
 if TYPE_CHECKING:
-    from fedkin.objective.privacy import Privacy
-    from fedkin.objective.summary import Summary
+    from fedkin.objective.summaries.privacy import Privacy
+    from fedkin.objective.summaries.summary import Summary
 
 
 @dataclass(frozen=True)
