@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkin.data import columns_of, device_id, device_ids, infer_column, read_columns, write_csv
-from fedkin.data.arrow import read_large_csv
 from fedkin.data.tables import as_column
+from fedkin.data.tables.arrow import read_large_csv
 from fedkin.errors import DataError, MissingDependencyError
 
 

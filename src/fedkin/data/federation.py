@@ -29,15 +29,13 @@ from fedkin.data.checks import (
     stacked_targets,
     times_of,
 )
-from fedkin.data.columns import Roles
 from fedkin.data.cuts import fold_numbers, held_out_rows
 from fedkin.data.ids import HasDevices
 from fedkin.data.rows import Rows
 from fedkin.errors import DataError, UnknownDeviceError
 
 if TYPE_CHECKING:
-    from fedkin.data.learned import TableSchema
-    from fedkin.data.schema import Missing
+    from fedkin.data.schema import Missing, TableSchema
 
 INTERCEPT = "(intercept)"
 
@@ -279,7 +277,7 @@ class Federation(HasDevices):
         >>> Federation.from_frame(table, device="site", target="score").feature_names
         ('age', 'ward=y')
         """
-        from fedkin.data.reading import Asked, federation_of_frame
+        from fedkin.data.learning import Asked, Roles, federation_of_frame
 
         roles = Roles(device, target, offset, weight, time)
         return federation_of_frame(frame, roles, Asked(_names(features), missing, _names(categories) or ()))
@@ -319,7 +317,7 @@ class Federation(HasDevices):
         ...     Federation.read(folder, target="y").devices
         ('north', 'south')
         """
-        from fedkin.data.reading import Asked, federation_of_files
+        from fedkin.data.learning import Asked, federation_of_files
 
         asked = Asked(_names(features), missing, _names(categories) or ())
         return federation_of_files(path, device, (target, offset, weight, time), asked)

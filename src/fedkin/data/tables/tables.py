@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import AnyArray, replacing
-from fedkin.data.arrow import read_large_csv
-from fedkin.data.cells import LARGEST_EXACT_INTEGER, infer_column, read_cells
 from fedkin.data.ids import is_missing, unwrapped
+from fedkin.data.tables.arrow import read_large_csv
+from fedkin.data.tables.cells import LARGEST_EXACT_INTEGER, infer_column, read_cells
 from fedkin.errors import DataError, missing_dependency
 
 Columns = dict[str, AnyArray]

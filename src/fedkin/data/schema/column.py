@@ -9,8 +9,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from fedkin._base import AnyArray, Array, Mask, count, listed
-from fedkin.data.findings import Finding, Gaps, RowWords, check_category, check_number, sheet_row
-from fedkin.data.labels import Label, level_codes, level_text, parsed_numbers
+from fedkin.data.schema.findings import Finding, Gaps, RowWords, check_category, check_number, sheet_row
+from fedkin.data.schema.labels import Label, level_codes, level_text, parsed_numbers
 from fedkin.errors import ParameterError
 
 ColumnKind = Literal["number", "category", "count"]

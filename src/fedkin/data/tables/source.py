@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkin.data.cells import csv_rows, decoded
+from fedkin.data.tables.cells import csv_rows, decoded
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,12 @@ import numpy as np
 
 from fedkin._base import AnyArray, Array, listed
 from fedkin.data.checks import grouped, times_of
-from fedkin.data.columns import Roles, data_files, stacked_files
 from fedkin.data.federation import Federation
-from fedkin.data.findings import RowWords
-from fedkin.data.labels import parsed_numbers
-from fedkin.data.learned import TableSchema
-from fedkin.data.learning import learn_table
+from fedkin.data.learning.columns import Roles, data_files, stacked_files
+from fedkin.data.learning.learning import learn_table
 from fedkin.data.rows import Rows
-from fedkin.data.schema import Missing
-from fedkin.data.source import Source, frame_row
-from fedkin.data.tables import Columns, columns_of, read_columns
+from fedkin.data.schema import Missing, RowWords, TableSchema, parsed_numbers
+from fedkin.data.tables import Columns, Source, columns_of, frame_row, read_columns
 from fedkin.errors import DataError, TableWarning
 
 

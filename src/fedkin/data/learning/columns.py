@@ -10,10 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from fedkin._base import AnyArray, listed
-from fedkin.data.cells import read_cells
-from fedkin.data.kinds import look_at
-from fedkin.data.source import Source
-from fedkin.data.tables import CSV_SUFFIXES, PARQUET_SUFFIXES, Columns, read_columns
+from fedkin.data.learning.kinds import look_at
+from fedkin.data.tables import CSV_SUFFIXES, PARQUET_SUFFIXES, Columns, Source, read_cells, read_columns
 from fedkin.errors import DataError
 
 

@@ -8,11 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedkin._base import AnyArray, Array, Index, Mask, check_choice, count, listed
-from fedkin.data.cells import DECIMAL_COMMA, NUMBERS_PER_WORD, number_of
-from fedkin.data.column import Column
-from fedkin.data.columns import Roles
-from fedkin.data.findings import LEAVE_EMPTY, Finding, RowWords, raise_findings
-from fedkin.data.kinds import (
+from fedkin.data.learning.columns import Roles
+from fedkin.data.learning.kinds import (
     Looked,
     has_slips,
     is_row_number,
@@ -21,11 +18,19 @@ from fedkin.data.kinds import (
     looks_like_id,
     too_many_levels,
 )
-from fedkin.data.labels import parsed_numbers
-from fedkin.data.learned import FILLING, TableSchema
-from fedkin.data.redundant import constant, dependent_names
-from fedkin.data.schema import Missing
-from fedkin.data.tables import Columns
+from fedkin.data.learning.redundant import constant, dependent_names
+from fedkin.data.schema import (
+    FILLING,
+    LEAVE_EMPTY,
+    Column,
+    Finding,
+    Missing,
+    RowWords,
+    TableSchema,
+    parsed_numbers,
+    raise_findings,
+)
+from fedkin.data.tables import DECIMAL_COMMA, NUMBERS_PER_WORD, Columns, number_of
 from fedkin.errors import DataError
 
 #: Fewer rows than this say nothing about columns that are alike by chance.

@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedkin._base import AnyArray
-from fedkin.data.cells import DECIMAL_COMMA, LEADING_ZERO, NUMBERS_PER_WORD, is_missing_text, number_of
 from fedkin.data.ids import is_missing
-from fedkin.data.labels import level_text, looks_like_date
+from fedkin.data.schema import level_text, looks_like_date
+from fedkin.data.tables import DECIMAL_COMMA, LEADING_ZERO, NUMBERS_PER_WORD, is_missing_text, number_of
 
 Kind = Literal["number", "category", "date", "empty"]
 #: Text that has more levels than this, or more than half as many as rows, is rather a name or an id.

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedkin._base import AnyArray, Array, Index, Mask
-from fedkin.data.cells import is_missing_text, number_of
 from fedkin.data.ids import is_missing
+from fedkin.data.tables import is_missing_text, number_of
 
 Label = str | bool | int
 

@@ -10,9 +10,9 @@ from typing import ClassVar
 import numpy as np
 
 from fedkin._base import AnyArray, Array
-from fedkin.data.column import Column
-from fedkin.data.findings import Finding, Gaps, RowWords
-from fedkin.data.schema import Schema
+from fedkin.data.schema.column import Column
+from fedkin.data.schema.findings import Finding, Gaps, RowWords
+from fedkin.data.schema.schema import Schema
 from fedkin.errors import TableWarning
 
 #: Rules for missing cells that put a number in their place.
@@ -39,7 +39,7 @@ class TableSchema(Schema):
     Examples
     --------
     >>> from fedkin.data import Column
-    >>> from fedkin.data.learned import TableSchema
+    >>> from fedkin.data.schema.learned import TableSchema
     >>> schema = TableSchema((Column("age"),), missing="indicator", indicators=("age",), fill=(50.0, 0.1))
     >>> schema.encode({"age": [40, None]})
     array([[40.,  0.],

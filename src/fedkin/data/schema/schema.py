@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedkin._base import AnyArray, Array, check_choice, frozen
-from fedkin.data.column import Column
 from fedkin.data.federation import Federation
-from fedkin.data.findings import Finding, Gaps, RowWords, missing_column, raise_findings, sheet_row
 from fedkin.data.ids import is_missing
-from fedkin.data.labels import Label, level_codes, parsed_numbers
 from fedkin.data.rows import Rows
+from fedkin.data.schema.column import Column
+from fedkin.data.schema.findings import Finding, Gaps, RowWords, missing_column, raise_findings, sheet_row
+from fedkin.data.schema.labels import Label, level_codes, parsed_numbers
 from fedkin.data.tables import columns_of
 from fedkin.errors import DataError, ParameterError
 
@@ -277,7 +277,7 @@ class Schema:
         more["features"] = tuple(map(_plain_column, plain["features"]))
         more["target"] = None if target is None else _plain_column(target)
         if cls is Schema and more.keys() - {item.name for item in fields(Schema)}:
-            from fedkin.data.learned import TableSchema
+            from fedkin.data.schema.learned import TableSchema
 
             cls = TableSchema
         entries: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in more.items()}

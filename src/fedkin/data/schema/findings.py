@@ -15,8 +15,8 @@ from typing import Literal
 import numpy as np
 
 from fedkin._base import AnyArray, Array, Mask, count, listed
-from fedkin.data.labels import Label, level_codes, level_text, looks_like_date, parsed_numbers
-from fedkin.data.units import other_unit
+from fedkin.data.schema.labels import Label, level_codes, level_text, looks_like_date, parsed_numbers
+from fedkin.data.schema.units import other_unit
 from fedkin.errors import DataError
 
 Range = tuple[float | None, float | None]

@@ -1,4 +1,4 @@
-"""Large CSV files by pyarrow: the same columns as `fedkin.data.cells` gives, many times faster."""
+"""Large CSV files by pyarrow: the same columns as `fedkin.data.tables.cells` gives, many times faster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import AnyArray
-from fedkin.data.cells import check_header, delimiter_of, infer_column
+from fedkin.data.tables.cells import check_header, delimiter_of, infer_column
 from fedkin.errors import TableWarning
 
 #: Files of fewer bytes are read before pyarrow is imported.
