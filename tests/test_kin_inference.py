@@ -127,6 +127,15 @@ def test_intervals_and_contrasts_cover(monkeypatch):
     assert np.nanmean(wald) < 0.2  # the test of equal sites keeps its level
 
 
+@pytest.mark.parametrize("signal", [2.0, 0.3, 0.05])
+def test_errors_of_all_differences_are_those_of_contrasts(signal):
+    kin = find_kin(design(signal, seed=1, V=10, n=30).federation)
+    errors = kin.difference_errors()
+    assert errors.shape == (10, 10, 3) and (errors == errors.transpose(1, 0, 2)).all() and (errors[0, 0] == 0).all()
+    for a, b in [(0, 1), (0, 9), (4, 5), (7, 2)]:
+        np.testing.assert_allclose(errors[a, b], kin.contrast(a, b).standard_error, rtol=1e-9)
+
+
 def test_a_contrast_of_one_site_is_its_estimate(clear):
     _, model = clear
     kin = model.kin

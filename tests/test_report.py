@@ -65,6 +65,19 @@ def payload_of(page: str) -> dict:
 # --- what the page is told ------------------------------------------------------------------------------------
 
 
+def test_differences_are_those_of_contrasts(kin, monkeypatch):
+    told = report_payload(kin)["coefficients"]
+    halves = unpacked(told["halves"], "f4").reshape(12, -1)
+    ratio = 4.0 * (unpacked(told["differences"], "u1").reshape(66, -1) / 255.0) ** 2
+    for number, (i, j) in enumerate(zip(*np.tril_indices(12, -1), strict=True)):
+        shown = ratio[number] * np.hypot(halves[i], halves[j])
+        exact = np.ptp(kin.contrast(kin.devices[i], kin.devices[j]).confint(0.95), axis=1) / 2
+        np.testing.assert_allclose(shown, exact, rtol=0.05)
+    assert ratio.min() < 0.5, "kin differ by less than independent sites would"
+    monkeypatch.setattr("fedkin.report.payload.MOST_DIFFERENCES", 66 * halves.shape[1] - 1)
+    assert report_payload(kin)["coefficients"]["differences"] is None
+
+
 def test_a_fused_model(fused):
     told = report_payload(replace(fused, comparison=COMPARED))
     assert told["headline"] == "12 sites form 2 groups." and told["lead"] == COMPARED["verdict"]

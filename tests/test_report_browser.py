@@ -292,6 +292,47 @@ def test_groups_first_and_sites_on_demand(many: str, shown: Any) -> None:
     assert "neighbouring sites" in page.inner_text(".matrix .said")
 
 
+def test_differences_say_how_they_were_made(landmine: str, shown: Any, folder: Path, monkeypatch: Any) -> None:
+    page = shown(landmine)
+    assert "counts what the two sites share only once" in page.inner_text("#difference")
+    assert page.inner_text("#difference thead th >> nth=1") == "Difference"
+    monkeypatch.setattr("fedkin.report.payload.MOST_DIFFERENCES", 0)
+    rows = {u: ([[0.0], [1.0], [2.0], [3.0]], [0.0, 1.0 + u, 2.0, 3.5 * u]) for u in range(4)}
+    model = fit_federation(Federation(rows), None, FitOptions(method="kin"))
+    assert "Approximate" in shown(written(folder, "approximate", model)).inner_text("#difference")
+
+
+@pytest.mark.parametrize("width", [1280, PHONE])
+def test_huge_errors_do_not_flatten_the_others(width: int, shown: Any, folder: Path) -> None:
+    names = [f"A hospital with a long name {u}" for u in range(20)]
+    rows = {name: [[float(k > 9)]] for k, name in enumerate(names)}
+    model = fit_federation(Federation(rows), None, FitOptions("mean"))
+    alone = np.r_[9e10, np.linspace(1.1e9, 9.5e8, 19)]
+    means = {"Local": 8.9e10, "Global": 8.87e9, "Site intercepts": 8.85e9, "Fedkin": 8.77e9}
+    found = {
+        "metric": "mean squared error",
+        "methods": [{"name": name, "mean": mean, "standard_error": 1e8} for name, mean in means.items()],
+        "sites": [{"site": name, "Local": alone[k], "Fedkin": 1e9} for k, name in enumerate(names)],
+    }
+    page = shown(written(folder, f"huge-{width}", replace(model, comparison=found)), width=width)
+    assert "8.90e10" in page.inner_text("#comparison")
+    assert page.locator("#comparison .cut").count() == 1 and "(\u00d7 10\u2079)" in page.inner_text("#comparison")
+    bars = page.evaluate("document.querySelector('#comparison path.gain').getBBox().height")
+    frame = page.evaluate("document.querySelectorAll('#comparison svg')[1].getBBox().height")
+    second = page.evaluate(
+        "Number(document.querySelector('#comparison path.gain').getAttribute('d').split('z')[1].match(/V([0-9.]+)/)[1])"
+    )
+    assert bars > 0.3 * frame and second < 0.7 * frame, "the second bar is not a hair line"
+    words = page.evaluate(
+        """[...document.querySelectorAll('#comparison svg')].map(one => [...one.querySelectorAll('text')]
+        .map(text => text.getBoundingClientRect()).map(box => [box.left, box.top, box.right, box.bottom]))"""
+    )
+    for boxes in words:
+        for k, a in enumerate(boxes):
+            for b in boxes[:k]:
+                assert a[0] >= b[2] or b[0] >= a[2] or a[1] >= b[3] - 3 or b[1] >= a[3] - 3, "no words over others"
+
+
 def test_no_groups_resolved_is_said_in_peace(unresolved: str, shown: Any) -> None:
     page = shown(unresolved)
     title = "No groups resolved: the 15 sites differ gradually, or too little for groups to show."

@@ -19,19 +19,46 @@ export function picture(width: number, height: number, label: string): SVGSVGEle
   });
 }
 
-/** Ticks along the bottom, with hair lines through the chart. */
+/** Ticks along the bottom, with hair lines through the chart; no two of their words touch. */
 export function bottomAxis(scale: Scale, top: number, bottom: number, title: string, count = 5): SVGGElement {
   const group = svg("g", { class: "axis" });
-  for (const tick of scale.ticks(count)) {
+  const ticks = scale.ticks(count);
+  const { words, power } = tickWords(ticks, "base" in scale);
+  const longest = Math.max(...words.map((one) => one.length), 1);
+  const apart = ticks.length > 1 ? Math.abs(scale(ticks[1]) - scale(ticks[0])) : Number.POSITIVE_INFINITY;
+  const every = Math.max(Math.ceil((LETTER * longest + 10) / apart), 1);
+  ticks.forEach((tick, k) => {
     const x = scale(tick);
-    group.append(
-      svg("line", { x1: x, x2: x, y1: top, y2: bottom }),
-      svg("text", { x, y: bottom + 16, "text-anchor": "middle" }, short(tick)),
-    );
-  }
+    group.append(svg("line", { x1: x, x2: x, y1: top, y2: bottom }));
+    if (k % every === 0) group.append(svg("text", { x, y: bottom + 16, "text-anchor": "middle" }, words[k]));
+  });
   const [left, right] = scale.range();
-  group.append(svg("text", { x: (left + right) / 2, y: bottom + 34, "text-anchor": "middle", class: "title" }, title));
+  const whole = power ? `${title} (× 10${raised(power)})` : title;
+  group.append(svg("text", { x: (left + right) / 2, y: bottom + 34, "text-anchor": "middle", class: "title" }, whole));
   return group;
+}
+
+/** Width of a digit beside an axis. */
+const LETTER = 7;
+
+/** Ticks in words: as many decimals as they need to differ, a power of ten apart where they are huge or tiny. */
+function tickWords(ticks: number[], log: boolean): { words: string[]; power: number } {
+  const most = Math.max(...ticks.map(Math.abs), 0);
+  if (log || ticks.length < 2 || most === 0) return { words: ticks.map(short), power: 0 };
+  const power = most >= 1e5 || most < 1e-3 ? 3 * Math.floor(Math.log10(most) / 3) : 0;
+  const step = Math.abs(ticks[1] - ticks[0]) / 10 ** power;
+  const decimals = Math.min(Math.max(-Math.floor(Math.log10(step) + 1e-9), 0), 12);
+  return { words: ticks.map((one) => (one / 10 ** power).toFixed(decimals).replace("-", "−")), power };
+}
+
+const raised = (power: number): string =>
+  String(power).replace(/./g, (one) => (one === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(one)]));
+
+/** Where to cut some sizes so that a few huge ones do not flatten the rest; infinity where there is no need to. */
+export function cutAt(sizes: number[]): number {
+  const sorted = sizes.map(Math.abs).sort((a, b) => b - a);
+  const usual = sorted[Math.ceil(sorted.length / 10)] ?? 0;
+  return usual > 0 && sorted[0] > 5 * usual ? 2 * usual : Number.POSITIVE_INFINITY;
 }
 
 /** A logarithmic scale offers ticks between powers of ten too: only where there are not two powers they are taken. */

@@ -360,8 +360,7 @@ function siteForest(model: Model, first: number | null, second: number | null): 
   const difference = (k: number): number =>
     second === null ? 0 : model.estimate(first, k) - model.estimate(second, k);
   const sure = (k: number): number => {
-    const [a, b] = [model.half(first, k), second === null ? null : model.half(second, k)];
-    const half = a === null || b === null ? null : Math.hypot(a, b);
+    const half = second === null ? null : model.halfOfDifference(first, second, k);
     return half === null ? Math.abs(difference(k)) : Math.abs(difference(k)) / (half || 1e-12);
   };
   if (second !== null) all.sort((a, b) => sure(b) - sure(a));
@@ -370,40 +369,39 @@ function siteForest(model: Model, first: number | null, second: number | null): 
     "tr",
     {},
     el("th", { scope: "col" }, "Coefficient"),
-    el("th", { scope: "col", class: "number" }, model.names[first]),
-    ...(second === null
-      ? []
-      : [
-          el("th", { scope: "col", class: "number" }, model.names[second]),
-          el("th", { scope: "col", class: "number" }, "Difference"),
-        ]),
+    second === null ? null : el("th", { scope: "col", class: "number" }, "Difference"),
+    ...(second === null ? [first] : [first, second]).map((site) =>
+      el("th", { scope: "col", class: "number" }, model.names[site]),
+    ),
     el("th", { scope: "col" }, "Picture"),
   );
   const lines = shown.map((k) => {
     const domain = pairDomain(model, first, second, k);
-    const cells = [
-      el("th", { scope: "row" }, titleOf(model, k)),
-      el("td", { class: "number" }, fmt(model.estimate(first, k)), small(ends(model, first, k))),
-    ];
+    const cells = [el("th", { scope: "row" }, titleOf(model, k))];
     if (second !== null) {
-      const [a, b] = [model.half(first, k), model.half(second, k)];
-      const half = a === null || b === null ? null : Math.hypot(a, b);
+      const half = model.halfOfDifference(first, second, k);
       const value = difference(k);
       const apart = half !== null && Math.abs(value) > half;
       cells.push(
-        el("td", { class: "number" }, fmt(model.estimate(second, k)), small(ends(model, second, k))),
         el("td", { class: `number ${apart ? "apart" : ""}` }, fmt(value), small(half === null ? "" : `± ${fmt(half)}`)),
       );
+    }
+    for (const site of second === null ? [first] : [first, second]) {
+      cells.push(el("td", { class: "number" }, fmt(model.estimate(site, k)), small(ends(model, site, k))));
     }
     cells.push(el("td", {}, pairPicture(model, first, second, k, domain)));
     return el("tr", {}, ...cells);
   });
   const rest = all.length > shown.length ? ` The first ${shown.length} of ${all.length} are shown.` : "";
+  const level = Math.round(100 * model.payload.coefficients.level);
+  const how = model.knowsDifferences
+    ? "The interval counts what the two sites share only once, so kin differ by less than their own intervals suggest."
+    : "Approximate: the page has too many sites to hold what each two of them share, and takes them as independent, which is too wide for kin. fedkin inspect MODEL --contrast A B has the exact interval.";
   const words =
     second === null
       ? ""
       : model.halves
-        ? `Sorted by how surely they differ; bold where the ${Math.round(100 * model.payload.coefficients.level)}% interval of the difference leaves out zero. It takes the two sites as independent, which is cautious for kin.${rest}`
+        ? `Sorted by how surely they differ; bold where the ${level}% interval of the difference leaves out zero. ${how}${rest}`
         : `Sorted by the size of the difference.${rest}`;
   return el(
     "div",

@@ -1,6 +1,6 @@
 // What sharing is worth: the methods side by side, then who gains and who loses.
 import { scaleLinear } from "d3-scale";
-import { bottomAxis, extent, picture, room } from "./chart";
+import { bottomAxis, cutAt, extent, picture, room } from "./chart";
 import type { Comparison, Model } from "./data";
 import { el, fmt, plural, section, svg } from "./dom";
 import { Pager } from "./pager";
@@ -37,11 +37,14 @@ function methodsChart(found: Comparison): HTMLElement {
   const methods = found.methods;
   const width = room(520);
   const row = 44;
-  const left = 146;
+  const left = 156;
   const bottom = 12 + row * methods.length;
+  const best = (found.lower_is_better ? Math.min : Math.max)(...methods.flatMap((one) => one.mean ?? []));
+  const most = cutAt(methods.map((one) => (one.mean ?? best) - best));
+  const cut = (one: Comparison["methods"][number]): boolean => Math.abs((one.mean ?? best) - best) > most;
   const ends = methods.flatMap((one) => {
     const error = one.standard_error ?? 0;
-    return one.mean === null ? [] : [one.mean - error, one.mean + error];
+    return one.mean === null || cut(one) ? [] : [one.mean - error, one.mean + error];
   });
   const x = scaleLinear()
     .domain(extent(ends, 0.12))
@@ -58,6 +61,18 @@ function methodsChart(found: Comparison): HTMLElement {
       svg("text", { x: left - 14, y: y + 14, "text-anchor": "end", class: "hint" }, MEANING[one.name] ?? ""),
     );
     if (one.mean === null) return;
+    if (cut(one)) {
+      const [end, side] = one.mean > best ? [width - 64, 1] : [left, -1];
+      chart.append(
+        svg("path", { d: `M${end + 10 * side} ${y}l${-12 * side} -6v12z`, class: "dot cut" }),
+        svg(
+          "text",
+          { x: end - 8 * side, y: y + 4, "text-anchor": side > 0 ? "end" : "start", class: "value" },
+          fmt(one.mean),
+        ),
+      );
+      return;
+    }
     const error = one.standard_error ?? 0;
     chart.append(
       svg("line", { x1: x(one.mean - error), x2: x(one.mean + error), y1: y, y2: y, class: `whisker ${strong}` }),
@@ -65,7 +80,7 @@ function methodsChart(found: Comparison): HTMLElement {
       svg("text", { x: x(one.mean + error) + 12, y: y + 4, class: `value ${strong}` }, fmt(one.mean)),
     );
   });
-  const words = "Dots are means, lines one standard error.";
+  const words = `Dots are means, lines one standard error.${methods.some(cut) ? " An arrow is a method far outside the picture." : ""}`;
   return el("figure", {}, chart, el("figcaption", {}, words));
 }
 
@@ -92,8 +107,10 @@ function gains(model: Model, found: Comparison): HTMLElement | null {
   const loss = sorted.filter((one) => one.value < 0).length;
   const width = room(520);
   const height = 44 * found.methods.length + 12;
+  const most = cutAt(sorted.map((one) => one.value));
+  const shown = (value: number): number => Math.min(Math.max(value, -most), most);
   const y = scaleLinear()
-    .domain(extent([0, ...sorted.map((one) => one.value)], 0.04))
+    .domain(extent([0, ...sorted.map((one) => shown(one.value))], 0.04))
     .range([height, 12]);
   const label = `${gain} sites gain over going alone, ${loss} lose`;
   const chart = picture(width, height + 44, label);
@@ -103,28 +120,58 @@ function gains(model: Model, found: Comparison): HTMLElement | null {
   sorted.forEach((one, k) => {
     const x = 10 + step * k;
     const w = Math.max(step - (step > 4 ? 1.5 : 0), 0.8);
-    const bar = `M${x.toFixed(2)} ${y(0).toFixed(2)}h${w.toFixed(2)}V${y(one.value).toFixed(2)}h-${w.toFixed(2)}z`;
+    const bar = `M${x.toFixed(2)} ${y(0).toFixed(2)}h${w.toFixed(2)}V${y(shown(one.value)).toFixed(2)}h-${w.toFixed(2)}z`;
     (one.value >= 0 ? ups : downs).push(bar);
   });
+  const cut = sorted.filter((one) => Math.abs(one.value) > most);
   chart.append(
     svg("path", { d: ups.join(""), class: "gain" }),
     svg("path", { d: downs.join(""), class: "loss" }),
     svg("line", { x1: 10, x2: width - 10, y1: y(0), y2: y(0), class: "zero" }),
+    ...cutBars(
+      cut,
+      (one) => 10 + step * (sorted.indexOf(one) + 0.5),
+      (value) => y(shown(value)),
+    ),
   );
   const best = sorted[0];
   const worst = sorted[sorted.length - 1];
-  if (best && best.value > 0) {
-    chart.append(
-      svg("text", { x: 10, y: height + 20, class: "hint" }, `${model.names[best.site]}: ${fmt(best.value)} better`),
+  const praise = best && best.value > 0 ? `${model.names[best.site]}: ${fmt(best.value)} better` : "";
+  const blame =
+    worst && worst.value < 0 && worst !== best ? `${model.names[worst.site]}: ${fmt(-worst.value)} worse` : "";
+  const below = height + ((praise.length + blame.length) * 6.5 > width - 40 && praise ? 38 : 20);
+  if (praise) chart.append(svg("text", { x: 10, y: height + 20, class: "hint" }, praise));
+  if (blame) chart.append(svg("text", { x: width - 10, y: below, "text-anchor": "end", class: "hint" }, blame));
+  const even = sorted.length - gain - loss;
+  const words = `${plural(gain, "site")} gain over going alone, ${loss} lose${even ? `, ${even} stay equal` : ""}; one bar per site.${cut.length ? ` Bars with an arrow are longer than drawn.` : ""}`;
+  return el("figure", {}, chart, el("figcaption", {}, words));
+}
+
+interface Bar {
+  value: number;
+  site: number;
+}
+
+/** Arrows at the ends of bars that are cut, and how long these are: one number, or from which to which. */
+function cutBars(cut: Bar[], at: (one: Bar) => number, end: (value: number) => number): SVGElement[] {
+  const out: SVGElement[] = [];
+  for (const side of [1, -1]) {
+    const bars = cut.filter((one) => Math.sign(one.value) === side);
+    if (!bars.length) continue;
+    const tip = end(bars[0].value);
+    for (const one of bars) {
+      out.push(
+        svg("path", { d: `M${at(one)} ${tip - 8 * side}l-5 ${9 * side}h10z`, class: side > 0 ? "gain" : "loss" }),
+      );
+    }
+    const [least, largest] = side > 0 ? [bars[bars.length - 1], bars[0]] : [bars[0], bars[bars.length - 1]];
+    const words = bars.length > 1 ? `${fmt(least.value)} to ${fmt(largest.value)}` : fmt(largest.value);
+    const x = side > 0 ? at(bars[bars.length - 1]) + 10 : at(bars[0]) - 10;
+    out.push(
+      svg("text", { x, y: tip + (side > 0 ? 6 : 2), "text-anchor": side > 0 ? "start" : "end", class: "hint" }, words),
     );
   }
-  if (worst && worst.value < 0 && worst !== best) {
-    const words = `${model.names[worst.site]}: ${fmt(-worst.value)} worse`;
-    chart.append(svg("text", { x: width - 10, y: height + 20, "text-anchor": "end", class: "hint" }, words));
-  }
-  const even = sorted.length - gain - loss;
-  const words = `${plural(gain, "site")} gain over going alone, ${loss} lose${even ? `, ${even} stay equal` : ""}; one bar per site.`;
-  return el("figure", {}, chart, el("figcaption", {}, words));
+  return out;
 }
 
 function siteTable(model: Model, found: Comparison, state: State): HTMLElement | null {

@@ -64,6 +64,7 @@ interface Payload {
     level: number;
     estimates: string;
     halves: string | null;
+    differences: string | null;
     mean: (number | null)[];
     spread: (number | null)[];
     left_out: number;
@@ -88,6 +89,9 @@ function bytes(text: string): Uint8Array {
 const floats = (text: string): Float32Array => new Float32Array(bytes(text).buffer);
 const whole = (text: string): Int32Array => new Int32Array(bytes(text).buffer);
 
+/** As in payload.py: the ratio that the byte 255 stands for. */
+const MOST_RATIO = 4;
+
 /** A model as the page sees it. Sites are numbers from 0; groups too, the largest is 0. */
 export class Model {
   readonly n: number;
@@ -101,6 +105,8 @@ export class Model {
   readonly dropped: Int32Array | null;
   readonly rank: number[];
   private readonly shares: Uint8Array;
+  private readonly differences: Uint8Array | null;
+  private apart: number[] | null = null;
   private readonly near: { each: number; sites: Int32Array; values: Uint8Array } | null;
 
   constructor(readonly payload: Payload) {
@@ -115,6 +121,8 @@ export class Model {
     this.p = payload.coefficients.names.length;
     this.estimates = floats(payload.coefficients.estimates);
     this.halves = payload.coefficients.halves === null ? null : floats(payload.coefficients.halves);
+    const { differences } = payload.coefficients;
+    this.differences = differences === null ? null : bytes(differences);
     this.kept = whole(payload.edges.kept);
     this.dropped = payload.edges.dropped === null ? null : whole(payload.edges.dropped);
     this.shares = bytes(payload.matrix.values);
@@ -132,6 +140,44 @@ export class Model {
 
   half(site: number, feature: number): number | null {
     return this.halves === null ? null : this.halves[site * this.p + feature];
+  }
+
+  /** How unlike the mean of all sites a site is, from 0 for the site most like it to 1: spreads away, over features. */
+  get unlike(): number[] {
+    this.apart ??= this.distances();
+    return this.apart;
+  }
+
+  private distances(): number[] {
+    const { mean, spread } = this.payload.coefficients;
+    const away = this.names.map((_, site) => {
+      let sum = 0;
+      for (let k = 0; k < this.p; k++) {
+        const unit = spread[k] ?? 0;
+        if (unit > 0) sum += ((this.estimate(site, k) - (mean[k] ?? 0)) / unit) ** 2;
+      }
+      return Math.sqrt(sum / Math.max(this.p, 1));
+    });
+    const sorted = [...away].sort((a, b) => a - b);
+    const low = sorted[0] ?? 0;
+    // one site far out must not make all others look the same
+    const high = sorted[Math.floor(0.97 * (sorted.length - 1))] ?? 1;
+    return away.map((one) => (high > low ? Math.min((one - low) / (high - low), 1) : 0));
+  }
+
+  /** Whether the page knows how errors of two sites go together; else it takes them as independent. */
+  get knowsDifferences(): boolean {
+    return this.differences !== null;
+  }
+
+  /** Half the interval of the difference of two sites. */
+  halfOfDifference(a: number, b: number, feature: number): number | null {
+    const [x, y] = [this.half(a, feature), this.half(b, feature)];
+    if (x === null || y === null) return null;
+    if (this.differences === null) return Math.hypot(x, y);
+    const [i, j] = a > b ? [a, b] : [b, a];
+    const byte = this.differences[((i * (i - 1)) / 2 + j) * this.p + feature];
+    return Math.hypot(x, y) * MOST_RATIO * (byte / 255) ** 2;
   }
 
   /** Cells on a side of the matrix. */

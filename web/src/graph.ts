@@ -4,9 +4,17 @@ import type { Model } from "./data";
 import { el, plural } from "./dom";
 import { graphLayout, type Layout, MOST_SITES, mapLayout } from "./layout";
 import type { State } from "./state";
-import { colour, groupColour, onTheme } from "./theme";
+import { colour, groupColour, onTheme, shade } from "./theme";
 
 export type View = "graph" | "map";
+
+/** Above so many sites names are shown one at a time. */
+const MOST_NAMES = 80;
+
+type Box = [number, number, number, number];
+const around = (x: number, y: number, wide: number, high: number): Box => [x - wide, y - high, x + wide, y + high];
+const overlap = (a: Box, b: Box): boolean => a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];
+const shortened = (words: string): string => (words.length > 28 ? `${words.slice(0, 27)}…` : words);
 
 export class Graph {
   readonly element: HTMLElement;
@@ -95,6 +103,17 @@ export class Graph {
         ),
       );
     }
+    if (!this.model.payload.resolved && this.model.n > 2) {
+      bar.append(
+        el(
+          "span",
+          { class: "ramp unlike" },
+          "like the mean",
+          el("span", { class: "gradient", "aria-hidden": true }),
+          "unlike",
+        ),
+      );
+    }
     if (edges.complete && edges.n_kept) {
       const words =
         edges.what === "likely" ? `${plural(edges.n_kept, "likely pair")}` : `${plural(edges.n_kept, "kept edge")}`;
@@ -160,6 +179,12 @@ export class Graph {
         : `${model.names[site]}: ${model.groupName(model.groups[site])}, ${plural(model.payload.sites.rows[site], "row")}`;
   }
 
+  /** A site's colour: that of its group; without groups, how unlike the mean of all sites it is. */
+  private tint(site: number): string {
+    const { groups, payload, unlike } = this.model;
+    return payload.resolved ? groupColour(groups[site]) : shade(unlike[site]);
+  }
+
   private drawTiles(): void {
     const { context, model } = this;
     const places = model.payload.places;
@@ -175,8 +200,7 @@ export class Graph {
       const [x, y, side] = box;
       const member = site.get(code);
       context.globalAlpha = 1;
-      context.fillStyle =
-        member === undefined ? colour("faint") : groupColour(model.groups[member], model.payload.resolved);
+      context.fillStyle = member === undefined ? colour("faint") : this.tint(member);
       if (member !== undefined && focus !== null && focus !== member) {
         context.globalAlpha =
           model.payload.resolved || model.share(focus, member) === null
@@ -195,7 +219,8 @@ export class Graph {
         context.stroke();
       }
       context.font = `600 ${Math.max(side * 0.3, 9)}px system-ui, sans-serif`;
-      context.fillStyle = member === undefined ? colour("muted") : colour("paper");
+      const light = member !== undefined && !model.payload.resolved && model.unlike[member] < 0.45;
+      context.fillStyle = member === undefined ? colour("muted") : colour(light ? "ink" : "paper");
       context.fillText(code, x + side / 2, y + side / 2 + 1);
     }
   }
@@ -244,7 +269,7 @@ export class Graph {
       const share = focus === null || model.payload.resolved ? null : model.share(focus, site);
       const near = focus === null || site === focus || (share === null ? group === model.groups[focus] : share > 0.5);
       context.globalAlpha = near ? 1 : share === null ? 0.3 : 0.25 + 0.6 * share;
-      context.fillStyle = groupColour(group, model.payload.resolved);
+      context.fillStyle = this.tint(site);
       context.beginPath();
       context.arc(x, y, layout.dot, 0, 2 * Math.PI);
       context.fill();
@@ -260,24 +285,44 @@ export class Graph {
       const [x, y] = at(site);
       context.lineWidth = 2.5;
       context.strokeStyle = colour("ink");
-      context.fillStyle = groupColour(model.groups[site], model.payload.resolved);
+      context.fillStyle = this.tint(site);
       context.beginPath();
       context.arc(x, y, Math.max(layout.dot, 4) + 2, 0, 2 * Math.PI);
       context.fill();
       context.stroke();
       this.label(model.names[site], x, y - layout.dot - 10);
     }
-    if (focus === null && model.n <= 40 && this.most > 480) {
-      for (let site = 0; site < model.n; site++) {
-        const [x, y] = at(site);
-        this.label(model.names[site], x, y - layout.dot - 8, true);
-      }
+    if (focus === null && model.n <= MOST_NAMES && !this.bare) this.drawNames(layout.dot, at);
+  }
+
+  /** Names of sites where there is room for them: beside no other name, and over no other site. */
+  private drawNames(dot: number, at: (site: number) => [number, number]): void {
+    const { context, model, size } = this;
+    context.font = "11px system-ui, sans-serif";
+    const taken: Box[] = model.names.map((_, site) => around(...at(site), dot, dot));
+    for (let site = 0; site < model.n; site++) {
+      const [x, y] = at(site);
+      const half = context.measureText(shortened(model.names[site])).width / 2 + 2;
+      const places: [number, number][] = [
+        [x, y - dot - 8],
+        [x, y + dot + 9],
+        [x + dot + half + 2, y],
+        [x - dot - half - 2, y],
+      ];
+      const place = places.find(([left, top]) => {
+        const box = around(left, top, half, 6);
+        const inside = box[0] >= 0 && box[1] >= 0 && box[2] <= size && box[3] <= size;
+        return inside && !taken.some((other) => overlap(box, other));
+      });
+      if (!place) continue;
+      taken.push(around(...place, half, 6));
+      this.label(model.names[site], ...place, true);
     }
   }
 
   private label(words: string, x: number, y: number, small = false): void {
     const { context, size } = this;
-    const shown = words.length > 28 ? `${words.slice(0, 27)}…` : words;
+    const shown = shortened(words);
     context.font = `${small ? "" : "600 "}${small ? 11 : 13}px system-ui, sans-serif`;
     context.textAlign = "center";
     context.textBaseline = "middle";

@@ -15,7 +15,7 @@ export function kinSection(model: Model, state: State): HTMLElement {
     ? kin
       ? "Colours are groups. The matrix has the probability of every pair to be kin; the graph joins pairs that are kin rather than not."
       : "Colours are groups. The matrix has the share of coefficients that two sites have in common; the graph has the edges that were used."
-    : "There are no groups to colour by. The matrix still shows who leans towards whom.";
+    : "There are no groups to colour by: colours say how far a site’s coefficients are from the mean of all sites. The matrix still shows who leans towards whom.";
   return section(
     "kin",
     "Who is kin",

@@ -36,13 +36,13 @@ export function pathSection(model: Model): HTMLElement | null {
 
 function lamAxis(x: ReturnType<typeof scaleLog<number, number>>, top: number, bottom: number): SVGGElement {
   const group = svg("g", { class: "axis" });
-  const [low, high] = x.domain();
-  for (let power = Math.ceil(Math.log10(low)); power <= Math.floor(Math.log10(high)); power++) {
-    const at = x(10 ** power);
-    group.append(
-      svg("line", { x1: at, x2: at, y1: top, y2: bottom }),
-      svg("text", { x: at, y: bottom + 16, "text-anchor": "middle" }, tick(10 ** power)),
-    );
+  let last = Number.NEGATIVE_INFINITY;
+  for (const value of lamTicks(...(x.domain() as [number, number]))) {
+    const at = x(value);
+    group.append(svg("line", { x1: at, x2: at, y1: top, y2: bottom }));
+    if (at - last < 44) continue;
+    last = at;
+    group.append(svg("text", { x: at, y: bottom + 16, "text-anchor": "middle" }, tick(value)));
   }
   group.append(
     svg(
@@ -52,6 +52,16 @@ function lamAxis(x: ReturnType<typeof scaleLog<number, number>>, top: number, bo
     ),
   );
   return group;
+}
+
+/** Powers of ten, and two and five times them where there are fewer than three. */
+function lamTicks(low: number, high: number): number[] {
+  const powers: number[] = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.floor(Math.log10(high)); power++) powers.push(power);
+  const inside = (steps: number[]): number[] =>
+    powers.flatMap((power) => steps.map((step) => step * 10 ** power)).filter((one) => one >= low && one <= high);
+  const whole = inside([1]);
+  return whole.length >= 3 ? whole : inside([1, 2, 5]);
 }
 
 function lamScale(lams: number[]): ReturnType<typeof scaleLog<number, number>> {

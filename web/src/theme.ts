@@ -42,6 +42,12 @@ export function colour(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
+/** A colour between two of the style sheet, from 0 to 1: how unlike the others a site is. */
+export function shade(level: number): string {
+  const [from, to] = [rgb(colour("like")), rgb(colour("unlike"))];
+  return `rgb(${from.map((one, k) => Math.round(one + level * (to[k] - one))).join(" ")})`;
+}
+
 /** Run when the page turns dark, light or to paper. */
 export function onTheme(listener: () => void): void {
   query.addEventListener("change", listener);

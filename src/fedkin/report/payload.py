@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.special import ndtri
 
 from fedkin._base import Array, Index
 from fedkin.report.arrays import (
@@ -32,6 +33,10 @@ LEVEL = 0.95
 MOST_ESTIMATES = 100_000
 #: Up to this many sites all pairs are looked at; above it, those of some sites.
 MOST_DENSE_SITES, SAMPLED_SITES = 6_000, 3_000
+#: Errors of differences (pairs of sites times coefficients) that a page holds; where there are more, it has none.
+MOST_DIFFERENCES = 400_000
+#: The largest ratio of such an error to that of independent sites that a page can tell.
+MOST_RATIO = 4.0
 #: Edges that a page holds.
 MOST_EDGES = 20_000
 #: Sites whose groups along the path a page holds.
@@ -202,10 +207,26 @@ def _coefficients(model: FittedModel, kin: Kin | None) -> dict[str, Any]:
         "level": LEVEL,
         "estimates": packed(theta[:, chosen], "f4"),
         "halves": None if half is None else packed(half[:, chosen], "f4"),
+        "differences": None if kin is None or half is None else _differences(kin, half, chosen),
         "mean": numbers(mean[chosen]),
         "spread": numbers(spread[chosen]),
         "left_out": left_out,
     }
+
+
+def _differences(kin: Kin, half: Array, chosen: Index) -> str | None:
+    """How wide intervals of differences are, a byte for each pair of sites and coefficient; None where there are many.
+
+    A byte is 255 times the root of a quarter of the ratio to the width that independent sites would have.
+    """
+    V = len(half)
+    if V * (V - 1) // 2 * chosen.size > MOST_DIFFERENCES:
+        return None
+    error = kin.difference_errors()[:, :, chosen] * float(ndtri(0.5 + LEVEL / 2))
+    i, j = np.tril_indices(V, -1)
+    apart = np.hypot(half[i][:, chosen], half[j][:, chosen])
+    ratio = np.divide(error[i, j], apart, out=np.ones_like(apart), where=(apart > 0) & np.isfinite(apart))
+    return packed(np.rint(255 * np.sqrt(np.minimum(ratio / MOST_RATIO, 1.0))), "u1")
 
 
 def _comparison(model: FittedModel) -> dict[str, Any] | None:

@@ -63,3 +63,67 @@ def _effects(learned: Learned, sites: Index, weights: Array, W: Array, e: Array)
     middle = chance @ np.array(means)
     apart = np.array(means) - middle
     return middle, np.tensordot(chance, np.array(covariances), 1) + (chance[:, None] * apart).T @ apart
+
+
+def difference_errors(learned: Learned) -> Array:
+    """Standard errors ``(V, V, p)`` of all differences of two sites, in the units of the result.
+
+    Those of `combined_covariance` with weights 1 and -1, for all pairs at once. A site's variance is that of what it
+    has to itself plus that of what it may share; only the latter goes together with that of others.
+    """
+    p, A, S = len(learned.mean), learned.units.A, learned.precision
+    root = np.sqrt(learned.spread)
+    own = np.linalg.inv(np.eye(p) + root[:, None] * S * root) * np.outer(root, root)
+    alone = _diagonal(A, own)
+    values, vectors = np.linalg.eigh(learned.mean_covariance)
+    lean = A @ (np.eye(p) - own @ S) @ (vectors * np.sqrt(np.maximum(values, 0.0)))
+    shared = np.matmul(lean.transpose(1, 0, 2), lean.transpose(1, 2, 0))  # (p, V, V)
+    if learned.states is not None:
+        alone += _share_effects(learned, A @ learned.F, shared)
+    total = alone + np.einsum("jvv->vj", shared)
+    variance = total[:, None] + total[None] - 2 * shared.transpose(1, 2, 0)
+    variance[np.arange(len(S)), np.arange(len(S))] = 0.0
+    return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
+
+
+def _share_effects(learned: Learned, G: Array, shared: Array) -> Array:
+    """Variances ``(V, p)`` that effects add to what sites have to themselves; adds to ``shared`` what they share."""
+    states, S, F = learned.states, learned.precision, learned.F
+    assert states is not None
+    W, e = F.T @ S @ F, (learned.score - S @ learned.mean) @ F
+    d = W.shape[1]
+    open_ = {r: np.linalg.inv(np.eye(d) + share * W) for r, share in enumerate(SHARES)}
+    inside = {r: (share * apply(open_[r], e), share * _diagonal(G, open_[r])) for r, share in enumerate(SHARES)}
+    chances = [float(learned.weight * learned.scales[r]) for r in open_]
+    chances += ((1 - learned.weight) * states.weight).tolist()
+    whole = sum(chance for chance in chances if chance >= 1e-12)
+    alone = -_diagonal(G, np.asarray(np.linalg.inv(np.eye(d) + W), dtype=np.float64))
+    middle, kept = np.zeros((len(S), len(G))), []
+    for c, chance in enumerate(one / whole for one in chances):
+        if chance * whole < 1e-12:
+            continue
+        s = c - len(SHARES)
+        r = c if s < 0 else int(states.share[s])
+        mean, variance = inside[r]
+        alone += chance * variance
+        if s >= 0:
+            _, sums, scores = learned.group_sums[s]
+            number = np.unique(states.z[s], return_inverse=True)[1]
+            C = np.asarray(np.linalg.inv(sums + np.diag(1.0 / states.w[s])), dtype=np.float64)
+            centre = states.m[s] + apply(C, scores - sums @ states.m[s])
+            mean = mean + apply(open_[r], centre[number])
+            lean = (G @ open_[r] @ np.linalg.cholesky(C)[number]).transpose(1, 0, 2)
+            for group in range(len(C)):
+                mine = np.flatnonzero(number == group)
+                part = lean[:, mine]
+                shared[:, mine[:, None], mine] += chance * np.matmul(part, part.transpose(0, 2, 1))
+        kept.append(np.sqrt(chance) * (mean @ G.T))
+        middle += np.sqrt(chance) * kept[-1]
+    apart = np.stack(kept) - np.sqrt(np.array([c for c in chances if c >= 1e-12]) / whole)[:, None, None] * middle
+    shared += np.matmul(apart.transpose(2, 1, 0), apart.transpose(2, 0, 1))
+    return alone
+
+
+def _diagonal(G: Array, matrices: Array) -> Array:
+    """Diagonals ``(V, q)`` of ``G M_u G'``."""
+    return np.asarray(((G @ matrices) * G).sum(axis=2))

@@ -11,7 +11,7 @@ from scipy.special import chdtrc, ndtr, ndtri, pdtr
 
 from fedkin._base import Array, Index, check_choice
 from fedkin.errors import DataError, ParameterError
-from fedkin.kin.result.combine import combined_covariance
+from fedkin.kin.result.combine import combined_covariance, difference_errors
 
 if TYPE_CHECKING:
     from fedkin.kin.result.kin import Kin
@@ -154,6 +154,22 @@ class Inference:
         (('+1 x0 -1 x1',), (1,))
         """
         return contrast(self._result, one, other, weights, kind)
+
+    def difference_errors(self) -> Array:
+        """Standard errors ``(V, V, p)`` of the differences between all pairs of sites, as `contrast` has them.
+
+        Takes ``V * V * p`` numbers: meant for up to some hundred sites.
+
+        Examples
+        --------
+        >>> import fedkin
+        >>> from fedkin.datasets import paper_design
+        >>> design = paper_design(n_devices=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
+        >>> kin = fedkin.find_kin(design.federation)
+        >>> bool(abs(kin.difference_errors()[0, 11] - kin.contrast(0, 11).standard_error).max() < 1e-9)
+        True
+        """
+        return difference_errors(self._result.learned)
 
     def members(self, group: int) -> list[Hashable]:
         """The sites of a group to show, numbered as in ``groups``."""
