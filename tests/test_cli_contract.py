@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("msgspec")
 import fedkin
 from fedkin.cli import main
-from fedkin.cli.contracts import fit_options, model_of
+from fedkin.cli.shared.contracts import fit_options, model_of
 from fedkin.data import read_columns
 from fedkin.federate import Contract
 from fedkin.fitting import FitOptions, fit_federation

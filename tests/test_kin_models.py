@@ -10,7 +10,7 @@ import pytest
 
 import fedkin
 from fedkin.cli import main
-from fedkin.cli.kin_words import groups_words, kin_table
+from fedkin.cli.shared.kin_words import groups_words, kin_table
 from fedkin.data import Column, Schema
 from fedkin.datasets import paper_design
 from fedkin.errors import ModelFileError, ParameterError

@@ -18,8 +18,9 @@ import pytest
 
 from builders import small_problem
 from federations import reference, whole_job, write_job
-from fedkin.cli import main, running
-from fedkin.cli.console import StopRequested
+from fedkin.cli import main
+from fedkin.cli.shared.console import StopRequested
+from fedkin.cli.sites import running
 from fedkin.data import write_csv
 from fedkin.federate.programs.overview import is_running
 from fedkin.fitting import load

@@ -22,7 +22,7 @@ import fedkin
 from browser import Page, chromium, needs_browser, serious_findings
 from fedkin.admm import read_running
 from fedkin.cli import main
-from fedkin.cli.watch import run_state
+from fedkin.cli.sites.watch import run_state
 from fedkin.datasets import paper_design
 from fedkin.errors import ConvergenceWarning
 from fedkin.report.live import History, LiveServer

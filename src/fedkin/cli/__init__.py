@@ -1,8 +1,12 @@
 """The command line, ``fedkin COMMAND``: it reads what was typed, calls the rooms below, and prints.
 
 In: the arguments of the process. Out: results on standard output; progress, notes and errors in one line on standard
-error; an exit code. Modules by command, `options` for what they take, `console` and `tables` for how they print.
-Imports: everything below; nothing imports the command line.
+error; an exit code. Imports: everything below; nothing imports the command line.
+
+`app` is the table of commands: those about models are in `models`, those of federations in `sites`, and ``study`` is in
+`fedkin.studies`; `shared` has what they take and how they print, `examples` what their help ends with. `site_run`,
+`run_errands` and `mpi_rank` are programs, which commands start for sites and ranks.
+To add a command: a module in `models` or `sites`, an entry in `app`, and an example in `examples`.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0
     """
     try:
-        from fedkin.cli.console import guarded, interrupts_later
+        from fedkin.cli.shared.console import guarded, interrupts_later
     except KeyboardInterrupt:
         return 130  # there is nothing to say it with yet
     words = list(sys.argv[1:] if arguments is None else arguments)

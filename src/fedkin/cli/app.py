@@ -13,16 +13,16 @@ from fedkin.cli.examples import show_examples
 
 #: Where each command is defined, under its own name.
 _HOMES = {
-    "fit": "fedkin.cli.fit",
-    "predict": "fedkin.cli.saved",
-    "inspect": "fedkin.cli.saved",
-    "report": "fedkin.cli.report",
-    "watch": "fedkin.cli.watch",
-    "demo": "fedkin.cli.demo",
+    "fit": "fedkin.cli.models.fit",
+    "predict": "fedkin.cli.models.saved",
+    "inspect": "fedkin.cli.models.saved",
+    "report": "fedkin.cli.models.report",
+    "watch": "fedkin.cli.sites.watch",
+    "demo": "fedkin.cli.models.demo",
     "study": "fedkin.studies",
-    "federation": "fedkin.cli.federation",
-    "site": "fedkin.cli.site",
-    "mpi": "fedkin.cli.mpi",
+    "federation": "fedkin.cli.sites.federation",
+    "site": "fedkin.cli.sites.site",
+    "mpi": "fedkin.cli.sites.mpi",
 }
 
 

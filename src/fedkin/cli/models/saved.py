@@ -12,11 +12,11 @@ import numpy as np
 import typer
 
 from fedkin._base import AnyArray, Array, count
-from fedkin.cli.console import messages, output, print_json
-from fedkin.cli.kin_words import Question, answer, kin_document, kin_facts, kin_table, spread_table
-from fedkin.cli.new_sites import models_of
-from fedkin.cli.options import Json, Model
-from fedkin.cli.tables import (
+from fedkin.cli.models.new_sites import models_of
+from fedkin.cli.shared.console import messages, output, print_json
+from fedkin.cli.shared.kin_words import Question, answer, kin_document, kin_facts, kin_table, spread_table
+from fedkin.cli.shared.options import Json, Model
+from fedkin.cli.shared.tables import (
     add_row,
     agreed_rows,
     gap_words,

@@ -128,7 +128,7 @@ def as_options(words: str) -> str:
     """
     if "=" not in words:
         return words.replace(", or pass a Loss object", "")
-    from fedkin.cli.options import flag
+    from fedkin.cli.shared.options import flag
     from fedkin.fitting import DEFAULTS
 
     names = "|".join((*DEFAULTS, *_OF_TABLES, "graph"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedkin._base import count
-from fedkin.cli.console import note, output
-from fedkin.cli.kin_words import kin_facts, kin_table
-from fedkin.cli.tables import MOST_GROUPS, gap_words, group_words, groups_table, note_lines, print_facts
+from fedkin.cli.shared.console import note, output
+from fedkin.cli.shared.kin_words import kin_facts, kin_table
+from fedkin.cli.shared.tables import MOST_GROUPS, gap_words, group_words, groups_table, note_lines, print_facts
 from fedkin.fitting import FittedModel
 from fedkin.kin import Kin
 

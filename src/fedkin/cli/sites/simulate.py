@@ -1,8 +1,8 @@
 """``fedkin federation simulate``: a whole federation on one machine, with a directory and a process per site.
 
 Everything is done by the functions behind the commands: the organiser's directory, an invite for each site, which joins
-with its own part of the table, is admitted, and then shares its sums (`fedkin.cli.simulate_shared`) or runs. Files are
-carried from directory to directory, as people would carry them.
+with its own part of the table, is admitted, and then shares its sums (`simulate_shared`) or runs. Files are carried
+from directory to directory, as people would carry them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, Literal
 import numpy as np
 
 from fedkin._base import PRIVATE_DIRECTORY, count
-from fedkin.cli.console import note, output, say
-from fedkin.cli.running import run_all, table
-from fedkin.cli.simulate_shared import invite_of, own_table, share_all
+from fedkin.cli.shared.console import note, output, say
+from fedkin.cli.sites.running import run_all, table
+from fedkin.cli.sites.simulate_shared import invite_of, own_table, share_all
 from fedkin.data import device_ids, read_columns, write_csv
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate import Contract, enrol, steps_of

@@ -13,14 +13,14 @@ import typer
 
 from fedkin import __version__
 from fedkin._base import count
-from fedkin.cli.console import Interrupted, Report, note, output, print_json, stopping_early, working
-from fedkin.cli.fit_shared import fit_shared, folder_of_summaries, print_fold_comparison
-from fedkin.cli.kin_words import graph_use_words, kin_document
-from fedkin.cli.options import Json, flag, takes_fit_options, with_contract
-from fedkin.cli.report import check_page, with_origin, write_report
-from fedkin.cli.results import print_model
-from fedkin.cli.streamed import fit_streamed, streams
-from fedkin.cli.tables import (
+from fedkin.cli.models.fit_shared import fit_shared, folder_of_summaries, print_fold_comparison
+from fedkin.cli.models.report import check_page, with_origin, write_report
+from fedkin.cli.models.results import print_model
+from fedkin.cli.models.streamed import fit_streamed, streams
+from fedkin.cli.shared.console import Interrupted, Report, note, output, print_json, stopping_early, working
+from fedkin.cli.shared.kin_words import graph_use_words, kin_document
+from fedkin.cli.shared.options import Json, flag, takes_fit_options, with_contract
+from fedkin.cli.shared.tables import (
     add_row,
     agreed_federation,
     graph_words,
@@ -270,7 +270,7 @@ class _Agreed:
 
 
 def _read_contract(path: Path, about: Mapping[str, str | None]) -> _Agreed:
-    from fedkin.cli.contracts import fit_options
+    from fedkin.cli.shared.contracts import fit_options
     from fedkin.federate import Contract
 
     for name, given in about.items():

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fedkin.admm import RUNNING, read_running
-from fedkin.cli.console import ended_like_ctrl_c, output
+from fedkin.cli.shared.console import ended_like_ctrl_c, output
 from fedkin.errors import DataError
 from fedkin.report import LiveServer
 

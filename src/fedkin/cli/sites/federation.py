@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fedkin._base import count, listed
-from fedkin.cli.console import note, output, say
+from fedkin.cli.shared.console import note, output, say
 
 if TYPE_CHECKING:
     from fedkin.federate.enrol import Organiser
@@ -45,8 +45,8 @@ def draft(
 
     The draft tells nothing about single rows: ranges are rounded outward, rare levels are left out.
     """
-    from fedkin.cli.contracts import DraftCommand
-    from fedkin.cli.contracts import draft as run
+    from fedkin.cli.shared.contracts import DraftCommand
+    from fedkin.cli.shared.contracts import draft as run
 
     run(DraftCommand(table, target, site_column, name, out))
 
@@ -64,8 +64,8 @@ def check(
 
     Ends with code 2 when the rows cannot be used as they are.
     """
-    from fedkin.cli.console import WRONG_INPUT
-    from fedkin.cli.contracts import check as run
+    from fedkin.cli.shared.console import WRONG_INPUT
+    from fedkin.cli.shared.contracts import check as run
 
     if not run(contract, data, site_column, as_json):
         raise typer.Exit(WRONG_INPUT)
@@ -198,7 +198,7 @@ def deliver(
     ca_key: CaKey = None,
 ) -> None:
     """At the organiser: write each site's part of a model, for that site alone."""
-    from fedkin.cli.parts import deliver
+    from fedkin.cli.sites.parts import deliver
 
     paths = deliver(directory, model, sites or (), ca_key)
     where = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent}/ ({count(len(paths), 'model')})"
@@ -215,8 +215,8 @@ def gather(
     out: Annotated[Path, typer.Option(metavar="MODEL", help="Directory for the model.")],
 ) -> None:
     """At the organiser: one model of those that sites published after rounds."""
-    from fedkin.cli.parts import gather
-    from fedkin.cli.tables import group_words
+    from fedkin.cli.shared.tables import group_words
+    from fedkin.cli.sites.parts import gather
 
     model = gather(directory, published, out)
     say(f"wrote {out}: the models of {count(model.n_devices, 'site')}, {group_words(model)}.")
@@ -228,8 +228,8 @@ def status(
     json: Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")] = False,
 ) -> None:
     """At the organiser: which sites are invited, admitted until when, have sent summaries, or are out."""
-    from fedkin.cli.console import print_json
-    from fedkin.cli.tables import add_row, plain_table
+    from fedkin.cli.shared.console import print_json
+    from fedkin.cli.shared.tables import add_row, plain_table
     from fedkin.federate import enrol
     from fedkin.federate.trust import fingerprint
 
@@ -258,7 +258,7 @@ def run_centre(
     deadline: Annotated[float, typer.Option(metavar="SECONDS", help="Wait for answers in a round.")] = 5.0,
 ) -> None:
     """At the organiser: be the central machine of a federation with placement central, which sees thetas, no rows."""
-    from fedkin.cli.running import become
+    from fedkin.cli.sites.running import become
     from fedkin.federate import Patience
 
     patience = Patience(give_up=give_up, linger=linger, gather=gather, deadline=deadline)
@@ -289,7 +289,7 @@ def simulate_here(
 
     Exit codes: 0 all have finished, 1 one failed for good, 2 wrong input, 3 fedkin site stop, 130 Ctrl-C or a signal.
     """
-    from fedkin.cli.simulate import Simulation, simulate
+    from fedkin.cli.sites.simulate import Simulation, simulate
 
     simulate(Simulation(contract, data, site, graph, out, port, by, lam, rounds, rho, restarts, give_up))
 

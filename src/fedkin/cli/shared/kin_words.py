@@ -9,8 +9,8 @@ import numpy as np
 from rich.table import Table
 
 from fedkin._base import count
-from fedkin.cli.console import output, print_json
-from fedkin.cli.tables import MOST_GROUPS, add_row, members, plain_table
+from fedkin.cli.shared.console import output, print_json
+from fedkin.cli.shared.tables import MOST_GROUPS, add_row, members, plain_table
 from fedkin.errors import ParameterError
 from fedkin.fitting import FittedModel
 from fedkin.kin import Kin, Pairs, in_order

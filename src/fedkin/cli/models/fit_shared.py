@@ -12,10 +12,10 @@ import numpy as np
 
 from fedkin import __version__
 from fedkin._base import count, listed
-from fedkin.cli.console import Report, note, output, print_json, working
-from fedkin.cli.kin_words import graph_use_words, kin_document
-from fedkin.cli.options import flag, with_contract
-from fedkin.cli.tables import add_row, graph_words, model_document, plain_table, print_facts
+from fedkin.cli.shared.console import Report, note, output, print_json, working
+from fedkin.cli.shared.kin_words import graph_use_words, kin_document
+from fedkin.cli.shared.options import flag, with_contract
+from fedkin.cli.shared.tables import add_row, graph_words, model_document, plain_table, print_facts
 from fedkin.errors import ConvergenceWarning, DataError, DegenerateDeviceWarning, ParameterError, SolverError
 from fedkin.fitting import Asks, FittedModel, FoldComparison, SummaryFit, compare_folds
 from fedkin.graph import Graph
@@ -70,7 +70,7 @@ def shared_step(
     data: Path, graph: Path | None, federation: Path | None, options: Mapping[str, Any], out: Path, say: Report
 ) -> Step:
     """Fit what the sites have shared, and save the model in ``out``; or write what the sites are to be asked next."""
-    from fedkin.cli.contracts import fit_options
+    from fedkin.cli.shared.contracts import fit_options
     from fedkin.federate import enrol, sharing
 
     collected = sharing.read_summaries(data, federation)

@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 from rich.text import Text
 
 from fedkin._base import AnyArray, count, write_file
-from fedkin.cli.console import messages, note, output, print_json
-from fedkin.cli.tables import add_row, plain_table, print_facts, schema_table
+from fedkin.cli.shared.console import messages, note, output, print_json
+from fedkin.cli.shared.tables import add_row, plain_table, print_facts, schema_table
 from fedkin.data import Finding, device_ids, read_columns
 from fedkin.errors import DataError
 from fedkin.federate import Contract, draft_contract

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from fedkin._base import write_file
-from fedkin.cli.console import messages, print_json
-from fedkin.cli.options import Json, Model
+from fedkin.cli.shared.console import messages, print_json
+from fedkin.cli.shared.options import Json, Model
 from fedkin.errors import ParameterError
 from fedkin.fitting import FittedModel, data_record, load
 from fedkin.report import read_coordinates, report_page

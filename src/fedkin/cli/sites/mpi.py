@@ -1,4 +1,4 @@
-"""The command ``fedkin mpi run`` and its options. What it does is in `fedkin.cli.mpi_run`."""
+"""The command ``fedkin mpi run`` and its options. What it does is in `fedkin.cli.sites.mpi_run`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(
 
     For example: fedkin mpi run heart.toml --data all.csv --site site --graph edges.csv --out model -n 8
     """
-    from fedkin.cli.mpi_run import MpiCommand, run
+    from fedkin.cli.sites.mpi_run import MpiCommand, run
 
     run(
         MpiCommand(

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedkin._base import AnyArray, Array, count
-from fedkin.cli.console import as_options, note, output
+from fedkin.cli.shared.console import as_options, note, output
 from fedkin.data import (
     CSV_SUFFIXES,
     PARQUET_SUFFIXES,

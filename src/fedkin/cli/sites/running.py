@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from fedkin.cli.console import Interrupted, StopRequested, ended_like_ctrl_c, messages, note, output, print_json
-from fedkin.cli.tables import add_row, plain_table
+from fedkin.cli.shared.console import Interrupted, StopRequested, ended_like_ctrl_c, messages, note, output, print_json
+from fedkin.cli.shared.tables import add_row, plain_table
 from fedkin.errors import ParameterError, SolverError
 from fedkin.federate import (
     SELECTION,

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedkin._base import available_cores, count
-from fedkin.cli.console import Interrupted, Report, ended_like_ctrl_c, note, output, working
+from fedkin.cli.shared.console import Interrupted, Report, ended_like_ctrl_c, note, output, working
 from fedkin.errors import DataError, MissingDependencyError, ParameterError, SolverError, missing_dependency
 from fedkin.federate import check_no_job, read_job
 

@@ -13,11 +13,11 @@ import typer
 
 from fedkin import __version__
 from fedkin._base import Array, Index, count, write_file
-from fedkin.cli.console import Report, output, print_json, working
-from fedkin.cli.kin_words import kin_facts
-from fedkin.cli.options import Json
-from fedkin.cli.report import command_line, write_report
-from fedkin.cli.tables import add_row, plain_table, print_facts
+from fedkin.cli.models.report import command_line, write_report
+from fedkin.cli.shared.console import Report, output, print_json, working
+from fedkin.cli.shared.kin_words import kin_facts
+from fedkin.cli.shared.options import Json
+from fedkin.cli.shared.tables import add_row, plain_table, print_facts
 from fedkin.data import Federation, write_csv
 from fedkin.datasets import Design, paper_design
 from fedkin.errors import ParameterError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedkin._base import count, listed
-from fedkin.cli.console import WRONG_INPUT, note, say
+from fedkin.cli.shared.console import WRONG_INPUT, note, say
 
 if TYPE_CHECKING:
     from fedkin.federate.sharing import Shared
@@ -79,7 +79,7 @@ def check(
     data: Annotated[Path, typer.Option(metavar="TABLE", help="The site's rows, CSV or Parquet.")],
 ) -> None:
     """At the site: say in words whether rows fit the contract, and are enough to share sums of. Writes nothing."""
-    from fedkin.cli.contracts import print_findings
+    from fedkin.cli.shared.contracts import print_findings
     from fedkin.data import read_columns
     from fedkin.federate import enrol
 
@@ -100,7 +100,7 @@ def accept(
     ],
 ) -> None:
     """At the site: check what the organiser (or a site that left) sent, and keep it."""
-    from fedkin.cli.parts import accept_any
+    from fedkin.cli.sites.parts import accept_any
 
     for path in received:
         say(accept_any(directory, path))
@@ -209,7 +209,7 @@ def run(
     deadline: Annotated[float, typer.Option(metavar="SECONDS", help="A leader's wait for answers in a round.")] = 5.0,
 ) -> None:
     """At the site: do the rounds with its neighbours, which end with a model; after a crash the same goes on."""
-    from fedkin.cli.running import become
+    from fedkin.cli.sites.running import become
     from fedkin.federate import Patience
 
     patience = Patience(first_pull, last_pull, complain, give_up, linger, gather, deadline)
@@ -219,7 +219,7 @@ def run(
 @site.command()
 def select(directory: Directory, give_up: GiveUp = 3600.0, listen: Listen = None) -> None:
     """At the site: test its edges together with its neighbours, before the rounds, if the contract says so."""
-    from fedkin.cli.running import select
+    from fedkin.cli.sites.running import select
 
     select(directory, give_up, listen)
 
@@ -227,7 +227,7 @@ def select(directory: Directory, give_up: GiveUp = 3600.0, listen: Listen = None
 @site.command()
 def publish(directory: Directory) -> None:
     """At the site: sign its own model for the organiser, after rounds, if the site's rules allow it."""
-    from fedkin.cli.parts import publish
+    from fedkin.cli.sites.parts import publish
 
     path = publish(directory)
     say(
@@ -243,7 +243,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")] = False,
 ) -> None:
     """At the site: show how far the rounds are."""
-    from fedkin.cli.running import status
+    from fedkin.cli.sites.running import status
 
     status(directory, metrics, as_json)
 
@@ -251,7 +251,7 @@ def status(
 @site.command()
 def stop(directory: EitherDirectory) -> None:
     """At the site: stop a run; the same command continues it later."""
-    from fedkin.cli.running import stop
+    from fedkin.cli.sites.running import stop
 
     stop(directory)
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from fedkin._base import count, write_file
-from fedkin.cli.console import ended_like_ctrl_c, note, say, working
-from fedkin.cli.errands import Board
-from fedkin.cli.fit_shared import Step, print_step, shared_step
-from fedkin.cli.parts import deliver
-from fedkin.cli.results import print_model
+from fedkin.cli.models.fit_shared import Step, print_step, shared_step
+from fedkin.cli.models.results import print_model
+from fedkin.cli.shared.console import ended_like_ctrl_c, note, say, working
+from fedkin.cli.sites.errands import Board
+from fedkin.cli.sites.parts import deliver
 from fedkin.data import write_csv
 from fedkin.errors import DataError
 from fedkin.federate import STOP_SIGNAL, enrol, only_supervisor
