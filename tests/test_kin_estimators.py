@@ -15,7 +15,12 @@ from fedkin.errors import ParameterError, UnknownDeviceError
 
 
 @pytest.mark.filterwarnings("ignore:fit was not told the devices:fedkin.errors.FedkinWarning")
-@parametrize_with_checks([KinRegressor(), KinClassifier(), KinRegressor(loss="poisson")])
+@parametrize_with_checks(
+    [KinRegressor(), KinClassifier(), KinRegressor(loss="poisson")],
+    expected_failed_checks=lambda estimator: {
+        "check_sample_weight_equivalence_on_dense_data": "spreads are found to 1e-6; tested with weights elsewhere"
+    },
+)
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 

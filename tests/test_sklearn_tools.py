@@ -23,7 +23,8 @@ from fedkin import (
     KinRegressor,
     WithinDeviceKFold,
 )
-from fedkin.errors import DataError
+from fedkin.data import Federation
+from fedkin.errors import DataError, UnknownDeviceError
 
 FUSED = {"lam": 0.01, "select": None}
 CLASSIFIERS = [FedADMMClassifier(**FUSED), KinClassifier()]
@@ -177,14 +178,45 @@ def test_rows_that_come_later_give_the_fit_of_all_rows(model):
     order = np.concatenate([np.flatnonzero(early), np.flatnonzero(~early)])
     whole = clone(model).fit(X[order], y[order], device=site[order])
     assert grown.devices_ == whole.devices_
-    assert np.array_equal(grown.coef_, whole.coef_)
-    assert np.array_equal(grown.intercept_, whole.intercept_)
+    if hasattr(model, "predict_proba"):  # the rows are kept
+        assert np.array_equal(grown.coef_, whole.coef_)
+        assert np.array_equal(grown.intercept_, whole.intercept_)
+    else:
+        assert not any(isinstance(part, Federation) for part in vars(grown._kept).values())
+        assert np.allclose(grown.coef_, whole.coef_, atol=1e-6)
+        assert np.allclose(grown.intercept_, whole.intercept_, atol=1e-6)
+        assert grown._kept.sums.size < X.size
     first = clone(model).partial_fit(X, y, device=site)
     assert np.array_equal(first.coef_, clone(model).fit(X, y, device=site).coef_)
     with pytest.raises(DataError, match="not told the devices"):
         grown.partial_fit(X, y)
     with pytest.raises(DataError, match="all or none"):
         grown.partial_fit(X, y, device=site, offset=np.zeros(len(y)))
+
+
+def test_sums_that_are_kept_lose_no_digits_far_from_zero():
+    rng = np.random.default_rng(0)
+    X, site = rng.normal(size=(400, 2)) + np.array([1e5, -3e4]), np.repeat(["a", "b"], 200)
+    y = X @ [1.0, 2.0] + rng.normal(size=400)
+    weight = rng.integers(1, 4, 400)
+    for more in ({}, {"offset": X[:, 0]}, {"sample_weight": weight}):
+        model = FedADMMRegressor(lam=0.01, select=None, tol=1e-12)
+        parts = [{name: values[part] for name, values in more.items()} for part in (slice(250), slice(250, None))]
+        grown = clone(model).fit(X[:250], y[:250], device=site[:250], **parts[0])
+        grown.partial_fit(X[250:], y[250:], device=site[250:], **parts[1])
+        whole = clone(model).fit(X, y, device=site, **more)
+        assert np.allclose(grown.coef_, whole.coef_, rtol=1e-6)
+        at = more.get("offset", np.zeros(400)) if "offset" in more else None
+        assert np.allclose(grown.predict(X, site, at), whole.predict(X, site, at), rtol=1e-8)
+
+
+def test_few_rows_are_kept_as_they_are():
+    frame, y, site = sites(classes=False)
+    X = frame[["age", "dose"]].to_numpy()
+    grown = KinRegressor().fit(X[:12], y[:12], device=site[:12])
+    assert isinstance(grown._kept.rows, Federation)
+    grown.partial_fit(X[12:], y[12:], device=site[12:])
+    assert not hasattr(grown._kept, "rows")
 
 
 def test_a_class_that_comes_later():
@@ -196,6 +228,20 @@ def test_a_class_that_comes_later():
     assert model.predict_proba(X, device=site).shape == (240, 3)
 
 
+@pytest.mark.parametrize("model", [KinRegressor(), KinRegressor(loss="poisson"), KinClassifier()], ids=str)
+def test_kin_begins_where_it_ended(model):
+    frame, y, site = sites(classes=hasattr(model, "predict_proba"))
+    X = frame[["age", "dose"]].to_numpy()
+    y = np.round(np.abs(y)) if model.loss == "poisson" else y
+    warm = clone(model).set_params(warm_start=True).fit(X[:200], y[:200], device=site[:200])
+    warm.fit(X, y, device=site)
+    cold = clone(model).fit(X, y, device=site)
+    spread = np.sqrt(np.stack([np.diag(part) for part in cold.kin_.covariance]))
+    assert (np.abs(warm.kin_.theta - cold.kin_.theta) < 0.1 * spread).all()
+    again = clone(model).set_params(warm_start=True).fit(X, y, device=site)
+    assert np.array_equal(again.coef_, cold.coef_)  # the first fit has nothing to begin with
+
+
 def test_warm_start_keeps_lam():
     frame, y, site = sites(classes=False)
     X = frame[["age", "dose"]].to_numpy()
@@ -204,3 +250,30 @@ def test_warm_start_keeps_lam():
     model.fit(X, y, device=site)
     assert model.lam_ == first
     assert clone(model).set_params(warm_start=False).fit(X, y, device=site).lam_ != first
+
+
+# --- what users get wrong -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [FedADMMRegressor(**FUSED), KinRegressor(), KinClassifier()], ids=str)
+def test_a_column_of_text_is_named(model):
+    frame, y, site = sites(classes=hasattr(model, "predict_proba"))
+    with pytest.raises(DataError, match=r"column 'site' of X holds text, such as '[abcd]'.*device_column='site'"):
+        clone(model).fit(frame, y, device=site)
+    with pytest.raises(DataError, match=r"column 2 of X holds text.*device_column=2"):
+        clone(model).fit(frame.to_numpy(), y)
+    fitted = clone(model).fit(frame[["age", "dose"]], y, device=site)
+    with pytest.raises(DataError, match="column 'dose' of X holds text"):
+        fitted.predict(frame[["age"]].assign(dose="high"), device=site)
+    ward = frame.assign(ward=np.where(site == "a", "w1", "w2"))
+    with pytest.raises(DataError, match=r"column 'ward' of X holds text, such as 'w[12]'.*OneHotEncoder"):
+        clone(model).set_params(device_column="site").fit(ward, y)
+
+
+def test_folds_that_leave_out_a_site_say_what_to_use():
+    frame, y, site = sites(classes=False)
+    by_site = np.argsort(site, kind="stable")
+    with pytest.raises(UnknownDeviceError, match=r"In cross-validation use cv=fedkin\.WithinDeviceKFold"):
+        cross_val_score(
+            with_column(FedADMMRegressor(**FUSED)), frame.iloc[by_site], y[by_site], cv=4, error_score="raise"
+        )

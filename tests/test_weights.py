@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 
 import fedkin
+from fedkin import FedADMMClassifier, FedADMMRegressor, KinClassifier, KinRegressor
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting import FitOptions, fit_federation
@@ -125,3 +127,73 @@ def test_what_takes_no_weights_says_so():
         fedkin.fed_admm(problem, 3)
     with pytest.raises(DataError, match="row 1 has the weight 0: weights are more than 0"):
         Federation.from_arrays([[1.0], [2.0]], None, ["a", "a"], weight=[1, 0])
+
+
+ESTIMATORS = [
+    FedADMMRegressor(lam=0.05, select=None, tol=1e-10),
+    FedADMMRegressor(lam=0.05, select="bonferroni", tol=1e-10),
+    KinRegressor(),
+    KinRegressor(loss="poisson"),
+    FedADMMClassifier(lam=0.05, select="holm", tol=1e-10),
+    KinClassifier(),
+]
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
+def test_estimators_take_weights_for_repeated_rows(estimator):
+    loss = "logistic" if hasattr(estimator, "predict_proba") else "poisson" if estimator.loss == "poisson" else "linear"
+    weighted, _, weight = design(loss)
+    X, y, site = weighted.X, weighted.y, weighted.device_index
+    gone = np.arange(len(X)) % 7 == 3  # rows of weight 0 are as good as absent
+    weight = np.where(gone, 0, weight)
+    again = np.repeat(np.arange(len(X)), weight)
+    one = clone(estimator).fit(X, y, device=site, sample_weight=weight)
+    two = clone(estimator).fit(X[again], y[again], device=site[again])
+    assert np.allclose(one.coef_, two.coef_, atol=2e-4 if "Kin" in str(estimator) else 1e-6)
+    half = clone(estimator).fit(X, y, device=site)
+    assert not np.allclose(one.coef_, half.coef_, atol=1e-3)
+    with pytest.raises(ValueError, match="sample_weight has shape"):
+        clone(estimator).fit(X, y, device=site, sample_weight=weight[1:])
+    with pytest.raises(ValueError, match="row 4: the sample_weight is -1, expected a number of at least 0"):
+        clone(estimator).fit(X, y, device=site, sample_weight=np.where(np.arange(len(X)) == 4, -1, weight))
+
+
+def test_weights_are_routed(tmp_path):
+    import sklearn
+    from sklearn.model_selection import cross_validate
+
+    weighted, _, weight = design("linear")
+    params = {"device": weighted.device_index, "groups": weighted.device_index, "sample_weight": weight}
+    with sklearn.config_context(enable_metadata_routing=True):
+        cv = fedkin.WithinDeviceKFold(3)
+        model = FedADMMRegressor(lam=0.05, select=None)
+        found = cross_validate(model, weighted.X, weighted.y, cv=cv, params=params, return_estimator=True)
+    train, _ = next(iter(cv.split(weighted.X, groups=weighted.device_index)))
+    mine = clone(model).fit(
+        weighted.X[train], weighted.y[train], weighted.device_index[train], sample_weight=weight[train]
+    )
+    assert np.array_equal(found["estimator"][0].coef_, mine.coef_)
+
+
+@pytest.mark.parametrize("method", ["kin", "fused"])
+def test_weights_of_the_command_line_reach_every_method(tmp_path, monkeypatch, method):
+    from fedkin.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    _, repeated, weight = design("linear")
+    weighted, _, _ = design("linear")
+
+    def lines(fed, more):
+        rows = zip(fed.device_index, fed.X[:, 0], fed.X[:, 1], fed.y, more, strict=True)
+        return "site,a,b,y,w\n" + "".join(f"s{u},{a!r},{b!r},{y!r},{w}\n" for u, a, b, y, w in rows)
+
+    (tmp_path / "one.csv").write_text(lines(weighted, weight).replace("np.float64(", "").replace(")", ""))
+    (tmp_path / "two.csv").write_text(
+        lines(repeated, np.ones(len(repeated.X), dtype=int)).replace("np.float64(", "").replace(")", "")
+    )
+    asked = ["--device", "site", "--target", "y", "--weight", "w", "--test-size", "0", "--method", method]
+    asked += ["--lam", "0.05"] if method == "fused" else []
+    for name in ("one", "two"):
+        assert main(["fit", f"{name}.csv", *asked, "--out", name]) == 0
+    one, two = fedkin.load(tmp_path / "one"), fedkin.load(tmp_path / "two")
+    assert np.allclose(one.coef, two.coef, atol=2e-4 if method == "kin" else 1e-5)

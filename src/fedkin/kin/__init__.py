@@ -6,7 +6,7 @@ below.
 
 | where | what it does |
 |---|---|
-| `find` | leads from `sources` (rows or summaries) to the result |
+| `find` | leads from `sources` (rows or summaries) to the result; `beginning` where an earlier one is known |
 | `quadratics`, `mixed` | the sites' losses as sums, in common units; mean, spread and noise learned from them |
 | `sampler`, `kernels` | groups inside that spread; the compiled loops, which only a fit loads |
 | `display`, `pairs` | probabilities cut into groups, and whether they are resolved; probabilities of many sites |

@@ -5,8 +5,8 @@ edges (`EdgeSelection`), summaries of rows, and theoretical quantities (`fedkin.
 below; not the solvers.
 
 `local` fits each device by itself, from rows (`ownfits`) or sums (`summed`), and estimates variances, and fits groups
-of devices; `selection` tests edges; `summarise` is what a site says about its rows (`private`: with noise; `streaming`:
-in one pass over large files). `newton` does the numerical work, many devices at once.
+of devices; `selection` tests edges; `summarise` is what a site says about its rows (`private`: with noise; `running`:
+as rows come; `streaming`: in one pass over large files). `newton` does the numerical work, many devices at once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from fedkin.stats.local import LocalFit, Variance, check_variance, global_fit, local_fit, oracle_fit
 from fedkin.stats.newton import minimise_with_ridge
 from fedkin.stats.private import Budget, private_summary
+from fedkin.stats.running import RunningSums
 from fedkin.stats.selection import EdgeSelection, Method, select_edges, wald_tests
 from fedkin.stats.streaming import Streamed, summarise_files, table_size
 from fedkin.stats.summarise import site_answer, site_summary, summarise
@@ -23,6 +24,7 @@ __all__ = [
     "EdgeSelection",
     "LocalFit",
     "Method",
+    "RunningSums",
     "Streamed",
     "Variance",
     "check_variance",

@@ -12,7 +12,6 @@ import numpy as np
 
 from fedkin._base import AnyArray, Array, Index, check_whole, count, listed
 from fedkin.data import (
-    INTERCEPT,
     PARQUET_SUFFIXES,
     Column,
     Finding,
@@ -29,15 +28,13 @@ from fedkin.data import (
     too_many_levels,
 )
 from fedkin.errors import DataError, ParameterError, missing_dependency
-from fedkin.losses import make_loss
-from fedkin.objective import FoldSums, Summaries
+from fedkin.objective import Summaries
+from fedkin.stats.running import RunningSums
 
 #: Rows that are in memory at once.
 BATCH = 65_536
 #: A variance below this share of the mean square is rounding, and so is what a column has of its own.
 _ROUNDING = 1e-12
-#: Numbers that the outer products of a chunk of rows may take.
-_CHUNK = 2**21
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,9 +135,9 @@ def summarise_files(
     stream = _Stream(files, roles, missing == "drop")
     try:
         schema = _learned(stream, features, categories)
-        sums = _Sums(len(schema.names) + 2, folds)
-        for ids, Z, w in stream.rows(schema):
-            sums.add(ids, Z, w)
+        sums = RunningSums(len(schema.names), folds)
+        for rows in stream.rows(schema):
+            sums.add(*rows)
         stream.refuse_gaps()
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
@@ -193,8 +190,8 @@ class _Stream:
             for batch in opened.iter_batches(BATCH, columns=list(names)):
                 yield columns_of(pyarrow.Table.from_batches([batch]))
 
-    def rows(self, schema: TableSchema) -> Iterator[tuple[list[Hashable], Array, Array | None]]:
-        """Devices, ``[1, X, y]`` and weights of the complete rows of each batch."""
+    def rows(self, schema: TableSchema) -> Iterator[tuple[list[Hashable], Array, Array, Array | None]]:
+        """Devices, ``X``, ``y`` less its offset, and weights of the complete rows of each batch."""
         roles = self.roles
         used = [*roles.taken, *(column.name for column in schema.features)]
         for table in self.batches(used):
@@ -218,7 +215,7 @@ class _Stream:
             y = parsed_numbers(table[roles.target or ""]).values
             if roles.offset is not None:
                 y = y - parsed_numbers(table[roles.offset]).values
-            yield device_ids(table[roles.device]), np.column_stack([np.ones(len(y)), schema.encoded(table), y]), weight
+            yield device_ids(table[roles.device]), schema.encoded(table), y, weight
 
     def _wrong(self, schema: TableSchema, name: str, cells: AnyArray) -> list[Finding]:
         columns = {column.name: column for column in schema.features}
@@ -283,84 +280,15 @@ def _learned(stream: _Stream, features: Sequence[str] | None, categories: Sequen
 # --- sums -------------------------------------------------------------------------------------------------------
 
 
-class _Sums:
-    """Sums of ``w z z'`` of each device and fold, for as many devices as come."""
-
-    def __init__(self, width: int, folds: int) -> None:
-        self.width, self.folds = width, folds
-        self.number: dict[Hashable, int] = {}
-        self.gram, self.rows = np.zeros((0, folds, width, width)), np.zeros(0, dtype=np.int64)
-
-    @property
-    def devices(self) -> tuple[Hashable, ...]:
-        return tuple(self.number)
-
-    def add(self, ids: Sequence[Hashable], Z: Array, weight: Array | None) -> None:
-        """Rows ``Z (n, width)`` of the devices ``ids``."""
-        if not len(ids):
-            return
-        code = np.fromiter((self.number.setdefault(one, len(self.number)) for one in ids), np.int64, len(ids))
-        self._grow(len(self.number))
-        order = np.argsort(code, kind="stable")
-        code, Z = code[order], Z[order]
-        weighted = Z if weight is None else Z * weight[order, None]
-        first = np.flatnonzero(np.diff(code, prepend=-1))
-        place = np.arange(code.size) - np.repeat(first, np.diff(first, append=code.size)) + self.rows[code]
-        self.rows += np.bincount(code, minlength=self.rows.size)
-        part = code * self.folds + place % self.folds
-        order = np.argsort(part, kind="stable")
-        self._add_parts(part[order], Z[order], weighted[order])
-
-    def _add_parts(self, part: Index, Z: Array, weighted: Array) -> None:
-        flat = self.gram.reshape(-1, self.width, self.width)
-        starts = np.flatnonzero(np.diff(part, prepend=-1))
-        if part.size >= 16 * starts.size:
-            for a, b in zip(starts.tolist(), [*starts[1:].tolist(), part.size], strict=True):
-                flat[part[a]] += weighted[a:b].T @ Z[a:b]
-            return
-        step = max(1, _CHUNK // self.width**2)
-        for a in range(0, part.size, step):  # many parts with few rows
-            some = slice(a, a + step)
-            np.add.at(flat, part[some], weighted[some, :, None] * Z[some, None, :])
-
-    def _grow(self, needed: int) -> None:
-        have = self.gram.shape[0]
-        if needed > have:
-            more = max(needed, 2 * have) - have
-            self.gram = np.concatenate([self.gram, np.zeros((more, *self.gram.shape[1:]))])
-            self.rows = np.concatenate([self.rows, np.zeros(more, dtype=np.int64)])
-
-
 def _streamed(
-    sums: _Sums, schema: TableSchema, stream: _Stream, features: Sequence[str] | None, intercept: bool, seed: int
+    sums: RunningSums, schema: TableSchema, stream: _Stream, features: Sequence[str] | None, intercept: bool, seed: int
 ) -> Streamed:
-    v = len(sums.devices)
-    gram, rows = sums.gram[:v], sums.rows[:v]
-    parts = np.concatenate([gram, np.zeros_like(gram[:, :1])], axis=1)
-    single = rows == 1  # a single row is in no fold: it trains
-    parts[single, -1], parts[single, :-1] = gram[single].sum(axis=1), 0.0
-    whole = gram.sum(axis=(0, 1))
+    whole = sums.whole
     schema = replace(schema, fill=tuple((whole[0, 1:-1] / whole[0, 0]).tolist()))
     keep = np.arange(len(schema.names))
     if features is None:
         schema, keep = _telling(whole, schema, stream)
-    first = 0 if intercept else 1
-    used = np.concatenate([np.arange(first, 1), keep + 1])
-    hessian = parts[..., used[:, None], used]
-    total = parts.sum(axis=1)
-    weights = parts[..., 0, 0]
-    counts = weights if stream.roles.weight is not None else np.rint(weights).astype(np.int64)
-    folded = FoldSums(np.zeros((v, used.size)), counts, 0.5 * parts[..., -1, -1], -parts[..., used, -1], hessian)
-    names = (*((INTERCEPT,) if intercept else ()), *schema.names)
-    summaries = Summaries(
-        sums.devices,
-        make_loss("linear", None),
-        names,
-        seed,
-        folded,
-        total[:, 0, used],
-        total[:, used, used],
-    )
+    summaries = sums.summaries(schema.names, keep, intercept=intercept, seed=seed)
     return Streamed(summaries, schema, stream.n_rows, tuple(stream.notes))
 
 

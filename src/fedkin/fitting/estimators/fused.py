@@ -18,11 +18,11 @@ from typing import Literal
 
 import numpy as np
 
-from fedkin.data import Federation
 from fedkin.fitting.estimators.per_device import REGRESSION_LOSSES, PerDevice, PerDeviceClassifier, PerDeviceRegressor
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import DEFAULTS, CvRule, FitOptions, PenaltyName, Solver, documented
-from fedkin.fitting.ways import fit_federation
+from fedkin.fitting.preparation import Prepared
+from fedkin.fitting.ways import fit_prepared, silent
 from fedkin.graph import Graph
 from fedkin.losses import CLASS_LOSSES, Loss
 from fedkin.stats import Method, Variance
@@ -90,14 +90,10 @@ class _FedADMM(PerDevice):
         }
         return FitOptions(method="fused", **options | {"loss": self._loss(), "seed": self._seed(self.random_state)})
 
-    def _check_parameters(self) -> None:
-        self._options()
-
-    def _fit(self, federation: Federation, graph: Graph | None) -> FittedModel:
-        options = self._options()
+    def _fit(self, prepared: Prepared, graph: Graph | None, options: FitOptions) -> FittedModel:
         if self.warm_start and hasattr(self, "lam_") and options.lam == "cv":
             options = replace(options, lam=self.lam_)
-        model = fit_federation(federation, graph, options)
+        model = fit_prepared(prepared, graph, options, silent)
         self.lam_ = model.lam
         self.gap_ = model.gap
         self.n_iter_ = model.n_iter

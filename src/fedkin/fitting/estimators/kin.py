@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedkin.data import Federation
 from fedkin.fitting.estimators.per_device import PerDevice, PerDeviceClassifier, PerDeviceRegressor
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import AUTO, FitOptions
-from fedkin.fitting.ways import fit_federation
+from fedkin.fitting.preparation import Prepared
+from fedkin.fitting.ways import fit_prepared, silent
 from fedkin.graph import Graph
 from fedkin.kin import Kin
 from fedkin.losses import Loss
@@ -24,17 +24,23 @@ class _Kin(PerDevice):
         loss: str | Loss = AUTO,
         fit_intercept: bool = True,
         random_state: int | np.random.RandomState | None = 0,
+        warm_start: bool = False,
         device_column: str | int | None = None,
     ) -> None:
         self.loss = loss
         self.fit_intercept = fit_intercept
         self.random_state = random_state
+        self.warm_start = warm_start
         self.device_column = device_column
 
-    def _fit(self, federation: Federation, graph: Graph | None) -> FittedModel:
+    def _options(self) -> FitOptions:
         seed = self._seed(self.random_state)
-        options = FitOptions(method="kin", loss=self._loss(), fit_intercept=self.fit_intercept, seed=seed)
-        model = fit_federation(federation, graph, options)
+        return FitOptions(method="kin", loss=self._loss(), fit_intercept=self.fit_intercept, seed=seed)
+
+    def _fit(self, prepared: Prepared, graph: Graph | None, options: FitOptions) -> FittedModel:
+        model = fit_prepared(
+            prepared, graph, options, silent, getattr(self, "model_", None) if self.warm_start else None
+        )
         assert model.kin is not None
         self.kin_ = model.kin
         return model
@@ -54,6 +60,9 @@ class KinRegressor(_Kin, PerDeviceRegressor):
         Whether every site has an intercept.
     random_state : int, RandomState or None
         Seed of the sampler; None is 0.
+    warm_start : bool
+        Begin where the fit before ended, which saves time for losses other than least squares. The result is the same
+        but for rounding, and for what the sampler makes of that.
     device_column : str, int or None
         Column of X that holds the devices, by name or number; then ``device=`` need not be passed.
 
@@ -100,6 +109,9 @@ class KinClassifier(_Kin, PerDeviceClassifier):
         Whether every site has an intercept.
     random_state : int, RandomState or None
         Seed of the sampler; None is 0.
+    warm_start : bool
+        Begin where the fit before ended, which saves time for losses other than least squares. The result is the same
+        but for rounding, and for what the sampler makes of that.
     device_column : str, int or None
         Column of X that holds the devices, by name or number; then ``device=`` need not be passed.
 

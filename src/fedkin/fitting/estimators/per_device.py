@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -15,10 +16,12 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedkin._base import Array, listed
 from fedkin.data import Federation
-from fedkin.errors import DataError, FedkinWarning, ParameterError
-from fedkin.fitting.estimators.scoring import AtDevices, split_column
+from fedkin.errors import DataError, FedkinWarning, ParameterError, UnknownDeviceError
+from fedkin.fitting.estimators.kept import KeptRows, KeptSums, kept_of
+from fedkin.fitting.estimators.scoring import AtDevices, refuse_text, split_column
 from fedkin.fitting.model import FittedModel
-from fedkin.fitting.options import AUTO
+from fedkin.fitting.options import AUTO, FitOptions
+from fedkin.fitting.preparation import Prepared
 from fedkin.graph import Graph
 from fedkin.losses import CLASS_LOSSES, Loss
 
@@ -43,18 +46,19 @@ class PerDevice:
     """What all estimators share; before scikit-learn's mixins, whose scores know no devices."""
 
     # scikit-learn's way to say which metadata methods want without being asked: nobody has to call set_fit_request
-    __metadata_request__fit = {"device": True, "graph": True, "offset": True}  # noqa: RUF012
-    __metadata_request__partial_fit = {"device": True, "graph": True, "offset": True}  # noqa: RUF012
+    __metadata_request__fit = {"device": True, "graph": True, "offset": True, "sample_weight": True}  # noqa: RUF012
+    __metadata_request__partial_fit = __metadata_request__fit
     __metadata_request__predict = {"device": True, "offset": True}  # noqa: RUF012
     __metadata_request__predict_proba = {"device": True, "offset": True}  # noqa: RUF012
     __metadata_request__decision_function = {"device": True, "offset": True}  # noqa: RUF012
-    __metadata_request__score = {"device": True, "offset": True}  # noqa: RUF012
+    __metadata_request__score = {"device": True, "offset": True, "sample_weight": True}  # noqa: RUF012
 
     loss: str | Loss
     device_column: str | int | None
     model_: FittedModel
     _metric: ClassVar[Callable[..., float]]
     _auto_loss: ClassVar[str]
+    _kept: KeptRows | KeptSums
 
     def _loss(self) -> str | Loss:
         return self._auto_loss if self.loss == AUTO else self.loss
@@ -64,10 +68,11 @@ class PerDevice:
             state = state.randint(2**31)
         return 0 if state is None else int(state)
 
-    def _check_parameters(self) -> None:
-        """Raise before any row is looked at."""
+    def _options(self) -> FitOptions:
+        """How to fit, by the parameters of the estimator."""
+        raise NotImplementedError
 
-    def _fit(self, federation: Federation, graph: Graph | None) -> FittedModel:
+    def _fit(self, prepared: Prepared, graph: Graph | None, options: FitOptions) -> FittedModel:
         raise NotImplementedError
 
     def fit(
@@ -77,8 +82,9 @@ class PerDevice:
         device: Devices = None,
         graph: Graph | None = None,
         offset: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
     ) -> Self:
-        """Fit a model for every device.
+        """Fit a model for every site.
 
         Parameters
         ----------
@@ -93,14 +99,17 @@ class PerDevice:
             Between the devices; all pairs without it.
         offset : array (n,), optional
             Known part of the linear predictor, such as the log of an exposure.
+        sample_weight : array (n,), optional
+            How many rows each row stands for; rows of weight 0 are left out. The Huber loss takes none.
         """
-        self._check_parameters()
+        options = self._options()
         X, device = self._apart(X, device)
         rows, target = self._checked(X, y)
         if device is None:
             warnings.warn(_NO_DEVICE, FedkinWarning, stacklevel=2)
             device = SINGLE_DEVICE
-        return self._fit_seen(self._stacked(rows, target, device, offset), graph)
+        federation = self._stacked(rows, target, device, offset, sample_weight)
+        return self._fit_kept(KeptRows(federation), graph, options)
 
     def partial_fit(
         self,
@@ -109,30 +118,32 @@ class PerDevice:
         device: Devices = None,
         graph: Graph | None = None,
         offset: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
     ) -> Self:
-        """Add rows to those of earlier fits: of devices that were there, or of new ones.
+        """Add rows to those of earlier fits: of sites that were there, or of new ones.
 
         Parameters
         ----------
-        X, y, device, graph, offset
+        X, y, device, graph, offset, sample_weight
             As in `fit`.
 
         Notes
         -----
-        The result is that of `fit` on all rows, to the bit, for every loss: the estimator keeps the rows. Where they
-        must not be kept, sums do for least squares: `fedkin.summarise` every part, and fit the summaries.
+        The result is that of `fit` on all rows. For least squares sums over rows add up, and the estimator keeps these
+        as soon as they take less room than the rows; results then agree up to rounding (kin: up to what its sampler
+        makes of it), and folds that choose ``lam`` are dealt as rows come. For other losses it keeps the rows.
         """
-        if not hasattr(self, "model_") or not hasattr(self, "_seen"):
-            return self.fit(X, y, device, graph, offset)
-        seen: Federation = self._seen
+        if not hasattr(self, "model_") or not hasattr(self, "_kept"):
+            return self.fit(X, y, device, graph, offset, sample_weight)
+        options, seen = self._options(), self._kept
         X, device = self._apart(X, device)
         rows, target = self._checked(X, y, reset=False)
         if device is None and seen.devices != (SINGLE_DEVICE,):
             raise DataError("partial_fit was not told the devices of the rows: pass device= with an id per row")
-        more = self._stacked(rows, target, SINGLE_DEVICE if device is None else device, offset)
-        if (more.offset is None) != (seen.offset is None):
+        more = self._stacked(rows, target, SINGLE_DEVICE if device is None else device, offset, sample_weight)
+        if (more.offset is not None) != seen.has_offset:
             raise DataError("rows of one model have an offset all or none: give offset= as before")
-        return self._fit_seen(_appended(seen, more), graph)
+        return self._fit_kept(seen.with_rows(more), graph, options)
 
     def _apart(self, X: Any, device: Devices) -> tuple[Any, Devices]:
         """X without the column of devices, and the devices: those given, or those of the column."""
@@ -145,15 +156,26 @@ class PerDevice:
             )
         return rest, ids if device is None else device
 
-    def _stacked(self, rows: Array, target: NDArray[Any], device: Devices, offset: ArrayLike | None) -> Federation:
+    def _stacked(
+        self,
+        rows: Array,
+        target: NDArray[Any],
+        device: Devices,
+        offset: ArrayLike | None,
+        sample_weight: ArrayLike | None,
+    ) -> Federation:
         each = isinstance(device, Iterable) and not isinstance(device, str | bytes)
         ids: Any = device if each else [device] * len(rows)
         names = getattr(self, "feature_names_in_", None)
-        return Federation.from_arrays(rows, target, ids, offset=offset, feature_names=names)
+        stacked = Federation.from_arrays(rows, target, ids, offset=offset, feature_names=names)
+        return stacked if sample_weight is None else _weighted(stacked, sample_weight)
 
-    def _fit_seen(self, federation: Federation, graph: Any) -> Self:
-        model = self._fit(federation, _as_graph(graph))
-        self._seen = federation
+    def _fit_kept(self, kept: KeptRows | KeptSums, graph: Any, options: FitOptions) -> Self:
+        prepared = kept.prepared(options)
+        model = self._fit(prepared, _as_graph(graph), options)
+        if isinstance(kept, KeptRows):
+            kept = kept_of(kept.rows, options, quadratic=prepared.loss.quadratic)
+        self._kept = kept
         squeezed = model.coef.shape[1] == 1
         self.model_ = model
         self.coef_ = model.coef[:, 0] if squeezed else model.coef
@@ -189,7 +211,8 @@ class PerDevice:
         array (n,)
         """
         rows, device = self._rows(X, device)
-        return self.model_.predict(rows, device, offset)
+        with _naming_folds():
+            return self.model_.predict(rows, device, offset)
 
     def at(self, device: Devices, offset: ArrayLike | None = None) -> AtDevices:
         """The fitted model for certain rows: it predicts them without being told their devices again.
@@ -241,6 +264,7 @@ class PerDevice:
     def _rows(self, X: ArrayLike, device: Devices) -> tuple[Array, Devices]:
         check_is_fitted(self)
         X, device = self._apart(X, device)
+        refuse_text(X, self.device_column)
         rows: Array = validate_data(self, X, reset=False, dtype=np.float64)
         if device is None and len(self.devices_) > 1:
             raise DataError(_SAY_DEVICE.format(n=len(self.devices_), some=listed(self.devices_)))
@@ -263,6 +287,7 @@ class PerDeviceRegressor(PerDevice, RegressorMixin, BaseEstimator):  # type: ign
             other = type(self).__name__.replace("Regressor", "Classifier")
             cure = "fedkin.Problem, as it has no target" if self.loss == "mean" else other
             raise ParameterError(f"loss={self.loss!r} is not for regression; use it with {cure}")
+        refuse_text(X, self.device_column)
         rows, target = validate_data(self, X, y, reset=reset, dtype=np.float64, y_numeric=True)
         return rows, target
 
@@ -277,6 +302,7 @@ class PerDeviceClassifier(PerDevice, ClassifierMixin, BaseEstimator):  # type: i
     def _checked(self, X: ArrayLike, y: ArrayLike, reset: bool = True) -> tuple[Array, NDArray[Any]]:
         if _loss_name(self._loss()) not in CLASS_LOSSES:
             raise ParameterError(f"loss={self.loss!r} is not for classes; use {' or '.join(map(repr, CLASS_LOSSES))}")
+        refuse_text(X, self.device_column)
         rows, labels = validate_data(self, X, y, reset=reset, dtype=np.float64)
         check_classification_targets(labels)
         self.classes_ = np.unique(labels if reset else np.concatenate([self.classes_, labels]))
@@ -289,13 +315,15 @@ class PerDeviceClassifier(PerDevice, ClassifierMixin, BaseEstimator):  # type: i
         device: Devices = None,
         graph: Graph | None = None,
         offset: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        *,
         classes: ArrayLike | None = None,
     ) -> Self:
         """Add rows to those of earlier fits, see `PerDevice.partial_fit`.
 
         Parameters
         ----------
-        X, y, device, graph, offset
+        X, y, device, graph, offset, sample_weight
             As in `fit`.
         classes : array (C,), optional
             Labels that may occur; others are refused. Without it, a class may come with any rows.
@@ -303,7 +331,7 @@ class PerDeviceClassifier(PerDevice, ClassifierMixin, BaseEstimator):  # type: i
         unknown = [] if classes is None else np.setdiff1d(np.asarray(y), np.asarray(classes)).tolist()
         if unknown:
             raise DataError(f"class {unknown[0]!r} of y is not among classes=: add it there, or leave classes out")
-        return super().partial_fit(X, y, device, graph, offset)
+        return super().partial_fit(X, y, device, graph, offset, sample_weight)
 
     def predict(self, X: ArrayLike, device: Devices = None, offset: ArrayLike | None = None) -> NDArray[Any]:
         """Class labels; arguments as in `PerDevice.predict`."""
@@ -314,15 +342,27 @@ class PerDeviceClassifier(PerDevice, ClassifierMixin, BaseEstimator):  # type: i
     def predict_proba(self, X: ArrayLike, device: Devices = None, offset: ArrayLike | None = None) -> Array:
         """Probabilities ``(n, C)`` of the classes, in the order of `classes_`; arguments as in `predict`."""
         rows, device = self._rows(X, device)
-        return self.model_.predict_proba(rows, device, offset)
+        with _naming_folds():
+            return self.model_.predict_proba(rows, device, offset)
 
     def decision_function(self, X: ArrayLike, device: Devices = None, offset: ArrayLike | None = None) -> Array:
         """Logits ``(n,)`` of the second class, or ``(n, C)`` with 0 for the first class; arguments as in `predict`."""
         rows, device = self._rows(X, device)
-        eta = self.model_.linear_predictor(rows, device, offset)
+        with _naming_folds():
+            eta = self.model_.linear_predictor(rows, device, offset)
         if len(self.classes_) == 2:
             return np.asarray(eta[:, 0])
         return np.column_stack([np.zeros(len(eta)), eta])
+
+
+@contextmanager
+def _naming_folds() -> Iterator[None]:
+    """Within this context, a site without a model is told of with what lets it have one in cross-validation."""
+    try:
+        yield
+    except UnknownDeviceError as error:
+        words = "In cross-validation use cv=fedkin.WithinDeviceKFold(), which leaves rows of every site to train on"
+        raise UnknownDeviceError(f"{error}. {words}") from None
 
 
 def _loss_name(loss: Any) -> str:
@@ -339,22 +379,19 @@ def _as_graph(graph: Any) -> Graph | None:
     )
 
 
-def _appended(seen: Federation, more: Federation) -> Federation:
-    """The rows of both, as if they had come in one table: the earlier ones first."""
-
-    def both(name: str) -> Any:
-        first, second = getattr(seen, name), getattr(more, name)
-        if first is None:
-            return None
-        # in the order in which the rows came
-        return np.concatenate([_unstacked(seen, first), _unstacked(more, second)])
-
-    ids = [one.devices[u] for one in (seen, more) for u in _unstacked(one, one.device_index).tolist()]
-    parts = {name: both(name) for name in ("X", "y", "offset")}
-    return Federation.from_arrays(parts["X"], parts["y"], ids, offset=parts["offset"], feature_names=seen.feature_names)
-
-
-def _unstacked(federation: Federation, stacked: NDArray[Any]) -> NDArray[Any]:
-    out = np.empty_like(stacked)
-    out[federation.row_order] = stacked
-    return out
+def _weighted(federation: Federation, sample_weight: ArrayLike) -> Federation:
+    """The federation with weights, which are in the order in which rows came, and without rows of weight 0."""
+    weight, n = np.asarray(sample_weight, dtype=np.float64), len(federation.X)
+    if weight.shape != (n,):
+        raise DataError(f"sample_weight has shape {weight.shape}, expected one number per row: ({n},)")
+    wrong = np.flatnonzero(~(np.isfinite(weight) & (weight >= 0)))
+    if wrong.size:
+        raise DataError(f"row {wrong[0]}: the sample_weight is {weight[wrong[0]]:g}, expected a number of at least 0")
+    weight = weight[federation.row_order]
+    if not weight.any():
+        raise DataError("sample_weight is zero in every row, so no row is left: give some of them a weight")
+    if not weight.all():
+        federation = federation.take(weight > 0, allow_empty=True)
+        federation = federation.subset([u for u, n in zip(federation.devices, federation.n_samples, strict=True) if n])
+        weight = weight[weight > 0]
+    return federation.replaced(weight=weight)

@@ -11,8 +11,10 @@ from sklearn.metrics import get_scorer
 from sklearn.model_selection import BaseCrossValidator
 from sklearn.utils.metadata_routing import MetadataRequest
 
-from fedkin.data import Federation
+from fedkin.data import Federation, number_of
 from fedkin.errors import DataError
+
+_NUMERIC = frozenset({"float64", "float32", "int64", "int32", "int16", "int8", "uint8", "bool", "boolean"})
 
 
 class DeviceScorer:
@@ -242,4 +244,32 @@ def split_column(X: Any, column: str | int) -> tuple[Any, Any]:
     if rows.ndim != 2 or not -rows.shape[1] <= column < rows.shape[1]:
         return X, None
     ids, rest = rows[:, column], np.delete(rows, column, axis=1)
-    return rest.astype(np.float64) if rest.dtype == object else rest, ids
+    if rest.dtype != object:
+        return rest, ids
+    refuse_text(rest, column)
+    return rest.astype(np.float64), ids
+
+
+def refuse_text(X: Any, device_column: str | int | None) -> None:
+    """Raise `DataError` for a column of X that holds text which is no number: it is a category, or it names the sites.
+
+    Examples
+    --------
+    >>> refuse_text(np.array([[1.0, "a"]], dtype=object), None)
+    Traceback (most recent call last):
+    fedkin.errors.DataError: column 1 of X holds text, such as 'a': if it names the sites, say device_column=1; if ...
+    """
+    if hasattr(X, "dtypes") and hasattr(X, "columns"):
+        columns = {name: X[name] for name in X.columns if str(X[name].dtype).lower() not in _NUMERIC}
+    elif isinstance(X, np.ndarray) and X.dtype.kind in "OUS" and X.ndim == 2:
+        columns = dict(enumerate(X.T))
+    else:
+        return
+    for name, cells in columns.items():
+        text = next((cell for cell in np.asarray(cells) if isinstance(cell, str) and number_of(cell) is None), None)
+        if text is not None and name != device_column:
+            sites = "" if device_column is not None else f"if it names the sites, say device_column={name!r}; "
+            raise DataError(
+                f"column {name!r} of X holds text, such as {text!r}: {sites}if it is a category, put a OneHotEncoder "
+                "in front, or use fedkin.Federation.from_frame, which takes tables as they are"
+            )

@@ -11,7 +11,7 @@ Imports: `fitting.preparation`, `fitting.options`, `fitting.model`, and the room
 from __future__ import annotations
 
 from fedkin.fitting.ways.asks import Asks
-from fedkin.fitting.ways.federation import Progress, fit_federation
+from fedkin.fitting.ways.federation import Progress, fit_federation, fit_prepared, silent
 from fedkin.fitting.ways.history import data_record, with_history
 from fedkin.fitting.ways.naive import naive_confint
 from fedkin.fitting.ways.summaries import SummaryFit, fit_summaries
@@ -22,7 +22,9 @@ __all__ = [
     "SummaryFit",
     "data_record",
     "fit_federation",
+    "fit_prepared",
     "fit_summaries",
     "naive_confint",
+    "silent",
     "with_history",
 ]

@@ -39,8 +39,9 @@ def fit_federation(
     options: FitOptions | None = None,
     progress: Progress | None = None,
     schema: Schema | None = None,
+    start: FittedModel | None = None,
 ) -> FittedModel:
-    """Fit a model for every device.
+    """Fit a model for every site.
 
     Parameters
     ----------
@@ -57,6 +58,8 @@ def fit_federation(
     schema : Schema, optional
         Of a federation that `Schema.federation` made: rows are then centred and scaled as it says, whatever
         ``options.standardize``, and the model keeps it.
+    start : FittedModel, optional
+        An earlier model of the same columns: kin begins where it ended, which saves time.
 
     Returns
     -------
@@ -85,11 +88,18 @@ def fit_federation(
     2
     """
     options = FitOptions() if options is None else options
-    say = progress or silent
-    if options.chosen == "kin":
-        say("finding kin")
-        return kin_model(prepare(federation, replace(options, standardize=False), schema), graph, options)
-    return fused_model(prepare(federation, options, schema), graph, options, say)
+    units = replace(options, standardize=False) if options.chosen == "kin" else options
+    return fit_prepared(prepare(federation, units, schema), graph, options, progress or silent, start)
+
+
+def fit_prepared(
+    prepared: Prepared, graph: Graph | None, options: FitOptions, say: Progress, start: FittedModel | None = None
+) -> FittedModel:
+    """The model of rows, or of sums for least squares, that were prepared as ``options`` want them."""
+    if options.chosen == "fused":
+        return fused_model(prepared, graph, options, say)
+    say("finding kin")
+    return kin_model(prepared, graph, options, start)
 
 
 def fused_model(prepared: Prepared, graph: Graph | None, options: FitOptions, say: Progress) -> FittedModel:

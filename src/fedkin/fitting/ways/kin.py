@@ -17,10 +17,26 @@ from fedkin.objective import Ask, Summaries
 REACH = 10.0
 
 
-def kin_model(prepared: Prepared, graph: Graph | None, options: FitOptions) -> FittedModel:
-    """The model with kin, of rows or summaries in the units of the user's columns or of a schema."""
-    found = find_kin(prepared.federation, graph, loss=prepared.loss, seed=options.seed)
+def kin_model(
+    prepared: Prepared, graph: Graph | None, options: FitOptions, start: FittedModel | None = None
+) -> FittedModel:
+    """The model with kin, of rows or summaries in the units of the user's columns or of a schema.
+
+    ``start`` is an earlier model of the same columns, with which to begin.
+    """
+    earlier = None if start is None else _as_prepared(start, prepared)
+    found = find_kin(prepared.federation, graph, loss=prepared.loss, seed=options.seed, start=earlier)
     return model_of_kin(found, prepared, graph, options)
+
+
+def _as_prepared(model: FittedModel, prepared: Prepared) -> Kin | None:
+    """What an earlier model has found, in the units of prepared columns; None where it had other parameters."""
+    names = prepared.units.parameter_names
+    if model.kin is None or model.kin.names != names or model.loss.name != prepared.loss.name:
+        return None
+    A, shift = prepared.units.affine()
+    back: Array = np.asarray(np.linalg.inv(A), dtype=np.float64)
+    return model.kin.in_units(back, -back @ shift, names)
 
 
 def model_of_kin(found: Kin, prepared: Prepared, graph: Graph | None, options: FitOptions) -> FittedModel:
