@@ -17,9 +17,11 @@ from fedkin.errors import ParameterError, UnknownDeviceError
 @pytest.mark.filterwarnings("ignore:fit was not told the devices:fedkin.errors.FedkinWarning")
 @parametrize_with_checks(
     [KinRegressor(), KinClassifier(), KinRegressor(loss="poisson")],
-    expected_failed_checks=lambda estimator: {
-        "check_sample_weight_equivalence_on_dense_data": "spreads are found to 1e-6; tested with weights elsewhere"
-    },
+    expected_failed_checks=lambda estimator: (
+        {"check_sample_weight_equivalence_on_dense_data": "1e-7 wanted, 1e-6 found; see test_weights"}
+        if isinstance(estimator, KinRegressor) and estimator.loss != "poisson"
+        else {}
+    ),
 )
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
