@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import fedkin
-import fedkin.cli.models.fit
+import fedkin.cli.models.fit_table
 from fedkin.cli import main
 from fedkin.errors import FedkinWarning, SolverError
 from fedkin.fitting import FitOptions, compare, fit_federation
@@ -243,7 +243,7 @@ def test_degenerate_devices_are_named(place: Path, capsys: pytest.CaptureFixture
 
 
 def test_notes_that_differ_in_numbers_share_a_line() -> None:
-    from fedkin.cli.shared.tables import note_lines
+    from fedkin.cli.shared.model_words import note_lines
 
     notes = {"a": ("3 rows for 5 features",), "b": ("one class only",), "c": ("4 rows for 5 features",)}
     assert note_lines(notes) == ["a, c: 3 rows for 5 features (the numbers are those of a)", "b: one class only"]
@@ -413,7 +413,7 @@ def test_solver_failures_have_their_own_exit_code(
     def fail(*_: object, **__: object) -> None:
         raise SolverError("device 'Bern' runs away: add ridge=1e-3")
 
-    monkeypatch.setattr(fedkin.cli.models.fit, "compare", fail)
+    monkeypatch.setattr(fedkin.cli.models.fit_table, "compare", fail)
     assert "'Bern' runs away" in failing(capsys, "fit", "sites.csv", *FIT, code=1)
 
 
@@ -425,7 +425,7 @@ def test_warnings_become_notes(
             warnings.warn(f"something odd, {k}", FedkinWarning, stacklevel=2)
         return fit_federation(*arguments)
 
-    monkeypatch.setattr(fedkin.cli.models.fit, "fit_federation", warn)
+    monkeypatch.setattr(fedkin.cli.models.fit_table, "fit_federation", warn)
     assert main(["fit", "sites.csv", *FIT, "--test-size", "0"]) == 0
     shown = capsys.readouterr().err
     assert shown.count("note: something odd") == 3
@@ -462,7 +462,7 @@ def test_a_comparison_that_did_not_converge_is_noted(
         stopped = replace(found.models[0]["Fedkin"], status="iteration_limit", gap=0.5)
         return replace(found, models=({**found.models[0], "Fedkin": stopped}, *found.models[1:]))
 
-    monkeypatch.setattr(fedkin.cli.models.fit, "compare", hasty)
+    monkeypatch.setattr(fedkin.cli.models.fit_table, "compare", hasty)
     assert main(["fit", "sites.csv", *FIT]) == 0
     assert "did not converge (relative gap 5.0e-01)" in capsys.readouterr().err
 
@@ -476,7 +476,7 @@ def test_an_unwritable_place_is_noticed_before_the_fit(
 
     if out.startswith("/proc") and not Path("/proc/self").exists():
         pytest.skip("no /proc here")
-    monkeypatch.setattr(fedkin.cli.models.fit, "compare", never)
+    monkeypatch.setattr(fedkin.cli.models.fit_table, "compare", never)
     line = failing(capsys, "fit", "sites.csv", *FIT, "--out", out)
     assert "--out: cannot write the model to" in line
     assert out.rsplit("/", 1)[1] in line
@@ -495,7 +495,7 @@ def test_ctrl_c_ends_a_solver_that_would_go_on(
                 continue  # as a path of many solutions does
         pytest.fail("Ctrl-C was swallowed")
 
-    monkeypatch.setattr(fedkin.cli.models.fit, "fit_federation", solver)
+    monkeypatch.setattr(fedkin.cli.models.fit_table, "fit_federation", solver)
     handler = signal.getsignal(signal.SIGINT)
     assert main(["fit", "sites.csv", *FIT, "--test-size", "0"]) == 130
     assert signal.getsignal(signal.SIGINT) is handler

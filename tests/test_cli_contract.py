@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("msgspec")
 import fedkin
 from fedkin.cli import main
-from fedkin.cli.shared.contracts import fit_options, model_of
+from fedkin.cli.shared.contracts import fit_options, model_of_rounds
 from fedkin.data import read_columns
 from fedkin.federate import Contract
 from fedkin.fitting import FitOptions, fit_federation
@@ -98,7 +98,7 @@ def test_parameters_of_prepared_rows_make_the_pooled_model(tables, tmp_path, cap
     problem = fedkin.Problem(sites, graph, contract.loss_object(), contract.penalty, 0.01, ridge=ridge)
     theta = dict(zip(sites.devices, fedkin.solve(problem, 1e-9).theta, strict=True))
     counts = dict(zip(sites.devices, sites.n_samples.tolist(), strict=True))
-    model = model_of(contract, theta, graph, counts, lam=0.01)
+    model = model_of_rounds(contract, theta, graph, counts, lam=0.01, rounds=1)
     np.testing.assert_allclose(model.coef, pooled.coef, atol=1e-7)
     np.testing.assert_allclose(model.intercept, pooled.intercept, atol=1e-5)
     assert model.clusters.tolist() == pooled.clusters.tolist()

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 import fedkin
-import fedkin.cli.models.fit
+import fedkin.cli.models.fit_table
 from fedkin._base import listening, tracked
 from fedkin.cli import main
 from fedkin.datasets import paper_design
@@ -108,7 +108,7 @@ def interrupted_fit(monkeypatch, turn):
         return fit_federation(*arguments)
 
     monkeypatch.setattr("fedkin.fitting.comparison.comparison.fit_federation", fit)
-    monkeypatch.setattr(fedkin.cli.models.fit, "fit_federation", fit)
+    monkeypatch.setattr(fedkin.cli.models.fit_table, "fit_federation", fit)
 
 
 def test_ctrl_c_keeps_the_best_if_asked(place, capsys, monkeypatch):

@@ -11,24 +11,18 @@ from fedkin.federate.mpi import Job, main
 
 def write_model(job: Job, theta: Array, out: Path) -> None:
     """Write the model of all sites."""
-    import math
+    from fedkin.cli.shared.contracts import model_of_rounds
+    from fedkin.fitting import near_groups
 
-    from fedkin.fitting import model_from_theta, near_groups
-
-    contract, devices, view = job.contract, job.graph.devices, job.view([])
-    model = model_from_theta(
+    devices, view = job.graph.devices, job.view([])
+    model = model_of_rounds(
+        job.contract,
         dict(zip(devices, theta, strict=True)),
         job.graph,
-        schema=contract.schema,
-        loss=contract.loss_object(),
-        intercept=contract.intercept,
-        n_samples={device: job.rows[k].n_samples for k, device in enumerate(devices)},
-        penalty=contract.penalty,
+        {device: job.rows[k].n_samples for k, device in enumerate(devices)},
         lam=view.lam,
-        gap=math.nan,
-        n_iter=view.rounds,
+        rounds=view.rounds,
         clusters=near_groups(theta, job.graph),
-        origin={"from": "rounds", "rounds": view.rounds},
     )
     model.save(out)
 

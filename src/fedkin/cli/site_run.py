@@ -14,24 +14,17 @@ from fedkin.federate.programs.run import Result, main
 
 def write_model(result: Result) -> None:
     """Write the site's own model, with its one site, into its directory."""
-    import math
-
-    from fedkin.fitting import model_from_theta
+    from fedkin.cli.shared.contracts import model_of_rounds
     from fedkin.graph import Graph
 
-    contract, view, member = result.site.contract, result.manifest, result.site.invite.site
-    model = model_from_theta(
+    view, member = result.manifest, result.site.invite.site
+    model = model_of_rounds(
+        result.site.contract,
         {member.id: result.theta},
         Graph.empty([member.id]),
-        schema=contract.schema,
-        loss=contract.loss_object(),
-        intercept=contract.intercept,
-        n_samples={member.id: result.n_rows},
-        penalty=contract.penalty,
+        {member.id: result.n_rows},
         lam=view.lam,
-        gap=math.nan,
-        n_iter=view.rounds,
-        origin={"from": "rounds", "rounds": view.rounds},
+        rounds=view.rounds,
         notes={member.id: [f"found in rounds with its neighbours: run {view.run}, order {view.revision}"]},
     )
     model.save(result.site.directory / MODEL)

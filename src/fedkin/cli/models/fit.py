@@ -2,56 +2,30 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import typer
 
 from fedkin import __version__
 from fedkin._base import count
 from fedkin.cli.models.fit_shared import fit_shared, folder_of_summaries, print_fold_comparison
+from fedkin.cli.models.fit_table import Comparing, check_rows, fit_table
 from fedkin.cli.models.report import check_page, with_origin, write_report
-from fedkin.cli.models.results import print_model
+from fedkin.cli.models.results import print_comparison, print_model
 from fedkin.cli.models.streamed import fit_streamed, streams
-from fedkin.cli.shared.console import Interrupted, Report, note, output, print_json, stopping_early, working
+from fedkin.cli.shared.console import print_json, working
 from fedkin.cli.shared.kin_words import graph_use_words, kin_document
+from fedkin.cli.shared.model_words import graph_words, model_document
 from fedkin.cli.shared.options import Json, flag, takes_fit_options, with_contract
-from fedkin.cli.shared.tables import (
-    add_row,
-    agreed_federation,
-    graph_words,
-    model_document,
-    plain_table,
-    print_facts,
-    read_federation,
-)
-from fedkin.data import Federation, Schema
-from fedkin.errors import (
-    ConvergenceWarning,
-    DataError,
-    DegenerateDeviceWarning,
-    ModelFileError,
-    ParameterError,
-    SolverError,
-)
-from fedkin.fitting import (
-    REPEATS,
-    Comparison,
-    FitOptions,
-    FittedModel,
-    check_model_place,
-    compare,
-    fit_federation,
-    with_history,
-)
+from fedkin.cli.shared.reading import agreed_federation, read_federation
+from fedkin.cli.shared.tables import print_facts
+from fedkin.data import Schema
+from fedkin.errors import DataError, ModelFileError, ParameterError
+from fedkin.fitting import REPEATS, Comparison, FitOptions, FittedModel, check_model_place, with_history
 from fedkin.graph import Graph
-
-#: Logarithm of the largest exposure that counts may have.
-_MOST_LOG_EXPOSURE = 40.0
 
 
 @takes_fit_options
@@ -191,14 +165,13 @@ def fit(
     with working(f"reading {data}") as say:
         if agreed is None:
             rows = read_federation(data, **about_table)
-            _check_rows(rows, how)
-            _hint_at_classes(rows, how)
+            check_rows(rows, how)
         else:
             rows = agreed_federation(data, device, agreed.schema)
         edges = None if graph is None else Graph.read(graph, rows.devices)
         schema = None if agreed is None else agreed.schema
-        comparing = _Comparing(test_size, repeats, keep_best)
-        comparison, model = _fitted(rows, edges, how, comparing, say, schema)
+        comparing = Comparing(test_size, repeats, keep_best)
+        comparison, model = fit_table(rows, edges, how, comparing, say, schema)
         model = replace(model, offset_name=offset, options={**model.options, "device_column": device})
         say("following the path of lam")
         model = with_origin(with_history(model, rows, edges, how, schema), data, context)
@@ -219,7 +192,7 @@ def fit(
         }
     )
     if comparison is not None:
-        _print_comparison(comparison)
+        print_comparison(comparison)
     print_model(out, model, compared=comparison is not None)
     if report is not None:
         print_facts({"report": f"{report}, opens in any browser"})
@@ -246,15 +219,6 @@ def _check_out(out: Path) -> None:
         check_model_place(out)
     except ModelFileError as error:
         raise ModelFileError(f"--out: {error}") from None
-
-
-@dataclass(frozen=True)
-class _Comparing:
-    """How the comparison is made, and what Ctrl-C does meanwhile."""
-
-    test_size: float
-    repeats: int
-    keep_best: bool
 
 
 @dataclass(frozen=True)
@@ -287,125 +251,6 @@ def _check_target(target: str | None, how: FitOptions) -> None:
         )
     if target is not None and how.loss == "mean":
         raise DataError(f"the mean loss has no target: leave out --target {target}, or name it in --features")
-
-
-def _check_rows(rows: Federation, how: FitOptions) -> None:
-    """Refuse what would give a model that is nonsense, or none at all."""
-    y, offset = rows.y, rows.offset
-    if y is not None and len(y) > 1 and (y == y[0]).all():
-        raise DataError(
-            f"the target {rows.target_name!r} is {y[0]} in all {len(y)} rows: there is nothing to predict; "
-            "name another column with --target"
-        )
-    if how.loss == "poisson" and offset is not None and np.abs(offset).max() > _MOST_LOG_EXPOSURE:
-        raise DataError(
-            f"the offset reaches {offset[np.abs(offset).argmax()]:g}, and its exponential is no exposure: an offset of "
-            "counts is the logarithm of the exposure; add a column with it"
-        )
-
-
-def _hint_at_classes(federation: Federation, how: FitOptions) -> None:
-    y = federation.y
-    if how.loss == "auto" and y is not None and y.dtype.kind == "f" and set(np.unique(y).tolist()) == {0.0, 1.0}:
-        note(f"the target {federation.target_name!r} is 0 or 1 everywhere; to model it as a class, add --loss logistic")
-
-
-def _fitted(
-    federation: Federation,
-    graph: Graph | None,
-    how: FitOptions,
-    how_compared: _Comparing,
-    say: Report,
-    schema: Schema | None,
-) -> tuple[Comparison | None, FittedModel]:
-    """The comparison on held-out rows, and the model of all rows, which has converged."""
-    comparison, best = None, None
-    with warnings.catch_warnings(), stopping_early(how_compared.keep_best):
-        # the model tells both itself: by its status, and by its notes
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        warnings.simplefilter("ignore", DegenerateDeviceWarning)
-        if how_compared.test_size > 0:
-            comparison = compare(
-                federation,
-                graph,
-                how,
-                repeats=how_compared.repeats,
-                test_size=how_compared.test_size,
-                keep_best=how_compared.keep_best,
-                progress=lambda words: say(f"comparison: {words}"),
-                schema=schema,
-            )
-            best = comparison.models[-1]["Fedkin"]
-        try:
-            model = fit_federation(federation, graph, how, lambda words: say(f"all rows: {words}"), schema)
-        except KeyboardInterrupt:
-            if best is None:
-                raise Interrupted from None
-            model = best
-            note(f"interrupted: the model is that of the last split, {count(int(best.n_samples.sum()), 'row')}")
-    if model.status == "interrupted" and how_compared.keep_best:
-        note(f"interrupted: the model is the best so far, with a relative gap of {model.gap:.1e}")
-    elif model.status != "converged":
-        more = "rounds" if how.solver == "fedadmm" else "max_iter"
-        raise SolverError(
-            f"the fit did not converge, so no model was saved: after {count(model.n_iter, 'iteration')} the relative "
-            f"gap is {model.gap:.1e}, not {how.tol:.1e}. Raise {flag(more)}, accept a larger {flag('tol')}, or add "
-            f"{flag('ridge')} 0.001"
-        )
-    for part in () if comparison is None else comparison.models:
-        if part["Fedkin"].status != "converged":
-            gap = part["Fedkin"].gap
-            note(f"in the comparison, the fit of Fedkin did not converge (relative gap {gap:.1e}); on all rows it did")
-            break
-    return comparison, replace(model, comparison=None if comparison is None else comparison.plain())
-
-
-def _print_comparison(comparison: Comparison) -> None:
-    table = plain_table("method", comparison.metric, "s.e.", "more than Fedkin", "s.e. of it", *comparison.more)
-    best = min(comparison.errors, key=comparison.mean)
-    for name in comparison.errors:
-        extra = [f"{values[name]:.4g}" for values in comparison.more.values()]
-        error, apart = comparison.standard_error(name), comparison.difference_error(name)
-        cells = ["-", "-"] if name == "Fedkin" else [f"{comparison.difference(name):+.3g}", f"{apart:.2g}"]
-        spread = "-" if np.isnan(error) else f"{error:.2g}"
-        add_row(
-            table,
-            name,
-            f"{comparison.mean(name):.4g}",
-            spread,
-            *cells,
-            *extra,
-            style="bold green" if name == best else "",
-        )
-    console = output()
-    splits = "one split" if comparison.repeats == 1 else f"{comparison.repeats} splits"
-    console.print(f"\nError on rows that were held out: {comparison.test_size:.0%} of them, {splits}", style="bold")
-    console.print(f"({comparison.metric}: lower is better)")
-    console.print(table)
-    for line in _site_lines(comparison):
-        console.print(line, soft_wrap=True)
-    console.print(comparison.verdict, style="bold", soft_wrap=True)
-
-
-def _site_lines(comparison: Comparison) -> list[str]:
-    """Who gains and who loses against models of their own."""
-    gain, error = comparison.gains()
-    known = ~np.isnan(gain)
-    if known.sum() < 2:
-        return []
-    clearly = known & (np.abs(gain) > 2 * np.nan_to_num(error, nan=np.inf))  # by two standard errors
-    better, worse = known & (gain > 0), known & (gain < 0)
-    said = (
-        f"sites: better than with their own models {better.sum()} ({(clearly & better).sum()} clearly), "
-        f"worse {worse.sum()} ({(clearly & worse).sum()} clearly)"
-    )
-    if not known.all():
-        said += f"; {count(int((~known).sum()), 'site')} had no row to hold out"
-    worst = [u for u in np.argsort(np.where(known, gain, np.inf))[:3].tolist() if gain[u] < 0]
-    if not worst:
-        return [said]
-    named = ", ".join(f"{comparison.devices[u]} ({-gain[u]:+.3g})" for u in worst)
-    return [said, f"worst: {named}"]
 
 
 def _print_document(

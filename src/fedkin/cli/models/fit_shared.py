@@ -14,8 +14,9 @@ from fedkin import __version__
 from fedkin._base import count, listed
 from fedkin.cli.shared.console import Report, note, output, print_json, working
 from fedkin.cli.shared.kin_words import graph_use_words, kin_document
+from fedkin.cli.shared.model_words import graph_words, model_document
 from fedkin.cli.shared.options import flag, with_contract
-from fedkin.cli.shared.tables import add_row, graph_words, model_document, plain_table, print_facts
+from fedkin.cli.shared.tables import add_row, plain_table, print_facts
 from fedkin.errors import ConvergenceWarning, DataError, DegenerateDeviceWarning, ParameterError, SolverError
 from fedkin.fitting import Asks, FittedModel, FoldComparison, SummaryFit, compare_folds
 from fedkin.graph import Graph

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedkin._base import AnyArray, count, listed
 from fedkin.cli.shared.console import note
-from fedkin.cli.shared.tables import naming
+from fedkin.cli.shared.reading import naming
 from fedkin.data import device_ids, read_columns
 from fedkin.errors import DataError, UnknownDeviceError
 from fedkin.fitting import FittedModel, position_of

@@ -15,10 +15,7 @@ from fedkin._base import AnyArray, Array, count
 from fedkin.cli.models.new_sites import models_of
 from fedkin.cli.shared.console import messages, output, print_json
 from fedkin.cli.shared.kin_words import Question, answer, kin_document, kin_facts, kin_table, spread_table
-from fedkin.cli.shared.options import Json, Model
-from fedkin.cli.shared.tables import (
-    add_row,
-    agreed_rows,
+from fedkin.cli.shared.model_words import (
     gap_words,
     graph_words,
     group_words,
@@ -27,11 +24,10 @@ from fedkin.cli.shared.tables import (
     n_distinct,
     note_lines,
     origin_words,
-    plain_table,
-    print_facts,
-    read_federation,
-    schema_table,
 )
+from fedkin.cli.shared.options import Json, Model
+from fedkin.cli.shared.reading import agreed_rows, read_federation
+from fedkin.cli.shared.tables import add_row, plain_table, print_facts, schema_table
 from fedkin.data import TableSchema, write_csv
 from fedkin.errors import ParameterError
 from fedkin.fitting import FittedModel, load

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedkin._base import count
 from fedkin.cli.shared.console import Report, note
-from fedkin.cli.shared.tables import check_exists
+from fedkin.cli.shared.reading import check_exists
 from fedkin.data import PARQUET_SUFFIXES, files_of
 from fedkin.errors import (
     ConvergenceWarning,

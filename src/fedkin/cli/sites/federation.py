@@ -45,8 +45,8 @@ def draft(
 
     The draft tells nothing about single rows: ranges are rounded outward, rare levels are left out.
     """
-    from fedkin.cli.shared.contracts import DraftCommand
-    from fedkin.cli.shared.contracts import draft as run
+    from fedkin.cli.sites.contracts import DraftCommand
+    from fedkin.cli.sites.contracts import draft as run
 
     run(DraftCommand(table, target, site_column, name, out))
 
@@ -65,7 +65,7 @@ def check(
     Ends with code 2 when the rows cannot be used as they are.
     """
     from fedkin.cli.shared.console import WRONG_INPUT
-    from fedkin.cli.shared.contracts import check as run
+    from fedkin.cli.sites.contracts import check as run
 
     if not run(contract, data, site_column, as_json):
         raise typer.Exit(WRONG_INPUT)
@@ -215,7 +215,7 @@ def gather(
     out: Annotated[Path, typer.Option(metavar="MODEL", help="Directory for the model.")],
 ) -> None:
     """At the organiser: one model of those that sites published after rounds."""
-    from fedkin.cli.shared.tables import group_words
+    from fedkin.cli.shared.model_words import group_words
     from fedkin.cli.sites.parts import gather
 
     model = gather(directory, published, out)

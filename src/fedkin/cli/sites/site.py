@@ -79,7 +79,7 @@ def check(
     data: Annotated[Path, typer.Option(metavar="TABLE", help="The site's rows, CSV or Parquet.")],
 ) -> None:
     """At the site: say in words whether rows fit the contract, and are enough to share sums of. Writes nothing."""
-    from fedkin.cli.shared.contracts import print_findings
+    from fedkin.cli.sites.contracts import print_findings
     from fedkin.data import read_columns
     from fedkin.federate import enrol
 

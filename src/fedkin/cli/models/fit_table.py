@@ -1,0 +1,95 @@
+"""What ``fedkin fit`` does with the rows of a table: checks, the comparison on held-out rows, the model of all rows."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedkin._base import count
+from fedkin.cli.shared.console import Interrupted, Report, note, stopping_early
+from fedkin.cli.shared.options import flag
+from fedkin.data import Federation, Schema
+from fedkin.errors import ConvergenceWarning, DataError, DegenerateDeviceWarning, SolverError
+from fedkin.fitting import Comparison, FitOptions, FittedModel, compare, fit_federation
+from fedkin.graph import Graph
+
+#: Logarithm of the largest exposure that counts may have.
+_MOST_LOG_EXPOSURE = 40.0
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """How the comparison is made, and what Ctrl-C does meanwhile."""
+
+    test_size: float
+    repeats: int
+    keep_best: bool
+
+
+def check_rows(rows: Federation, how: FitOptions) -> None:
+    """Refuse what would give a model that is nonsense, or none at all; remark on what may be meant otherwise."""
+    y, offset = rows.y, rows.offset
+    if y is not None and len(y) > 1 and (y == y[0]).all():
+        raise DataError(
+            f"the target {rows.target_name!r} is {y[0]} in all {len(y)} rows: there is nothing to predict; "
+            "name another column with --target"
+        )
+    if how.loss == "poisson" and offset is not None and np.abs(offset).max() > _MOST_LOG_EXPOSURE:
+        raise DataError(
+            f"the offset reaches {offset[np.abs(offset).argmax()]:g}, and its exponential is no exposure: an offset of "
+            "counts is the logarithm of the exposure; add a column with it"
+        )
+    if how.loss == "auto" and y is not None and y.dtype.kind == "f" and set(np.unique(y).tolist()) == {0.0, 1.0}:
+        note(f"the target {rows.target_name!r} is 0 or 1 everywhere; to model it as a class, add --loss logistic")
+
+
+def fit_table(
+    federation: Federation,
+    graph: Graph | None,
+    how: FitOptions,
+    how_compared: Comparing,
+    say: Report,
+    schema: Schema | None,
+) -> tuple[Comparison | None, FittedModel]:
+    """The comparison on held-out rows, and the model of all rows, which has converged."""
+    comparison, best = None, None
+    with warnings.catch_warnings(), stopping_early(how_compared.keep_best):
+        # the model tells both itself: by its status, and by its notes
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", DegenerateDeviceWarning)
+        if how_compared.test_size > 0:
+            comparison = compare(
+                federation,
+                graph,
+                how,
+                repeats=how_compared.repeats,
+                test_size=how_compared.test_size,
+                keep_best=how_compared.keep_best,
+                progress=lambda words: say(f"comparison: {words}"),
+                schema=schema,
+            )
+            best = comparison.models[-1]["Fedkin"]
+        try:
+            model = fit_federation(federation, graph, how, lambda words: say(f"all rows: {words}"), schema)
+        except KeyboardInterrupt:
+            if best is None:
+                raise Interrupted from None
+            model = best
+            note(f"interrupted: the model is that of the last split, {count(int(best.n_samples.sum()), 'row')}")
+    if model.status == "interrupted" and how_compared.keep_best:
+        note(f"interrupted: the model is the best so far, with a relative gap of {model.gap:.1e}")
+    elif model.status != "converged":
+        more = "rounds" if how.solver == "fedadmm" else "max_iter"
+        raise SolverError(
+            f"the fit did not converge, so no model was saved: after {count(model.n_iter, 'iteration')} the relative "
+            f"gap is {model.gap:.1e}, not {how.tol:.1e}. Raise {flag(more)}, accept a larger {flag('tol')}, or add "
+            f"{flag('ridge')} 0.001"
+        )
+    for part in () if comparison is None else comparison.models:
+        if part["Fedkin"].status != "converged":
+            gap = part["Fedkin"].gap
+            note(f"in the comparison, the fit of Fedkin did not converge (relative gap {gap:.1e}); on all rows it did")
+            break
+    return comparison, replace(model, comparison=None if comparison is None else comparison.plain())

@@ -1,0 +1,116 @@
+"""What there is to say about a fitted model: its groups, gap, graph, origin and notes, in words and for ``--json``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from fedkin._base import count
+from fedkin.cli.shared.console import as_options
+from fedkin.cli.shared.tables import MOST_GROUPS, add_row, members, plain_table
+from fedkin.fitting import FittedModel
+
+_MOST_NOTES = 8
+
+
+def groups_table(model: FittedModel) -> Table:
+    """The largest groups and their members."""
+    groups = sorted(model.groups(), key=len, reverse=True)
+    table = plain_table("group", "devices", "members", numbers_from=9)
+    for number, group in enumerate(groups[:MOST_GROUPS], start=1):
+        add_row(table, str(number), str(len(group)), members(group))
+    rest = groups[MOST_GROUPS:]
+    if rest:
+        add_row(table, "...", str(sum(map(len, rest))), f"in {count(len(rest), 'smaller group')}")
+    return table
+
+
+def note_lines(notes: Mapping[Hashable, Sequence[str]]) -> list[str]:
+    """Notes on devices; devices whose notes are the same but for numbers share a line."""
+    alike: dict[str, list[Hashable]] = {}
+    for device, lines in notes.items():
+        alike.setdefault(re.sub(r"[0-9.e+-]*[0-9]", "#", "; ".join(lines)), []).append(device)
+    shown = []
+    for devices in list(alike.values())[:_MOST_NOTES]:
+        differ = any(notes[device] != notes[devices[0]] for device in devices)
+        whose = f" (the numbers are those of {devices[0]})" if differ else ""
+        shown.append(as_options(f"{members(devices, 40)}: {'; '.join(notes[devices[0]])}{whose}"))
+    left = list(alike.values())[_MOST_NOTES:]
+    if left:
+        shown.append(f"and notes on {count(sum(map(len, left)), 'more device')}: fedkin inspect shows them with --json")
+    return shown
+
+
+def n_distinct(model: FittedModel) -> int:
+    """How many different models the devices hold; more than groups where a group is joined, but not fused."""
+    stacked = np.concatenate([model.intercept[:, :, None], model.coef], axis=2).reshape(model.n_devices, -1)
+    return len(np.unique(stacked, axis=0))
+
+
+def group_words(model: FittedModel) -> str:
+    """The number of groups, and of models where a group holds more than one."""
+    words = f"{model.n_clusters} among {count(model.n_devices, 'device')}"
+    distinct = n_distinct(model)
+    return words if distinct == model.n_clusters else f"{words}, holding {count(distinct, 'different model')}"
+
+
+def gap_words(model: FittedModel) -> str:
+    """The certificate, and how the solver ended."""
+    if math.isnan(model.gap):
+        rounds = model.origin is not None and model.origin.get("from") == "rounds"
+        return "not certified: that takes the rows of all sites in one place" if rounds else "none"
+    return f"{model.gap:.1e} ({model.status.replace('_', ' ')})"
+
+
+def graph_words(model: FittedModel) -> str:
+    """What happened to the edges, in words."""
+    if model.selection is None:
+        return count(model.graph.n_edges, "edge")
+    kept, tested = model.selection.get("kept"), model.selection.get("candidates")
+    words = f"{kept} of {tested} edges kept ({model.selection.get('method')})"
+    return words if "level" not in model.selection else f"{words[:-1]}, level {model.selection['level']:g})"
+
+
+def origin_words(model: FittedModel) -> str:
+    """Where a model comes from, and what was promised about it."""
+    origin = model.origin
+    if origin is not None and origin.get("from") == "rounds":
+        return f"{count(int(origin['rounds']), 'round')} of Fed-ADMM between sites"
+    if origin is None or origin.get("from") != "summaries":
+        return "rows"
+    words = f"summaries of sites, {count(int(origin['rounds']), 'message')} of each"
+    promised = origin.get("privacy")
+    if promised is not None:
+        words += f"; differentially private: epsilon {promised['epsilon']:g}, delta {promised['delta']:g} at most"
+    return words
+
+
+def model_document(model: FittedModel) -> dict[str, Any]:
+    """What there is to say about a model, for ``--json``."""
+    return {
+        "method": "fused" if model.kin is None else "kin",
+        "loss": model.loss.name,
+        "penalty": model.penalty,
+        "lam": model.lam,
+        "gap": None if np.isnan(model.gap) else model.gap,
+        "n_iter": model.n_iter,
+        "status": model.status,
+        "target": model.target_name,
+        "offset": model.offset_name,
+        "features": list(model.feature_names),
+        "classes": None if model.classes is None else list(model.classes),
+        "n_devices": model.n_devices,
+        "n_rows": int(model.n_samples.sum()),
+        "n_groups": model.n_clusters,
+        "n_distinct_models": n_distinct(model),
+        "groups": [list(group) for group in sorted(model.groups(), key=len, reverse=True)],
+        "edges": model.graph.n_edges,
+        "selection": None if model.selection is None else dict(model.selection),
+        "origin": None if model.origin is None else dict(model.origin),
+        "notes": [{"device": device, "notes": list(lines)} for device, lines in model.notes.items()],
+    }

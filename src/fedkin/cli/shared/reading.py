@@ -1,0 +1,124 @@
+"""Reading the table that the user named, by its own columns or as a contract has agreed; errors begin with the file."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from glob import has_magic
+from pathlib import Path
+from typing import Any
+
+from fedkin._base import AnyArray, Array
+from fedkin.cli.shared.console import note
+from fedkin.data import (
+    CSV_SUFFIXES,
+    PARQUET_SUFFIXES,
+    Federation,
+    Schema,
+    device_ids,
+    near_name,
+    raise_findings,
+    read_columns,
+    read_directory,
+)
+from fedkin.errors import DataError, FedkinError, TableWarning
+from fedkin.fitting import FittedModel
+
+
+def read_federation(path: Path, **asked: Any) -> Federation:
+    """`Federation.read` with these arguments; what it remarks on comes as notes."""
+    check_exists(path)
+    if asked.get("device") is None and path.is_file():
+        raise DataError(f"say which column of {path} holds the devices: --device COL{_has(_column_names(path))}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TableWarning)  # they are the federation's notes
+        federation = Federation.read(path, **asked)
+    for words in federation.notes:
+        note(words)
+    return federation
+
+
+def check_exists(path: Path) -> None:
+    """Raise unless there is a file or directory of that name, or the name is a pattern such as rows/*.parquet."""
+    if not path.exists() and not has_magic(str(path)):
+        near = near_name(path.name, _siblings(path), 0.8)
+        raise DataError(f"there is no file or directory {path}{near}: check the path")
+
+
+def agreed_federation(path: Path, device: str | None, schema: Schema) -> Federation:
+    """The rows of all sites, checked and encoded as the schema says."""
+    columns, site = _agreed_columns(path, device, schema, target=True)
+    if site is None:
+        raise DataError(f"say which column of {path} holds the sites: --device COL{_has(list(columns))}")
+    with naming(path):
+        return schema.federation(columns, site)
+
+
+def agreed_rows(
+    path: Path, device: str | None, model: FittedModel, offset: str | None = None
+) -> tuple[list[Hashable], dict[str, AnyArray], Array | None]:
+    """Rows to predict with a model that has a schema, the device of each, and the offset if another column has it.
+
+    With one device it need not be named.
+    """
+    schema = model.schema
+    assert schema is not None
+    needed = schema if offset is None else replace(schema, offset=offset)
+    columns, site = _agreed_columns(path, device, needed, target=False)
+    asked = model.n_devices > 1 or device != model.options.get("device_column")
+    if device is not None and device not in columns and asked:
+        raise DataError(
+            f"{path}: there is no column {device!r} for the device{near_name(device, columns)}{_has([*columns])}"
+        )
+    if site is not None and site in columns:
+        ids = device_ids(columns[site])
+    elif model.n_devices == 1:
+        ids = [model.devices[0]] * len(next(iter(columns.values()), ()))
+    else:
+        raise DataError(
+            f"say which column of {path} holds the sites: --device COL{_has(list(columns))}; the model has "
+            f"{model.n_devices} of them"
+        )
+    with naming(path):
+        raise_findings(needed.check(columns, target=False))
+    return ids, columns, None if offset is None else needed.offset_of(columns)
+
+
+def _agreed_columns(
+    path: Path, device: str | None, schema: Schema, target: bool
+) -> tuple[dict[str, AnyArray], str | None]:
+    check_exists(path)
+    if not path.is_dir():
+        return read_columns(path), device
+    names = [column.name for column in (schema.columns if target else schema.features)]
+    return read_directory(path, device, [*names, *([schema.offset] if schema.offset else [])])
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Within this context, errors about data begin with the file."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _column_names(path: Path) -> list[str]:
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    for file in files:
+        if file.suffix.lower() in CSV_SUFFIXES + PARQUET_SUFFIXES:
+            try:
+                return list(read_columns(file))
+            except FedkinError:
+                return []
+    return []
+
+
+def _has(columns: Sequence[str]) -> str:
+    return f"; it has {', '.join(columns[:20])}{', ...' if len(columns) > 20 else ''}" if columns else ""
+
+
+def _siblings(path: Path) -> list[str]:
+    return [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
