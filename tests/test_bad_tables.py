@@ -432,3 +432,26 @@ def test_an_exposure_in_the_place_of_its_logarithm_is_refused(
     assert main([*arguments, "--offset", "expected", "--out", str(tmp_path / "m")]) == 2
     words = " ".join(capsys.readouterr().err.split())
     assert "the offset reaches 450" in words and "logarithm of the exposure" in words
+
+
+@pytest.mark.parametrize(
+    ("target", "hint"),
+    [
+        ("count", "if it counts events, add --loss poisson"),
+        ("class", "add --loss logistic"),
+        ("year", ""),
+        ("none", ""),
+    ],
+)
+def test_a_loss_that_may_suit_better_is_hinted_at(tmp_path, capsys, target, hint):
+    table = frame()
+    rng = np.random.default_rng(0)
+    days = {"count": rng.poisson(2, 60), "class": rng.integers(0, 2, 60), "year": rng.integers(1990, 2020, 60)}
+    table["days"] = days.get(target, table["days"])
+    path = saved(tmp_path, table)
+    asked = ["fit", str(path), "--device", "site", "--target", "days", "--test-size", "0", "--out", str(tmp_path / "m")]
+    assert main([*asked, "--lam", "0.1"]) == 0
+    words = " ".join(capsys.readouterr().err.split())
+    assert ("--loss" in words) == bool(hint) and hint in words
+    assert main([*asked, "--lam", "0.1", "--loss", "linear"]) == 0
+    assert "--loss" not in capsys.readouterr().err

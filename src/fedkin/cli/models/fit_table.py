@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedkin._base import count
+from fedkin.cli.models.hints import hint_at_loss
 from fedkin.cli.shared.console import Interrupted, Report, note, stopping_early
 from fedkin.cli.shared.options import flag
 from fedkin.data import Federation, Schema
@@ -41,8 +42,7 @@ def check_rows(rows: Federation, how: FitOptions) -> None:
             f"the offset reaches {offset[np.abs(offset).argmax()]:g}, and its exponential is no exposure: an offset of "
             "counts is the logarithm of the exposure; add a column with it"
         )
-    if how.loss == "auto" and y is not None and y.dtype.kind == "f" and set(np.unique(y).tolist()) == {0.0, 1.0}:
-        note(f"the target {rows.target_name!r} is 0 or 1 everywhere; to model it as a class, add --loss logistic")
+    hint_at_loss(rows, how)
 
 
 def fit_table(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedkin._base import Array, Index, check_whole, tracked
+from fedkin._base import Array, Index, check_whole, count, tracked
 from fedkin.data import Federation, Schema
 from fedkin.errors import ParameterError
 from fedkin.fitting.comparison.baselines import GLOBAL, INTERCEPTS, LOCAL, baseline_models
@@ -113,17 +113,39 @@ class Comparison:
         error = {name: self.difference_error(name) for name in others}
         best = min(others, key=lambda name: gap[name])
         if gap[best] < -error[best]:
-            return _BETTER[best]
+            return f"{_BETTER[best]}{self._outweighed(best)}."
         for name in (GLOBAL, INTERCEPTS, LOCAL):
             if name in gap and gap[name] <= error[name]:
-                return _AS_GOOD[name]
+                return f"{_AS_GOOD[name]}{self._outweighed(name)}."
         smaller = gap[best] / (self.mean(best) or 1.0)
         gains, _ = self.gains()
         known = ~np.isnan(gains)
         return (
             f"Fedkin predicts best: its error is {smaller:.1%} smaller than that of {_NAMES[best]}, and "
-            f"{int((gains[known] > 0).sum())} of {int(known.sum())} sites gain over their own models."
+            f"{int((gains[known] > 0).sum())} of {int(known.sum())} sites gain over their own models"
+            f"{self._outweighed(LOCAL)}."
         )
+
+    def _outweighed(self, name: str) -> str:
+        """A clause for where all rows say one thing about a method and Fedkin, and most sites another; "" elsewhere."""
+        if name not in self.errors:
+            return ""
+        each = self.site_means(name) - self.site_means(FEDKIN)
+        known = np.flatnonzero(np.isfinite(each))
+        better, worse = int((each[known] > 0).sum()), int((each[known] < 0).sum())
+        # rows count alike, so a site counts by its rows
+        part = each[known] * self.n_samples[known]
+        most = better if part.sum() < 0 else worse
+        if not part.size or (better > worse) == (part.sum() > 0) or 2 * most <= known.size:
+            return ""
+        word = "better" if part.sum() < 0 else "worse"
+        heavy = int(np.argmin(part) if part.sum() < 0 else np.argmax(part))
+        if (part.sum() - part[heavy]) * part.sum() <= 0:
+            u = int(known[heavy])
+            why = f"site {self.devices[u]} with its {count(int(self.n_samples[u]), 'row')} outweighs them"
+        else:
+            why = "the others have more rows, or larger differences"
+        return f" ({most} of {known.size} sites do {word} with Fedkin than with {_NAMES[name]}, but {why})"
 
     def plain(self) -> dict[str, Any]:
         """The comparison in plain values, as a model directory and ``--json`` have it."""
@@ -161,14 +183,14 @@ class Comparison:
 
 _NAMES = {LOCAL: "the sites' own models", GLOBAL: "one model for all", INTERCEPTS: "site intercepts"}
 _BETTER = {
-    GLOBAL: "One model for all sites predicts better than Fedkin here: use Global.",
-    INTERCEPTS: "One model with site intercepts predicts better than Fedkin here: use it.",
-    LOCAL: "Every site's own model predicts better than Fedkin here: fit the sites alone.",
+    GLOBAL: "One model for all sites predicts better than Fedkin here: use Global",
+    INTERCEPTS: "One model with site intercepts predicts better than Fedkin here: use it",
+    LOCAL: "Every site's own model predicts better than Fedkin here: fit the sites alone",
 }
 _AS_GOOD = {
-    GLOBAL: "One model for all sites is as good: use it.",
-    INTERCEPTS: "Site intercepts alone are as good: use them.",
-    LOCAL: "The sites' own models are as good: nothing is gained by sharing.",
+    GLOBAL: "One model for all sites is as good: use it",
+    INTERCEPTS: "Site intercepts alone are as good: use them",
+    LOCAL: "The sites' own models are as good: nothing is gained by sharing",
 }
 
 
