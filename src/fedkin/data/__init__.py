@@ -8,7 +8,7 @@ or, by a `Schema`, the prepared rows of one site, and `Finding`s in words. Impor
 | `tables` | files and data frames as plain columns |
 | `learning` | a user's table: what its columns are, which can be used, and what to say about the rest |
 | `schema` | a contract's table: what columns must be, rows prepared accordingly, what is wrong in words |
-| `rows`, `federation` | the only container of rows; those of all devices, stacked |
+| `rows`, `stacked`, `federation` | the only container of rows; those of all devices; how they are made and cut |
 
 `checks` and `ids` are for arrays and names that Python users give; `cuts` makes splits and folds.
 """

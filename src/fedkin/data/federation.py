@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedkin._base import AnyArray, Array, Index, count, frozen, html_card, listed, some_of
+from fedkin._base import AnyArray, Array, Index, count, frozen, listed
 from fedkin.data.checks import (
     RowNames,
     check_finite,
@@ -30,18 +29,18 @@ from fedkin.data.checks import (
     times_of,
 )
 from fedkin.data.cuts import fold_numbers, held_out_rows
-from fedkin.data.ids import HasDevices
 from fedkin.data.rows import Rows
-from fedkin.errors import DataError, UnknownDeviceError
+from fedkin.data.stacked import StackedRows
+from fedkin.errors import DataError
 
 if TYPE_CHECKING:
-    from fedkin.data.schema import Missing, TableSchema
+    from fedkin.data.schema import Missing
 
 INTERCEPT = "(intercept)"
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
-class Federation(HasDevices):
+class Federation(StackedRows):
     """Devices and their rows. Immutable: every method that changes something returns another federation.
 
     Parameters
@@ -90,16 +89,6 @@ class Federation(HasDevices):
     >>> fed["south"].X
     array([[2.]])
     """
-
-    devices: tuple[Hashable, ...]
-    rows: Rows
-    starts: Index
-    row_order: Index
-    feature_names: tuple[str, ...]
-    target_name: str | None
-    schema: TableSchema | None
-    notes: tuple[str, ...]
-    ordered: bool
 
     def __init__(
         self,
@@ -321,90 +310,6 @@ class Federation(HasDevices):
 
         asked = Asked(_names(features), missing, _names(categories) or ())
         return federation_of_files(path, device, (target, offset, weight, time), asked)
-
-    # --- looking at it ----------------------------------------------------------------------------------------
-
-    @property
-    def n_features(self) -> int:
-        """Number of features q."""
-        return int(self.X.shape[1])
-
-    @cached_property
-    def n_samples(self) -> Index:
-        """Rows of each device, int64 array of shape (V,)."""
-        return frozen(np.diff(self.starts))
-
-    @cached_property
-    def device_index(self) -> Index:
-        """Position of the device of each stacked row, int64 array of shape (N,)."""
-        return frozen(np.repeat(np.arange(self.n_devices, dtype=np.int64), self.n_samples))
-
-    @property
-    def X(self) -> Array:
-        """Features of all rows, array of shape (N, q)."""
-        return self.rows.X
-
-    @property
-    def y(self) -> AnyArray | None:
-        """Target of all rows, array of shape (N,) or None."""
-        return self.rows.y
-
-    @property
-    def offset(self) -> Array | None:
-        """Offset of all rows, array of shape (N,) or None."""
-        return self.rows.offset
-
-    @property
-    def weight(self) -> Array | None:
-        """Weight of all rows, array of shape (N,) or None."""
-        return self.rows.weight
-
-    @cached_property
-    def weight_sums(self) -> Array:
-        """As how many rows those of each device count, array of shape (V,)."""
-        if self.weight is None:
-            return frozen(self.n_samples.astype(np.float64))
-        return frozen(np.bincount(self.device_index, self.weight, self.n_devices).astype(np.float64))
-
-    def __getitem__(self, device: Hashable) -> Rows:
-        u = self._position(device)
-        return self.rows.take(slice(int(self.starts[u]), int(self.starts[u + 1])))
-
-    def _position(self, device: Hashable) -> int:
-        try:
-            return self.index[device]
-        except (KeyError, TypeError):
-            raise UnknownDeviceError(
-                f"device {device!r} is not among the {self.n_devices} devices of the federation "
-                f"({listed(self.devices)})"
-            ) from None
-
-    def __len__(self) -> int:
-        return len(self.devices)
-
-    def __iter__(self) -> Iterator[Hashable]:
-        return iter(self.devices)
-
-    def __contains__(self, device: object) -> bool:
-        try:
-            return device in self.index
-        except TypeError:
-            return False
-
-    def __repr__(self) -> str:
-        counts = [count(self.n_devices, "device"), count(len(self.X), "row"), count(self.n_features, "feature")]
-        return f"Federation({', '.join(counts)})"
-
-    def _repr_html_(self) -> str:
-        rows = self.n_samples
-        per_site = f"{rows.min()} to {rows.max()}" if rows.size else "none"
-        facts = {
-            "sites": f"{self.n_devices}: {some_of(self.devices)}",
-            "rows": f"{len(self.X)}, {per_site} at a site",
-            "features": f"{self.n_features}: {some_of(self.feature_names)}",
-            "target": "none" if self.y is None else self.target_name or "y",
-        }
-        return html_card("Federation", facts)
 
     # --- making another one -----------------------------------------------------------------------------------
 

@@ -3,8 +3,9 @@
 In: edge lists, coordinates, files. Out: a `Graph` over named devices, its matrices and its spectrum.
 Imports: `data` (tables and ids), `_base`, `errors`.
 
-`graph` is the type, and `cliques` are unions of cliques without a list of edges; `files`, `shapes`, `checks`,
-`matrices` and `spectrum` do the work on arrays.
+`graph` makes and changes graphs, on what is known of their `edges`; `cliques` are unions of cliques without a list of
+edges; `files`, `shapes`, `checks`, `matrices` and `spectrum` do the work on arrays.
+To add a file format: `files`. To add a way to make a graph: a class method in `graph`, its pairs in `shapes`.
 """
 
 from __future__ import annotations

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
 
-from fedkin._base import Array, Index, count, frozen, html_card, some_of
-from fedkin.data import HasDevices
+from fedkin._base import Array, Index, count, frozen
 from fedkin.errors import DataError, GraphError, ParameterError
 from fedkin.graph.checks import (
     checked_device_weights,
@@ -28,21 +25,18 @@ from fedkin.graph.checks import (
     sorted_edges,
     warn_of_unnamed,
 )
-from fedkin.graph.cliques import Cliques, found_cliques
+from fedkin.graph.cliques import Cliques
+from fedkin.graph.edges import Edges
 from fedkin.graph.files import named_among, named_in_file, networkx_graph, reader_of, write_graph
 from fedkin.graph.matrices import (
-    component_labels,
-    incidence_matrix,
-    laplacian_matrix,
     pairs_of_matrix,
     square_matrix,
 )
 from fedkin.graph.shapes import flipped_pairs, grid_pairs, nearest_pairs
-from fedkin.graph.spectrum import smallest_nonzero_eigenvalue
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
-class Graph(HasDevices):
+class Graph(Edges):
     """An undirected graph without self-loops. Immutable.
 
     Parameters
@@ -76,8 +70,6 @@ class Graph(HasDevices):
     >>> graph.edges.tolist()
     [[1, 0], [2, 1]]
     """
-
-    devices: tuple[Hashable, ...]
 
     def __init__(
         self,
@@ -119,30 +111,6 @@ class Graph(HasDevices):
         made = object.__new__(cls)
         vars(made).update(devices=devices, cliques=cliques)
         return made
-
-    @cached_property
-    def edges(self) -> Index:
-        return frozen(self._listed[0])
-
-    @cached_property
-    def weights(self) -> Array:
-        return frozen(self._listed[1])
-
-    @cached_property
-    def _listed(self) -> tuple[Index, Array]:
-        assert self.cliques is not None  # only they come without a list
-        return self.cliques.listed()
-
-    @property
-    def _known(self) -> Cliques | None:
-        """The cliques, if somebody has said or found out that there are."""
-        known: Cliques | None = vars(self).get("cliques")
-        return known
-
-    @cached_property
-    def cliques(self) -> Cliques | None:
-        """The graph as a union of cliques, None where it is none. Of `complete` and `clusters`, edges wait for use."""
-        return found_cliques(self.components(), self.edges, self.weights)
 
     # --- other ways to make one -------------------------------------------------------------------------------
 
@@ -437,121 +405,6 @@ class Graph(HasDevices):
         """
         write_graph(Path(path), self.devices, self.edges, self.weights)
 
-    # --- looking at it ----------------------------------------------------------------------------------------
-
-    @property
-    def n_edges(self) -> int:
-        """Number of edges E."""
-        known = self._known
-        return len(self.edges) if known is None else known.n_edges
-
-    @cached_property
-    def degree(self) -> Index:
-        """Number of neighbours of each device, int64 array of shape (V,)."""
-        known = self._known
-        if known is not None:
-            return frozen(known.sizes[known.labels] - 1)
-        return frozen(np.bincount(self.edges.ravel(), minlength=self.n_devices).astype(np.int64))
-
-    def edge_ids(self) -> Iterator[tuple[Hashable, Hashable]]:
-        """The edges as pairs of ids, in the order of `edges`.
-
-        Examples
-        --------
-        >>> list(Graph(["a", "b"], [("a", "b")]).edge_ids())
-        [('b', 'a')]
-        """
-        return ((self.devices[i], self.devices[j]) for i, j in self.edges.tolist())
-
-    def incidence(self) -> sparse.csr_array:
-        """The signed incidence matrix D, sparse of shape (E, V): +1 at i and -1 at j for the edge (i, j), i > j.
-
-        Examples
-        --------
-        >>> Graph(["a", "b"], [("a", "b")]).incidence().toarray()
-        array([[-1.,  1.]])
-        """
-        return self._incidence
-
-    @cached_property
-    def _incidence(self) -> sparse.csr_array:
-        return incidence_matrix(self.n_devices, self.edges)
-
-    def laplacian(self, weighted: bool = True) -> sparse.csr_array:
-        """The Laplacian D'WD (degrees minus adjacency), sparse of shape (V, V).
-
-        Parameters
-        ----------
-        weighted : bool
-            Whether W holds the edge weights; otherwise it is the identity.
-
-        Examples
-        --------
-        >>> Graph(["a", "b"], [("a", "b")]).laplacian().toarray()
-        array([[ 1., -1.],
-               [-1.,  1.]])
-        """
-        return laplacian_matrix(self.n_devices, self.edges, self.weights if weighted else np.ones(self.n_edges))
-
-    def components(self) -> Index:
-        """Number of the connected component of each device, int64 array of shape (V,), numbered by first appearance.
-
-        Examples
-        --------
-        >>> Graph(["a", "b", "c"], [("a", "c")]).components()
-        array([0, 1, 0])
-        """
-        return self._components
-
-    @cached_property
-    def _components(self) -> Index:
-        known = self._known
-        return frozen(component_labels(self.n_devices, self.edges)) if known is None else known.labels
-
-    @property
-    def n_components(self) -> int:
-        """Number of connected components, the paper's K(E)."""
-        return int(self.components().max()) + 1
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Graph):
-            return NotImplemented
-        if self.devices != other.devices or self.n_edges != other.n_edges:
-            return False
-        one, two = self._known, other._known
-        if one is not None and two is not None:
-            return np.array_equal(one.labels, two.labels) and np.array_equal(one.weights, two.weights)
-        return np.array_equal(self.edges, other.edges) and np.array_equal(self.weights, other.weights)
-
-    def __repr__(self) -> str:
-        counts = (count(self.n_devices, "device"), count(self.n_edges, "edge"), count(self.n_components, "component"))
-        return f"Graph({', '.join(counts)})"
-
-    def _repr_html_(self) -> str:
-        degree = self.degree
-        around = f"{degree.min():g} to {degree.max():g}, {degree.mean():.3g} on average" if self.n_devices else "none"
-        facts = {
-            "sites": f"{self.n_devices}: {some_of(self.devices)}",
-            "edges": self.n_edges,
-            "neighbours of a site": around,
-            "connected components": self.n_components,
-        }
-        return html_card("Graph", facts)
-
-    def equal_groups(self, theta: Array) -> Index:
-        """Labels of shape (V,) of devices joined by edges along which the rows of ``theta (V, p)`` are equal.
-
-        Examples
-        --------
-        >>> Graph.complete("abc").equal_groups(np.array([[1.0], [2.0], [1.0]]))
-        array([0, 1, 0])
-        """
-        known = self._known
-        if known is not None:
-            return known.equal_groups(theta)
-        equal = (theta[self.edges[:, 0]] == theta[self.edges[:, 1]]).all(axis=1)
-        return self.keep(equal).components()
-
     # --- making another one -----------------------------------------------------------------------------------
 
     def keep(self, mask: npt.ArrayLike) -> Graph:
@@ -691,19 +544,3 @@ class Graph(HasDevices):
         truth = truth.aligned(self.devices)
         wrong = np.setdiff1d(pair_numbers(self.edges), pair_numbers(truth.edges), assume_unique=True)
         return truth.n_components / (self.n_components + len(wrong))
-
-    def algebraic_connectivity(self) -> float:
-        """The smallest nonzero eigenvalue of D'D, the paper's gamma_G^2.
-
-        Returns
-        -------
-        float
-            The smallest over the components of their second eigenvalue (edge weights do not count); infinity for a
-            graph without edges, which has no nonzero eigenvalue.
-
-        Examples
-        --------
-        >>> round(Graph.complete(range(5)).algebraic_connectivity(), 12)
-        5.0
-        """
-        return smallest_nonzero_eigenvalue(self.laplacian(weighted=False), self.components())
