@@ -399,7 +399,8 @@ def test_ten_thousand_sites_with_two_rows(tmp_path):
 def test_the_page_on_tables_shows_messages_that_exist():
     root = Path(__file__).parent.parent
     page = (root / "docs" / "tables.md").read_text(encoding="utf-8")
-    sources = [*(root / "src" / "fedkin" / "data").rglob("*.py"), root / "src" / "fedkin" / "fitting" / "preparation.py"]
+    package = root / "src" / "fedkin"
+    sources = [*(package / "data").rglob("*.py"), package / "fitting" / "preparation.py"]
     text = " ".join(path.read_text(encoding="utf-8") for path in sources)
     section = page.partition("## Messages and their cure")[2].partition("\n## ")[0]
     shown = [
