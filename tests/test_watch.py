@@ -164,6 +164,30 @@ def watching(folder: Path) -> Iterator[str]:
             assert process.wait(30) == 130
 
 
+def take_pictures(browser: Any, address: str, folder: Path) -> None:
+    for dark, width in ((False, 1280), (True, 1280), (False, 390), (True, 390)):
+        shown = Page(browser, dark=dark, width=width)
+        page = shown.open(address)
+        page.wait_for_selector("#progress path.curve >> nth=3", state="attached")
+        kind = f"{'dark' if dark else 'light'}-{'phone' if width == 390 else 'wide'}"
+        page.screenshot(path=folder / f"watch-{kind}.png", full_page=True)
+        shown.close()
+
+
+def test_why_there_is_no_gap(tmp_path: Path):
+    pytest.importorskip("zenoh")
+    from builders import small_problem
+    from fedkin.federate import places_in, snapshot
+    from fleet import Fleet
+
+    Fleet.make(tmp_path, small_problem(3), 10)
+    places = places_in(tmp_path)
+    told = snapshot(places)
+    assert told["gap"] is None and told["no_gap"] == "No round is over yet."
+    told = snapshot([place for place in places if place.name == "d0"])
+    assert told["gap"] is None and "2 sites are on other machines" in told["no_gap"]
+
+
 @pytest.mark.processes
 @pytest.mark.timeout(180)
 class TestInTheBrowser:
@@ -179,9 +203,12 @@ class TestInTheBrowser:
             shown = Page(browser)
             page = shown.open(address)
             page.wait_for_selector("tr[data-kind=absent] >> nth=2")  # nobody runs yet
+            assert "No round is over yet." in page.inner_text("#progress")
             fleet.start()
             page.wait_for_selector("tr[data-kind=running] >> nth=2", timeout=60_000)
             page.wait_for_selector("#then >> text=Everybody is there.")
+            page.wait_for_selector("#then >> text=/Relative gap [0-9.e\u2212]+/", timeout=60_000)
+            assert page.locator("#progress figure:has(h3:text('relative gap')) path.curve").count() == 1
             fleet.kill("d1")
             page.wait_for_selector("tr[data-name=d1][data-kind=absent]", timeout=30_000)
             page.wait_for_selector("#then >> text=d1 is absent")
@@ -195,7 +222,6 @@ class TestInTheBrowser:
             # Bytes are counted: after a few rounds more, whatever else the machine does.
             page.wait_for_selector("tr[data-name=d0] >> text=/[kM]B/", timeout=60_000)
             assert serious_findings(page) == []
-            picture = os.environ.get("FEDKIN_PICTURES")
-            if picture:
-                page.screenshot(path=Path(picture, "watch.png"), full_page=True)
+            if "FEDKIN_PICTURES" in os.environ:
+                take_pictures(browser, address, Path(os.environ["FEDKIN_PICTURES"]))
             shown.close()

@@ -38,6 +38,8 @@ interface Watched {
   change?: number | null;
   bytes?: number | null;
   gap?: number | null;
+  /** Why there is no gap, where there is none. */
+  no_gap?: string | null;
   time: number;
   news: { time: number; words: string }[];
   series: { time: number[]; round: number[]; change: (number | null)[]; bytes: (number | null)[] };
@@ -351,29 +353,24 @@ class Stage {
 
 function progress(now: Watched): HTMLElement[] {
   const out: HTMLElement[] = [];
-  const trace = now.trace;
-  if (trace?.n_iter) {
-    const rounds = trace.n_iter.map((value) => value ?? 0);
-    const named: [string, (number | null)[]][] = [];
-    if (trace.primal_residual) named.push(["between neighbours", trace.primal_residual]);
-    if (trace.dual_residual) named.push(["at sites", trace.dual_residual]);
-    if (named.length) out.push(curves("Residuals", "round", rounds, named, true));
-    if (trace.gap) out.push(curves("Certificate: relative gap", "round", rounds, [["gap", trace.gap]], true));
+  const trace = now.trace ?? {};
+  const rounds = (trace.n_iter ?? []).map((value) => value ?? 0);
+  const named: [string, (number | null)[]][] = [];
+  if (trace.primal_residual?.length) named.push(["between neighbours", trace.primal_residual]);
+  if (trace.dual_residual?.length) named.push(["at sites", trace.dual_residual]);
+  if (named.length) out.push(curves("Residuals", "round", rounds, named, true));
+  out.push(certificate(now, rounds));
+  if (now.kind === "run") {
     if (trace.bytes)
       out.push(curves("Megabytes that travelled", "round", rounds, [["bytes", trace.bytes.map(mega)]], false));
     return out;
   }
   const start = now.series.time[0] ?? now.time;
   const seconds = now.series.time.map((value) => value - start);
-  out.push(
-    curves(
-      "Largest change of a parameter in the last round",
-      "seconds",
-      seconds,
-      [["change", now.series.change]],
-      true,
-    ),
-  );
+  if (!named.length) {
+    const title = "Largest change of a parameter in the last round";
+    out.push(curves(title, "seconds", seconds, [["change", now.series.change]], true));
+  }
   out.push(
     curves("Rounds of the site that is furthest behind", "seconds", seconds, [["round", now.series.round]], false),
   );
@@ -383,6 +380,22 @@ function progress(now: Watched): HTMLElement[] {
     );
   }
   return out;
+}
+
+const SUMMED =
+  "The sum of what every site works out for itself, for the parameters of that round. Where rounds look at some rows only, it jumps; the average that sites return is steadier.";
+
+/** The gap along the rounds, or why there is none. */
+function certificate(now: Watched, rounds: number[]): HTMLElement {
+  const gap = now.trace?.gap ?? [];
+  const title = "Certificate: relative gap";
+  if (!now.no_gap && gap.some((value) => value !== null)) {
+    const figure = curves(title, "round", rounds, [["gap", gap]], true);
+    if (now.kind === "sites") figure.append(el("figcaption", {}, SUMMED));
+    return figure;
+  }
+  const words = now.no_gap ?? "None is asked for: fed_admm certifies its rounds when it is given a tolerance.";
+  return el("figure", { class: "none" }, el("h3", {}, title), el("p", { class: "hint" }, words));
 }
 
 const mega = (value: number | null): number | null => (value === null ? null : value / 1e6);
@@ -423,9 +436,13 @@ function curves(
       .x((one) => x(one.at))
       .y((one) => y(one.value));
     chart.append(svg("path", { d: path(points) ?? "", class: k ? "curve second" : "curve" }));
-    const last = points[points.length - 1];
-    if (last && named.length > 1)
-      chart.append(svg("text", { x: right, y: y(last.value) - 6, "text-anchor": "end" }, name));
+    if (named.length > 1) {
+      const start = left + 170 * k;
+      chart.append(
+        svg("line", { x1: start, x2: start + 18, y1: 10, y2: 10, class: k ? "curve second" : "curve" }),
+        svg("text", { x: start + 24, y: 14 }, name),
+      );
+    }
   });
   return el("figure", {}, el("h3", {}, title), chart);
 }

@@ -6,9 +6,9 @@ Out: `run_rounds(shard, link, store, course)`, the loop of rounds for sites, ran
 Imports: `solvers` (certificates), `objective` and below.
 
 `plan` makes shards, `shard` does their arithmetic (with `gradients`, `sampling`, `curvature`), `rounds` is the loop and
-`store` what it keeps on disk. `run` and `session` drive it in one process (with `checkpoint`, `trace` and `running`),
-in numpy or compiled (`backend`, `compiled`, `kernels`). `availability` and `patterns` say who is there in a round;
-`baselines` are the rivals.
+`store` what it keeps on disk; `shares` is what a shard adds to residuals and certificate. `run` and `session` drive it
+in one process (with `checkpoint`, `trace` and `running`), in numpy or compiled (`backend`, `compiled`, `kernels`).
+`availability` and `patterns` say who is there in a round; `baselines` are the rivals.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from fedkin.admm.run import fed_admm
 from fedkin.admm.running import RUNNING, read_running
 from fedkin.admm.sampling import device_keys
 from fedkin.admm.shard import Average, Shard, ShardState, StepRule, UpdateRule
+from fedkin.admm.shares import MOST_PARAMS, Share, ShareTaker, is_shared, together
 from fedkin.admm.store import Saved, Sent, Store
 from fedkin.admm.trace import Progress
 
 __all__ = [
+    "MOST_PARAMS",
     "RUNNING",
     "Availability",
     "Average",
@@ -45,16 +47,20 @@ __all__ = [
     "Settings",
     "Shard",
     "ShardState",
+    "Share",
+    "ShareTaker",
     "StepRule",
     "Store",
     "UpdateRule",
     "device_keys",
     "device_rows",
     "fed_admm",
+    "is_shared",
     "local_curvature",
     "network_lasso_admm",
     "plan_run",
     "read_running",
     "run_rounds",
     "subgradient_descent",
+    "together",
 ]

@@ -254,11 +254,15 @@ class Shard:
         known = self._place[place] == positions
         self._all_theta[place[known]] = theta[known]
 
-    def edge_step(self) -> None:
-        """Move the dual of every touching edge, given the thetas at both ends."""
+    def differences(self) -> Array:
+        """``theta_i - theta_j (E, p)`` of the touching edges, with the thetas of neighbours as last learned."""
         difference = self._all_theta.take(self._heads, axis=0)
         difference -= self._all_theta.take(self._tails, axis=0)
-        self.alpha = edge_update(self.alpha, difference, self.rule.rho, self.edge_radius, self.rule.penalty)
+        return difference
+
+    def edge_step(self) -> None:
+        """Move the dual of every touching edge, given the thetas at both ends."""
+        self.alpha = edge_update(self.alpha, self.differences(), self.rule.rho, self.edge_radius, self.rule.penalty)
         self.balance_before = self.balance
         self.balance = np.asarray(self._sum_duals @ self.alpha)
         # the paper averages theta(0), ..., theta(t-1)

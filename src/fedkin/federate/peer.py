@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedkin._base import Array
-from fedkin.admm import Course, Shard, ShardState, run_rounds
+from fedkin.admm import MOST_PARAMS, Course, Shard, ShardState, ShareTaker, is_shared, run_rounds
 from fedkin.data import Rows
 from fedkin.errors import DataError, ModelFileError
 from fedkin.federate.contract.manifest import TOO_LONG, Manifest, keys_of
@@ -101,6 +101,7 @@ class Device:
     ) -> None:
         self.manifest, self.position, self.journal, self.on_tick = manifest, manifest.here, journal, tick
         self.shard = shard_of(manifest, {manifest.here: rows})
+        self._taker = ShareTaker(self.shard) if manifest.n_params <= MOST_PARAMS else None
         neighbours = self.shard.foreign.tolist()
         self.link = DualLink(manifest, neighbours, transport, journal, patience=patience, tick=self.tick)
         self.link.shard = self.shard
@@ -157,6 +158,8 @@ class Device:
 
     def _after(self, t: int, change: float) -> None:
         self.status.round, self.status.change = t, change
+        if self._taker is not None and (is_shared(t) or t == self.manifest.rounds):
+            self.status.shares.append(self._taker.take(t))
         self.tick()
 
     def linger(self) -> None:
@@ -174,6 +177,7 @@ class Device:
         """
         if gone := self.link.drop(gone):
             self.shard.drop(gone)
+            self.status.shares.clear()  # of another objective
 
     # --- its state ---
 

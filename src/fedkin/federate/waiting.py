@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedkin._base import Array, wait_until
+from fedkin.admm import Share
 from fedkin.errors import FedkinError, ParameterError
 from fedkin.federate.journal import Journal
 from fedkin.federate.messages import Expected, Kind, MessageError, OutsideWindow, decode
@@ -20,6 +22,8 @@ Tick = Callable[[], None]
 HOLDING = "holding: no room for a checkpoint"
 #: Log lines about the same wait are at most this far apart, in seconds.
 LONGEST_SILENCE = 600.0
+#: Shares of the certificate that a device tells its owner, the newest.
+MOST_SHARES = 40
 #: How often a waiting device looks around.
 LOOK_SECONDS = 0.2
 
@@ -74,6 +78,7 @@ class Status:
     pulled: int = 0
     repaired: int = 0
     started: float = field(default_factory=time.time)
+    shares: deque[Share] = field(default_factory=lambda: deque(maxlen=MOST_SHARES))
 
 
 class Reminders:

@@ -30,7 +30,7 @@ def watch(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 for any that is free.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
-    """Follow a federation in the browser: rounds, who waits for whom, who is absent, bytes, residuals.
+    """Follow a federation in the browser: rounds, who waits for whom, who is absent, bytes, residuals, certificate.
 
     It reads what sites and runs write into their directories, once a second, and changes nothing. Only this machine can
     open the page, with the token in its address. For example: fedkin watch trial

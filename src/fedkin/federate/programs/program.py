@@ -368,6 +368,9 @@ class StatusWriter:
             "started": status.started,
             "restarts": self.restarts,
             "sent": self._sent_before + self.sent,
+            "shares": [
+                [value if np.isfinite(value) else None for value in vars(share).values()] for share in status.shares
+            ],
             "why": self.why,
         }
         with suppress(OSError):  # a full disk: checkpoints report it

@@ -1,11 +1,18 @@
-"""A federation at one moment, in plain values: sites on this machine, their neighbours elsewhere, who is absent."""
+"""A federation at one moment, in plain values: sites on this machine, their neighbours elsewhere, who is absent.
+
+Residuals and the gap are sums over sites. Each writes its share into its own directory; whoever has the directories of
+all, as in a simulation, has the certificate. Where it cannot be known, the words say why.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedkin._base import count, listed
+from fedkin.admm import MOST_PARAMS, Share, together
 from fedkin.errors import FedkinError
 from fedkin.federate.contract.manifest import CENTRE
 from fedkin.federate.enrol.files import INVITE
@@ -16,6 +23,11 @@ from fedkin.federate.programs.overview import SILENT, TROUBLE, Line, name_of, ov
 
 _ABSENT = ("dead", "never started", "stopped", SILENT, "starting again")
 _DONE = ("done", "finished")
+_TRACE = ("n_iter", "primal_residual", "dual_residual", "gap")
+_NO_SHARES = (
+    "Sites have not told their shares of the gap for one and the same round; they do so for up to "
+    f"{MOST_PARAMS} parameters, in runs between neighbours."
+)
 
 
 def snapshot(places: Sequence[Path]) -> dict[str, Any]:
@@ -38,6 +50,7 @@ def snapshot(places: Sequence[Path]) -> dict[str, Any]:
     number = {site["name"]: k for k, site in enumerate(sites)}
     running = [line for line in lines if line.name not in left]
     changes = [line.change for line in running if line.change is not None and line.state not in _DONE]
+    trace, words = _certificate(places, sites, left)
     return {
         "kind": "sites",
         "sites": sites,
@@ -47,8 +60,41 @@ def snapshot(places: Sequence[Path]) -> dict[str, Any]:
         "change": max(changes, default=None),
         "bytes": sum(line.sent for line in lines),
         "waited_for": sorted(waited_for),
-        "gap": None,
+        "gap": trace["gap"][-1] if trace["gap"] and not words else None,
+        "trace": trace,
+        "no_gap": words,
     }
+
+
+def _certificate(
+    places: Sequence[Path], sites: Sequence[dict[str, Any]], left: frozenset[str]
+) -> tuple[dict[str, list[float | None]], str | None]:
+    """Residuals and gap in the rounds of which all sites here have told their shares, and why there is no gap."""
+    here = [place for place in places if name_of(place) not in left | {CENTRE}]
+    told = [{int(one[0]): one for one in read_status(place).get("shares", ())} for place in here]
+    rounds = sorted(set.intersection(*(set(one) for one in told))) if told else []
+    lines = [together([_share(one[t]) for one in told]) for t in rounds]
+    trace: dict[str, list[float | None]] = {
+        name: [line[name] if math.isfinite(line[name]) else None for line in lines] for name in _TRACE
+    }
+    away = [site["name"] for site in sites if site["kind"] != "left" and site["name"] not in map(name_of, here)]
+    if CENTRE in away or any(name_of(place) == CENTRE for place in places):
+        return trace, "With a central machine, sites do not hold the duals of their edges, which a gap needs."
+    if away:
+        trace["gap"] = []
+        known = f"{count(len(away), 'site')} {'is' if len(away) == 1 else 'are'} on other machines"
+        return trace, f"A gap is a sum over all sites, and {known}. Residuals are of the sites on this one."
+    if not rounds:
+        started = any(line.get("round") for line in sites)
+        return trace, _NO_SHARES if started else "No round is over yet."
+    if trace["gap"][-1] is None:
+        open_ = [name_of(place) for place, one in zip(here, told, strict=True) if one[rounds[-1]][3] is None]
+        return trace, f"The rows of {listed(open_)} do not bound the gap: a ridge in the contract would."
+    return trace, None
+
+
+def _share(numbers: Sequence[float | None]) -> Share:
+    return Share(*(math.inf if value is None else value for value in numbers))  # type: ignore[arg-type]
 
 
 def _site(line: Line, left: frozenset[str]) -> dict[str, Any]:
