@@ -316,7 +316,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # not those of modules that are gone, which an older checkout may have left in the cache
     modules = {source.stem for source in kernel_cache.sources()}
     names = {path.name for path in kernel_cache.entries("*") if path.name.split(".")[0] in modules}
-    assert {"steps.run", "checks.settle"} <= {name.split("-")[0] for name in names}
+    assert {"steps.edge_moves", "checks.settle"} <= {name.split("-")[0] for name in names}
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     folder = tmp_path / "solvers" / "kernels"
@@ -332,7 +332,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_cache_is_found(cache: Path) -> None:
     assert kernel_cache.cached(cache)
-    for entry in kernel_cache.entries("steps.run-*", cache):
+    for entry in kernel_cache.entries("steps.edge_moves-*", cache):
         os.utime(entry, (0, 0))
     assert not kernel_cache.cached(cache)
 
@@ -377,5 +377,5 @@ def test_projections_onto_the_l1_ball_end_when_coordinates_lie_at_the_threshold(
     ends, zeros = np.zeros(len(v), dtype=np.int32), np.zeros(3)
     found = v.copy()
     edges = Edges(frozen(ends), frozen(ends), radius, kernels.KINDS["linf"])
-    kernels.edge_step(0, len(v), edges, zeros, np.zeros((1, 3)), found, np.zeros((1, 3)), 1.0)
+    kernels.linf_step(0, len(v), edges, zeros, np.zeros((1, 3)), found, np.zeros((1, 3)), 1.0)
     np.testing.assert_allclose(found, expected, atol=1e-14)

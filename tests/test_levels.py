@@ -10,6 +10,7 @@ from fedkin import Problem, lam_path, solve
 from fedkin.datasets import paper_design
 from fedkin.objective import FusedObjective, Solution
 from fedkin.solvers import solve_fused
+from fedkin.solvers.backend import Limits
 from fedkin.solvers.path import solve_levels
 
 TOL = 1e-8
@@ -58,13 +59,18 @@ def test_known_solutions_save_iterations() -> None:
         assert one.objective == pytest.approx(other.objective, rel=2 * TOL)
 
 
-def test_it_stops_where_components_may_be_fused() -> None:
-    """Far below lam_max all levels are done, far above none is; the whole path has exactly fused solutions there."""
+def test_components_are_fused_on_the_way() -> None:
+    """Far above lam_max devices are exactly fused, with a certificate; below, levels follow as if nothing had been."""
     problem = random_problem("linear", "l2")
     objective = problem.fused
-    assert solve_levels(objective, [], np.array([50.0, 40.0]), TOL, 20_000) == []
-    some = solve_levels(objective, [], np.array([0.01, 0.02, 50.0, 60.0]), TOL, 20_000)
-    assert len(some) == 2
+    found = solve_levels(objective, [], np.array([60.0, 50.0, 0.02, 0.01]), TOL, 20_000)
+    assert len(found) == 4
+    for strength, solution in zip((60.0, 50.0, 0.02, 0.01), found, strict=True):
+        at = objective.with_strength(strength)
+        assert solution.gap <= TOL and solution.objective == pytest.approx(at.value(solution.theta), rel=1e-13)
+        alone = solve_fused(at, 1e-11, backend="numpy")
+        np.testing.assert_allclose(solution.theta, alone.theta, atol=1e-3)
+        assert (np.ptp(solution.theta, axis=0).max() == 0.0) == (strength > 1)
     path = lam_path(problem, np.array([50.0, 0.02, 0.01]) / problem.n_devices, backend="numba")
     assert np.unique(path.solutions[0].clusters(problem.graph)).size == 1
     assert np.ptp(path.solutions[0].theta, axis=0).max() == 0.0
@@ -88,8 +94,22 @@ def test_a_limit_on_iterations_leaves_the_rest() -> None:
     objective = random_problem("linear", "l1").fused
     strengths = np.array([0.02, 0.015, 0.008])
     assert solve_levels(objective, [], strengths, TOL, 3) == []
-    first = solve_levels(objective, [], strengths, TOL, 20_000)[0].n_iter
-    assert len(solve_levels(objective, [], strengths, TOL, first + 1)) == 1
+    took = [solution.n_iter for solution in solve_levels(objective, [], strengths, TOL, 20_000)]
+    assert took[0] > max(took[1:])
+    known = [(0.02, solve_fused(objective.with_strength(0.02), TOL))]
+    assert solve_levels(objective, known, strengths[1:], TOL, took[1] - 1) == []
+    assert len(solve_levels(objective, known, strengths[1:], TOL, took[0])) == 2
+
+
+def test_scrambled_devices_come_back_in_the_callers_order() -> None:
+    objective = random_problem("linear", "l1").fused
+    strengths = np.array([50.0, 0.02, 0.01])
+    expected = solve_levels(objective, [], strengths, TOL, 20_000)
+    moved = solve_levels(objective, [], strengths, TOL, 20_000, limits=Limits(scrambled_devices=2))
+    assert len(moved) == len(expected) == 3
+    for strength, one, other in zip(strengths.tolist(), moved, expected, strict=True):
+        assert proven_gap(objective.with_strength(strength), one) <= TOL * (1 + 1e-6)
+        np.testing.assert_allclose(one.theta, other.theta, atol=1e-3)
 
 
 @pytest.mark.parametrize("penalty", PENALTY_NAMES)

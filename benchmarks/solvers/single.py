@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from fedkin.solvers import solve_fused
+from fedkin.solvers import compile_kernels, solve_fused
 
 from .instances import clustered
 from .measure import bandwidth, peak_gigabytes
@@ -16,10 +16,10 @@ from .measure import bandwidth, peak_gigabytes
 
 def large(n: int, p: int, penalty: str, loss: str, edges_per_device: float = 5.0, scrambled: bool = False) -> dict:
     """A certified solve at a size where memory counts, and what one iteration takes against the memory's bandwidth."""
-    import fedkin.solvers.kernels.steps  # noqa: F401  (loading kernels is not part of a solve)
     from fedkin.solvers.compiled import CompiledIteration
     from fedkin.solvers.pdhg import initial_rho
 
+    compile_kernels()  # loading them is not part of a solve
     strength = {"l2": 0.1, "l1": 0.06 if p == 1 else 0.04}[penalty]
     instance = clustered(
         "large", n, p, penalty, strength, loss=loss, edges_per_device=edges_per_device, scrambled=scrambled
@@ -63,10 +63,10 @@ def touched_bytes(n: int, edges: int, p: int, dense: bool) -> int:
 
 def rows_to_solution(n_rows: int) -> dict:
     """Time from rows to Gram statistics and from these to the solution, for 1000 devices and p = 10."""
-    import fedkin.solvers.kernels.steps  # noqa: F401
     from fedkin.datasets import paper_design
     from fedkin.objective import Problem
 
+    compile_kernels()
     design = paper_design(1000, n_rows, 10, 50, varrho=0.005)
     problem = Problem(design.federation, design.graph, penalty="l2", lam=0.1 / 1000)
     start = time.perf_counter()
@@ -98,8 +98,6 @@ def first_fit() -> dict:
 
 def compiling() -> dict:
     """Seconds to compile (or load) the kernels."""
-    from fedkin.solvers import compile_kernels
-
     start = time.perf_counter()
     compile_kernels()
     return {"seconds": time.perf_counter() - start}

@@ -1,8 +1,8 @@
 """What carries out the iterations (numpy or compiled kernels), how much work they are, and the threads that share it.
 
 numpy is the reference. The kernels take the same steps several times faster, but loading them takes about half a
-second, and compiling them, once per machine, 10 to 30 seconds. So ``"auto"`` uses them when they are loaded already,
-or when the work ahead is worth the wait; a first small fit never waits for a compiler.
+second, and compiling those that a problem needs, once per machine, about 10. So ``"auto"`` uses them when they are
+loaded already, or when the work ahead is worth the wait; a first small fit never waits for a compiler.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 #: Penalties that have kernels.
 COMPILED_PENALTIES = ("l1", "l2", "linf")
 #: Seconds of numpy work that outweigh loading the kernels from their cache, and compiling them.
-LOADING_PAYS, COMPILING_PAYS = 1.0, 30.0
+LOADING_PAYS, COMPILING_PAYS = 1.0, 15.0
 #: What a solve usually takes: iterations, and numpy's nanoseconds for an edge's coordinate and for an entry of a Gram.
 USUAL_ITERATIONS, NUMPY_EDGE_COST, NUMPY_GRAM_COST = 60, 20.0, 3.0
 #: Nanoseconds of one thread for an edge's coordinate, and for an entry of a Gram matrix, in compiled iterations.
@@ -67,7 +67,7 @@ def resolve_backend(
     if backend == "numba":
         if name not in COMPILED_PENALTIES:
             raise ParameterError(f"there are no kernels for the penalty {name!r}; use backend='numpy'")
-        return _compiled(objective, in_cache)
+        return _compiled(objective)
     if name not in COMPILED_PENALTIES:
         return "numpy"
     if _KERNELS in sys.modules:
@@ -75,15 +75,15 @@ def resolve_backend(
     work = n_solves * expected_seconds(objective)
     if work < LOADING_PAYS:
         return "numpy"
-    return _compiled(objective, in_cache) if work > COMPILING_PAYS or in_cache() else "numpy"
+    return _compiled(objective) if work > COMPILING_PAYS or in_cache() else "numpy"
 
 
-def _compiled(objective: FusedObjective, in_cache: Callable[[], bool]) -> Resolved:
+def _compiled(objective: FusedObjective) -> Resolved:
     """The compiled backend. Kernels that are in no cache are compiled at once, which whoever listens is told."""
-    if _KERNELS not in sys.modules and not in_cache():
-        needed = ("steps", "gaps", "checks") if objective.cliques is None else ("cliques",)
-        for module in tracked(needed, "compiling kernels, once on this machine"):
-            import_module(f"fedkin.solvers.kernels.{module}")
+    needed = import_module("fedkin.solvers.compiled").needed_kernels(objective)
+    missing = [kernel for kernel in needed if not kernel.ready]
+    for kernel in tracked(missing, "compiling kernels, once on this machine") if missing else ():
+        kernel.load()
     return "numba"
 
 
@@ -94,8 +94,14 @@ def expected_seconds(objective: FusedObjective) -> float:
 
 
 def compile_kernels() -> None:
-    """Compile the kernels now and leave them in numba's cache; a second call only loads them."""
-    from fedkin.solvers.kernels import chains, checks  # noqa: F401  (and the kernels they call)
+    """Compile all kernels now and leave them in numba's cache; a second call only loads them."""
+    from fedkin.solvers.kernels import chains, checks, cliques, gaps, steps
+    from fedkin.solvers.kernels.jit import Outlined
+
+    for module in (steps, gaps, checks, chains, cliques):
+        for kernel in vars(module).values():
+            if isinstance(kernel, Outlined):
+                kernel.load()
 
 
 def sizes(objective: FusedObjective, terms: DeviceTerms) -> tuple[int, int]:

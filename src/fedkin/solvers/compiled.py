@@ -6,7 +6,11 @@ use threads, each with its range of devices and of edges, and scrambled large gr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
+
 import numpy as np
+from numpy.typing import NDArray
 
 from fedkin._base import Array, available_threads
 from fedkin.objective import FusedObjective, QuadraticTerms, Solution
@@ -14,8 +18,10 @@ from fedkin.solvers.backend import USUAL, Crew, Limits, iteration_is_shared, ite
 from fedkin.solvers.kernels import checks as check_kernels
 from fedkin.solvers.kernels import gaps as gap_kernels
 from fedkin.solvers.kernels import steps as kernels
-from fedkin.solvers.kernels.bundles import Devices, Edges, State, Step
-from fedkin.solvers.kernels.jit import frozen
+from fedkin.solvers.kernels.bundles import Devices, Edges, Levels, State, Step
+from fedkin.solvers.kernels.checks import Calls, Memory
+from fedkin.solvers.kernels.cliques import pool
+from fedkin.solvers.kernels.jit import Outlined, frozen
 from fedkin.solvers.layout import Grams, Numbering
 from fedkin.solvers.pdhg import (
     INTERIOR,
@@ -29,6 +35,28 @@ from fedkin.solvers.pdhg import (
 )
 
 
+def needed_kernels(objective: FusedObjective) -> list[Outlined]:
+    """The kernels that solving a problem of this kind takes, almost always."""
+    if objective.cliques is not None:
+        return [pool]
+    terms, sparse = objective.terms, objective.sparsity is not None
+    quadratic = terms if isinstance(terms, QuadraticTerms) else None
+    isotropic = quadratic is not None and quadratic.isotropic
+    kind = kernels.L1 if terms.n_params == 1 else kernels.KINDS[objective.penalty.name]
+    steps = [kernels.isotropic_step if isotropic else kernels.dense_step, kernels.EDGE_STEPS[kind]]
+    if sparse:
+        steps.append(kernels.box_step)
+    node_gap = gap_kernels.isotropic_gap if isotropic else gap_kernels.dense_gap
+    common = [kernels.add_balance, kernels.edge_moves, node_gap, gap_kernels.edge_gap, gap_kernels.fuse]
+    if not isotropic:
+        common.append(gap_kernels.invert)
+    if iteration_is_shared(objective, terms):
+        return [*steps, *common]
+    if quadratic is None or sparse:
+        return [*steps, *common, kernels.run]
+    return [*steps, *common, check_kernels.settle, check_kernels.begin, check_kernels.keep]
+
+
 class KernelIteration(Iteration):
     """What iterations on kernels share: threads, and the checks of devices and edges that they work on."""
 
@@ -39,7 +67,8 @@ class KernelIteration(Iteration):
     def _certified(self, x: Array, y: Array, s: Array) -> tuple[float, float]:
         """Objective value and duality gap of parameters ``x``, duals ``y`` with balance ``s``, without sparsity."""
         crew, devices, edges = self._crew, self._devices, self._edges
-        of_devices = crew.run(lambda _, lo, hi: gap_kernels.node_gap(lo, hi, devices, x, s), crew.split(x.shape[0]))
+        node_gap = gap_kernels.dense_gap if devices.A.size else gap_kernels.isotropic_gap
+        of_devices = crew.run(lambda _, lo, hi: node_gap(lo, hi, devices, x, s), crew.split(x.shape[0]))
         of_edges = crew.run(lambda _, lo, hi: gap_kernels.edge_gap(lo, hi, edges, x, y), crew.split(y.shape[0]))
         value, gap = (sum(part) for part in zip(*of_devices, *of_edges, strict=True))
         return float(value), float(gap)
@@ -74,7 +103,7 @@ class CompiledIteration(KernelIteration):
     ) -> None:
         threads = available_threads() if iteration_is_shared(objective, quadratic) else 1
         self._crew = Crew(threads if n_threads is None else n_threads)
-        self._limits = limits
+        self._limits, self._graph = limits, objective.graph
         self._numbering = numbering = Numbering(objective.graph, limits.scrambled_devices)
         self._device_ranges = self._crew.split(quadratic.n_devices)
         self._edge_ranges = self._crew.split(objective.graph.n_edges)
@@ -82,6 +111,8 @@ class CompiledIteration(KernelIteration):
         self._edges = Edges(
             frozen(numbering.head), frozen(numbering.tail), radius, kernels.KINDS[objective.penalty.name]
         )
+        self._edge_step = kernels.EDGE_STEPS[kernels.L1 if quadratic.n_params == 1 else self._edges.kind]
+        self._node_step = kernels.isotropic_step if quadratic.isotropic else kernels.dense_step
         self._edge_weight = frozen(numbering.edges_to_internal(objective.graph.weights))
         self._grams = None if quadratic.isotropic else Grams(quadratic, numbering, self._crew, limits.room)
         own = self._set_devices(objective, quadratic)
@@ -93,16 +124,22 @@ class CompiledIteration(KernelIteration):
         self._rebalancing = Rebalancing()
         self._in_one_go = max(1, int(limits.one_go / iteration_work(objective, quadratic)))
         self._factor: Array | None = None
-        self._counters = np.zeros(check_kernels.N_COUNTERS, dtype=np.int64)
-        self._moves = np.empty((2, quadratic.n_params))
         self._last_checks = np.empty((0, 3))
         self.n_iter = 0
         self.rho = rho
         full = np.array(np.broadcast_to(rho, quadratic.n_params))
         none = np.empty((0, full.size, full.size))
-        first, self._own = (none, none) if self._grams is None else self._grams.resolvents(self._devices.weight, full)
-        self._step = Step(full, 0.5 * full, first)
-        self._first = full.copy(), first
+        first, own_step = (none, none) if self._grams is None else self._grams.resolvents(self._devices.weight, full)
+        self._step = self._first = Step(full, 0.5 * full, first)
+        self._memory = self._memorised(own_step)
+
+    def _memorised(self, own: Array) -> Memory:
+        """What `settle` keeps; ``own`` takes other resolvents than the first."""
+        y, s = self._state.y[:0], self._state.s[:0]
+        if self._devices.singular.size and self.checks:
+            y, s = np.empty_like(self._state.y), np.empty_like(self._state.s)
+        counters = np.zeros(check_kernels.N_COUNTERS, dtype=np.int64)
+        return Memory(counters, np.empty((2, self._step.rho.size)), own, y, s)
 
     def _set_devices(self, objective: FusedObjective, quadratic: QuadraticTerms) -> Array | None:
         """Arrange the smooth part; returns each device's own minimiser, None when one may not be unique."""
@@ -179,52 +216,82 @@ class CompiledIteration(KernelIteration):
         if not self.checks:
             return None
         self._apply_factor()
-        count, known, rebalancing = self._counters, len(self._last_checks), self._rebalancing
+        count, known, rebalancing = self._memory.counters, len(self._last_checks), self._rebalancing
         rows = np.empty((known + self._limits.checks, 3))
         rows[:known] = self._last_checks
         count[check_kernels.CHECKS], count[check_kernels.DONE] = known, self.n_iter
         count[check_kernels.LOOK_AT], count[check_kernels.INTERVAL] = rebalancing.next, rebalancing.interval
-        check_kernels.settle(
-            count,
-            rows,
-            self._moves,
-            self.n_iter + self._in_one_go,
-            stopping,
-            self._devices,
-            self._edges,
-            self._step,
-            self._own,
-            self._state,
-        )
+        self._settle(rows, self.n_iter + self._in_one_go, stopping)
         self.n_iter = int(count[check_kernels.DONE])
         rebalancing.next, rebalancing.interval = count[[check_kernels.LOOK_AT, check_kernels.INTERVAL]].tolist()
         if count[check_kernels.REBALANCED]:
-            self._step = self._step._replace(resolvent=self._own)
+            self._step = self._step._replace(resolvent=self._memory.own)
             self.rho = self._step.rho[: self.rho.size].copy()
         rows = rows[: count[check_kernels.CHECKS]]
         self._last_checks = rows[-2:]
         return Checked(rows[known:], self._state.ahead if count[check_kernels.FUSED] else None)
 
-    def restart(self, strength: float, start: Solution | None) -> None:
-        """Begin anew with another penalty strength, the first rho, and the parameters and duals of ``start``."""
-        self._edges.radius[:] = strength * self._edge_weight
-        state, (rho, resolvent) = self._state, self._first
-        if start is not None:
-            state.x[:] = self._numbering.devices_to_internal(start.theta)
-            state.y[:] = self._numbering.edges_to_internal(start.alpha)
-        self._reset_balance(state)
-        self._rebalancing, self._factor, self.n_iter = Rebalancing(), None, 0
-        self._counters[:] = 0
-        self._last_checks = np.empty((0, 3))
-        self.rho = rho[: self.rho.size].copy()
-        self._step = Step(rho.copy(), 0.5 * rho, resolvent)
+    def _settle(self, rows: Array, pause: int, stopping: Stopping, levels: Levels | None = None) -> None:
+        state = (self._devices, self._edges, self._step, self._state, self._memory)
+        if levels is None:
+            one, many = frozen(np.empty(0)), np.empty((0, 0, 0))
+            none = frozen(np.empty(0, dtype=np.int32))
+            levels = Levels(one, many, many, np.empty(0, dtype=np.int64), one, one, none, 1.0)
+        dense, in_levels = self._grams is not None, levels.strengths.size > 0
+        calls = Calls(
+            node_step=self._node_step.address,
+            edge_step=self._edge_step.address,
+            edge_moves=kernels.edge_moves.address,
+            invert=gap_kernels.invert.address if dense else 0,
+            node_gap=(gap_kernels.dense_gap if dense else gap_kernels.isotropic_gap).address,
+            edge_gap=gap_kernels.edge_gap.address,
+            fuse=gap_kernels.fuse.address,
+            reroute=gap_kernels.reroute.address if self._memory.y.size else 0,
+            begin=check_kernels.begin.address if in_levels else 0,
+            keep=check_kernels.keep.address if in_levels else 0,
+        )
+        check_kernels.settle(rows, pause, stopping, *state, levels, calls)
 
-    def least_curvature(self) -> float:
-        """No device's curvature is less than this in any direction."""
+    def settle_levels(
+        self, known: Sequence[tuple[float, Solution]], strengths: Array, stopping: Stopping, fuse_components: bool
+    ) -> tuple[list[tuple[PrimalDual, Array]], bool]:
+        """Pairs at the first of some penalty strengths, with the checks of each ``(m, 3)``, as far as a kernel gets.
+
+        At most two are ``known``. Also whether components may be fused at the last one, where the iteration then
+        stands; with ``fuse_components`` the kernel stops there.
+        """
+        numbering, (n, p) = self._numbering, self._devices.b.shape
+        before, m = len(known), len(known) + strengths.size
+        theta, alpha = np.empty((m, n, p)), np.empty((m, self._edge_weight.size, p))
+        for k, (_, solution) in enumerate(known):
+            theta[k] = numbering.devices_to_internal(solution.theta)
+            alpha[k] = numbering.edges_to_internal(solution.alpha)
+        at = np.concatenate([[strength for strength, _ in known], strengths])
+        ends, rows = np.zeros(m, dtype=np.int64), np.empty((strengths.size * self._limits.checks, 3))
+        component, curvature = self._components if fuse_components else (frozen(np.empty(0, dtype=np.int32)), 1.0)
+        rho, count = self._first.rho.copy(), self._memory.counters
+        count[:] = 0
+        count[check_kernels.LEVEL] = before
+        self._step = self._first
+        levels = Levels(frozen(at), theta, alpha, ends, frozen(rho), self._edge_weight, component, curvature)
+        self._settle(rows, self._in_one_go, stopping, levels)
+        self._step.rho[:] = rho
+        found = []
+        for k in range(before, int(count[check_kernels.LEVEL])):
+            checks = rows[0 if k == before else ends[k - 1] : ends[k]]
+            x, y = numbering.devices_to_caller(theta[k]), numbering.edges_to_caller(alpha[k])
+            found.append((PrimalDual(x, y, None, self._state.s[0], self.rho, int(checks[-1, 0])), checks))
+        return found, not count[check_kernels.APART]
+
+    @cached_property
+    def _components(self) -> tuple[NDArray[np.int32], float]:
+        """The component of each edge, and what no device's curvature is less than in any direction."""
+        component = self._graph.components()[self._graph.edges[:, 0]].astype(np.int32)
+        component = frozen(self._numbering.edges_to_internal(component))
         if self._grams is None:
-            return float(self._devices.curvature.min())
+            return component, float(self._devices.curvature.min())
         inverse = self._devices.own_inverse
-        return 1.0 / float(np.sqrt(np.einsum("upq,upq->u", inverse, inverse).max()))
+        return component, 1.0 / float(np.sqrt(np.einsum("upq,upq->u", inverse, inverse).max()))
 
     # --- iterations -----------------------------------------------------------------------------------------------
 
@@ -254,7 +321,9 @@ class CompiledIteration(KernelIteration):
             for _ in range(n):
                 self._single_step(relax, measure=False)
         elif n > 0:
-            kernels.run(n, self._devices, self._edges, self._step, self._state, relax)
+            box = kernels.box_step.address if self._state.z.size else 0
+            calls = kernels.StepCalls(self._node_step.address, box, self._edge_step.address)
+            kernels.run(n, self._devices, self._edges, self._step, self._state, relax, calls)
             self.n_iter += n
 
     def _single_step(self, relax: float, measure: bool) -> None:
@@ -262,7 +331,11 @@ class CompiledIteration(KernelIteration):
         x, y, z, s, ahead = state
 
         before = z.copy() if measure else z
-        crew.run(lambda _, lo, hi: kernels.node_step(lo, hi, devices, step, state, relax), self._device_ranges)
+        crew.run(lambda _, lo, hi: self._node_step(lo, hi, devices, step, state, relax), self._device_ranges)
+        if z.size:
+            crew.run(
+                lambda _, lo, hi: kernels.box_step(lo, hi, step.rho, devices.box, state, relax), self._device_ranges
+            )
         if measure:
             dual = np.zeros((crew.size, step.rho.size))
             crew.run(
@@ -272,9 +345,7 @@ class CompiledIteration(KernelIteration):
             dx = (ahead - x) / (2.0 - relax)
             duals = 2.0 * dual.sum(axis=0) + (((z - before) / relax) ** 2).sum(axis=0)
             self._factor = self._rebalancing.factor(duals, devices.linked @ dx**2, self.rho)
-        crew.run(
-            lambda t, lo, hi: kernels.edge_step(lo, hi, edges, step.half, ahead, y, s[t], relax), self._edge_ranges
-        )
+        crew.run(lambda t, lo, hi: self._edge_step(lo, hi, edges, step.half, ahead, y, s[t], relax), self._edge_ranges)
         self.n_iter += 1
 
     def _apply_factor(self) -> None:
@@ -285,8 +356,8 @@ class CompiledIteration(KernelIteration):
         self._step.rho[:] = self.rho
         self._step.half[:] = 0.5 * self._step.rho
         if self._grams is not None:
-            self._grams.invert(self._devices.weight, self._step.rho, self._own)
-            self._step = self._step._replace(resolvent=self._own)
+            self._grams.invert(self._devices.weight, self._step.rho, self._memory.own)
+            self._step = self._step._replace(resolvent=self._memory.own)
 
     # --- where it stands ------------------------------------------------------------------------------------------
 

@@ -28,7 +28,6 @@ from fedkin.solvers.newton import (
     raised,
 )
 from fedkin.solvers.pdhg import (
-    Checked,
     Iteration,
     NumpyIteration,
     PrimalDual,
@@ -210,7 +209,7 @@ class Search:
         else:
             self._run_newton(terms, pair, warm)
             self._fuse()
-            self._fuse_components()
+            self.fuse_components()
 
     def scale(self, value: float) -> float:
         return max(abs(value), self.floor)
@@ -245,12 +244,12 @@ class Search:
             while self.status != "converged" and self.n_iter < self.max_iter:
                 checked = iteration.settle(stopping)
                 if checked is not None:
-                    self._take_checked(iteration, checked)
+                    self.take_checked(iteration.pair(checked.theta), checked.rows, only=iteration.live)
                     continue
                 ahead = check_after(self.n_iter, self.rows, self.tol)
                 iteration.advance(min(ahead, self.max_iter - self.n_iter))
                 self._certify_iteration(iteration)
-            self._fuse_components(iteration if iteration.regular else None)
+            self.fuse_components(iteration if iteration.regular else None)
         except KeyboardInterrupt:
             if iteration.recovers and iteration.n_iter:
                 self._certify_iteration(iteration)
@@ -269,14 +268,14 @@ class Search:
                 found = self._better(found, self._certified(iteration.pair(iteration.fused())))
         self.take(found, only=iteration.live)
 
-    def _take_checked(self, iteration: Iteration, checked: Checked) -> None:
-        """Note all that was found on the way, and take what the last check is about."""
-        for n_iter, value, gap in checked.rows[:-1].tolist():
+    def take_checked(self, pair: PrimalDual, rows: Array, only: bool = False) -> None:
+        """Note all that was found on the way (iteration, value, gap), and take the pair of the last check."""
+        for n_iter, value, gap in rows[:-1].tolist():
             self.rows.append((int(n_iter), value, gap))
             self.lower = max(self.lower, value - gap * self.scale(value))
-        n_iter, value, gap = checked.rows[-1].tolist()
+        n_iter, value, gap = rows[-1].tolist()
         self.n_iter = int(n_iter)
-        self.take(_Certified(iteration.pair(checked.theta), value, gap, None), only=iteration.live)
+        self.take(_Certified(pair, value, gap, None), only=only)
 
     def _certified_quickly(self, iteration: Iteration) -> _Certified:
         theta = None
@@ -368,7 +367,7 @@ class Search:
         if not np.array_equal(fused, pair.theta):
             self.best = self._better(self.best, self._certified(replace(pair, theta=fused)))
 
-    def _fuse_components(self, iteration: Iteration | None = None) -> None:
+    def fuse_components(self, iteration: Iteration | None = None) -> None:
         """Fuse whole components where that lowers the objective: duals alone do not tell when all of them are fused."""
         terms, graph = self.objective.terms, self.objective.graph
         rows, p = self.objective.dual_shape

@@ -44,7 +44,7 @@ class Numbering:
     def devices_to_internal(self, values: NDArray[Any]) -> NDArray[Any]:
         return values[self.devices] if self.changed else np.ascontiguousarray(values)
 
-    def edges_to_internal(self, values: Array) -> Array:
+    def edges_to_internal(self, values: NDArray[Any]) -> NDArray[Any]:
         return values[self.edges] if self.changed else np.ascontiguousarray(values)
 
     def devices_to_caller(self, values: Array) -> Array:

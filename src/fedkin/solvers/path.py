@@ -12,10 +12,17 @@ import numpy as np
 
 from fedkin._base import Array, Index, available_threads, check_positive, check_whole
 from fedkin.errors import ConvergenceWarning
-from fedkin.graph import Graph
 from fedkin.objective import FusedObjective, Problem, QuadraticTerms, Solution
-from fedkin.solvers.backend import Backend, Resolved, iteration_is_shared, resolve_backend, run_side_by_side
-from fedkin.solvers.exact import FUSING_HELPS, SCALE_FLOOR, scaled, solve_fused, uninterrupted, verdict
+from fedkin.solvers.backend import (
+    USUAL,
+    Backend,
+    Limits,
+    Resolved,
+    iteration_is_shared,
+    resolve_backend,
+    run_side_by_side,
+)
+from fedkin.solvers.exact import FUSING_HELPS, SCALE_FLOOR, Search, scaled, solve_fused, uninterrupted, verdict
 from fedkin.solvers.grids import checked_grid, lam_grid
 from fedkin.solvers.pdhg import Stopping, initial_rho
 
@@ -188,12 +195,13 @@ def solve_levels(
     max_iter: int,
     *,
     fuse_components: bool = True,
+    limits: Limits = USUAL,
 ) -> list[Solution]:
     """Solutions at the first of some strengths, in this order: as many as one compiled iteration finds, perhaps none.
 
     ``known`` are at most two to start from, the last one the nearest. What needs more care than a kernel takes is left
     to `solve_fused`: large problems, sparsity, grids, levels that need many iterations, singular devices without
-    regular neighbours, and (with ``fuse_components``) other singular ones and whole components that may be fused.
+    regular neighbours, and (with ``fuse_components``) other singular ones.
     """
     from fedkin.solvers.compiled import CompiledIteration
 
@@ -201,48 +209,29 @@ def solve_levels(
     if not isinstance(terms, QuadraticTerms) or not _fits(objective, terms, strengths, known):
         return []
     start = objective.with_strength(float(strengths[0]))
-    iteration = CompiledIteration(start, terms, None, None, None, initial_rho(start, terms), n_threads=1)
+    iteration = CompiledIteration(start, terms, None, None, None, initial_rho(start, terms), 1, limits)
     if not (iteration.regular or (iteration.checks and not fuse_components)):
         return []
     floor = SCALE_FLOOR * abs(float(terms.c.sum())) + np.finfo(float).tiny
-    curvature = iteration.least_curvature() if fuse_components else 1.0
-    done, left = list(known), max_iter
-    for strength in strengths.tolist():
-        at = objective.with_strength(strength)
-        predicted = _predicted(done[-2:], at)
-        if predicted is not None:
-            predicted = replace(predicted, alpha=at.project(predicted.alpha))
-        iteration.restart(strength, predicted)
-        checked = iteration.settle(Stopping(tol, floor, left, FUSING_HELPS))
-        n_iter, value, gap = (np.inf,) * 3 if checked is None else checked.rows[-1].tolist()
-        if checked is None or gap > tol:
+    stopping = Stopping(tol, floor, max_iter, FUSING_HELPS)
+    done = list(known)
+    while len(done) < len(known) + strengths.size:
+        left = strengths[len(done) - len(known) :]
+        found, may_fuse = iteration.settle_levels(done[-2:], left, stopping, fuse_components)
+        for at, (pair, rows) in zip(left.tolist(), found, strict=False):
+            n_iter, value, gap = rows[-1].tolist()
+            trace = dict(zip(("n_iter", "objective", "gap"), rows.T, strict=True))
+            message = verdict("converged", gap, tol, int(n_iter))
+            done.append((at, Solution(pair.theta, value, gap, "converged", int(n_iter), trace, pair.alpha, message)))
+        if not found:
             break
-        left -= int(n_iter)
-        pair = iteration.pair(checked.theta)
-        theta, alpha = (pair.theta.copy(), pair.alpha.copy()) if iteration.live else (pair.theta, pair.alpha)
-        # by its curvature, each device is at most so far from its optimum
-        reach = np.sqrt(2.0 * gap * max(abs(value), floor) / curvature)
-        if fuse_components and not _all_apart(objective.graph, theta, 2.0 * reach):
-            break
-        trace = dict(zip(("n_iter", "objective", "gap"), checked.rows.T, strict=True))
-        message = verdict("converged", gap, tol, int(n_iter))
-        solution = Solution(theta, value, gap, "converged", int(n_iter), trace, alpha, message)
-        done.append((strength, solution))
-        if left <= 0:
-            break
+        if fuse_components and may_fuse:
+            at = objective.with_strength(done[-1][0])
+            search = Search(at, tol, max_iter, found[-1][0], "numba", limits)
+            search.take_checked(*found[-1])
+            search.fuse_components(iteration)
+            done[-1] = at.strength, search.finish(quiet=True)
     return [solution for _, solution in done[len(known) :]]
-
-
-def _all_apart(graph: Graph, theta: Array, distance: float) -> bool:
-    """Whether every component that has edges has one whose ends differ by more than ``distance`` in some coordinate."""
-    sizes = np.bincount(graph.components())
-    for step in (graph.n_edges // 200 + 1, 1):  # some edges mostly tell
-        i, j = graph.edges[::step].T
-        apart = np.abs(theta[i] - theta[j]).max(axis=1) > distance
-        reached = np.bincount(graph.components()[i[apart]], minlength=sizes.size) > 0
-        if reached[sizes > 1].all():
-            return True
-    return False
 
 
 def _fits(

@@ -17,10 +17,10 @@ def sources(folder: Path = _HERE) -> list[Path]:
     return [*folder.glob("*.py"), *folder.parent.glob("pdhg.py")]
 
 
-def cached(folder: Path = _HERE) -> bool:
-    """Whether compiled kernels lie in one of numba's caches, no older than their sources."""
+def cached(folder: Path = _HERE, name: str = "steps.edge_moves") -> bool:
+    """Whether a compiled kernel lies in one of numba's caches, no older than the sources; by default one of many."""
     newest = _newest_source(folder)
-    return any(entry.stat().st_mtime >= newest for entry in entries("steps.run-*", folder))
+    return any(entry.stat().st_mtime >= newest for entry in entries(f"{name}-*", folder))
 
 
 def drop_stale(folder: Path = _HERE) -> None:

@@ -75,8 +75,28 @@ class State(NamedTuple):
     ahead: Any
 
 
+class Levels(NamedTuple):
+    """Penalty levels that are solved one after the other.
+
+    ``strengths (m,)`` are those of ``theta (m, V, p)`` and ``alpha (m, E, p)``, of which the first may be known and the
+    others are filled in. Each begins with ``rho (p,)``. ``ends (m,)`` gets the number of checks that were done
+    when a level was. ``component (E,)`` of each edge; empty when it does not matter whether whole ones are fused. No
+    device has less ``curvature`` in any direction.
+    """
+
+    strengths: Any
+    theta: Any
+    alpha: Any
+    ends: Any
+    rho: Any
+    edge_weight: Any
+    component: Any
+    curvature: Any
+
+
 DEVICES = bundle(Devices, L1D, R3, R3, R1, R2, R1, R1, R1, R2, B1, R3)
 EDGES = bundle(Edges, I1, I1, W1, INT)
 STEP = bundle(Step, W1, W1, W3)
 STATE = bundle(State, W2, W2, W2, W3, W2)
 STOPPING = bundle(Stopping, FLOAT, FLOAT, INT, FLOAT)
+LEVELS = bundle(Levels, R1, W3, W3, writable(INT, 1), R1, R1, I1, FLOAT)

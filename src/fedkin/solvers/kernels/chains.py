@@ -8,7 +8,7 @@ import numpy as np
 from numba import types
 
 from fedkin.solvers.kernels.bundles import I1, R1, W1, W2
-from fedkin.solvers.kernels.jit import FLOAT, INT, bundle, kernel, part, readable, writable
+from fedkin.solvers.kernels.jit import FLOAT, INT, bundle, outlined, part, readable, writable
 
 _I2, _V1 = readable(types.int32, 2), writable(types.int32, 1)
 
@@ -78,7 +78,7 @@ def _chain_prox(y: Any, a: Any, radius: Any, x: Any, n: int) -> None:
         start += 1
 
 
-@kernel(types.void, INT, INT, LINKS, R1, R1, R1, W1)
+@outlined(types.void, INT, INT, LINKS, R1, R1, R1, W1)
 def chain_step(lo: int, hi: int, links: Any, a: Any, b: Any, v: Any, rest: Any) -> None:
     """What the exact solution on chains ``lo .. hi`` leaves: ``rest = b - v - a x``, a balance of duals."""
     starts, nodes, radius = links.starts, links.nodes, links.radius
@@ -97,7 +97,7 @@ def chain_step(lo: int, hi: int, links: Any, a: Any, b: Any, v: Any, rest: Any) 
             rest[nodes[first + k]] = weight[k] * (y[k] - x[k])
 
 
-@kernel(FLOAT, INT, INT, R1, R1, R1, R1)
+@outlined(FLOAT, INT, INT, R1, R1, R1, R1)
 def turn(lo: int, hi: int, a: Any, v: Any, new: Any, old: Any) -> float:
     """``<v - new, new - old>`` in the metric of the duals: momentum has turned against descent when it is positive."""
     total = 0.0
@@ -106,7 +106,7 @@ def turn(lo: int, hi: int, a: Any, v: Any, new: Any, old: Any) -> float:
     return total
 
 
-@kernel(types.void, INT, INT, FLOAT, W1, R1, W1)
+@outlined(types.void, INT, INT, FLOAT, W1, R1, W1)
 def push(lo: int, hi: int, momentum: float, v: Any, new: Any, old: Any) -> None:
     """``v = new + momentum (new - old)``, ``old = new``."""
     for i in range(lo, hi):
@@ -114,7 +114,7 @@ def push(lo: int, hi: int, momentum: float, v: Any, new: Any, old: Any) -> None:
         old[i] = new[i]
 
 
-@kernel(types.void, INT, INT, LINKS, R1, INT, W2)
+@outlined(types.void, INT, INT, LINKS, R1, INT, W2)
 def chain_duals(lo: int, hi: int, links: Any, balance: Any, column: int, alpha: Any) -> None:
     """Edge duals of chains ``lo .. hi`` from their balances, by summing along the chain; kept inside their balls."""
     starts, nodes, edges, sign, radius = links.starts, links.nodes, links.edges, links.sign, links.radius
@@ -125,7 +125,7 @@ def chain_duals(lo: int, hi: int, links: Any, balance: Any, column: int, alpha: 
             alpha[edges[k], column] = sign[k] * min(max(total, -radius[k]), radius[k])
 
 
-@kernel(INT, _I2, _I2, _V1, _V1, _V1)
+@outlined(INT, _I2, _I2, _V1, _V1, _V1)
 def walk(neighbour: Any, edge: Any, starts: Any, nodes: Any, edges: Any) -> int:
     """Follow chains from end to end; returns their number, or -1 when some devices form a ring.
 

@@ -8,7 +8,7 @@ import numpy as np
 from numba import types
 
 from fedkin.solvers.kernels.bundles import L1D, R1, R2, W2
-from fedkin.solvers.kernels.jit import INT, kernel, part, writable
+from fedkin.solvers.kernels.jit import INT, outlined, part, writable
 
 #: Moves per device after which sorting anew is quicker than mending the last order.
 MOVES = 8
@@ -31,7 +31,7 @@ def _sort(keys: Any, order: Any) -> None:
             return
 
 
-@kernel(types.void, L1D, R1, R1, R2, writable(INT, 2), W2)
+@outlined(types.void, L1D, R1, R1, R2, writable(INT, 2), W2)
 def pool(starts: Any, weight: Any, tau: Any, v: Any, order: Any, out: Any) -> None:
     """As `fedkin.solvers.cliques.SortedProx`; ``order (p, V)`` are the devices clique by clique, and stays sorted."""
     n, p = v.shape

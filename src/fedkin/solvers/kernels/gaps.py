@@ -9,7 +9,7 @@ import numpy as np
 from numba import types
 
 from fedkin.solvers.kernels.bundles import DEVICES, EDGES, L1D, R1, R2, R3, W2, W3
-from fedkin.solvers.kernels.jit import FLOAT, INT, PAIR, kernel, part
+from fedkin.solvers.kernels.jit import FLOAT, INT, PAIR, outlined, part
 from fedkin.solvers.kernels.steps import L1, L2
 
 
@@ -33,7 +33,7 @@ def factorize(matrix: Any, factor: Any) -> float:
     return worst
 
 
-@kernel(FLOAT, INT, INT, L1D, R3, R1, R1, W3)
+@outlined(FLOAT, INT, INT, L1D, R3, R1, R1, W3)
 def invert(lo: int, hi: int, order: Any, A: Any, weight: Any, rho: Any, inverse: Any) -> float:
     """``inverse[i] = (A[order[i]] + weight[i] diag(rho))^{-1}``; returns the worst relative pivot, -1 for a bad one."""
     p = rho.shape[0]
@@ -77,7 +77,7 @@ def invert(lo: int, hi: int, order: Any, A: Any, weight: Any, rho: Any, inverse:
     return worst
 
 
-@kernel(FLOAT, INT, INT, L1D, R3, R2, W2)
+@outlined(FLOAT, INT, INT, L1D, R3, R2, W2)
 def local_minimizers(lo: int, hi: int, order: Any, A: Any, b: Any, out: Any) -> float:
     """``out[i] = A[order[i]]^{-1} b[i]``; the worst relative pivot, -1 when one is not positive."""
     p = b.shape[1]
@@ -117,7 +117,7 @@ def _join(parent: Any, i: int, j: int, c: int) -> None:
         parent[i, c] = j
 
 
-@kernel(PAIR, INT, INT, EDGES, R2, R2)
+@outlined(PAIR, INT, INT, EDGES, R2, R2)
 def edge_gap(lo: int, hi: int, edges: Any, x: Any, y: Any) -> tuple[float, float]:
     """``sum_e r_e phi(d_e)`` and ``sum_e (r_e phi(d_e) - <y_e, d_e>)`` with ``d = D x``."""
     head, tail, radius, kind = edges.head, edges.tail, edges.radius, edges.kind
@@ -147,8 +147,9 @@ def edge_gap(lo: int, hi: int, edges: Any, x: Any, y: Any) -> tuple[float, float
     return penalty, slack
 
 
-@part
-def _dense_gap(lo: int, hi: int, devices: Any, x: Any, s: Any) -> tuple[float, float]:
+@outlined(PAIR, INT, INT, DEVICES, R2, R3)
+def dense_gap(lo: int, hi: int, devices: Any, x: Any, s: Any) -> tuple[float, float]:
+    """Sums of ``M_u(x_u)`` and of ``r' A^{-1} r / 2`` with ``r = A x - b + s``."""
     order, A, inverse, b, c0 = devices.order, devices.A, devices.own_inverse, devices.b, devices.c
     p = x.shape[1]
     value, gap = 0.0, 0.0
@@ -184,8 +185,9 @@ def _dense_gap(lo: int, hi: int, devices: Any, x: Any, s: Any) -> tuple[float, f
     return value, gap
 
 
-@part
-def _isotropic_gap(lo: int, hi: int, devices: Any, x: Any, s: Any) -> tuple[float, float]:
+@outlined(PAIR, INT, INT, DEVICES, R2, R3)
+def isotropic_gap(lo: int, hi: int, devices: Any, x: Any, s: Any) -> tuple[float, float]:
+    """As `dense_gap`, where every Gram matrix is ``curvature[i]`` times the identity."""
     order, curvature, b, c0 = devices.order, devices.curvature, devices.b, devices.c
     value, gap = 0.0, 0.0
     for i in range(lo, hi):
@@ -202,16 +204,6 @@ def _isotropic_gap(lo: int, hi: int, devices: Any, x: Any, s: Any) -> tuple[floa
     return value, gap
 
 
-@kernel(PAIR, INT, INT, DEVICES, R2, R3)
-def node_gap(lo: int, hi: int, devices: Any, x: Any, s: Any) -> tuple[float, float]:
-    """Sums of ``M_u(x_u)`` and of ``r' A^{-1} r / 2`` with ``r = A x - b + s``."""
-    if devices.curvature.shape[0] > 0:
-        value, gap = _isotropic_gap(lo, hi, devices, x, s)
-    else:
-        value, gap = _dense_gap(lo, hi, devices, x, s)
-    return value, gap
-
-
 @part
 def _length(kind: int, dual: Any) -> Any:
     """The dual norm of ``dual (p,)``."""
@@ -224,22 +216,28 @@ def _length(kind: int, dual: Any) -> Any:
     return math.sqrt(length) if kind == L2 else length
 
 
-@part
-def reroute(devices: Any, edges: Any, y: Any, s: Any) -> None:
-    """As `fedkin.objective.rerouting.Rerouting`, in place, on one thread: ``y (E, p)`` and ``s (1, V, p)``."""
+@outlined(types.void, DEVICES, EDGES, R2, R3, W2, W3)
+def reroute(devices: Any, edges: Any, old_y: Any, old_s: Any, y: Any, s: Any) -> None:
+    """As `fedkin.objective.rerouting.Rerouting`, on one thread: ``y (E, p)`` and ``s (1, V, p)`` from the old ones."""
     head, tail, radius, kind, singular = edges.head, edges.tail, edges.radius, edges.kind, devices.singular
     n, p = s.shape[1], s.shape[2]
     pull, total = np.zeros((n, p)), np.empty((n, p))
-    for shrinking in (False, True):
+    for e in range(y.shape[0]):
+        for c in range(p):
+            y[e, c] = old_y[e, c]
+    for i in range(n):
+        for c in range(p):
+            s[0, i, c] = old_s[0, i, c]
+    for turn in range(2):
+        shrinking = turn == 1
         for i in range(n):
-            if singular[i]:
-                pull[i] = 0.0
-                for k in range(p):
+            for k in range(p):
+                pull[i, k] = total[i, k] = 0.0
+                if singular[i]:
                     for c in range(p):
                         pull[i, k] += devices.unseen[i, k, c] * s[0, i, c]
-        total[:] = 0.0
         most = 0.0
-        for moving in (False, True):
+        for moving in range(2):
             for e in range(y.shape[0]):
                 i, j = head[e], tail[e]
                 if singular[i] == singular[j]:
@@ -250,14 +248,16 @@ def reroute(devices: Any, edges: Any, y: Any, s: Any) -> None:
                     change = sign * pull[here, c]
                     if kind == L1 and not shrinking:
                         room = max(radius[e] - (y[e, c] if change > 0.0 else -y[e, c]), 0.0)
-                    if not moving:
+                    if moving == 0:
                         total[here, c] += room
                     elif total[here, c] > 0.0:
                         change *= room / total[here, c]
                         y[e, c] += change
                         s[0, i, c] += change
                         s[0, j, c] -= change
-            for u in np.flatnonzero(singular):
+            for u in range(n):
+                if not singular[u]:
+                    continue
                 for c in range(p):
                     size = abs(pull[u, c]) if kind == L1 else _length(kind, pull[u])
                     if not shrinking:
@@ -265,11 +265,15 @@ def reroute(devices: Any, edges: Any, y: Any, s: Any) -> None:
                     elif total[u, c] > 0.0:
                         most = max(most, size / total[u, c])
         if shrinking:
-            y /= 1.0 + most
-            s /= 1.0 + most
+            for e in range(y.shape[0]):
+                for c in range(p):
+                    y[e, c] /= 1.0 + most
+            for i in range(n):
+                for c in range(p):
+                    s[0, i, c] /= 1.0 + most
 
 
-@kernel(types.void, INT, INT, EDGES, R2, FLOAT, R2, R2, R2, W2)
+@outlined(types.void, INT, INT, EDGES, R2, FLOAT, R2, R2, R2, W2)
 def fuse(lo: int, hi: int, edges: Any, y: Any, share: float, z: Any, box: Any, x: Any, out: Any) -> None:
     """Means of ``x`` over devices joined by edges whose dual is inside ``share`` of its ball.
 
@@ -281,7 +285,8 @@ def fuse(lo: int, hi: int, edges: Any, y: Any, share: float, z: Any, box: Any, x
     groupings = hi - lo if kind == L1 else 1
     parent = np.empty((n, groupings), dtype=np.int32)
     for i in range(n):
-        parent[i, :] = i
+        for c in range(groupings):
+            parent[i, c] = i
     for e in range(y.shape[0]):
         i, j, limit = head[e], tail[e], share * radius[e]
         if kind == L1:
@@ -296,7 +301,9 @@ def fuse(lo: int, hi: int, edges: Any, y: Any, share: float, z: Any, box: Any, x
                 _join(parent, i, j, 0)
     size = np.zeros((n, groupings))
     zero = np.zeros((n if sparse else 0, hi - lo), dtype=np.bool_)
-    out[:, lo:hi] = 0.0
+    for i in range(n):
+        for c in range(lo, hi):
+            out[i, c] = 0.0
     for i in range(n):
         for c in range(groupings):
             parent[i, c] = parent[parent[i, c], c]

@@ -1,19 +1,26 @@
-"""The toolkit for kernels: how they are compiled (eagerly, for fixed types, into numba's cache), and their arguments.
+"""The toolkit for kernels: how they are compiled (for fixed types, into numba's cache), and their arguments.
 
+A `kernel` is compiled when it is defined, and numba compiles what it calls into it once more. An `outlined` one is
+compiled when it is first needed, and others call it by its address: whoever drives many of them is compiled quickly.
 Arrays that belong together travel as a NamedTuple, a bundle. numba does not convert what is inside of one, so its
 types must match exactly: arrays that a kernel only reads are passed through `frozen` first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import config, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from fedkin.solvers.kernels import drop_stale
+from fedkin.solvers.kernels import cached, drop_stale
 
 drop_stale()
 
@@ -21,6 +28,7 @@ INT, FLOAT = types.int64, types.float64
 PAIR = types.UniTuple(FLOAT, 2)  # type: ignore[no-untyped-call]
 #: Sums may be reordered and products fused; infinities and NaN mean what they always do.
 NUMERICS = {"contract", "reassoc", "nsz", "arcp"}
+_LOCK = RLock()
 _OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": NUMERICS, "error_model": "numpy"}
 
 
@@ -57,11 +65,84 @@ def kernel(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Calla
 
     def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         # blocks of neighbouring coordinates become vector instructions only with this pass, which numba leaves off
-        before = config.SLP_VECTORIZE  # type: ignore[attr-defined]
-        config.SLP_VECTORIZE = 1  # type: ignore[attr-defined]
-        try:
+        with _compiling(SLP_VECTORIZE=1):
             return njit(result(*arguments), cache=True, **_OPTIONS)(function)  # type: ignore[no-any-return]
-        finally:
-            config.SLP_VECTORIZE = before  # type: ignore[attr-defined]
 
     return compiled
+
+
+@contextmanager
+def _compiling(**options: int) -> Iterator[None]:
+    """numba's options of compilation, which it does not take function by function."""
+    with _LOCK:
+        before = {name: getattr(config, name) for name in options}
+        try:
+            for name, value in options.items():
+                setattr(config, name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(config, name, value)
+
+
+class Outlined:
+    """A kernel that is compiled, or loaded from numba's cache, when it is first called or asked for its address.
+
+    ``at(address, (argument, ...))`` calls it from other kernels. Types must match; numbers and read-only arrays are
+    converted.
+    """
+
+    def __init__(self, function: Callable[..., Any], result: Any, arguments: tuple[Any, ...], drives: bool) -> None:
+        self.__doc__, self.name = function.__doc__, function.__name__
+        self._function, self._signature, self._drives = function, result(*arguments), drives
+        self._compiled: Callable[..., Any] | None = None
+        self._address: int | None = None
+        self.at = _call(result, arguments)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return (self._compiled or self.load())(*arguments)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it needs no compiler: it is loaded, or lies in numba's cache."""
+        return self._compiled is not None or cached(name=f"{self._function.__module__.split('.')[-1]}.{self.name}")
+
+    def load(self) -> Callable[..., Any]:
+        """Compile it now, if that is not done."""
+        # what only drives others has no loops that are worth more
+        options = {"OPT": type(config.OPT)(1), "LOOP_VECTORIZE": 0} if self._drives else {"SLP_VECTORIZE": 1}  # type: ignore[attr-defined]
+        with _compiling(**options):
+            if self._compiled is None:
+                self._compiled = njit(self._signature, cache=True, **_OPTIONS)(self._function)
+        return self._compiled
+
+    @property
+    def address(self) -> int:
+        """Where its machine code is in this process."""
+        if self._address is None:
+            found = self.load().overloads[self._signature.args]  # type: ignore[attr-defined]
+            self._address = int(found.library.get_pointer_to_function(found.fndesc.llvm_cfunc_wrapper_name))
+        return self._address
+
+
+def outlined(result: Any, *arguments: Any, drives: bool = False) -> Callable[[Callable[..., Any]], Outlined]:
+    """Compile a function for these types when it is needed; ``drives`` says that others do all the work for it."""
+    return lambda function: Outlined(function, result, arguments, drives)
+
+
+def _call(result: Any, arguments: tuple[Any, ...]) -> Callable[..., Any]:
+    """``call(address, arguments)`` in kernels."""
+
+    @intrinsic
+    def call(_: Any, address: Any, given_as: Any) -> Any:
+        def generated(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            value_type = context.get_value_type
+            kind = ir.FunctionType(value_type(result), [value_type(one) for one in arguments])
+            function = builder.inttoptr(values[0], kind.as_pointer())
+            given = cgutils.unpack_tuple(builder, values[1])  # type: ignore[no-untyped-call]
+            found = builder.call(function, given)
+            return context.get_dummy_value() if result == types.void else found
+
+        return result(INT, types.Tuple(arguments)), generated  # type: ignore[no-untyped-call]
+
+    return call
