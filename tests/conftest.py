@@ -11,7 +11,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUM
     os.environ.setdefault(_name, "1")
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -66,6 +66,24 @@ def nothing_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
 
     if not wait_until(lambda: not left(), 60.0):  # what was told to end may take a moment, on a busy machine a long one
         pytest.fail("processes were left behind:\n" + "\n".join(end_processes(left())))
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command in a folder of its own; gives its output, both streams."""
+    from fedkin.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str, code: int = 0) -> str:
+        ended = main(list(arguments))
+        said = capsys.readouterr()
+        assert ended == code, said
+        assert "Traceback" not in said.err
+        return said.out + said.err
+
+    return run
 
 
 @pytest.fixture

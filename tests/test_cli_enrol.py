@@ -9,25 +9,14 @@ from pathlib import Path
 import pytest
 
 import heart
-from fedkin.cli import main
 from fedkin.federate import enrol
 
 FINGERPRINT = r"([0-9a-f]{4}-){7}[0-9a-f]{4}"
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """Runs a command in a folder of its own; gives its output, both streams."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments: str, code: int = 0) -> str:
-        ended = main(list(arguments))
-        said = capsys.readouterr()
-        assert ended == code, said
-        assert "Traceback" not in said.err
-        return said.out + said.err
-
+def run(run):
+    """As everywhere, with a contract, a graph, a list of sites and a table in the folder."""
     Path("heart.toml").write_text(heart.CONTRACT)
     heart.write_graph(Path("ring.csv"))
     heart.write_sites(Path("list.csv"))

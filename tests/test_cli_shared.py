@@ -11,28 +11,11 @@ import pytest
 
 import fedkin
 import heart
-from fedkin.cli import main
 from fedkin.federate import enrol, sharing
 
 DIED = heart.CONTRACT.split("[target]")[0].replace('"linear"', '"logistic"') + (
     '[target]\nname = "died"\nkind = "category"\nlevels = ["no", "yes"]\n'
 )
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """Runs a command in a folder of its own; gives its output, both streams."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments: str, code: int = 0) -> str:
-        ended = main(list(arguments))
-        said = capsys.readouterr()
-        assert ended == code, said
-        assert "Traceback" not in said.err
-        return said.out + said.err
-
-    return run
 
 
 def send(made: enrol.Organiser, shared: sharing.Shared) -> None:

@@ -12,8 +12,8 @@ from builders import responses, sites
 from fedkin.data import Federation
 from fedkin.errors import DataError, UnknownDeviceError
 from fedkin.losses import HuberLoss, LinearLoss, UserLoss
+from fedkin.objective import damped_newton, solve_positive
 from fedkin.stats import local_fit
-from fedkin.stats.newton import damped_newton, solve_positive
 
 # ---------------------------------------------------------------- estimates and variances
 

@@ -15,7 +15,7 @@ from fedkin.datasets import paper_design
 from fedkin.federate import EdgeTests, Patience
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Faults, MemoryNetwork
-from fedkin.federate.programs.select import select, summary, summary_length
+from fedkin.federate.programs.select import select, summary
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 from fedkin.stats import select_edges
@@ -62,6 +62,6 @@ def test_a_summary_is_finite_and_as_long_as_it_says() -> None:
     problem = Problem(design.federation, design.graph, lam=0.01)
     manifest = replace(manifest_of(renamed(problem), 5, batch=2), select=EdgeTests())
     values = summary(manifest, rows_of(problem)[0])
-    assert values.size == summary_length(4)
+    assert values.size == 4 * 4 + 2 * 4 + 5  # covariance, estimate and prior precision, five facts
     assert np.isfinite(values).all()
     assert values[-1] == 1.0

@@ -19,7 +19,7 @@ from fedkin._base.files import (
 )
 from fedkin._base.html import html_card, some_of
 from fedkin._base.locks import is_locked, lock
-from fedkin._base.progress import Listener, listening, logger, tracked
+from fedkin._base.progress import listening, logger, tracked
 from fedkin._base.waiting import wait_until
 from fedkin._base.words import count, listed
 
@@ -29,7 +29,6 @@ __all__ = [
     "AnyArray",
     "Array",
     "Index",
-    "Listener",
     "Mask",
     "available_cores",
     "available_threads",

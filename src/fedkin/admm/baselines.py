@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 
-from fedkin._base import Array, check_choice, check_positive, check_whole
+from fedkin._base import Array, Index, check_choice, check_positive, check_whole
 from fedkin.admm.curvature import local_curvature
 from fedkin.admm.gradients import Gradients
 from fedkin.admm.plan import BatchSize, device_rows, starting_point
@@ -25,7 +25,7 @@ from fedkin.admm.trace import (
     run_callbacks,
 )
 from fedkin.errors import ParameterError, SolverError
-from fedkin.objective import DeviceTerms, FusedObjective, Problem, QuadraticTerms, Solution, Status
+from fedkin.objective import DeviceTerms, FusedObjective, Problem, QuadraticTerms, Solution, Status, damped_newton
 
 Resolve = Callable[[Array, Array], Array]
 
@@ -143,34 +143,29 @@ def _node_minimiser(terms: DeviceTerms, weight: Array) -> Resolve:
 
 
 def _newton(terms: DeviceTerms, weight: Array, theta: Array, pull: Array) -> Array:
-    """Damped Newton steps, all devices at once, until the gradient is at rounding level."""
     eye = np.eye(terms.n_params)
 
-    def value(x: Array) -> Array:
-        with np.errstate(over="ignore", invalid="ignore"):
-            return np.asarray(terms.values(x) + (pull * x).sum(axis=1) + 0.5 * (weight * (x - theta) ** 2).sum(axis=1))
+    def everywhere(x: Array, who: Index) -> Array:
+        """Terms know all devices at once: those that are done stand where they began."""
+        out = theta.copy()
+        out[who] = x
+        return out
 
-    x, now = theta, value(theta)
-    for _ in range(50):
-        gradient = terms.gradients(x) + pull + weight * (x - theta)
-        scale = np.abs(pull).max() + np.abs(weight * x).max() + 1.0
-        if np.abs(gradient).max() <= 1e-13 * scale:
-            return x
-        step = np.linalg.solve(terms.hessians(x) + weight[:, :, None] * eye, gradient[:, :, None])[:, :, 0]
-        slope = (gradient * step).sum(axis=1)
-        length = np.ones(terms.n_devices)
-        for _ in range(40):
-            tried = x - length[:, None] * step
-            new = value(tried)
-            # near the minimum the decrease drowns in rounding: accept what does not hurt
-            poor = ~(new <= now - 1e-4 * length * slope + 1e-14 * np.abs(now))
-            if not poor.any():
-                break
-            length = np.where(poor, 0.5 * length, length)
-        else:
-            raise SolverError("the local minimisation on a device made no progress; add ridge=1e-3 or so")
-        x, now = tried, new
-    return x
+    def value(x: Array, who: Index) -> Array:
+        with np.errstate(over="ignore", invalid="ignore"):
+            losses = terms.values(everywhere(x, who))[who]
+            found = losses + (pull[who] * x).sum(axis=1) + 0.5 * (weight[who] * (x - theta[who]) ** 2).sum(axis=1)
+        return np.where(np.isnan(found), np.inf, found)
+
+    def derivatives(x: Array, who: Index) -> tuple[Array, Array]:
+        at = everywhere(x, who)
+        gradient = terms.gradients(at)[who] + pull[who] + weight[who] * (x - theta[who])
+        return gradient, terms.hessians(at)[who] + weight[who][:, :, None] * eye
+
+    found, converged = damped_newton(value, derivatives, theta)
+    if not converged.all():
+        raise SolverError("the local minimisation on a device made no progress; add ridge=1e-3 or so")
+    return found
 
 
 def _finish(

@@ -5,8 +5,8 @@ on arrays, and the `Solution` that solvers return. Imports: `losses`, `graph`, `
 
 `problem` states the problem and `build` turns its rows into terms: `terms` (Gram statistics, no rows), `rows` (linear
 predictors), functions, and mixtures. `sums` adds up rows fold by fold. The sub-room `summaries` has what sites say
-about their rows, which takes the place of rows here and in all rooms above. `rows` and `linalg` are the arithmetic on
-many devices at once, which `stats` uses too; `rerouting` serves certificates on singular designs.
+about their rows, which takes the place of rows here and in all rooms above. `rows`, `linalg` and `newton` are the
+arithmetic on many devices at once, which other rooms use too; `rerouting` serves certificates on singular designs.
 To add a penalty: `penalties`. A loss is added in `fedkin.losses`.
 """
 
@@ -22,6 +22,7 @@ from fedkin.objective.linalg import (
     sum_groups,
     unit_diagonal,
 )
+from fedkin.objective.newton import damped_newton, solve_positive
 from fedkin.objective.penalties import L1, Penalty, make_penalty
 from fedkin.objective.problem import FusedObjective, LossLike, Problem, Solution, Status, resolve_losses
 from fedkin.objective.rows import RowBatch, RowTerms, row_blocks, unit_weights
@@ -66,6 +67,7 @@ __all__ = [
     "assign_folds",
     "ball_gap",
     "build_terms",
+    "damped_newton",
     "generalized_inverse",
     "inverse_of",
     "least_eigenvalue",
@@ -74,6 +76,7 @@ __all__ = [
     "resolve_losses",
     "row_blocks",
     "solve_and_rest",
+    "solve_positive",
     "sum_groups",
     "summed_terms",
     "unit_diagonal",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fedkin.report.card import model_card
 from fedkin.report.live import LiveServer
-from fedkin.report.page import page_with_script, report_page
+from fedkin.report.page import report_page
 from fedkin.report.pages import DemoResult, demo_picture, render
 from fedkin.report.payload import report_payload
 from fedkin.report.places import read_coordinates
@@ -20,7 +20,6 @@ __all__ = [
     "LiveServer",
     "demo_picture",
     "model_card",
-    "page_with_script",
     "plot_coefficients",
     "plot_graph",
     "plot_kin",

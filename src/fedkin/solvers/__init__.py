@@ -20,7 +20,7 @@ from fedkin.solvers.crossvalidation import (
 )
 from fedkin.solvers.debias import Debias, solve_debiased
 from fedkin.solvers.exact import SCALE_FLOOR, solve, solve_fused
-from fedkin.solvers.grids import lam_grid, lam_max, lattice
+from fedkin.solvers.grids import lam_grid, lam_max
 from fedkin.solvers.path import lam_path
 from fedkin.solvers.pdhg import fused_parameters
 from fedkin.solvers.radius import MinimizerBall
@@ -40,7 +40,6 @@ __all__ = [
     "lam_grid",
     "lam_max",
     "lam_path",
-    "lattice",
     "mean_and_error",
     "solve",
     "solve_debiased",

@@ -97,22 +97,6 @@ def lam_grid(problem: Problem, n_lams: int = 20, ratio: float = 1e-3, tol: float
     return top * np.geomspace(1.0, ratio, n_lams) if top > 0 else np.zeros(1)
 
 
-def lattice(top: float, n_lams: int, ratio: float) -> Array:
-    """Levels ``(n_lams,)`` from the first at or above ``top`` downwards, out of ``step ** k`` for all whole k.
-
-    Components of a graph find tops of their own; on a common lattice their curves can be added.
-
-    Examples
-    --------
-    >>> from fedkin.solvers import lattice
-    >>> lattice(0.07, 3, 0.01).round(6).tolist()
-    [0.1, 0.01, 0.001]
-    """
-    step = ratio ** (1.0 / (n_lams - 1))
-    first = int(np.floor(np.log(top) / np.log(step) + 1e-9))
-    return np.asarray(step ** np.arange(first, first + n_lams, dtype=np.float64))
-
-
 def checked_grid(lams: Sequence[float] | Array) -> Array:
     """Penalty levels in decreasing order."""
     try:

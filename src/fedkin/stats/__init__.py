@@ -11,7 +11,7 @@ as rows come; `streaming`: in one pass over large files). `newton` does the nume
 
 from __future__ import annotations
 
-from fedkin.stats.local import LocalFit, Variance, check_variance, global_fit, local_fit, oracle_fit
+from fedkin.stats.local import LocalFit, Variance, global_fit, local_fit, oracle_fit
 from fedkin.stats.newton import minimise_with_ridge
 from fedkin.stats.private import Budget, private_summary
 from fedkin.stats.running import RunningSums
@@ -27,7 +27,6 @@ __all__ = [
     "RunningSums",
     "Streamed",
     "Variance",
-    "check_variance",
     "global_fit",
     "local_fit",
     "minimise_with_ridge",

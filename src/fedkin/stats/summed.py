@@ -6,8 +6,7 @@ import numpy as np
 
 from fedkin._base import Array, Index
 from fedkin.errors import ParameterError
-from fedkin.objective import RANK_TOLERANCE, Summaries, inverse_of, unit_diagonal
-from fedkin.stats.newton import solve_positive
+from fedkin.objective import RANK_TOLERANCE, Summaries, inverse_of, solve_positive, unit_diagonal
 from fedkin.stats.ownfits import (
     ROUNDING,
     OwnFits,

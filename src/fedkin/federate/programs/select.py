@@ -138,11 +138,6 @@ def summary(manifest: Manifest, rows: Rows) -> Array:
     )
 
 
-def summary_length(p: int) -> int:
-    """Numbers in a summary."""
-    return p * p + 2 * p + 5
-
-
 def _pair(manifest: Manifest, first: Array, second: Array) -> LocalFit:
     """A `LocalFit` of two devices from their summaries."""
     assert manifest.select is not None
