@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.metrics import adjusted_rand_score
 
 import fedkin
 from builders import expectile, federation, log_cosh
@@ -17,7 +18,7 @@ from fedkin.data import Rows
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, GraphError, ParameterError, UnknownDeviceError
 from fedkin.kin import Pairs, display_groups
-from fedkin.kin.display import resolved
+from fedkin.kin.display import agreement, between_probability, inside_probabilities, resolved
 from fedkin.stats import oracle_fit, summarise
 
 DATA = Path(os.environ.get("FEDKIN_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data"))
@@ -442,17 +443,34 @@ def test_groups_to_show_from_drawn_partitions():
     assert pairs.take(np.array([4, 0])).block([0], [1]) == pytest.approx(dense[[4]][:, [0]])
 
 
-def test_every_group_must_be_certain():
-    labels = np.repeat([0, 1, 2], [20, 3, 1])
-    same = np.where(labels[:, None] == labels, 0.95, 0.02)
+def test_groups_are_resolved_where_they_are_expected_to_agree_with_the_truth():
+    labels = np.repeat([0, 1, 2], [12, 8, 4])
+    same = np.where(labels[:, None] == labels, 0.97, 0.01)
     np.fill_diagonal(same, 1.0)
-    assert resolved(same, labels, 0.1)
-    assert not resolved(same, labels, 0.6)
-    assert not resolved(same, np.zeros(24, dtype=np.int64), 0.1)
+    assert resolved(same, labels)
+    assert not resolved(0.6 * same + 0.4 * np.eye(24), labels)  # a model without groups has a weight of 0.4
+    assert not resolved(same, np.zeros(24, dtype=np.int64))
+    assert not resolved(np.eye(3), np.arange(3))
     same[20:, 20:] = 0.4
     np.fill_diagonal(same, 1.0)
-    assert not resolved(same, labels, 0.1)  # the large group is certain, the small one is not
-    assert not resolved(np.eye(3), np.arange(3), 0.1)
+    assert agreement(same, labels) > 0.9
+    assert not resolved(same, labels)  # the large groups are certain, the small one is not
+
+
+def test_expected_agreement_is_that_with_drawn_partitions():
+    """Against scikit-learn's adjusted Rand index, averaged over draws; and dense against `Pairs`."""
+    rng = np.random.default_rng(0)
+    truth = np.repeat(np.arange(4), 10)
+    drawn = np.array([np.where(rng.random(40) < 0.1, rng.integers(0, 4, 40), truth) for _ in range(200)])
+    same = np.mean(drawn[:, :, None] == drawn[:, None, :], axis=0)
+    index = np.mean([adjusted_rand_score(truth, z) for z in drawn])
+    assert agreement(same, truth) == pytest.approx(index, abs=0.005)
+    pairs = Pairs(drawn, np.full(200, 0.7 / 200), 0.1)
+    dense = pairs.block(np.arange(40), np.arange(40))
+    assert agreement(pairs, truth) == pytest.approx(agreement(dense, truth))
+    assert inside_probabilities(pairs, truth) == pytest.approx(inside_probabilities(dense, truth))
+    apart = truth[:, None] != truth
+    assert between_probability(pairs, truth) == pytest.approx(dense[apart].mean())
 
 
 def test_nothing_is_warned_about():

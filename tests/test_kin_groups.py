@@ -13,8 +13,10 @@ from fedkin.kin.kernels.bundles import MEAN_PRECISION, SHAPES, TYPICAL_WIDTH, Co
 from fedkin.kin.kernels.merging import merge
 from fedkin.kin.kernels.sweeps import run_chain
 from fedkin.kin.options import SHARES
+from fedkin.kin.partitions import log_partitions
 from fedkin.kin.sampler.chains import empty_record, integrate_effects
 from fedkin.kin.sampler.neighbours import Neighbours
+from fedkin.solvers.kernels.jit import frozen
 
 
 def partitions(n):
@@ -22,6 +24,20 @@ def partitions(n):
     if n == 1:
         return [(0,)]
     return [(*z, k) for z in partitions(n - 1) for k in range(max(z) + 2)]
+
+
+def test_partitions_have_the_prior_that_their_story_has():
+    """A number of kinds, their shares uniform, sites drawn from them: by simulation, and all partitions sum to one."""
+    rng, V = np.random.default_rng(0), 4
+    logs = log_partitions(V, V)
+    chance = {z: np.exp(logs[max(z) + 1] + gammaln(np.bincount(z) + 1).sum()) for z in partitions(V)}
+    assert sum(chance.values()) == pytest.approx(1.0)
+    kinds = np.arange(1.0, V + 1)
+    prior = stats.betanbinom(1, 4, 3).pmf(kinds - 1)
+    story = dict.fromkeys(chance, 0)
+    for M in rng.choice(V, size=40_000, p=prior / prior.sum()) + 1:
+        story[in_order(rng.choice(M, size=V, p=rng.dirichlet(np.ones(M))).tolist())] += 1
+    assert [n / 40_000 for n in story.values()] == pytest.approx(list(chance.values()), abs=0.008)
 
 
 def small_sites(V=5, p=2, seed=0, edges=((0, 1), (2, 3), (3, 4)), weights=None):
@@ -51,21 +67,22 @@ def log_marginal(H, c, w):
     return 0.5 * (c @ np.linalg.solve(total, c) - np.linalg.slogdet(total)[1] - np.log(w).sum())
 
 
-def run(sites, *, sweeps, share=0, moves=0, collapsed=1, edges=1, w=0.7, alpha=1.3, rates=(0.6, 0.3), seed=1, splits=0):
+def run(sites, *, sweeps, share=0, moves=0, collapsed=1, edges=1, w=0.7, rates=(0.6, 0.3), seed=1, splits=0):
     V, p = sites.c.shape[1:]
     state = State(
         np.zeros(V, dtype=np.int64),
         np.array([share]),
         np.full(p, 0.2),
         np.full(p, w),
-        np.array([w, 2.0, alpha, *rates]),
+        np.array([w, 2.0, *rates]),
     )
     record = empty_record(V, p, sweeps)
-    run_chain(sites, state, record, Course(200, V, edges, collapsed, moves, splits), np.random.default_rng(seed))
+    course = Course(200, V, edges, collapsed, moves, splits, frozen(log_partitions(V, V)))
+    run_chain(sites, state, record, course, np.random.default_rng(seed))
     return record
 
 
-def exact(sites, *, share, w=0.7, alpha=1.3, rates=(0.6, 0.3)):
+def exact(sites, *, share, w=0.7, rates=(0.6, 0.3)):
     """Probabilities of sharing a group, means and squares of effects, at fixed hyper-parameters."""
     V, p = sites.c.shape[1:]
     m, width, g = np.full(p, 0.2), np.full(p, w), SHARES[share]
@@ -75,11 +92,11 @@ def exact(sites, *, share, w=0.7, alpha=1.3, rates=(0.6, 0.3)):
     edge[np.repeat(np.arange(V), np.diff(sites.first)), sites.neighbour] = sites.weight
     logs, same, means, squares = [], [], [], []
     for z in map(np.array, partitions(V)):
-        log, b, bb = 0.0, np.zeros((V, p)), np.zeros((V, p, p))
+        log, b, bb = log_partitions(V, V)[z.max() + 1], np.zeros((V, p)), np.zeros((V, p, p))
         for k in range(z.max() + 1):
             mine = z == k
             Hk, ck = H[mine].sum(axis=0), c[mine].sum(axis=0)
-            log += np.log(alpha) + gammaln(mine.sum()) + log_marginal(Hk, ck, width)
+            log += gammaln(mine.sum() + 1) + log_marginal(Hk, ck, width)
             C = np.linalg.inv(Hk + np.diag(1 / width))
             for u in np.flatnonzero(mine):
                 B = np.eye(p) - g * H[u]
@@ -122,14 +139,12 @@ def test_moving_hyper_parameters_agree_with_quadrature():
     w = np.exp(np.linspace(np.log(1e-5), np.log(1e5), 241))
     log_m = stats.norm(0, MEAN_PRECISION**-0.5).logpdf(m)
     # width: inverse gamma with typical width and shape summed out; times w for the logarithmic grid
-    prior = np.array([stats.invgamma(a, scale=a * t).logpdf(w) for a in SHAPES for t in TYPICAL_WIDTH])
-    log_w = logsumexp(prior, axis=0) + np.log(w)
-    alpha = np.exp(np.linspace(-14, 4, 800))
+    widths = np.array([stats.invgamma(a, scale=a * t).logpdf(w) for a in SHAPES for t in TYPICAL_WIDTH])
+    log_w = logsumexp(widths, axis=0) + np.log(w)
     logs = []
     for z in map(np.array, partitions(V)):
         K = z.max() + 1
-        crp = logsumexp(-alpha + (K + 1) * np.log(alpha) + gammaln(alpha) - gammaln(alpha + V))
-        crp += gammaln(np.bincount(z)).sum()
+        prior = log_partitions(V, V)[K] + gammaln(np.bincount(z) + 1).sum()
         shares = []
         for r in range(len(SHARES)):
             total = log_m[:, None] + log_w
@@ -140,7 +155,7 @@ def test_moving_hyper_parameters_agree_with_quadrature():
                     total + 0.5 * (rest**2 / (H + 1 / w) - np.log1p(H * w)) + (c - 0.5 * H * m[:, None]) * m[:, None]
                 )
             shares.append(logsumexp(total) + sites.k[r].sum() + math.log(0.5 / (1 if r == 0 else len(SHARES) - 1)))
-        logs.append(np.array(shares) + crp)
+        logs.append(np.array(shares) + prior)
     weight = np.exp(np.array(logs) - logsumexp(logs))
     record = run(sites, sweeps=60_000, moves=1, edges=0)
     share = np.bincount(record.trace[:, 2].astype(int), minlength=len(SHARES)) / 60_000
@@ -163,8 +178,9 @@ def test_groups_that_say_the_same_merge():
     cut = 2 * labels + rng.integers(2, size=V)
     found = []
     for splits in (0, 1):
-        state = State(cut.copy(), np.array([0]), np.zeros(1), np.ones(1), np.array([1.0, 2.0, 0.3, 0.5, 0.5]))
-        run_chain(sites, state, empty_record(V, 1, 0), Course(6, 20, 0, 1, 0, splits), np.random.default_rng(1))
+        state = State(cut.copy(), np.array([0]), np.zeros(1), np.ones(1), np.array([1.0, 2.0, 0.5, 0.5]))
+        course = Course(6, 20, 0, 1, 0, splits, frozen(log_partitions(V, 20)))
+        run_chain(sites, state, empty_record(V, 1, 0), course, np.random.default_rng(1))
         found.append(state.z)
     halves, whole = found
     assert min(np.sort(np.bincount(halves))[-4:]) > 100

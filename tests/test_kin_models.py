@@ -19,8 +19,8 @@ from fedkin.kin import Kin, Learned, Pairs, States
 from fedkin.stats import site_answer
 
 
-def design(loss="linear", V=12, n=60, p=3, **more):
-    return paper_design(n_devices=V, n_samples=n, n_features=p, n_clusters=2, signal=2, seed=0, loss=loss, **more)
+def design(loss="linear", V=12, n=60, p=3, seed=0, **more):
+    return paper_design(n_devices=V, n_samples=n, n_features=p, n_clusters=2, signal=2, seed=seed, loss=loss, **more)
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def renamed(asks: Asks) -> Asks:
 
 
 def test_a_schemas_scale_does_not_matter():
-    made = design()
+    made = design(seed=2)  # with seed 0, spreads apart and one spread for all explain the rows equally well
     fed = made.federation
     columns = {name: fed.X[:, j] for j, name in enumerate(fed.feature_names)} | {"y": fed.y}
     columns["site"] = np.array(fed.devices)[fed.device_index]

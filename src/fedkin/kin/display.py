@@ -13,10 +13,10 @@ from fedkin.kin.pairs import Pairs
 
 #: Most groups that are considered for display.
 MOST_SHOWN = 60
-#: Groups are resolved when the members of each are kin with at least this probability, on average...
+#: Groups are resolved when the agreement that is expected between them and the true ones is at least this...
+AGREEMENT = 0.85
+#: ... and the members of each are kin with at least this probability, on average.
 CERTAIN = 0.5
-#: ... and the mixed model, which has none, has less than this weight.
-PLAUSIBLE = 0.5
 
 
 def display_groups(same: Array | Pairs) -> Index:
@@ -97,28 +97,59 @@ def _shared(same: Array | Pairs, labels: Index) -> Array:
     return np.asarray(((same @ member) * member).sum(axis=1))
 
 
-def certainty(same: Array | Pairs, labels: Index) -> float:
-    """The least, over groups of several sites, of the mean probability that members are kin; 0 without such groups.
-
-    The least and not the mean: one large group that is certain says nothing about the others.
+def inside_probabilities(same: Array | Pairs, labels: Index) -> Array:
+    """Mean probability ``(K,)`` that two members of each group are kin; 1 for a site on its own.
 
     Examples
     --------
     >>> import numpy as np
-    >>> from fedkin.kin.display import certainty
-    >>> same = np.eye(5)
-    >>> same[:3, :3] = 1
-    >>> same[3, 4] = same[4, 3] = 0.25
-    >>> certainty(same, np.array([0, 0, 0, 1, 1])), certainty(same, np.array([0, 0, 0, 1, 2]))
-    (0.25, 1.0)
+    >>> from fedkin.kin.display import inside_probabilities
+    >>> same = np.array([[1, 0.8, 0.1], [0.8, 1, 0.3], [0.1, 0.3, 1]])
+    >>> inside_probabilities(same, np.array([0, 0, 1])).round(6).tolist()
+    [0.8, 1.0]
     """
     size = np.bincount(labels)
-    pairs = (size * (size - 1.0))[size > 1]
-    kin = np.bincount(labels, weights=_shared(same, labels) - 1.0)[size > 1]
-    return float((kin / pairs).min(initial=1.0)) if len(pairs) else 0.0
+    kin = np.bincount(labels, weights=_shared(same, labels) - 1.0)
+    return np.asarray(np.where(size > 1, kin / np.maximum(size * (size - 1.0), 1.0), 1.0))
 
 
-def resolved(same: Array | Pairs, labels: Index, weight_mixed: float) -> bool:
-    """Whether groups are to be shown: there are several, each is certain enough, and they are likelier than none."""
+def between_probability(same: Array | Pairs, labels: Index) -> float:
+    """Mean probability that two sites of different groups are kin; 0 where there is one group."""
+    inside, expected, kin, pairs = _counts(same, labels)
+    return float((expected - kin) / (pairs - inside)) if pairs > inside else 0.0
+
+
+def agreement(same: Array | Pairs, labels: Index) -> float:
+    """The adjusted Rand index that is expected between groups and the true ones (Fritsch and Ickstadt 2009).
+
+    1 where every pair in a group is surely kin, and no other; 0 where groups say no more than chance.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedkin.kin.display import agreement
+    >>> same = np.kron(np.eye(2), np.ones((3, 3)))
+    >>> sure = agreement(same, np.array([0, 0, 0, 1, 1, 1]))
+    >>> same[0, 1:3] = same[1:3, 0] = 0.4
+    >>> sure, round(agreement(same, np.array([0, 0, 0, 1, 1, 1])), 2)
+    (1.0, 0.83)
+    """
+    inside, expected, kin, pairs = _counts(same, labels)
+    chance = inside * expected / pairs if pairs else 0.0
+    most = 0.5 * (inside + expected) - chance
+    return float((kin - chance) / most) if most > 0 else 0.0
+
+
+def _counts(same: Array | Pairs, labels: Index) -> tuple[float, float, float, float]:
+    """Pairs inside groups, pairs that are expected to be kin, those inside groups, all pairs."""
+    V, size = len(labels), np.bincount(labels)
+    pairs = 0.5 * V * (V - 1)
+    expected = same.expected() if isinstance(same, Pairs) else 0.5 * (float(same.sum()) - float(np.trace(same)))
+    return float(0.5 * (size * (size - 1.0)).sum()), expected, 0.5 * float((_shared(same, labels) - 1.0).sum()), pairs
+
+
+def resolved(same: Array | Pairs, labels: Index) -> bool:
+    """Whether groups are to be shown: several, expected to agree with the true ones, and nobody in a doubtful one."""
     several = int(labels.max(initial=0)) > 0
-    return several and weight_mixed < PLAUSIBLE and certainty(same, labels) >= CERTAIN
+    certain = bool(inside_probabilities(same, labels).min(initial=1.0) >= CERTAIN)
+    return several and certain and agreement(same, labels) >= AGREEMENT

@@ -67,6 +67,13 @@ class Pairs:
             total += chance * (count[both] - 1)
         return np.asarray(total)
 
+    def expected(self) -> float:
+        """How many of all pairs are expected to be kin."""
+        sizes = (np.bincount(labels) for labels in self.labels)
+        drawn = np.array([0.5 * (size * (size - 1.0)).sum() for size in sizes])
+        V = self.labels.shape[1]
+        return float(self.chance @ drawn + self.base * 0.5 * V * (V - 1))
+
 
 def in_order(probability: Array | Pairs, order: Index) -> Array | Pairs:
     """Probabilities of all pairs, with sites in another order."""

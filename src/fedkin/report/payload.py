@@ -9,6 +9,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from fedkin._base import Array, Index
+from fedkin.kin.display import by_size
 from fedkin.report.arrays import (
     MOST_PAIRED_SITES,
     display_order,
@@ -103,11 +104,8 @@ def group_labels(model: FittedModel) -> tuple[Index, bool]:
     kin = model.kin
     if kin is not None:
         return np.asarray(kin.groups, dtype=np.int64), bool(kin.resolved)
-    labels, sizes = model.clusters, np.bincount(model.clusters)
-    rank = np.empty(sizes.size, dtype=np.int64)
-    rank[np.argsort(-sizes, kind="stable")] = np.arange(sizes.size)
-    resolved = bool(1 < sizes.size < labels.size)
-    return (rank[labels] if resolved else np.zeros(labels.size, dtype=np.int64)), resolved
+    resolved = 1 < model.n_clusters < model.n_devices
+    return by_size(model.clusters if resolved else np.zeros(model.n_devices, dtype=np.int64)), resolved
 
 
 def _pairs(model: FittedModel, kin: Kin | None, groups: Index) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from fedkin.cli.shared.console import output, print_json
 from fedkin.cli.shared.tables import MOST_GROUPS, add_row, members, plain_table
 from fedkin.errors import ParameterError
 from fedkin.fitting import FittedModel
-from fedkin.kin import Kin, Pairs, in_order
+from fedkin.kin import Kin
 
 _VERDICTS = {
     "agree": "agree",
@@ -75,14 +75,14 @@ def sampler_words(kin: Kin) -> str:
 def kin_table(kin: Kin) -> Table:
     """Resolved groups with their members, and how likely these are kin."""
     table = plain_table("group", "sites", "P(kin)", "members", numbers_from=9)
-    labels = kin.groups
+    labels, (inside, _) = kin.groups, kin.cohesion()
     for k in range(min(int(labels.max()) + 1, MOST_GROUPS)):
         group = np.flatnonzero(labels == k)
         add_row(
             table,
             str(k + 1),
             str(len(group)),
-            f"{_togetherness(kin, k):.2f}",
+            f"{inside[k]:.2f}",
             members([kin.devices[u] for u in group], 60),
         )
     rest = int((labels >= MOST_GROUPS).sum())
@@ -108,15 +108,15 @@ def kin_document(model: FittedModel) -> dict[str, Any] | None:
     if kin is None:
         return None
     found = kin.diagnostics
-    labels = range(int(kin.groups.max()) + 1 if kin.resolved else 0)
+    inside = kin.cohesion()[0].tolist() if kin.resolved else []
     return {
         "resolved": kin.resolved,
         "groups": [
             {
                 "sites": [kin.devices[u] for u in np.flatnonzero(kin.groups == k)],
-                "probability": _togetherness(kin, k),
+                "probability": chance,
             }
-            for k in labels
+            for k, chance in enumerate(inside)
         ],
         "n_groups": kin.n_groups.tolist(),
         "weight_without_groups": kin.weight_mixed,
@@ -201,16 +201,6 @@ def _sites(model: FittedModel, name: str) -> Any:
         return model.kin.members(number - 1)
     known = {str(device): device for device in model.devices}
     return known.get(name, name)
-
-
-def _togetherness(kin: Kin, group: int) -> float:
-    """Mean probability that two members of a group are kin; 1 for a site on its own."""
-    own = np.flatnonzero(kin.groups == group)
-    if len(own) < 2:
-        return 1.0
-    same = in_order(kin.probability, own)
-    shared = same.shared(np.zeros(len(own), dtype=np.int64)) if isinstance(same, Pairs) else same.sum(axis=1)
-    return float((shared - 1).mean() / (len(own) - 1))
 
 
 def _finite(value: float) -> float | None:

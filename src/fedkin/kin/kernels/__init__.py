@@ -1,7 +1,7 @@
 """The compiled sampler (numba): chains over partitions, and merging that finds starts for them.
 
 The model, in units where the spread between sites is 1 for every coefficient: ``b_u = nu_z(u) + sqrt(rho) e_u``, groups
-``nu_k ~ N(m, diag w)``, partitions ``z`` from a Chinese restaurant process with concentration ``alpha``, edges with
+``nu_k ~ N(m, diag w)``, partitions ``z`` from a mixture of finite mixtures (`fedkin.kin.partitions`), edges with
 probability ``r_in`` inside groups and ``r_out`` between them. Effects ``e`` and groups ``nu`` are integrated out, so
 that a chain moves over partitions. For many sites groups are drawn once per sweep instead, which costs p^2 and not p^3
 for each pair of a site and a group.

@@ -15,7 +15,7 @@ MEAN_PRECISION = 4.0
 #: Where the typical width of groups may lie (log-uniform), and shapes of the widths' inverse gamma prior (uniform).
 TYPICAL_WIDTH = np.exp(np.linspace(np.log(0.03), np.log(30.0), 48))
 SHAPES = np.array([0.5, 1.0, 2.0, 5.0, 20.0])
-#: Widths, concentrations and rates keep away from what cannot be computed with.
+#: Widths and rates keep away from what cannot be computed with.
 LEAST, LEAST_RATE = 1e-6, 1e-6
 #: Sweeps from one draw of the within-group share to the next.
 SHARE_EVERY = 3
@@ -43,7 +43,7 @@ class Sites(NamedTuple):
 class State(NamedTuple):
     """Where a chain stands: groups ``z (V,)``, number of the share ``(1,)``, ``m (p,)``, ``w (p,)`` and scalars.
 
-    The scalars are typical width, shape, concentration, rate of edges inside and between groups.
+    The scalars are typical width, shape, rate of edges inside and between groups.
     """
 
     z: Any
@@ -59,8 +59,8 @@ class Record(NamedTuple):
     ``b (V, p)`` and ``bb (V, T)``: means of effects and of their squares (upper triangles) given the partition;
     ``same (V, V)``: probabilities of sharing a group, empty for many sites; ``trace (S, 5)``: bound on the evidence,
     groups, number of the share, rates;
-    ``means (S, T, p)``: ``b`` of the first T sites; ``z (S, V)``, ``m (S, p)``, ``w (S, p)``, ``alpha (S,)``: the
-    states. ``best (V,)`` is the partition with the highest density of all sweeps.
+    ``means (S, T, p)``: ``b`` of the first T sites; ``z (S, V)``, ``m (S, p)``, ``w (S, p)``: the states.
+    ``best (V,)`` is the partition with the highest density of all sweeps.
     """
 
     b: Any
@@ -71,13 +71,13 @@ class Record(NamedTuple):
     z: Any
     m: Any
     w: Any
-    alpha: Any
     best: Any
 
 
 class Course(NamedTuple):
     """Sweeps before the first that is kept, most groups; whether edges count, groups are integrated out,
-    hyper-parameters move, and groups split and merge as a whole."""
+    hyper-parameters move, and groups split and merge as a whole; the log prior of partitions by the number of groups
+    (`log_partitions`)."""
 
     burn: Any
     most: Any
@@ -85,6 +85,7 @@ class Course(NamedTuple):
     collapsed: Any
     moves: Any
     splits: Any
+    partitions: Any
 
 
 class Groups(NamedTuple):
@@ -121,8 +122,8 @@ _I2 = writable(INT, 2)
 _W1, _W2, _W3 = (writable(FLOAT, n) for n in (1, 2, 3))
 SITES = bundle(Sites, R3, R3, R2, R1, J1, J1, R1)
 STATE = bundle(State, I1, I1, _W1, _W1, _W1)
-RECORD = bundle(Record, _W2, _W2, _W2, _W2, _W3, _I2, _W2, _W2, _W1, I1)
-COURSE = bundle(Course, INT, INT, INT, INT, INT, INT)
+RECORD = bundle(Record, _W2, _W2, _W2, _W2, _W3, _I2, _W2, _W2, I1)
+COURSE = bundle(Course, INT, INT, INT, INT, INT, INT, R1)
 RANDOM = typeof(np.random.default_rng(0))  # type: ignore[no-untyped-call]
 
 

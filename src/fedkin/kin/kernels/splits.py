@@ -30,6 +30,9 @@ def split_and_merge(sites, state, course, groups, c, prior, rng):  # type: ignor
     logs = np.zeros(2)
     odds = math.log(SPLITS / (1.0 - SPLITS))
     for _ in range(TRIES):
+        t = 0
+        for k in range(groups.used[0]):
+            t += groups.n[k] > 0
         splits = rng.random() < SPLITS
         one = int(rng.random() * V)
         other = int(rng.random() * (V - 1))
@@ -49,6 +52,7 @@ def split_and_merge(sites, state, course, groups, c, prior, rng):  # type: ignor
             both = log_together(groups, a, b, prior)
             logs[0], logs[1] = factorise(groups, a, prior), factorise(groups, b, prior)
             gain = split_gain(sites, state, course, z, a, b, groups.n[a], groups.n[b], logs, both)
+            gain += course.partitions[t] - course.partitions[t - 1]
             if limit > odds - gain:  # whatever the way back is
                 continue
         size = 0
@@ -64,6 +68,7 @@ def split_and_merge(sites, state, course, groups, c, prior, rng):  # type: ignor
         )
         if splits:
             gain = split_gain(sites, state, course, side, 0, 1, first, size + 2 - first, logs, both)
+            gain += course.partitions[t + 1] - course.partitions[t]
             if limit > gain - path - odds:
                 continue
         elif limit > odds + path - gain:
@@ -90,7 +95,7 @@ def log_together(groups, a, b, prior):  # type: ignore[no-untyped-def]
 def split_gain(sites, state, course, labels, a, b, n_a, n_b, logs, both):  # type: ignore[no-untyped-def]
     """Log density with the groups ``a`` and ``b`` of ``labels`` apart, minus that with them together."""
     gain = logs[0] + logs[1] - both
-    gain += math.log(state.scalars[2]) + math.lgamma(n_a) + math.lgamma(n_b) - math.lgamma(n_a + n_b)
+    gain += math.lgamma(n_a + 1.0) + math.lgamma(n_b + 1.0) - math.lgamma(n_a + n_b + 1.0)
     if course.edges:
         between = 0.0
         for u in range(labels.size):
@@ -98,7 +103,7 @@ def split_gain(sites, state, course, labels, a, b, n_a, n_b, logs, both):  # typ
                 for t in range(sites.first[u], sites.first[u + 1]):
                     if labels[sites.neighbour[t]] == b:
                         between += sites.weight[t]
-        r_in, r_out = state.scalars[3], state.scalars[4]
+        r_in, r_out = state.scalars[2], state.scalars[3]
         gain += between * math.log(r_out / r_in)
         gain += (float(n_a) * n_b - between) * math.log((1.0 - r_out) / (1.0 - r_in))
     return gain
@@ -111,8 +116,8 @@ def share_out(sites, state, course, groups, c, prior, order, one, other, drawn, 
     Leaves in ``side`` who is where, and in ``logs`` the log marginals of both.
     """
     r, p, z, R, y = state.share[0], prior.size, state.z, groups.R, groups.y
-    edge = math.log(state.scalars[3] / state.scalars[4])
-    gap = math.log((1.0 - state.scalars[3]) / (1.0 - state.scalars[4]))
+    edge = math.log(state.scalars[2] / state.scalars[3])
+    gap = math.log((1.0 - state.scalars[2]) / (1.0 - state.scalars[3]))
     H, sums, new, weight = np.zeros((2, sites.H.shape[2])), np.zeros((2, p)), np.zeros(2), np.zeros(2)
     n, path = np.ones(2), 0.0
     for step in range(order.size + 2):

@@ -109,6 +109,12 @@ def join_marginals(groups, old, free, H, c, prior, out):  # type: ignore[no-unty
 
 
 @part
+def found_group(course, t):  # type: ignore[no-untyped-def]
+    """Log prior weight of a site that founds a group beside t others; one that joins a group of n has n + 1."""
+    return course.partitions[t + 1] - course.partitions[t] if t > 0 else 0.0
+
+
+@part
 def move_sites(sites, state, course, groups, c, prior, same, rng):  # type: ignore[no-untyped-def]
     """Draw every site's group given all others, in random order; the entropy of these choices.
 
@@ -116,7 +122,7 @@ def move_sites(sites, state, course, groups, c, prior, same, rng):  # type: igno
     """
     V = len(c)
     most, r, z = course.most, state.share[0], state.z
-    alpha, r_in, r_out = state.scalars[2], state.scalars[3], state.scalars[4]
+    r_in, r_out = state.scalars[2], state.scalars[3]
     edge, gap = math.log(r_in / r_out), math.log((1.0 - r_in) / (1.0 - r_out))
     weight, edges, out = np.zeros(groups.n.size + 1), np.zeros(groups.n.size), np.zeros(LANES)
     order = np.empty(V, np.int64)
@@ -145,17 +151,18 @@ def move_sites(sites, state, course, groups, c, prior, same, rng):  # type: igno
                 log_likelihoods(groups, block, H, c[u], out)
                 for lane in range(LANES):
                     groups.new[block * LANES + lane] = groups.log[block * LANES + lane] + out[lane]
-        top = -np.inf
+        top, others = -np.inf, 0
         for k in range(used):
             weight[k] = -np.inf
             if groups.n[k] == 0:
                 continue
+            others += 1
             gain = groups.new[k] - groups.log[k]
             if course.edges:
                 gain += edges[k] * edge + (groups.n[k] - edges[k]) * gap
-            weight[k] = gain + math.log(groups.n[k])
+            weight[k] = gain + math.log(groups.n[k] + 1.0)
             top = max(top, weight[k])
-        weight[used] = alone + math.log(alpha) if free >= 0 else -np.inf  # a new group
+        weight[used] = alone + found_group(course, others) if free >= 0 else -np.inf
         top = max(top, weight[used])
         total = 0.0
         for k in range(used + 1):
@@ -324,7 +331,6 @@ def keep_sweep(sites, state, groups, prior, record, s):  # type: ignore[no-untyp
     assign(record.z[s], state.z)
     assign(record.m[s], state.m)
     assign(record.w[s], state.w)
-    record.alpha[s] = state.scalars[2]
 
 
 @kernel(FLOAT, SITES, STATE, RECORD, COURSE, RANDOM)
@@ -357,12 +363,12 @@ def run_chain(sites, state, record, course, rng):  # type: ignore[no-untyped-def
         counts = s >= 0 and (state.share[0] == 0 or several)
         entropy = move_sites(sites, state, course, groups, c, prior, record.same if counts else nothing, rng)
         score += draw_groups(groups, prior, False, rng)
-        n_groups, alpha = 0, state.scalars[2]
+        n_groups = 0
         for k in range(groups.used[0]):
             if groups.n[k] > 0:
                 n_groups += 1
-                score += math.log(alpha) + math.lgamma(groups.n[k])
-        score += math.lgamma(alpha) - math.lgamma(alpha + V)
+                score += math.lgamma(groups.n[k] + 1.0)
+        score += course.partitions[n_groups]
         inside, pairs, between, others = count_edges(sites, state.z, groups.n)
         if course.edges:
             score += log_beta(inside + yes, pairs - inside + no) + log_beta(between + yes, others - between + no)
@@ -374,17 +380,13 @@ def run_chain(sites, state, record, course, rng):  # type: ignore[no-untyped-def
         if s >= 0:
             keep_sweep(sites, state, groups, prior, record, s)
             record.trace[s, 1], record.trace[s, 2] = n_groups, state.share[0]
-            record.trace[s, 3], record.trace[s, 4] = state.scalars[3], state.scalars[4]
+            record.trace[s, 3], record.trace[s, 4] = state.scalars[2], state.scalars[3]
         if course.moves:
             score += move_widths(state, groups, prior, n_groups, rng)
             if sweep % SHARE_EVERY == 0:
                 move_share(sites, state, groups, c, prior, rng)
-            state.scalars[3] = draw_beta(inside + yes, pairs - inside + no, rng)
-            state.scalars[4] = draw_beta(between + yes, others - between + no, rng)
-            # Escobar and West (1995), with a Gamma(1, 1) prior
-            scale = 1.0 - math.log(draw_beta(alpha + 1.0, V, rng))
-            more = n_groups if rng.random() * (V * scale + n_groups) < n_groups else n_groups - 1
-            state.scalars[2] = max(rng.standard_gamma(1.0 + more) / scale, LEAST)
+            state.scalars[2] = draw_beta(inside + yes, pairs - inside + no, rng)
+            state.scalars[3] = draw_beta(between + yes, others - between + no, rng)
         if s >= 0:
             record.trace[s, 0] = score
         if 2 * sweep >= course.burn:

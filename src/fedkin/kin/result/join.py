@@ -10,6 +10,7 @@ from fedkin._base import Array
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError
 from fedkin.kin.options import SHARES
+from fedkin.kin.partitions import log_partitions, most_groups
 from fedkin.kin.quadratics import Quadratics
 from fedkin.kin.result.learned import Learned
 from fedkin.kin.sources import RowSource, SummarySource
@@ -100,6 +101,8 @@ def _effect(learned: Learned, W: Array, c: Array) -> tuple[Array, Array, Array]:
     assert states is not None
     logs, means, covariances, same = [], [], [], []
     within = [_within(W, c, share) for share in SHARES]
+    most = most_groups(V)
+    before, after = log_partitions(V, most), log_partitions(V + 1, most)
 
     def add(log: float, mean: Array, covariance: Array, kin: Array) -> None:
         logs.append(log)
@@ -114,9 +117,9 @@ def _effect(learned: Learned, W: Array, c: Array) -> tuple[Array, Array, Array]:
     for s, (sizes, Hs, cs) in enumerate(learned.group_sums):
         if (1 - learned.weight) * states.weight[s] < 1e-12:
             continue
-        r, m, prior, alpha = int(states.share[s]), states.m[s], 1.0 / states.w[s], states.alpha[s]
+        r, m, prior = int(states.share[s]), states.m[s], 1.0 / states.w[s]
         H, e, k = within[r]
-        base = np.log((1 - learned.weight) * states.weight[s]) + k + m @ (e - 0.5 * H @ m) - np.log(alpha + V)
+        base = np.log((1 - learned.weight) * states.weight[s]) + k + m @ (e - 0.5 * H @ m) - before[len(sizes)]
         B = np.eye(d) - SHARES[r] * H
         rest = e - H @ m
         number = np.unique(states.z[s], return_inverse=True)[1]
@@ -127,7 +130,7 @@ def _effect(learned: Learned, W: Array, c: Array) -> tuple[Array, Array, Array]:
             joint, alone = _log_marginal(Hk + H, ck + rest, prior), _log_marginal(Hk, ck, prior)
             C = np.linalg.inv(Hk + H + np.diag(prior))
             nu = m + C @ (ck + rest)
-            odds = np.log(alpha if new else sizes[group])
+            odds = after[len(sizes) + 1] if new else after[len(sizes)] + np.log(sizes[group] + 1.0)
             kin = (number == group).astype(np.float64) if r == 0 or len(sizes) > 1 else np.zeros(V)
             add(base + odds + joint - alone, nu + SHARES[r] * (e - H @ nu), SHARES[r] * B + B @ C @ B, kin)
     weights = np.exp(np.array(logs) - max(logs))

@@ -12,7 +12,14 @@ from fedkin._base import Array, Index, check_choice, count, html_card, some_of
 from fedkin.data import Rows
 from fedkin.errors import ParameterError, UnknownDeviceError
 from fedkin.graph import Graph
-from fedkin.kin.display import by_size, display_groups, resolved
+from fedkin.kin.display import (
+    agreement,
+    between_probability,
+    by_size,
+    display_groups,
+    inside_probabilities,
+    resolved,
+)
 from fedkin.kin.mixed import MixedModel
 from fedkin.kin.pairs import Pairs, in_order
 from fedkin.kin.quadratics import Units, apply
@@ -104,8 +111,8 @@ class Kin(Inference):
         Groups to show, 0 for the largest: the average-linkage cut with the least expected variation of information.
         All 0 where no groups are resolved.
     resolved : bool
-        Whether groups are to be believed: there are several, the model without groups has a weight below 1/2, and
-        members of each group are kin with probability 1/2 or more on average.
+        Whether groups are to be believed: there are several, and the adjusted Rand index that is expected between them
+        and the true ones is 0.85 or more, and members of each are kin with probability 1/2 or more on average.
     weight_mixed : float
         Weight of the model without groups in every average.
     graph_use : "none", "used", "ignored" or "inverted"
@@ -194,6 +201,25 @@ class Kin(Inference):
             learned=replace(self.learned, units=units),
         )
 
+    def cohesion(self) -> tuple[Array, float]:
+        """Mean probability that two members are kin, of each group ``(K,)``, and that of sites of different groups.
+
+        Examples
+        --------
+        >>> import fedkin
+        >>> from fedkin.datasets import paper_design
+        >>> design = paper_design(n_devices=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
+        >>> inside, between = fedkin.find_kin(design.federation).cohesion()
+        >>> bool(inside.min() > 0.9 and between < 0.1)
+        True
+        """
+        same, labels = self.probability, self.groups
+        return inside_probabilities(same, labels), between_probability(same, labels)
+
+    def agreement(self) -> float:
+        """The adjusted Rand index that is expected between the best groups and the true ones; resolved from 0.85 on."""
+        return agreement(self.probability, self.groups if self.resolved else display_groups(self.probability))
+
     def position(self, device: Hashable) -> int:
         """Where a site is in ``devices``."""
         try:
@@ -267,7 +293,7 @@ def kin_of(source: Source, parts: Parts) -> Kin:
     V = len(model.theta)
     same, n_groups, weight = found.kinship()
     labels = display_groups(same)
-    shown = resolved(same, labels, weight)
+    shown = resolved(same, labels)
     use, rates = _graph_use(parts)
     return Kin(
         devices=source.devices,

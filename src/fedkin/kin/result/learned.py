@@ -35,8 +35,6 @@ class States:
         Group of each site.
     m, w : arrays (S, d)
         Means and variances of the groups' centres.
-    alpha : array (S,)
-        How readily a site founds a group of its own.
     """
 
     weight: Array
@@ -44,7 +42,6 @@ class States:
     z: Index
     m: Array
     w: Array
-    alpha: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,4 +144,4 @@ def _thinned(weight: float, record: Record, chains: int) -> States:
     lines = np.unique(np.linspace(0, len(record.z) - 1, STATES // chains).astype(int))
     each = np.full(len(lines), weight / len(lines))
     share = record.trace[lines, 2].astype(np.int64)
-    return States(each, share, record.z[lines].astype(np.int64), record.m[lines], record.w[lines], record.alpha[lines])
+    return States(each, share, record.z[lines].astype(np.int64), record.m[lines], record.w[lines])

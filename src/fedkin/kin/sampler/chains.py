@@ -13,6 +13,7 @@ from fedkin._base import Array, available_threads
 from fedkin.kin.kernels.bundles import Course, Record, Sites, State, packed
 from fedkin.kin.kernels.sweeps import run_chain
 from fedkin.kin.options import MANY_SITES, MOST_PAIRS, SHARES, TEMPER, WHOLE_GROUPS, Sampling
+from fedkin.kin.partitions import log_partitions, most_groups
 from fedkin.kin.quadratics import apply
 from fedkin.kin.sampler.neighbours import Neighbours
 from fedkin.kin.sampler.starts import MERGE_WIDTH, edge_rates, make_starts
@@ -96,7 +97,7 @@ def scout(sites: Sites, seed: int, sampling: Sampling) -> Scouts:
             np.array([start.share]),
             np.zeros(p),
             np.full(p, MERGE_WIDTH),
-            np.array([MERGE_WIDTH, 2.0, 1.0, *rates]),
+            np.array([MERGE_WIDTH, 2.0, *rates]),
         )
         return run_chain(sites, state, empty_record(V, p, 0), course, streams[number]), state, start.name
 
@@ -121,12 +122,9 @@ def go_on(scouts: Scouts, sampling: Sampling) -> Chains:
 
 def _course(sites: Sites, burn: int) -> Course:
     V = sites.c.shape[1]
-    return Course(burn, most_groups(V), int(sites.neighbour.size > 0), int(V < MANY_SITES), 1, int(V >= WHOLE_GROUPS))
-
-
-def most_groups(V: int) -> int:
-    """A cap on the number of groups."""
-    return min(V, max(12, V // 12))
+    most, edges = most_groups(V), int(sites.neighbour.size > 0)
+    prior = frozen(log_partitions(V, most))
+    return Course(burn, most, edges, int(V < MANY_SITES), 1, int(V >= WHOLE_GROUPS), prior)
 
 
 def empty_record(V: int, p: int, keep: int) -> Record:
@@ -143,7 +141,6 @@ def empty_record(V: int, p: int, keep: int) -> Record:
         np.zeros((keep, V), dtype=np.int64),
         np.zeros((keep, p)),
         np.zeros((keep, p)),
-        np.zeros(keep),
         np.zeros(V, dtype=np.int64),
     )
 
