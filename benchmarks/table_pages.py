@@ -14,6 +14,14 @@ REFERENCE = METHODS[0].name
 FEDKIN = ("kin", "fused", "fused after kin")
 #: Times the error of the best baseline in one split that count as a breakdown, however large the standard error.
 BROKEN = 1.5
+#: Methods of the table that has all tables at a glance, and what they are called there.
+GLANCE = {
+    "ridge at each site": "each site alone",
+    "one ridge": "one model",
+    "site intercepts": "site intercepts",
+    "gradient boosting": "boosting",
+    "kin": "**kin**",
+}
 ERRORS = {"explained": "RMSE", "auc": "log-loss"}
 MORE = {"explained": "explained variance", "auc": "AUC per site", "accuracy": "accuracy"}
 
@@ -24,20 +32,25 @@ def latest(rows: list[Row]) -> dict[tuple[str, str, int], Row]:
 
 
 def render(rows: list[Row]) -> str:
-    """A section for every table, and at the end who loses."""
+    """All tables at a glance, who loses, and folded away a section for every table."""
     kept = latest(rows)
     names = list(dict.fromkeys(table for table, _, _ in kept))
-    parts = [_surroundings(rows[-1])] if rows else []
+    glance = ["| table | " + " | ".join(GLANCE.values()) + " | kin beside the best baseline |"]
+    glance.append("|---" * (len(GLANCE) + 2) + "|")
+    sections: list[str] = []
     losses: list[str] = []
     for name in names:
         own = [row for (table, _, _), row in kept.items() if table == name]
-        text, lost = _section(name, own)
-        parts.append(text)
+        text, line, lost = _section(name, own)
+        sections.append(text)
+        glance.append(line)
         losses += lost
     summary = "\n".join(f"- {line}" for line in losses) or "- nowhere, in these splits"
-    parts.append(
-        f"**Where Fedkin is worse than the best baseline by more than one standard error, or broke down:**\n\n{summary}"
+    worse = (
+        f"**Where Fedkin is worse than the best baseline by more than a standard error, or broke down:**\n\n{summary}"
     )
+    folded = '<details markdown="1">\n<summary>All methods, table by table</summary>\n'
+    parts = ["\n".join(glance), *([_surroundings(rows[-1])] if rows else []), worse, folded, *sections, "</details>"]
     return "\n\n".join(parts) + "\n"
 
 
@@ -49,7 +62,8 @@ def _surroundings(row: Row) -> str:
 _SHOWN = ("fedkin", "numpy", "scipy", "numba")
 
 
-def _section(name: str, rows: list[Row]) -> tuple[str, list[str]]:
+def _section(name: str, rows: list[Row]) -> tuple[str, str, list[str]]:
+    """The section of a table, its line at a glance, and what Fedkin lost."""
     first = next((row for row in rows if "error" in row), rows[0])
     more = [key for key in MORE if key in first]
     error = ERRORS.get(more[0], "error") if more else "deviance"
@@ -82,7 +96,17 @@ def _section(name: str, rows: list[Row]) -> tuple[str, list[str]]:
             losses += _broken(name, method, each, done[best])
     note = f"\n\nNot run: {'; '.join(skipped)}." if skipped else ""
     splits = len(done[best])
-    return f"{head}\n\n{splits} splits.\n\n" + "\n".join(lines) + note, losses
+    least = min((means[method] for method in GLANCE if method in means), default=0.0)
+    shown = [_glance(means.get(method), least) for method in GLANCE]
+    beside = _cells(done["kin"], done[best], {}, [])[0][1] if "kin" in means else "-"
+    line = f"| {made}{name} ({error}, {splits} splits) | {' | '.join(shown)} | {beside} |"
+    return f"{head}\n\n{splits} splits.\n\n" + "\n".join(lines) + note, line, losses
+
+
+def _glance(mean: float | None, least: float) -> str:
+    if mean is None:
+        return "-"
+    return f"**{mean:.4g}**" if mean == least else f"{mean:.4g}"
 
 
 def _broken(name: str, method: str, own: dict[int, Row], best: dict[int, Row]) -> list[str]:

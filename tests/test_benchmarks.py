@@ -99,3 +99,4 @@ def test_tables_are_measured_and_losses_are_shown(
     ]
     text = render(rows)
     assert "- t: kin against ridge at each site, scikit-learn, +1.0000 (0.0000) worse" in text
+    assert "| t (deviance, 2 splits) | - | - | - | - | **2.005** | +1.0000 (0.0000) worse |" in text

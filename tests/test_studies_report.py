@@ -219,7 +219,7 @@ def test_a_bar_with_the_time_left_on_a_terminal_and_one_line_elsewhere(monkeypat
 
 
 def test_the_example_of_the_documentation(repository: Path, tmp_path: Path):
-    text = (repository / "docs" / "studies.md").read_text(encoding="utf-8")
+    text = (repository / "docs" / "running-studies.md").read_text(encoding="utf-8")
     for language, name in (("python", "chains.py"), ("toml", "chains.toml")):
         block = text.partition(f"```{language}\n# {name}\n")[2].partition("```")[0]
         assert block

@@ -34,7 +34,7 @@ def launch(
             studies = [one for one in studies if (out / one.directory / ROWS).is_file()] or studies
         elif data is None:
             studies = [one for one in studies if one.data is None]
-            say("election: left out, since it needs --data DIR (docs/studies.md says where the files come from)")
+            say("election: left out, since it needs --data DIR (docs/election.md says where the files come from)")
     else:
         assert config is not None or name is not None
         studies = [load_study(config if config is not None else str(name), quick=quick)]
