@@ -51,6 +51,23 @@ def in_one_shard(plan, theta):
     return LocalShards(plan, np.zeros(plan.n_devices, dtype=np.int64), theta)
 
 
+@pytest.mark.parametrize("p", [1, 2, 3, 20])
+@pytest.mark.parametrize("degree", [1, 7, 8, 9, 200])
+def test_a_device_alone_sums_its_duals_edge_by_edge(p, degree):
+    """As the sparse product of many devices does, to the last bit."""
+    rng = np.random.default_rng(degree)
+    here = degree // 2
+    edges = np.array(sorted((max(here, v), min(here, v)) for v in range(degree + 1) if v != here))
+    alpha = rng.normal(size=(degree, p)) * 10.0 ** rng.integers(-9, 9, size=(degree, p))
+    steps = StepRule(np.ones(1), np.zeros(1), np.zeros(1))
+    rule = UpdateRule(make_penalty("l1"), 1.0, steps)
+    shard = Shard(np.array([here]), edges, np.full(degree, 1e10), rule, None, np.zeros((1, p)), alpha)
+    expected = np.zeros(p)
+    for (i, _), dual in zip(edges, alpha, strict=True):
+        expected = expected + dual if i == here else expected - dual
+    assert shard.balance.tobytes() == expected.tobytes()
+
+
 # --- Algorithm 1 ---
 
 

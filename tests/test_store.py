@@ -217,3 +217,33 @@ def test_a_state_that_is_large_is_saved_where_it_must_be(tmp_path: Path) -> None
         assert made.load().round == 1  # type: ignore[union-attr]
         assert made.save(3, {"theta": np.zeros(13)}, {}, durable=True)
         assert made.load().round == 3  # type: ignore[union-attr]
+
+
+def test_quick_rounds_are_written_together_and_the_newest_counts(tmp_path: Path) -> None:
+    def noting(kept: KeptState, t: int) -> None:
+        kept.note(lambda: kept.save(t, state(t), {"left": []}, vectors(t), durable=False))
+
+    def on_disk() -> int:
+        found = store(copied(tmp_path / "here", tmp_path / "copy")).load()
+        return 0 if found is None else found.round
+
+    (tmp_path / "here").mkdir()
+    path = tmp_path / "here" / "state.db"
+    kept = KeptState(path, "run-1", 0, "d", lambda write, path, t: write(), keep=KEEP, lag=3600.0)
+    for t in (1, 2, 3, 4):
+        noting(kept, t)
+    assert on_disk() == 1  # the first one at once: nothing had been written before
+    kept.settle()
+    assert on_disk() == 4
+    noting(kept, 5)
+    kept.save(6, state(6), {"left": []}, durable=True)
+    kept.settle()
+    assert on_disk() == 6  # what was noted before is not written over it
+    noting(kept, 7)
+    kept.close()
+    assert on_disk() == 6
+    slow = KeptState(path, "run-1", 0, "d", lambda write, path, t: write(), keep=KEEP, lag=0.0)
+    for t in (7, 8):
+        noting(slow, t)
+        assert on_disk() == t
+    slow.close()

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin._base import Array, Index, Mask, count
+from fedkin._base import AnyArray, Array, Index, Mask, count
 from fedkin.admm.sampling import draw_batches, round_states
 from fedkin.data import Rows
 from fedkin.errors import DataError, SolverError
@@ -64,24 +64,25 @@ class DeviceRows:
         return max(loss.compact_width(self.ridge.size) for loss in kinds)
 
 
-@dataclass(frozen=True, eq=False)
-class _Batch:
+class _Batch(NamedTuple):
     """``X (B, b, q)``, ``y (B, b)``, ``offset (B, b)`` of B devices with one loss."""
 
     loss: Loss
-    rows: Rows
+    X: Array
+    y: AnyArray | None
+    offset: Array | None
 
     def per_row(self, theta: Array) -> Array:
         """What tells each row's gradient at ``theta (B, p)``, as the table of SAGA remembers it."""
-        return self.loss.compact_scores(theta, *self.rows.arrays)
+        return self.loss.compact_scores(theta, self.X, self.y, self.offset)
 
     def mean(self, per_row: Array) -> Array:
         """Mean gradient ``(B, p)`` of rows given by `per_row`."""
-        return self.loss.mean_of_compact(per_row, self.rows.X)
+        return self.loss.mean_of_compact(per_row, self.X)
 
     def gradient(self, theta: Array) -> Array:
         """Mean gradient ``(B, p)`` at ``theta (B, p)``."""
-        return self.loss.batch_gradients(theta, *self.rows.arrays)
+        return self.loss.batch_gradients(theta, self.X, self.y, self.offset)
 
 
 class Gradients:
@@ -115,11 +116,14 @@ class Gradients:
         self.stale = np.ones(shape[0], dtype=np.bool_)
         self.looked = np.zeros(shape[0], dtype=np.int64)
         self._groups = [_Group(rows, members, seed) for members in self._stored_groups()]
+        #: The group of all devices, if they are so alike.
+        self._alike = self._groups[0] if len(self._groups) == 1 and not self.streams else None
+        self._looks = (2 if kind == "svrg" else 1) * rows.batch
 
     def _own_lines(self) -> Index | slice:
         """Lines of the table that belong to the hosted devices."""
         rows = self.rows
-        if int(rows.counts.sum()) == self.table.shape[0] or not self.table.shape[0]:
+        if not self.table.shape[0] or int(rows.counts.sum()) == self.table.shape[0]:
             return slice(None)
         return np.concatenate([np.arange(s, s + n) for s, n in zip(rows.starts, rows.counts, strict=True)])
 
@@ -148,12 +152,15 @@ class Gradients:
 
     def __call__(self, t: int, theta: Array, available: Mask | None = None) -> Array:
         """Estimates ``(B, p)`` at ``theta (B, p)`` in round ``t = 1, 2, ...``; 0 for devices that are not available."""
-        present = np.ones(theta.shape[0], dtype=np.bool_) if available is None else available
         if self.kind == "svrg":
             self.stale |= (t - 1) % self.snapshot_every == 0
             # an absent device takes its snapshot when it is back
-            self._take_snapshots(theta, self.stale & present)
-        self.looked += (2 if self.kind == "svrg" else 1) * self.rows.batch * present
+            self._take_snapshots(theta, self.stale.copy() if available is None else self.stale & available)
+        self.looked += self._looks if available is None else self._looks * available
+        if available is None and self._alike is not None:
+            group = self._alike
+            return self._estimate(group, group.numbers(t, None), group.members, theta) + theta * self.rows.ridge
+        present = np.ones(theta.shape[0], dtype=np.bool_) if available is None else available
         out = np.zeros_like(theta)
         for group in self._groups:
             live = group.members if available is None else group.members[available[group.members]]
@@ -161,7 +168,7 @@ class Gradients:
                 out[live] = self._estimate(group, group.numbers(t, available), live, theta[live])
         for u, stream in self.streams.items():
             if available is None or available[u]:
-                batch = _Batch(self.rows.losses[u], stream.batch(int(self.rows.batch[u]), t))
+                batch = _Batch(self.rows.losses[u], *stream.batch(int(self.rows.batch[u]), t).arrays)
                 out[u] = batch.gradient(theta[u : u + 1])[0]
         return out + theta * self.rows.ridge * present[:, None]
 
@@ -223,7 +230,13 @@ class _Group:
         return np.asarray(numbers if available is None else numbers[available[self.members]])
 
     def batch(self, numbers: Index) -> _Batch:
-        return _Batch(self.loss, self.rows.data.take(numbers))
+        y, offset = self.rows.data.y, self.rows.data.offset
+        return _Batch(
+            self.loss,
+            self.rows.data.X.take(numbers, axis=0),
+            None if y is None else y.take(numbers, axis=0),
+            None if offset is None else offset.take(numbers, axis=0),
+        )
 
 
 class SampleStream:

@@ -16,6 +16,7 @@ two replicas of an edge's dual, and whom to tell about progress.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -99,6 +100,10 @@ class Attendance:
     available: Mask
     probability: Array
 
+    def of(self, t: int, devices: Index) -> tuple[Mask, Array]:
+        """Those of some devices in round t."""
+        return self.available[t - self.first, devices], self.probability[t - self.first, devices]
+
 
 @dataclass(frozen=True)
 class Course:
@@ -140,37 +145,42 @@ def run_rounds(
 
     Raises `SolverError` when parameters diverge.
     """
-    for t in range(done + 1, course.rounds + 1):
-        before = shard.theta.copy() if course.after is not None else None
-        with np.errstate(over="ignore", invalid="ignore"):
-            shard.node_step(t - course.offset, *_present(attendance, t, shard.devices))
-        if course.wire == "float32":
-            shard.round_thetas()
-        if course.names is not None:
-            _check_finite(shard, course.names, t, course.cure)
-            if t == course.rounds and course.radius is not None:
-                _check_inside(shard, course.names, course.radius, course.cure)
-        # the loop may learn of neighbours that have left while it waits: measured before
-        change = 0.0 if before is None else float(np.abs(shard.theta - before).max(initial=0.0))
-        positions, thetas = link.exchange(t, *shard.give())
-        if positions.size:
-            shard.take(positions, thetas)
-        shard.edge_step()
-        if course.settle is not None:
-            course.settle(t)
-        if store is not None:
-            durable = t == course.rounds or (course.save_every is not None and t % course.save_every == 0)
-            if durable or course.save_all:
-                store.save(t, shard.state(), durable)
-        if course.after is not None:
-            course.after(t, change)
+    with np.errstate(over="ignore", invalid="ignore"):  # what diverges is told in words
+        for t in range(done + 1, course.rounds + 1):
+            change = _node_step(shard, course, t, attendance)
+            positions, thetas = link.exchange(t, *shard.give())
+            if positions.size:
+                shard.take(positions, thetas)
+            shard.edge_step()
+            if course.settle is not None:
+                course.settle(t)
+            if store is not None:
+                durable = t == course.rounds or (course.save_every is not None and t % course.save_every == 0)
+                if durable or course.save_all:
+                    store.save(t, shard.state(), durable)
+            if course.after is not None:
+                course.after(t, change)
 
 
-def _present(attendance: Attendance | None, t: int, devices: Index) -> tuple[Mask | None, Array | None]:
+def _node_step(shard: Hosted, course: Course, t: int, attendance: Attendance | None) -> float:
+    """Move the thetas, check them, and return the largest change; the loop may learn later of neighbours that left."""
+    before = shard.theta.copy() if course.after is not None else None
     if attendance is None:
-        return None, None
-    k = t - attendance.first
-    return attendance.available[k, devices], attendance.probability[k, devices]
+        shard.node_step(t - course.offset)
+    else:
+        shard.node_step(t - course.offset, *attendance.of(t, shard.devices))
+    if course.wire == "float32":
+        shard.round_thetas()
+    change = 0.0
+    if before is not None:
+        change = float(np.maximum.reduce(np.absolute(shard.theta - before), axis=None, initial=0.0))
+    if course.names is not None:
+        # thetas were finite before, so they are as long as their change is
+        if before is None or not math.isfinite(change):
+            _check_finite(shard, course.names, t, course.cure)
+        if t == course.rounds and course.radius is not None:
+            _check_inside(shard, course.names, course.radius, course.cure)
+    return change
 
 
 def _check_finite(shard: Hosted, names: Sequence[str], t: int, cure: str) -> None:

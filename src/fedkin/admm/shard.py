@@ -15,6 +15,7 @@ which is Algorithm 1 of the paper with its copies beta eliminated (docs/fed-admm
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -66,7 +67,7 @@ class UpdateRule:
     average: Average = "tail"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ShardState:
     """Everything of a shard that changes from round to round: numbers of B hosted devices and E edges.
 
@@ -115,7 +116,7 @@ def node_update(
     if sparsity is not None:
         bound = eta[:, None] * sparsity
         moved = moved - np.clip(moved, -bound, bound)
-    if radius is not None:
+    if radius is not None and not _plainly_inside(moved, radius):
         with np.errstate(over="ignore"):
             length = np.sqrt((moved * moved).sum(axis=1))
         if np.isinf(length).any() and np.isfinite(moved).all():
@@ -123,6 +124,11 @@ def node_update(
             length = np.sqrt((moved * moved).sum(axis=1))
         moved = moved * np.divide(radius, length, out=np.ones_like(length), where=length > radius)[:, None]
     return moved
+
+
+def _plainly_inside(theta: Array, radius: float) -> bool:
+    """Whether no row can be longer than the radius, by its largest number; False where only the length can tell."""
+    return bool(np.maximum.reduce(np.absolute(theta), axis=None, initial=0.0) * math.sqrt(theta.shape[1]) < radius)
 
 
 def edge_update(alpha: Array, difference: Array, rho: float, radius: Array, penalty: Penalty) -> Array:
@@ -181,7 +187,7 @@ class Shard:
         self._all_theta = theta.copy()
         self._host(edges, edge_radius)
         self.alpha = np.zeros((edges.shape[0], theta.shape[1])) if alpha is None else alpha.copy()
-        self.balance = np.asarray(self._sum_duals @ self.alpha)
+        self.balance = self._balance()
         self.balance_before = self.balance.copy()
         self.average = theta.copy()
         self.average_balance = self.balance.copy()
@@ -201,6 +207,9 @@ class Shard:
         self._heads, self._tails = np.ascontiguousarray(ends[:, 0]), np.ascontiguousarray(ends[:, 1])
         self._boundary_here = np.searchsorted(devices, self.boundary)
         self._sum_duals = _signed_sums(ends, devices.size)
+        # of one device the same sums in the same order; numpy would sum a single column in pairs
+        alone = devices.size == 1 and self._all_theta.shape[1] > 1
+        self._signs = np.where(ends[:, :1] == 0, 1.0, -1.0) if alone else None
         # hosted devices first, then the neighbours' last known thetas
         self._all_theta = np.concatenate(
             [self._all_theta[: devices.size], np.zeros((self.foreign.size, self._all_theta.shape[1]))]
@@ -215,7 +224,7 @@ class Shard:
 
     def pull(self) -> Array:
         """``2 s(t) - s(t-1)``, shape ``(B, p)``: all that a node step needs to know of a device's edges."""
-        return np.asarray(2.0 * self.balance - self.balance_before)
+        return 2.0 * self.balance - self.balance_before
 
     def node_step(
         self,
@@ -264,11 +273,17 @@ class Shard:
         """Move the dual of every touching edge, given the thetas at both ends."""
         self.alpha = edge_update(self.alpha, self.differences(), self.rule.rho, self.edge_radius, self.rule.penalty)
         self.balance_before = self.balance
-        self.balance = np.asarray(self._sum_duals @ self.alpha)
+        self.balance = self._balance()
         # the paper averages theta(0), ..., theta(t-1)
         taken = self._left if self.rule.average == "paper" else self.theta
         self.average = self.average + self._weight * (taken - self.average)
         self.average_balance = self.average_balance + self._weight * (self.balance - self.average_balance)
+
+    def _balance(self) -> Array:
+        """Signed sums ``(B, p)`` of the duals around each hosted device, edge by edge."""
+        if self._signs is not None:
+            return np.add.reduce(self._signs * self.alpha, axis=0, initial=0.0, keepdims=True)
+        return np.asarray(self._sum_duals @ self.alpha)
 
     def round_thetas(self) -> None:
         """Round the hosted thetas to float32, where that is what travels: both ends of an edge must use the same."""
@@ -277,7 +292,7 @@ class Shard:
     def take_duals(self, alpha: Array) -> None:
         """Replace the edge duals ``(E, p)``."""
         self.alpha = alpha.copy()
-        self.balance = np.asarray(self._sum_duals @ self.alpha)
+        self.balance = self._balance()
 
     def drop(self, gone: Iterable[int]) -> None:
         """Remove the edges to foreign devices that have left for good; their duals count as 0 from now on.
@@ -294,17 +309,11 @@ class Shard:
     # --- state ---
 
     def state(self) -> ShardState:
-        """A copy of everything that changes."""
+        """Everything that changes, as it is now: no later step writes to these arrays, and nobody else may."""
         memory = no_memory(self.theta) if self.gradients is None else self.gradients.memory()
-        return ShardState(
-            self.theta.copy(),
-            self.balance.copy(),
-            self.balance_before.copy(),
-            self.average.copy(),
-            self.average_balance.copy(),
-            self.alpha.copy(),
-            *memory,
-        )
+        # every step makes new arrays of these, except of theta
+        numbers = (self.balance, self.balance_before, self.average, self.average_balance, self.alpha)
+        return ShardState(self.theta.copy(), *numbers, *memory)
 
     def restore(self, state: ShardState) -> None:
         """Go back to a `state`."""

@@ -1,7 +1,7 @@
 """What a run keeps on disk: its state after a round, and the vectors that it has sent lately.
 
-One SQLite file in write-ahead mode. Every round is one transaction, which reaches the kernel but does not wait for the
-disk: a process that is killed finds its last round. A durable save also moves the log into the file and waits for the
+One SQLite file in write-ahead mode. Every save is one transaction, which reaches the kernel but does not wait for the
+disk: a process that is killed finds its last one. A durable save also moves the log into the file and waits for the
 disk: after a loss of power the run goes back at most to the last durable save. Records are bound to a run and to its
 revision, and carry a digest: a damaged record is reported, never used.
 """

@@ -1,13 +1,15 @@
 """The state of one device on disk: where it goes on after a crash, and what it still can tell its neighbours.
 
-What makes crashes harmless: the vector of a round is a function of the state after the round before, and that state is
-with the kernel before the vector is sent. A process that is killed goes on where it was. A machine that lost power
-starts from the last durable state and computes the same numbers again; the neighbours ignore what they know already,
-and hand out their own last vectors, of which everybody keeps as many as lie between two durable states, and two more.
+What makes crashes harmless: the vector of a round is a function of the state after the round before. A device that
+starts from an older state computes the same numbers again; the neighbours ignore what they know already, and hand out
+their own last vectors, of which everybody keeps as many as lie between two durable states, and two more. A process that
+is killed has its state with the kernel, at most `LAG_SECONDS` of rounds ago; a machine that lost power starts from the
+last durable state.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ Hold = Callable[[Callable[[], None], Path, int], None]
 
 #: Larger states are written with durable saves only.
 MOST_BYTES = 4 << 20
+#: Work that a process may lose when it is killed, and does again: quick rounds are written together.
+LAG_SECONDS = 0.05
 
 
 class KeptState:
@@ -30,6 +34,9 @@ class KeptState:
 
     ``hold(write, path, round)`` calls ``write`` until the disk takes it. Sent vectors are kept for ``keep`` rounds.
     States above ``most_bytes`` are written with durable saves only.
+
+    `save` writes at once, `note` when ``lag`` seconds have gone by since the last write; `settle` writes what was noted
+    last.
     """
 
     def __init__(
@@ -43,10 +50,13 @@ class KeptState:
         keep: int = 1,
         refuse: bool = True,
         most_bytes: int = MOST_BYTES,
+        lag: float = LAG_SECONDS,
     ) -> None:
         self.path, self.device, self._hold = path, device, hold
-        self._refuse, self._most_bytes = refuse, most_bytes
+        self._refuse, self._most_bytes, self._lag = refuse, most_bytes, lag
         self._store = Store(path, run, revision, sent=keep)
+        self._noted: Callable[[], None] | None = None
+        self._written = 0.0
 
     def save(
         self, round: int, arrays: Arrays, header: Mapping[str, Any], sent: Sequence[Sent] = (), *, durable: bool
@@ -54,9 +64,22 @@ class KeptState:
         """Write the state after a round; False when it is too large for a save that is not durable."""
         if not durable and sum(part.nbytes for part in arrays.values()) > self._most_bytes:
             return False
-        whole = {"device": self.device, **header}
+        whole, self._noted = {"device": self.device, **header}, None
         self._hold(lambda: self._store.save(round, arrays, whole, sent, durable=durable), self.path, round)
+        self._written = time.monotonic()
         return True
+
+    def note(self, write: Callable[[], None]) -> None:
+        """Call ``write``, which calls `save` with the state as it is now: now, or later unless a newer one is noted."""
+        self._noted = write
+        if time.monotonic() - self._written >= self._lag:
+            self.settle()
+
+    def settle(self) -> None:
+        """Write what was noted and is not yet written."""
+        write, self._noted = self._noted, None
+        if write is not None:
+            write()
 
     def load(self) -> Saved | None:
         """The last state, or None; raises when the file is damaged, or of another run, revision or device."""
@@ -82,5 +105,6 @@ class KeptState:
         return self._store.sent()
 
     def close(self) -> None:
-        """Close the file; the next save opens it again."""
+        """Close the file, without what was noted only; the next save opens it again."""
+        self._noted = None
         self._store.close()

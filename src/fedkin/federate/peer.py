@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from fedkin.federate.kept import KeptState
 from fedkin.federate.links import Transport
 from fedkin.federate.links.neighbours import NeighbourLink
 from fedkin.federate.messages import Expected, Kind
-from fedkin.federate.waiting import Patience, Status
+from fedkin.federate.waiting import Patience, Status, Stopped
 
 #: Differences between the replicas of an edge dual up to this share of its bound are rounding of different processors.
 SAME_DUAL = 1e-9
@@ -103,7 +104,8 @@ class Device:
         self.shard = shard_of(manifest, {manifest.here: rows})
         self._taker = ShareTaker(self.shard) if manifest.n_params <= MOST_PARAMS else None
         neighbours = self.shard.foreign.tolist()
-        self.link = DualLink(manifest, neighbours, transport, journal, patience=patience, tick=self.tick)
+        hooks = {"tick": self.tick, "idle": self.settle}
+        self.link = DualLink(manifest, neighbours, transport, journal, patience=patience, **hooks)
         self.link.shard = self.shard
         self.kept: KeptState | None = None
         if checkpoint is not None:
@@ -128,6 +130,11 @@ class Device:
         if self.on_tick is not None:
             self.on_tick(self)
 
+    def settle(self) -> None:
+        """Write the state after the last round, if that has not been done."""
+        if self.kept is not None:
+            self.kept.settle()
+
     def run(self) -> Array:
         """Do all rounds that are left, and return the averaged parameters ``(p,)``."""
         manifest, status = self.manifest, self.status
@@ -145,6 +152,9 @@ class Device:
         )
         try:
             run_rounds(self.shard, self.link, self, course, self.done)
+        except Stopped:
+            self.settle()
+            raise
         finally:
             self._close()
         self.journal.write("info", "finished", round=self.done)
@@ -184,9 +194,16 @@ class Device:
     def save(self, t: int, state: ShardState, durable: bool) -> None:
         """Keep the state after round t."""
         if self.kept is not None:
-            header = {"left": sorted(self.link.left), "over": self.link.over}
-            if self.kept.save(t, vars(state), header, self.link.unsaved(), durable=durable):
-                self.link.saved()
+            write = partial(self._write, self.kept, t, state, self.link.left, durable)
+            if durable:
+                write()
+            else:
+                self.kept.note(write)
+
+    def _write(self, kept: KeptState, t: int, state: ShardState, left: frozenset[int], durable: bool) -> None:
+        header = {"left": sorted(left), "over": self.link.over}
+        if kept.save(t, vars(state), header, self.link.unsaved(t), durable=durable):
+            self.link.saved(t)
 
     def _load(self, kept: KeptState) -> None:
         found = kept.load()

@@ -310,9 +310,10 @@ class Replica(NeighbourLink):
 
     def _save(self) -> None:
         if self.kept is not None:
-            self.kept.save(self.done, self.component.state(), {"over": self.over}, self.unsaved(), durable=True)
+            sent = self.unsaved(self.done)
+            self.kept.save(self.done, self.component.state(), {"over": self.over}, sent, durable=True)
             self.kept.close()
-            self.saved()
+            self.saved(self.done)
 
     def _load(self, kept: KeptState) -> None:
         found = kept.load()

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,8 @@ LONGEST_SILENCE = 600.0
 MOST_SHARES = 40
 #: How often a waiting device looks around.
 LOOK_SECONDS = 0.2
+_LONGEST_LINE = 64
+_NEVER = 1 << 30
 
 
 class PeerError(FedkinError, RuntimeError):
@@ -157,7 +160,8 @@ class Inbox:
     """What neighbours have sent, checked and kept until it is used.
 
     Frames come from the transport's threads; one thread waits for what it needs. A lock-step neighbour is at most one
-    round ahead, so two rounds per slot are kept and anything else is refused: memory is bounded whatever arrives.
+    round ahead, so two rounds per slot are kept and anything else is refused; of frames that nobody has looked at yet
+    only some wait in line: memory is bounded whatever arrives.
     """
 
     def __init__(self, names: dict[int, str], journal: Journal) -> None:
@@ -165,7 +169,11 @@ class Inbox:
         self._expected: dict[Slot, Expected] = {}
         self._windows: dict[Kind, tuple[int, int]] = {}
         self._held: dict[tuple[Kind, int, int], Array] = {}
-        self._changed = threading.Condition()
+        self._line: deque[tuple[Slot, bytes]] = deque()
+        self._lock = threading.Lock()
+        self._bell = threading.Lock()  # released to wake the thread that waits
+        self._bell.acquire()
+        self._enough = _NEVER  # frames in line that are worth waking it
         self._wakes = 0
         self._refusals: dict[int, str] = {}
         self._wanted: set[tuple[Kind, int, int]] = set()
@@ -176,56 +184,86 @@ class Inbox:
         self._expected[slot] = expected
 
         def on_frame(frame: bytes) -> bool:
-            return self._receive(slot, frame)
+            with self._lock:
+                self._look()
+                new = self._check(slot, frame)
+                if new and not self._wanted and self._enough < _NEVER:
+                    self._ring()
+                return new
+
+        return on_frame
+
+    def line(self, slot: Slot) -> Callable[[bytes], object]:
+        """The function that frames for an open slot may go to, too: they are looked at by the thread that waits.
+
+        Waking threads, and taking the interpreter from each other, costs more than looking at messages.
+        """
+        line, at_once = self._line, self.expect(self._expected[slot])
+
+        def on_frame(frame: bytes) -> None:
+            if len(line) >= _LONGEST_LINE:
+                at_once(frame)
+                return
+            line.append((slot, frame))
+            if len(line) >= self._enough:
+                self._ring()
 
         return on_frame
 
     def forget(self, sender: int) -> None:
         """Close all slots of a sender."""
-        with self._changed:
+        with self._lock:
             for slot in [slot for slot in self._expected if slot[1] == sender]:
                 del self._expected[slot]
             self._held = {key: values for key, values in self._held.items() if key[1] != sender}
 
     def advance(self, kind: Kind, first: int, last: int) -> None:
         """From now on only rounds ``first .. last`` of ``kind`` are of use."""
-        with self._changed:
+        with self._lock:
             self._windows[kind] = first, last
             stale = [key for key in self._held if key[0] == kind and not first <= key[2] <= last]
             for key in stale:
                 del self._held[key]
 
-    def _receive(self, slot: Slot, frame: bytes) -> bool:
-        kind, sender = slot
-        peer = self.names[sender]
-        with self._changed:
-            expected = self._expected.get(slot)
-            if expected is None:
-                return False
-            window = self._windows.get(kind, (expected.first, expected.last))
-            try:
-                message = decode(frame, expected, window)
-            except OutsideWindow as refusal:
-                # duplicates and late answers are a network's daily life; replays look the same, and neither is used
-                event = "old round ignored" if refusal.round < window[0] else "round too far ahead ignored"
-                self.journal.sparingly("info", event, peer=peer, kind=kind.name)
-                return False
-            except MessageError as refusal:
-                self.journal.sparingly("warning", "message refused", peer=peer, kind=kind.name, why=str(refusal))
-                self._refusals[sender] = str(refusal)
-                return False
-            key = (kind, sender, message.round)
-            known = self._held.get(key)
-            if known is None:
-                self._refusals.pop(sender, None)
-                self._held[key] = message.values
-                self._wanted.discard(key)
-                if not self._wanted:  # waking a thread for every one of many messages costs more than the messages
-                    self._changed.notify_all()
-                return True
-            if known.tobytes() != message.values.tobytes():
-                self.journal.sparingly("warning", "same round twice with other numbers: the first counts", peer=peer)
+    def _look(self) -> None:
+        """Check the frames in line; the lock is held."""
+        line = self._line
+        while line:
+            self._check(*line.popleft())
+
+    def _check(self, slot: Slot, frame: bytes) -> bool:
+        expected = self._expected.get(slot)
+        if expected is None:
             return False
+        window = self._windows.get(slot[0])
+        try:
+            message = decode(frame, expected, window)
+        except MessageError as refusal:
+            self._refuse(expected, window, refusal)
+            return False
+        key = (*slot, message.round)
+        known = self._held.get(key)
+        if known is None:
+            self._held[key] = message.values
+            self._wanted.discard(key)
+            if self._refusals:
+                self._refusals.pop(expected.sender, None)
+            return True
+        if known.tobytes() != message.values.tobytes():
+            words = "same round twice with other numbers: the first counts"
+            self.journal.sparingly("warning", words, peer=self.names[expected.sender])
+        return False
+
+    def _refuse(self, expected: Expected, window: tuple[int, int] | None, refusal: MessageError) -> None:
+        about = {"peer": self.names[expected.sender], "kind": expected.kind.name}
+        if isinstance(refusal, OutsideWindow):
+            # duplicates and late answers are a network's daily life; replays look the same, and neither is used
+            first, _ = window or (expected.first, expected.last)
+            event = "old round ignored" if refusal.round < first else "round too far ahead ignored"
+            self.journal.sparingly("info", event, **about)
+        else:
+            self.journal.sparingly("warning", "message refused", **about, why=str(refusal))
+            self._refusals[expected.sender] = str(refusal)
 
     def in_words(self, missing: Sequence[int], up: Collection[str]) -> str:
         """Who is missing and what to do about each: start it, look at what it sends, or at the link to it."""
@@ -239,24 +277,51 @@ class Inbox:
             parts.append(f"{self.names[v]} ({cure})")
         return ", ".join(parts)
 
+    # --- waiting ---
+
     def wake(self) -> None:
         """Make a waiting thread look around."""
-        with self._changed:
-            self._wakes += 1
-            self._changed.notify_all()
+        self._wakes += 1
+        self._ring()
+
+    def _ring(self) -> None:
+        with suppress(RuntimeError):  # it has been rung already
+            self._bell.release()
+
+    def _wait(self, ready: Callable[[], bool], enough: Callable[[], int], seconds: float) -> None:
+        """Wait until it is ready, somebody calls `wake`, or the time is over; ``enough`` frames are worth a look."""
+        wakes, end = self._wakes, time.monotonic() + seconds
+        while True:
+            with self._lock:
+                self._look()
+                if ready() or self._wakes != wakes:
+                    return
+                self._enough = enough()
+            # frames that came before `_enough` was set did not ring
+            left = end - time.monotonic()
+            if left > 0 and len(self._line) < self._enough:
+                self._bell.acquire(timeout=left)
+            self._enough = _NEVER
+            if left <= 0:
+                return
 
     def missing(self, kind: Kind, senders: list[int], round: int) -> list[int]:
         """Senders whose message has not come."""
+        if self._line:
+            with self._lock:
+                self._look()
         return [sender for sender in senders if (kind, sender, round) not in self._held]
 
     def wait(self, kind: Kind, senders: list[int], round: int, seconds: float) -> list[int]:
         """Wait until all have come, somebody calls `wake`, or the time is over; returns who is missing."""
-        with self._changed:
-            wakes = self._wakes
-            self._wanted = {(kind, sender, round) for sender in self.missing(kind, senders, round)}
-            self._changed.wait_for(lambda: self._wakes != wakes or not self._wanted, seconds)
-            self._wanted = set()
-            return self.missing(kind, senders, round)
+        with self._lock:
+            self._look()
+            wanted = self._wanted = {(kind, sender, round) for sender in senders} - self._held.keys()
+        if not wanted:
+            return []
+        self._wait(lambda: not wanted, lambda: len(wanted), seconds)
+        self._wanted = set()
+        return self.missing(kind, senders, round)
 
     def newest(self, kind: Kind, sender: int, seconds: float) -> tuple[int, Array] | None:
         """Wait for any message of a kind, take the one of the highest round, and forget the others."""
@@ -264,9 +329,8 @@ class Inbox:
         def rounds() -> list[int]:
             return [key[2] for key in self._held if key[:2] == (kind, sender)]
 
-        with self._changed:
-            wakes = self._wakes
-            self._changed.wait_for(lambda: self._wakes != wakes or rounds(), seconds)
+        self._wait(lambda: bool(rounds()), lambda: 1, seconds)
+        with self._lock:
             come = rounds()
             if not come:
                 return None

@@ -256,12 +256,12 @@ class RowLoss(Loss):
     def compact_scores(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array:
         """Slopes ``(B, n, k)``."""
         weights = theta.reshape(theta.shape[0], 1, self.n_outputs, -1)
-        eta = (X[:, :, None, :] * weights).sum(axis=3)
+        eta = np.add.reduce(X[:, :, None, :] * weights, axis=3)
         return self.slope_at(eta if offset is None else eta + offset[:, :, None], given(y))
 
     def mean_of_compact(self, compact: Array, X: Array) -> Array:
         if self.n_outputs == 1:
-            return np.asarray((compact * X).sum(axis=1) / X.shape[1])
+            return np.asarray(np.add.reduce(compact * X, axis=1) / X.shape[1])
         outer = (compact[:, :, :, None] * X[:, :, None, :]).sum(axis=1) / X.shape[1]
         return np.asarray(outer.reshape(outer.shape[0], -1))
 

@@ -66,7 +66,7 @@ class L1(Penalty):
 
     def project(self, y: Array, radius: Array | float) -> Array:
         bound = _column(radius)
-        return np.clip(y, -bound, bound)
+        return y.clip(-bound, bound)
 
     def euclidean_bound(self, p: int) -> float:
         return 1.0

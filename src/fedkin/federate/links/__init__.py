@@ -23,7 +23,7 @@ class Transport(Protocol):
     """Frames that are pushed under a key, frames that are pulled by key and round, and who is there.
 
     Nothing is promised about a pushed frame: it may be lost, arrive twice or late. Callbacks run in the transport's
-    threads.
+    threads; those for frames hold up what comes next, so they take note of a frame and return.
     """
 
     def publish(self, key: str, frame: bytes) -> None:

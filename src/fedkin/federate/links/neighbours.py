@@ -21,13 +21,13 @@ from fedkin.federate.links import Transport
 from fedkin.federate.messages import Expected, Kind, encode
 from fedkin.federate.waiting import LONGEST_SILENCE, Inbox, Patience, PeerError, Reminders, Status, hold_until
 
-_DONE_SECONDS, _TICK_SECONDS = 0.4, 0.5
+_DONE_SECONDS, _TICK_SECONDS, _MOMENT_SECONDS = 0.4, 0.5, 0.02
 
 
 class NeighbourLink:
     """The link of one device to its neighbours (`fedkin.admm.Link`).
 
-    ``tick`` is called twice a second while waiting and may raise `Stopped`.
+    ``tick`` is called twice a second while waiting and may raise `Stopped`; ``idle`` when a wait gets longer.
 
     ``over`` says whether all neighbours have finished, too; ``past`` holds own vectors of the last rounds for who asks.
     """
@@ -41,6 +41,7 @@ class NeighbourLink:
         *,
         patience: Patience | None = None,
         tick: Callable[[], None] | None = None,
+        idle: Callable[[], None] | None = None,
     ) -> None:
         self.manifest, self.position, self.transport, self.journal = manifest, manifest.here, transport, journal
         self.neighbours = list(neighbours)
@@ -48,6 +49,7 @@ class NeighbourLink:
         self.rounds = manifest.rounds
         self.patience = patience or Patience()
         self.tick: Callable[[], None] = tick or (lambda: None)
+        self.idle: Callable[[], None] = idle or (lambda: None)
         self.left: frozenset[int] = frozenset()
         self.status = Status()
         self.names = {u: manifest.name(u) for u in [self.position, *self.neighbours]}
@@ -56,6 +58,8 @@ class NeighbourLink:
         self.keep = manifest.checkpoint_every + 2
         self.past: dict[Kind, dict[int, Array]] = {Kind.THETA: {}, Kind.ALPHA: {}, Kind.PRESENT: {}}
         self._unsaved: list[Sent] = []
+        self._own_keys = keys_of(manifest, self.position, self.position)
+        self._positions: Index = np.zeros(0, dtype=np.int64)
         self._hint = True  # somebody may be ahead of this device: pull at once
         self._slots: dict[tuple[Kind, int], Callable[[bytes], bool]] = {}
 
@@ -67,28 +71,24 @@ class NeighbourLink:
     # --- the rounds ---
 
     def exchange(self, t: int, positions: Index, thetas: Array) -> tuple[Index, Array]:
-        """Send theta ``(1, p)`` of this device, and wait for those of the neighbours."""
-        # a copy: it is kept for those who ask, and the shard goes on
-        theirs = self.share(t, thetas.flatten())
-        values = np.array([*theirs.values()]).reshape(-1, thetas.shape[1])
-        return np.array([*theirs], dtype=np.int64), values
-
-    def share(self, t: int, values: Array) -> dict[int, Array]:
-        """Send a vector to all neighbours, and wait for theirs of round t."""
+        """Send theta ``(1, p)`` of this device, and wait for those of the neighbours of round t."""
         self.status.round = t
         # first open the window: a quick neighbour answers with its next vector before `send` returns
         self.inbox.advance(Kind.THETA, t, t + 1)
-        self.send(Kind.THETA, t, values)
+        # a copy: it is kept for those who ask, and the shard goes on
+        self.send(Kind.THETA, t, thetas.flatten())
         self.wait_for(Kind.THETA, self.neighbours, t)
         # a neighbour may have left for good meanwhile
-        return {v: self.inbox.values(Kind.THETA, v, t) for v in self.neighbours}
+        if len(self._positions) != len(self.neighbours):
+            self._positions = np.array(self.neighbours, dtype=np.int64)
+        values = [self.inbox.values(Kind.THETA, v, t) for v in self.neighbours]
+        return self._positions, np.array(values).reshape(-1, thetas.shape[1])
 
     def send(self, kind: Kind, t: int, values: Array) -> None:
         """Send a vector to all neighbours, and keep it for those who ask."""
         self.remember(kind, t, values)
         if self.neighbours:
-            key = keys_of(self.manifest, self.position, self.position)[kind]
-            self.transport.publish(key, self.frame(kind, t, values))
+            self.transport.publish(self._own_keys[kind], self.frame(kind, t, values))
 
     def remember(self, kind: Kind, t: int, values: Array) -> None:
         """Keep a vector for those who ask."""
@@ -100,13 +100,13 @@ class NeighbourLink:
         self._unsaved.append(Sent(kind, t, values))
         del self._unsaved[: -len(self.past) * self.keep]
 
-    def unsaved(self) -> list[Sent]:
-        """What was sent since `saved`."""
-        return self._unsaved
+    def unsaved(self, t: int) -> list[Sent]:
+        """What was sent up to round t and not yet `saved`."""
+        return [one for one in self._unsaved if one.round <= t]
 
-    def saved(self) -> None:
-        """What was sent so far is on the disk."""
-        self._unsaved = []
+    def saved(self, t: int) -> None:
+        """What was sent up to round t is on the disk."""
+        self._unsaved = [one for one in self._unsaved if one.round > t]
 
     def recall(self, sent: Sequence[Sent]) -> None:
         """Take back what was sent before this process began."""
@@ -116,9 +116,16 @@ class NeighbourLink:
 
     def wait_for(self, kind: Kind, senders: list[int], t: int) -> None:
         """Wait for the messages of round t, and pull them where they do not come."""
+        # in nearly every round that is all
+        missing = self.inbox.wait(kind, senders, t, 0.0 if self._hint else _MOMENT_SECONDS)
+        if missing:
+            self.idle()
+            self._wait_longer(kind, senders, t, missing)
+        self.status.waiting_for = []
+
+    def _wait_longer(self, kind: Kind, senders: list[int], t: int, missing: list[int]) -> None:
         reminders = Reminders(self.patience)
         next_tick = reminders.began + _TICK_SECONDS
-        missing = self.inbox.missing(kind, senders, t)
         while missing:
             now = time.monotonic()
             self.remind(reminders, kind, missing, t, now)
@@ -128,7 +135,6 @@ class NeighbourLink:
                 # a neighbour may have left for good meanwhile
                 senders = [sender for sender in senders if sender not in self.left]
             missing = self.inbox.wait(kind, senders, t, max(min(reminders.next_pull, next_tick) - now, 0.001))
-        self.status.waiting_for = []
 
     def remind(self, reminders: Reminders, kind: Kind, missing: list[int], t: int, now: float) -> None:
         """Ask for what is missing, and complain about it, where that is due."""
@@ -180,7 +186,7 @@ class NeighbourLink:
             for expected in self.expected(v):
                 kind = expected.kind
                 self._slots[kind, v] = self.inbox.expect(expected)
-                self.transport.subscribe(keys[kind], self._slots[kind, v])
+                self.transport.subscribe(keys[kind], self.inbox.line((kind, v)))
             self.transport.watch(presence_key(manifest, v), partial(self._on_presence, v))
             for kind, key in asking_keys(manifest, here, v).items():
                 self.transport.answer(key, partial(self.answer, kind, v))

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -130,7 +131,7 @@ class Program:
         assert self.where.site is not None
         return self.where.site
 
-    @property
+    @cached_property
     def out(self) -> frozenset[int]:
         """Numbers of partners that are out, for good."""
         return frozenset(v for v in self.manifest.partners() if self.manifest.name(v) in self.where.out)
@@ -179,8 +180,8 @@ class Program:
         """Write the status, stop if asked to, and now and then look at the directory."""
         if self.transport is not None:
             self.status.sent = self.transport.sent
-        self.status.tick()
         now = time.monotonic()
+        self.status.tick(now)
         if now - self._looked > _LOOK_SECONDS:
             self._looked = now
             self._look()
@@ -202,6 +203,8 @@ class Program:
             self.journal.sparingly("warning", "file refused", why=str(error))
             return
         gone = sorted(self.where.out - before)
+        if gone:
+            vars(self).pop("out", None)  # it is counted again
         for name in gone:
             self.journal.write("warning", "out for good: its link is closed, nothing more goes to it", peer=name)
         if renewed:
@@ -318,6 +321,7 @@ class StatusWriter:
         self._sent_before = int(before.get("sent", 0))
         self.why: str | None = None
         self.stop = False
+        self._settle: Callable[[], None] = lambda: None
         self._written = 0.0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -325,35 +329,33 @@ class StatusWriter:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop = True
 
-    def begin(self, status: Status, rounds: int) -> None:
-        """From now on write this status."""
-        self.status, self.rounds = status, rounds
+    def begin(self, status: Status, rounds: int, settle: Callable[[], None] | None = None) -> None:
+        """From now on write this status; before it tells of a round, ``settle`` has written the state after it."""
+        self.status, self.rounds, self._settle = status, rounds, settle or self._settle
 
-    def tick(self, device: object = None) -> None:
+    def tick(self, now: float) -> None:
         """Write the status if it is time to, and raise `Stopped` after SIGTERM or Ctrl-C."""
         if self.stop:
             self.status = replace(self.status, state="stopped")
-            self.write(force=True)
+            self.write()
             raise Stopped("stopped on request")
-        self.write()
+        if now - self._written >= _STATUS_SECONDS:
+            self._settle()
+            self.write()
 
     def end(self, state: str) -> None:
         """Write the last state."""
         self.status.state = state
-        self.write(force=True)
+        self.write()
 
     def fail(self, why: str) -> None:
         """Write that the device cannot go on."""
         self.status, self.why = replace(self.status, state=CANNOT), why
-        self.write(force=True)
+        self.write()
 
-    def write(self, *, force: bool = False) -> None:
+    def write(self) -> None:
         """Replace ``status.json``."""
-        now = time.monotonic()
-        if not force and now - self._written < _STATUS_SECONDS:
-            return
-        self._written = now
-        status = self.status
+        self._written, status = time.monotonic(), self.status
         content = {
             "pid": os.getpid(),
             "time": time.time(),

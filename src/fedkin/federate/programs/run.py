@@ -52,7 +52,8 @@ def _peer(program: Program, transport: Transport, patience: Patience, finish: Fi
 
     def tick(device: Device) -> None:
         program.tick()
-        device.drop(program.out)
+        if program.out:
+            device.drop(program.out)
 
     device = Device(
         manifest,
@@ -64,10 +65,10 @@ def _peer(program: Program, transport: Transport, patience: Patience, finish: Fi
         left=program.out | read_selection(program.place, manifest),
         tick=tick,
     )
-    program.status.begin(device.status, manifest.rounds)
+    program.status.begin(device.status, manifest.rounds, device.settle)
     theta = device.run()
     finish(Result(program.site, manifest, theta, rows.n_samples))
-    program.status.write(force=True)
+    program.status.write()
     device.linger()
 
 
@@ -90,7 +91,7 @@ def _replica(program: Program, transport: Transport, patience: Patience, finish:
     finish(Result(program.site, manifest, theta, rows.n_samples))
     if device.leads:
         write_presence(place, device.component.presence, [manifest.name(u) for u in device.component.members])
-    program.status.write(force=True)
+    program.status.write()
     device.linger()
 
 
@@ -114,7 +115,7 @@ def _centre(program: Program, transport: Transport, patience: Patience, finish: 
     program.status.begin(centre.status, manifest.rounds)
     centre.run()
     write_presence(place, centre.hub.presence, [manifest.name(u) for u in centre.hub.members])
-    program.status.write(force=True)
+    program.status.write()
     centre.linger()
 
 
