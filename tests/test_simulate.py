@@ -21,7 +21,9 @@ from federations import reference, whole_job, write_job
 from fedkin.cli import main
 from fedkin.cli.shared.console import StopRequested
 from fedkin.cli.sites import running
+from fedkin.cli.sites import simulate as simulating
 from fedkin.data import write_csv
+from fedkin.federate import enrol, site_view
 from fedkin.federate.programs.overview import is_running
 from fedkin.fitting import load
 from processes import PATIENCE, capped, free_ports, on_terminal, wait_for
@@ -91,6 +93,29 @@ def test_a_simulation_from_a_table_to_models(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "small.toml").write_text((tmp_path / "small.toml").read_text().replace("rounds = 60", "rounds = 61"))
     assert main(command) == 2
     assert "is not the simulation of this contract" in capsys.readouterr().err
+
+
+def test_sites_join_in_processes_of_their_own_and_a_cut_is_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def here(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("a site's command in the process of the simulation")
+
+    for name in ("join", "accept"):
+        monkeypatch.setattr(enrol, name, here)
+    monkeypatch.setattr(simulating, "run_all", lambda *arguments, **options: [])
+    command = [*command_of(tmp_path, 3, 20), "--lam", "0.02"]
+    assert main(command) == 0
+    sites = tmp_path / "trial" / "sites"
+    keys = [(sites / f"d{u}" / "site.key").read_bytes() for u in range(3)]
+    assert len(set(keys)) == 3 and site_view(sites / "d0").lam == 0.02
+    # cut short while certificates were carried to the sites: nobody makes another key
+    (sites / "d1" / "admit.json").unlink()
+    (sites / "d2" / "order.json").unlink()
+    assert main(command) == 0
+    assert [(sites / f"d{u}" / "site.key").read_bytes() for u in range(3)] == keys
+    assert [site_view(sites / f"d{u}").lam for u in range(3)] == [0.02] * 3
+    assert not list(sites.glob("*.csv"))
 
 
 def test_a_wish_to_stop_after_all_is_done_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

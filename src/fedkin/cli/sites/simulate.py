@@ -1,14 +1,13 @@
 """``fedkin federation simulate``: a whole federation on one machine, with a directory and a process per site.
 
-Everything is done by the functions behind the commands: the organiser's directory, an invite for each site, which joins
-with its own part of the table, is admitted, and then shares its sums (`simulate_shared`) or runs. Files are carried
-from directory to directory, as people would carry them.
+What a site does is a command of its own, in a process of its own: it joins with its own part of the table, accepts its
+certificate, and then shares its sums (`simulate_shared`) or runs. The organiser's part is done here. Files
+are carried from directory to directory, as people would carry them, and the same command continues where it was cut.
 """
 
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +16,15 @@ from typing import Any, Literal
 import numpy as np
 
 from fedkin._base import PRIVATE_DIRECTORY, count
-from fedkin.cli.shared.console import note, output, say
+from fedkin.cli.shared.console import ended_like_ctrl_c, note, output, say
+from fedkin.cli.sites.errands import Board
 from fedkin.cli.sites.running import run_all, table
-from fedkin.cli.sites.simulate_shared import invite_of, own_table, share_all
+from fedkin.cli.sites.simulate_shared import join_all, refuse, share_all
 from fedkin.data import device_ids, read_columns, write_csv
 from fedkin.errors import DataError, ParameterError
-from fedkin.federate import Contract, enrol, steps_of
+from fedkin.federate import STOP_SIGNAL, Contract, enrol, only_supervisor
 from fedkin.federate.enrol import Organiser
+from fedkin.federate.enrol.files import ADMIT, ADMITTED, ORDER
 from fedkin.federate.programs.files import SELECTION
 from fedkin.federate.records import read_record, write_record
 from fedkin.graph import Graph
@@ -88,8 +89,9 @@ def _run(command: Simulation) -> None:
 
 def prepare(command: Simulation) -> list[Path]:
     """The directories of sites that run, made or found: the organiser's, if it runs, too, and the sites'."""
-    _begin(command)
+    parts = _begin(command)
     heart = enrol.read_federation(command.out / _HEART)
+    _enrol(command, heart, list(parts.values()))
     sites = [command.out / _SITES / member.name for member in heart.members]
     return [heart.directory, *sites] if heart.contract.rounds.placement == "central" else sites
 
@@ -106,9 +108,7 @@ def _begin(command: Simulation) -> Mapping[Hashable, Mapping[str, Any]]:
                 "another place with --out, or remove it"
             )
         return parts
-    heart = _organise(command, contract, list(parts))
-    if command.by == "run":
-        _enrol(command, heart, parts)
+    _organise(command, contract, list(parts))
     write_record(command.out / _RECORD, known)
     return parts
 
@@ -143,7 +143,7 @@ def _orders(command: Simulation) -> dict[str, float | None]:
     return {"lam": command.lam, "rounds": command.rounds, "rho": command.rho}
 
 
-def _organise(command: Simulation, contract: Contract, names: Sequence[Hashable]) -> Organiser:
+def _organise(command: Simulation, contract: Contract, names: Sequence[Hashable]) -> None:
     """The organiser's directory, with an invite for every site."""
     out, runs = command.out, command.by == "run"
     if command.port < 1 or command.port + len(names) > _LAST_PORT:
@@ -170,23 +170,22 @@ def _organise(command: Simulation, contract: Contract, names: Sequence[Hashable]
     graph.unlink(missing_ok=True)
     sites.unlink()
     enrol.invite(heart)
-    return heart
 
 
-def _enrol(command: Simulation, heart: Organiser, parts: Mapping[Hashable, Mapping[str, Any]]) -> None:
-    """Let all sites join, admit them, and send them their orders."""
-    out = command.out
-    for member, columns in zip(heart.members, parts.values(), strict=True):
-        place = out / _SITES / member.name
-        try:
-            with own_table(place, columns) as own:
-                joined = enrol.join(invite_of(heart, member.name), own, place, steps=steps_of)
-        except DataError as error:
-            shutil.rmtree(out)  # so that the same command begins anew
-            raise DataError(f"the rows of {member.id!r}: {error}") from None
-        enrol.accept(place, enrol.admit(heart, joined.request).path)
-    set_to = _orders(command)
-    if heart.contract.rounds.placement == "replicas" or any(value is not None for value in set_to.values()):
-        for path, receivers in enrol.order(heart, **set_to):  # type: ignore[arg-type]
+def _enrol(command: Simulation, heart: Organiser, parts: Sequence[Mapping[str, Any]]) -> None:
+    """Let all sites join, each in a process of its own, admit them, and send them their orders."""
+    sites, set_to = command.out / _SITES, _orders(command)
+    ordered = heart.contract.rounds.placement == "replicas" or any(value is not None for value in set_to.values())
+    needed = [ADMIT, ORDER] if ordered else [ADMIT]
+    names = [member.name for member in heart.members]
+    if all((sites / name / paper).exists() for name in names for paper in needed):
+        return
+    board = Board(dict.fromkeys(names, "invited"))
+    with ended_like_ctrl_c(STOP_SIGNAL), only_supervisor(command.out):
+        join_all(board, heart, sites, parts)
+        papers = {name: [heart.directory / ADMITTED / f"{name}.admit"] for name in names}
+        for path, receivers in enrol.order(heart, **set_to) if ordered else ():  # type: ignore[arg-type]
             for name in receivers:
-                enrol.accept(out / _SITES / name, path)
+                papers[name].append(path)
+        words = {name: [["site", "accept", str(sites / name), *map(str, given)]] for name, given in papers.items()}
+        refuse(board.run(words, "accepts its certificate", "is admitted"))

@@ -27,13 +27,13 @@ from fedkin.federate.sharing.files import SENT
 from fedkin.federate.trust import fingerprint
 
 
-def invite_of(heart: Organiser, name: str) -> Path:
+def _invite_of(heart: Organiser, name: str) -> Path:
     """The invite of a site, as the organiser wrote it."""
     return heart.directory / INVITES / f"{name}.invite"
 
 
 @contextmanager
-def own_table(place: Path, columns: Mapping[str, Any]) -> Iterator[Path]:
+def _own_table(place: Path, columns: Mapping[str, Any]) -> Iterator[Path]:
     """A site's part of the table as a file beside its directory, for as long as it joins: then it has its rows."""
     path = place.with_name(f"{place.name}.csv")
     try:
@@ -60,12 +60,12 @@ def share_all(heart: Organiser, sites: Path, parts: Sequence[Mapping[str, Any]],
     """
     board = Board({member.name: "invited" for member in heart.members})
     with ended_like_ctrl_c(STOP_SIGNAL), only_supervisor(sites.parent):
-        _join(board, heart, sites, parts)
+        join_all(board, heart, sites, parts)
         _share(board, heart, sites)
         step = _fit(board, heart, sites, out)
         paths = {path.stem: path for path in deliver(heart.directory, out, ())}
         accepts = {name: [["site", "accept", str(sites / name), str(path)]] for name, path in paths.items()}
-        _refuse(board.run(accepts, "accepts its model", "has its model"))
+        refuse(board.run(accepts, "accepts its model", "has its model"))
     if step.model is not None:
         print_step(heart.directory / SUMMARIES, None, step)
         print_model(out, step.model, compared=False)
@@ -73,7 +73,7 @@ def share_all(heart: Organiser, sites: Path, parts: Sequence[Mapping[str, Any]],
     say(f"{count(len(paths), 'model')}, one at each site: {first}/model and so on. The organiser's, of all: {out}")
 
 
-def _join(board: Board, heart: Organiser, sites: Path, parts: Sequence[Mapping[str, Any]]) -> None:
+def join_all(board: Board, heart: Organiser, sites: Path, parts: Sequence[Mapping[str, Any]]) -> None:
     """Every site joins with its own rows; the organiser admits it."""
     seal = fingerprint(heart.authority)
     own = dict(zip([member.name for member in heart.members], parts, strict=True))
@@ -82,9 +82,9 @@ def _join(board: Board, heart: Organiser, sites: Path, parts: Sequence[Mapping[s
         for name in own:
             place = sites / name
             if not (place / INVITE).exists():
-                table = tables.enter_context(own_table(place, own[name]))
+                table = tables.enter_context(_own_table(place, own[name]))
                 how = ["--data", str(table), "--into", str(place), "--fingerprint", seal]
-                joins[name] = [["site", "join", str(invite_of(heart, name)), *how]]
+                joins[name] = [["site", "join", str(_invite_of(heart, name)), *how]]
         failed = board.run(joins, "joins", "has joined")
     for name, words in failed.items():
         shutil.rmtree(sites.parent)  # so that the same command begins anew
@@ -121,7 +121,7 @@ def _fit(board: Board, heart: Organiser, sites: Path, out: Path) -> Step:
             if not (sites / name / SENT / f"{question.stem}.summary").exists():
                 answers[name] = [["site", "answer", str(sites / name), str(question)]]
         if answers:
-            _refuse(board.run(answers, f"answers question {number}", f"has answered question {number}"))
+            refuse(board.run(answers, f"answers question {number}", f"has answered question {number}"))
             say(f"{count(len(answers), 'site')} answered question {number} of the organiser.")
         _carry(heart, sites)
         with working(f"reading {summaries}") as report:
@@ -139,6 +139,7 @@ def _carry(heart: Organiser, sites: Path) -> int:
     return len(list(folder.glob("*.summary")))
 
 
-def _refuse(failed: Mapping[str, str]) -> None:
+def refuse(failed: Mapping[str, str]) -> None:
+    """Raise `DataError` in the words of the first site whose command failed."""
     for name, words in failed.items():
         raise DataError(f"{name}: {words}")
