@@ -44,7 +44,7 @@ def test_sites_and_groups():
     for k in (0, 1):
         mine = made.labels[np.repeat(np.arange(12), 60)] == k
         pooled = LinearRegression().fit(X[mine], y[mine])
-        assert model.predict(X[mine], device=site[mine]) == pytest.approx(pooled.predict(X[mine]), abs=0.25)
+        assert model.predict(X[mine], device=site[mine]) == pytest.approx(pooled.predict(X[mine]), abs=0.35)
     assert model.score(X, y, device=site) > LinearRegression().fit(X, y).score(X, y) + 0.1
     assert model.graph_.n_edges == 0
     assert model.kin_.names[0] == "(intercept)"

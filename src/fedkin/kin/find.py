@@ -15,7 +15,7 @@ from fedkin.errors import DataError, GraphError
 from fedkin.graph import Graph
 from fedkin.kin.beginning import Beginning
 from fedkin.kin.mixed import MixedModel, fit_mixed, without_spread
-from fedkin.kin.options import ALL_MIXED, Sampling
+from fedkin.kin.options import ALL_MIXED, MANY_SITES, WHOLE_GROUPS, Sampling
 from fedkin.kin.quadratics import Units, apply, common_units
 from fedkin.kin.result import Kin, Parts, kin_of
 from fedkin.kin.sampler.neighbours import Neighbours
@@ -122,15 +122,20 @@ def _neighbours(graph: Graph | None, devices: tuple[object, ...], order: Index) 
     return Neighbours.of(len(devices), place[graph.edges], graph.weights / graph.weights.max(initial=1e-300))
 
 
-def _load_sampler() -> None:
-    """Load the sampler. Where it is in no cache it is compiled at once, which whoever listens is told."""
+def _load_sampler(V: int) -> None:
+    """Load the sampler for V sites. Kernels that are in no cache are compiled, which whoever listens is told."""
     from fedkin.kin import kernels
     from fedkin.solvers.kernels import entries
 
-    here = f"{kernels.__name__}.sweeps"
-    if here not in sys.modules and not any(entries("sweeps.run_chain-*", Path(kernels.__file__).parent)):
-        for module in tracked(("merging", "sweeps"), "compiling the sampler, once on this machine"):
-            import_module(f"{kernels.__name__}.{module}")
+    folder = Path(kernels.__file__).parent
+    needed = ("marginals", "sweeps" if V < MANY_SITES else "drawn", *(("splits",) if V >= WHOLE_GROUPS else ()))
+    new = [
+        name
+        for name in needed
+        if f"{kernels.__name__}.{name}" not in sys.modules and not any(entries(f"{name}.*", folder))
+    ]
+    for name in tracked(new, "compiling the sampler, once on this machine") if new else ():
+        import_module(f"{kernels.__name__}.{name}")
 
 
 def _fit(
@@ -140,7 +145,7 @@ def _fit(
     sampling: Sampling,
     begin: Beginning | None = None,
 ) -> Kin:
-    _load_sampler()
+    _load_sampler(len(source.devices))
     from fedkin.kin.sampler.groups import find_groups
 
     first, loss = source.first(), source.loss

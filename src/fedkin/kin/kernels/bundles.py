@@ -1,130 +1,93 @@
-"""What kernels pass to each other, bundled, and the numbers that are built into them."""
+"""What kernels take: sites as rows of sums, groups as blocks of lanes, and room to work in."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import typeof
 
-from fedkin._base import Array
-from fedkin.solvers.kernels.jit import FLOAT, INT, bundle, readable, writable
+from fedkin._base import Array, Index
+from fedkin.solvers.kernels.jit import FLOAT, INT, bundle, writable
 
-#: Prior precision of the groups' common mean, in units of the spread between sites.
-MEAN_PRECISION = 4.0
-#: Where the typical width of groups may lie (log-uniform), and shapes of the widths' inverse gamma prior (uniform).
-TYPICAL_WIDTH = np.exp(np.linspace(np.log(0.03), np.log(30.0), 48))
-SHAPES = np.array([0.5, 1.0, 2.0, 5.0, 20.0])
-#: Widths and rates keep away from what cannot be computed with.
-LEAST, LEAST_RATE = 1e-6, 1e-6
-#: Sweeps from one draw of the within-group share to the next.
-SHARE_EVERY = 3
 #: Groups whose marginals are computed at once, one in each lane of vector instructions.
 LANES = 8
 
 
-class Sites(NamedTuple):
-    """What sites say, with effects inside groups integrated out for each of R shares of the spread.
+class Moving(NamedTuple):
+    """What sites say at one share of the spread, where they are, and in which order they move.
 
-    ``H (R, V, T)`` (upper triangles, row by row: `packed`), ``c (R, V, p)``: the log likelihood of ``nu`` is
-    ``c'nu - nu'H nu / 2 + k``, ``k (R, V)``; ``share (R,)``; neighbours of site u are
-    ``neighbour[first[u]:first[u + 1]]``, and their edges count as ``weight`` of an edge, at most 1.
+    ``sums (V, T + p)``: upper triangle of ``H``, row by row (`packed`), then ``c``: the log likelihood of ``nu`` is
+    ``c'nu - nu'H nu / 2``. ``alone (V,)``: log marginals of groups of one. ``chance (V,)``: uniform draws. Neighbours
+    of site u are ``neighbour[first[u]:first[u + 1]]``, and their edges count as ``weight`` of an edge, at most 1.
     """
 
-    H: Any
-    c: Any
-    k: Any
-    share: Any
+    sums: Any
+    alone: Any
+    chance: Any
+    weight: Any
+    z: Any
+    order: Any
     first: Any
     neighbour: Any
-    weight: Any
-
-
-class State(NamedTuple):
-    """Where a chain stands: groups ``z (V,)``, number of the share ``(1,)``, ``m (p,)``, ``w (p,)`` and scalars.
-
-    The scalars are typical width, shape, rate of edges inside and between groups.
-    """
-
-    z: Any
-    share: Any
-    m: Any
-    w: Any
-    scalars: Any
-
-
-class Record(NamedTuple):
-    """What a chain leaves: sums over kept sweeps, and a line for each of them.
-
-    ``b (V, p)`` and ``bb (V, T)``: means of effects and of their squares (upper triangles) given the partition;
-    ``same (V, V)``: probabilities of sharing a group, empty for many sites; ``trace (S, 5)``: bound on the evidence,
-    groups, number of the share, rates;
-    ``means (S, T, p)``: ``b`` of the first T sites; ``z (S, V)``, ``m (S, p)``, ``w (S, p)``: the states.
-    ``best (V,)`` is the partition with the highest density of all sweeps.
-    """
-
-    b: Any
-    bb: Any
-    same: Any
-    trace: Any
-    means: Any
-    z: Any
-    m: Any
-    w: Any
-    best: Any
-
-
-class Course(NamedTuple):
-    """Sweeps before the first that is kept, most groups; whether edges count, groups are integrated out,
-    hyper-parameters move, and groups split and merge as a whole; the log prior of partitions by the number of groups
-    (`log_partitions`)."""
-
-    burn: Any
-    most: Any
-    edges: Any
-    collapsed: Any
-    moves: Any
-    splits: Any
-    partitions: Any
 
 
 class Groups(NamedTuple):
-    """Sums over members, and room to work in. Group k is in lane ``k % LANES`` of block ``k // LANES``.
+    """Sums over members. Group k is in lane ``k % LANES`` of block ``k // LANES``.
 
-    ``H (B, p, p, LANES)`` (upper triangles), ``c (B, p, LANES)``, ``n (B LANES,)``, log marginals ``log``, what they
-    would be with another site ``new``, means and draws ``(B LANES, p)``; ``phi (B, p + T, LANES)``: what a site's
-    ``c`` and ``H`` are multiplied by for its log likelihood at the draw; no group from number ``used (1,)`` on has
-    members. ``take (LANES,)``, ``lanes (p, p, LANES)``, ``x (p, LANES)``, ``row (p + 1, LANES)`` are room for
-    `log_marginals`, ``R (p, p)``, ``y (p,)`` for `log_marginal`.
+    ``sums (B, T + p, LANES)`` as sites have them; ``n (B LANES,)`` members; no group from ``used (1,)`` on has any;
+    ``log (B LANES,)`` log marginals; ``new`` what they would be with another site.
     """
 
-    H: Any
-    c: Any
+    sums: Any
     n: Any
+    used: Any
     log: Any
     new: Any
-    draw: Any
-    mean: Any
-    phi: Any
-    used: Any
-    take: Any
-    lanes: Any
+
+
+class Room(NamedTuple):
+    """Room to work in: ``R (p, p, LANES)``, ``x (p, LANES)``, ``row (p + 1, LANES)``, ``take``, ``out (LANES,)``."""
+
+    R: Any
     x: Any
     row: Any
-    R: Any
-    y: Any
+    take: Any
+    out: Any
+
+
+class Prior(NamedTuple):
+    """Of the groups' centres: precisions ``(p,)``, and precisions times means ``(p,)``."""
+
+    precision: Any
+    pull: Any
 
 
 I1 = writable(INT, 1)
-J1 = readable(INT, 1)
-R1, R2, R3 = (readable(FLOAT, n) for n in (1, 2, 3))
-_I2 = writable(INT, 2)
-_W1, _W2, _W3 = (writable(FLOAT, n) for n in (1, 2, 3))
-SITES = bundle(Sites, R3, R3, R2, R1, J1, J1, R1)
-STATE = bundle(State, I1, I1, _W1, _W1, _W1)
-RECORD = bundle(Record, _W2, _W2, _W2, _W2, _W3, _I2, _W2, _W2, I1)
-COURSE = bundle(Course, INT, INT, INT, INT, INT, INT, R1)
-RANDOM = typeof(np.random.default_rng(0))  # type: ignore[no-untyped-call]
+W1, W2, W3 = (writable(FLOAT, n) for n in (1, 2, 3))
+MOVING = bundle(Moving, W2, W1, W1, W1, I1, I1, I1, I1)
+GROUPS = bundle(Groups, W3, I1, I1, W1, W1)
+ROOM = bundle(Room, W3, W2, W2, W1, W1)
+PRIOR = bundle(Prior, W1, W1)
+
+
+def make_room(p: int) -> Room:
+    return Room(*(np.zeros(shape) for shape in ((p, p, LANES), (p, LANES), (p + 1, LANES), LANES, LANES)))
+
+
+def make_groups(most: int, length: int) -> Groups:
+    """Room for ``most`` groups, all of them empty, of sites with ``length`` sums."""
+    blocks = (most + LANES - 1) // LANES
+    n = blocks * LANES
+    counts = np.zeros(n, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    return Groups(np.zeros((blocks, length, LANES)), *counts, np.zeros(n), np.zeros(n))
+
+
+def in_lanes(rows: Array, blocks: int) -> Array:
+    """Rows ``(n, L)`` as ``(blocks, L, LANES)``, the rest zeros."""
+    made = np.zeros((blocks * LANES, rows.shape[1]))
+    made[: len(rows)] = rows
+    return np.ascontiguousarray(made.reshape(blocks, LANES, -1).transpose(0, 2, 1))
 
 
 def packed(matrices: Array) -> Array:
@@ -135,8 +98,13 @@ def packed(matrices: Array) -> Array:
 
 def unpacked(triangles: Array, p: int) -> Array:
     """The way back."""
+    return np.asarray(triangles[..., _places(p)])
+
+
+@cache
+def _places(p: int) -> Index:
+    """Where in its triangle each entry of a symmetric matrix ``(p, p)`` is."""
     i, j = np.triu_indices(p)
-    full = np.empty((*triangles.shape[:-1], p, p))
-    full[..., i, j] = triangles
-    full[..., j, i] = triangles
-    return full
+    places = np.empty((p, p), dtype=np.int64)
+    places[i, j] = places[j, i] = np.arange(len(i))
+    return places

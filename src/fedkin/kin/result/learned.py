@@ -13,9 +13,9 @@ from fedkin.kin.options import SHARES
 from fedkin.kin.quadratics import Units, apply
 
 if TYPE_CHECKING:  # loads the compiled sampler
-    from fedkin.kin.kernels.bundles import Record
     from fedkin.kin.mixed import MixedModel
     from fedkin.kin.sampler.groups import Grouped
+    from fedkin.kin.sampler.record import Record
 
 #: States of all chains that are kept.
 STATES = 60

@@ -8,13 +8,14 @@ import numpy as np
 from scipy.special import betaln
 
 from fedkin._base import Array, Mask
-from fedkin.kin.kernels.bundles import Sites, unpacked
+from fedkin.kin.kernels.bundles import unpacked
 from fedkin.kin.mixed import MixedModel
 from fedkin.kin.options import ALL_MIXED, MANY_SITES, MOST_PAIRS, SHARES, Sampling
 from fedkin.kin.pairs import Pairs
 from fedkin.kin.quadratics import apply
-from fedkin.kin.sampler.chains import Chains, Scouts, go_on, integrate_effects, scout, with_neighbours
+from fedkin.kin.sampler.chains import Chains, Scouts, go_on, scout
 from fedkin.kin.sampler.neighbours import Neighbours
+from fedkin.kin.sampler.sites import Sites, integrate_effects
 
 #: Directions of parameters about which sites know less than this share of what their spread leaves open are left out.
 SEEN = 0.02
@@ -76,7 +77,7 @@ class Blend:
         """Covariances ``(V, d, d)`` of ``b``, what differs between groupings included."""
         b0, b1 = without_groups(self.chains.sites, self.scales), with_groups(self.chains)
         total = self.weight * (covariance_without_groups(self.chains.sites, self.scales, b0) + outer(b0 - self.b))
-        total += (1 - self.weight) * (covariance_with_groups(self.chains, b1) + outer(b1 - self.b))
+        total += (1 - self.weight) * (self.chains.covariance(b1) + outer(b1 - self.b))
         return np.asarray(total)
 
     @property
@@ -112,7 +113,7 @@ def blend(W: Array, c: Array, scouts: Scouts, sampling: Sampling) -> Blend:
     scales, evidence = scales_without_groups(sites)
     b0, b1 = without_groups(sites, scales), with_groups(chains)
     gain = float(chains.scores.max() - evidence)
-    spread_out = (covariance_without_groups(sites, scales, b0), covariance_with_groups(chains, b1))
+    spread_out = (covariance_without_groups(sites, scales, b0), chains.covariance(b1))
     degrees = np.array([np.vdot(W, C) for C in spread_out])
     weight = _weight(W, c, b0, b1, degrees, gain)
     b = weight * b0 + (1 - weight) * b1
@@ -148,15 +149,10 @@ def with_groups(chains: Chains) -> Array:
     return chains.average(lambda record: record.b)
 
 
-def covariance_with_groups(chains: Chains, b: Array) -> Array:
-    """Their covariances ``(V, d, d)``."""
-    return unpacked(chains.average(lambda record: record.bb), b.shape[1]) - outer(b)
-
-
 def scales_without_groups(sites: Sites) -> tuple[Array, float]:
     """Probabilities of the mixed model's spread being scaled by each of the shares, and their joint log evidence."""
-    V = sites.c.shape[1]
-    pairs, edges = V * (V - 1) / 2, float(sites.weight.sum()) / 2
+    V, _ = sites.size
+    pairs, edges = V * (V - 1) / 2, float(sites.neighbours.weight.sum()) / 2
     logs = sites.k.sum(axis=1) - np.log(len(SHARES))
     if edges:
         yes = 2 * (edges + 1) / (pairs + 2)
@@ -256,7 +252,7 @@ def find_groups(
         chosen, white = blend(whites[0].W, whites[0].c, scouts[0], sampling), whites[0]
     with_graph, other = neighbours.neighbour.size > 0, None
     if with_graph and guard:
-        alone = with_neighbours(chosen.chains.sites, Neighbours.none(V))
+        alone = chosen.chains.sites.with_neighbours(Neighbours.none(V))
         bare = blend(white.W, white.c, scout(alone, seed, sampling), sampling)
         apart = chosen.b - bare.b
         deviation = 2 * np.sqrt(max(float((apart * apply(white.W, apart)).sum()), 0.0))

@@ -29,3 +29,13 @@ class Neighbours(NamedTuple):
     def none(cls, V: int) -> Neighbours:
         """No graph."""
         return cls.of(V, np.empty((0, 2), dtype=np.int64))
+
+    def between(self, z: Index, n_groups: int) -> Array:
+        """Weights of the edges from each group to each ``(K, K)``; those inside count twice."""
+        pairs = np.repeat(z, np.diff(self.first)) * n_groups + z[self.neighbour]
+        made = np.bincount(pairs, weights=self.weight, minlength=n_groups**2)
+        return made.reshape(n_groups, n_groups).astype(np.float64)
+
+    def inside(self, z: Index) -> float:
+        """Weight of the edges inside groups."""
+        return 0.5 * float(self.weight[np.repeat(z, np.diff(self.first)) == z[self.neighbour]].sum())

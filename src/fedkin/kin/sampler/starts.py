@@ -11,8 +11,9 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from fedkin._base import Array, Index
 from fedkin.kin.display import by_size
-from fedkin.kin.kernels.bundles import Sites
-from fedkin.kin.kernels.merging import merge
+from fedkin.kin.sampler.merging import merge
+from fedkin.kin.sampler.neighbours import Neighbours
+from fedkin.kin.sampler.sites import Sites
 
 #: Up to this many sites merging starts from single sites, beyond it from k-means.
 MERGE_ALL = 400
@@ -37,29 +38,27 @@ class Start:
 
 def make_starts(sites: Sites, rng: np.random.Generator) -> list[Start]:
     """Partitions that differ in what they believe."""
-    V, p = sites.c.shape[1:]
-    prior = np.full(p, 1.0 / MERGE_WIDTH)
+    V, p = sites.size
+    precision = np.full(p, 1.0 / MERGE_WIDTH)
     many = min(V, max(12, int(np.sqrt(V)) * (2 if V <= MERGE_ALL else 6)), MOST_SEEDS)
     effects = sites.c[-1]  # the mixed model's, in units of their spread
     _, _, directions = np.linalg.svd(effects, full_matrices=False)
     seen = effects @ directions[:DIRECTIONS].T
 
     def merged(z: Index, rates: tuple[float, float] = (0.5, 0.5), share: int = 0) -> Index:
-        z = by_size(z)
-        merge(sites.H[share], sites.c[share], prior, sites.first, sites.neighbour, sites.weight, *rates, z)
-        return by_size(z)
+        return by_size(merge(sites.sums[share], precision, sites.neighbours, rates, by_size(z)))
 
     def fine() -> Index:
         return np.arange(V) if V <= MERGE_ALL else kmeans(effects, many, rng)
 
-    wide = min(3, len(sites.share) - 1)
+    wide = min(3, len(sites.sums) - 1)
     starts = [
-        Start("one group", np.zeros(V, dtype=np.int64), len(sites.share) - 1),
+        Start("one group", np.zeros(V, dtype=np.int64), len(sites.sums) - 1),
         Start("merged", merged(fine()), 0),
         Start("merged in principal directions", merged(kmeans(seen, many, rng)), 0),
         Start("merged with spread", merged(fine(), share=wide), wide),
     ]
-    if 0 < sites.neighbour.size < V * (V - 1):
+    if 0 < sites.neighbours.neighbour.size < V * (V - 1):
         starts += _graph_starts(sites, seen, many, starts[1].z, merged, rng)
     return starts
 
@@ -67,32 +66,33 @@ def make_starts(sites: Sites, rng: np.random.Generator) -> list[Start]:
 def _graph_starts(
     sites: Sites, seen: Array, many: int, merged_z: Index, merged: Callable[..., Index], rng: np.random.Generator
 ) -> list[Start]:
-    top, bottom = modularity_directions(sites)
+    top, bottom = modularity_directions(sites.neighbours)
     both = np.column_stack([seen / max(seen.std(), 1e-300), top / max(top.std(), 1e-300)])
     starts = []
     for name, places in (("graph", top), ("graph, inverted", bottom), ("graph and sites", both)):
-        rates = edge_rates(kmeans(places, min(6, len(seen)), rng), sites)
+        rates = edge_rates(kmeans(places, min(6, len(seen)), rng), sites.neighbours)
         starts.append(Start(name, merged(kmeans(places, many, rng), rates), 0))
-    rates = edge_rates(merged_z, sites)
+    rates = edge_rates(merged_z, sites.neighbours)
     V = len(seen)
     fine = np.arange(V) if V <= MERGE_ALL else kmeans(sites.c[-1], many, rng)
     return [*starts, Start("merged with the graph", merged(fine, rates), 0)]
 
 
-def edge_rates(z: Index, sites: Sites) -> tuple[float, float]:
+def edge_rates(z: Index, neighbours: Neighbours) -> tuple[float, float]:
     """Shares of pairs that are edges, inside and between groups, each with one imagined edge and one gap."""
     V, size = len(z), np.bincount(z)
     inside_pairs = float((size * (size - 1)).sum()) / 2
-    inside = float(sites.weight[np.repeat(z, np.diff(sites.first)) == z[sites.neighbour]].sum()) / 2
-    between = float(sites.weight.sum()) / 2 - inside
+    inside = neighbours.inside(z)
+    between = float(neighbours.weight.sum()) / 2 - inside
     return (inside + 1) / (inside_pairs + 2), (between + 1) / (V * (V - 1) / 2 - inside_pairs + 2)
 
 
-def modularity_directions(sites: Sites) -> tuple[Array, Array]:
+def modularity_directions(neighbours: Neighbours) -> tuple[Array, Array]:
     """Sites as points ``(V, k)`` by the largest and by the smallest eigenvalues of ``A - d d' / sum d``."""
-    V = len(sites.first) - 1
+    first, neighbour, weight = neighbours
+    V = len(first) - 1
     k = min(GRAPH_DIRECTIONS, V // 2)
-    A = sparse.csr_array((sites.weight, sites.neighbour, sites.first), shape=(V, V))
+    A = sparse.csr_array((weight, neighbour, first), shape=(V, V))
     degree = np.asarray(A.sum(axis=1), dtype=np.float64)
     if V <= DENSE:
         values, vectors = np.linalg.eigh(A.toarray() - np.outer(degree, degree) / degree.sum())

@@ -1,0 +1,67 @@
+"""What a chain leaves."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedkin._base import Array, Index
+from fedkin.kin.kernels.bundles import packed, unpacked
+from fedkin.kin.options import MOST_PAIRS, SHARES
+from fedkin.kin.quadratics import apply
+from fedkin.kin.sampler.sites import CHUNK
+from fedkin.kin.sampler.walk import Walk
+
+#: Effects that are traced for diagnostics.
+TRACED = 5_000
+#: Sweeps from one whose covariances given the partition are computed to the next.
+THIN = 5
+
+
+class Record:
+    """Sums over kept sweeps, and a line for each of them.
+
+    ``b (V, p)`` and ``moments (V, T)``: means of effects given the partition, and of their squares (upper triangles);
+    what a partition leaves open is computed for every fifth. ``same (V, V)``: probabilities of sharing a group, empty
+    for many sites. ``trace (S, 5)``: bound on the evidence, groups, number of the share, rates; ``means (S, T, p)``:
+    ``b`` of the first T sites; ``z (S, V)``, ``m (S, p)``, ``w (S, p)``: the states. ``best (V,)`` is
+    the partition with the highest density of all sweeps.
+    """
+
+    def __init__(self, V: int, p: int, keep: int) -> None:
+        full = V if keep else 0
+        pairs = full if V <= MOST_PAIRS else 0
+        self.b = np.zeros((full, p))
+        self.moments, self.same = np.zeros((full, p * (p + 1) // 2)), np.zeros((pairs, pairs))
+        self.trace, self.means = np.zeros((keep, 5)), np.zeros((keep, min(full, max(TRACED // p, 1)), p))
+        self.z: Index = np.zeros((keep, V), dtype=np.int32)
+        self.m, self.w = np.zeros((keep, p)), np.zeros((keep, p))
+        self.best: Index = np.zeros(V, dtype=np.int64)
+
+    @property
+    def covariance(self) -> Array:
+        """Covariances ``(V, T)`` of the effects (upper triangles) in this chain."""
+        n, (i, j) = len(self.z), np.triu_indices(self.b.shape[1])
+        middle = self.b / n
+        return np.asarray(self.moments / n - middle[:, i] * middle[:, j])
+
+    def keep(self, walk: Walk, s: int) -> None:
+        """Add effects given the partition as line ``s``: groups' means plus what sites say about their own effects."""
+        state, n = walk.state, len(self.z)
+        V, p = self.b.shape
+        share, (i, j) = SHARES[state.share], np.triu_indices(p)
+        spread, stands_for = (walk.spread() if s % THIN == 0 else None), n / len(range(0, n, THIN))
+        for start in range(0, V, CHUNK):
+            part = slice(start, start + CHUNK)
+            labels, sums = walk.labels[part], walk.sums[part]
+            b = walk.mean[labels]
+            if share > 0:
+                B = np.eye(p) - share * unpacked(sums[:, :-p], p)
+                b = apply(B, b) + share * sums[:, -p:]
+            self.b[part] += b
+            self.moments[part] += b[:, i] * b[:, j]
+            if spread is not None:
+                own = packed(share * B + B @ spread[labels] @ B) if share > 0 else packed(spread)[labels]
+                self.moments[part] += stands_for * own
+            self.means[s, part] = b[: max(self.means.shape[1] - start, 0)]
+        self.z[s], self.m[s], self.w[s] = state.z, state.m, state.w
+        self.trace[s, 1:] = walk.n_groups, state.share, *state.rates

@@ -1,0 +1,253 @@
+"""One chain over partitions: compiled sweeps, and in numpy what is drawn between them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.special import betaln, gammaln
+
+from fedkin._base import Array, Index
+from fedkin.kin.kernels.bundles import LANES, Groups, Moving, Prior, in_lanes, make_groups, make_room, unpacked
+from fedkin.kin.kernels.marginals import alone, centres, join
+from fedkin.kin.kernels.sweeps import sweep
+from fedkin.kin.options import SHARES
+from fedkin.kin.sampler.sites import Sites, group_sums
+
+#: Prior precision of the groups' common mean, in units of the spread between sites.
+MEAN_PRECISION = 4.0
+#: Where the typical width of groups may lie (log-uniform), and shapes of the widths' inverse gamma prior (uniform).
+TYPICAL_WIDTH = np.exp(np.linspace(np.log(0.03), np.log(30.0), 48))
+SHAPES = np.array([0.5, 1.0, 2.0, 5.0, 20.0])
+#: Widths and rates keep away from what cannot be computed with.
+LEAST, LEAST_RATE = 1e-6, 1e-6
+#: Sweeps from one draw of the within-group share to the next, and after which sums are made anew.
+SHARE_EVERY, ANEW = 3, 10
+_LOG_TYPICAL, _LOG_SHAPES, _GAMMA_SHAPES = np.log(TYPICAL_WIDTH), np.log(SHAPES), gammaln(SHAPES)
+#: Half of the mass on groups without any spread inside.
+_LOG_SHARES = np.log([0.5, *[0.5 / (len(SHARES) - 1)] * (len(SHARES) - 1)])
+
+
+@dataclass
+class State:
+    """Where a chain stands: groups ``z (V,)``, number of the share, groups' ``m (p,)`` and ``w (p,)``, and scalars."""
+
+    z: Index
+    share: int
+    m: Array
+    w: Array
+    typical: float
+    shape: float = 2.0
+    rates: tuple[float, float] = (0.5, 0.5)  # of edges inside and between groups
+
+
+@dataclass(frozen=True)
+class Course:
+    """Log prior of partitions by the number of groups; whether groups are integrated out, hyper-parameters move, and
+    groups split and merge as a whole."""
+
+    partitions: Array
+    collapsed: bool = True
+    moves: bool = True
+    splits: bool = False
+
+    @property
+    def most(self) -> int:
+        """Most groups."""
+        return len(self.partitions) - 2
+
+
+@dataclass
+class Walk:
+    """A chain on its way, which moves its ``state``."""
+
+    sites: Sites
+    state: State
+    course: Course
+    rng: np.random.Generator
+    sweeps: int = 0
+    mean: Array = field(init=False)  # of the centres of groups that have members (K, p)
+    drawn: Array = field(init=False)  # one draw of them
+    labels: Index = field(init=False)  # of each site among these groups (V,)
+
+    def __post_init__(self) -> None:
+        sites, V, p = self.sites, *self.sites.size
+        neighbours = sites.neighbours
+        self.edges = float(neighbours.weight.sum()) / 2
+        density = (self.edges + 1.0) / (0.5 * V * (V - 1) + 2.0)
+        self.beta = 2.0 * density, 2.0 - 2.0 * density  # prior of the rates
+        self.groups, self.room = make_groups(self.course.most, sites.sums.shape[2]), make_room(p)
+        self.weight = np.zeros(2 * self.groups.n.size + 2)
+        self.phi = np.zeros(self.groups.sums.shape) if not self.course.collapsed else None
+        self.alone, self.odds, self.totals = (
+            np.zeros(V),
+            np.concatenate([np.zeros(3), self.course.partitions]),
+            sites.k.sum(axis=1),
+        )
+        self.collect()
+
+    def collect(self) -> None:
+        """Sums over the members of all groups."""
+        groups, z = self.groups, self.state.z
+        self.sums = self.sites.sums[self.state.share]
+        K = int(z.max()) + 1
+        blocks = -(-max(K, int(groups.used[0])) // LANES)
+        groups.sums[:blocks] = in_lanes(group_sums(self.sums, z, K), blocks)
+        groups.n[:] = np.bincount(z, minlength=len(groups.n))
+        groups.used[0] = K
+
+    def _prior(self) -> None:
+        """What follows from hyper-parameters."""
+        state, V = self.state, len(self.alone)
+        precision = 1.0 / state.w
+        self.prior = Prior(precision, precision * state.m)
+        self.base = 0.5 * float(state.m @ self.prior.pull)  # every group's log marginal is less by it
+        self.odds[0] = -self.base
+        if self.edges:
+            r_in, r_out = state.rates
+            self.odds[1:3] = math.log(r_in / r_out), math.log((1 - r_in) / (1 - r_out))
+        assert alone(self.sums, self.prior, self.room, self.alone) == V
+
+    def logs(self) -> None:
+        """Log marginals of the groups as they are."""
+        self.room.take[:] = 0.0
+        join(self.groups, self.sums[0], self.prior, self.room)
+        self.groups.log[:] = self.groups.new
+
+    def moving(self, order: Index) -> Moving:
+        """What kernels take of the sites, with fresh uniform draws."""
+        first, neighbour, weight = self.sites.neighbours
+        chance = self.rng.random(len(self.alone))
+        return Moving(self.sums, self.alone, chance, weight, self.state.z, order, first, neighbour)
+
+    def sweep(self, same: Array) -> float:
+        """Draw every site's group; the bound on the evidence, without what hyper-parameters add to it."""
+        state, groups, V = self.state, self.groups, len(self.alone)
+        if self.sweeps == 0 or self.course.moves:
+            self._prior()
+        if self.course.splits:
+            from fedkin.kin.sampler.splits import split_and_merge
+
+            split_and_merge(self)
+        moving = self.moving(self.rng.permutation(V))
+        parts = (moving, groups, self.prior, self.room, self.odds, self.weight, same, self.course.most)
+        if self.phi is None:
+            self.logs()
+            entropy = sweep(*parts)
+        else:
+            from fedkin.kin.kernels.drawn import sweep_drawn
+
+            self.describe()
+            self._set_phi(self.drawn)
+            entropy = sweep_drawn(*parts, self.phi, self.rng.standard_normal((V, len(state.m))))
+        self.sweeps += 1
+        if self.sweeps % ANEW == 0:
+            self.collect()
+        log = self.describe()
+        n = np.bincount(self.labels)
+        self.n_groups = len(n)
+        self.counts = self._count_edges(n)
+        score = float(self.totals[state.share]) + log + float(gammaln(n + 1.0).sum())
+        score += float(self.course.partitions[self.n_groups])
+        if self.edges:
+            inside, pairs, between, others = self.counts
+            yes, no = self.beta
+            score += float(betaln([inside + yes, between + yes], [pairs - inside + no, others - between + no]).sum())
+            score -= 2.0 * float(betaln(yes, no))
+        self.density = score
+        return float(score + entropy + _LOG_SHARES[state.share])
+
+    def describe(self) -> float:
+        """Means and draws of the groups' centres; the sum of their log marginals."""
+        live = np.flatnonzero(self.groups.n[: self.groups.used[0]])
+        number = np.zeros(self.groups.used[0], dtype=np.int64)
+        number[live] = np.arange(len(live))
+        self.live, self.labels = live, number[self.state.z]
+        shape = (-(-len(number) // LANES), len(self.state.m), LANES)
+        mean, draw = np.empty(shape), self.rng.standard_normal(shape)
+        centres(self.groups, self.sums[0], self.prior, self.room, mean, draw)
+        block, lane = live // LANES, live % LANES
+        self.mean, self.drawn = mean[block, :, lane], draw[block, :, lane]
+        return float(self.groups.new[live].sum()) - len(live) * self.base
+
+    def log_marginals(self, sums: Array) -> Array:
+        """Log marginals ``(n,)`` of groups with these sums ``(n, T + p)``."""
+        blocks = -(-len(sums) // LANES)
+        made = np.zeros(blocks * LANES)
+        groups = Groups(in_lanes(sums, blocks), self.groups.n, np.array([len(sums)]), self.groups.log, made)
+        self.room.take[:] = 0.0
+        join(groups, self.sums[0], self.prior, self.room)
+        return np.asarray(made[: len(sums)] - self.base)
+
+    def spread(self) -> Array:
+        """Covariances ``(K, p, p)`` of the groups' centres."""
+        p = len(self.state.m)
+        precision = unpacked(self.groups.sums[self.live // LANES, :-p, self.live % LANES], p)
+        return np.asarray(np.linalg.inv(precision + np.diag(self.prior.precision)))
+
+    def _set_phi(self, centres: Array) -> None:
+        """What makes a site's sums its log likelihood at the groups' centres."""
+        assert self.phi is not None
+        p = centres.shape[1]
+        i, j = np.triu_indices(p)
+        squares = np.where(i == j, -0.5, -1.0) * centres[:, i] * centres[:, j]
+        self.phi[self.live // LANES, :, self.live % LANES] = np.concatenate([squares, centres], axis=1)
+
+    def _count_edges(self, n: Index) -> tuple[float, float, float, float]:
+        """Edges inside groups, pairs inside groups, edges between, pairs between."""
+        V = len(self.alone)
+        inside = self.sites.neighbours.inside(self.state.z) if self.edges else 0.0
+        pairs = 0.5 * float((n * (n - 1.0)).sum())
+        return inside, pairs, self.edges - inside, 0.5 * V * (V - 1) - pairs
+
+    def move(self) -> float:
+        """Draw all but the partition; what they add to the bound on the evidence."""
+        state, rng = self.state, self.rng
+        gain = self._move_widths()
+        if self.sweeps % SHARE_EVERY == 1:
+            self._move_share()
+        inside, pairs, between, others = self.counts
+        yes, no = self.beta
+        rates = rng.beta([inside + yes, between + yes], [pairs - inside + no, others - between + no])
+        state.rates = tuple(np.clip(rates, LEAST_RATE, 1 - LEAST_RATE).tolist())
+        return gain
+
+    def _move_widths(self) -> float:
+        """Draw ``m``, ``w`` and what they come from; the sum of log prior minus log conditional of ``m`` and ``w``."""
+        state, rng, K = self.state, self.rng, self.n_groups
+        p, shape, typical = len(state.m), state.shape, state.typical
+        precision = K / state.w + MEAN_PRECISION
+        mean = self.drawn.sum(axis=0) / (state.w * precision) + rng.standard_normal(p) / np.sqrt(precision)
+        a, b = shape + 0.5 * K, shape * typical + 0.5 * ((self.drawn - mean) ** 2).sum(axis=0)
+        width = np.clip(b / rng.standard_gamma(a, p), LEAST, 1.0 / LEAST)
+        logs, inverses = np.log(width), 1.0 / width
+        gain = 0.5 * float((np.log(MEAN_PRECISION / precision) - MEAN_PRECISION * mean**2 + 1.0).sum())
+        gain += p * (shape * math.log(shape * typical) - math.lgamma(shape) + math.lgamma(a)) - a * np.log(b).sum()
+        gain += (a - shape) * logs.sum() + ((b - shape * typical) * inverses).sum()
+        state.m, state.w = mean, width
+        total = inverses.sum()
+        state.typical = float(TYPICAL_WIDTH[pick(p * shape * _LOG_TYPICAL - shape * TYPICAL_WIDTH * total, rng)])
+        odds = p * (SHAPES * (_LOG_SHAPES + math.log(state.typical)) - _GAMMA_SHAPES)
+        odds -= (SHAPES + 1.0) * logs.sum() + SHAPES * state.typical * total
+        state.shape = float(SHAPES[pick(odds, rng)])
+        return float(gain)
+
+    def _move_share(self) -> None:
+        """Draw the share of the spread that is inside groups from its exact conditional."""
+        state, K = self.state, self.n_groups
+        precision = 1.0 / state.w
+        self.prior = Prior(precision, precision * state.m)
+        self.base = 0.5 * float(state.m @ self.prior.pull)
+        sums = group_sums(self.sites.sums, self.labels, K).reshape(-1, self.sums.shape[1])
+        odds = self.log_marginals(sums).reshape(-1, K).sum(axis=1) + self.totals + _LOG_SHARES
+        share = pick(odds, self.rng)
+        if share != state.share:
+            state.share = share
+            self.collect()
+
+
+def pick(logs: Array, rng: np.random.Generator) -> int:
+    """A position, drawn with probability proportional to ``exp(logs)``."""
+    chance = np.cumsum(np.exp(logs - logs.max()))
+    return int(np.searchsorted(chance, rng.random() * chance[-1]))
