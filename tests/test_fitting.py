@@ -434,3 +434,29 @@ def test_section_5(varrho):
     assert 0.8 * 20 / (100 * 20) < oracle < 1.25 * 20 / (100 * 20)
     assert design.error(selected.coef[:, 0]) <= 1.05 * oracle
     assert 1.5 * oracle < design.error(plain.coef[:, 0]) < 0.8 * local
+
+
+def test_a_ridge_is_chosen_together_with_lam_and_shrinkage_undone():
+    """`cross_validate_ridge` and `solve_debiased` by options, the same from rows and through the estimator."""
+    from fedkin import FedADMMRegressor
+    from fedkin.solvers import cross_validate_ridge, solve_debiased
+
+    rng = np.random.default_rng(0)
+    X, site = rng.normal(size=(60, 8)), np.repeat(np.arange(6), 10)
+    y = X @ (0.2 * np.ones(8)) + rng.normal(size=60)
+    fed = fedkin.Federation.from_arrays(X, y, site)
+    plain = {"select": "none", "standardize": False, "fit_intercept": False}
+    model = fit_federation(fed, None, FitOptions(ridge="cv", **plain))
+    problem = fedkin.Problem(fed, fedkin.Graph.complete(fed.devices))
+    best, choice = cross_validate_ridge(problem, [np.full(8, ridge) for ridge in (0.0, 1e-3, 1e-2, 0.1, 1.0)])
+    assert model.history["choice"]["ridge"] == np.max(best.ridge) > 0
+    assert model.lam == pytest.approx(choice.lam)
+    assert np.allclose(model.coef[:, 0], fedkin.solve(best.with_lam(choice.lam)).theta, atol=1e-4)
+    assert np.allclose(FedADMMRegressor(ridge="cv", **plain).fit(X, y, device=site).coef_, model.coef[:, 0])
+    mcp = fit_federation(fed, None, FitOptions(lam=0.02, debias="mcp", **plain))
+    assert np.allclose(mcp.coef[:, 0], solve_debiased(problem.with_lam(0.02))[-1].theta, atol=1e-4)
+    assert not np.allclose(mcp.coef, fit_federation(fed, None, FitOptions(lam=0.02, **plain)).coef, atol=5e-4)
+    with pytest.raises(ParameterError, match="is chosen together with lam"):
+        FitOptions(ridge="cv", lam=0.1)
+    with pytest.raises(ParameterError, match="'cv', got 'big'"):
+        FitOptions(ridge="big")

@@ -15,6 +15,7 @@ from fedkin.stats import Method, Variance
 
 PenaltyName = Literal["l1", "l2", "linf"]
 CvRule = Literal["min", "1se"]
+Debiasing = Literal["none", "mcp", "adaptive"]
 Solver = Literal["exact", "fedadmm"]
 FitMethod = Literal["auto", "kin", "fused"]
 
@@ -79,14 +80,26 @@ class FitOptions:
     ] = "bonferroni"
     level: Annotated[float, "Level of the edge tests."] = 0.05
     variance: Annotated[Variance, "Variance that the edge tests use."] = "model"
+    debias: Annotated[
+        Debiasing,
+        "Solve again with weaker edges between sites that differ, so that groups are not drawn towards each other: "
+        "mcp, or adaptive weights.",
+    ] = "none"
     refit: Annotated[bool, "Fit each group once more, pooled and without the penalty."] = False
     fit_intercept: Annotated[bool, "Add a constant; it is fused like the coefficients, but not shrunk."] = True
+    fuse_intercept: Annotated[
+        bool | Literal["auto"],
+        "Whether edges pull at intercepts, too; if not, sites that share slopes keep their levels (least squares). "
+        "auto lets cross-validation say.",
+    ] = True
     standardize: Annotated[
         bool, "Fit on features of mean 0 and standard deviation 1; coefficients stay in the units of the features."
     ] = True
-    ridge: Annotated[float, "Extra quadratic penalty on every device, for separable classes or collinear features."] = (
-        0.0
-    )
+    ridge: Annotated[
+        float | Literal["cv"],
+        "Extra quadratic penalty on every site, for separable classes or collinear features: a number, or cv to choose "
+        "it together with lam.",
+    ] = 0.0
     sparsity: Annotated[float, "Extra l1 penalty on the coefficients of every device."] = 0.0
     cv_folds: Annotated[int, "Folds of the cross-validation."] = 5
     cv_rule: Annotated[
@@ -110,9 +123,17 @@ class FitOptions:
                 raise ParameterError(f"lam must be a number of at least 0 or 'cv', got {self.lam!r}")
         else:
             check_nonnegative("lam", self.lam)
-        check_nonnegative("ridge", self.ridge)
+        if self.ridge == "cv":
+            if self.lam != "cv":
+                raise ParameterError(
+                    'ridge="cv" is chosen together with lam: leave lam= out, or give a number as ridge='
+                )
+        elif isinstance(self.ridge, str):
+            raise ParameterError(f"ridge must be a number of at least 0 or 'cv', got {self.ridge!r}")
+        else:
+            check_nonnegative("ridge", self.ridge)
         check_nonnegative("sparsity", self.sparsity)
-        for name in ("method", "penalty", "select", "variance", "cv_rule", "solver"):
+        for name in ("method", "penalty", "select", "variance", "cv_rule", "solver", "debias"):
             allowed: tuple[object, ...] = (*choices(name), *((None,) if name == "select" else ()))
             check_choice(name, getattr(self, name), allowed)
         if not 0 < self.level < 1:
@@ -122,11 +143,28 @@ class FitOptions:
         check_whole("max_iter", self.max_iter, least=1)
         check_whole("rounds", self.rounds, least=1)
         check_whole("messages", self.messages, least=1)
+        self._check_together()
         if self.method == "kin" and self._fused_only:
             name = self._fused_only[0]
             raise ParameterError(
                 f'{name}= is for the fused estimator, not for kin: leave it out, or take method="fused"'
             )
+
+    def _check_together(self) -> None:
+        """Raise for options that exclude each other."""
+        if self.fuse_intercept not in (True, False, AUTO):
+            raise ParameterError(f"fuse_intercept must be True, False or 'auto', got {self.fuse_intercept!r}")
+        alone = self.fuse_intercept is not True
+        if alone and self.refit:
+            raise ParameterError("refit pools intercepts within groups: leave out refit= or fuse_intercept=")
+        for name, given in (("fuse_intercept", alone), ("debias", self.debias != "none")):
+            if given and self.solver != "exact":
+                raise ParameterError(f'{name}= is for solver="exact", not for {self.solver!r}: leave one of them out')
+
+    @property
+    def least_ridge(self) -> float:
+        """The ridge that there is in any case: the number that was given, or 0 where it is to be chosen."""
+        return 0.0 if isinstance(self.ridge, str) else self.ridge
 
     @property
     def chosen(self) -> Literal["kin", "fused"]:

@@ -197,7 +197,7 @@ def well_posed_problem(prepared: Prepared, graph: Graph, options: FitOptions) ->
         prepared.loss,
         options.penalty,
         sparsity=np.broadcast_to(prepared.units.per_feature(options.sparsity), shape),
-        ridge=prepared.units.per_feature(options.ridge),
+        ridge=prepared.units.per_feature(options.least_ridge),
     )
     # edges with a penalty leave only common directions free: a component has a minimiser when its pooled loss has one
     groups = graph if options.lam != 0 else Graph.empty(graph.devices)
@@ -247,12 +247,12 @@ def _without_minimiser(prepared: Prepared, labels: NDArray[np.int64], options: F
     if loss is None or loss.minimiser == "unknown":
         return {}
     if loss.minimiser == "always":
-        return {} if options.ridge > 0 or options.sparsity > 0 else _with_collinear_features(fed, labels)
+        return {} if options.least_ridge > 0 or options.sparsity > 0 else _with_collinear_features(fed, labels)
     if isinstance(fed, Summaries):
         return _without_estimates(fed, labels)
     assert fed.y is not None
     group = labels[fed.device_index]
-    if options.ridge > 0 or options.sparsity > 0:
+    if options.least_ridge > 0 or options.sparsity > 0:
         # only the intercept is free: it has nowhere to stop when a class, or every count, is missing
         diverges = np.flatnonzero(loss.constant_diverges(fed.y, group)) if prepared.fit_intercept else ()
         bad: dict[Hashable, str] = {int(label): _SEPARATED for label in diverges}

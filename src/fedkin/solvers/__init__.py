@@ -2,8 +2,8 @@
 
 In: a `Problem`. Out: a `Solution` with a certified duality gap, or a level chosen by cross-validation within devices.
 An `Iteration` (numpy, compiled, along chains, or on cliques without edges) takes primal-dual steps; `exact` certifies
-where it stands and makes a `Solution` of the best; `debias` solves again with weaker edges. `kernels/` holds the
-compiled loops and the toolkit that compiles them.
+where it stands and makes a `Solution` of the best; `debias` solves again with weaker edges; `profiled` leaves out
+parameters that no edge pulls at. `kernels/` holds the compiled loops and the toolkit that compiles them.
 Imports: `objective` and below.
 """
 
@@ -23,6 +23,7 @@ from fedkin.solvers.exact import SCALE_FLOOR, solve, solve_fused
 from fedkin.solvers.grids import lam_grid, lam_max
 from fedkin.solvers.path import lam_path
 from fedkin.solvers.pdhg import fused_parameters
+from fedkin.solvers.profiled import ProfiledProblem
 from fedkin.solvers.radius import MinimizerBall
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Debias",
     "LamChoice",
     "MinimizerBall",
+    "ProfiledProblem",
     "best_level",
     "compile_kernels",
     "cross_validate_lam",

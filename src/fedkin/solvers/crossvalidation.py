@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
 from fedkin.graph import Graph
 from fedkin.objective import (
-    DeviceTerms,
     FoldSums,
     FusedObjective,
     Problem,
@@ -133,10 +132,25 @@ def cross_validate_lam(
     _check_rows(problem, folds, seed)
     grid = lam_grid(problem, n_lams, ratio) if lams is None else checked_grid(lams)
     cut = cut_folds(problem, folds, seed)
+    return choose_level(cut, grid, rule, tol=tol, n_jobs=n_jobs, backend=backend, abandon=lams is None)
+
+
+def choose_level(
+    cut: list[Fold],
+    grid: Array,
+    rule: Rule,
+    *,
+    tol: float = 1e-4,
+    n_jobs: int | None = None,
+    backend: Backend = "auto",
+    abandon: bool = False,
+) -> LamChoice:
+    """The best of the levels ``grid (m,)`` by these folds; the last ones are not tried where it is time to abandon."""
+    first = cut[0].objective
     # decided here and not by each process for itself: many processes give what one gives, to the bit
-    resolved = resolve_backend(backend, problem.fused, len(cut) * grid.size)
+    resolved = resolve_backend(backend, first, len(cut) * grid.size)
     batches = in_batches(cut, resolved)
-    scores = _scores(batches, grid * problem.n_devices, tol, resolved, n_jobs, abandon=lams is None)
+    scores = _scores(batches, grid * first.graph.n_devices, tol, resolved, n_jobs, abandon=abandon)
     grid = grid[: scores.shape[1]]
     mean, error = mean_and_error(scores)
     return LamChoice(float(grid[best_level(mean, error if rule == "1se" else None)]), grid, scores, mean, error, rule)
@@ -302,12 +316,19 @@ def held_out_losses(
     return out
 
 
+class HeldOut(Protocol):
+    """Losses of rows that are held out."""
+
+    def values(self, theta: Array) -> Array:
+        """Mean losses ``(V,)`` at ``theta (V, p)``."""
+
+
 @dataclass(frozen=True, eq=False)
 class Fold:
     """What one fold trains on, and mean losses (without ridge) of the rows it holds out, on the devices ``seen``."""
 
     objective: FusedObjective
-    held_out: DeviceTerms
+    held_out: HeldOut
     seen: Index
 
 

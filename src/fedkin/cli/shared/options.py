@@ -16,10 +16,12 @@ Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory 
 
 #: Options that the command line calls by another name.
 _NAMES = {"fit_intercept": "intercept", "n_jobs": "jobs", "cv_folds": "folds", "cv_rule": "one_se"}
-_METAVARS = {"lam": "cv|X", "n_jobs": "N", "batch_size": "B"}
+#: Options that are a number, or chosen by cross-validation.
+_NUMBER_OR_CV = ("lam", "ridge")
+_METAVARS = {"lam": "cv|X", "ridge": "cv|X", "n_jobs": "N", "batch_size": "B"}
 _PANELS = {
     "Model": ("method", "loss", "fit_intercept", "messages"),
-    "Fused estimator": ("penalty", "lam", "refit", "standardize", "ridge", "sparsity"),
+    "Fused estimator": ("penalty", "lam", "fuse_intercept", "debias", "refit", "standardize", "ridge", "sparsity"),
     "Edge tests": ("select", "level", "variance"),
     "Choice of lam": ("cv_folds", "cv_rule"),
     "Computation": ("solver", "tol", "max_iter", "rounds", "batch_size", "seed", "n_jobs"),
@@ -77,8 +79,10 @@ def with_contract(given: Mapping[str, Any], agreed: Mapping[str, Any]) -> FitOpt
 
 def _parameter(name: str, panel: str) -> Parameter:
     kind, default, spelled = get_type_hints(FitOptions)[name], DEFAULTS[name], flag(name)
-    if name == "lam":
-        kind = str
+    if name in _NUMBER_OR_CV:
+        kind, default = str, str(default)
+    elif name == "fuse_intercept":
+        kind, default = Literal["yes", "no", "auto"], "yes"
     elif name == "cv_rule":  # of two rules, one is a flag
         kind, default = bool, False
     elif choices(name):
@@ -93,7 +97,9 @@ def _parameter(name: str, panel: str) -> Parameter:
 def _value(name: str, given: Any) -> Any:
     if name == "cv_rule":
         return "1se" if given else DEFAULTS[name]
-    if name != "lam":
+    if name == "fuse_intercept":
+        return {"yes": True, "no": False}.get(given, given)
+    if name not in _NUMBER_OR_CV:
         return given
     try:
         return float(given)

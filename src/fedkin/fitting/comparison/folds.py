@@ -77,7 +77,7 @@ def compare_folds(
     held_out = np.flatnonzero(sums.count[:, :-1].any(axis=0)).tolist()
     if not held_out:
         return None
-    ridge = units.per_feature(options.ridge)
+    ridge = units.per_feature(options.least_ridge)
 
     def fedkin(rest: FoldSums, training: QuadraticTerms) -> Array:
         if model.kin is not None:

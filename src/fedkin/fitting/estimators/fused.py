@@ -20,7 +20,7 @@ import numpy as np
 
 from fedkin.fitting.estimators.per_device import REGRESSION_LOSSES, PerDevice, PerDeviceClassifier, PerDeviceRegressor
 from fedkin.fitting.model import FittedModel
-from fedkin.fitting.options import DEFAULTS, CvRule, FitOptions, PenaltyName, Solver, documented
+from fedkin.fitting.options import DEFAULTS, CvRule, Debiasing, FitOptions, PenaltyName, Solver, documented
 from fedkin.fitting.preparation import Prepared
 from fedkin.fitting.ways import fit_prepared, silent
 from fedkin.graph import Graph
@@ -44,10 +44,12 @@ class _FedADMM(PerDevice):
         select: Method | Literal["none"] | None = FitOptions.select,
         level: float = FitOptions.level,
         variance: Variance = FitOptions.variance,
+        debias: Debiasing = FitOptions.debias,
         refit: bool = FitOptions.refit,
         fit_intercept: bool = FitOptions.fit_intercept,
+        fuse_intercept: bool | Literal["auto"] = FitOptions.fuse_intercept,
         standardize: bool = FitOptions.standardize,
-        ridge: float = FitOptions.ridge,
+        ridge: float | Literal["cv"] = FitOptions.ridge,
         sparsity: float = FitOptions.sparsity,
         cv: int = FitOptions.cv_folds,
         cv_rule: CvRule = FitOptions.cv_rule,
@@ -67,8 +69,10 @@ class _FedADMM(PerDevice):
         self.select = select
         self.level = level
         self.variance = variance
+        self.debias = debias
         self.refit = refit
         self.fit_intercept = fit_intercept
+        self.fuse_intercept = fuse_intercept
         self.standardize = standardize
         self.ridge = ridge
         self.sparsity = sparsity

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedkin._base import Array, Index, count
+from fedkin._base import Array, Index, Mask, count
 from fedkin.data import INTERCEPT, Schema
 from fedkin.errors import ParameterError
 from fedkin.fitting.model.model import FittedModel
@@ -61,6 +61,11 @@ class Units:
         if self.fit_intercept:
             levels[:, 0] = 0.0
         return levels.reshape(-1)
+
+    @property
+    def intercepts(self) -> Mask:
+        """Which of the p parameters are intercepts."""
+        return np.asarray(self.per_feature(1.0) == 0.0)
 
     @property
     def parameter_names(self) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 In: a `Federation` (`fit_federation`) or `Summaries` (`fit_summaries`, message by message: `SummaryFit`), and
 `FitOptions`, whose ``chosen`` says which estimator. Out: a `FittedModel`.
-`federation` and `summaries` hold the fused estimator, `kin` the call of `find_kin`; `asks` says what sites are asked
-in the next message, `history` how the fit came about, `naive` intervals of a fused fit.
+`federation` and `summaries` hold the fused estimator, `levels` its choice of ``lam``, `kin` the call of `find_kin`;
+`asks` says what sites are asked in the next message, `history` how the fit came about, `naive` intervals of fused fits.
 To add a way to fit: a module here, a word in `fedkin.fitting.options`, and a branch in `federation` and `summaries`.
 Imports: `fitting.preparation`, `fitting.options`, `fitting.model`, and the rooms below `fitting`.
 """
@@ -11,8 +11,9 @@ Imports: `fitting.preparation`, `fitting.options`, `fitting.model`, and the room
 from __future__ import annotations
 
 from fedkin.fitting.ways.asks import Asks
-from fedkin.fitting.ways.federation import Progress, fit_federation, fit_prepared, silent
+from fedkin.fitting.ways.federation import fit_federation, fit_prepared, silent
 from fedkin.fitting.ways.history import data_record, with_history
+from fedkin.fitting.ways.levels import Progress
 from fedkin.fitting.ways.naive import naive_confint
 from fedkin.fitting.ways.summaries import SummaryFit, fit_summaries
 

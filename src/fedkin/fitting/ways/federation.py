@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, cast
 
 from fedkin.data import Federation, Schema
-from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
+from fedkin.errors import ParameterError, SolverError
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Prepared, note_light_ridge, prepare, well_posed_problem, with_light_ridge
-from fedkin.fitting.ways.history import choice_record
 from fedkin.fitting.ways.kin import kin_model
+from fedkin.fitting.ways.levels import Progress, solved_level
 from fedkin.graph import Graph
-from fedkin.objective import Problem, Solution
-from fedkin.solvers import LamChoice, cross_validate_lam, solve
 from fedkin.stats import Method, oracle_fit, select_edges
 
-Progress = Callable[[str], None]
 _MOST_PAIRS = 5_000_000  # beyond this many, pairs are not listed
-
-
-class Level(NamedTuple):
-    """A penalty level, and what cross-validation saw where it chose it."""
-
-    lam: float
-    scores: LamChoice | None = None
 
 
 def fit_federation(
@@ -107,17 +93,19 @@ def fused_model(prepared: Prepared, graph: Graph | None, options: FitOptions, sa
     devices = prepared.federation.devices
     used, selection, notes = used_graph(prepared, graph, options, say)
     problem, reasons = well_posed_problem(prepared, used, options)
+    free = prepared.units.intercepts
     try:
-        solution, chosen = _solved(problem, options, say)
+        solved = solved_level(problem, options, free, say)
     except SolverError:
         if reasons:
             raise
         # rows held out by a fold can take away the last overlap of two classes
         reasons = dict.fromkeys(devices, "without the rows of one fold, classes are separated")
         problem = with_light_ridge(problem, used, list(devices))
-        solution, chosen = _solved(problem, options, say)
+        solved = solved_level(problem, options, free, say)
     note_light_ridge(notes, reasons, stacklevel=4)
-    clusters = used.components() if options.select is not None else solution.clusters(used)
+    solution = solved.solution
+    clusters = used.components() if options.select is not None else solved.clusters
     theta = solution.theta
     if options.refit:
         say(f"refitting {int(clusters.max()) + 1} groups without penalty")
@@ -127,13 +115,13 @@ def fused_model(prepared: Prepared, graph: Graph | None, options: FitOptions, sa
         used,
         options,
         clusters=clusters,
-        lam=chosen.lam,
+        lam=solved.lam,
         gap=solution.gap,
         n_iter=solution.n_iter,
         status=solution.status,
         selection=selection,
         notes=notes,
-        history=None if chosen.scores is None else {"choice": choice_record(chosen.scores)},
+        history=None if solved.choice is None else {"choice": solved.choice},
     )
 
 
@@ -175,65 +163,3 @@ def used_graph(
     }
     say(f"kept {chosen.graph.n_edges} of {candidates.n_edges} edges")
     return chosen.graph, summary, {device: (str(line),) for device, line in chosen.notes.items()}
-
-
-def _solved(problem: Problem, options: FitOptions, say: Progress) -> tuple[Solution, Level]:
-    chosen = chosen_level(problem, options, say)
-    lam = chosen.lam
-    say(f"solving at lam = {lam:.4g}")
-    if options.solver == "exact":
-        return solve(problem.with_lam(lam), options.tol, max_iter=options.max_iter), chosen
-    from fedkin.admm import fed_admm
-
-    solution = fed_admm(
-        problem.with_lam(lam),
-        options.rounds,
-        options.batch_size,
-        gradient="plain" if options.batch_size is None else "saga",
-        seed=options.seed,
-        tol=options.tol,
-        fuse=True,
-    )
-    return solution, chosen
-
-
-def chosen_lam(problem: Problem, options: FitOptions, say: Progress) -> float:
-    """The given ``lam``, or that of cross-validation."""
-    return chosen_level(problem, options, say).lam
-
-
-def chosen_level(problem: Problem, options: FitOptions, say: Progress) -> Level:
-    """The given ``lam``, or that of cross-validation with what it saw."""
-    if options.lam != "cv":
-        return Level(float(options.lam))
-    joined = np.flatnonzero(problem.graph.degree > 0)
-    if joined.size == 0:
-        return Level(0.0)
-    say(f"choosing lam by {options.cv_folds}-fold cross-validation within devices")
-    part, share = problem, joined.size / problem.n_devices
-    if share < 1:
-        # devices without edges do not depend on lam; with V' of V devices left, V' lam' = V lam
-        part = _restricted(problem, joined)
-    with warnings.catch_warnings():
-        # candidates that are hard to solve are far from the best, whose solution gets a certificate of its own
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        choice = cross_validate_lam(
-            part,
-            folds=options.cv_folds,
-            rule=options.cv_rule,
-            seed=options.seed,
-            n_jobs=options.n_jobs,
-        )
-    # the same scale for the candidates: they are levels of the whole problem then
-    return Level(choice.lam * share, replace(choice, lam=choice.lam * share, lams=choice.lams * share))
-
-
-def _restricted(problem: Problem, members: NDArray[np.int64]) -> Problem:
-    """The problem of some devices that no edge joins to the others."""
-    devices = [problem.federation.devices[u] for u in members]
-    return replace(
-        problem,
-        federation=problem.federation.subset(devices),
-        graph=problem.graph.subset(devices),
-        sparsity=np.asarray(problem.sparsity)[members],
-    )

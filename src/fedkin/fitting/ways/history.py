@@ -17,24 +17,13 @@ from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import prepare, well_posed_problem
 from fedkin.graph import Graph
-from fedkin.solvers import LamChoice, lam_path
+from fedkin.solvers import ProfiledProblem, lam_path
 
 #: Dropped edges that are kept by name.
 MOST_DROPPED = 20_000
 #: Numbers in the duals of a problem whose path is worth solving for a picture, and sites whose groups are kept.
 _MOST_DUALS, _MOST_SITES = 200_000, 2_000
 _PATH_TOL, _PATH_ITER = 1e-5, 2_000
-
-
-def choice_record(choice: LamChoice) -> dict[str, Any]:
-    """What a cross-validation saw."""
-    return {
-        "lam": choice.lam,
-        "rule": choice.rule,
-        "lams": choice.lams.tolist(),
-        "mean": choice.mean.tolist(),
-        "error": choice.error.tolist(),
-    }
 
 
 def with_history(
@@ -73,7 +62,11 @@ def with_history(
     choice = history.get("choice")
     duals = model.graph.n_edges * model.coef[0].size
     if choice and duals <= _MOST_DUALS and model.n_devices <= _MOST_SITES:
-        problem, _ = well_posed_problem(prepare(federation, options, schema), model.graph, options)
+        prepared = prepare(federation, options, schema)
+        how = replace(options, ridge=choice.get("ridge", options.least_ridge))
+        problem, _ = well_posed_problem(prepared, model.graph, how)
+        if choice.get("fuse_intercept") is False:
+            problem = ProfiledProblem(problem, prepared.units.intercepts).rest
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a picture, beside a fit with a certificate
             path = lam_path(problem, choice["lams"], tol=_PATH_TOL, max_iter=_PATH_ITER)

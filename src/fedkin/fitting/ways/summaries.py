@@ -24,8 +24,9 @@ from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Prepared, note_light_ridge, prepare, well_posed_problem
 from fedkin.fitting.ways.asks import Asks
-from fedkin.fitting.ways.federation import Progress, chosen_lam, fused_model, silent, used_graph
+from fedkin.fitting.ways.federation import fused_model, silent, used_graph
 from fedkin.fitting.ways.kin import kin_asks, model_of_kin
+from fedkin.fitting.ways.levels import Progress, chosen_lam
 from fedkin.graph import Graph
 from fedkin.kin import find_kin
 from fedkin.objective import Ask, Problem, Summaries, ball_gap, solve_and_rest
@@ -188,8 +189,14 @@ class SummaryFit:
         prepared = prepare(summaries, options, self.schema)
         if summaries.loss.quadratic:
             return _from_messages(fused_model(prepared, self.graph, options, self.say), summaries, 1)
-        if options.refit:
-            raise ParameterError(f"refit=True needs the rows of the {summaries.loss.name} loss: leave it out")
+        for name, given in (
+            ("refit=", options.refit),
+            ("debias=", options.debias != "none"),
+            ("fuse_intercept=", options.fuse_intercept is False),
+            ('ridge="cv"', options.ridge == "cv"),
+        ):
+            if given:
+                raise ParameterError(f"{name} needs the rows of the {summaries.loss.name} loss: leave it out")
         if self.asks is None:
             found: Asks | FittedModel = self._first(prepared, options)
         else:
