@@ -76,8 +76,9 @@ def _about_gap(model: FittedModel) -> list[dict[str, str]]:
     lines = []
     if math.isfinite(model.gap):
         done = model.status == "converged"
+        nearness = f"within {model.gap:.1e} of its minimum" if model.gap > 0 else "at its minimum, to rounding"
         words = (
-            f"The objective is proven to be within {model.gap:.1e} of its minimum (relative duality gap), after "
+            f"The objective is proven to be {nearness} (relative duality gap), after "
             f"{count(model.n_iter, 'iteration')}."
         )
         lines.append(
@@ -92,10 +93,11 @@ def _about_gap(model: FittedModel) -> list[dict[str, str]]:
         lines.append({"tone": "fair", "title": "No certificate", "words": words})
     if model.selection is not None and model.selection.get("candidates"):
         kept, all_edges = int(model.selection["kept"]), int(model.selection["candidates"])
+        which = f"Each of the {all_edges} candidate edges" if all_edges > 1 else "The one candidate edge"
         words = (
-            f"Each of the {all_edges} candidate edges was tested ({model.selection['method']}, level "
-            f"{model.selection.get('level', 0.05):g}); {kept} stayed and {all_edges - kept} were dropped. A chain of "
-            "kept edges makes one group even when its ends differ."
+            f"{which} was tested ({model.selection['method']}, level {model.selection.get('level', 0.05):g}); "
+            f"{kept} stayed and {all_edges - kept} were dropped. A chain of kept edges makes one group even when its "
+            "ends differ."
         )
         lines.append({"tone": "good", "title": "Edges were tested", "words": words})
     lines.append(
