@@ -388,12 +388,12 @@ def test_numba_agrees(loss, penalty, gradient, average, absent, extras, p, ragge
 def test_threads_agree():
     from fedkin.admm import Settings
     from fedkin.admm.compiled import CompiledRounds
-    from fedkin.admm.session import Session, Setting
+    from fedkin.admm.session import RunSetup, Session
 
     problem = design_problem(penalty="l2")
     states = []
     for threads in (1, 3):
-        run = Session(problem, Setting(Settings(batch_size=5), 30, backend="numba"))
+        run = Session(problem, RunSetup(Settings(batch_size=5), 30, backend="numba"))
         rounds = CompiledRounds(run.local, threads)
         rounds(1, 20, None, None)
         rounds(21, 10, None, None)

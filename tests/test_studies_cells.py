@@ -15,7 +15,7 @@ from fedkin.studies.config import find_function, load_study, modules_beside, par
 from fedkin.studies.run import Job, run_job
 from fedkin.studies.tasks import Replication, check_study
 from fedkin.studies.tasks.designs import false_edge_design, make_design
-from fedkin.studies.tasks.estimation import Settings, Workbench
+from fedkin.studies.tasks.estimation import Tuning, Workbench
 from small_studies import ESTIMATION, SMALL, without_times
 
 pytestmark = pytest.mark.studies
@@ -27,7 +27,7 @@ def _least_squares(X: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def test_estimators_against_plain_least_squares():
     design = paper_design(12, 40, 3, 3, varrho=0.2, seed=4)
-    bench = Workbench(design, Settings(n_lams=6), seed=1)
+    bench = Workbench(design, Tuning(n_lams=6), seed=1)
     X, y = design.federation.X.reshape(12, 40, 3), design.federation.y.reshape(12, 40)
     local = np.stack([_least_squares(X[u], y[u]) for u in range(12)])
     np.testing.assert_allclose(bench.estimate("local").theta, local, atol=1e-8)
@@ -47,7 +47,7 @@ def test_estimators_against_plain_least_squares():
 
 def test_penalised_estimators_solve_their_own_problem():
     design = paper_design(12, 40, 3, 3, varrho=0.2, seed=4)
-    bench = Workbench(design, Settings(n_lams=6, tol=1e-8), seed=1)
+    bench = Workbench(design, Tuning(n_lams=6, tol=1e-8), seed=1)
     for name in ("fedadmm", "es", "local-es", "oracle"):
         found = bench.estimate(name)
         exact = fedkin.solve(fedkin.Problem(design.federation, found.graph, lam=found.lam), 1e-10)
@@ -59,7 +59,7 @@ def test_penalised_estimators_solve_their_own_problem():
 
 def test_lam_is_that_of_cross_validation():
     design = paper_design(9, 40, 4, 3, varrho=0.2, seed=2)
-    settings = Settings(folds=4, n_lams=6)
+    settings = Tuning(folds=4, n_lams=6)
     found = Workbench(design, settings, seed=3).estimate("fedadmm")
     problem = fedkin.Problem(design.federation, design.graph)
     lams = fedkin.lam_max(problem, tol=1.0) * np.geomspace(1.0, 1e-3, 6)
@@ -100,7 +100,7 @@ def test_options_of_a_custom_task_are_its_own(small_study: Path):
 
 
 def test_unknown_names_are_refused():
-    bench = Workbench(paper_design(4, 30, 2, 2), Settings(), seed=0)
+    bench = Workbench(paper_design(4, 30, 2, 2), Tuning(), seed=0)
     with pytest.raises(ParameterError, match="unknown estimator 'best'; choose from local"):
         bench.estimate("best")
     with pytest.raises(ParameterError, match="has no function 'nothing'"):

@@ -16,7 +16,7 @@ from fedkin.studies.config import load_study
 from fedkin.studies.launch import launch
 from fedkin.studies.present import write_report
 from fedkin.studies.present.report import Table, make_table, study_page
-from fedkin.studies.present.summary import Summary, paired_difference
+from fedkin.studies.present.summary import Sample, paired_difference
 from fedkin.studies.rows import StudyError, read_part, write_rows
 from fedkin.studies.run import duration, progress, run_study
 from processes import PATIENCE
@@ -185,10 +185,10 @@ def test_intervals_against_scipy_and_statsmodels():
     from statsmodels.stats.proportion import proportion_confint
 
     x = np.random.default_rng(1).normal(size=12)
-    summary = Summary.of(x)
+    summary = Sample.of(x)
     low, high = stats.t.interval(0.95, 11, loc=x.mean(), scale=stats.sem(x))
     assert (summary.mean - summary.half_width(), summary.mean + summary.half_width()) == pytest.approx((low, high))
-    zeros = Summary.of([1.0] * 17 + [0.0] * 3)
+    zeros = Sample.of([1.0] * 17 + [0.0] * 3)
     share = zeros.share_interval()
     assert (share.low, share.high) == pytest.approx(proportion_confint(17, 20, method="wilson"))
     y = x + np.random.default_rng(2).normal(size=12)

@@ -11,6 +11,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+#: ``say(words)``: tells whoever waits what is being done.
+Say = Callable[[str], None]
 #: ``listener(words, done, total)``: called before every turn of a loop and once after the last.
 Listener = Callable[[str, int, int], None]
 

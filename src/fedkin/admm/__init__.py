@@ -20,7 +20,7 @@ from fedkin.admm.gradients import DeviceRows, GradientKind, Gradients
 from fedkin.admm.plan import Plan, Settings, device_rows, plan_run
 from fedkin.admm.rounds import Course, DirectLink, Link, LocalShards, run_rounds
 from fedkin.admm.run import fed_admm
-from fedkin.admm.running import RUNNING, read_running
+from fedkin.admm.running_file import RUNNING, read_running
 from fedkin.admm.sampling import device_keys
 from fedkin.admm.shard import Average, Shard, ShardState, StepRule, UpdateRule
 from fedkin.admm.shares import MOST_PARAMS, Share, ShareTaker, is_shared, together

@@ -13,7 +13,7 @@ from fedkin.admm.availability import Availability
 from fedkin.admm.backend import Backend
 from fedkin.admm.gradients import GradientKind
 from fedkin.admm.plan import BatchSize, Settings
-from fedkin.admm.session import Recording, Session, Setting
+from fedkin.admm.session import Recording, RunSetup, Session
 from fedkin.admm.shard import Average
 from fedkin.admm.trace import Callback, Trace
 from fedkin.errors import ParameterError
@@ -146,6 +146,6 @@ def fed_admm(
         raise ParameterError("resume needs checkpoint, the file to go on from")
     settings = Settings(batch_size, rho, step, kappa, average, gradient, seed)
     trace = Trace(problem, reference)
-    setting = Setting(settings, rounds, availability, streams, shards, warm_start, backend)
+    setting = RunSetup(settings, rounds, availability, streams, shards, warm_start, backend)
     recording = Recording(tol, tuple(callbacks), record_every, checkpoint, checkpoint_every, fuse)
     return Session(problem, setting).run(trace, recording, resume)

@@ -18,7 +18,7 @@ from fedkin.admm.checkpoint import Checkpoint, describe
 from fedkin.admm.curvature import local_curvature
 from fedkin.admm.plan import Settings, device_rows, plan_run, sample_streams, starting_point
 from fedkin.admm.rounds import LocalShards, hosts_of
-from fedkin.admm.running import RunningFile
+from fedkin.admm.running_file import RunningFile
 from fedkin.admm.shard import ShardState, edge_update
 from fedkin.admm.trace import (
     Callback,
@@ -44,7 +44,7 @@ CHUNK_WORK = 3e8
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
+class RunSetup:
     """What determines the course of a run; see `fedkin.fed_admm`."""
 
     settings: Settings
@@ -77,7 +77,7 @@ class Session:
 
     running: RunningFile | None = None
 
-    def __init__(self, problem: Problem, setting: Setting) -> None:
+    def __init__(self, problem: Problem, setting: RunSetup) -> None:
         self.problem, self.settings, self.rounds, self.asked = (
             problem,
             setting.settings,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedkin._base import Array
 from fedkin.data import INTERCEPT, Federation, Schema, TableSchema
 from fedkin.errors import DataError, DegenerateDeviceWarning, ParameterError
-from fedkin.fitting.model import FittedModel, Units, class_numbers
+from fedkin.fitting.model import ColumnUnits, FittedModel, class_numbers
 from fedkin.fitting.options import AUTO, FitOptions
 from fedkin.graph import Graph
 from fedkin.losses import CLASS_LOSSES, LOGIT_SIZE, Loss, make_loss
@@ -36,7 +36,7 @@ class Prepared:
 
     federation: Federation | Summaries
     original: Federation | Summaries
-    units: Units
+    units: ColumnUnits
 
     @property
     def rows(self) -> Federation:
@@ -62,7 +62,7 @@ class Prepared:
         return parameter_map(mean, scale, intercept=self.fit_intercept, blocks=p // scale.size)
 
     def model(self, theta: Array, graph: Graph, options: FitOptions, **more: Any) -> FittedModel:
-        """A model with these parameters ``(V, p)``, in the user's units; ``more`` as in `Units.model`."""
+        """A model with these parameters ``(V, p)``, in the user's units; ``more`` as in `ColumnUnits.model`."""
         rows = self.original.n_samples
         return self.units.model(theta, graph, rows, options.penalty, options=options.plain(), **more)
 
@@ -83,13 +83,13 @@ def prepare(federation: Federation | Summaries, options: FitOptions, schema: Sch
     loss, classes, encoded = _encoded(federation, options.loss, None if schema is None else schema.classes)
     has_intercept = options.fit_intercept and not loss.location
     if schema is not None:
-        units = Units.of_schema(schema, loss, has_intercept)
+        units = ColumnUnits.of_schema(schema, loss, has_intercept)
         encoded = encoded.replaced(X=schema.scaled(encoded.X, has_intercept))
     else:
         encoded, mean, scale = _standardized(encoded, options, centre=has_intercept or loss.location)
         names = (federation.feature_names, mean, scale, classes, federation.target_name)
         offset = "offset" if learned is None or learned.offset is None else learned.offset
-        units = Units(loss, has_intercept, *names, None if federation.offset is None else offset, learned)
+        units = ColumnUnits(loss, has_intercept, *names, None if federation.offset is None else offset, learned)
     if has_intercept:
         encoded = encoded.with_intercept()
     if loss.n_params(encoded.n_features) != units.per_feature(0.0).size:
@@ -118,13 +118,13 @@ def _prepared_sums(summaries: Summaries, options: FitOptions, schema: Schema | N
         )
     intercept, summaries = summaries.has_intercept, summaries.repaired()
     if schema is not None:
-        return Prepared(summaries, summaries, Units.of_schema(schema, loss, intercept))
+        return Prepared(summaries, summaries, ColumnUnits.of_schema(schema, loss, intercept))
     mean, scale, prepared = np.zeros(summaries.n_features), np.ones(summaries.n_features), summaries
     if options.standardize:
         prepared, mean, scale = summaries.standardized()
     first = int(intercept)
     names = tuple(name for name in summaries.feature_names if name != INTERCEPT)
-    return Prepared(prepared, summaries, Units(loss, intercept, names, mean[first:], scale[first:]))
+    return Prepared(prepared, summaries, ColumnUnits(loss, intercept, names, mean[first:], scale[first:]))
 
 
 def _standardized(federation: Federation, options: FitOptions, centre: bool) -> tuple[Federation, Array, Array]:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
-from fedkin._base import listening
+from fedkin._base import Say, listening
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 #: Seconds between two lines where there is no terminal.
 EVERY = 5.0
-
-Say = Callable[[str], None]
 
 
 @contextmanager

@@ -12,9 +12,9 @@ import numpy as np
 import typer
 
 from fedkin import __version__
-from fedkin._base import Array, Index, count, write_file
+from fedkin._base import Array, Index, Say, count, write_file
 from fedkin.cli.models.report import command_line, write_report
-from fedkin.cli.shared.console import Report, output, print_json, working
+from fedkin.cli.shared.console import output, print_json, working
 from fedkin.cli.shared.kin_words import kin_facts
 from fedkin.cli.shared.options import Json
 from fedkin.cli.shared.tables import add_row, plain_table, print_facts
@@ -81,7 +81,7 @@ def demo(
         _print(model, result, out)
 
 
-def _found(design: Design, seed: int, say: Report) -> tuple[FittedModel, DemoResult]:
+def _found(design: Design, seed: int, say: Say) -> tuple[FittedModel, DemoResult]:
     """The model that Fedkin fits by default, and how it and the other methods did."""
     train, test = design.federation.split(0.5, seed)
     rows = int(train.n_samples[0])

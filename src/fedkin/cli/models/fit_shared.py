@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedkin import __version__
-from fedkin._base import count, listed
-from fedkin.cli.shared.console import Report, note, output, print_json, working
+from fedkin._base import Say, count, listed
+from fedkin.cli.shared.console import note, output, print_json, working
 from fedkin.cli.shared.kin_words import graph_use_words, kin_document
 from fedkin.cli.shared.model_words import graph_words, model_document
 from fedkin.cli.shared.options import flag, with_contract
@@ -68,7 +68,7 @@ def fit_shared(
 
 
 def shared_step(
-    data: Path, graph: Path | None, federation: Path | None, options: Mapping[str, Any], out: Path, say: Report
+    data: Path, graph: Path | None, federation: Path | None, options: Mapping[str, Any], out: Path, say: Say
 ) -> Step:
     """Fit what the sites have shared, and save the model in ``out``; or write what the sites are to be asked next."""
     from fedkin.cli.shared.contracts import fit_options

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedkin._base import count
+from fedkin._base import Say, count
 from fedkin.cli.models.hints import hint_at_loss
-from fedkin.cli.shared.console import Interrupted, Report, note, stopping_early
+from fedkin.cli.shared.console import Interrupted, note, stopping_early
 from fedkin.cli.shared.options import flag
 from fedkin.data import Federation, Schema
 from fedkin.errors import ConvergenceWarning, DataError, DegenerateDeviceWarning, SolverError
@@ -50,7 +50,7 @@ def fit_table(
     graph: Graph | None,
     how: FitOptions,
     how_compared: Comparing,
-    say: Report,
+    say: Say,
     schema: Schema | None,
 ) -> tuple[Comparison | None, FittedModel]:
     """The comparison on held-out rows, and the model of all rows, which has converged."""

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedkin._base import count
-from fedkin.cli.shared.console import Report, note
+from fedkin._base import Say, count
+from fedkin.cli.shared.console import note
 from fedkin.cli.shared.reading import check_exists
 from fedkin.data import PARQUET_SUFFIXES, files_of
 from fedkin.errors import (
@@ -66,7 +66,7 @@ def _free_memory() -> float | None:
 
 
 def fit_streamed(
-    data: Path, asked: Mapping[str, Any], graph: Path | None, how: FitOptions, compares: bool, say: Report
+    data: Path, asked: Mapping[str, Any], graph: Path | None, how: FitOptions, compares: bool, say: Say
 ) -> tuple[FittedModel, FoldComparison | None]:
     """A model from one pass over files, and its comparison over folds; ``asked`` are arguments of `summarise_files`."""
     if asked.get("device") is None:

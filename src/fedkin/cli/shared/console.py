@@ -15,13 +15,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from fedkin._base import Say
 from fedkin.errors import FedkinError, FedkinWarning, SolverError
 
 OK, SOLVER_FAILED, WRONG_INPUT, STOPPED, INTERRUPTED = 0, 1, 2, 3, 130
 
 _SHOWN_PER_KIND = 3  # warnings of one kind that are written out
-
-Report = Callable[[str], None]
 
 
 class Interrupted(BaseException):
@@ -59,7 +58,7 @@ def say(*lines: str) -> None:
 
 
 @contextmanager
-def working(first: str) -> Iterator[Report]:
+def working(first: str) -> Iterator[Say]:
     """What is being done, on standard error: a bar with the time left, or a line now and then without a terminal."""
     from fedkin.fitting.progress import progress
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedkin._base import available_cores, count
-from fedkin.cli.shared.console import Interrupted, Report, ended_like_ctrl_c, note, output, working
+from fedkin._base import Say, available_cores, count
+from fedkin.cli.shared.console import Interrupted, ended_like_ctrl_c, note, output, working
 from fedkin.errors import DataError, MissingDependencyError, ParameterError, SolverError, missing_dependency
 from fedkin.federate import check_no_job, read_job
 
@@ -122,7 +122,7 @@ def _environment() -> Mapping[str, str]:
     return {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
 
 
-def _wait(words: Sequence[str], report: Report) -> int:
+def _wait(words: Sequence[str], report: Say) -> int:
     """Run mpiexec; its standard output is the progress of rank 0, its standard error is ours."""
     job = subprocess.Popen(
         words, env=_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedkin._base import AnyArray, listed
 from fedkin.data.learning.kinds import look_at
-from fedkin.data.tables import CSV_SUFFIXES, PARQUET_SUFFIXES, Columns, Source, read_cells, read_columns
+from fedkin.data.tables import CSV_SUFFIXES, PARQUET_SUFFIXES, Columns, RowPlaces, read_cells, read_columns
 from fedkin.errors import DataError
 
 
@@ -76,7 +76,7 @@ def data_files(folder: Path) -> list[Path]:
 
 def stacked_files(
     files: Sequence[Path], device: str | None, wanted: Iterable[str] | None
-) -> tuple[Columns, str, Source]:
+) -> tuple[Columns, str, RowPlaces]:
     """Files with the same columns as one table, the name of its device column, and where its rows came from.
 
     ``wanted`` are the columns to read, by default all; without a ``device`` each file is one, called like the file.
@@ -94,7 +94,7 @@ def stacked_files(
             )
             raise DataError(f"{file}: {'; '.join(part for part in parts if part)}")
     counts = [len(next(iter(table.values()), ())) for table in tables]
-    source = Source(tuple(files), counts)
+    source = RowPlaces(tuple(files), counts)
     stacked = {name: _stacked_column(name, files, tables) for name in tables[0] if name in needed}
     if device is not None:
         return stacked, device, source

@@ -38,7 +38,7 @@ _ENOUGH_ROWS = 5
 
 
 @dataclass(frozen=True, eq=False)
-class Learned:
+class LearnedTable:
     """What a table turned out to be.
 
     Attributes
@@ -66,7 +66,7 @@ def learn_table(
     *,
     missing: Missing = "refuse",
     categories: Sequence[str] = (),
-) -> Learned:
+) -> LearnedTable:
     """Find out what the columns of a table are.
 
     Parameters
@@ -106,7 +106,7 @@ class _Learning:
     findings: list[Finding] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
 
-    def result(self) -> Learned:
+    def result(self) -> LearnedTable:
         chosen = self._chosen()
         known = [column for name in chosen if (column := self._feature(name)) is not None]
         target = None if self.roles.target is None else self._target(self.roles.target)
@@ -123,7 +123,7 @@ class _Learning:
         self._tell_filled(known, kept)
         told = tuple(column.name for column in known if column.name in gaps) if self.missing == "indicator" else ()
         schema = TableSchema(tuple(known), target, self.roles.offset, self.missing, indicators=told)
-        return Learned(schema, kept, tuple(self.notes), tuple(self.done))
+        return LearnedTable(schema, kept, tuple(self.notes), tuple(self.done))
 
     # --- columns ------------------------------------------------------------------------------------------------
 

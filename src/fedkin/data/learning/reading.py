@@ -18,7 +18,7 @@ from fedkin.data.learning.columns import Roles, data_files, stacked_files
 from fedkin.data.learning.learning import learn_table
 from fedkin.data.rows import Rows
 from fedkin.data.schema import Missing, RowWords, TableSchema, parsed_numbers
-from fedkin.data.tables import Columns, Source, columns_of, frame_row, read_columns
+from fedkin.data.tables import Columns, RowPlaces, columns_of, frame_row, read_columns
 from fedkin.errors import DataError, TableWarning
 
 
@@ -65,7 +65,7 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
 
 def read_table(
     path: str | os.PathLike[str], device: str | None, others: Sequence[str | None], asked: Asked
-) -> tuple[Columns, str, Source]:
+) -> tuple[Columns, str, RowPlaces]:
     """The columns of all files, the name of the one with the sites, and where rows came from."""
     files = files_of(path)
     if len(files) > 1 or Path(path).is_dir():
@@ -76,7 +76,7 @@ def read_table(
     columns = read_columns(files[0])
     if device is None:
         raise DataError(f"say which column holds the devices, device=...; it has {listed(columns, 20)}")
-    return columns, device, Source((files[0],), (len(next(iter(columns.values()), ())),))
+    return columns, device, RowPlaces((files[0],), (len(next(iter(columns.values()), ())),))
 
 
 def _federation(columns: Columns, roles: Roles, asked: Asked, at: RowWords) -> Federation:

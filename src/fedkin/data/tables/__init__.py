@@ -17,7 +17,7 @@ from fedkin.data.tables.cells import (
     number_of,
     read_cells,
 )
-from fedkin.data.tables.source import Source, frame_row
+from fedkin.data.tables.source import RowPlaces, frame_row
 from fedkin.data.tables.tables import (
     CSV_SUFFIXES,
     PARQUET_SUFFIXES,
@@ -35,7 +35,7 @@ __all__ = [
     "NUMBERS_PER_WORD",
     "PARQUET_SUFFIXES",
     "Columns",
-    "Source",
+    "RowPlaces",
     "as_column",
     "columns_of",
     "frame_row",

@@ -13,7 +13,7 @@ from fedkin.data.tables.cells import csv_rows, decoded
 
 
 @dataclass(frozen=True)
-class Source:
+class RowPlaces:
     """Names rows of files that were read one after the other, ``counts`` of each.
 
     Examples
@@ -22,7 +22,7 @@ class Source:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = pathlib.Path(folder, "sites.csv")
     ...     _ = path.write_text("site,x\\n\\na,1\\nb,2\\n")
-    ...     Source((path,), (2,))(1)
+    ...     RowPlaces((path,), (2,))(1)
     'line 4'
     """
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedkin._base import Array, Index, check_whole, count, tracked
+from fedkin._base import Array, Index, Say, check_whole, count, tracked
 from fedkin.data import Federation, Schema
 from fedkin.errors import ParameterError
 from fedkin.fitting.comparison.baselines import GLOBAL, INTERCEPTS, LOCAL, baseline_models
 from fedkin.fitting.comparison.metrics import check_held_out, metric_name, more_scores, responses, row_errors
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
-from fedkin.fitting.ways import Progress, fit_federation
+from fedkin.fitting.ways import fit_federation
 from fedkin.graph import Graph
 
 FEDKIN = "Fedkin"
@@ -203,7 +203,7 @@ def compare(
     test_size: float = 0.25,
     splits: Sequence[ArrayLike] | None = None,
     keep_best: bool = False,
-    progress: Progress | None = None,
+    progress: Say | None = None,
     schema: Schema | None = None,
 ) -> Comparison:
     """Held-out errors of Fedkin beside every site alone, one model for all, and site intercepts, all tuned.

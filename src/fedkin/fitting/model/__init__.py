@@ -17,12 +17,12 @@ from fedkin.fitting.model.loading import load
 from fedkin.fitting.model.model import FittedModel
 from fedkin.fitting.model.new_rows import class_numbers, position_of
 from fedkin.fitting.model.parts import join_parts, near_groups
-from fedkin.fitting.model.units import Units, model_from_theta
+from fedkin.fitting.model.units import ColumnUnits, model_from_theta
 
 __all__ = [
+    "ColumnUnits",
     "FittedModel",
     "NewSite",
-    "Units",
     "check_model_place",
     "class_numbers",
     "join_parts",

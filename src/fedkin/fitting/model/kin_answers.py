@@ -191,11 +191,11 @@ def _joined(model: FittedModel, kin: Kin, site: object) -> tuple[Joined, int]:
     if site is None:
         return kin.join(None), 0
     if isinstance(site, Summary):
-        from fedkin.fitting.model.units import Units
+        from fedkin.fitting.model.units import ColumnUnits
 
         if model.schema is None or isinstance(model.schema, TableSchema):
             return kin.join(site), int(site.count.sum())
-        A, shift = Units.of_schema(model.schema, model.loss, model.fit_intercept).affine()
+        A, shift = ColumnUnits.of_schema(model.schema, model.loss, model.fit_intercept).affine()
         # the summary is in the units that the sites have agreed on
         back: Array = np.asarray(np.linalg.inv(A), dtype=np.float64)
         there = kin.in_units(back, -back @ shift, site.parameter_names)

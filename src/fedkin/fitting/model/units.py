@@ -19,7 +19,7 @@ from fedkin.objective import parameter_map
 
 
 @dataclass(frozen=True, eq=False)
-class Units:
+class ColumnUnits:
     """What the columns of prepared rows are: ``(x - mean) / scale`` of q features, after an intercept if there is one.
 
     ``classes`` are the labels of the target's codes 0, 1, ...; ``schema`` is what was agreed on, where it was.
@@ -36,7 +36,7 @@ class Units:
     schema: Schema | None = None
 
     @classmethod
-    def of_schema(cls, schema: Schema, loss: Loss, intercept: bool) -> Units:
+    def of_schema(cls, schema: Schema, loss: Loss, intercept: bool) -> ColumnUnits:
         """The units of rows that `Schema.rows` prepared."""
         return cls(
             loss,
@@ -172,7 +172,7 @@ def model_from_theta(
     >>> model.predict({"age": [60, 100]})
     array([5., 7.])
     """
-    units = Units.of_schema(schema, loss, intercept)
+    units = ColumnUnits.of_schema(schema, loss, intercept)
     absent = [device for device in graph.devices if device not in theta]
     if absent:
         raise ParameterError(f"there are no parameters for {absent[0]!r}, one of the sites of the graph")

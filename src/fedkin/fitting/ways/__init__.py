@@ -13,13 +13,11 @@ from __future__ import annotations
 from fedkin.fitting.ways.asks import Asks
 from fedkin.fitting.ways.federation import fit_federation, fit_prepared, silent
 from fedkin.fitting.ways.history import data_record, with_history
-from fedkin.fitting.ways.levels import Progress
 from fedkin.fitting.ways.naive import naive_confint
 from fedkin.fitting.ways.summaries import SummaryFit, fit_summaries
 
 __all__ = [
     "Asks",
-    "Progress",
     "SummaryFit",
     "data_record",
     "fit_federation",

@@ -6,13 +6,14 @@ from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any, cast
 
+from fedkin._base import Say
 from fedkin.data import Federation, Schema
 from fedkin.errors import ParameterError, SolverError
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Prepared, note_light_ridge, prepare, well_posed_problem, with_light_ridge
 from fedkin.fitting.ways.kin import kin_model
-from fedkin.fitting.ways.levels import Progress, solved_level
+from fedkin.fitting.ways.levels import solved_level
 from fedkin.graph import Graph
 from fedkin.stats import Method, oracle_fit, select_edges
 
@@ -23,7 +24,7 @@ def fit_federation(
     federation: Federation,
     graph: Graph | None = None,
     options: FitOptions | None = None,
-    progress: Progress | None = None,
+    progress: Say | None = None,
     schema: Schema | None = None,
     start: FittedModel | None = None,
 ) -> FittedModel:
@@ -79,7 +80,7 @@ def fit_federation(
 
 
 def fit_prepared(
-    prepared: Prepared, graph: Graph | None, options: FitOptions, say: Progress, start: FittedModel | None = None
+    prepared: Prepared, graph: Graph | None, options: FitOptions, say: Say, start: FittedModel | None = None
 ) -> FittedModel:
     """The model of rows, or of sums for least squares, that were prepared as ``options`` want them."""
     if options.chosen == "fused":
@@ -88,7 +89,7 @@ def fit_prepared(
     return kin_model(prepared, graph, options, start)
 
 
-def fused_model(prepared: Prepared, graph: Graph | None, options: FitOptions, say: Progress) -> FittedModel:
+def fused_model(prepared: Prepared, graph: Graph | None, options: FitOptions, say: Say) -> FittedModel:
     """The fused estimator, from what was prepared on."""
     devices = prepared.federation.devices
     used, selection, notes = used_graph(prepared, graph, options, say)
@@ -130,7 +131,7 @@ def silent(line: str) -> None:
 
 
 def used_graph(
-    prepared: Prepared, graph: Graph | None, options: FitOptions, say: Progress
+    prepared: Prepared, graph: Graph | None, options: FitOptions, say: Say
 ) -> tuple[Graph, dict[str, Any] | None, dict[Hashable, tuple[str, ...]]]:
     """The graph of the problem, a summary of the edge selection, and what it noted about devices."""
     devices = prepared.federation.devices

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from fedkin._base import Index, Mask
+from fedkin._base import Index, Mask, Say
 from fedkin.data import INTERCEPT
 from fedkin.errors import ConvergenceWarning
 from fedkin.fitting.options import AUTO, FitOptions
@@ -23,7 +22,6 @@ from fedkin.solvers import (
     solve_debiased,
 )
 
-Progress = Callable[[str], None]
 #: Candidates for a ridge that is to be chosen; features have a standard deviation of about 1.
 RIDGES = (0.0, 1e-3, 1e-2, 0.1, 1.0)
 
@@ -48,7 +46,7 @@ class _Level:
     fuses: bool = True
 
 
-def solved_level(problem: Problem, options: FitOptions, free: Mask, say: Progress) -> Solved:
+def solved_level(problem: Problem, options: FitOptions, free: Mask, say: Say) -> Solved:
     """The solution of a problem whose intercepts are the ``free (p,)`` parameters."""
     level = _chosen(problem, options, free, say)
     say(f"solving at lam = {level.lam:.4g}")
@@ -95,12 +93,12 @@ def _solution(problem: Problem, options: FitOptions) -> Solution:
     )
 
 
-def chosen_lam(problem: Problem, options: FitOptions, say: Progress) -> float:
+def chosen_lam(problem: Problem, options: FitOptions, say: Say) -> float:
     """The given ``lam``, or that of cross-validation."""
     return _with_intercepts_fused(problem, options, say).lam
 
 
-def _chosen(problem: Problem, options: FitOptions, free: Mask, say: Progress) -> _Level:
+def _chosen(problem: Problem, options: FitOptions, free: Mask, say: Say) -> _Level:
     quadratic = all(loss.quadratic for loss in problem.losses)
     fuse = options.fuse_intercept
     if not free.any() or problem.graph.n_edges == 0 or (fuse == AUTO and not quadratic):
@@ -120,7 +118,7 @@ def _chosen(problem: Problem, options: FitOptions, free: Mask, say: Progress) ->
 
 
 def _with_intercepts_apart(
-    problem: Problem, options: FitOptions, free: Mask, say: Progress, lam: float | None, *, compared: bool = False
+    problem: Problem, options: FitOptions, free: Mask, say: Say, lam: float | None, *, compared: bool = False
 ) -> _Level:
     profiled = ProfiledProblem(problem, free)
     if lam is not None:
@@ -135,7 +133,7 @@ def _with_intercepts_apart(
     return _Level(problem, choice.lam, choice, fuses=False)
 
 
-def _with_intercepts_fused(problem: Problem, options: FitOptions, say: Progress, *, compared: bool = False) -> _Level:
+def _with_intercepts_fused(problem: Problem, options: FitOptions, say: Say, *, compared: bool = False) -> _Level:
     """The given ``lam``, or that of cross-validation with what it saw; ``compared`` asks for scores in any case."""
     if options.lam != "cv" and not compared:
         return _Level(problem, float(options.lam))

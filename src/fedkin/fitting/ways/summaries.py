@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkin._base import Array
+from fedkin._base import Array, Say
 from fedkin.data import Schema
 from fedkin.errors import ConvergenceWarning, DataError, ParameterError, SolverError
 from fedkin.fitting.model import FittedModel
@@ -26,7 +26,7 @@ from fedkin.fitting.preparation import Prepared, note_light_ridge, prepare, well
 from fedkin.fitting.ways.asks import Asks
 from fedkin.fitting.ways.federation import fused_model, silent, used_graph
 from fedkin.fitting.ways.kin import kin_asks, model_of_kin
-from fedkin.fitting.ways.levels import Progress, chosen_lam
+from fedkin.fitting.ways.levels import chosen_lam
 from fedkin.graph import Graph
 from fedkin.kin import find_kin
 from fedkin.objective import Ask, Problem, Summaries, ball_gap, solve_and_rest
@@ -51,7 +51,7 @@ def fit_summaries(
     summaries: Summaries,
     graph: Graph | None = None,
     options: FitOptions | None = None,
-    progress: Progress | None = None,
+    progress: Say | None = None,
     schema: Schema | None = None,
     *,
     answer: Answer | None = None,
@@ -159,7 +159,7 @@ class SummaryFit:
         options: FitOptions | None = None,
         schema: Schema | None = None,
         asks: Asks | None = None,
-        progress: Progress | None = None,
+        progress: Say | None = None,
     ) -> None:
         self.graph, self.options, self.asks = graph, FitOptions() if options is None else options, asks
         self.schema = schema

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedkin.studies.present.summary import (
     Interval,
-    Summary,
+    Sample,
     distinct,
     group,
     label_of,
@@ -252,14 +252,14 @@ def availability(rows: Sequence[Row]) -> list[Check]:
     return checks
 
 
-def largest(ratios: Mapping[tuple[Any, ...], Summary], names: Sequence[str], form: str = ".3f") -> str:
+def largest(ratios: Mapping[tuple[Any, ...], Sample], names: Sequence[str], form: str = ".3f") -> str:
     """The largest of some means, and where it is."""
     worst = max(ratios, key=lambda point: ratios[point].mean)
     return f"{ratios[worst].mean:{form}} at {point_label(names, worst)}"
 
 
 def doubt_of_means(
-    found: Mapping[Any, Summary], low: float = -math.inf, high: float = math.inf, form: str = ".3g", unit: str = ""
+    found: Mapping[Any, Sample], low: float = -math.inf, high: float = math.inf, form: str = ".3g", unit: str = ""
 ) -> str:
     """`doubt` about means, by intervals that hold together."""
     return doubt((one.interval(len(found)) for one in found.values()), low, high, form, unit)

@@ -14,7 +14,7 @@ from fedkin.graph import Graph
 from fedkin.studies.present.claims import Check, doubt, doubt_of_means
 from fedkin.studies.present.figures import add_legend
 from fedkin.studies.present.report import Table
-from fedkin.studies.present.summary import Summary, distinct, paired_difference, summarize
+from fedkin.studies.present.summary import Sample, distinct, paired_difference, summarize
 from fedkin.studies.rows import Row
 from fedkin.studies.tasks.election import LABELS
 
@@ -110,7 +110,7 @@ def state_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
     found = groups(rows)
     text, exact = [], []
     for u, state in enumerate(found.states):
-        share = Summary.of(found.measure[:, u])
+        share = Sample.of(found.measure[:, u])
         stability = float(found.stability[u])
         text.append([state, found.name(u) or "alone", f"{stability:.2f}", f"{share.mean:.3f} ({share.sd:.3f})"])
         exact.append([state, int(found.labels[u]), stability, share.mean, share.sd])
@@ -256,7 +256,7 @@ def _short(name: str) -> str:
     return LABELS[name].replace(", ridge validated", "")
 
 
-def _mean_sd(summary: Summary) -> str:
+def _mean_sd(summary: Sample) -> str:
     return f"{summary.mean:.3f} ({summary.sd:.3f})" if summary.n > 1 else f"{summary.mean:.3f}"
 
 

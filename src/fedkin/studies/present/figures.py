@@ -26,7 +26,7 @@ import numpy as np
 
 from fedkin.errors import missing_dependency
 from fedkin.studies.config import find_function
-from fedkin.studies.present.summary import Summary, chosen_rows, distinct, label_of, point_label, summarize
+from fedkin.studies.present.summary import Sample, chosen_rows, distinct, label_of, point_label, summarize
 from fedkin.studies.rows import Row
 
 # Colours differ in lightness as well, and every series has its own marker and dashes, so that a grey print can be read
@@ -196,7 +196,7 @@ def _dodged(x: Sequence[float], k: int, n: int, spec: Mapping[str, Any]) -> Any:
 
 
 def _points(
-    axis: Any, x: Any, summaries: Sequence[Summary], style: Mapping[str, Any], interval: str = "student"
+    axis: Any, x: Any, summaries: Sequence[Sample], style: Mapping[str, Any], interval: str = "student"
 ) -> None:
     mean, low, high = _intervals(axis, summaries, interval)
     marks = {"markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.5}
@@ -204,14 +204,14 @@ def _points(
     axis.errorbar(x, mean, yerr=bars, capsize=2.0, elinewidth=1.0, linewidth=1.4, **marks, **style)
 
 
-def _curve(axis: Any, x: Sequence[float], summaries: Sequence[Summary], style: Mapping[str, Any]) -> None:
+def _curve(axis: Any, x: Sequence[float], summaries: Sequence[Sample], style: Mapping[str, Any]) -> None:
     mean, low, high = _intervals(axis, summaries, "student")
     # a few markers tell the curves apart without hiding them
     axis.plot(x, mean, linewidth=1.4, markersize=4.5, markevery=max(len(x) // 6, 1), **style)
     axis.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
 
 
-def _intervals(axis: Any, summaries: Sequence[Summary], interval: str) -> tuple[Any, Any, Any]:
+def _intervals(axis: Any, summaries: Sequence[Sample], interval: str) -> tuple[Any, Any, Any]:
     """Means with the ends of their 95% intervals; on a logarithmic axis intervals of log mean, which stay positive."""
     mean = np.array([summary.mean for summary in summaries])
     if interval == "wilson":

@@ -12,7 +12,7 @@ from fedkin.studies.present.claims import Check, doubt, doubt_of_means, largest
 from fedkin.studies.present.figures import add_legend
 from fedkin.studies.present.report import Table, mean_and_error
 from fedkin.studies.present.summary import (
-    Summary,
+    Sample,
     column_label,
     distinct,
     label_of,
@@ -107,7 +107,7 @@ def reliability(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path | Non
     return figure
 
 
-def _bins(rows: Sequence[Row]) -> list[tuple[float, Summary, float]]:
+def _bins(rows: Sequence[Row]) -> list[tuple[float, Sample, float]]:
     """Of each bin with pairs: mean stated probability, share of pairs that are kin, number of pairs."""
     if not rows:
         return []
@@ -176,7 +176,7 @@ def coverage_checks(rows: Sequence[Row]) -> list[Check]:
         claim = f"Stated probabilities within {RELIABLE} of the truth where groups are resolved, in every bin"
         in_doubt = doubt_of_means(off, -RELIABLE, RELIABLE, "+.3f")
         found.append(Check(claim, observed, abs(off[worst].mean) <= RELIABLE, in_doubt))
-        pure = Summary.of([float(row["purity"] >= PURE) for row in shown])
+        pure = Sample.of([float(row["purity"] >= PURE) for row in shown])
         observed = f"{pure.mean:.3f} of {pure.n}; resolved in {len(shown)} of {len(mine)} federations"
         claim = f"Where groups are resolved, {PURE:.0%} of pairs inside them are kin, in {RIGHT:.0%} of federations"
         in_doubt = doubt([pure.share_interval()], low=RIGHT, form=".3f")

@@ -24,7 +24,7 @@ from fedkin.report import render
 from fedkin.studies.config import Study, find_function
 from fedkin.studies.present.claims import Check
 from fedkin.studies.present.figures import draw
-from fedkin.studies.present.summary import Summary, chosen_rows, column_label, distinct, label_of, summarize
+from fedkin.studies.present.summary import Sample, chosen_rows, column_label, distinct, label_of, summarize
 from fedkin.studies.rows import ENVIRONMENT, ROWS, Row, read_rows
 
 
@@ -85,7 +85,7 @@ def make_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
     return Table(spec["name"], head, text, [*names, across, "mean", "sd", "standard_error", "n"], exact, caption)
 
 
-def mean_and_error(summary: Summary | None) -> str:
+def mean_and_error(summary: Sample | None) -> str:
     """``0.124 (0.003)``: three digits of the mean, and its standard error to the same place (powers of ten if tiny)."""
     if summary is None:
         return ""

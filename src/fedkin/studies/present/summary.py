@@ -80,7 +80,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Summary:
+class Sample:
     """A sample of numbers in short; ``sd`` is NaN for a single number."""
 
     mean: float
@@ -88,7 +88,7 @@ class Summary:
     n: int
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Summary:
+    def of(cls, values: Iterable[float]) -> Sample:
         """The summary of some numbers."""
         array = np.fromiter(values, dtype=np.float64)
         if array.size == 0:
@@ -96,9 +96,9 @@ class Summary:
         sd = float(array.std(ddof=1)) if array.size > 1 else math.nan
         return cls(float(array.mean()), sd, int(array.size))
 
-    def scaled(self, factor: float, shift: float = 0.0) -> Summary:
+    def scaled(self, factor: float, shift: float = 0.0) -> Sample:
         """The summary of ``factor * x + shift``."""
-        return Summary(factor * self.mean + shift, abs(factor) * self.sd, self.n)
+        return Sample(factor * self.mean + shift, abs(factor) * self.sd, self.n)
 
     @property
     def error(self) -> float:
@@ -143,9 +143,9 @@ def group(rows: Iterable[Row], names: Sequence[str], value: str) -> dict[Point, 
     return groups
 
 
-def summarize(rows: Iterable[Row], names: Sequence[str], value: str) -> dict[Point, Summary]:
-    """`Summary` of a column by the columns ``names``."""
-    return {key: Summary.of(values) for key, values in group(rows, names, value).items()}
+def summarize(rows: Iterable[Row], names: Sequence[str], value: str) -> dict[Point, Sample]:
+    """`Sample` of a column by the columns ``names``."""
+    return {key: Sample.of(values) for key, values in group(rows, names, value).items()}
 
 
 def distinct(rows: Iterable[Row], name: str) -> list[Any]:
@@ -171,24 +171,24 @@ def paired(
     return found  # type: ignore[return-value]
 
 
-def paired_difference(rows: Iterable[Row], series: str, sides: tuple[Any, Any], value: str) -> Summary:
-    """`Summary` of ``value`` under the first side minus under the second, replication by replication."""
+def paired_difference(rows: Iterable[Row], series: str, sides: tuple[Any, Any], value: str) -> Sample:
+    """`Sample` of ``value`` under the first side minus under the second, replication by replication."""
     x, y = paired(rows, [], series, sides, value).get((), (np.empty(0), np.empty(0)))
-    return Summary.of(x - y)
+    return Sample.of(x - y)
 
 
-def ratio_of_sums(x: Array, y: Array) -> Summary:
+def ratio_of_sums(x: Array, y: Array) -> Sample:
     """The ratio of two sums over the same replications.
 
     Its spread is that of the linearised ratio (delta method): the numbers ``(x - ratio * y) / mean(y)``.
     """
     ratio = float(x.mean() / y.mean())
-    return Summary(ratio, Summary.of((x - ratio * y) / y.mean()).sd, x.size)
+    return Sample(ratio, Sample.of((x - ratio * y) / y.mean()).sd, x.size)
 
 
 def paired_ratios(
     rows: Iterable[Row], names: Sequence[str], series: str, sides: tuple[Any, Any], value: str
-) -> dict[Point, Summary]:
+) -> dict[Point, Sample]:
     """Ratios of the means of two series on the same replications, by the columns ``names``."""
     found = {}
     for point, (x, y) in paired(rows, names, series, sides, value).items():

@@ -13,7 +13,7 @@ from fedkin.errors import ParameterError
 from fedkin.objective import Problem, Solution
 from fedkin.solvers import solve
 from fedkin.studies.tasks.designs import DESIGN_OPTIONS, Replication, make_design, settle_backend
-from fedkin.studies.tasks.estimation import TUNING_OPTIONS, Settings, Workbench
+from fedkin.studies.tasks.estimation import TUNING_OPTIONS, Tuning, Workbench
 
 #: How p_i is known, and who takes the steps of absent devices.
 VARIANTS = ("known-central", "estimated-central", "known-replicas", "estimated-replicas")
@@ -82,7 +82,7 @@ def _errors(design: Design, exact: Solution, theta: Array) -> dict[str, float]:
 def _setting(replication: Replication) -> tuple[Design, Problem, Solution]:
     """The design, the problem at the lam that cross-validation chooses, and its exact minimiser."""
     design = make_design(replication)
-    settings = Settings.of(replication.options)
+    settings = Tuning.of(replication.options)
     chosen = Workbench(design, settings, replication.seed % 2**31).penalised(design.graph)
     assert chosen.lam is not None
     problem = Problem(design.federation, design.graph, settings.loss, settings.penalty, lam=chosen.lam)

@@ -38,7 +38,7 @@ LABELS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class Tuning:
     """How the penalised estimators are tuned; entries of a study's ``[options]``."""
 
     loss: str = "linear"
@@ -52,13 +52,13 @@ class Settings:
     variance: Any = "bartlett"
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Settings:
+    def of(cls, options: Mapping[str, Any]) -> Tuning:
         """The settings among a study's options."""
         return cls(**{name: options[name] for name in cls.__dataclass_fields__ if name in options})
 
 
 #: Options of every task that tunes penalised estimators.
-TUNING_OPTIONS: Mapping[str, Sequence[str]] = dict.fromkeys(Settings.__dataclass_fields__, ())
+TUNING_OPTIONS: Mapping[str, Sequence[str]] = dict.fromkeys(Tuning.__dataclass_fields__, ())
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Workbench:
     """One design with what several estimators need of it, computed once."""
 
     design: Design
-    settings: Settings
+    settings: Tuning
     seed: int
 
     @cached_property
@@ -150,7 +150,7 @@ def estimation(replication: Replication) -> Iterator[dict[str, Any]]:
     backend = settle_backend()
     options = replication.options
     design = make_design(replication)
-    bench = Workbench(design, Settings.of(options), replication.seed % 2**31)
+    bench = Workbench(design, Tuning.of(options), replication.seed % 2**31)
     rate = theorem_rate(design)
     for name in options.get("estimators", list(LABELS)):
         started = process_time()

@@ -19,7 +19,7 @@ from fedkin.kin import Kin, display_groups, find_kin
 from fedkin.stats import oracle_fit
 from fedkin.studies.tasks import peers
 from fedkin.studies.tasks.designs import DESIGN_OPTIONS, Replication, make_design, settle_backend
-from fedkin.studies.tasks.estimation import TUNING_OPTIONS, Estimate, Settings, Workbench
+from fedkin.studies.tasks.estimation import TUNING_OPTIONS, Estimate, Tuning, Workbench
 
 #: Ends of the bins of stated probabilities in a reliability diagram.
 BINS = np.linspace(0.0, 1.0, 11)
@@ -43,7 +43,7 @@ def kin(replication: Replication) -> Iterator[dict[str, Any]]:
     settle_backend()
     params, options = replication.params, replication.options
     design, name = make_design(replication), params.get("estimator", "kin")
-    bench = Workbench(design, Settings.of({**options, **params}), replication.seed % 2**31)
+    bench = Workbench(design, Tuning.of({**options, **params}), replication.seed % 2**31)
     started = process_time()
     found: dict[str, Any] = {}
     if name == "kin":
