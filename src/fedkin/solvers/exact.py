@@ -129,14 +129,19 @@ def solve_fused(
     max_iter: int = 20_000,
     warm_start: Solution | None = None,
     quiet: bool = False,
+    fuse_components: bool = True,
     backend: Backend = "auto",
     limits: Limits = USUAL,
 ) -> Solution:
-    """`solve` on arrays; the objective is |V| times the public one. ``quiet`` leaves out the convergence warning."""
+    """`solve` on arrays; the objective is |V| times the public one.
+
+    ``quiet`` leaves out the convergence warning. Without ``fuse_components`` what is fused at the optimum need only be
+    almost so.
+    """
     start, resolved = _start(objective, warm_start), resolve_backend(backend, objective)
     search = Search(objective, tol, max_iter, start, resolved, limits)
     try:
-        search.run(warm=warm_start is not None)
+        search.run(warm=warm_start is not None, fuse_components=fuse_components)
     except KeyboardInterrupt:
         search.status = "interrupted"
     return search.finish(quiet)
@@ -202,12 +207,13 @@ class Search:
         # where an interruption before the first check would leave us: nothing is certified yet
         self.best = _Certified(start, np.nan, np.inf, None)
 
-    def run(self, warm: bool) -> None:
+    def run(self, warm: bool, fuse_components: bool) -> None:
         terms, pair = self.objective.terms, self.best.pair
         if isinstance(terms, QuadraticTerms):
-            self._run_quadratic(terms, pair, warm)
-        else:
-            self._run_newton(terms, pair, warm)
+            self._run_quadratic(terms, pair, warm, fuse_components)
+            return
+        self._run_newton(terms, pair, warm)
+        if fuse_components:
             self._fuse()
             self.fuse_components()
 
@@ -234,7 +240,7 @@ class Search:
         assumed = radius if conditional and not proven else None
         return _Certified(pair, value, max(gap, 0.0) / self.scale(value), assumed)
 
-    def _run_quadratic(self, terms: QuadraticTerms, start: PrimalDual, warm: bool) -> None:
+    def _run_quadratic(self, terms: QuadraticTerms, start: PrimalDual, warm: bool, fuse_components: bool) -> None:
         # a cold start is each device's own minimiser: closer than 0 for weak penalties, as good as any for strong ones
         theta, alpha = (start.theta, start.alpha) if warm else (None, None)
         rho = initial_rho(self.objective, terms)
@@ -249,7 +255,8 @@ class Search:
                 ahead = check_after(self.n_iter, self.rows, self.tol)
                 iteration.advance(min(ahead, self.max_iter - self.n_iter))
                 self._certify_iteration(iteration)
-            self.fuse_components(iteration if iteration.regular else None)
+            if fuse_components:
+                self.fuse_components(iteration if iteration.regular else None)
         except KeyboardInterrupt:
             if iteration.recovers and iteration.n_iter:
                 self._certify_iteration(iteration)
@@ -265,7 +272,7 @@ class Search:
         else:
             found = self._certified(iteration.pair())
             if self._fusing_may_help(found.gap):
-                found = self._better(found, self._certified(iteration.pair(iteration.fused())))
+                found = self._or_fused(found, iteration.pair(iteration.fused()))
         self.take(found, only=iteration.live)
 
     def take_checked(self, pair: PrimalDual, rows: Array, only: bool = False) -> None:
@@ -365,7 +372,7 @@ class Search:
         pair = self.best.pair
         fused = fused_parameters(self.objective, pair.theta, pair.alpha, pair.zeta)
         if not np.array_equal(fused, pair.theta):
-            self.best = self._better(self.best, self._certified(replace(pair, theta=fused)))
+            self.best = self._or_fused(self.best, replace(pair, theta=fused))
 
     def fuse_components(self, iteration: Iteration | None = None) -> None:
         """Fuse whole components where that lowers the objective: duals alone do not tell when all of them are fused."""
@@ -382,19 +389,28 @@ class Search:
             return
         fused = replace(pair, theta=theta)
         if iteration is None:
-            self.best = self._better(self.best, self._certified(fused))
+            self.best = self._or_fused(self.best, fused)
         else:
             value, gap = iteration.certificate(iteration.arranged(theta))
             self.best = self._better(self.best, _Certified(fused, value, max(gap, 0.0) / self.scale(value), None))
 
-    def _better(self, found: _Certified, fused: _Certified) -> _Certified:
+    def _or_fused(self, found: _Certified, fused: PrimalDual) -> _Certified:
         """What was found, or the same with devices fused exactly where that costs no more than the tolerance."""
-        # the lower bound that was found holds for both
+        value = self.objective.value(fused.theta)
+        bounded = self._bounded(found, _Certified(fused, value, np.inf, None))
+        if bounded.gap <= max(found.gap, self.tol):
+            return bounded  # a certificate of its own would take far longer than the value
+        return self._better(found, self._certified(fused, value))
+
+    def _better(self, found: _Certified, fused: _Certified) -> _Certified:
+        fused = self._bounded(found, fused)
+        return fused if fused.gap <= max(found.gap, self.tol) else found
+
+    def _bounded(self, found: _Certified, fused: _Certified) -> _Certified:
+        """The same with a smaller gap if there is one: the lower bound that was found holds for both."""
         lower = found.value - found.gap * self.scale(found.value)
         gap = max(fused.value - lower, 0.0) / self.scale(fused.value)
-        if gap < fused.gap:
-            fused = replace(fused, gap=gap, radius=found.radius)
-        return fused if fused.gap <= max(found.gap, self.tol) else found
+        return replace(fused, gap=gap, radius=found.radius) if gap < fused.gap else fused
 
     def finish(self, quiet: bool) -> Solution:
         best = self.best

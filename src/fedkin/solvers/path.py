@@ -169,7 +169,10 @@ def _next_solutions(
             return several
     at = objective.with_strength(float(strengths[0]))
     start = _predicted(known, at)
-    return [solve_fused(at, tol, max_iter=max_iter, warm_start=start, quiet=True, backend=backend)]
+    solution = solve_fused(
+        at, tol, max_iter=max_iter, warm_start=start, quiet=True, fuse_components=fuse_components, backend=backend
+    )
+    return [solution]
 
 
 def _predicted(known: list[tuple[float, Solution]], at: FusedObjective) -> Solution | None:
