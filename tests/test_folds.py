@@ -103,16 +103,29 @@ def test_folds_in_time_train_on_earlier_rows_only(loss):
 
 
 def test_levels_that_are_clearly_worse_are_not_looked_at() -> None:
+    """Small ones where all devices are alike, large ones where all differ; what is tried scores as it always does."""
     design = paper_design(n_devices=20, n_samples=12, n_features=6, n_clusters=1, seed=0)
-    problem = Problem(design.federation, design.truth)
-    choice = cross_validate_lam(problem)
-    assert choice.lams.size == choice.scores.shape[1] < 20
-    every = cross_validate_lam(problem, fedkin.solvers.lam_grid(problem))
-    assert every.lams.size == 20
-    assert choice.lam == every.lam
-    # without fusion to gain from, the way down is not cut short
     apart = Federation({u: [[float(10 * u)], [10.0 * u + 1], [10.0 * u + 2], [10.0 * u + 3]] for u in range(8)})
-    assert cross_validate_lam(Problem(apart, Graph.complete(range(8)), "mean")).lams.size == 20
+    problems = Problem(design.federation, design.truth), Problem(apart, Graph.complete(range(8)), "mean")
+    for problem, end in zip(problems, (0, -1), strict=True):
+        grid = fedkin.solvers.lam_grid(problem)
+        choice, every = cross_validate_lam(problem), cross_validate_lam(problem, grid)
+        assert choice.lams.size == choice.scores.shape[1] < 20 == every.lams.size
+        assert choice.lams[end] == grid[end] and choice.lam == every.lam
+        first = int(np.flatnonzero(grid == choice.lams[0])[0])
+        tried = slice(first, first + choice.lams.size)
+        np.testing.assert_array_equal(choice.lams, grid[tried])
+        np.testing.assert_array_equal(choice.scores, every.scores[:, tried])
+
+
+def test_large_levels_are_looked_at_where_all_fused_is_as_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores that rise from the middle on prove nothing about the top while one model for all is no worse."""
+    apart = Federation({u: [[float(10 * u)], [10.0 * u + 1], [10.0 * u + 2], [10.0 * u + 3]] for u in range(8)})
+    problem = Problem(apart, Graph.complete(range(8)), "mean")
+    top = fedkin.lam_max(problem, 0.01)
+    assert cross_validate_lam(problem).lams[0] < 0.5 * top
+    monkeypatch.setattr("fedkin.solvers.crossvalidation.fused_solution", lambda fold: fold.terms.minimizers())
+    assert cross_validate_lam(problem).lams[0] == pytest.approx(top)
 
 
 def test_a_ridge_is_chosen_together_with_lam() -> None:

@@ -23,7 +23,7 @@ from fedkin.objective import (
     build_terms,
 )
 from fedkin.solvers.backend import Backend, Resolved, resolve_backend, run_side_by_side
-from fedkin.solvers.grids import checked_grid, lam_grid
+from fedkin.solvers.grids import checked_grid, fused_solution, lam_grid
 from fedkin.solvers.path import SHORTEST_STRETCH, path_stretch, path_threads, stretches_of, warn_of_limits
 
 Rule = Literal["min", "1se"]
@@ -46,7 +46,7 @@ class LamChoice:
     ----------
     lam : float
     lams : array (m,)
-        Candidates, decreasing.
+        Candidates that were tried, decreasing.
     scores : array (folds, m)
         Held-out mean loss, each device weighted equally. Folds without rows are left out.
     mean, error : array (m,)
@@ -82,8 +82,8 @@ def cross_validate_lam(
     problem : Problem
         Its own ``lam`` does not matter.
     lams : sequence of float, optional
-        Candidates; by default a grid of ``n_lams`` from `lam_max` down to ``ratio * lam_max``, which ends early where
-        scores have become clearly worse.
+        Candidates; by default a grid of ``n_lams`` from `lam_max` down to ``ratio * lam_max``, without the levels at
+        either end that nobody would choose: it grows from the middle until scores have become clearly worse.
     folds : int
         Number of folds, at least 2.
     rule : "min" or "1se"
@@ -145,13 +145,13 @@ def choose_level(
     backend: Backend = "auto",
     abandon: bool = False,
 ) -> LamChoice:
-    """The best of the levels ``grid (m,)`` by these folds; the last ones are not tried where it is time to abandon."""
+    """The best of the levels ``grid (m,)`` by these folds; to ``abandon`` is not to try all that are clearly worse."""
     first = cut[0].objective
     # decided here and not by each process for itself: many processes give what one gives, to the bit
     resolved = resolve_backend(backend, first, len(cut) * grid.size)
-    batches = in_batches(cut, resolved)
-    scores = _scores(batches, grid * first.graph.n_devices, tol, resolved, n_jobs, abandon=abandon)
-    grid = grid[: scores.shape[1]]
+    search = _Search(in_batches(cut, resolved), grid * first.graph.n_devices, tol, resolved, n_jobs)
+    scores, tried = search.growing() if abandon else search.everywhere()
+    grid = grid[tried]
     mean, error = mean_and_error(scores)
     return LamChoice(float(grid[best_level(mean, error if rule == "1se" else None)]), grid, scores, mean, error, rule)
 
@@ -226,16 +226,56 @@ def best_level(mean: Array, error: Array | None = None) -> int:
     return best if error is None else int(np.flatnonzero(mean <= mean[best] + error[best])[0])
 
 
-def _scores(
-    batches: list[Batch], strengths: Array, tol: float, backend: Resolved, n_jobs: int | None, *, abandon: bool
-) -> Array:
-    """Held-out mean loss of the path of each fold, ``(folds, m)``; of fewer levels where it is time to ``abandon``."""
-    stretches, messages = stretches_of(strengths.size), []
-    # all folds of a stretch at a time where it may be the last one
-    rounds = [[part] for part in stretches] if abandon else [stretches]
-    scores = np.empty((sum(len(batch.folds) for batch in batches), 0))
-    for parts in rounds:
-        tasks = [partial(_stretch_scores, batch, part, strengths, tol, backend) for batch in batches for part in parts]
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """Held-out mean losses ``(folds, m)`` along the path of each fold, and the positions of their levels."""
+
+    batches: list[Batch]
+    strengths: Array
+    tol: float
+    backend: Resolved
+    n_jobs: int | None
+
+    def everywhere(self) -> tuple[Array, slice]:
+        """At all levels."""
+        scores, messages = self._at(stretches_of(self.strengths.size))
+        warn_of_limits(messages, scores.size, stacklevel=4)
+        return scores, slice(0, self.strengths.size)
+
+    def growing(self) -> tuple[Array, slice]:
+        """At the levels in the middle, and on both sides of them until scores have become clearly worse."""
+        stretches = stretches_of(self.strengths.size)
+        first = last = len(stretches) // 2
+        scores, messages = self._at([stretches[first]])
+        while True:
+            up = first > 0 and not self._done_above(scores)
+            down = last + 1 < len(stretches) and not _clearly_worse(scores)
+            if not (up or down):
+                break
+            if up and down:
+                mean = scores.mean(axis=0)
+                up = bool(mean[0] < mean[-1])
+            first, last = (first - 1, last) if up else (first, last + 1)
+            more, stopped = self._at([stretches[first if up else last]])
+            scores, messages = np.concatenate([more, scores] if up else [scores, more], axis=1), messages + stopped
+        warn_of_limits(messages, scores.size, stacklevel=4)
+        return scores, slice(int(stretches[first][0]), int(stretches[last][-1]) + 1)
+
+    def _done_above(self, scores: Array) -> bool:
+        """Whether no larger level is worth a look: the largest so far are clearly worse, and so is all fused."""
+        if not _clearly_worse(scores[:, ::-1]):
+            return False
+        fused = [batch.scores(fused_solution(batch.objective)) for batch in self.batches]
+        return _beyond_doubt(np.concatenate(fused) - scores[:, scores.mean(axis=0).argmin()])
+
+    def _at(self, parts: list[Index]) -> tuple[Array, list[str]]:
+        """Scores along stretches of the path, and the messages of solutions at the iteration limit."""
+        batches, backend, n_jobs = self.batches, self.backend, self.n_jobs
+        tasks = [
+            partial(_stretch_scores, batch, part, self.strengths, self.tol, backend)
+            for batch in batches
+            for part in parts
+        ]
         if backend == "numpy" and n_jobs not in (None, 1):
             from joblib import Parallel, delayed
 
@@ -244,24 +284,21 @@ def _scores(
             usual = path_threads(batches[0].objective, backend)
             threads = usual if n_jobs is None or n_jobs < 1 else min(n_jobs, usual)
             done = run_side_by_side(tasks, threads, "cross-validation")
-        messages += [message for _, stopped in done for message in stopped]
         by_batch = np.split(np.arange(len(done)), len(batches))
-        found = np.concatenate([np.concatenate([done[k][0] for k in group], axis=1) for group in by_batch])
-        scores = np.concatenate([scores, found], axis=1)
-        if abandon and _clearly_worse(scores):
-            break
-    warn_of_limits(messages, scores.size, stacklevel=4)
-    return scores
+        scores = np.concatenate([np.concatenate([done[k][0] for k in group], axis=1) for group in by_batch])
+        return scores, [message for _, stopped in done for message in stopped]
 
 
 def _clearly_worse(scores: Array) -> bool:
     """Whether the last levels of ``scores (folds, m)`` rise, and the last is worse than the best beyond doubt."""
-    if len(scores) < 2:
-        return False  # one fold tells nothing about doubt
     mean = scores.mean(axis=0)
-    excess = scores[:, -1] - scores[:, mean.argmin()]
-    doubt = CLEAR * excess.std(ddof=1) / np.sqrt(excess.size)
-    return bool((np.diff(mean[-SHORTEST_STRETCH:]) > 0).all() and excess.mean() > doubt)
+    rises = bool((np.diff(mean[-SHORTEST_STRETCH:]) > 0).all())
+    return rises and _beyond_doubt(scores[:, -1] - scores[:, mean.argmin()])
+
+
+def _beyond_doubt(excess: Array) -> bool:
+    """Whether an excess ``(folds,)`` is more than chance; one fold tells nothing about that."""
+    return excess.size > 1 and bool(excess.mean() > CLEAR * excess.std(ddof=1) / np.sqrt(excess.size))
 
 
 def _stretch_scores(
