@@ -66,7 +66,7 @@ def test_the_model_of_summaries_is_that_of_the_pooled_table(run) -> None:
     assert "summaries" in run("inspect", "ours")
     said = run("fit", "heart", "--out", "again", "--json")
     document, _ = json.JSONDecoder().raw_decode(said)  # progress, where it takes long, is on the other stream
-    assert document["comparison"]["errors"].keys() == {"Local", "Global", "Fedkin"}
+    assert document["comparison"]["errors"].keys() == {"Local", "Global", "Site intercepts", "Fedkin"}
 
 
 def test_losses_that_need_more_messages_ask_for_them(run) -> None:

@@ -23,7 +23,7 @@ from fedkin.solvers.exact import SCALE_FLOOR, solve, solve_fused
 from fedkin.solvers.grids import lam_grid, lam_max
 from fedkin.solvers.path import lam_path
 from fedkin.solvers.pdhg import fused_parameters
-from fedkin.solvers.profiled import ProfiledProblem
+from fedkin.solvers.profiled import ProfiledProblem, minimised_out
 from fedkin.solvers.radius import MinimizerBall
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "lam_max",
     "lam_path",
     "mean_and_error",
+    "minimised_out",
     "solve",
     "solve_debiased",
     "solve_fused",

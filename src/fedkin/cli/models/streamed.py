@@ -86,7 +86,7 @@ def fit_streamed(
             raise SolverError(f"the fit did not converge: the relative gap is {model.gap:.1e}; raise --max-iter")
         comparison = None
         if compares:
-            say("comparing with Local and Global, every fold held out in turn")
+            say("comparing with simpler models, every fold held out in turn")
             try:
                 comparison = compare_folds(streamed.summaries, model, how)
             except FedkinError as error:

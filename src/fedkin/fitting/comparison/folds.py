@@ -1,4 +1,4 @@
-"""Fedkin beside its two extremes from sums alone: every fold held out in turn."""
+"""Fedkin beside simpler models, tuned, from sums alone: every fold held out in turn."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import numpy as np
 from fedkin._base import Array
 from fedkin.data import Schema
 from fedkin.errors import ConvergenceWarning
+from fedkin.fitting.comparison.fold_ridges import FoldRidges
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import prepare
 from fedkin.graph import Graph
 from fedkin.kin import find_kin
-from fedkin.objective import FoldSums, FusedObjective, Problem, QuadraticTerms, Summaries, generalized_inverse
-from fedkin.solvers import solve_fused
+from fedkin.objective import FoldSums, FusedObjective, Problem, QuadraticTerms, Summaries
+from fedkin.solvers import minimised_out, solve_fused
 
 #: Relative gap of the solutions without a fold.
 FOLD_GAP = 1e-5
@@ -29,7 +30,7 @@ class FoldComparison:
     Attributes
     ----------
     metric : str
-    errors : dict {"Local" | "Global" | "Fedkin": float}
+    errors : dict {"Local" | "Global" | "Site intercepts" | "Fedkin": float}
     rows : int
         Rows that were held out once.
     """
@@ -42,7 +43,7 @@ class FoldComparison:
 def compare_folds(
     summaries: Summaries, model: FittedModel, options: FitOptions, schema: Schema | None = None
 ) -> FoldComparison | None:
-    """Held-out error of a model's method beside Local and Global; None where the sites gave no sums by fold.
+    """Held-out error of a model's method beside simpler ones, tuned; None where the sites gave no sums by fold.
 
     Parameters
     ----------
@@ -56,8 +57,10 @@ def compare_folds(
     Notes
     -----
     For quadratic losses the errors are exact. For others the losses are replaced by their expansions around the point
-    of the summaries, in the rows that train as in those held out. Local takes the shortest solution where a site's rows
-    do not tell one; Global gives every row the same weight.
+    of the summaries, in the rows that train as in those held out.
+
+    Local is a ridge fit at every site, Global one of all rows, Site intercepts the same with an intercept for every
+    site. Ridges are chosen by the folds that train, each held out in turn; at every site its own for Local.
 
     Examples
     --------
@@ -77,30 +80,29 @@ def compare_folds(
     held_out = np.flatnonzero(sums.count[:, :-1].any(axis=0)).tolist()
     if not held_out:
         return None
-    ridge = units.per_feature(options.least_ridge)
+    choice = (model.history or {}).get("choice", {})
+    ridge = units.per_feature(choice.get("ridge", options.least_ridge))
+    fuses = choice.get("fuse_intercept", options.fuse_intercept is not False)
 
     def fedkin(rest: FoldSums, training: QuadraticTerms) -> Array:
         if model.kin is not None:
             return find_kin(replace(data, sums=rest), _hint(model), seed=options.seed).theta
         sparsity = np.broadcast_to(units.per_feature(options.sparsity), shape)
         fused = Problem(data, model.graph, penalty=model.penalty, lam=model.lam, sparsity=sparsity, ridge=ridge).fused
-        objective = FusedObjective(training, fused.graph, fused.penalty, fused.strength, fused.sparsity)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            return solve_fused(objective, FOLD_GAP, quiet=True).theta
+        if fuses:
+            return _fused(replace(fused, terms=training))
+        terms, lift = minimised_out(training, units.intercepts)
+        box = None if fused.sparsity is None else fused.sparsity[:, ~units.intercepts]
+        return lift(_fused(replace(fused, terms=terms, sparsity=box)))
 
-    totals: dict[str, float] = dict.fromkeys(("Local", "Global", "Fedkin"), 0.0)
+    simpler = FoldRidges(sums, units.intercepts)
+    totals: dict[str, float] = {}
     for fold in held_out:
         seen = np.flatnonzero(sums.count[:, fold])
         rest = sums.total(without=fold)
         training, test = rest.terms(ridge=ridge), sums.take(seen).terms(fold)
-        thetas = {
-            "Local": training.minimizers(),
-            "Global": np.tile(_pooled_minimizer(training, rest.count[:, 0].astype(np.float64)), (len(training.b), 1)),
-            "Fedkin": fedkin(rest, training),
-        }
-        for name, theta in thetas.items():
-            totals[name] += float(sums.count[seen, fold] @ test.values(theta[seen]))
+        for name, theta in {**simpler.models(fold), "Fedkin": fedkin(rest, training)}.items():
+            totals[name] = totals.get(name, 0.0) + float(sums.count[seen, fold] @ test.values(theta[seen]))
     rows = int(sums.count[:, :-1].sum())
     metric, factor = _METRICS.get(data.loss.name, ("loss, expanded around the fit", 1.0))
     return FoldComparison(metric, {name: factor * total / rows for name, total in totals.items()}, rows)
@@ -110,10 +112,10 @@ def _hint(model: FittedModel) -> Graph | None:
     return model.graph if model.graph.n_edges else None
 
 
-def _pooled_minimizer(terms: QuadraticTerms, weight: Array) -> Array:
-    """The common minimiser ``(p,)`` of the sites' quadratics, each as often as it has rows."""
-    A, b = np.tensordot(weight, terms.hessians(terms.b), axes=1), weight @ terms.b
-    return np.asarray(generalized_inverse(A[None])[0][0] @ b)
+def _fused(objective: FusedObjective) -> Array:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return solve_fused(objective, FOLD_GAP, quiet=True).theta
 
 
 _METRICS = {"linear": ("mean squared error", 2.0), "mean": ("mean squared distance", 2.0)}
