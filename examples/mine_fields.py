@@ -37,5 +37,7 @@ if len(sys.argv) > 1:
     ax = plot_kin(model.model_)
     if "FEDKIN_DATA" in os.environ:
         for tick in (*ax.get_xticklabels(), *ax.get_yticklabels()):
-            tick.set_color("#2e7d32" if int(tick.get_text()) <= 15 else "#c75b12")  # foliated, bare
+            tick.set_color("#2e7d32" if int(tick.get_text()) <= 15 else "#c75b12")
+        ax.text(0.0, -0.14, "16 to 29: bare, desert", color="#c75b12", transform=ax.transAxes)
+        ax.text(1.0, -0.14, "1 to 15: foliated ground", color="#2e7d32", ha="right", transform=ax.transAxes)
     ax.figure.savefig(sys.argv[1], metadata={"Date": None})
