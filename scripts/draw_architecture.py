@@ -13,7 +13,7 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 
@@ -55,6 +55,12 @@ def read_room(name: str) -> Room:
     summary, _, rest = docstring.partition("\n\n")
     found = re.search(r"^In: .*?(?=\n\n|\Z)", rest, re.MULTILINE | re.DOTALL)
     return Room(name, " ".join(summary.split()), " ".join(found[0].split()) if found else "")
+
+
+def sub_rooms(name: str) -> list[Room]:
+    """Packages in a room."""
+    inner = sorted(path.parent.name for path in (SOURCE / name).glob("*/__init__.py"))
+    return [replace(read_room(f"{name}/{one}"), name=one) for one in inner]
 
 
 def imported_rooms(path: Path) -> Iterator[str]:
@@ -184,6 +190,9 @@ def table(floors: list[list[str]], rooms: dict[str, Room]) -> str:
             where = f"../src/fedkin/{name}" + ("" if (SOURCE / name).is_dir() else ".py")
             words = f"{room.summary} {room.contract}".strip().replace("``", "`").replace("|", r"\|")
             lines.append(f"| [`{name}`]({where}) | {words} |")
+            for one in sub_rooms(name):
+                summary = one.summary.replace("``", "`")
+                lines.append(f"| &emsp;[`{name}/{one.name}`]({where}/{one.name}) | {summary} |")
     return "\n".join([BEGIN, "", *lines, "", END])
 
 

@@ -16,6 +16,7 @@ what goes out:
 - `federate`: the same between processes and machines
 - `report`, `studies`, `cli`: pages; the paper's figures; the command line
 
+Large rooms have sub-rooms, whose ``__init__`` say the same. Where a change belongs is written in them as "To add ...".
 Names are imported on first use, so that ``import fedkin`` stays light.
 """
 

@@ -7,8 +7,10 @@ Imports: `solvers` (certificates), `objective` and below.
 
 `plan` makes shards, `shard` does their arithmetic (with `gradients`, `sampling`, `curvature`), `rounds` is the loop and
 `store` what it keeps on disk; `shares` is what a shard adds to residuals and certificate. `run` and `session` drive it
-in one process (with `checkpoint`, `trace` and `running`), in numpy or compiled (`backend`, `compiled`, `kernels`).
+in one process (with `checkpoint`, `trace` and `running_file`), in numpy or compiled (`backend`, `compiled`, `kernels`).
 `availability` and `patterns` say who is there in a round; `baselines` are the rivals.
+To add a gradient estimator: `gradients`. What a shard does with thetas in a round: `shard`, and in compiled rounds
+`kernels`. To carry thetas in another way: a `Link`, in `fedkin.federate.links`.
 """
 
 from __future__ import annotations

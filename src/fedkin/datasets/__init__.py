@@ -4,7 +4,7 @@ In: sizes and seeds, or a folder with files that the user has got (no data come 
 `PublicTable` with its rows, its loss and how it is split. Imports: `graph`, `data` and below.
 
 `design` draws the simulation of section 5, `public` reads tables (`counties` those of the election), `alike` generates
-tables of their shape.
+tables of their shape. To add a public table: `public`.
 """
 
 from __future__ import annotations

@@ -17,8 +17,12 @@ of parameters that were found elsewhere, on rows that a `Schema` prepared; `join
 | `estimators` | the scikit-learn face |
 
 Between them: `options` (one type for all options), `preparation` (from the user's rows to those of the fit), and
-`progress` (a bar for long fits). `fedkin.fitting.estimators` and `fedkin.fitting.progress` are imported by name, since
-they need scikit-learn and rich. Imports: `admm`, `kin`, `solvers`, `stats` and below.
+`progress` (a bar for long fits).
+To add an option of a fit: `options`, which estimators and commands read. To change what a model directory holds:
+`model`. To add a baseline or a metric: `comparison`.
+
+`fedkin.fitting.estimators` and `fedkin.fitting.progress` are imported by name, since they need scikit-learn and rich.
+Imports: `admm`, `kin`, `solvers`, `stats` and below.
 """
 
 from __future__ import annotations

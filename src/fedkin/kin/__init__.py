@@ -13,6 +13,7 @@ below.
 | `result` | `Kin` and what can be asked of it: intervals, contrasts, predictions, new sites |
 
 `options` has the numbers that sampler and results share.
+To change when groups count as resolved: `display`. To add a question that a fit can answer: `result`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ In: a `Problem`. Out: a `Solution` with a certified duality gap, or a level chos
 An `Iteration` (numpy, compiled, along chains, or on cliques without edges) takes primal-dual steps; `exact` certifies
 where it stands and makes a `Solution` of the best; `debias` solves again with weaker edges; `profiled` leaves out
 parameters that no edge pulls at. `kernels/` holds the compiled loops and the toolkit that compiles them.
-Imports: `objective` and below.
+To add an iteration: a subclass of `pdhg.Iteration`, which `exact.start_iteration` chooses. A penalty is added in
+`objective.penalties`. Imports: `objective` and below.
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ below; not the solvers.
 `local` fits each device by itself, from rows (`ownfits`) or sums (`summed`), and estimates variances, and fits groups
 of devices; `selection` tests edges; `summarise` is what a site says about its rows (`private`: with noise; `running`:
 as rows come; `streaming`: in one pass over large files). `newton` does the numerical work, many devices at once.
+To add an edge test: `selection`. `wald_tests` has the p-value of an edge, `Method` and `threshold_of` the correction
+for many edges; options, estimators and commands read their names from there. Between sites, `federate/programs/select`
+tests a site's own edges with `wald_tests`, and `EdgeTests` in `federate/contract/contract` is what a contract says.
 """
 
 from __future__ import annotations

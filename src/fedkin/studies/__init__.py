@@ -18,6 +18,10 @@ How a cell travels::
 | `run`, `pool` | finished cells, processes, and the loop that joins them |
 | `present` | what is shown: summaries, claims, figures, tables, the page |
 | `launch`, `command` | ``fedkin study`` |
+
+To add a figure: an entry ``[[figure]]`` in the study's TOML file (``built_in``); a new kind of figure is a function in
+`present/figures`, and its options are in `entries`. To add a study: a TOML file, and a task in `tasks` if it computes
+something new.
 """
 
 from __future__ import annotations

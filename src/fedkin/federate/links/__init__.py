@@ -4,6 +4,8 @@ In: the thetas of a shard and a round. Out: the neighbours' thetas of that round
 A `Transport` moves frames and promises nothing; `memory` and `zenoh` are transports, `neighbours.NeighbourLink` makes
 lock-step rounds of any of them; `mpi.RankLink` is the link between ranks. Shards in one process need
 none (`fedkin.admm.DirectLink`).
+To add a transport: a class with the methods of `Transport` beside `zenoh`; `federate/programs/program` opens it,
+`access` makes its settings and access lists, `federate/enrol/places` its addresses.
 Imports: `admm`, the manifest and the messages.
 """
 

@@ -1,4 +1,4 @@
-"""What people look at.
+"""Figures, tables, claims and the page of a study, from its rows alone.
 
 In: the rows of a study. Out: figures, tables, claims with their verdicts, and one HTML page, from the rows alone.
 Imports: `tasks` (for names), `rows`, `config`, and the templates of `fedkin.report`.
