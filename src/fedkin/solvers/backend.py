@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -80,7 +79,18 @@ def resolve_backend(
 
 def _compiled(objective: FusedObjective) -> Resolved:
     """The compiled backend. Kernels that are in no cache are compiled at once, which whoever listens is told."""
-    needed = import_module("fedkin.solvers.compiled").needed_kernels(objective)
+    from fedkin.solvers.kernels.needs import needed_kernels
+
+    terms = objective.terms
+    needed = needed_kernels(
+        objective.penalty.name,
+        terms.n_params,
+        cliques=objective.cliques is not None,
+        isotropic=isinstance(terms, QuadraticTerms) and terms.isotropic,
+        sparse=objective.sparsity is not None,
+        threads=iteration_is_shared(objective, terms),
+        quadratic=isinstance(terms, QuadraticTerms),
+    )
     missing = [kernel for kernel in needed if not kernel.ready]
     for kernel in tracked(missing, "compiling kernels, once on this machine") if missing else ():
         kernel.load()

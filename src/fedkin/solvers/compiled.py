@@ -20,8 +20,7 @@ from fedkin.solvers.kernels import gaps as gap_kernels
 from fedkin.solvers.kernels import steps as kernels
 from fedkin.solvers.kernels.bundles import Devices, Edges, Levels, State, Step
 from fedkin.solvers.kernels.checks import Calls, Memory
-from fedkin.solvers.kernels.cliques import pool
-from fedkin.solvers.kernels.jit import Outlined, frozen
+from fedkin.solvers.kernels.jit import frozen
 from fedkin.solvers.layout import Grams, Numbering
 from fedkin.solvers.pdhg import (
     INTERIOR,
@@ -33,28 +32,6 @@ from fedkin.solvers.pdhg import (
     Stopping,
     weights_of_devices,
 )
-
-
-def needed_kernels(objective: FusedObjective) -> list[Outlined]:
-    """The kernels that solving a problem of this kind takes, almost always."""
-    if objective.cliques is not None:
-        return [pool]
-    terms, sparse = objective.terms, objective.sparsity is not None
-    quadratic = terms if isinstance(terms, QuadraticTerms) else None
-    isotropic = quadratic is not None and quadratic.isotropic
-    kind = kernels.L1 if terms.n_params == 1 else kernels.KINDS[objective.penalty.name]
-    steps = [kernels.isotropic_step if isotropic else kernels.dense_step, kernels.EDGE_STEPS[kind]]
-    if sparse:
-        steps.append(kernels.box_step)
-    node_gap = gap_kernels.isotropic_gap if isotropic else gap_kernels.dense_gap
-    common = [kernels.add_balance, kernels.edge_moves, node_gap, gap_kernels.edge_gap, gap_kernels.fuse]
-    if not isotropic:
-        common.append(gap_kernels.invert)
-    if iteration_is_shared(objective, terms):
-        return [*steps, *common]
-    if quadratic is None or sparse:
-        return [*steps, *common, kernels.run]
-    return [*steps, *common, check_kernels.settle, check_kernels.begin, check_kernels.keep]
 
 
 class KernelIteration(Iteration):

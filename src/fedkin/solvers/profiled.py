@@ -15,8 +15,9 @@ import numpy as np
 from fedkin._base import Array, Index, Mask
 from fedkin.errors import ParameterError
 from fedkin.objective import FoldSums, Problem, QuadraticTerms, Solution, Summaries, assign_folds
-from fedkin.solvers.crossvalidation import Fold, LamChoice, Rule, choose_level
+from fedkin.solvers.crossvalidation import LamChoice, Rule, choose_level
 from fedkin.solvers.exact import solve
+from fedkin.solvers.folds import Fold
 from fedkin.solvers.grids import checked_grid, lam_grid
 
 
