@@ -127,7 +127,7 @@ def _predict(level: int, strengths: Any, solved: Any, out: Any, scales: bool) ->
             out[i, c] = scale * near + step * (near - solved[before, i, c])
 
 
-@outlined(types.void, INT, COUNTERS, LEVELS, EDGES, STEP, STATE, drives=True)
+@outlined(types.void, INT, COUNTERS, LEVELS, EDGES, STEP, STATE, quickly=True, inner=True)
 def begin(edge_step: int, counters: Any, levels: Any, edges: Any, step: Any, state: Any) -> None:
     """Start a level: its radii, the first rho, duals inside their balls and their balance."""
     level, strength = counters[LEVEL], levels.strengths[counters[LEVEL]]
@@ -150,7 +150,7 @@ def begin(edge_step: int, counters: Any, levels: Any, edges: Any, step: Any, sta
         step.rho[c], half[c] = levels.rho[c], 0.5 * levels.rho[c]
 
 
-@outlined(types.boolean, INT, LEVELS, EDGES, R2, R2, FLOAT)
+@outlined(types.boolean, INT, LEVELS, EDGES, R2, R2, FLOAT, quickly=True, inner=True)
 def keep(level: int, levels: Any, edges: Any, x: Any, y: Any, distance: float) -> bool:
     """Write down what was found at a level; whether no component is fused.
 
@@ -181,7 +181,7 @@ _node_step, _edge_step, _edge_moves, _invert = dense_step.at, l1_step.at, edge_m
 _node_gap, _edge_gap, _fuse, _reroute, _begin, _keep = dense_gap.at, edge_gap.at, fuse.at, reroute.at, begin.at, keep.at
 
 
-@outlined(types.void, W2, INT, STOPPING, DEVICES, EDGES, STEP, STATE, MEMORY, LEVELS, CALLS, drives=True)
+@outlined(types.void, W2, INT, STOPPING, DEVICES, EDGES, STEP, STATE, MEMORY, LEVELS, CALLS, quickly=True)
 def settle(
     rows: Any,
     pause: int,

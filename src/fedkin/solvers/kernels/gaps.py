@@ -216,7 +216,7 @@ def _length(kind: int, dual: Any) -> Any:
     return math.sqrt(length) if kind == L2 else length
 
 
-@outlined(types.void, DEVICES, EDGES, R2, R3, W2, W3)
+@outlined(types.void, DEVICES, EDGES, R2, R3, W2, W3, quickly=True, inner=True)
 def reroute(devices: Any, edges: Any, old_y: Any, old_s: Any, y: Any, s: Any) -> None:
     """As `fedkin.objective.rerouting.Rerouting`, on one thread: ``y (E, p)`` and ``s (1, V, p)`` from the old ones."""
     head, tail, radius, kind, singular = edges.head, edges.tail, edges.radius, edges.kind, devices.singular
@@ -273,7 +273,7 @@ def reroute(devices: Any, edges: Any, old_y: Any, old_s: Any, y: Any, s: Any) ->
                     s[0, i, c] /= 1.0 + most
 
 
-@outlined(types.void, INT, INT, EDGES, R2, FLOAT, R2, R2, R2, W2)
+@outlined(types.void, INT, INT, EDGES, R2, FLOAT, R2, R2, R2, W2, quickly=True)
 def fuse(lo: int, hi: int, edges: Any, y: Any, share: float, z: Any, box: Any, x: Any, out: Any) -> None:
     """Means of ``x`` over devices joined by edges whose dual is inside ``share`` of its ball.
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import config, njit, types
+from numba import cfunc, config, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
@@ -92,12 +92,12 @@ class Outlined:
     converted.
     """
 
-    def __init__(self, function: Callable[..., Any], result: Any, arguments: tuple[Any, ...], drives: bool) -> None:
+    def __init__(self, function: Callable[..., Any], signature: Any, *, quickly: bool, inner: bool) -> None:
         self.__doc__, self.name = function.__doc__, function.__name__
-        self._function, self._signature, self._drives = function, result(*arguments), drives
-        self._compiled: Callable[..., Any] | None = None
+        self.at = _call(signature.return_type, signature.args)
+        self._function, self._signature, self._quickly, self._inner = function, signature, quickly, inner
+        self._compiled: Any = None
         self._address: int | None = None
-        self.at = _call(result, arguments)
 
     def __call__(self, *arguments: Any) -> Any:
         return (self._compiled or self.load())(*arguments)
@@ -107,27 +107,38 @@ class Outlined:
         """Whether it needs no compiler: it is loaded, or lies in numba's cache."""
         return self._compiled is not None or cached(name=f"{self._function.__module__.split('.')[-1]}.{self.name}")
 
-    def load(self) -> Callable[..., Any]:
+    def load(self) -> Any:
         """Compile it now, if that is not done."""
-        # what only drives others has no loops that are worth more
-        options = {"OPT": type(config.OPT)(1), "LOOP_VECTORIZE": 0} if self._drives else {"SLP_VECTORIZE": 1}  # type: ignore[attr-defined]
+        level: Any = type(config.OPT)(1)  # type: ignore[attr-defined]
+        options = {"OPT": level, "LOOP_VECTORIZE": 0} if self._quickly else {"SLP_VECTORIZE": 1}
         with _compiling(**options):
             if self._compiled is None:
-                self._compiled = njit(self._signature, cache=True, **_OPTIONS)(self._function)
+                make = cfunc if self._inner else njit
+                self._compiled = make(self._signature, cache=True, **_OPTIONS)(self._function)
         return self._compiled
 
     @property
     def address(self) -> int:
         """Where its machine code is in this process."""
         if self._address is None:
-            found = self.load().overloads[self._signature.args]  # type: ignore[attr-defined]
-            self._address = int(found.library.get_pointer_to_function(found.fndesc.llvm_cfunc_wrapper_name))
+            compiled = self.load()
+            if self._inner:
+                self._address = int(compiled.address)
+            else:
+                found = compiled.overloads[self._signature.args]
+                self._address = int(found.library.get_pointer_to_function(found.fndesc.llvm_cfunc_wrapper_name))
         return self._address
 
 
-def outlined(result: Any, *arguments: Any, drives: bool = False) -> Callable[[Callable[..., Any]], Outlined]:
-    """Compile a function for these types when it is needed; ``drives`` says that others do all the work for it."""
-    return lambda function: Outlined(function, result, arguments, drives)
+def outlined(
+    result: Any, *arguments: Any, quickly: bool = False, inner: bool = False
+) -> Callable[[Callable[..., Any]], Outlined]:
+    """Compile a function for these types when it is needed.
+
+    ``quickly``, with little effort to make it fast: it only drives others, or takes little time. An ``inner`` one is
+    called by other kernels only.
+    """
+    return lambda function: Outlined(function, result(*arguments), quickly=quickly, inner=inner)
 
 
 def _call(result: Any, arguments: tuple[Any, ...]) -> Callable[..., Any]:

@@ -245,7 +245,7 @@ def linf_step(lo: int, hi: int, edges: Any, half: Any, ahead: Any, y: Any, s: An
 EDGE_STEPS = {L1: l1_step, L2: l2_step, LINF: linf_step}
 
 
-@outlined(types.void, INT, INT, EDGES, R1, R2, R2, W1)
+@outlined(types.void, INT, INT, EDGES, R1, R2, R2, W1, quickly=True)
 def edge_moves(lo: int, hi: int, edges: Any, half: Any, ahead: Any, y: Any, moves: Any) -> None:
     """Add ``sum_e (yhat - y)_c^2`` of the coming edge step to ``moves (p,)``; changes nothing else."""
     head, tail, radius, kind = edges.head, edges.tail, edges.radius, edges.kind
@@ -299,7 +299,7 @@ STEP_CALLS = bundle(StepCalls, INT, INT, INT)
 _devices_at, _box_at, _edges_at = dense_step.at, box_step.at, l1_step.at
 
 
-@outlined(types.void, INT, DEVICES, EDGES, STEP, STATE, FLOAT, STEP_CALLS, drives=True)
+@outlined(types.void, INT, DEVICES, EDGES, STEP, STATE, FLOAT, STEP_CALLS, quickly=True)
 def run(n_iter: int, devices: Any, edges: Any, step: Any, state: Any, relax: float, calls: Any) -> None:
     """``n_iter`` iterations."""
     n, n_edges = state.x.shape[0], state.y.shape[0]
