@@ -273,7 +273,7 @@ def reroute(devices: Any, edges: Any, old_y: Any, old_s: Any, y: Any, s: Any) ->
                     s[0, i, c] /= 1.0 + most
 
 
-@outlined(types.void, INT, INT, EDGES, R2, FLOAT, R2, R2, R2, W2, quickly=True)
+@outlined(types.void, INT, INT, EDGES, R2, FLOAT, R2, R2, R2, W2)
 def fuse(lo: int, hi: int, edges: Any, y: Any, share: float, z: Any, box: Any, x: Any, out: Any) -> None:
     """Means of ``x`` over devices joined by edges whose dual is inside ``share`` of its ball.
 

@@ -51,6 +51,8 @@ def bundle(cls: type, *fields: Any) -> Any:
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
     """A C-ordered, read-only view of an array (or a copy where it is not C-ordered), for `readable` fields."""
+    if array.flags.c_contiguous and not array.flags.writeable:
+        return array
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False
     return view

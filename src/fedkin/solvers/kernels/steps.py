@@ -245,7 +245,7 @@ def linf_step(lo: int, hi: int, edges: Any, half: Any, ahead: Any, y: Any, s: An
 EDGE_STEPS = {L1: l1_step, L2: l2_step, LINF: linf_step}
 
 
-@outlined(types.void, INT, INT, EDGES, R1, R2, R2, W1, quickly=True)
+@outlined(types.void, INT, INT, EDGES, R1, R2, R2, W1)
 def edge_moves(lo: int, hi: int, edges: Any, half: Any, ahead: Any, y: Any, moves: Any) -> None:
     """Add ``sum_e (yhat - y)_c^2`` of the coming edge step to ``moves (p,)``; changes nothing else."""
     head, tail, radius, kind = edges.head, edges.tail, edges.radius, edges.kind
