@@ -24,8 +24,8 @@ import scipy
 from scipy import sparse
 
 from fedkin.admm import LocalShards, Settings, device_rows, fed_admm, plan_run
-from fedkin.admm.compiled import CompiledRounds
 from fedkin.admm.curvature import Curvature
+from fedkin.admm.in_process.compiled import CompiledRounds
 from fedkin.data import Federation
 from fedkin.datasets import paper_design
 from fedkin.graph import Graph

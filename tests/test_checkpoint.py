@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from builders import design_problem
 from fedkin.admm import Availability, Store, fed_admm
-from fedkin.admm.checkpoint import fingerprint
+from fedkin.admm.in_process.checkpoint import fingerprint
 from fedkin.errors import ModelFileError, ParameterError
 from processes import PATIENCE
 

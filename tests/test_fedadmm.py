@@ -387,8 +387,8 @@ def test_numba_agrees(loss, penalty, gradient, average, absent, extras, p, ragge
 
 def test_threads_agree():
     from fedkin.admm import Settings
-    from fedkin.admm.compiled import CompiledRounds
-    from fedkin.admm.session import RunSetup, Session
+    from fedkin.admm.in_process.compiled import CompiledRounds
+    from fedkin.admm.in_process.session import RunSetup, Session
 
     problem = design_problem(penalty="l2")
     states = []
@@ -415,7 +415,7 @@ def test_numba_says_what_it_cannot_do():
 
 
 def test_small_runs_never_wait_for_a_compiler(monkeypatch):
-    monkeypatch.setitem(sys.modules, "fedkin.admm.compiled", None)  # importing it would fail
+    monkeypatch.setitem(sys.modules, "fedkin.admm.in_process.compiled", None)  # importing it would fail
     fed_admm(design_problem(), 50, 5)
 
 

@@ -6,28 +6,31 @@ Out: `run_rounds(shard, link, store, course)`, the loop of rounds for sites, ran
 Imports: `solvers` (certificates), `objective` and below.
 
 `plan` makes shards, `shard` does their arithmetic (with `gradients`, `sampling`, `curvature`), `rounds` is the loop and
-`store` what it keeps on disk; `shares` is what a shard adds to residuals and certificate. `run` and `session` drive it
-in one process (with `checkpoint`, `trace` and `running_file`), in numpy or compiled (`backend`, `compiled`, `kernels`).
-`availability` and `patterns` say who is there in a round; `baselines` are the rivals.
-To add a gradient estimator: `gradients`. What a shard does with thetas in a round: `shard`, and in compiled rounds
-`kernels`. To carry thetas in another way: a `Link`, in `fedkin.federate.links`.
+`store` what it keeps on disk; `shares` is what a shard adds to residuals and certificate. `availability` and `patterns`
+say who is there in a round. The sub-room `in_process` has `fed_admm`, compiled rounds and the rivals.
+To add a gradient estimator: `gradients`. To change what a shard does with thetas in a round: `shard`, and for compiled
+rounds `in_process`. To carry thetas in another way: a `Link`, in `fedkin.federate.links`.
 """
 
 from __future__ import annotations
 
 from fedkin.admm.availability import Availability, Presence
-from fedkin.admm.baselines import network_lasso_admm, subgradient_descent
 from fedkin.admm.curvature import local_curvature
 from fedkin.admm.gradients import DeviceRows, GradientKind, Gradients
+from fedkin.admm.in_process import (
+    RUNNING,
+    Progress,
+    fed_admm,
+    network_lasso_admm,
+    read_running,
+    subgradient_descent,
+)
 from fedkin.admm.plan import Plan, Settings, device_rows, plan_run
 from fedkin.admm.rounds import Course, DirectLink, Link, LocalShards, run_rounds
-from fedkin.admm.run import fed_admm
-from fedkin.admm.running_file import RUNNING, read_running
 from fedkin.admm.sampling import device_keys
 from fedkin.admm.shard import Average, Shard, ShardState, StepRule, UpdateRule
 from fedkin.admm.shares import MOST_PARAMS, Share, ShareTaker, is_shared, together
 from fedkin.admm.store import Saved, Sent, Store
-from fedkin.admm.trace import Progress
 
 __all__ = [
     "MOST_PARAMS",

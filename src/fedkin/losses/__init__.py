@@ -2,14 +2,14 @@
 
 In: rows. Out: values, derivatives, predictions, and everything else that depends on the loss (start values, plausible
 sizes, whether a minimiser exists, the name in compiled loops, the description in files). Other packages ask the loss,
-not which loss it is; only the names of held-out metrics (`fitting.comparison`) and the compiled slopes (`admm.kernels`)
-go by name. Imports: `_base` and `errors`.
+not which loss it is; only the names of held-out metrics (`fitting/comparison`) and the compiled slopes
+(`admm/in_process/kernels`) go by name. Imports: `_base` and `errors`.
 
 A `Loss` is any function of theta; a `RowLoss` sees rows through linear predictors and states a few pointwise functions;
 `UserLoss` makes a loss of your own functions.
 To add a loss: a class in `builtin` and an entry in `named`; estimators, commands and contracts then know it. What goes
 by name, as far as it applies: its held-out metric (`fitting/comparison/metrics`), its slope in compiled rounds
-(`admm/kernels`), whether it is for regression (`fitting/estimators/per_device`).
+(`admm/in_process/kernels`), whether it is for regression (`fitting/estimators/per_device`).
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ from numpy.typing import ArrayLike
 
 from fedkin._base import check_positive, check_whole
 from fedkin.admm.availability import Availability
-from fedkin.admm.backend import Backend
 from fedkin.admm.gradients import GradientKind
+from fedkin.admm.in_process.backend import Backend
+from fedkin.admm.in_process.session import Recording, RunSetup, Session
+from fedkin.admm.in_process.trace import Callback, Trace
 from fedkin.admm.plan import BatchSize, Settings
-from fedkin.admm.session import Recording, RunSetup, Session
 from fedkin.admm.shard import Average
-from fedkin.admm.trace import Callback, Trace
 from fedkin.errors import ParameterError
 from fedkin.objective import Problem, Solution
 

@@ -1,12 +1,12 @@
-"""Drives the compiled rounds of `fedkin.admm.kernels` on the state of one shard that hosts every device."""
+"""Drives the compiled rounds of `fedkin.admm.in_process.kernels` on the state of one shard that hosts every device."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from fedkin._base import Array, Mask, available_threads
-from fedkin.admm import kernels
 from fedkin.admm.gradients import Gradients
+from fedkin.admm.in_process import kernels
 from fedkin.admm.rounds import LocalShards
 from fedkin.admm.sampling import device_roots
 from fedkin.admm.shard import averaging_weight
@@ -36,7 +36,7 @@ class CompiledRounds:
         work = float(rows.batch.sum() + self.plan.edges.shape[0]) * rows.ridge.size
         self.threads = threads or (available_threads() if work > THREADING_PAYS else 1)
         kernel = rows.losses[0].kernel
-        assert kernel is not None, "see `fedkin.admm.backend.unsupported`"
+        assert kernel is not None, "see `fedkin.admm.in_process.backend.unsupported`"
         gradient, average = kernels.GRADIENTS[self.plan.gradient], kernels.AVERAGES[self.plan.average]
         ball = np.inf if self.plan.radius is None else float(self.plan.radius)
         self._rule = kernels.Rule(

@@ -39,7 +39,7 @@ def choose_backend(local: LocalShards, backend: Backend, work: float) -> tuple[B
         if backend == "auto":
             return "numpy", local.run
         raise ParameterError(f"backend='numba' cannot do this run: {reason}; use backend='numpy'")
-    from fedkin.admm.compiled import CompiledRounds
+    from fedkin.admm.in_process.compiled import CompiledRounds
 
     return "numba", CompiledRounds(local)
 

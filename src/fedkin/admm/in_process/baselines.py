@@ -12,9 +12,7 @@ from scipy import sparse
 from fedkin._base import Array, Index, check_choice, check_positive, check_whole
 from fedkin.admm.curvature import local_curvature
 from fedkin.admm.gradients import Gradients
-from fedkin.admm.plan import BatchSize, device_rows, starting_point
-from fedkin.admm.shard import AVERAGES, Average, averaging_weight, edge_update
-from fedkin.admm.trace import (
+from fedkin.admm.in_process.trace import (
     Callback,
     Progress,
     Trace,
@@ -24,6 +22,8 @@ from fedkin.admm.trace import (
     root_mean_square,
     run_callbacks,
 )
+from fedkin.admm.plan import BatchSize, device_rows, starting_point
+from fedkin.admm.shard import AVERAGES, Average, averaging_weight, edge_update
 from fedkin.errors import ParameterError, SolverError
 from fedkin.objective import DeviceTerms, FusedObjective, Problem, QuadraticTerms, Solution, Status, damped_newton
 

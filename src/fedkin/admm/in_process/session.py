@@ -13,14 +13,11 @@ from numpy.typing import NDArray
 
 from fedkin._base import Array, Mask
 from fedkin.admm.availability import Availability
-from fedkin.admm.backend import Backend, choose_backend
-from fedkin.admm.checkpoint import Checkpoint, describe
 from fedkin.admm.curvature import local_curvature
-from fedkin.admm.plan import Settings, device_rows, plan_run, sample_streams, starting_point
-from fedkin.admm.rounds import LocalShards, hosts_of
-from fedkin.admm.running_file import RunningFile
-from fedkin.admm.shard import ShardState, edge_update
-from fedkin.admm.trace import (
+from fedkin.admm.in_process.backend import Backend, choose_backend
+from fedkin.admm.in_process.checkpoint import Checkpoint, describe
+from fedkin.admm.in_process.running_file import RunningFile
+from fedkin.admm.in_process.trace import (
     Callback,
     Interrupt,
     Progress,
@@ -31,6 +28,9 @@ from fedkin.admm.trace import (
     root_mean_square,
     run_callbacks,
 )
+from fedkin.admm.plan import Settings, device_rows, plan_run, sample_streams, starting_point
+from fedkin.admm.rounds import LocalShards, hosts_of
+from fedkin.admm.shard import ShardState, edge_update
 from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
 from fedkin.objective import Problem, Solution, Status
 from fedkin.solvers import fused_parameters
