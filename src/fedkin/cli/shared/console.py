@@ -10,13 +10,15 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
-from fedkin._base import Say
 from fedkin.errors import FedkinError, FedkinWarning, SolverError
+
+if TYPE_CHECKING:  # loads numpy
+    from fedkin._base import Say
 
 OK, SOLVER_FAILED, WRONG_INPUT, STOPPED, INTERRUPTED = 0, 1, 2, 3, 130
 
