@@ -128,9 +128,11 @@ class Gradients:
         return np.concatenate([np.arange(s, s + n) for s, n in zip(rows.starts, rows.counts, strict=True)])
 
     def memory(self) -> Memory:
-        """Copies of what changes, in the order of the last fields of `fedkin.admm.shard.ShardState`."""
+        """What changes, as it is now, in the order of the last fields of `fedkin.admm.shard.ShardState`."""
+        if self.kind == "plain":  # only `looked` changes, and it is made anew
+            return self.table, self.anchor_gradient, self.anchor_theta, self.stale, self.looked
         table = self.table[self._own_lines()].copy()
-        return table, self.anchor_gradient.copy(), self.anchor_theta.copy(), self.stale.copy(), self.looked.copy()
+        return table, self.anchor_gradient.copy(), self.anchor_theta.copy(), self.stale.copy(), self.looked
 
     def restore(self, memory: Memory) -> None:
         """Go back to a `memory`; raises `DataError` when it is of devices with other rows."""
@@ -156,7 +158,7 @@ class Gradients:
             self.stale |= (t - 1) % self.snapshot_every == 0
             # an absent device takes its snapshot when it is back
             self._take_snapshots(theta, self.stale.copy() if available is None else self.stale & available)
-        self.looked += self._looks if available is None else self._looks * available
+        self.looked = self.looked + (self._looks if available is None else self._looks * available)
         if available is None and self._alike is not None:
             group = self._alike
             return self._estimate(group, group.numbers(t, None), group.members, theta) + theta * self.rows.ridge
@@ -191,7 +193,7 @@ class Gradients:
         if not due.any():
             return
         self.anchor_theta[due] = theta[due]
-        self.looked += self.rows.counts * due
+        self.looked = self.looked + self.rows.counts * due
         self.stale &= ~due
         for group in self._groups:
             waiting = group.members[due[group.members]]

@@ -214,11 +214,8 @@ class Shard:
         self._all_theta = np.concatenate(
             [self._all_theta[: devices.size], np.zeros((self.foreign.size, self._all_theta.shape[1]))]
         )
-
-    @property
-    def theta(self) -> Array:
-        """Parameters ``(B, p)`` of the hosted devices."""
-        return self._all_theta[: self.devices.size]
+        #: Parameters ``(B, p)`` of the hosted devices, and ``(F, p)`` of the foreign ones as last learned.
+        self.theta, self._foreign_theta = self._all_theta[: devices.size], self._all_theta[devices.size :]
 
     # --- the three verbs ---
 
@@ -246,16 +243,16 @@ class Shard:
         self._weight = averaging_weight(rule.average, t)
         if rule.average == "paper":
             self._left = theta.copy()
-        self._all_theta[: self.devices.size] = moved
+        self.theta[:] = moved
 
     def give(self) -> tuple[Index, Array]:
-        """Positions and thetas of the hosted devices that other shards need."""
-        return self.boundary, self.theta[self._boundary_here]
+        """Positions and thetas of the hosted devices that other shards need, as they are now."""
+        return self.boundary, self.theta.take(self._boundary_here, axis=0)
 
     def take(self, positions: Index, theta: Array) -> None:
         """Learn thetas ``(len(positions), p)``: of foreign neighbours, or of hosted devices that moved elsewhere."""
         if positions.tobytes() == self._all_foreign:  # in nearly every round of a device in the field
-            self._all_theta[self.devices.size :] = theta
+            self._foreign_theta[:] = theta
             return
         place = self._order[
             np.minimum(np.searchsorted(self._place, positions, sorter=self._order), self._order.size - 1)
@@ -309,7 +306,7 @@ class Shard:
     # --- state ---
 
     def state(self) -> ShardState:
-        """Everything that changes, as it is now: no later step writes to these arrays, and nobody else may."""
+        """Everything that changes, as it is now; only compiled rounds write to these arrays later."""
         memory = no_memory(self.theta) if self.gradients is None else self.gradients.memory()
         # every step makes new arrays of these, except of theta
         numbers = (self.balance, self.balance_before, self.average, self.average_balance, self.alpha)
@@ -317,7 +314,7 @@ class Shard:
 
     def restore(self, state: ShardState) -> None:
         """Go back to a `state`."""
-        self._all_theta[: self.devices.size] = state.theta
+        self.theta[:] = state.theta
         self.balance, self.balance_before = state.balance.copy(), state.balance_before.copy()
         self.average, self.average_balance = state.average.copy(), state.average_balance.copy()
         self.alpha = state.alpha.copy()

@@ -140,12 +140,17 @@ def decode(frame: bytes, expected: Expected, window: tuple[int, int] | None = No
     Raises `MessageError`, naming the first thing that differs. Header and checksum are compared before numbers are
     allocated.
     """
+    round, values = read(frame, expected, *(window or (expected.first, expected.last)))
+    return Message(expected.kind, expected.sender, round, values)
+
+
+def read(frame: bytes, expected: Expected, first: int, last: int) -> tuple[int, Array]:
+    """Round and numbers of a message, as `decode`."""
     if len(frame) != expected.size:
         _say_what_differs(frame, expected)
     start, round, length, checksum = _PARTS.unpack_from(frame)
     if start != expected.start or length != expected.length:
         _say_what_differs(frame, expected)
-    first, last = window or (expected.first, expected.last)
     if not first <= round <= last:
         raise OutsideWindow(f"round {round} is outside {first}..{last}", round)
     if zlib.crc32(memoryview(frame)[HEADER_BYTES:], zlib.crc32(frame[: _HEAD.size])) != checksum:
@@ -154,7 +159,7 @@ def decode(frame: bytes, expected: Expected, window: tuple[int, int] | None = No
     # nearly always one look is enough; it is False for what is not a number
     if not np.maximum.reduce(np.absolute(values), initial=0.0) <= expected.inside:
         _check_values(values, expected)
-    return Message(expected.kind, expected.sender, round, values)
+    return round, values
 
 
 def _say_what_differs(frame: bytes, expected: Expected) -> NoReturn:

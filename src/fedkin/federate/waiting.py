@@ -14,7 +14,7 @@ from fedkin._base import Array, wait_until
 from fedkin.admm import Share
 from fedkin.errors import FedkinError, ParameterError
 from fedkin.federate.journal import Journal
-from fedkin.federate.messages import Expected, Kind, MessageError, OutsideWindow, decode
+from fedkin.federate.messages import Expected, Kind, MessageError, OutsideWindow, read
 
 Slot = tuple[Kind, int]
 Tick = Callable[[], None]
@@ -221,8 +221,7 @@ class Inbox:
         """From now on only rounds ``first .. last`` of ``kind`` are of use."""
         with self._lock:
             self._windows[kind] = first, last
-            stale = [key for key in self._held if key[0] == kind and not first <= key[2] <= last]
-            for key in stale:
+            for key in [key for key in self._held if key[0] is kind and not first <= key[2] <= last]:
                 del self._held[key]
 
     def _look(self) -> None:
@@ -235,30 +234,29 @@ class Inbox:
         expected = self._expected.get(slot)
         if expected is None:
             return False
-        window = self._windows.get(slot[0])
+        kind, sender = slot
+        first, last = self._windows.get(kind) or (expected.first, expected.last)
         try:
-            message = decode(frame, expected, window)
+            round, values = read(frame, expected, first, last)
         except MessageError as refusal:
-            self._refuse(expected, window, refusal)
+            self._refuse(expected, first, refusal)
             return False
-        key = (*slot, message.round)
-        known = self._held.get(key)
-        if known is None:
-            self._held[key] = message.values
+        key = (kind, sender, round)
+        known = self._held.setdefault(key, values)
+        if known is values:
             self._wanted.discard(key)
             if self._refusals:
-                self._refusals.pop(expected.sender, None)
+                self._refusals.pop(sender, None)
             return True
-        if known.tobytes() != message.values.tobytes():
+        if known.tobytes() != values.tobytes():
             words = "same round twice with other numbers: the first counts"
-            self.journal.sparingly("warning", words, peer=self.names[expected.sender])
+            self.journal.sparingly("warning", words, peer=self.names[sender])
         return False
 
-    def _refuse(self, expected: Expected, window: tuple[int, int] | None, refusal: MessageError) -> None:
+    def _refuse(self, expected: Expected, first: int, refusal: MessageError) -> None:
         about = {"peer": self.names[expected.sender], "kind": expected.kind.name}
         if isinstance(refusal, OutsideWindow):
             # duplicates and late answers are a network's daily life; replays look the same, and neither is used
-            first, _ = window or (expected.first, expected.last)
             event = "old round ignored" if refusal.round < first else "round too far ahead ignored"
             self.journal.sparingly("info", event, **about)
         else:

@@ -75,8 +75,7 @@ class NeighbourLink:
         self.status.round = t
         # first open the window: a quick neighbour answers with its next vector before `send` returns
         self.inbox.advance(Kind.THETA, t, t + 1)
-        # a copy: it is kept for those who ask, and the shard goes on
-        self.send(Kind.THETA, t, thetas.flatten())
+        self.send(Kind.THETA, t, thetas.reshape(-1))
         self.wait_for(Kind.THETA, self.neighbours, t)
         # a neighbour may have left for good meanwhile
         if len(self._positions) != len(self.neighbours):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import math
 import os
 import signal
 import sys
@@ -18,8 +19,6 @@ from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
-
-import numpy as np
 
 from fedkin._base import lock
 from fedkin.errors import DataError, FedkinError
@@ -42,7 +41,7 @@ FINISHED, WRONG, STOPPED, LATER = 0, 2, 3, 4
 CANNOT = "cannot go on"
 #: Environment variable in which a supervisor says how often it has started the site again.
 RESTARTS = "FEDKIN_RESTARTS"
-_STATUS_SECONDS = 0.5
+_STATUS_SECONDS, _TICK_SECONDS = 0.5, 0.05
 _LOOK_SECONDS = 1.0  # between two looks for a renewed certificate, and for sites that are out
 
 
@@ -116,6 +115,7 @@ class Program:
     transport: ReopeningTransport | None = None
     _seen: Any = None
     _looked: float = field(default_factory=time.monotonic)
+    _ticked: float = 0.0
 
     @property
     def place(self) -> Path:
@@ -178,9 +178,12 @@ class Program:
 
     def tick(self, *_: object) -> None:
         """Write the status, stop if asked to, and now and then look at the directory."""
+        now = time.monotonic()
+        if now - self._ticked < _TICK_SECONDS and not self.status.stop:
+            return
+        self._ticked = now
         if self.transport is not None:
             self.status.sent = self.transport.sent
-        now = time.monotonic()
         self.status.tick(now)
         if now - self._looked > _LOOK_SECONDS:
             self._looked = now
@@ -362,7 +365,7 @@ class StatusWriter:
             "state": status.state,
             "round": status.round,
             "rounds": self.rounds,
-            "change": status.change if np.isfinite(status.change) else None,
+            "change": status.change if math.isfinite(status.change) else None,
             "up": sorted(status.up),
             "waiting_for": status.waiting_for,
             "pulled": status.pulled,
@@ -371,7 +374,7 @@ class StatusWriter:
             "restarts": self.restarts,
             "sent": self._sent_before + self.sent,
             "shares": [
-                [value if np.isfinite(value) else None for value in vars(share).values()] for share in status.shares
+                [value if math.isfinite(value) else None for value in vars(share).values()] for share in status.shares
             ],
             "why": self.why,
         }
