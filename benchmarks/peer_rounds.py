@@ -52,6 +52,7 @@ def make_sites(folder: Path, sites: int, p: int, port: int, n: int = 30) -> list
     # the Gram matrices of linear regression would not fit for p = 10,000; what travels is the same for the mean loss
     linear = p <= 1000
     lines = ['name = "bench"', f'loss = "{"linear" if linear else "mean"}"', "intercept = false", "ridge = 0.1"]
+    lines += ['method = "fused"']
     lines += ["[thresholds]", "rows_per_parameter = 0.0", "[rounds]", "lam = 0.01", f"rounds = {ROUNDS}"]
     lines += ["batch_size = 10", f"checkpoint_every = {100 if p <= 1000 else 31}"]
     lines += (["[target]", 'name = "y"'] if linear else []) + ["[features]", *(f"{name} = {{}}" for name in features)]

@@ -131,7 +131,8 @@ def contract_text(problem: Problem, rounds: Mapping[str, Any]) -> str:
     settings = {"lam": float(problem.lam), **rounds}
     if settings.get("batch_size") is not None:
         settings.setdefault("smallest_batch", settings["batch_size"])
-    lines = ['name = "small"', 'loss = "linear"', "intercept = false", f'penalty = "{problem.penalty.name}"']
+    lines = ['name = "small"', 'loss = "linear"', "intercept = false"]
+    lines += ['method = "fused"', f'penalty = "{problem.penalty.name}"']
     lines += ["[thresholds]", "rows = 2", "rows_per_parameter = 0.0", "[target]", 'name = "y"', "[features]"]
     lines += [f"{name} = {{}}" for name in problem.federation.feature_names]
     lines += ["[rounds]", *(f"{name} = {_toml(value)}" for name, value in settings.items() if value is not None)]

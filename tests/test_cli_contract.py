@@ -108,7 +108,7 @@ def test_parameters_of_prepared_rows_make_the_pooled_model(tables, tmp_path, cap
 def test_summaries_of_prepared_rows_give_the_pooled_model(tables):
     contract = Contract.read(HEART / "heart.toml")
     columns = read_columns(tables / "all.csv")
-    options = FitOptions(**fit_options(contract), method="fused")
+    options = FitOptions(**fit_options(contract))
     pooled = fit_federation(contract.schema.federation(columns, "hospital"), None, options, schema=contract.schema)
     rows = contract.prepare(columns)
     names = contract.parameter_names

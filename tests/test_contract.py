@@ -116,6 +116,9 @@ def test_more_than_two_classes():
         ("lam = 0.01", 'placement = "central"\ngradient = "saga"', "keep no state"),
         ('name = "heart"', "name = heart", r"not valid TOML.*line 2"),
         ('name = "heart"', 'name = "heart"\nmissing = "fill"', "missing"),
+        ('name = "heart"', 'name = "heart"\nmethod = "fusd"', "method"),
+        ('name = "heart"', 'name = "heart"\nridge = 0.1', 'ridge is of the fused.*say method = "fused"'),
+        ('name = "heart"', 'name = "heart"\nmethod = "kin"\npenalty = "l2"', "penalty is of the fused"),
     ],
 )
 def test_mistakes_are_named(old, new, message):

@@ -15,6 +15,7 @@ from fedkin.graph import Graph
 
 CONTRACT = """
 name = "heart"
+method = "fused"
 loss = "linear"
 [features]
 age = {}

@@ -194,6 +194,16 @@ def test_the_live_view_on_a_small_terminal(tmp_path: Path) -> None:
     assert re.findall(r"(d\d) +done +150/150", tail) == [f"d{u}" for u in range(6)]
 
 
+def test_rounds_need_the_fused_method(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = command_of(tmp_path, 2, 5)
+    contract = tmp_path / "small.toml"
+    contract.write_text(contract.read_text().replace('method = "fused"', 'method = "kin"'))
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert 'small.toml: method = "kin" takes one message' in said and 'say method = "fused" in the contract' in said
+    assert not (tmp_path / "trial").exists()
+
+
 def test_what_cannot_be_simulated_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = command_of(tmp_path, 2, 5)
     assert main([*command, "--site", "ward"]) == 2

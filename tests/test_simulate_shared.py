@@ -24,6 +24,7 @@ dose = {{mean = 0, scale = 1}}
 [target]
 {target}
 """
+FUSED = 'method = "fused"\npenalty = "l2"'
 DAYS = 'name = "days"'
 DIED = 'name = "died"\nkind = "category"\nlevels = ["no", "yes"]'
 
@@ -85,7 +86,7 @@ def test_one_message_ends_with_a_model_at_each_site(tmp_path: Path, capsys: pyte
 
 def test_questions_are_asked_until_the_gap_is_certified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tables(tmp_path)
-    contract = CONTRACT.format(penalty='penalty = "l2"', target=DIED).replace('"linear"', '"logistic"')
+    contract = CONTRACT.format(penalty=FUSED, target=DIED).replace('"linear"', '"logistic"')
     assert simulate(tmp_path, contract) == 0
     said = capsys.readouterr().out
     asked = [int(number) for number in re.findall(r"4 sites answered question (\d+)", said)]

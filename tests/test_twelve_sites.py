@@ -28,6 +28,7 @@ ROWS, LAM, ROUNDS = 30, 0.02, 400
 CONTRACT = f"""\
 name = "heart"
 loss = "linear"
+method = "fused"
 [features]
 age = {{unit = "years", low = 20, high = 100, mean = 60, scale = 15}}
 weight = {{unit = "kg", low = 30, high = 200, mean = 80, scale = 15}}

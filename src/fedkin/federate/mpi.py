@@ -204,6 +204,7 @@ def read_job(
 ) -> Job:
     """The job of a contract and a table with the rows of all sites; its column ``site`` says whose they are."""
     agreed = Contract.read(contract)
+    agreed.check_rounds(str(contract))
     columns = read_columns(data)
     if site not in columns:
         raise DataError(f"{data} has no column {site!r}; its columns are {', '.join(map(str, columns))}")

@@ -134,6 +134,7 @@ def _view(
     where: str,
 ) -> Manifest:
     """What does not depend on rows."""
+    contract.check_rounds(where)
     rounds = contract.rounds
     lam = rounds.lam if order is None or order.lam is None else order.lam
     if lam is None:

@@ -16,6 +16,7 @@ from fedkin.graph import Graph
 def fit_options(contract: Contract) -> dict[str, Any]:
     """What a contract settles of `fedkin.fitting.FitOptions`; nothing is standardised, since its scale is agreed on."""
     return {
+        "method": contract.method,
         "loss": contract.loss_object(),
         "penalty": contract.penalty,
         "fit_intercept": contract.intercept,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from fedkin.cli.shared.console import note
 from fedkin.fitting import DEFAULTS, DESCRIPTIONS, SHARED, FitOptions, choices
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of tables.")]
@@ -65,16 +66,15 @@ def takes_fit_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_contract(given: Mapping[str, Any], agreed: Mapping[str, Any]) -> FitOptions:
-    """The options of the command line with what a contract settles.
-
-    Penalty, ridge and sparsity of a contract say which method is meant as options do; its scale and its folds do not.
-    """
-    telling = ("penalty", "ridge", "sparsity")
-    method = FitOptions(**{**given, **{name: agreed[name] for name in telling}}).chosen
+    """The options of the command line with what a contract settles; another method is taken where one asks for it."""
+    asked = given.get("method", "auto")
+    method = agreed["method"] if asked == "auto" else asked
+    if method != agreed["method"]:
+        note(f'the contract says method = "{agreed["method"]}"; this is fitted by {method}, as the options ask for')
     if method == "kin":
         shared = {name: agreed[name] for name in ("loss", "fit_intercept", "seed")}
         return FitOptions(**{**given, **shared, "method": "kin"})
-    return FitOptions(**{**given, **agreed, "method": "fused"})
+    return FitOptions(**{**given, **agreed, "method": method})
 
 
 def _parameter(name: str, panel: str) -> Parameter:

@@ -93,12 +93,12 @@ def findings_by_site(
 def print_contract(path: Path, contract: Contract) -> None:
     """A contract in a few lines and a table of its columns."""
     thresholds, schema = contract.thresholds, contract.schema
+    how = "by kin" if contract.method == "kin" else f"fused by the {contract.penalty} penalty"
     target = "no target" if schema.target is None else f"target {schema.target.name}"
     print_facts(
         {
             "contract": f"{path}: {contract.name}, digest {contract.digest[:16]}",
-            "model": f"{contract.loss['name']} loss, {contract.penalty} penalty, {target}, "
-            f"{count(contract.n_params, 'parameter')}",
+            "model": f"{contract.loss['name']} loss, {how}, {target}, {count(contract.n_params, 'parameter')}",
             "thresholds": f"{thresholds.rows} rows, {thresholds.rows_per_parameter:g} for each parameter, "
             f"{thresholds.cell} with any level that occurs",
         }

@@ -99,6 +99,8 @@ def prepare(command: Simulation) -> list[Path]:
 def _begin(command: Simulation) -> Mapping[Hashable, Mapping[str, Any]]:
     """Make the directory of a simulation, or check that it is of this one; gives the sites' parts of the table."""
     contract = Contract.read(command.contract)
+    if command.by == "run":
+        contract.check_rounds(str(command.contract))
     parts = split(command.data, command.site, MOST_SITES[command.by])
     known = _marks(command)
     if command.out.exists() and any(command.out.iterdir()):

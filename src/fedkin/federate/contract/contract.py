@@ -118,6 +118,9 @@ class Contract(
     loss : dict
         Name and parameters, as `fedkin.losses.describe_loss` gives them.
     intercept : bool
+    method : "kin" | "fused"
+        Whether who is alike is found from one message, with probabilities, or edges are fused by a penalty. Only the
+        second way has a penalty, rounds and a certified gap.
     penalty : "l1" | "l2" | "linf"
     ridge, sparsity : float
         Extra penalties of every site, on scaled features.
@@ -150,6 +153,7 @@ class Contract(
     schema: Schema
     loss: dict[str, Any]
     intercept: bool = True
+    method: Literal["kin", "fused"] = "kin"
     penalty: Literal["l1", "l2", "linf"] = "l1"
     ridge: Nonnegative = 0.0
     sparsity: Nonnegative = 0.0
@@ -207,6 +211,14 @@ class Contract(
     def smallest_batch(self) -> int:
         """The fewest rows that a round may be computed from."""
         return self.thresholds.rows if self.rounds.smallest_batch is None else self.rounds.smallest_batch
+
+    def check_rounds(self, where: str) -> None:
+        """Raise `ContractError` unless the method is one of rounds; ``where`` is the file or directory to name."""
+        if self.method != "fused":
+            raise ContractError(
+                f'{where}: method = "{self.method}" takes one message of every site (fedkin site share) and no rounds; '
+                'rounds find the fused estimate: let the organiser say method = "fused" in the contract'
+            )
 
     # --- rows of a site ---------------------------------------------------------------------------------------
 
@@ -288,6 +300,12 @@ class Contract(
 
     def _wrong(self) -> list[str]:
         wrong = self._wrong_target()
+        usual = {"penalty": "l1", "ridge": 0.0, "sparsity": 0.0}
+        told = [name for name, default in usual.items() if getattr(self, name) != default]
+        if self.method == "kin" and told:
+            wrong.append(
+                f'{told[0]} is of the fused estimator, but method is "kin": say method = "fused", or leave it out'
+            )
         rounds = self.rounds
         if rounds.batch_size is not None and rounds.batch_size < self.smallest_batch:
             wrong.append(

@@ -140,7 +140,9 @@ def _head(name: str, target: str, guess: _Guess) -> list[str]:
         f"name = {_text(name)}",
         f'loss = "{loss}"  # {target} holds {why}{more}',
         "intercept = true",
-        'penalty = "l1"  # l1 fuses single coefficients, l2 and linf whole sites',
+        'method = "kin"  # finds from one message who is alike, and how sure that is; rounds (site run) need "fused",',
+        "#     which draws neighbours together by a penalty, with a certified gap",
+        '# penalty = "l1"  # for fused: l1 fuses single coefficients, l2 and linf whole sites',
     ]
 
 
@@ -154,7 +156,7 @@ def _tail() -> list[str]:
         f"rows_per_parameter = {default.rows_per_parameter:g}",
         f"cell = {default.cell}  # rows with any level that occurs at all",
         "",
-        "# --- for rounds between sites (fedkin site run); fedkin site share does not need them",
+        "# --- for rounds between sites (fedkin site run), with the fused method; fedkin site share does not need them",
         "[rounds]",
         "rounds = 1000",
         "# lam = 0.01  # or let the summaries tell: fedkin fit DIR_OF_SUMMARIES",
