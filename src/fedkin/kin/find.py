@@ -19,9 +19,10 @@ from fedkin.kin.options import ALL_MIXED, MANY_SITES, WHOLE_GROUPS, Sampling
 from fedkin.kin.quadratics import Units, apply, common_units
 from fedkin.kin.result import Kin, Parts, kin_of
 from fedkin.kin.sampler.neighbours import Neighbours
-from fedkin.kin.sources import RowSource, SummarySource, SumSource, canonical_order, intercepts_of
+from fedkin.kin.sources import FileSource, RowSource, SummarySource, SumSource, canonical_order, intercepts_of
 from fedkin.losses import Loss
 from fedkin.objective import Summaries
+from fedkin.stats import FileRows
 
 #: Rounds of the mixed model for smooth losses, and the largest change of a standardised parameter that ends them.
 ROUNDS, STEP = 20, 2e-3
@@ -34,7 +35,7 @@ BACK = 8
 
 
 def find_kin(
-    data: Federation | Summaries,
+    data: Federation | Summaries | FileRows,
     graph: Graph | None = None,
     *,
     loss: str | Loss = "linear",
@@ -51,9 +52,9 @@ def find_kin(
 
     Parameters
     ----------
-    data : Federation or Summaries
-        Rows, or one message per site (`fedkin.summarise`). Columns are used as they are: add an intercept by
-        ``federation.with_intercept()``. Units do not matter.
+    data : Federation, Summaries or FileRows
+        Rows, one message per site (`fedkin.summarise`), or rows that stay in files (`fedkin.stats.rows_in_files`).
+        Columns are used as they are: add an intercept by ``federation.with_intercept()``. Units do not matter.
     graph : Graph, optional
         Who may be kin, over the same sites. It may be wrong: a graph that says the opposite is read inverted, one that
         is about something else is dropped. An edge counts by its weight: the largest as a whole edge, one of half
@@ -98,6 +99,8 @@ def find_kin(
         source = SummarySource(data)
     elif isinstance(data, Federation):
         source = RowSource(data, loss)
+    elif isinstance(data, FileRows):
+        source = FileSource(data)
     else:
         raise DataError(f"find_kin takes a Federation or Summaries, got {type(data).__name__}")
     first = source.first()

@@ -14,7 +14,10 @@ from fedkin.errors import DataError, DegenerateDeviceWarning
 from fedkin.kin.quadratics import Quadratics, apply
 from fedkin.losses import Loss
 from fedkin.objective import Summaries, build_terms, resolve_losses
-from fedkin.stats import global_fit
+from fedkin.stats import FileRows, global_fit
+
+#: Steps of Newton's method for one model of all rows, where rows are in files.
+POOLED = 10
 
 
 class Source(Protocol):
@@ -109,16 +112,82 @@ class RowSource:
         """
         if self.loss.needs_classes:
             return 1.0
-        squares = 0.0
-        for u, device in enumerate(self.devices):
-            rows = self.federation[device]
-            own = ((self.loss.scores(theta[u], *rows.arrays) @ A) ** 2).sum(axis=1)
-            squares += float(own.sum() if rows.weight is None else rows.weight @ own)
+        return self._dispersion(score_squares(self.loss, self.federation, theta, A), theta, A, degrees)
+
+    def _dispersion(self, squares: float, theta: Array, A: Array, degrees: float) -> float:
         promised = np.einsum("uij,ik,jk->", self.expand(theta).G, A, A)
         n = float(self.n_samples.sum())
         found = squares / max(float(promised), 1e-300) * n / max(n - degrees, 1.0)
         likelihood = self.loss.rowwise is not None and not self.loss.estimates_scale
         return max(found, 1.0) if likelihood else max(found, 1e-12)
+
+
+class FileSource(RowSource):
+    """Rows that stay in files: every evaluation is a pass over them, so the last one is kept."""
+
+    def __init__(self, rows: FileRows, order: Index | None = None) -> None:
+        self.rows, self.loss = rows, rows.loss
+        self.order = np.arange(len(rows.devices)) if order is None else order
+        self.devices = tuple(rows.devices[u] for u in self.order.tolist())
+        self.n_samples = rows.n_samples[self.order]
+        p, names = self.loss.n_params(len(rows.feature_names)), rows.feature_names
+        blocks = range(p // len(names))
+        self.names = names if len(blocks) == 1 else tuple(f"{one} [class {k + 1}]" for k in blocks for one in names)
+        self._last: tuple[Array, Array, Quadratics] | None = None
+
+    def take(self, order: Index) -> FileSource:
+        return FileSource(self.rows, self.order[order])
+
+    def _evaluated(self, theta: Array) -> tuple[Array, Array, Quadratics]:
+        if self._last is not None and np.array_equal(self._last[0], theta):
+            return self._last
+        V, p = theta.shape
+        value, gradient, hessian = np.zeros(V), np.zeros((V, p)), np.zeros((V, p, p))
+        position = {device: u for u, device in enumerate(self.devices)}
+        with np.errstate(over="ignore", invalid="ignore"):
+            for batch in self.rows.batches():
+                at = np.array([position[device] for device in batch.devices], dtype=np.int64)
+                losses, alone = resolve_losses(self.loss, batch), np.zeros(len(at), dtype=bool)
+                terms, n = build_terms(batch, losses, np.zeros(p), alone), batch.weight_sums
+                value[at] += n * terms.values(theta[at])
+                gradient[at] += n[:, None] * terms.gradients(theta[at])
+                hessian[at] += n[:, None, None] * terms.hessians(theta[at])
+        made = expansion(self.loss, theta, value, gradient, hessian, self.n_samples)
+        self._last = theta.copy(), value, made
+        return self._last
+
+    def expand(self, theta: Array) -> Quadratics:
+        return self._evaluated(theta)[2]
+
+    def values(self, theta: Array) -> Array:
+        value = self._evaluated(theta)[1]
+        return np.asarray(np.where(np.isfinite(value), value, np.inf))
+
+    def start(self) -> Array:
+        theta, value = np.zeros(len(self.names)), np.inf
+        for _ in range(POOLED):
+            sums, now = self.expand(np.tile(theta, (len(self.devices), 1))), self._last
+            value = float(now[1].sum()) if now is not None else np.inf
+            G = sums.G.sum(axis=0)
+            new = np.linalg.solve(G + 1e-10 * np.trace(G) * np.eye(len(G)), sums.c.sum(axis=0))
+            for _ in range(POOLED):
+                if self.value(np.tile(new, (len(self.devices), 1))) <= value:
+                    break
+                new = 0.5 * (new + theta)
+            step, theta = np.abs(new - theta).max(), new
+            if step <= 1e-3 * (1.0 + np.abs(theta).max()):
+                break
+        return np.tile(theta, (len(self.devices), 1))
+
+    def dispersion(self, theta: Array, A: Array, degrees: float) -> float:
+        if self.loss.needs_classes:
+            return 1.0
+        position = {device: u for u, device in enumerate(self.devices)}
+        squares = 0.0
+        for batch in self.rows.batches():
+            at = np.array([position[device] for device in batch.devices], dtype=np.int64)
+            squares += score_squares(self.loss, batch, theta[at], A)
+        return self._dispersion(squares, theta, A, degrees)
 
 
 class SumSource:
@@ -131,6 +200,16 @@ class SumSource:
 
     def first(self) -> Quadratics:
         return self.sums
+
+
+def score_squares(loss: Loss, federation: Federation, theta: Array, A: Array) -> float:
+    """The sum over rows of the squared scores at ``theta (V, p)``, in the units of ``A``."""
+    squares = 0.0
+    for u, device in enumerate(federation.devices):
+        rows = federation[device]
+        own = ((loss.scores(theta[u], *rows.arrays) @ A) ** 2).sum(axis=1)
+        squares += float(own.sum() if rows.weight is None else rows.weight @ own)
+    return squares
 
 
 def expansion(loss: Loss, at: Array, value: Array, gradient: Array, hessian: Array, n: Index | Array) -> Quadratics:

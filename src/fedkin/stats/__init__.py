@@ -6,7 +6,8 @@ below; not the solvers.
 
 `local` fits each device by itself, from rows (`ownfits`) or sums (`summed`), and estimates variances, and fits groups
 of devices; `selection` tests edges; `summarise` is what a site says about its rows (`private`: with noise; `running`:
-as rows come; `streaming`: in one pass over large files). `newton` does the numerical work, many devices at once.
+as rows come; `streaming`: in one pass over large files; `rereading`: in many). `newton` does the numerical work, many
+devices at once.
 To add an edge test: `selection`. `wald_tests` has the p-value of an edge, `Method` and `threshold_of` the correction
 for many edges; options, estimators and commands read their names from there. Between sites, `federate/programs/select`
 tests a site's own edges with `wald_tests`, and `EdgeTests` in `federate/contract/contract` is what a contract says.
@@ -17,6 +18,7 @@ from __future__ import annotations
 from fedkin.stats.local import LocalFit, Variance, global_fit, local_fit, oracle_fit
 from fedkin.stats.newton import minimise_with_ridge
 from fedkin.stats.private import Budget, private_summary
+from fedkin.stats.rereading import FileRows, holds_labels, rows_in_files
 from fedkin.stats.running import RunningSums
 from fedkin.stats.selection import EdgeSelection, Method, select_edges, wald_tests
 from fedkin.stats.streaming import Streamed, summarise_files, table_size
@@ -25,16 +27,19 @@ from fedkin.stats.summarise import site_answer, site_summary, summarise
 __all__ = [
     "Budget",
     "EdgeSelection",
+    "FileRows",
     "LocalFit",
     "Method",
     "RunningSums",
     "Streamed",
     "Variance",
     "global_fit",
+    "holds_labels",
     "local_fit",
     "minimise_with_ridge",
     "oracle_fit",
     "private_summary",
+    "rows_in_files",
     "select_edges",
     "site_answer",
     "site_summary",

@@ -70,7 +70,7 @@ def table_size(path: str | os.PathLike[str]) -> tuple[int, int]:
     ...     table_size(pathlib.Path(folder, "*.parquet"))
     (2, 1)
     """
-    opened = [_opened(file) for file in _parquet_files(path)]
+    opened = [opened_file(file) for file in parquet_files(path)]
     return sum(file.metadata.num_rows for file in opened), opened[0].metadata.num_columns
 
 
@@ -130,11 +130,11 @@ def summarise_files(
     check_whole("folds", folds, least=2)
     if missing not in ("refuse", "drop"):
         raise ParameterError(f"missing={missing!r} needs all rows in memory; in one pass rows are dropped or refused")
-    files = _parquet_files(path)
+    files = parquet_files(path)
     roles = Roles(device, target, offset, weight)
-    stream = _Stream(files, roles, missing == "drop")
+    stream = Stream(files, roles, missing == "drop")
     try:
-        schema = _learned(stream, features, categories)
+        schema = learned_features(stream, features, categories)
         sums = RunningSums(len(schema.names), folds)
         for rows in stream.rows(schema):
             sums.add(*rows)
@@ -149,7 +149,7 @@ def summarise_files(
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
-def _parquet_files(path: str | os.PathLike[str]) -> list[Path]:
+def parquet_files(path: str | os.PathLike[str]) -> list[Path]:
     files = files_of(path)
     other = [file for file in files if file.suffix.lower() not in PARQUET_SUFFIXES]
     if other:
@@ -157,7 +157,7 @@ def _parquet_files(path: str | os.PathLike[str]) -> list[Path]:
     return files
 
 
-def _opened(file: Path) -> Any:
+def opened_file(file: Path) -> Any:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -170,7 +170,7 @@ def _opened(file: Path) -> Any:
 
 
 @dataclass(eq=False)
-class _Stream:
+class Stream:
     files: Sequence[Path]
     roles: Roles
     drops: bool
@@ -183,7 +183,7 @@ class _Stream:
         import pyarrow
 
         for file in self.files:
-            opened = _opened(file)
+            opened = opened_file(file)
             absent = [name for name in names if name not in opened.schema_arrow.names]
             if absent:
                 raise DataError(f"{file.name} has no column {listed(absent)}")
@@ -193,12 +193,21 @@ class _Stream:
     def rows(self, schema: TableSchema) -> Iterator[tuple[list[Hashable], Array, Array, Array | None]]:
         """Devices, ``X``, ``y`` less its offset, and weights of the complete rows of each batch."""
         roles = self.roles
+        for table, weight in self.complete(schema):
+            y = parsed_numbers(table[roles.target or ""]).values
+            if roles.offset is not None:
+                y = y - parsed_numbers(table[roles.offset]).values
+            yield device_ids(table[roles.device]), schema.encoded(table), y, weight
+
+    def complete(self, schema: TableSchema) -> Iterator[tuple[dict[str, AnyArray], Array | None]]:
+        """The complete rows of each batch, with their weights."""
+        roles = self.roles
         used = [*roles.taken, *(column.name for column in schema.features)]
+        known = {column.name: column for column in schema.columns}
         for table in self.batches(used):
             n = len(table[roles.device])
             self.n_rows += n
-            found = {column.name: column.gaps(table[column.name]) for column in schema.features}
-            found |= {name: Column(name).gaps(table[name]) for name in roles.taken if name != roles.device}
+            found = {name: known.get(name, Column(name)).gaps(table[name]) for name in used[1:]}
             found[roles.device] = np.array([cell is None or cell != cell for cell in table[roles.device]], dtype=bool)
             for name, gaps in found.items():
                 self.gaps[name] = self.gaps.get(name, 0) + int(gaps.sum())
@@ -211,15 +220,9 @@ class _Stream:
             if not kept.all():
                 table = {name: cells[kept] for name, cells in table.items()}
                 weight = None if weight is None else weight[kept]
-            raise_findings(one for name in used[1:] for one in self._wrong(schema, name, table[name]))
-            y = parsed_numbers(table[roles.target or ""]).values
-            if roles.offset is not None:
-                y = y - parsed_numbers(table[roles.offset]).values
-            yield device_ids(table[roles.device]), schema.encoded(table), y, weight
-
-    def _wrong(self, schema: TableSchema, name: str, cells: AnyArray) -> list[Finding]:
-        columns = {column.name: column for column in schema.features}
-        return [one for one in columns.get(name, Column(name)).findings(cells, "fill") if one.refuses]
+            checked = (one for name in used[1:] for one in known.get(name, Column(name)).findings(table[name], "fill"))
+            raise_findings(one for one in checked if one.refuses)
+            yield table, weight
 
     def refuse_gaps(self) -> None:
         """Raise when cells are missing and their rows are not to be dropped."""
@@ -236,9 +239,9 @@ class _Stream:
         )
 
 
-def _learned(stream: _Stream, features: Sequence[str] | None, categories: Sequence[str]) -> TableSchema:
+def learned_features(stream: Stream, features: Sequence[str] | None, categories: Sequence[str]) -> TableSchema:
     """The features, with the levels of those that are text, found in a pass over these alone."""
-    first = _opened(stream.files[0])
+    first = opened_file(stream.files[0])
     roles, present = stream.roles, first.schema_arrow.names
     roles.check(dict.fromkeys(present, np.empty(0)), features, categories)
     chosen = [name for name in present if name not in roles.taken] if features is None else list(features)
@@ -252,7 +255,7 @@ def _learned(stream: _Stream, features: Sequence[str] | None, categories: Sequen
     for table in stream.batches(text) if text else ():
         for name, cells in table.items():
             distinct[name].update(cells.tolist())
-    rows = sum(_opened(file).metadata.num_rows for file in stream.files)
+    rows = sum(opened_file(file).metadata.num_rows for file in stream.files)
     columns, findings = [], []
     for name in chosen:
         if name not in distinct:
@@ -281,18 +284,18 @@ def _learned(stream: _Stream, features: Sequence[str] | None, categories: Sequen
 
 
 def _streamed(
-    sums: RunningSums, schema: TableSchema, stream: _Stream, features: Sequence[str] | None, intercept: bool, seed: int
+    sums: RunningSums, schema: TableSchema, stream: Stream, features: Sequence[str] | None, intercept: bool, seed: int
 ) -> Streamed:
     whole = sums.whole
     schema = replace(schema, fill=tuple((whole[0, 1:-1] / whole[0, 0]).tolist()))
     keep = np.arange(len(schema.names))
     if features is None:
-        schema, keep = _telling(whole, schema, stream)
+        schema, keep = telling_columns(whole, schema, stream)
     summaries = sums.summaries(schema.names, keep, intercept=intercept, seed=seed)
     return Streamed(summaries, schema, stream.n_rows, tuple(stream.notes))
 
 
-def _telling(whole: Array, schema: TableSchema, stream: _Stream) -> tuple[TableSchema, Index]:
+def telling_columns(whole: Array, schema: TableSchema, stream: Stream) -> tuple[TableSchema, Index]:
     """The schema without columns that are constant or follow from others, and which encoded ones stay."""
     n, mean = whole[0, 0], whole[0, 1:] / whole[0, 0]
     scatter = whole[1:, 1:] / n - np.outer(mean, mean)

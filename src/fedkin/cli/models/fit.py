@@ -66,7 +66,7 @@ def fit(
         bool | None,
         typer.Option(
             "--stream/--no-stream",
-            help="Read Parquet files in one pass and keep sums only (least squares); by default if memory is short.",
+            help="Leave rows in their Parquet files and keep sums only; by default if memory is short.",
         ),
     ] = None,
     graph: Annotated[
@@ -148,7 +148,7 @@ def fit(
         "missing": missing,
         "categories": _names(categories or ""),
     }
-    if agreed is None and streams(data, stream, how):
+    if agreed is None and streams(data, stream, how, target):
         with working(f"reading {data}") as say:
             model, folds = fit_streamed(data, about_table, graph, how, test_size > 0, say)
             model = replace(model, options={**model.options, "device_column": device})

@@ -1,10 +1,10 @@
-"""``fedkin fit`` for tables larger than memory: one pass for least squares, and how much memory other fits take."""
+"""``fedkin fit`` for tables larger than memory: one pass for least squares, one for every step of other losses."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,41 +21,51 @@ from fedkin.errors import (
     ParameterError,
     SolverError,
 )
-from fedkin.fitting import FitOptions, FittedModel, FoldComparison, compare_folds, fit_summaries
+from fedkin.fitting import FitOptions, FittedModel, FoldComparison, compare_folds, fit_files, fit_summaries
 from fedkin.graph import Graph
-from fedkin.stats import summarise_files, table_size
+from fedkin.objective import Summaries
+from fedkin.stats import holds_labels, rows_in_files, summarise_files, table_size
 
 #: A fit in memory takes about this many times the numbers of the table.
 _COPIES = 4
 _GIGABYTE = 1e9
 
 
-def streams(data: Path, asked: bool | None, how: FitOptions) -> bool:
-    """Whether to read a table in one pass: as asked, or where it would not fit into half of the memory that is free.
+def streams(data: Path, asked: bool | None, how: FitOptions, target: str | None) -> bool:
+    """Whether to leave rows in their files: as asked, or where they would not fit into half of the memory that is free.
 
-    For a table of more than a gigabyte the memory is said first.
+    What will be in memory is said first, for a table of more than a gigabyte in any case.
     """
     check_exists(data)
     parquet = all(file.suffix.lower() in PARQUET_SUFFIXES for file in files_of(data))
     if asked is False or (asked is None and not parquet):
         return False
-    sums = how.loss in ("auto", "linear")
-    if asked and not sums:
-        raise ParameterError(f"only least squares is read in one pass, not the {how.loss} loss: omit --stream")
+    sums = sums_tell(data, how, target)
+    if asked and not sums and how.chosen == "fused":
+        raise ParameterError(
+            "the fused estimator reads all rows unless the loss is linear: omit --stream, or its options"
+        )
     rows, columns = table_size(data)
     needed = _COPIES * 8.0 * rows * columns
     free = _free_memory()
-    if asked or (sums and free is not None and needed > 0.5 * free):
-        folds = 8 * (how.cv_folds + 1) * (columns + 2) ** 2
+    if asked or ((sums or how.chosen == "kin") and free is not None and needed > 0.5 * free):
+        parts = how.cv_folds + 1 if sums else 4  # sums by fold; or expansions, of which a few are in use at once
+        site = 8 * parts * (columns + 2) ** 2
+        way = "read in one pass, of which sums are kept" if sums else "read once for every Newton step, some 25 times"
         note(
             f"{data}: {count(rows, 'row')} of {count(columns, 'column')}, about {needed / _GIGABYTE:.2g} GB as rows in "
-            f"memory; read in one pass, of which sums are kept, {folds / 1000:.3g} kB for each site"
+            f"memory; {way}, {site / 1000:.3g} kB for each site"
         )
         return True
     if needed > _GIGABYTE:
-        way_out = " (--stream takes one pass)" if sums else ""
+        way_out = " (--stream leaves rows in their files)" if sums or how.chosen == "kin" else ""
         note(f"{data}: {count(rows, 'row')} take about {needed / _GIGABYTE:.2g} GB of memory{way_out}")
     return False
+
+
+def sums_tell(data: Path, how: FitOptions, target: str | None) -> bool:
+    """Whether sums over rows tell everything: for least squares, and so not for labels."""
+    return how.loss == "linear" or (how.loss == "auto" and (target is None or not holds_labels(data, target)))
 
 
 def _free_memory() -> float | None:
@@ -68,30 +78,50 @@ def _free_memory() -> float | None:
 def fit_streamed(
     data: Path, asked: Mapping[str, Any], graph: Path | None, how: FitOptions, compares: bool, say: Say
 ) -> tuple[FittedModel, FoldComparison | None]:
-    """A model from one pass over files, and its comparison over folds; ``asked`` are arguments of `summarise_files`."""
+    """A model of rows that stay in files, and its comparison over folds; ``asked`` as in `summarise_files`."""
     if asked.get("device") is None:
-        raise DataError(f"say which column of {data} holds the devices: --device COL")
+        raise DataError(f"say which column of {data} holds the sites: --device COL")
     said = {name: value for name, value in asked.items() if name != "time"}
     if asked.get("time") is not None:
         raise ParameterError("--time puts rows in order, which needs all of them in memory: omit --stream or --time")
-    streamed = summarise_files(data, **said, fit_intercept=how.fit_intercept, folds=how.cv_folds, seed=how.seed)
-    for words in streamed.notes:
-        note(words)
-    edges = None if graph is None else Graph.read(graph, streamed.summaries.devices)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", DegenerateDeviceWarning)
-        model = fit_summaries(streamed.summaries, edges, how, say)
-        if model.status != "converged":
-            raise SolverError(f"the fit did not converge: the relative gap is {model.gap:.1e}; raise --max-iter")
+        if sums_tell(data, how, asked.get("target")):
+            model, summaries = _from_sums(data, said, graph, how, say)
+        else:
+            model, summaries = _from_files(data, said, graph, how, say)
         comparison = None
         if compares:
             say("comparing with simpler models, every fold held out in turn")
             try:
-                comparison = compare_folds(streamed.summaries, model, how)
+                comparison = compare_folds(summaries(), model, how)
             except FedkinError as error:
                 note(f"no comparison: {error}")
-    made = replace(
-        model, schema=streamed.schema, target_name=asked["target"], offset_name=asked.get("offset"), origin=None
-    )
-    return made, comparison
+    return model, comparison
+
+
+def _from_sums(
+    data: Path, said: dict[str, Any], graph: Path | None, how: FitOptions, say: Say
+) -> tuple[FittedModel, Callable[[], Summaries]]:
+    streamed = summarise_files(data, **said, fit_intercept=how.fit_intercept, folds=how.cv_folds, seed=how.seed)
+    for words in streamed.notes:
+        note(words)
+    edges = None if graph is None else Graph.read(graph, streamed.summaries.devices)
+    model = fit_summaries(streamed.summaries, edges, how, say)
+    if model.status != "converged":
+        raise SolverError(f"the fit did not converge: the relative gap is {model.gap:.1e}; raise --max-iter")
+    names = {"target_name": said["target"], "offset_name": said.get("offset")}
+    return replace(model, schema=streamed.schema, **names, origin=None), lambda: streamed.summaries
+
+
+def _from_files(
+    data: Path, said: dict[str, Any], graph: Path | None, how: FitOptions, say: Say
+) -> tuple[FittedModel, Callable[[], Summaries]]:
+    rows = rows_in_files(data, **said, loss=how.loss, fit_intercept=how.fit_intercept)
+    for words in rows.notes:
+        note(words)
+    model = fit_files(rows, None if graph is None else Graph.read(graph, rows.devices), how, say)
+    assert model.kin is not None
+    theta = model.kin.theta
+    return model, lambda: rows.summaries(theta, how.cv_folds, how.seed)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from fedkin.data.schema.column import Column
 from fedkin.data.schema.findings import LEAVE_EMPTY, Finding, RowWords, raise_findings
-from fedkin.data.schema.labels import Label, level_text, looks_like_date, parsed_numbers
+from fedkin.data.schema.labels import Label, level_codes, level_text, looks_like_date, parsed_numbers
 from fedkin.data.schema.learned import FILLING, TableSchema
 from fedkin.data.schema.schema import Missing, Schema
 
@@ -26,6 +26,7 @@ __all__ = [
     "RowWords",
     "Schema",
     "TableSchema",
+    "level_codes",
     "level_text",
     "looks_like_date",
     "parsed_numbers",

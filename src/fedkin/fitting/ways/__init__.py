@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from fedkin.fitting.ways.asks import Asks
 from fedkin.fitting.ways.federation import fit_federation, fit_prepared, silent
+from fedkin.fitting.ways.files import fit_files
 from fedkin.fitting.ways.history import data_record, with_history
 from fedkin.fitting.ways.naive import naive_confint
 from fedkin.fitting.ways.summaries import SummaryFit, fit_summaries
@@ -21,6 +22,7 @@ __all__ = [
     "SummaryFit",
     "data_record",
     "fit_federation",
+    "fit_files",
     "fit_prepared",
     "fit_summaries",
     "naive_confint",

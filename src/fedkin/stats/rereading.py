@@ -1,0 +1,242 @@
+"""Tables larger than memory for losses that sums do not tell: Parquet files that are read anew for every evaluation."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from fedkin._base import AnyArray, Array, Index, listed
+from fedkin.data import (
+    INTERCEPT,
+    Column,
+    Federation,
+    HasDevices,
+    Label,
+    Roles,
+    TableSchema,
+    device_ids,
+    level_codes,
+    look_at,
+    parsed_numbers,
+)
+from fedkin.errors import DataError, ParameterError
+from fedkin.losses import CLASS_LOSSES, Loss, make_loss
+from fedkin.objective import FoldSums, Summaries
+from fedkin.stats.streaming import Stream, learned_features, opened_file, parquet_files, telling_columns
+
+#: Classes that a target may have.
+_MOST_CLASSES = 50
+
+
+@dataclass(frozen=True, eq=False)
+class FileRows(HasDevices):
+    """Rows that stay in their files: what `fedkin.find_kin` takes in the place of a federation.
+
+    Attributes
+    ----------
+    devices : tuple of V ids
+    n_samples : array (V,)
+        Rows of each site, or the sums of their weights.
+    loss : Loss
+    schema : TableSchema
+        What the columns are, with the means of the features.
+    classes : tuple or None
+        Labels of the target's codes 0, 1, ...
+    intercept : bool
+        Whether a column of ones comes first.
+    notes : tuple of str
+        As in `Federation`.
+    """
+
+    devices: tuple[Hashable, ...]
+    n_samples: Index | Array
+    loss: Loss
+    schema: TableSchema
+    classes: tuple[Label, ...] | None
+    intercept: bool
+    notes: tuple[str, ...]
+    _stream: Stream = field(repr=False)
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the columns, the intercept among them."""
+        return (INTERCEPT, *self.schema.names) if self.intercept else self.schema.names
+
+    @property
+    def roles(self) -> Roles:
+        """Which column is what."""
+        return self._stream.roles
+
+    def batches(self) -> Iterator[Federation]:
+        """All rows, prepared, some at a time: each batch has some rows of some sites."""
+        roles = self.roles
+        for table, weight in self._stream.complete(self.schema):
+            if not len(table[roles.device]):
+                continue
+            made = Federation.from_arrays(
+                self.schema.encoded(table),
+                _target(table[roles.target or ""], self.schema, self.classes),
+                device_ids(table[roles.device]),
+                offset=None if roles.offset is None else parsed_numbers(table[roles.offset]).values,
+                weight=weight,
+                feature_names=self.schema.names,
+            )
+            yield made.with_intercept() if self.intercept else made
+
+    def summaries(self, at: Array, folds: int = 5, seed: int = 0) -> Summaries:
+        """What sites would say about their rows at ``at (V, p)``, in one pass; rows go to folds as they come."""
+        v, p, q = len(self.devices), at.shape[1], len(self.feature_names)
+        sums = FoldSums(
+            at,
+            np.zeros((v, folds + 1)),  # type: ignore[arg-type]  # weights add up as counts do
+            np.zeros((v, folds + 1)),
+            np.zeros((v, folds + 1, p)),
+            np.zeros((v, folds + 1, p, p)),
+        )
+        columns, squares, came = np.zeros((v, q)), np.zeros((v, q)), np.zeros(v, dtype=np.int64)
+        for batch in self.batches():
+            place = np.array([self.index[device] for device in batch.devices], dtype=np.int64)
+            turn = np.arange(len(batch.X)) - np.repeat(batch.starts[:-1], batch.n_samples)
+            fold_of = (turn + np.repeat(came[place], batch.n_samples)) % folds
+            came[place] += batch.n_samples
+            part = FoldSums.of_rows(batch, [self.loss] * batch.n_devices, fold_of, folds, at[place])
+            for name in ("count", "value", "gradient", "hessian"):
+                getattr(sums, name)[place] += getattr(part, name)
+            weighted = batch.X if batch.weight is None else batch.X * batch.weight[:, None]
+            columns[place] += np.add.reduceat(weighted, batch.starts[:-1], axis=0)
+            squares[place] += np.add.reduceat(weighted * batch.X, batch.starts[:-1], axis=0)
+        single = came == 1  # a single row is in no fold: it trains
+        for name in ("count", "value", "gradient", "hessian"):
+            each = getattr(sums, name)
+            each[single, -1], each[single, :-1] = each[single].sum(axis=1), 0.0
+        return Summaries(self.devices, self.loss, self.feature_names, seed, sums, columns, squares)
+
+
+def rows_in_files(
+    path: str | os.PathLike[str],
+    *,
+    device: str,
+    target: str,
+    loss: str | Loss = "auto",
+    features: Sequence[str] | None = None,
+    offset: str | None = None,
+    weight: str | None = None,
+    missing: str = "refuse",
+    categories: Sequence[str] = (),
+    fit_intercept: bool = True,
+) -> FileRows:
+    """Parquet files as rows that are read again whenever they are needed.
+
+    Parameters
+    ----------
+    path, device, target, features, offset, weight, missing, categories, fit_intercept
+        As in `summarise_files`.
+    loss : str or Loss
+        "auto" takes linear for numbers, and logistic or multinomial for labels.
+
+    Returns
+    -------
+    FileRows
+
+    Notes
+    -----
+    Memory is that of one batch of 65,536 rows and of ``8 p (p + 2)`` bytes per site. A fit by kin reads the files some
+    25 times: once for each Newton step.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> import pyarrow, pyarrow.parquet
+    >>> import fedkin
+    >>> from fedkin.stats import rows_in_files
+    >>> table = {"site": ["a", "a", "b", "b"], "x": [0.0, 1.0, 0.0, 2.0], "y": ["no", "yes", "no", "no"]}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pyarrow.parquet.write_table(pyarrow.table(table), pathlib.Path(folder, "a.parquet"))
+    ...     rows = rows_in_files(pathlib.Path(folder, "*.parquet"), device="site", target="y")
+    >>> rows.loss.name, rows.classes, rows.n_samples.tolist()
+    ('logistic', ('no', 'yes'), [2, 2])
+    """
+    if missing not in ("refuse", "drop"):
+        raise ParameterError(f"missing={missing!r} needs all rows in memory; of files rows are dropped or refused")
+    stream = Stream(parquet_files(path), Roles(device, target, offset, weight), missing == "drop")
+    try:
+        schema = learned_features(stream, features, categories)
+        named = "logistic" if loss == "auto" and _is_text(stream, target) else "linear" if loss == "auto" else loss
+        classes, column = None, Column(target)
+        if (named if isinstance(named, str) else named.name) in CLASS_LOSSES:
+            classes, column = _classes(stream, target)
+            named = "multinomial" if named == "logistic" and len(classes) > 2 else named
+        schema = replace(schema, target=column)
+        counts, whole = _counted(stream, schema, classes)
+        stream.refuse_gaps()
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    if not counts:
+        raise DataError(f"{path}: no row is left")
+    schema = replace(schema, fill=tuple((whole[0, 1:-1] / whole[0, 0]).tolist()))
+    if features is None:
+        schema, _ = telling_columns(whole, schema, stream)
+    made = (
+        named if not isinstance(named, str) else make_loss(named, None if classes is None else np.arange(len(classes)))
+    )
+    n = np.array(list(counts.values()))
+    notes, again = tuple(stream.notes), replace(stream, notes=[], gaps={})
+    return FileRows(tuple(counts), n, made, schema, classes, fit_intercept, notes, again)
+
+
+def holds_labels(path: str | os.PathLike[str], target: str) -> bool:
+    """Whether a column of Parquet files holds labels rather than numbers, by its first rows."""
+    stream = Stream(parquet_files(path), Roles("", target), drops=False)
+    return _is_text(stream, target) if target in opened_file(stream.files[0]).schema_arrow.names else False
+
+
+def _is_text(stream: Stream, target: str) -> bool:
+    head = next(stream.batches([target]), {target: np.empty(0)})[target]
+    return head.dtype.kind == "b" or look_at(head).kind == "category"
+
+
+def _classes(stream: Stream, target: str) -> tuple[tuple[Label, ...], Column]:
+    """The labels of the target, found in a pass over it alone."""
+    seen: set[Any] = set()
+    for table in stream.batches([target]):
+        seen.update(table[target].tolist())
+        if len(seen) > 20 * _MOST_CLASSES:
+            break
+    cells = np.array(sorted(seen, key=str), dtype=object)
+    levels: tuple[Label, ...] = look_at(cells, category=True).levels
+    if len(levels) < 2 or len(levels) > _MOST_CLASSES:
+        raise DataError(f"the target {target!r} has {len(levels)} classes, such as {listed(levels[:3])}: name another")
+    if all(isinstance(cell, float) for cell in seen if cell is not None):
+        levels = tuple(int(level) for level in levels)
+    elif all(isinstance(cell, bool) for cell in seen if cell is not None):
+        levels = (False, True)
+    return levels, Column(target, "category", levels=levels)
+
+
+def _target(cells: AnyArray, schema: TableSchema, classes: tuple[Label, ...] | None) -> Array:
+    if classes is None:
+        return parsed_numbers(cells).values
+    return np.asarray(level_codes(cells, classes), dtype=np.float64)
+
+
+def _counted(
+    stream: Stream, schema: TableSchema, classes: tuple[Label, ...] | None
+) -> tuple[dict[Hashable, float], Array]:
+    """Rows of each site in the order in which sites come, or sums of weights, and sums of all rows ``[1, X, y]``."""
+    counts: Counter[Hashable] = Counter()
+    whole = np.zeros((len(schema.names) + 2,) * 2)
+    for table, weight in stream.complete(schema):
+        ids, y = device_ids(table[stream.roles.device]), _target(table[stream.roles.target or ""], schema, classes)
+        Z = np.column_stack([np.ones(len(y)), schema.encoded(table), y])
+        whole += Z.T @ (Z if weight is None else Z * weight[:, None])
+        if weight is None:
+            counts.update(ids)
+            continue
+        for one, mass in zip(ids, weight.tolist(), strict=True):
+            counts[one] += mass
+    return dict(counts), whole
