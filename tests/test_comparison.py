@@ -264,11 +264,11 @@ def test_custom_losses_are_compared_by_their_own_value():
 def test_ctrl_c_keeps_the_splits_that_are_done(monkeypatch):
     fed, turns = sites(), []
 
-    def interrupted(*arguments):
+    def interrupted(*arguments, **more):
         turns.append(1)
         if len(turns) == 3:
             signal.raise_signal(signal.SIGINT)
-        return fit_federation(*arguments)
+        return fit_federation(*arguments, **more)
 
     monkeypatch.setattr("fedkin.fitting.comparison.comparison.fit_federation", interrupted)
     assert compare(fed, None, PLAIN, repeats=5, keep_best=True).repeats == 2

@@ -133,7 +133,7 @@ def test_sampler_agrees_with_all_52_partitions(share, collapsed, weights, splits
     assert np.abs(found - same).max() < 0.025
     if share == 0:  # the same with less noise; with a spread inside, a single group counts as none
         found = 0.5 * (record.same + record.same.T) / sweeps + np.eye(5)
-        assert np.abs(found - same).max() < 0.01
+        assert np.abs(found - same).max() < 0.016
     assert np.abs(record.b / sweeps - b).max() < 0.02
     assert np.abs(unpacked(record.moments / sweeps, 2) - bb).max() < 0.04
     assert np.ptp(same[np.triu_indices(5, 1)]) > 0.2

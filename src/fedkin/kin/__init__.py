@@ -21,6 +21,7 @@ from __future__ import annotations
 from fedkin.kin.display import display_groups
 from fedkin.kin.find import find_kin
 from fedkin.kin.mixed import MixedModel, Priors, fit_mixed
+from fedkin.kin.options import QUICK, Length
 from fedkin.kin.pairs import Pairs, in_order
 from fedkin.kin.quadratics import Quadratics, Units, common_units
 from fedkin.kin.result import (
@@ -36,11 +37,13 @@ from fedkin.kin.result import (
 )
 
 __all__ = [
+    "QUICK",
     "Contrast",
     "Diagnostics",
     "Joined",
     "Kin",
     "Learned",
+    "Length",
     "MixedModel",
     "Pairs",
     "Predicted",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from scipy.cluster.hierarchy import linkage
-from scipy.spatial.distance import squareform
 
 from fedkin._base import Array, Index
 from fedkin.kin.pairs import Pairs
@@ -44,6 +42,9 @@ def display_groups(same: Array | Pairs) -> Index:
     V = len(same)
     if V < 2:
         return np.zeros(V, dtype=np.int64)
+    from scipy.cluster.hierarchy import linkage  # slow to load, and few ask for it
+    from scipy.spatial.distance import squareform
+
     distance = np.clip(1.0 - same, 0.0, 1.0)
     np.fill_diagonal(distance, 0.0)
     tree = linkage(squareform(distance, checks=False), "average")

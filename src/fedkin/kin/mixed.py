@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import minimize
 from scipy.special import digamma, polygamma
 
 from fedkin._base import Array, Mask
@@ -215,6 +214,8 @@ class _Evidence:
         spreads = (LEAST_LOG, 8.0) if spread is None else (spread, spread)
         ridge = (-9.0, 9.0) if self.priors.ridge is None else (start[p], start[p])
         noise = (-14.0, 14.0) if self.learned else (self.log_noise, self.log_noise)
+        from scipy.optimize import minimize  # slow to load, and only fits need it
+
         found = minimize(
             self._negative,
             start,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypedDict
 
 import numpy as np
 
@@ -13,7 +14,7 @@ TEMPER = 4.0
 #: With a weight of the mixed model above this there are no groups.
 ALL_MIXED = 0.999
 #: From this many sites on, groups are drawn once per sweep instead of being integrated out.
-MANY_SITES = 1000
+MANY_SITES = 300
 #: From this many sites on, groups also split and merge as a whole; moves of single sites do for small ones.
 WHOLE_GROUPS = 100
 #: Up to this many sites the probabilities of all pairs are kept.
@@ -42,6 +43,19 @@ class Sampling:
     @classmethod
     def of(cls, V: int, sweeps: int | None, chains: int) -> Sampling:
         """For V sites: many of them leave little open, so that fewer sweeps do."""
-        if V < MANY_SITES:
-            return cls(keep=cls.keep if sweeps is None else sweeps, chains=chains)
-        return cls(scout=8, burn=10, keep=30 if sweeps is None else sweeps, chains=chains)
+        usual = cls() if V < MANY_SITES else cls(scout=8, burn=10, keep=30)
+        if sweeps is None:
+            return replace(usual, chains=chains)
+        # short chains have short beginnings
+        return cls(min(usual.scout, max(6, sweeps // 3)), min(usual.burn, max(6, sweeps // 3)), sweeps, chains)
+
+
+class Length(TypedDict, total=False):
+    """How long `find_kin` samples."""
+
+    sweeps: int
+    chains: int
+
+
+#: What `find_kin` takes where only predictions are wanted.
+QUICK: Length = {"sweeps": 24, "chains": 2}

@@ -63,8 +63,11 @@ class Pairs:
         total = 1.0 + self.base * (size - 1)
         for chance, labels in zip(self.chance, self.labels, strict=True):
             joint = groups * (int(labels.max()) + 1) + labels
-            _, both, count = np.unique(joint, return_inverse=True, return_counts=True)
-            total += chance * (count[both] - 1)
+            if int(joint.max()) < 8 * len(joint):
+                total += chance * (np.bincount(joint)[joint] - 1)
+            else:
+                _, both, count = np.unique(joint, return_inverse=True, return_counts=True)
+                total += chance * (count[both] - 1)
         return np.asarray(total)
 
     def expected(self) -> float:

@@ -15,7 +15,7 @@ from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import prepare
 from fedkin.graph import Graph
-from fedkin.kin import find_kin
+from fedkin.kin import QUICK, find_kin
 from fedkin.objective import FoldSums, FusedObjective, Problem, QuadraticTerms, Summaries
 from fedkin.solvers import minimised_out, solve_fused
 
@@ -86,7 +86,7 @@ def compare_folds(
 
     def fedkin(rest: FoldSums, training: QuadraticTerms) -> Array:
         if model.kin is not None:
-            return find_kin(replace(data, sums=rest), _hint(model), seed=options.seed).theta
+            return find_kin(replace(data, sums=rest), _hint(model), seed=options.seed, **QUICK).theta
         sparsity = np.broadcast_to(units.per_feature(options.sparsity), shape)
         fused = Problem(data, model.graph, penalty=model.penalty, lam=model.lam, sparsity=sparsity, ridge=ridge).fused
         if fuses:

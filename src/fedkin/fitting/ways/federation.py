@@ -27,6 +27,8 @@ def fit_federation(
     progress: Say | None = None,
     schema: Schema | None = None,
     start: FittedModel | None = None,
+    *,
+    quick: bool = False,
 ) -> FittedModel:
     """Fit a model for every site.
 
@@ -47,6 +49,9 @@ def fit_federation(
         ``options.standardize``, and the model keeps it.
     start : FittedModel, optional
         An earlier model of the same columns: kin begins where it ended, which saves time.
+    quick : bool
+        Whether only predictions are wanted: kin samples a third as long, which is enough for them, and not for
+        diagnostics and probabilities.
 
     Returns
     -------
@@ -76,17 +81,23 @@ def fit_federation(
     """
     options = FitOptions() if options is None else options
     units = replace(options, standardize=False) if options.chosen == "kin" else options
-    return fit_prepared(prepare(federation, units, schema), graph, options, progress or silent, start)
+    return fit_prepared(prepare(federation, units, schema), graph, options, progress or silent, start, quick=quick)
 
 
 def fit_prepared(
-    prepared: Prepared, graph: Graph | None, options: FitOptions, say: Say, start: FittedModel | None = None
+    prepared: Prepared,
+    graph: Graph | None,
+    options: FitOptions,
+    say: Say,
+    start: FittedModel | None = None,
+    *,
+    quick: bool = False,
 ) -> FittedModel:
     """The model of rows, or of sums for least squares, that were prepared as ``options`` want them."""
     if options.chosen == "fused":
         return fused_model(prepared, graph, options, say)
     say("finding kin")
-    return kin_model(prepared, graph, options, start)
+    return kin_model(prepared, graph, options, start, quick=quick)
 
 
 def fused_model(prepared: Prepared, graph: Graph | None, options: FitOptions, say: Say) -> FittedModel:

@@ -10,7 +10,7 @@ from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Prepared
 from fedkin.fitting.ways.asks import Asks
 from fedkin.graph import Graph
-from fedkin.kin import Kin, find_kin
+from fedkin.kin import QUICK, Kin, Length, find_kin
 from fedkin.objective import Ask, Summaries
 
 #: Sites are told that no parameter vector is longer than this many times the longest estimate.
@@ -18,14 +18,20 @@ REACH = 10.0
 
 
 def kin_model(
-    prepared: Prepared, graph: Graph | None, options: FitOptions, start: FittedModel | None = None
+    prepared: Prepared,
+    graph: Graph | None,
+    options: FitOptions,
+    start: FittedModel | None = None,
+    *,
+    quick: bool = False,
 ) -> FittedModel:
     """The model with kin, of rows or summaries in the units of the user's columns or of a schema.
 
-    ``start`` is an earlier model of the same columns, with which to begin.
+    ``start`` is an earlier model of the same columns, with which to begin; ``quick`` says that predictions are all.
     """
     earlier = None if start is None else _as_prepared(start, prepared)
-    found = find_kin(prepared.federation, graph, loss=prepared.loss, seed=options.seed, start=earlier)
+    length: Length = QUICK if quick else {}
+    found = find_kin(prepared.federation, graph, loss=prepared.loss, seed=options.seed, start=earlier, **length)
     return model_of_kin(found, prepared, graph, options)
 
 

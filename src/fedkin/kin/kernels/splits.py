@@ -9,13 +9,13 @@ from fedkin.kin.kernels.marginals import load, reduce_lanes
 from fedkin.solvers.kernels.jit import FLOAT, kernel
 
 
-@kernel(FLOAT, MOVING, GROUPS, PRIOR, ROOM, W1, I1, I1)
-def share_out(sites, groups, prior, room, odds, members, side):  # type: ignore[no-untyped-def]
+@kernel(FLOAT, MOVING, GROUPS, PRIOR, ROOM, W1, I1, I1, FLOAT)
+def share_out(sites, groups, prior, room, odds, members, side, least):  # type: ignore[no-untyped-def]
     """Members join the first or the second of them, in this order, as is drawn or as they are; log probability of that.
 
     ``side (V,)``: 2 for members who draw, 3 or 4 for those who are to join the first or the second, -1 for all other
     sites; it is left with who is where, 0 or 1. ``groups``: two empty ones, left with log marginals and numbers.
-    ``odds`` as in a sweep.
+    ``odds`` as in a sweep. It ends early once the log probability is below ``least``.
     """
     path = 0.0
     for v in range(LANES):
@@ -40,6 +40,8 @@ def share_out(sites, groups, prior, room, odds, members, side):  # type: ignore[
             if at < 0:
                 at = 0 if math.log(1.0 - sites.chance[u]) < -cost else 1
             path += (0.0 if at == 0 else ahead) - cost
+            if path < least:
+                break
         side[u] = at
         groups.n[at] += 1
         groups.log[at] = room.out[at]

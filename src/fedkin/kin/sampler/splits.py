@@ -19,7 +19,7 @@ from fedkin.kin.sampler.walk import Walk
 
 #: Pairs of sites in a sweep, and how often they may split: rarely, since that takes longest, and merging is what chains
 #: from fine starts need.
-TRIES, SPLITS = 20, 0.05
+TRIES, SPLITS = 8, 0.05
 _ODDS = math.log(SPLITS / (1.0 - SPLITS))
 
 
@@ -82,7 +82,9 @@ def _try(walk: Walk, one: int, other: int, gain: float, limit: float) -> bool:
     side[members] = 2 if splits else np.where(z[members] == a, 3, 4)
     both = np.concatenate([[one, other], members])
     halves = make_groups(2, walk.sums.shape[1])
-    path = share_out(walk.moving(both), halves, walk.prior, walk.room, walk.odds, both, side)
+    # whoever merges must also have been able to split like that, which few can: most are found out soon
+    least = -np.inf if splits else limit - _ODDS + gain
+    path = share_out(walk.moving(both), halves, walk.prior, walk.room, walk.odds, both, side, least)
     if splits:
         gain = _gain_of_halves(walk, halves, a, side)
         if limit > gain - path - _ODDS:

@@ -12,7 +12,7 @@ from fedkin._base import Array, Index
 from fedkin.kin.kernels.bundles import LANES, Groups, Moving, Prior, in_lanes, make_groups, make_room, unpacked
 from fedkin.kin.kernels.marginals import alone, centres, join
 from fedkin.kin.kernels.sweeps import sweep
-from fedkin.kin.options import SHARES
+from fedkin.kin.options import MANY_SITES, SHARES
 from fedkin.kin.sampler.sites import Sites, group_sums
 
 #: Prior precision of the groups' common mean, in units of the spread between sites.
@@ -24,6 +24,8 @@ SHAPES = np.array([0.5, 1.0, 2.0, 5.0, 20.0])
 LEAST, LEAST_RATE = 1e-6, 1e-6
 #: Sweeps from one draw of the within-group share to the next, and after which sums are made anew.
 SHARE_EVERY, ANEW = 3, 10
+#: Sites that move one after another where there are many.
+RUN = 32
 _LOG_TYPICAL, _LOG_SHAPES, _GAMMA_SHAPES = np.log(TYPICAL_WIDTH), np.log(SHAPES), gammaln(SHAPES)
 #: Half of the mass on groups without any spread inside.
 _LOG_SHARES = np.log([0.5, *[0.5 / (len(SHARES) - 1)] * (len(SHARES) - 1)])
@@ -121,6 +123,14 @@ class Walk:
         chance = self.rng.random(len(self.alone))
         return Moving(self.sums, self.alone, chance, weight, self.state.z, order, first, neighbour)
 
+    def _order(self) -> Index:
+        """An order in which sites move; runs of neighbours in memory stay together where there are many sites."""
+        V = len(self.alone)
+        if V < MANY_SITES:
+            return self.rng.permutation(V)
+        order = (self.rng.permutation(-(-V // RUN))[:, None] * RUN + np.arange(RUN)).ravel()
+        return order[order < V]
+
     def sweep(self, same: Array) -> float:
         """Draw every site's group; the bound on the evidence, without what hyper-parameters add to it."""
         state, groups, V = self.state, self.groups, len(self.alone)
@@ -130,7 +140,7 @@ class Walk:
             from fedkin.kin.sampler.splits import split_and_merge
 
             split_and_merge(self)
-        moving = self.moving(self.rng.permutation(V))
+        moving = self.moving(self._order())
         parts = (moving, groups, self.prior, self.room, self.odds, self.weight, same, self.course.most)
         if self.phi is None:
             self.logs()
