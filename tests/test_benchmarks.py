@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -100,3 +101,14 @@ def test_tables_are_measured_and_losses_are_shown(
     text = render(rows)
     assert "- t: kin against ridge at each site, scikit-learn, +1.0000 (0.0000) worse" in text
     assert "| t (deviance, 2 splits) | - | - | - | - | **2.005** | +1.0000 (0.0000) worse |" in text
+
+
+def test_the_sampler_has_the_posterior_that_numpyro_has(benchmarks: None):
+    """NumPyro's numbers, as ``benchmarks/kin_posterior.py --write`` has left them, within both Monte Carlo errors."""
+    from kin_posterior import by_fedkin, case
+
+    theirs = json.loads((Path(__file__).parent / "kin_posterior.json").read_text())
+    mine = by_fedkin(*case(), sweeps=6000)
+    for name, bound in (("same", 0.04), ("groups", 0.04), ("share", 0.04), ("effects", 0.05)):
+        assert np.abs(mine[name] - np.array(theirs[name])).max() < bound, name
+    assert np.ptp(np.array(theirs["same"])) > 0.4

@@ -14,9 +14,9 @@ from fedkin.data import Federation
 from fedkin.errors import DataError, GraphError
 from fedkin.graph import Graph
 from fedkin.kin.beginning import Beginning
-from fedkin.kin.mixed import MixedModel, fit_mixed, without_spread
+from fedkin.kin.mixed import MixedModel, fit_mixed, mixed_at, without_spread
 from fedkin.kin.options import ALL_MIXED, MANY_SITES, WHOLE_GROUPS, Sampling
-from fedkin.kin.quadratics import Units, apply, common_units
+from fedkin.kin.quadratics import Quadratics, Units, apply, common_units
 from fedkin.kin.result import Kin, Parts, kin_of
 from fedkin.kin.sampler.neighbours import Neighbours
 from fedkin.kin.sources import FileSource, RowSource, SummarySource, SumSource, canonical_order, intercepts_of
@@ -26,6 +26,8 @@ from fedkin.stats import FileRows
 
 #: Rounds of the mixed model for smooth losses, and the largest change of a standardised parameter that ends them.
 ROUNDS, STEP = 20, 2e-3
+#: The same for rounds with averaged losses.
+AVERAGED_STEP, AVERAGED_NEWTON = 0.01, 3
 #: Newton steps of a site given mean and spread, and how often each is halved.
 NEWTON, HALVINGS = 12, 12
 #: Expansions at the estimate with groups, and the change that ends them.
@@ -163,17 +165,17 @@ def _fit(
         one = without_spread(sums, free, model, learned=dispersion is None)
         del first, sums
         found = find_groups(model, ~free, neighbours, seed, sampling)
-        found = found.without_spread(one.probability, one.mean, one.covariance)
+        found = found.without_spread(model, one)
         return kin_of(source, Parts(units, model, found, neighbours.neighbour.size > 0))
     mixed = _mixed_rounds(source, units, free, begin)
     limits = source.values(units.theta(mixed.theta)) + 0.5 * mixed.theta.shape[1]
-    model = _expanded(source, units, mixed, mixed.theta)
+    model = _expanded(source, units, mixed, mixed.theta, mixed.covariance)
     found = find_groups(model, ~free, neighbours, seed, sampling)
     for _ in range(AGAIN):
         if found.blend is None or found.blend.weight > ALL_MIXED:
             break
         at = _held(source, units, found.theta, mixed.theta, limits)
-        there = _expanded(source, units, mixed, at)
+        there = _expanded(source, units, mixed, at, found.covariance)
         kept = neighbours if found.with_graph else Neighbours.none(len(mixed.theta))
         again = find_groups(there, ~free, kept, seed, sampling, guard=False)
         if source.value(units.theta(again.theta)) > limits.sum():
@@ -183,9 +185,9 @@ def _fit(
             break
     if source.value(units.theta(found.theta)) > limits.sum():
         found = replace(found, theta=mixed.theta, covariance=mixed.covariance)
-    sums = units.fitted(source.expand(units.theta(mixed.theta)))
+    sums = _sums(source, units, mixed.theta, mixed.covariance)
     one = without_spread(sums, free, mixed, learned=False)
-    found = found.without_spread(one.probability, one.mean, one.covariance)
+    found = found.without_spread(model, one)
     return kin_of(source, Parts(units, model, found, neighbours.neighbour.size > 0))
 
 
@@ -209,7 +211,64 @@ def _mixed_rounds(source: RowSource, units: Units, free: Mask, begin: Beginning 
             break
         dispersion = source.dispersion(units.theta(theta), units.A, float(model.degrees.sum()))
         parameters = np.concatenate([model.parameters[:-1], [np.log(dispersion)]])
-    return replace(model, theta=_settled(source, units, theta, mean, spread, dispersion))
+    settled = replace(model, theta=_settled(source, units, theta, mean, spread, dispersion))
+    return _averaged_rounds(source, units, free, settled) if source.averages else settled
+
+
+def _averaged_rounds(source: RowSource, units: Units, free: Mask, model: MixedModel) -> MixedModel:
+    """The model again, with losses averaged over what is open about every site instead of taken where it settled.
+
+    Spreads change by a factor of e at most in a round. A model that explains the rows worse than the first is not
+    taken: nothing promises that rounds settle where some sites hardly tell.
+    """
+    first, dispersion = model, float(model.noise[0])
+    for _ in range(ROUNDS):
+        before = model
+        sums = _settled_around(source, units, model, dispersion)
+        found = fit_mixed(sums, free, dispersion=dispersion, start=model.parameters).parameters
+        held = np.clip(found, model.parameters - 1.0, model.parameters + 1.0)
+        model = mixed_at(sums, free, dispersion, held)
+        moved = np.abs(model.theta - before.theta).max()
+        if moved < AVERAGED_STEP and np.abs(held - before.parameters).max() < 0.1:
+            break
+    worst = source.value(units.theta(first.theta)) + 0.5 * first.theta.size
+    return model if source.value(units.theta(model.theta)) <= worst else first
+
+
+def _settled_around(source: RowSource, units: Units, model: MixedModel, dispersion: float) -> Quadratics:
+    """What sites say around the points where their averaged loss plus penalty is least."""
+    penalty, mean, theta = 1.0 / (model.spread + 1e-9), model.mean, model.theta
+    covariance = model.covariance
+
+    def cost(sums: Quadratics, at: Array) -> Array:
+        return np.asarray(sums.values(at) / dispersion + 0.5 * (at - mean) ** 2 @ penalty)
+
+    sums = _sums(source, units, theta, covariance)
+    now = cost(sums, theta)
+    for _ in range(AVERAGED_NEWTON):
+        precision = sums.G / dispersion + np.diag(penalty)
+        pull = (sums.c - apply(sums.G, theta)) / dispersion - penalty * (theta - mean)
+        change = np.linalg.solve(precision, pull[:, :, None])[:, :, 0]
+        for _ in range(HALVINGS):
+            trial = _sums(source, units, theta + change, covariance)
+            new = cost(trial, theta + change)
+            bad = ~(new <= now + 1e-9 * np.abs(now))
+            if not bad.any():
+                break
+            change[bad] *= 0.5
+        if bad.any():
+            break
+        theta, sums, now = theta + change, trial, new
+        if np.abs(change).max() < AVERAGED_STEP:
+            break
+    return sums
+
+
+def _sums(source: RowSource, units: Units, at: Array, covariance: Array) -> Quadratics:
+    """What sites say at a point, or around it where their losses can be averaged."""
+    if source.averages:
+        return units.fitted(source.averaged(units.theta(at), units.covariance(covariance)))
+    return units.fitted(source.expand(units.theta(at)))
 
 
 def _settled(source: RowSource, units: Units, theta: Array, mean: Array, spread: Array, dispersion: float) -> Array:
@@ -247,8 +306,8 @@ def _held(source: RowSource, units: Units, theta: Array, back: Array, limits: Ar
     return np.asarray(np.where(bad[:, None], back, theta))
 
 
-def _expanded(source: RowSource, units: Units, model: MixedModel, at: Array) -> MixedModel:
-    """The model with what sites say at another point."""
-    sums = units.fitted(source.expand(units.theta(at)))
+def _expanded(source: RowSource, units: Units, model: MixedModel, at: Array, covariance: Array) -> MixedModel:
+    """The model with what sites say at another point, of which so much is open."""
+    sums = _sums(source, units, at, covariance)
     weight = 1.0 / model.noise
     return replace(model, precision=sums.G * weight[:, None, None], score=sums.c * weight[:, None])

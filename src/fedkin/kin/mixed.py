@@ -150,11 +150,16 @@ def fit_mixed(
     return model
 
 
+def mixed_at(sums: Quadratics, intercepts: Mask, dispersion: float, parameters: Array) -> MixedModel:
+    """The mixed model at given log spreads, log ridge and log noise, of sites that all have this dispersion."""
+    return _Evidence(sums, intercepts, dispersion, Priors()).model(parameters)
+
+
 @dataclass(frozen=True, eq=False)
 class OneModel:
-    """One model for all sites, ``mean (p,)`` with ``covariance (p, p)``, and the ``probability`` that none differs."""
+    """One model for all sites, ``mean (p,)`` with ``covariance (p, p)``, and the log odds that some of them differ."""
 
-    probability: float
+    log_odds: float
     mean: Array
     covariance: Array
 
@@ -176,8 +181,7 @@ def without_spread(sums: Quadratics, intercepts: Mask, model: MixedModel, *, lea
     alone = evidence.solve(evidence.maximise(start, spread=LEAST_LOG))
     levels = int(intercepts.any()) + int((~intercepts).any())
     gain = evidence.solve(model.parameters).log_likelihood - alone.log_likelihood
-    odds = np.clip(gain - 0.5 * levels * np.log(sums.n_sites), -50.0, 50.0)
-    return OneModel(float(1.0 / (1.0 + np.exp(odds))), alone.mean, alone.covariance)
+    return OneModel(float(gain - 0.5 * levels * np.log(sums.n_sites)), alone.mean, alone.covariance)
 
 
 def _noise_share(sums: Quadratics, model: MixedModel) -> Array:

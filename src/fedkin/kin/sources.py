@@ -19,6 +19,10 @@ from fedkin.stats import FileRows, global_fit
 #: Steps of Newton's method for one model of all rows, where rows are in files.
 POOLED = 10
 
+#: Gauss-Hermite nodes of a standard normal, and their shares.
+NODES, SHARE_OF_NODES = np.polynomial.hermite_e.hermegauss(7)
+SHARE_OF_NODES = SHARE_OF_NODES / SHARE_OF_NODES.sum()
+
 
 class Source(Protocol):
     """The losses of V sites with p parameters, in the user's units."""
@@ -88,6 +92,34 @@ class RowSource:
         hessian = terms.hessians(theta) * n[:, None, None]
         gradient = terms.gradients(theta) * n[:, None]
         return expansion(self.loss, theta, terms.values(theta) * n, gradient, hessian, self.n_samples)
+
+    @property
+    def averages(self) -> bool:
+        """Whether expansions can be averaged: rows that say little each, of two classes."""
+        return self.loss.needs_classes and self.loss.n_outputs == 1 and self.loss.rowwise is not None
+
+    def averaged(self, theta: Array, covariance: Array) -> Quadratics:
+        """Quadratics with value, gradient and Hessian averaged over ``N(theta (V, p), covariance (V, p, p))``.
+
+        At a point alone, losses of classes look steeper than they are for parameters that are still open, so that
+        spreads and means come out too small (Breslow and Lin 1995); averaged, they are those of a Gaussian variational
+        approximation (Ormerod and Wand 2012).
+        """
+        rowwise = self.loss.rowwise
+        assert rowwise is not None
+        value, gradient, hessian = np.zeros(len(theta)), np.zeros_like(theta), np.zeros_like(covariance)
+        for u, device in enumerate(self.devices):
+            rows = self.federation[device]
+            X, y, offset = rows.arrays
+            assert y is not None
+            eta = X @ theta[u] + (0.0 if offset is None else offset)
+            width = np.sqrt(np.maximum(((X @ covariance[u]) * X).sum(axis=1), 0.0))
+            at = (eta + NODES[:, None] * width)[:, :, None]
+            weight = SHARE_OF_NODES[:, None] * (1.0 if rows.weight is None else rows.weight)
+            value[u] = (weight * rowwise.value_at(at, y)).sum()
+            gradient[u] = (weight * rowwise.slope_at(at, y)[:, :, 0]).sum(axis=0) @ X
+            hessian[u] = (X * (weight * rowwise.curvature_at(at, y)[:, :, 0, 0]).sum(axis=0)[:, None]).T @ X
+        return expansion(self.loss, theta, value, gradient, hessian, self.n_samples)
 
     def values(self, theta: Array) -> Array:
         """The sites' losses ``(V,)`` at ``theta (V, p)``; infinite where they cannot be computed."""

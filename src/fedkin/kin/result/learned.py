@@ -53,7 +53,7 @@ class Learned:
     units : Units
         The way to the units of the result.
     mean, mean_covariance : arrays (p,), (p, p)
-        Of the population of sites.
+        Of the population of sites; the covariance is what is open about the mean where effects around it are given.
     spread : array (p,)
         Variance of each coefficient between sites.
     noise : float
@@ -128,7 +128,7 @@ def learned_from(units: Units, model: MixedModel, found: Grouped) -> Learned:
     return Learned(
         units=units,
         mean=model.mean,
-        mean_covariance=model.mean_covariance,
+        mean_covariance=found.mean_covariance,
         spread=found.spread,
         noise=float(np.exp(np.log(model.noise).mean())),
         precision=model.precision,

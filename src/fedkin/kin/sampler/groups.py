@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import betaln
+from scipy.special import betaln, logsumexp
 
 from fedkin._base import Array, Mask
 from fedkin.kin.kernels.bundles import unpacked
-from fedkin.kin.mixed import MixedModel
+from fedkin.kin.mixed import MixedModel, OneModel
 from fedkin.kin.options import ALL_MIXED, MANY_SITES, MOST_PAIRS, SHARES, Sampling
 from fedkin.kin.pairs import Pairs
 from fedkin.kin.quadratics import apply
@@ -29,6 +29,8 @@ GRAPH_MARGIN = 10.0
 DRAWS = 20
 #: Probabilities of one model for all below this are nothing.
 LEAST_ONE = 1e-6
+#: Log prior of scales of the mixed model's spread, which was learned: it is seldom less.
+LOG_SCALES = np.log([0.02, 0.02, 0.02, 0.02, 0.02, 0.9])
 #: Fewer sites than this have no groups.
 FEWEST = 4
 
@@ -150,16 +152,19 @@ def with_groups(chains: Chains) -> Array:
 
 
 def scales_without_groups(sites: Sites) -> tuple[Array, float]:
-    """Probabilities of the mixed model's spread being scaled by each of the shares, and their joint log evidence."""
+    """Probabilities of the mixed model's spread being scaled by each of the shares, and their joint log evidence.
+
+    The evidence has all scales alike, which it owes to that of groups: theirs is a lower bound.
+    """
     V, _ = sites.size
     pairs, edges = V * (V - 1) / 2, float(sites.neighbours.weight.sum()) / 2
-    logs = sites.k.sum(axis=1) - np.log(len(SHARES))
+    each = sites.k.sum(axis=1)
+    evidence = float(logsumexp(each)) - np.log(len(SHARES))
     if edges:
         yes = 2 * (edges + 1) / (pairs + 2)
-        logs = logs + betaln(edges + yes, pairs - edges + 2 - yes) - betaln(yes, 2 - yes)
-    top = logs.max()
-    weight = np.exp(logs - top)
-    return weight / weight.sum(), float(top + np.log(weight.sum()))
+        evidence += float(betaln(edges + yes, pairs - edges + 2 - yes) - betaln(yes, 2 - yes))
+    weight = np.exp(each + LOG_SCALES - (each + LOG_SCALES).max())
+    return weight / weight.sum(), float(evidence)
 
 
 def _weight(W: Array, c: Array, b0: Array, b1: Array, degrees: Array, gain: float) -> float:
@@ -180,8 +185,8 @@ def _weight(W: Array, c: Array, b0: Array, b1: Array, degrees: Array, gain: floa
 class Grouped:
     """Estimates with groups, in the units of the mixed model.
 
-    ``F (p, d)`` maps whitened effects to parameters; ``centre (V, p)`` and ``covariance`` are the mixed model's own,
-    at the spread that whitens; ``blend`` is None where there are too few sites or nothing differs between them.
+    ``mean_covariance`` is what is open about the mean given effects, ``F (p, d)`` maps whitened effects to parameters;
+    ``blend`` is None where there are too few sites or nothing differs between them.
     ``with_graph`` says whether the graph's edges count, ``sure_other`` the SURE of the choice not taken, ``one`` is the
     probability that sites do not differ at all.
     """
@@ -191,20 +196,28 @@ class Grouped:
     degrees: float
     spread: Array
     mean: Array
+    mean_covariance: Array
     F: Array
     blend: Blend | None
     with_graph: bool
     sure_other: float | None
     one: float = 0.0
 
-    def without_spread(self, probability: float, mean: Array, covariance: Array) -> Grouped:
-        """The same, averaged with one model for all, ``mean (p,)``, which has this probability."""
-        if probability < LEAST_ONE:
+    def without_spread(self, model: MixedModel, one: OneModel) -> Grouped:
+        """The same, averaged with one model for all.
+
+        Its weight is the probability that sites do not differ, or where the likelihood hardly tells, what SURE says:
+        a graph may show groups that the spread alone does not.
+        """
+        S, every = model.precision, np.tile(one.mean, (len(self.theta), 1))
+        degrees = np.array([float(np.vdot(S.sum(axis=0), one.covariance)), self.degrees])
+        weight = _weight(S, model.score, every, self.theta, degrees, one.log_odds)
+        if weight < LEAST_ONE:
             return self
-        theta = (1 - probability) * self.theta + probability * mean
-        total = (1 - probability) * (self.covariance + outer(self.theta - theta))
-        total += probability * (covariance + outer(mean - theta))
-        return replace(self, theta=theta, covariance=total, one=probability)
+        theta = (1 - weight) * self.theta + weight * one.mean
+        total = (1 - weight) * (self.covariance + outer(self.theta - theta))
+        total += weight * (one.covariance + outer(one.mean - theta))
+        return replace(self, theta=theta, covariance=total, one=weight)
 
     def kinship(self) -> tuple[Array | Pairs, Array, float]:
         """Probabilities of being kin, of 0, 1, 2... groups, and the weight of models without groups."""
@@ -241,7 +254,18 @@ def find_groups(
     whites = [_White.of(model, spread) for spread in spreads]
     if V < FEWEST or not all(white.F.shape[1] for white in whites):
         degrees, nothing = float(model.degrees.sum()), np.zeros((len(model.mean), 0))
-        return Grouped(model.theta, model.covariance, degrees, model.spread, model.mean, nothing, None, False, None)
+        return Grouped(
+            model.theta,
+            model.covariance,
+            degrees,
+            model.spread,
+            model.mean,
+            model.mean_covariance,
+            nothing,
+            None,
+            False,
+            None,
+        )
 
     scouts = [scout(integrate_effects(white.W, white.c, neighbours), seed, sampling) for white in whites]
     evidence = [max(float(one.scores[0]), scales_without_groups(one.sites)[1]) for one in scouts]
@@ -260,10 +284,21 @@ def find_groups(
         if chosen.sure > bare.sure + max(GRAPH_MARGIN, 2 * deviation):
             chosen, other, with_graph = bare, chosen.sure, False
     theta = white.theta + (chosen.b - chosen.plain) @ white.F.T
-    plain, centre = chosen.plain_covariance(), white.covariance(model)
+    open_mean = _open_mean(model.mean_covariance, white.F, chosen.weight)
+    plain, centre = chosen.plain_covariance(), white.covariance(model, open_mean)
     covariance = centre + white.F @ (chosen.covariance() - plain) @ white.F.T
     degrees = float(np.vdot(model.precision, centre)) + chosen.degrees - float(np.vdot(white.W, plain))
-    return Grouped(theta, covariance, degrees, white.spread, model.mean, white.F, chosen, with_graph, other)
+    return Grouped(theta, covariance, degrees, white.spread, model.mean, open_mean, white.F, chosen, with_graph, other)
+
+
+def _open_mean(covariance: Array, F: Array, weight: float) -> Array:
+    """What is open about the mean where effects around it are given, ``(p, p)``.
+
+    All of it without groups (which have this weight). With groups only what is not in their directions: there their
+    centres follow their members, wherever the mean is.
+    """
+    rest = np.eye(len(F)) - F @ np.linalg.pinv(F)
+    return np.asarray(weight * covariance + (1 - weight) * rest @ covariance @ rest.T)
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,12 +326,12 @@ class _White:
             F = F @ turn
         return cls(spread, F, 0.5 * (W + np.swapaxes(W, 1, 2)), c, model.mean + effects)
 
-    def covariance(self, model: MixedModel) -> Array:
-        """Covariances ``(V, p, p)`` of the mixed model's estimates at this spread."""
+    def covariance(self, model: MixedModel, open_mean: Array) -> Array:
+        """Covariances ``(V, p, p)`` of the mixed model's estimates at this spread, with so much open about the mean."""
         root, S = np.sqrt(self.spread), model.precision
         own = np.linalg.inv(np.eye(len(root)) + root[:, None] * S * root) * np.outer(root, root)
         keep = np.eye(len(root)) - own @ S
-        return np.asarray(own + keep @ model.mean_covariance @ np.swapaxes(keep, 1, 2))
+        return np.asarray(own + keep @ open_mean @ np.swapaxes(keep, 1, 2))
 
 
 def _most_different(W: Array, c: Array) -> tuple[Array, Array, Array]:
