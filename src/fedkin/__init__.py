@@ -3,18 +3,18 @@
 Every site keeps its rows and gets a model of its own, which borrows from the sites that are like it. A site is what the
 paper and the code call a device.
 
-The rooms, from the ground up; each imports only from those before it, and says in its ``__init__`` what comes in and
-what goes out:
+The rooms, floor by floor from the ground up. A room imports only from the floors below its own, and says in its
+``__init__`` what comes in and what goes out. Rooms with a bar between them are side by side: neither imports the other.
 
-- `errors`, `_base`: the exceptions; checks, files, locks, words
-- `data`, `graph`: sites and their rows; who may be kin. `datasets` generates both
-- `losses`, `objective`: what is minimised
-- `solvers`, `stats`: exact solutions; local fits, edge tests, theory
-- `admm`: the paper's algorithms, round by round
-- `kin`: partial pooling that finds who is alike, with probabilities
+- `errors`, then `_base`: the exceptions; checks, files, locks, words
+- `data`: sites and their rows
+- `losses` | `graph`: what a site minimises; who may be kin
+- `objective` | `datasets`: what all sites minimise; tables to try things on
+- `solvers` | `stats`: exact solutions; local fits, edge tests, theory
+- `admm` | `kin`: the paper's algorithms, round by round; partial pooling that finds who is alike, with probabilities
 - `fitting`: from a table to a model that is saved and predicts; the scikit-learn face
-- `federate`: the same between processes and machines
-- `report`, `studies`, `cli`: pages; the paper's figures; the command line
+- `federate` | `report`: rounds and summaries between processes and machines (without `fitting`); pages
+- `studies`, then `cli`: the paper's figures; the command line
 
 Large rooms have sub-rooms, whose ``__init__`` say the same. Where a change belongs is written in them as "To add ...".
 Names are imported on first use, so that ``import fedkin`` stays light.

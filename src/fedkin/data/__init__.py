@@ -11,6 +11,7 @@ or, by a `Schema`, the prepared rows of one site, and `Finding`s in words. Impor
 | `rows`, `stacked`, `federation` | the only container of rows; those of all devices; how they are made and cut |
 
 To add a check: on users' tables in `learning`, on a contract's in `schema`. To add a file format: `tables`.
+`Federation.read` calls `learning.reading`, which calls back to make the `Federation`.
 `checks` and `ids` are for arrays and names that Python users give; `cuts` makes splits and folds.
 """
 

@@ -16,10 +16,9 @@ Imports: `admm`, `stats` and below; not `fitting`.
 | `links` | what carries thetas: memory (tests), zenoh and its access lists, MPI |
 | `programs` | what runs on a machine: a site's programs, their supervisor, an overview |
 
-To add a transport: a class with the methods of `links.Transport`, in `links`; `programs/program` opens it; its settings
-and access lists are made in `links/access`, its addresses (now ``tls/host:port``) in `enrol/places`. Rounds need no
-change: `links/neighbours` makes them of any transport. To add a link without frames, as between MPI ranks: a class with
-`exchange` (`fedkin.admm.Link`) in `links`, and a driver beside `mpi`.
+To add a transport: `links` says where. Rounds need no change: `links/neighbours` makes them of any transport. To add a
+link without frames, as between MPI ranks: a class with `exchange` (`fedkin.admm.Link`) in `links`, and a driver beside
+`mpi`.
 
 Names are imported on first use, so that a site's process stays light.
 """

@@ -2,9 +2,9 @@
 
 In: a `Federation` or the `Summaries` of its sites, a `Graph` or none, and `FitOptions`, the only place where options,
 defaults and checks live.
-On the way: `prepare` encodes classes, adds the intercept, standardises; then `find_kin` finds who is alike, or, for the
-fused estimator, edges are selected, ``lam`` is chosen and the problem is solved, with a light ridge where it would have
-no minimiser.
+On the way: `prepare` encodes classes, adds the intercept and, for the fused estimator only, standardises (kin keeps the
+user's units); then `find_kin` finds who is alike, or, for the fused estimator, edges are selected, ``lam`` is chosen
+and the problem is solved, with a light ridge where it would have no minimiser.
 Out: a `FittedModel` in the units of the user's columns, with its directory of open files (`model_from_theta` makes one
 of parameters that were found elsewhere, on rows that a `Schema` prepared; `join_parts` one of the models of sites); a
 `Comparison` with simpler models, tuned, on held-out rows.
@@ -18,7 +18,8 @@ of parameters that were found elsewhere, on rows that a `Schema` prepared; `join
 
 Between them: `options` (one type for all options), `preparation` (from the user's rows to those of the fit), and
 `progress` (a bar for long fits).
-To add an option of a fit: `options`, which estimators and commands read. To change what a model directory holds:
+To add an option of a fit: `options` (and its `SHARED`, if kin takes it too), and the constructors in `estimators`. The
+command line reads it there; its place in ``--help`` is in `cli/shared/options`. To change what a model directory holds:
 `model`. To add a baseline or a metric: `comparison`.
 
 `fedkin.fitting.estimators` and `fedkin.fitting.progress` are imported by name, since they need scikit-learn and rich.

@@ -7,8 +7,9 @@ only where a figure is asked for.
 `page` makes the report of `payload` (values; `arrays`, `places`) and `words` (sentences); `card` is the model card,
 `live` serves ``fedkin watch``, `pages` fills the templates, `plots` draws with Matplotlib.
 To add a figure, first say where it is seen:
-on the report page: its values in `payload`, its sentences in `words`, its drawing in TypeScript in ``web/src``, then
-``make web``, which writes ``static/``;
+on the report page: its values in `payload`, and their types in ``web/src/data.ts``; its sentences in `words`; its
+drawing in TypeScript in ``web/src``; what readers without a script see in `page._plain`; then ``make web``, which
+writes ``static/``;
 in Python, with Matplotlib: a function in `plots`, exported here, and its name in docs/api.md;
 in a study or the paper: `fedkin.studies.present`.
 """

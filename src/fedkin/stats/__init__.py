@@ -9,8 +9,10 @@ of devices; `selection` tests edges; `summarise` is what a site says about its r
 as rows come; `streaming`: in one pass over large files; `rereading`: in many). `newton` does the numerical work, many
 devices at once.
 To add an edge test: `selection`. `wald_tests` has the p-value of an edge, `Method` and `threshold_of` the correction
-for many edges; options, estimators and commands read their names from there. Between sites, `federate/programs/select`
-tests a site's own edges with `wald_tests`, and `EdgeTests` in `federate/contract/contract` is what a contract says.
+for many edges; options, estimators and commands read their names from there. The studies list names themselves:
+`studies/present/claims`, `studies/present/summary`, `studies/tasks/estimation`. Between sites,
+`federate/programs/select` tests a site's own edges with `wald_tests`, and corrects by Bonferroni only, since no site
+sees all p-values; `EdgeTests` in `federate/contract/contract`, what a contract says, has a level and no method.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from fedkin.stats.newton import minimise_with_ridge
 from fedkin.stats.private import Budget, private_summary
 from fedkin.stats.rereading import FileRows, holds_labels, rows_in_files
 from fedkin.stats.running import RunningSums
-from fedkin.stats.selection import EdgeSelection, Method, select_edges, wald_tests
+from fedkin.stats.selection import EdgeSelection, Method, bonferroni, select_edges, wald_tests
 from fedkin.stats.streaming import Streamed, summarise_files, table_size
 from fedkin.stats.summarise import site_answer, site_summary, summarise
 
@@ -33,6 +35,7 @@ __all__ = [
     "RunningSums",
     "Streamed",
     "Variance",
+    "bonferroni",
     "global_fit",
     "holds_labels",
     "local_fit",

@@ -181,15 +181,24 @@ def select_edges(
     )
 
 
+def bonferroni(level: float, n_edges: int) -> float:
+    """The p-value below which edges are dropped, which needs no p-values of other edges: sites can use it.
+
+    Examples
+    --------
+    >>> bonferroni(0.05, 10)
+    0.005
+    """
+    return level / max(n_edges, 1)
+
+
 def threshold_of(p_value: Array, level: float, method: Method) -> float:
     """The p-value below which edges are dropped."""
     m = p_value.size
-    if m == 0:
-        return level
+    if m == 0 or method == "bonferroni":
+        return bonferroni(level, m)
     ordered = np.sort(p_value)
     rank = np.arange(1, m + 1)
-    if method == "bonferroni":
-        return level / m
     if method == "holm":
         # reject in order of p-values, until one is not small compared with the number still in play
         stays = np.flatnonzero(ordered >= level / (m - rank + 1))

@@ -46,7 +46,9 @@ def takes_fit_options(command: Callable[..., None]) -> Callable[..., None]:
     The command has a parameter ``context``, which knows what was written.
     """
     own = [one for one in signature(command, eval_str=True).parameters.values() if one.name != "options"]
-    added = [_parameter(name, panel) for panel, names in _PANELS.items() for name in names]
+    panels = {name: panel for panel, names in _PANELS.items() for name in names}
+    panels |= {name: "More" for name in DEFAULTS if name not in panels}
+    added = [_parameter(name, panel) for name, panel in panels.items()]
 
     def run(**given: Any) -> None:
         options = {name: _value(name, given.pop(name)) for name in DEFAULTS}

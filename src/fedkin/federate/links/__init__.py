@@ -4,9 +4,11 @@ In: the thetas of a shard and a round. Out: the neighbours' thetas of that round
 A `Transport` moves frames and promises nothing; `memory` and `zenoh` are transports, `neighbours.NeighbourLink` makes
 lock-step rounds of any of them; `mpi.RankLink` is the link between ranks. Shards in one process need
 none (`fedkin.admm.DirectLink`).
-To add a transport: a class with the methods of `Transport` beside `zenoh`; `federate/programs/program` opens it,
-`access` makes its settings and access lists, `federate/enrol/places` its addresses.
-Imports: `admm`, the manifest and the messages.
+Between machines there is one transport, `zenoh`, and nothing chooses it. To add a second: a class with the methods of
+`Transport` beside `zenoh`; its settings and access lists as in `access`; a key of the contract that chooses it, which
+`federate/programs/program` reads where it opens the transport. Addresses are ``tls/host:port`` in
+`federate/enrol/organiser`, `federate/enrol/places` and `federate/programs/program`.
+Imports: `admm`, the manifest, and of the modules of `federate` `messages`, `waiting`, `journal` and `trust`.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from fedkin.federate.programs.files import SELECTION
 from fedkin.federate.programs.program import Program, SiteParser, run_program
 from fedkin.federate.records import write_record
 from fedkin.federate.waiting import Inbox, Patience, PeerError
-from fedkin.stats import LocalFit, local_fit, wald_tests
+from fedkin.stats import LocalFit, bonferroni, local_fit, wald_tests
 
 _LOOK_SECONDS = 0.4
 
@@ -194,7 +194,7 @@ def select(
         v: float(one[0]) for v, one in exchange.receive(Kind.VERDICT, [v for v in others if v < position]).items()
     }
     exchange.finish()
-    threshold = manifest.select.level / max(manifest.n_edges, 1)
+    threshold = bonferroni(manifest.select.level, manifest.n_edges)
     dropped = [v for v, p_value in p_values.items() if p_value < threshold]
     journal.write("info", "edges selected", kept=len(p_values) - len(dropped), of=len(p_values))
     return {

@@ -3,9 +3,10 @@
 In: parameters per site (`model_from_theta`), models of single sites (`join_parts`), or a directory (`load`).
 Out: a `FittedModel` in the units of the user's columns: `model`, with `kin_answers` for what only kin can answer,
 `units` for the way from standardised columns to the user's, and `new_rows` for the rows it predicts.
-To change what a model directory holds: the files are written in `files` (those of kin in `kin_files`), the entries of
-``model.json`` are fields of `FittedModel` (`model.STORED`), and `loading` reads them; docs/file-formats.md describes
-them.
+To add an entry to ``model.json``: a field of `FittedModel`, in `model.STORED` if it is a plain value, else in
+`FittedModel._description` and in `loading`. To add a file: `files` writes it (those of kin `kin_files`), with its name
+in `files._MORE_FILES`; `loading` reads it; `federate/sharing/models` admits names of files that travel. What is about
+other sites must not be in a site's part: `FittedModel.part`. docs/file-formats.md describes all of them.
 Imports: `kin`, `objective` and below; nothing else of `fitting`.
 """
 

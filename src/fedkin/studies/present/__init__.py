@@ -1,7 +1,8 @@
 """Figures, tables, claims and the page of a study, from its rows alone.
 
 In: the rows of a study. Out: figures, tables, claims with their verdicts, and one HTML page, from the rows alone.
-Imports: `tasks` (for names), `rows`, `config`, and the templates of `fedkin.report`.
+Imports: `tasks` (for names), `rows`, `config`; the templates of `fedkin.report`, outlines of counties from
+`fedkin.datasets`, `fedkin.graph` and `fedkin.data`.
 """
 
 from __future__ import annotations
