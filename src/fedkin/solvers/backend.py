@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -78,23 +79,28 @@ def resolve_backend(
 
 
 def _compiled(objective: FusedObjective) -> Resolved:
-    """The compiled backend. Kernels that are in no cache are compiled at once, which whoever listens is told."""
-    from fedkin.solvers.kernels.needs import needed_kernels
-
+    """The compiled backend, with the kernels that the problem needs."""
     terms = objective.terms
-    needed = needed_kernels(
+    _prepare_kernels(
         objective.penalty.name,
-        terms.n_params,
+        terms.n_params == 1,
         cliques=objective.cliques is not None,
         isotropic=isinstance(terms, QuadraticTerms) and terms.isotropic,
         sparse=objective.sparsity is not None,
         threads=iteration_is_shared(objective, terms),
         quadratic=isinstance(terms, QuadraticTerms),
     )
-    missing = [kernel for kernel in needed if not kernel.ready]
+    return "numba"
+
+
+@cache
+def _prepare_kernels(penalty: str, scalar: bool, **kind: bool) -> None:
+    """Kernels that are in no cache are compiled at once, which whoever listens is told."""
+    from fedkin.solvers.kernels.needs import needed_kernels
+
+    missing = [kernel for kernel in needed_kernels(penalty, scalar, **kind) if not kernel.ready]
     for kernel in tracked(missing, "compiling kernels, once on this machine") if missing else ():
         kernel.load()
-    return "numba"
 
 
 def expected_seconds(objective: FusedObjective) -> float:

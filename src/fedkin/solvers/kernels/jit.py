@@ -107,7 +107,8 @@ class Outlined:
     @property
     def ready(self) -> bool:
         """Whether it needs no compiler: it is loaded, or lies in numba's cache."""
-        return self._compiled is not None or cached(name=f"{self._function.__module__.split('.')[-1]}.{self.name}")
+        module = self._function.__module__.split(".")[-1]
+        return self._compiled is not None or cached(name=f"{module}.{self.name}")
 
     def load(self) -> Any:
         """Compile it now, if that is not done."""
