@@ -188,7 +188,6 @@ def subgradient_descent(
     average: Average = "last",
     seed: int = 0,
     reference: Solution | ArrayLike | None = None,
-    warm_start: Solution | None = None,
     callbacks: Sequence[Callback] = (),
     record_every: int | None = None,
 ) -> Solution:
@@ -210,7 +209,7 @@ def subgradient_descent(
         Between 0 and 1; 1/2 is the classical choice for functions with kinks.
     seed : int
         Of the batches.
-    average, reference, warm_start, callbacks, record_every
+    average, reference, callbacks, record_every
         As in `fedkin.fed_admm`.
 
     Returns
@@ -247,7 +246,7 @@ def subgradient_descent(
         length = float(step)
     gradients = Gradients(rows, seed)
     objective, trace = problem.fused, Trace(problem, reference)
-    theta, _ = starting_point(problem, warm_start)
+    theta, _ = starting_point(problem, None)
     mean = theta
 
     def advance(t: int) -> None:
