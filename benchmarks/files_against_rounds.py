@@ -16,7 +16,7 @@ import numpy as np
 
 import fedkin
 from fedkin.data import Federation
-from fedkin.federate.messages import HEADER_BYTES
+from fedkin.federate.frames import HEADER_BYTES
 from fedkin.fitting import Asks, FitOptions, FittedModel, SummaryFit
 from fedkin.graph import Graph
 from fedkin.stats import site_answer

@@ -68,7 +68,7 @@ def invite_of(heart: enrol.Organiser, name: str) -> Path:
     return heart.directory / "invites" / f"{name}.invite"
 
 
-def joined(heart: enrol.Organiser, name: str, folder: Path | None = None, n: int = 40, seed: int = 0) -> enrol.Joined:
+def joined(heart: enrol.Organiser, name: str, folder: Path | None = None, n: int = 40, seed: int = 0) -> enrol.Enrolled:
     """A site that has joined, with rows of its own."""
     place = heart.directory.parent if folder is None else folder
     place.mkdir(parents=True, exist_ok=True)

@@ -154,8 +154,21 @@ def test_tables_that_break_the_schema_are_not_predicted(tables, tmp_path, capsys
     bad.write_text("hospital,age,weight,presure,ward,smoker\nhill,50,70000,130,Z,no\nhill,60,80000,130,A,no\n")
     assert run("predict", tmp_path / "model", bad) == 2
     error = capsys.readouterr().err
-    for words in ("grams?", "is 'presure' what is meant?", "unknown level 'Z' (1 row), first in row 2"):
+    for words in ("grams?", "is 'presure' what is meant?", "unknown level 'Z' (1 row), first in line 2"):
         assert words in error
+
+
+def test_findings_name_lines_of_the_file(tmp_path, capsys):
+    """Blank lines are counted, and so are rows of other sites."""
+    bad = tmp_path / "bad.csv"
+    rows = ["a,50,70,130,A,no,5", "", *["b,60,80,130,A,no,5"] * 3, "a,50,70,130,Z,no,5"]
+    bad.write_text("\n".join(["hospital,age,weight,pressure,ward,smoker,days", *rows]) + "\n")
+    for more in ([], ["--site-column", "hospital"]):
+        assert run("federation", "check", HEART / "heart.toml", "--data", bad, "--json", *more) == 2
+        words = [one["words"] for one in json.loads(capsys.readouterr().out)["findings"]]
+        assert any("unknown level 'Z' (1 row), first in line 7" in one for one in words), words
+    assert run("site", "check", HEART / "heart.toml", "--data", bad) == 2
+    assert "first in line 7" in " ".join(capsys.readouterr().out.split())
 
 
 def test_inspect_shows_units_and_levels(tables, tmp_path, capsys):

@@ -18,8 +18,8 @@ import pytest
 from builders import small_problem
 from federations import in_process, small_sites
 from fedkin.federate import enrol
+from fedkin.federate.frames import Kind, encode
 from fedkin.federate.links.access import link_configuration
-from fedkin.federate.messages import Kind, encode
 from fedkin.federate.trust import Pair, issue, make_authority, make_key, make_request
 from fleet import Fleet
 from processes import PATIENCE, wait_for

@@ -17,9 +17,9 @@ from fedkin.admm import Availability, LocalShards
 from fedkin.federate import Patience
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.contract.reading import plan_of
+from fedkin.federate.frames import HEADER_BYTES, Kind, MessageError
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Faults, MemoryNetwork, MemoryTransport
-from fedkin.federate.messages import HEADER_BYTES, Kind, MessageError
 from fedkin.federate.replicas import Component, Replica
 from fedkin.fitting import load
 from fedkin.graph import Graph

@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
+from fedkin.federate.frames import Expected, Kind, encode
 from fedkin.federate.journal import Journal
-from fedkin.federate.messages import Expected, Kind, encode
 from fedkin.federate.waiting import Inbox
 
 RUN, P = b"run-0001", 3

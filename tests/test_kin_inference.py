@@ -323,6 +323,9 @@ def test_commands(tmp_path, monkeypatch, capsys):
     write_table(tmp_path / "known.csv", fed, [11])
     assert main(["fit", "sites.csv", "--device", "site", "--target", "y", "--test-size", "0"]) == 0
     capsys.readouterr()
+    assert main(["inspect", "fedkin-model", "--site", "S 3"]) == 2
+    error = capsys.readouterr().err
+    assert "the model has no site 'S 3' (did you mean 's3'" in error and "join" not in error
     assert main(["inspect", "fedkin-model", "--site", "s3"]) == 0
     assert "Site s3: 40 rows" in capsys.readouterr().out
     assert main(["inspect", "fedkin-model", "--group", "2", "--own-rows"]) == 0

@@ -51,6 +51,7 @@ from fedkin.data.tables import (
     number_of,
     read_cells,
     read_columns,
+    row_places,
     write_csv,
 )
 
@@ -87,6 +88,7 @@ __all__ = [
     "read_cells",
     "read_columns",
     "read_directory",
+    "row_places",
     "too_many_levels",
     "write_csv",
 ]

@@ -24,10 +24,10 @@ from fedkin.admm import Shard, ShardState
 from fedkin.data import Rows
 from fedkin.federate.contract.manifest import CENTRE, Manifest, star_key
 from fedkin.federate.contract.reading import rowless_shard, shard_of
+from fedkin.federate.frames import Expected, Kind, encode
 from fedkin.federate.journal import Journal
 from fedkin.federate.kept import KeptState
 from fedkin.federate.links import Transport
-from fedkin.federate.messages import Expected, Kind, encode
 from fedkin.federate.waiting import LOOK_SECONDS, Inbox, Patience, PeerError, Status, Tick, collect, gather, hold_until
 
 

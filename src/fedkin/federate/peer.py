@@ -14,11 +14,11 @@ from fedkin.data import Rows
 from fedkin.errors import DataError, ModelFileError
 from fedkin.federate.contract.manifest import TOO_LONG, Manifest, keys_of
 from fedkin.federate.contract.reading import shard_of
+from fedkin.federate.frames import Expected, Kind
 from fedkin.federate.journal import Journal
 from fedkin.federate.kept import KeptState
 from fedkin.federate.links import Transport
 from fedkin.federate.links.neighbours import NeighbourLink
-from fedkin.federate.messages import Expected, Kind
 from fedkin.federate.waiting import Patience, Status, Stopped
 
 #: Differences between the replicas of an edge dual up to this share of its bound are rounding of different processors.

@@ -13,8 +13,8 @@ from pathlib import Path
 from fedkin._base import Array, wait_until
 from fedkin.admm import Share
 from fedkin.errors import FedkinError, ParameterError
+from fedkin.federate.frames import Expected, Kind, MessageError, OutsideWindow, read
 from fedkin.federate.journal import Journal
-from fedkin.federate.messages import Expected, Kind, MessageError, OutsideWindow, read
 
 Slot = tuple[Kind, int]
 Tick = Callable[[], None]

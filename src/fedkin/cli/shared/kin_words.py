@@ -8,10 +8,11 @@ from typing import Any, Literal
 import numpy as np
 from rich.table import Table
 
-from fedkin._base import count
+from fedkin._base import count, listed
 from fedkin.cli.shared.console import output, print_json
 from fedkin.cli.shared.tables import MOST_GROUPS, add_row, members, plain_table
-from fedkin.errors import ParameterError
+from fedkin.data import near_name
+from fedkin.errors import ParameterError, UnknownDeviceError
 from fedkin.fitting import FittedModel
 from fedkin.kin import Kin
 
@@ -200,7 +201,10 @@ def _sites(model: FittedModel, name: str) -> Any:
             raise ParameterError(f"there is no group {number}: groups are 1 to {groups}")
         return model.kin.members(number - 1)
     known = {str(device): device for device in model.devices}
-    return known.get(name, name)
+    if name not in known:
+        near = near_name(name, known) or f"; its sites are {listed(list(known), 12)}"
+        raise UnknownDeviceError(f"the model has no site {name!r}{near}")
+    return known[name]
 
 
 def _finite(value: float) -> float | None:

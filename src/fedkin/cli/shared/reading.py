@@ -22,6 +22,7 @@ from fedkin.data import (
     raise_findings,
     read_columns,
     read_directory,
+    row_places,
 )
 from fedkin.errors import DataError, FedkinError, TableWarning
 from fedkin.fitting import FittedModel
@@ -82,7 +83,10 @@ def agreed_rows(
             f"{model.n_devices} of them"
         )
     with naming(path):
-        raise_findings(needed.check(columns, target=False))
+        if path.is_dir():
+            raise_findings(needed.check(columns, target=False))
+        else:
+            raise_findings(needed.check(columns, target=False, at=row_places(path, columns)))
     return ids, columns, None if offset is None else needed.offset_of(columns)
 
 

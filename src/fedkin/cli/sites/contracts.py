@@ -9,10 +9,10 @@ from typing import Any
 
 from rich.text import Text
 
-from fedkin._base import AnyArray, count, write_file
+from fedkin._base import count, write_file
 from fedkin.cli.shared.console import messages, note, output, print_json
 from fedkin.cli.shared.tables import add_row, plain_table, print_facts, schema_table
-from fedkin.data import Finding, device_ids, read_columns
+from fedkin.data import Finding, device_ids, read_columns, row_places
 from fedkin.errors import DataError
 from fedkin.federate import Contract, draft_contract
 
@@ -60,7 +60,7 @@ def _plain(name: str) -> str:
 def check(path: Path, data: Path | None, site_column: str | None, as_json: bool) -> bool:
     """Show a contract, and what does not fit of a table; False when rows are refused."""
     contract = Contract.read(path)
-    found = {} if data is None else findings_by_site(contract, read_columns(data), site_column)
+    found = {} if data is None else findings_by_site(contract, data, site_column)
     refused = sum(finding.refuses for some in found.values() for finding in some)
     if as_json:
         print_json({"contract": str(path), **contract_document(contract), "findings": _documents(found)})
@@ -71,22 +71,23 @@ def check(path: Path, data: Path | None, site_column: str | None, as_json: bool)
     return refused == 0
 
 
-def findings_by_site(
-    contract: Contract, columns: Mapping[str, AnyArray], site_column: str | None
-) -> dict[str, list[Finding]]:
+def findings_by_site(contract: Contract, data: Path, site_column: str | None) -> dict[str, list[Finding]]:
     """What does not fit, of the table as a whole ("") or of each site in it."""
+    columns = read_columns(data)
+    places = row_places(data, columns)
     if site_column is None:
-        return {"": contract.check(columns)}
+        return {"": contract.check(columns, at=places)}
     if site_column not in columns:
         raise DataError(f"there is no column {site_column!r} for the sites; the table has {', '.join(columns)}")
     ids = [str(one) for one in device_ids(columns[site_column])]
-    whole = contract.schema.check(columns)  # first as a whole, since rows are counted in the whole table
+    whole = contract.schema.check(columns, at=places)  # first as a whole, since rows are counted in the whole table
     if any(finding.refuses for finding in whole):
         return {"": whole}
     found = {}
     for site in dict.fromkeys(ids):
         own = [row for row, one in enumerate(ids) if one == site]
-        found[site] = contract.check({name: column[own] for name, column in columns.items()})
+        part = {name: column[own] for name, column in columns.items()}
+        found[site] = contract.check(part, at=lambda row, own=own: places(own[row]))  # type: ignore[misc]
     return found
 
 

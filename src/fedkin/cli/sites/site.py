@@ -80,11 +80,12 @@ def check(
 ) -> None:
     """At the site: say in words whether rows fit the contract, and are enough to share sums of. Writes nothing."""
     from fedkin.cli.sites.contracts import print_findings
-    from fedkin.data import read_columns
+    from fedkin.data import read_columns, row_places
     from fedkin.federate import enrol
 
     contract, thresholds = enrol.contract_in(what)
-    findings = contract.check(read_columns(data), thresholds)
+    columns = read_columns(data)
+    findings = contract.check(columns, thresholds, row_places(data, columns))
     if findings:
         print_findings(data, {"": findings})
     if any(one.refuses for one in findings):

@@ -17,7 +17,7 @@ from fedkin.data.tables.cells import (
     number_of,
     read_cells,
 )
-from fedkin.data.tables.source import RowPlaces, frame_row
+from fedkin.data.tables.source import RowPlaces, frame_row, row_places
 from fedkin.data.tables.tables import (
     CSV_SUFFIXES,
     PARQUET_SUFFIXES,
@@ -44,5 +44,6 @@ __all__ = [
     "number_of",
     "read_cells",
     "read_columns",
+    "row_places",
     "write_csv",
 ]

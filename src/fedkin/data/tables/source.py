@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,11 @@ class RowPlaces:
         if file.suffix.lower() in (".parquet", ".pq"):
             return f"{name}row {within + 1}"
         return f"{name}line {_line_of(file, within)}"
+
+
+def row_places(path: Path, columns: Mapping[str, Sized]) -> RowPlaces:
+    """Names the rows of a file that was read as ``columns``."""
+    return RowPlaces((Path(path),), (len(next(iter(columns.values()), ())),))
 
 
 def frame_row(row: int) -> str:

@@ -2,7 +2,7 @@
 
 In: a TOML file (`files`) or signed JSON, checked field by field with msgspec. Out: a `Contract`, what its thresholds
 refuse (`disclosure`), a `Manifest`, and with rows a `Plan` of the rounds (`reading`).
-Imports: `messages`, and the packages below `federate`.
+Imports: `frames`, and the packages below `federate`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from os import PathLike
 from typing import Annotated, Any, Literal
@@ -22,7 +22,7 @@ from fedkin.admm import Average, GradientKind
 from fedkin.data import INTERCEPT, Finding, Rows, Schema, columns_of, level_text
 from fedkin.errors import FedkinError
 from fedkin.federate.contract.words import in_words
-from fedkin.federate.messages import Wire
+from fedkin.federate.frames import Wire
 from fedkin.losses import CLASS_LOSSES, Loss, described_loss
 
 FORMAT = "fedkin-contract-1"
@@ -222,8 +222,15 @@ class Contract(
 
     # --- rows of a site ---------------------------------------------------------------------------------------
 
-    def check(self, columns: Mapping[str, object], thresholds: Thresholds | None = None) -> list[Finding]:
+    def check(
+        self,
+        columns: Mapping[str, object],
+        thresholds: Thresholds | None = None,
+        at: Callable[[int], str] | None = None,
+    ) -> list[Finding]:
         """Everything about a site's table that does not fit, in words; thresholds are the contract's or stricter.
+
+        ``at`` says what a row, numbered from 0, is called (`fedkin.data.row_places` for those of a file).
 
         Examples
         --------
@@ -234,7 +241,7 @@ class Contract(
         """
         from fedkin.federate.contract.disclosure import too_few
 
-        findings = self.schema.check(columns)
+        findings = self.schema.check(columns) if at is None else self.schema.check(columns, at=at)
         if not any(finding.refuses for finding in findings):
             return [*findings, *self.disclosures(self.prepare(columns), thresholds)]
         n = len(next(iter(columns_of(columns).values()), ()))  # it cannot be prepared, but its rows can be counted

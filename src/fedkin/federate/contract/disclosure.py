@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedkin._base import Array, count
-from fedkin.data import Finding, Label, Rows, level_text
+from fedkin._base import Mask, count
+from fedkin.data import Finding, Rows, level_text
 
 if TYPE_CHECKING:
     from fedkin.federate.contract.contract import Contract, Thresholds
@@ -29,34 +29,30 @@ def too_few(contract: Contract, n: int, thresholds: Thresholds) -> list[Finding]
 def disclosures(contract: Contract, rows: Rows, thresholds: Thresholds) -> list[Finding]:
     """Why prepared rows are too few to compute anything from them; [] when they are enough."""
     findings = too_few(contract, rows.n_samples, thresholds)
-    for name, label, cell in _cells(contract, rows):
-        if 0 < cell < thresholds.cell:
+    for name, label, inside in cells(contract, rows):
+        n = int(inside.sum())
+        if 0 < n < thresholds.cell:
             findings.append(
                 Finding(
                     name,
-                    f"only {count(cell, 'row')} with {level_text(label)!r}, but at least {thresholds.cell} (or none) "
+                    f"only {count(n, 'row')} with {label!r}, but at least {thresholds.cell} (or none) "
                     "are needed: so few could be recognised; leave them out, or join levels in the contract",
                 )
             )
     return findings
 
 
-def _cells(contract: Contract, rows: Rows) -> Iterator[tuple[str, Label, int]]:
-    """Every category, each of its levels, and the number of rows that have it."""
+def cells(contract: Contract, rows: Rows) -> Iterator[tuple[str, str, Mask]]:
+    """Every category, each of its levels in words, and which rows have it ``(n,)``; the target's classes, too."""
     at = int(contract.intercept)
     for column in contract.schema.features:
-        width = len(column.encoded)
+        block = rows.X[:, at : at + len(column.encoded)]
+        at += block.shape[1]
         if column.kind == "category":
-            yield from _counted(column.name, column.levels, rows.X[:, at : at + width] != 0)
-        at += width
+            yield column.name, level_text(column.levels[0]), (block == 0).all(axis=1)
+            for k, level in enumerate(column.levels[1:]):
+                yield column.name, level_text(level), block[:, k] != 0
     target = contract.schema.target
     if target is not None and target.kind == "category" and rows.y is not None:
-        codes = np.arange(1, len(target.levels))
-        yield from _counted(target.name, target.levels, rows.y[:, None] == codes)
-
-
-def _counted(name: str, levels: tuple[Label, ...], others: Array) -> Iterator[tuple[str, Label, int]]:
-    found = others.sum(axis=0).astype(int).tolist()
-    yield name, levels[0], len(others) - sum(found)
-    for label, cell in zip(levels[1:], found, strict=True):
-        yield name, label, cell
+        for k, label in enumerate(target.levels):
+            yield target.name, level_text(label), np.asarray(rows.y == k)

@@ -20,7 +20,7 @@ from fedkin.federate.enrol.admission import (
     status,
 )
 from fedkin.federate.enrol.files import Admit, Charter, Invite, Member, Neighbour, Notice, Order, Request, Steps
-from fedkin.federate.enrol.joining import Joined, accept, join, leave, renew
+from fedkin.federate.enrol.joining import Enrolled, accept, join, leave, renew
 from fedkin.federate.enrol.organiser import Organiser, expel, invite, new, read_charter, read_federation, read_invite
 from fedkin.federate.enrol.settings import SiteSettings, read_settings
 from fedkin.federate.enrol.site import Site, change_settings, contract_in, departures, read_site
@@ -29,8 +29,8 @@ __all__ = [
     "Admission",
     "Admit",
     "Charter",
+    "Enrolled",
     "Invite",
-    "Joined",
     "Member",
     "Neighbour",
     "Notice",

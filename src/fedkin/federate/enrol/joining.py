@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from fedkin._base import PRIVATE_DIRECTORY, write_file
-from fedkin.data import Finding, Rows, raise_findings, read_columns
+from fedkin.data import Finding, Rows, raise_findings, read_columns, row_places
 from fedkin.errors import DataError
 from fedkin.federate.contract.contract import Contract
 from fedkin.federate.enrol import files
@@ -43,7 +43,7 @@ StepMaker = Callable[[Invite, Rows], Steps]
 
 
 @dataclass(frozen=True)
-class Joined:
+class Enrolled:
     """What `join` did: the directory, the request to send, fingerprints to compare, and whether the key is new.
 
     ``findings`` are remarks on the rows, and why they are too few to share sums of, if they are.
@@ -66,7 +66,7 @@ def join(
     *,
     expected: str | None = None,
     steps: StepMaker | None = None,
-) -> Joined:
+) -> Enrolled:
     """Join a federation: check the rows, make a key, write the request for the organiser.
 
     Joining again with an invite to the same federation replaces rows and request, and keeps key and settings.
@@ -102,7 +102,7 @@ def join(
     place = Path(given.site.name) if directory is None else directory
     known = _known_before(place, given)
     columns = read_columns(data)
-    findings = contract.check(columns)
+    findings = contract.check(columns, at=row_places(data, columns))
     raise_findings(findings)
     rows = contract.prepare(columns)
     needed = contract.rounds.placement != "peer"
@@ -123,7 +123,7 @@ def join(
     sent = request_file(place, given.site.name)
     write_file(sent, seal("request", request, Signer(given.site.name, key)), private=True)
     write_file(place / files.INVITE, read_text(invite), private=True)  # last: it makes the directory that of a site
-    return Joined(place, sent, given, seen, fingerprint(asked), rows.n_samples, findings, new_key=known is None)
+    return Enrolled(place, sent, given, seen, fingerprint(asked), rows.n_samples, findings, new_key=known is None)
 
 
 def _known_before(place: Path, given: Invite) -> bytes | None:

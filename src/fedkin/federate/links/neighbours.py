@@ -16,9 +16,9 @@ import numpy as np
 from fedkin._base import Array, Index
 from fedkin.admm import Sent
 from fedkin.federate.contract.manifest import Manifest, asking_keys, keys_of, presence_key
+from fedkin.federate.frames import Expected, Kind, encode
 from fedkin.federate.journal import Journal
 from fedkin.federate.links import Transport
-from fedkin.federate.messages import Expected, Kind, encode
 from fedkin.federate.waiting import LONGEST_SILENCE, Inbox, Patience, PeerError, Reminders, Status, hold_until
 
 _DONE_SECONDS, _TICK_SECONDS, _MOMENT_SECONDS = 0.4, 0.5, 0.02

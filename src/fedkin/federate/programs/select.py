@@ -25,9 +25,9 @@ from fedkin.data import Federation, Rows
 from fedkin.errors import DegenerateDeviceWarning, ParameterError
 from fedkin.federate.contract.manifest import Manifest, presence_key, selection_keys
 from fedkin.federate.contract.reading import loss_of
+from fedkin.federate.frames import Expected, Kind, encode
 from fedkin.federate.journal import Journal
 from fedkin.federate.links import Transport
-from fedkin.federate.messages import Expected, Kind, encode
 from fedkin.federate.programs.files import SELECTION
 from fedkin.federate.programs.program import Program, SiteParser, run_program
 from fedkin.federate.records import write_record

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedkin._base import Index, Mask, count
-from fedkin.data import Finding, Rows, deal_folds, level_text
+from fedkin.data import Finding, Rows, deal_folds
 from fedkin.federate.contract.contract import Contract, Thresholds
+from fedkin.federate.contract.disclosure import cells
 
 
 def too_little(
@@ -38,15 +39,15 @@ def too_little(
     least = both.cell
     findings = contract.disclosures(rows, thresholds)
     known = {finding.column for finding in findings}
-    cells = dict(_cells(contract, rows))
-    for (column, value), inside in cells.items():
+    telling = dict(_cells_that_tell(contract, rows))
+    for (column, value), inside in telling.items():
         if column not in known and 0 < inside.sum() < least:
             findings.append(Finding(column, f"only {count(int(inside.sum()), 'row')} with {value!r}{_needed(least)}"))
     if findings or not folds:
         return findings
     fold_of = deal_folds(site, rows.n_samples, folds, contract.seed)
     findings += _small_folds(fold_of, folds, max(both.rows, contract.n_params + 1))
-    for (column, value), inside in cells.items():
+    for (column, value), inside in telling.items():
         parts = np.bincount(fold_of[inside], minlength=folds)
         if ((parts > 0) & (parts < least)).any():
             smallest, n = int(parts[parts > 0].min()), count(int(inside.sum()), "row")
@@ -67,23 +68,16 @@ def _small_folds(fold_of: Index, folds: int, least: int) -> list[Finding]:
     return [Finding("", f"{words}, and at least {least} are needed")]
 
 
-def _cells(contract: Contract, rows: Rows) -> Iterator[tuple[tuple[str, str], Mask]]:
+def _cells_that_tell(contract: Contract, rows: Rows) -> Iterator[tuple[tuple[str, str], Mask]]:
     """Column, value and which rows have it: levels, classes, and both values of columns that have only two."""
+    for name, label, inside in cells(contract, rows):
+        yield (name, label), inside
     at = int(contract.intercept)
     for column in contract.schema.features:
         block = rows.X[:, at : at + len(column.encoded)]
         at += block.shape[1]
-        if column.kind == "category":
-            yield (column.name, level_text(column.levels[0])), (block == 0).all(axis=1)
-            for k, level in enumerate(column.levels[1:]):
-                yield (column.name, level_text(level)), block[:, k] != 0
-        else:
-            values = np.unique(block)
-            if values.size == 2:
-                centre, scale = column.centre_and_scale if contract.intercept else (0.0, column.centre_and_scale[1])
-                for value in values.tolist():
-                    yield (column.name, f"{value * scale + centre:.6g}"), block[:, 0] == value
-    target = contract.schema.target
-    if target is not None and target.kind == "category" and rows.y is not None:
-        for k, label in enumerate(target.levels):
-            yield (target.name, level_text(label)), np.asarray(rows.y == k)
+        values = np.unique(block) if column.kind != "category" else np.zeros(0)
+        if values.size == 2:
+            centre, scale = column.centre_and_scale if contract.intercept else (0.0, column.centre_and_scale[1])
+            for value in values.tolist():
+                yield (column.name, f"{value * scale + centre:.6g}"), block[:, 0] == value

@@ -121,7 +121,7 @@ def encode(run: bytes, kind: Kind, sender: int, round: int, values: Array, wire:
     """The bytes of a message; sender and round are from 0 to 2**32 - 1.
 
     >>> import numpy as np
-    >>> from fedkin.federate.messages import Expected, Kind, decode, encode
+    >>> from fedkin.federate.frames import Expected, Kind, decode, encode
     >>> frame = encode(b"run-0001", Kind.THETA, 3, 17, np.array([0.5, -2.0]))
     >>> len(frame)
     44
