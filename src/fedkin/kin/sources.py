@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Protocol
 
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
-from fedkin.data import INTERCEPT, Federation
+from fedkin.data import INTERCEPT, Federation, Rows
 from fedkin.errors import DataError, DegenerateDeviceWarning
 from fedkin.kin.quadratics import Quadratics, apply
 from fedkin.losses import Loss
@@ -105,21 +105,18 @@ class RowSource:
         spreads and means come out too small (Breslow and Lin 1995); averaged, they are those of a Gaussian variational
         approximation (Ormerod and Wand 2012).
         """
-        rowwise = self.loss.rowwise
-        assert rowwise is not None
         value, gradient, hessian = np.zeros(len(theta)), np.zeros_like(theta), np.zeros_like(covariance)
-        for u, device in enumerate(self.devices):
-            rows = self.federation[device]
-            X, y, offset = rows.arrays
-            assert y is not None
-            eta = X @ theta[u] + (0.0 if offset is None else offset)
-            width = np.sqrt(np.maximum(((X @ covariance[u]) * X).sum(axis=1), 0.0))
-            at = (eta + NODES[:, None] * width)[:, :, None]
-            weight = SHARE_OF_NODES[:, None] * (1.0 if rows.weight is None else rows.weight)
-            value[u] = (weight * rowwise.value_at(at, y)).sum()
-            gradient[u] = (weight * rowwise.slope_at(at, y)[:, :, 0]).sum(axis=0) @ X
-            hessian[u] = (X * (weight * rowwise.curvature_at(at, y)[:, :, 0, 0]).sum(axis=0)[:, None]).T @ X
+        position = {device: u for u, device in enumerate(self.devices)}
+        for batch in self._batches():
+            for device in batch.devices:
+                u = position[device]
+                own = _averages(self.loss, batch[device], theta[u], covariance[u])
+                value[u], gradient[u], hessian[u] = value[u] + own[0], gradient[u] + own[1], hessian[u] + own[2]
         return expansion(self.loss, theta, value, gradient, hessian, self.n_samples)
+
+    def _batches(self) -> Iterable[Federation]:
+        """All rows, some at a time."""
+        return (self.federation,)
 
     def values(self, theta: Array) -> Array:
         """The sites' losses ``(V,)`` at ``theta (V, p)``; infinite where they cannot be computed."""
@@ -170,6 +167,9 @@ class FileSource(RowSource):
     def take(self, order: Index) -> FileSource:
         return FileSource(self.rows, self.order[order])
 
+    def _batches(self) -> Iterable[Federation]:
+        return self.rows.batches()
+
     def _evaluated(self, theta: Array) -> tuple[Array, Array, Quadratics]:
         if self._last is not None and np.array_equal(self._last[0], theta):
             return self._last
@@ -177,7 +177,7 @@ class FileSource(RowSource):
         value, gradient, hessian = np.zeros(V), np.zeros((V, p)), np.zeros((V, p, p))
         position = {device: u for u, device in enumerate(self.devices)}
         with np.errstate(over="ignore", invalid="ignore"):
-            for batch in self.rows.batches():
+            for batch in self._batches():
                 at = np.array([position[device] for device in batch.devices], dtype=np.int64)
                 losses, alone = resolve_losses(self.loss, batch), np.zeros(len(at), dtype=bool)
                 terms, n = build_terms(batch, losses, np.zeros(p), alone), batch.weight_sums
@@ -242,6 +242,20 @@ def score_squares(loss: Loss, federation: Federation, theta: Array, A: Array) ->
         own = ((loss.scores(theta[u], *rows.arrays) @ A) ** 2).sum(axis=1)
         squares += float(own.sum() if rows.weight is None else rows.weight @ own)
     return squares
+
+
+def _averages(loss: Loss, rows: Rows, theta: Array, covariance: Array) -> tuple[float, Array, Array]:
+    """Value, gradient and Hessian of the rows' loss, averaged over ``N(theta (p,), covariance (p, p))``."""
+    rowwise, (X, y, offset) = loss.rowwise, rows.arrays
+    assert rowwise is not None
+    assert y is not None
+    eta = X @ theta + (0.0 if offset is None else offset)
+    width = np.sqrt(np.maximum(((X @ covariance) * X).sum(axis=1), 0.0))
+    at = (eta + NODES[:, None] * width)[:, :, None]
+    weight = SHARE_OF_NODES[:, None] * (1.0 if rows.weight is None else rows.weight)
+    slope = (weight * rowwise.slope_at(at, y)[:, :, 0]).sum(axis=0)
+    curvature = (weight * rowwise.curvature_at(at, y)[:, :, 0, 0]).sum(axis=0)
+    return float((weight * rowwise.value_at(at, y)).sum()), slope @ X, (X * curvature[:, None]).T @ X
 
 
 def expansion(loss: Loss, at: Array, value: Array, gradient: Array, hessian: Array, n: Index | Array) -> Quadratics:
