@@ -8,9 +8,9 @@ four neighbours (a ring with chords of three), thetas of p numbers, lock step pe
 (`bare_exchange.py`) imports nothing but zenoh and the standard library, sends and waits: no gradient, no edge step, no
 checks, no checkpoint, no log. Both are up all the time, and take turns of a second or so while the other one is stopped
 (SIGSTOP), so that other work on the machine slows down both alike: ratio is the median over turns, with quartiles.
-Rounds and bytes are read while all are stopped. Bytes are those that the kernel counts on TCP sockets of the sites
-(`ss -ti`: TLS and zenoh framing included; with_headers adds 52 bytes of TCP/IP per segment). cpu_us is processor time
-per site and round, all threads.
+Rounds and bytes are read while all are stopped; those of sites from their state on disk, which is at most 50 ms old.
+Bytes are those that the kernel counts on TCP sockets of the sites (`ss -ti`: TLS and zenoh framing included;
+with_headers adds 52 bytes of TCP/IP per segment). cpu_us is processor time per site and round, all threads.
 """
 
 from __future__ import annotations
