@@ -125,7 +125,7 @@ def test_options_of_the_fit(loss: str, extra: dict[str, Any]) -> None:
 def test_separated_classes_get_a_light_ridge() -> None:
     X, y = separated(30)
     fed = Federation({site: (X[:, 1:], y) for site in "abc"})
-    with pytest.warns(fedkin.errors.DegenerateDeviceWarning, match="nothing holds the parameters"):
+    with pytest.warns(fedkin.errors.DegenerateDeviceWarning, match="not determined by the data"):
         model = fitted(fed, "logistic", FitOptions("logistic", lam=0.05))
     assert "ridge of 1/25" in model.notes["a"][-1]
     assert model.gap <= 1e-6

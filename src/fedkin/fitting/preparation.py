@@ -20,7 +20,7 @@ from fedkin.errors import DataError, DegenerateDeviceWarning, ParameterError
 from fedkin.fitting.model import ColumnUnits, FittedModel, class_numbers
 from fedkin.fitting.options import AUTO, FitOptions
 from fedkin.graph import Graph
-from fedkin.losses import CLASS_LOSSES, LOGIT_SIZE, Loss, make_loss
+from fedkin.losses import CLASS_LOSSES, LOGIT_SIZE, LogisticLoss, Loss, MultinomialLoss, make_loss
 from fedkin.objective import RANK_TOLERANCE, Problem, Summaries, least_eigenvalue, parameter_map
 from fedkin.stats import local_fit
 
@@ -154,11 +154,12 @@ def _encoded(
     if agreed is not None:
         return make_loss(loss, np.arange(len(agreed))), agreed, federation.replaced(y=class_numbers(y, agreed))
     classes, codes = _encoded_classes(y, name, federation.target_name)
-    if isinstance(loss, str):
-        loss = "multinomial" if len(classes) > 2 or name == "multinomial" else "logistic"
-    elif len(classes) > loss.n_params(1) + 1:
+    if loss == LogisticLoss.name and len(classes) > 2:
+        loss = MultinomialLoss.name
+    made = make_loss(loss, codes)
+    if len(classes) > made.n_params(1) + 1:
         raise DataError(f"the target has {len(classes)} classes, more than the given {name} loss has")
-    return make_loss(loss, codes), classes, federation.replaced(y=codes)
+    return made, classes, federation.replaced(y=codes)
 
 
 def _encoded_classes(y: NDArray[Any], loss: str, target: str | None = None) -> tuple[tuple[Any, ...], Array]:
@@ -226,14 +227,14 @@ def with_light_ridge(problem: Problem, groups: Graph, devices: list[Hashable]) -
 
 
 def note_light_ridge(notes: dict[Hashable, tuple[str, ...]], reasons: Reasons, stacklevel: int) -> None:
-    """Note why devices have a light ridge, and warn of those whose parameters nothing held back."""
+    """Note why devices have a light ridge, and warn of those whose parameters the data do not determine."""
     devices = [device for device, reason in reasons.items() if reason != COLLINEAR]
     if devices:
         shown = ", ".join(repr(device) for device in devices[:5])
         more = f" and {len(devices) - 5} more" if len(devices) > 5 else ""
         warnings.warn(
-            f"nothing holds the parameters of device {shown}{more} back ({reasons[devices[0]]}): a ridge of 1/25 of a "
-            "row was added. Join such devices to others, or give ridge= yourself",
+            f"the parameters of device {shown}{more} are not determined by the data ({reasons[devices[0]]}): a ridge "
+            "of 1/25 of a row was added. Join such devices to others, or give ridge= yourself",
             DegenerateDeviceWarning,
             stacklevel=stacklevel,
         )
@@ -259,7 +260,7 @@ def _without_minimiser(prepared: Prepared, labels: NDArray[np.int64], options: F
     else:
         fit = local_fit(Federation.from_arrays(fed.X, fed.y, group, offset=fed.offset, weight=fed.weight), loss)
         bad = {
-            label: COLLINEAR if "design of rank" in fit.notes[label] else _SEPARATED
+            label: COLLINEAR if _collinear(fed, labels == label) else _SEPARATED
             for label in (fit.devices[u] for u in np.flatnonzero(fit.rescued))
         }
     return {device: bad[label] for device, label in zip(fed.devices, labels.tolist(), strict=True) if label in bad}
@@ -268,24 +269,29 @@ def _without_minimiser(prepared: Prepared, labels: NDArray[np.int64], options: F
 def _without_estimates(summaries: Summaries, labels: NDArray[np.int64]) -> Reasons:
     """Sites in groups of which none has an estimate of its own.
 
-    A group with one that has has a minimiser: a sum of losses that are bounded below grows in every direction in which
-    one of them does.
+    A group has a minimiser when one of its sites has an estimate: a sum of losses that are bounded below grows in every
+    direction in which one of them does.
     """
     assert summaries.own is not None
     poor = np.array([one.ridge.any() for one in summaries.own])
     lost = [label for label in np.unique(labels).tolist() if poor[labels == label].all()]
     reasons = {}
     for u in np.flatnonzero(np.isin(labels, lost)).tolist():
-        collinear = "design of rank" in summaries.own[u].note
-        reasons[summaries.devices[u]] = COLLINEAR if collinear else _SEPARATED
+        alone = np.arange(summaries.n_devices) == u
+        reasons[summaries.devices[u]] = COLLINEAR if _collinear(summaries, alone) else _SEPARATED
     return reasons
 
 
 def _with_collinear_features(data: Federation | Summaries, labels: NDArray[np.int64]) -> Reasons:
     """Devices in groups of several whose pooled features are collinear; a device alone has its shortest solution."""
     several = np.flatnonzero(np.bincount(labels) > 1)
-    bad = {int(label) for label in several if least_eigenvalue(_pooled_gram(data, labels == label)) <= RANK_TOLERANCE}
+    bad = {int(label) for label in several if _collinear(data, labels == label)}
     return {device: COLLINEAR for device, label in zip(data.devices, labels.tolist(), strict=True) if label in bad}
+
+
+def _collinear(data: Federation | Summaries, members: NDArray[np.bool_]) -> bool:
+    """Whether the pooled features of some devices are collinear."""
+    return bool(least_eigenvalue(_pooled_gram(data, members)) <= RANK_TOLERANCE)
 
 
 def _pooled_gram(data: Federation | Summaries, members: NDArray[np.bool_]) -> Array:

@@ -2,14 +2,16 @@
 
 In: rows. Out: values, derivatives, predictions, and everything else that depends on the loss (start values, plausible
 sizes, whether a minimiser exists, the name in compiled loops, the description in files). Other packages ask the loss,
-not which loss it is; only the names of held-out metrics (`fitting/comparison`) and the compiled slopes
-(`admm/in_process/kernels`) go by name. Imports: `_base` and `errors`.
+not which loss it is, except where "To add a loss" says so. Imports: `_base` and `errors`.
 
 A `Loss` is any function of theta; a `RowLoss` sees rows through linear predictors and states a few pointwise functions;
 `UserLoss` makes a loss of your own functions.
 To add a loss: a class in `builtin` and an entry in `named`; estimators, commands and contracts then know it. What goes
 by name, as far as it applies: its held-out metric (`fitting/comparison/metrics`), its slope in compiled rounds
-(`admm/in_process/kernels`), whether it is for regression (`fitting/estimators/per_device`).
+(`admm/in_process/kernels`), when a draft of a contract proposes it (`federate/contract/draft`), hints and checks of
+``fedkin fit`` (`cli/models/hints`, `cli/models/fit_table`, `cli/models/streamed`), targets that must be positive for
+scikit-learn (`fitting/estimators/per_device`), and that logistic becomes multinomial (`fitting/preparation`,
+`federate/contract/contract`).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from fedkin.losses.named import (
     CLASS_LOSSES,
     COMPILED_LOSSES,
     LOSS_NAMES,
+    REGRESSION_LOSSES,
     describe_loss,
     described_loss,
     make_loss,
@@ -32,6 +35,7 @@ __all__ = [
     "COMPILED_LOSSES",
     "LOGIT_SIZE",
     "LOSS_NAMES",
+    "REGRESSION_LOSSES",
     "HuberLoss",
     "LinearLoss",
     "LogisticLoss",

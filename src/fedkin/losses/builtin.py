@@ -100,6 +100,7 @@ class LinearLoss(ScalarLoss):
     """``m = (y - eta)^2 / 2``."""
 
     name = "linear"
+    noise = "normal"
     curvature_bound = 1.0
     quadratic = True
     strictly_convex = True
@@ -189,6 +190,8 @@ class PoissonLoss(ScalarLoss):
     """``m = exp(eta) - y eta``: log link, counts ``y >= 0``."""
 
     name = "poisson"
+    counts = True
+    noise = "poisson"
     wanted = "counts of at least 0"
     strictly_convex = True
     minimiser = "separable"

@@ -28,6 +28,10 @@ class Loss(ABC):
     needs_target: bool = True
     #: True when targets are classes, numbered from 0.
     needs_classes: bool = False
+    #: True when targets are counts.
+    counts: bool = False
+    #: How observations scatter about the mean response; None where that is not known, or too little is known of it.
+    noise: Literal["normal", "poisson"] | None = None
     #: What numbers may be targets, in words.
     wanted: str = "a target"
     #: True when theta is a point among the rows: it moves with them, and has neither an intercept nor a predictor.

@@ -21,6 +21,8 @@ _NAMED: dict[str, type[Loss]] = {
 LOSS_NAMES = tuple(_NAMED)
 #: Losses whose targets are classes.
 CLASS_LOSSES = tuple(name for name, kind in _NAMED.items() if kind.needs_classes)
+#: Losses whose targets are numbers.
+REGRESSION_LOSSES = tuple(name for name, kind in _NAMED.items() if kind.needs_target and not kind.needs_classes)
 #: Losses that compiled loops know.
 COMPILED_LOSSES = tuple(name for name, kind in _NAMED.items() if kind.compiled)
 

@@ -99,8 +99,8 @@ def private_summary(
     >>> summary.privacy.epsilon, int(summary.n_samples)
     (2.0, 500)
     """
-    location = loss.location and loss.quadratic
-    if not (location or loss.name == "linear"):
+    location = loss.location
+    if not loss.quadratic:
         raise ParameterError(
             f"noise is for the sums of the linear and the mean loss; the {loss.name} loss takes several messages, each "
             "of which would need its share of epsilon"

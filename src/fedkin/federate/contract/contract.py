@@ -23,7 +23,7 @@ from fedkin.data import INTERCEPT, Finding, Rows, Schema, columns_of, level_text
 from fedkin.errors import FedkinError
 from fedkin.federate.contract.words import in_words
 from fedkin.federate.frames import Wire
-from fedkin.losses import CLASS_LOSSES, Loss, described_loss
+from fedkin.losses import Loss, described_loss
 
 FORMAT = "fedkin-contract-1"
 
@@ -343,7 +343,7 @@ class Contract(
             return wrong
         if target is None:
             return [f"the {name} loss needs a [target]"]
-        if name in CLASS_LOSSES:
+        if loss.needs_classes:
             if target.kind != "category":
                 return [f'the {name} loss predicts classes, so target.kind must be "category", with levels']
             n = len(target.levels)
@@ -353,6 +353,6 @@ class Contract(
                 return [f"the {name} loss has {loss.n_params(1) + 1} classes, but the target has {count(n, 'level')}"]
         elif target.kind == "category":
             return [f'the {name} loss predicts numbers, but the target is a category: say loss = "logistic"']
-        elif name == "poisson" and target.kind != "count":
-            return ['the poisson loss predicts counts, so target.kind must be "count"']
+        elif loss.counts and target.kind != "count":
+            return [f'the {name} loss predicts counts, so target.kind must be "count"']
         return []

@@ -173,7 +173,7 @@ class _Reading:
 
 _EXAMPLES = {
     "name": ': name = "heart"',
-    "loss": ': loss = "linear" (or logistic, poisson, huber, multinomial, mean)',
+    "loss": f': loss = "linear" (or {", ".join(name for name in LOSS_NAMES if name != "linear")})',
     "features": ": a table [features.NAME] for each column",
 }
 _SOME = {"features": [{"name": "x"}]}  # stands for the schema, which is made on its own

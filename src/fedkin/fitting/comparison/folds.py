@@ -11,6 +11,7 @@ from fedkin._base import Array
 from fedkin.data import Schema
 from fedkin.errors import ConvergenceWarning
 from fedkin.fitting.comparison.fold_ridges import FoldRidges
+from fedkin.fitting.comparison.metrics import METRICS
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import prepare
@@ -104,7 +105,9 @@ def compare_folds(
         for name, theta in {**simpler.models(fold), "Fedkin": fedkin(rest, training)}.items():
             totals[name] = totals.get(name, 0.0) + float(sums.count[seen, fold] @ test.values(theta[seen]))
     rows = int(sums.count[:, :-1].sum())
-    metric, factor = _METRICS.get(data.loss.name, ("loss, expanded around the fit", 1.0))
+    metric, factor = "loss, expanded around the fit", 1.0
+    if data.loss.quadratic and data.loss.name in METRICS:
+        metric, factor = METRICS[data.loss.name], 2.0  # such a loss is half a square
     return FoldComparison(metric, {name: factor * total / rows for name, total in totals.items()}, rows)
 
 
@@ -116,6 +119,3 @@ def _fused(objective: FusedObjective) -> Array:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         return solve_fused(objective, FOLD_GAP, quiet=True).theta
-
-
-_METRICS = {"linear": ("mean squared error", 2.0), "mean": ("mean squared distance", 2.0)}

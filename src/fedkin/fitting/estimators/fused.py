@@ -18,13 +18,13 @@ from typing import Literal
 
 import numpy as np
 
-from fedkin.fitting.estimators.per_device import REGRESSION_LOSSES, PerDevice, PerDeviceClassifier, PerDeviceRegressor
+from fedkin.fitting.estimators.per_device import PerDevice, PerDeviceClassifier, PerDeviceRegressor
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import DEFAULTS, CvRule, Debiasing, FitOptions, PenaltyName, Solver, documented
 from fedkin.fitting.preparation import Prepared
 from fedkin.fitting.ways import fit_prepared, silent
 from fedkin.graph import Graph
-from fedkin.losses import CLASS_LOSSES, Loss
+from fedkin.losses import CLASS_LOSSES, REGRESSION_LOSSES, Loss
 from fedkin.stats import Method, Variance
 
 #: Options that scikit-learn's users know by another name.
@@ -185,9 +185,9 @@ class FedADMMClassifier(_FedADMM, PerDeviceClassifier):
     -----
     The losses are "logistic", which becomes multinomial for more than two classes, and "multinomial".
 
-    A device may have rows of one class only: it learns from the devices that it is joined to. When nothing holds the
-    parameters back (separated classes on a whole component of the graph), a ridge of a 25th of one row is added and a
-    `DegenerateDeviceWarning` says so.
+    A device may have rows of one class only: it learns from the devices that it is joined to. When the data
+    do not determine the parameters (separated classes on a whole component of the graph), a ridge of a 25th of one row
+    is added and a `DegenerateDeviceWarning` says so.
 
     Examples
     --------

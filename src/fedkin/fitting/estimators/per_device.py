@@ -23,13 +23,12 @@ from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import AUTO, FitOptions
 from fedkin.fitting.preparation import Prepared
 from fedkin.graph import Graph
-from fedkin.losses import CLASS_LOSSES, Loss
+from fedkin.losses import CLASS_LOSSES, LOSS_NAMES, REGRESSION_LOSSES, Loss
 
 Devices = ArrayLike | Hashable | None
 
 #: The device of all rows when none are named.
 SINGLE_DEVICE = "all"
-REGRESSION_LOSSES = ("linear", "huber", "poisson")
 _NO_DEVICE = (
     "fit was not told the devices of the rows, so it made ONE model for all of them: pass device= with an id per row "
     "(cross_val_score, GridSearchCV and the like pass it on only with metadata routing; groups= never reaches a "
@@ -283,9 +282,9 @@ class PerDeviceRegressor(PerDevice, RegressorMixin, BaseEstimator):  # type: ign
         return tags
 
     def _checked(self, X: ArrayLike, y: ArrayLike, reset: bool = True) -> tuple[Array, NDArray[Any]]:
-        if self.loss in ("mean", *CLASS_LOSSES):
+        if self.loss in LOSS_NAMES and self.loss not in REGRESSION_LOSSES:
             other = type(self).__name__.replace("Regressor", "Classifier")
-            cure = "fedkin.Problem, as it has no target" if self.loss == "mean" else other
+            cure = other if self.loss in CLASS_LOSSES else "fedkin.Problem, as it has no target"
             raise ParameterError(f"loss={self.loss!r} is not for regression; use it with {cure}")
         refuse_text(X, self.device_column)
         rows, target = validate_data(self, X, y, reset=reset, dtype=np.float64, y_numeric=True)

@@ -343,9 +343,9 @@ def predicted(kin: Kin, X: Array, theta: Array, covariance: Array, noise: float,
 
     if how.target == "mean":
         low, high = (response(end) for end in np.moveaxis(interval(eta, error, how.level), 1, 0))
-    elif kin.loss.name == "linear":
+    elif kin.loss.noise == "normal":
         low, high = np.moveaxis(interval(eta, np.sqrt(error**2 + noise), how.level), 1, 0)
-    elif kin.loss.name == "poisson":
+    elif kin.loss.noise == "poisson":
         low, high = _counts(eta, error, how.level)
     else:
         raise ParameterError(

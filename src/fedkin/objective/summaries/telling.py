@@ -35,7 +35,7 @@ class Told:
 
 def told_by(summary: Summary) -> list[Told]:
     """Every number of a summary."""
-    kind = "linear" if summary.loss.name == "linear" else "mean" if summary.scores is not None else "other"
+    kind = "mean" if summary.loss.location else "linear" if summary.loss.quadratic else "other"
     used = int((summary.count[: summary.folds] > 0).sum())
     folds = f"in each of {used} folds" if used else "in all"
     hessian = summary.hessian.sum(axis=0)
