@@ -8,7 +8,7 @@ Between machines there is one transport, `zenoh`, and nothing chooses it. To add
 `Transport` beside `zenoh`; its settings and access lists as in `access`; a key of the contract that chooses it, which
 `federate/programs/program` reads where it opens the transport. Addresses are ``tls/host:port`` in
 `federate/enrol/organiser`, `federate/enrol/places` and `federate/programs/program`.
-Imports: `admm`, the manifest, and of the modules of `federate` `messages`, `waiting`, `journal` and `trust`.
+Imports: `admm`, the manifest, and of the modules of `federate` `frames`, `waiting`, `journal` and `trust`.
 """
 
 from __future__ import annotations
