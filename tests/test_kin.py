@@ -473,6 +473,36 @@ def test_expected_agreement_is_that_with_drawn_partitions():
     assert between_probability(pairs, truth) == pytest.approx(dense[apart].mean())
 
 
+def test_covariates_help_and_ones_about_something_else_do_not_hurt():
+    rng = np.random.default_rng(0)
+    made = design(signal=0.3, V=40, n=30, p=6, groups=4, seed=3)
+    near = np.array([[0, 0], [0, 4], [4, 0], [4, 4]])[made.labels] + rng.normal(size=(40, 2))
+    bare = find_kin(made.federation)
+    helped = find_kin(made.federation, covariates=near)
+    by_name = find_kin(made.federation, covariates=dict(zip(made.federation.devices, near, strict=True)))
+    other = find_kin(made.federation, covariates=rng.normal(size=(40, 2)))
+    assert helped.graph_use == "used"
+    assert error(helped.theta, made.theta_star) < 0.9 * error(bare.theta, made.theta_star)
+    assert np.array_equal(helped.theta, by_name.theta)
+    assert error(other.theta, made.theta_star) < 1.1 * error(bare.theta, made.theta_star)
+    region = find_kin(made.federation, covariates=[f"region {k}" for k in made.labels])
+    assert region.groups.tolist() == made.labels.tolist()
+
+
+def test_covariates_that_cannot_be_read():
+    made = design(V=6, groups=2)
+    with pytest.raises(DataError, match="no covariates of site 5"):
+        find_kin(made.federation, covariates=dict.fromkeys(range(5), 1.0))
+    with pytest.raises(DataError, match="5 rows, and there are 6 sites"):
+        find_kin(made.federation, covariates=np.ones((5, 2)))
+    with pytest.raises(DataError, match="a covariate of site 2 is missing"):
+        find_kin(made.federation, covariates=[1, 2, np.nan, 4, 5, 6])
+    with pytest.raises(DataError, match="the same for all sites"):
+        find_kin(made.federation, covariates=np.ones(6))
+    with pytest.raises(ParameterError, match="not both"):
+        find_kin(made.federation, made.graph, covariates=np.arange(6))
+
+
 def test_nothing_is_warned_about():
     made = design(V=8, groups=2)
     with warnings.catch_warnings():

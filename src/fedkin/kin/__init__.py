@@ -12,7 +12,7 @@ below.
 | `display`, `pairs` | probabilities cut into groups, and whether they are resolved; probabilities of many sites |
 | `result` | `Kin` and what can be asked of it: intervals, contrasts, predictions, new sites |
 
-`options` has the numbers that sampler and results share.
+`options` has the numbers that sampler and results share; `covariates` makes a graph of what is known about sites.
 To change when groups count as resolved: `display`. To add a question that a fit can answer: `result`.
 """
 

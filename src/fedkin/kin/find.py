@@ -11,9 +11,10 @@ import numpy as np
 
 from fedkin._base import Array, Index, Mask, check_whole, tracked
 from fedkin.data import Federation
-from fedkin.errors import DataError, GraphError
+from fedkin.errors import DataError, GraphError, ParameterError
 from fedkin.graph import Graph
 from fedkin.kin.beginning import Beginning
+from fedkin.kin.covariates import Covariates, covariate_graph
 from fedkin.kin.mixed import MixedModel, fit_mixed, mixed_at, without_spread
 from fedkin.kin.options import ALL_MIXED, MANY_SITES, WHOLE_GROUPS, Sampling
 from fedkin.kin.quadratics import Quadratics, Units, apply, common_units
@@ -45,6 +46,7 @@ def find_kin(
     sweeps: int | None = None,
     chains: int = 3,
     start: Kin | None = None,
+    covariates: Covariates | None = None,
 ) -> Kin:
     """Find which sites are alike, and estimate every site's parameters with as much pooling as the data support.
 
@@ -72,6 +74,10 @@ def find_kin(
     start : Kin, optional
         An earlier result for the same columns, in the same units: spreads begin where it ended, and so do the sites
         that it has, if the loss is smooth. It saves rounds; what is found is the same but for rounding.
+    covariates : mapping {site: numbers or label} or array (V, q), optional
+        What is known about the sites beside their rows: coordinates, size, region. Sites that are near each other, or
+        have the same label, are joined by a graph, which may be wrong like any other. An array is in the order of
+        the sites. Give either a graph or covariates.
 
     Returns
     -------
@@ -105,6 +111,10 @@ def find_kin(
         source = FileSource(data)
     else:
         raise DataError(f"find_kin takes a Federation or Summaries, got {type(data).__name__}")
+    if covariates is not None:
+        if graph is not None:
+            raise ParameterError("give a graph or covariates, not both: covariates are read as a graph")
+        graph = covariate_graph(covariates, source.devices)
     first = source.first()
     order = canonical_order(first, source.devices)
     neighbours = _neighbours(graph, source.devices, order)
