@@ -64,7 +64,7 @@ def _nearest(points: Array) -> Index:
     V = len(points)
     near = min(V - 1, max(2, round(V**0.5)))
     tree = cKDTree(points)
-    far = tree.query(points, k=near + 1)[0][:, -1]
+    far = np.asarray(tree.query(points, k=near + 1)[0])[:, -1]
     found = tree.query_ball_point(points, far * (1 + 1e-12))
     pairs = {(min(u, v), max(u, v)) for u, others in enumerate(found) for v in others if u != v}
     return np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
