@@ -102,6 +102,7 @@ def test_losses_that_need_more_messages_ask_for_them(run) -> None:
 def test_options_of_tables_are_refused_with_summaries(run) -> None:
     four_sites()
     assert "--target is for tables" in run("fit", "heart/summaries", "--target", "days", code=2)
+    assert "--repeats is not for summaries" in run("fit", "heart/summaries", "--repeats", "3", code=2)
     assert "--federation is for a directory of summaries" in run(
         "fit", "all.csv", "--device", "site", "--target", "days", "--federation", "heart/federation.json", code=2
     )

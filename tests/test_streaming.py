@@ -1,5 +1,7 @@
 """One pass over Parquet files, of which only sums are kept: the same fit as from rows in memory."""
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -111,6 +113,14 @@ def test_the_command_line_streams_when_asked_to(tmp_path, capsys, monkeypatch):
     assert main([*asked, "--stream", "--out", "streamed"]) == 0
     told = capsys.readouterr()
     assert "one pass" in told.err
+    assert main([*asked, "--stream", "--out", "streamed", "--json", "--report", "page.html"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["comparison"]["rows"] == 900
+    assert document["graph"] is None
+    assert document["kin"] is None
+    assert "--stream" in fedkin.load("streamed").history["command"]
+    assert main([*asked, "--stream", "--keep-best"]) == 2
+    assert "--keep-best needs all rows in memory" in capsys.readouterr().err
     assert main([*asked, "--out", "loaded", "--test-size", "0"]) == 0
     one, two = fedkin.load("streamed"), fedkin.load("loaded")
     assert np.allclose(one.coef, two.coef, atol=1e-6)

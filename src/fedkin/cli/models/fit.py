@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from fedkin import __version__
 from fedkin._base import count
-from fedkin.cli.models.fit_shared import fit_shared, folder_of_summaries, print_fold_comparison
+from fedkin.cli.models.fit_shared import fit_shared, folder_of_summaries
 from fedkin.cli.models.fit_table import Comparing, check_rows, fit_table
 from fedkin.cli.models.report import check_page, with_origin, write_report
-from fedkin.cli.models.results import print_comparison, print_model
+from fedkin.cli.models.results import (
+    method_words,
+    print_comparison,
+    print_document,
+    print_fold_comparison,
+    print_model,
+)
 from fedkin.cli.models.streamed import fit_streamed, streams
-from fedkin.cli.shared.console import print_json, working
-from fedkin.cli.shared.kin_words import graph_use_words, kin_document
-from fedkin.cli.shared.model_words import graph_words, model_document
+from fedkin.cli.shared.console import working
+from fedkin.cli.shared.kin_words import graph_use_words
+from fedkin.cli.shared.model_words import graph_words
 from fedkin.cli.shared.options import Json, flag, takes_fit_options, with_contract
 from fedkin.cli.shared.reading import agreed_federation, read_federation
 from fedkin.cli.shared.tables import print_facts
 from fedkin.data import Schema
 from fedkin.errors import DataError, ModelFileError, ParameterError
-from fedkin.fitting import REPEATS, Comparison, FitOptions, FittedModel, check_model_place, with_history
+from fedkin.fitting import REPEATS, FitOptions, FittedModel, check_model_place, with_history
 from fedkin.graph import Graph
 
 
@@ -102,7 +107,7 @@ def fit(
     *,
     context: typer.Context,
 ) -> None:
-    """Fit a model for every device of a table, and compare it with simpler ones on held-out rows.
+    """Fit a model for every site of a table, and compare it with simpler ones on held-out rows.
 
     By default sites that are alike are found, each site's model leans on the others as far as the data say so, and all
     comes with its uncertainty (kin). Options of the fused estimator ask for the paper's.
@@ -122,12 +127,14 @@ def fit(
         for name, value in named.items():
             if value is not None:
                 raise ParameterError(f"{flag(name)} is for tables; summaries have their contract: leave it out")
+        about = "summaries, whose sites have said the folds to compare on: leave it out"
+        _refuse_written(context, ("test_size", "repeats", "keep_best", "stream"), f"is not for {about}")
         _check_out(out)
         shared = fit_shared(folder, graph, federation, options, out, as_json)
         if shared is not None and report is not None:
             write_report(shared, report)
         if shared is not None and not as_json:
-            print_model(out, shared, compared=False)
+            _print_end(out, shared, False, report)
         return
     if federation is not None:
         raise ParameterError(f"--federation is for a directory of summaries, and {data} has none")
@@ -149,18 +156,23 @@ def fit(
         "categories": _names(categories or ""),
     }
     if agreed is None and streams(data, stream, how, target):
+        ignored = ("repeats", "keep_best") if test_size == 0 else ("test_size", "repeats", "keep_best")
+        _refuse_written(
+            context, ignored, "needs all rows in memory, and these stay in files: omit it, or add --no-stream"
+        )
         with working(f"reading {data}") as say:
             model, folds = fit_streamed(data, about_table, graph, how, test_size > 0, say)
             model = replace(model, options={**model.options, "device_column": device})
+            model = with_origin(model, data, context)
             model.save(out)
             if report is not None:
                 write_report(model, report)
         if as_json:
-            print_json({"fedkin_version": __version__, "model": str(out), "data": str(data), **model_document(model)})
+            print_document(data, graph, out, model, folds)
             return
         if folds is not None:
             print_fold_comparison(folds, model.kin is not None)
-        print_model(out, model, compared=False)
+        _print_end(out, model, False, report)
         return
     with working(f"reading {data}") as say:
         if agreed is None:
@@ -173,14 +185,15 @@ def fit(
         comparing = Comparing(test_size, repeats, keep_best)
         comparison, model = fit_table(rows, edges, how, comparing, say, schema)
         model = replace(model, offset_name=offset, options={**model.options, "device_column": device})
-        say("following the path of lam")
+        if model.kin is None:
+            say("following the path of lam")
         model = with_origin(with_history(model, rows, edges, how, schema), data, context)
         say(f"writing {out}")
         model.save(out)
         if report is not None:
             write_report(model, report)
     if as_json:
-        _print_document(data, graph, out, model, comparison)
+        print_document(data, graph, out, model, comparison)
         return
     sizes = {"device": model.n_devices, "row": len(rows.X), "feature": model.n_features}
     about = "" if target is None else f", target {target}"
@@ -193,18 +206,25 @@ def fit(
     )
     if comparison is not None:
         print_comparison(comparison)
-    print_model(out, model, compared=comparison is not None)
+    _print_end(out, model, comparison is not None, report)
+
+
+def _print_end(out: Path, model: FittedModel, compared: bool, report: Path | None) -> None:
+    print_model(out, model, compared)
     if report is not None:
         print_facts({"report": f"{report}, opens in any browser"})
 
 
+def _refuse_written(context: typer.Context, names: Iterable[str], why: str) -> None:
+    """Raise `ParameterError` for the first of these options that was given."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ParameterError(f"{flag(name)} {why}")
+
+
 def _names(given: str) -> list[str]:
     return [name.strip() for name in given.split(",") if name.strip()]
-
-
-def method_words(model: FittedModel) -> str:
-    """How a model was fitted."""
-    return f"{model.penalty} penalty" if model.kin is None else "partial pooling with groups (kin)"
 
 
 def _graph_fact(graph: Path | None, model: FittedModel) -> dict[str, str]:
@@ -251,19 +271,3 @@ def _check_target(target: str | None, how: FitOptions) -> None:
         )
     if target is not None and how.loss == "mean":
         raise DataError(f"the mean loss has no target: leave out --target {target}, or name it in --features")
-
-
-def _print_document(
-    data: Path, graph: Path | None, out: Path, model: FittedModel, comparison: Comparison | None
-) -> None:
-    print_json(
-        {
-            "fedkin_version": __version__,
-            "model": str(out),
-            "data": str(data),
-            "graph": None if graph is None else str(graph),
-            "comparison": None if comparison is None else comparison.plain(),
-            **model_document(model),
-            "kin": kin_document(model),
-        }
-    )

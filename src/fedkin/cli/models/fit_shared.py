@@ -12,11 +12,12 @@ import numpy as np
 
 from fedkin import __version__
 from fedkin._base import Say, count, listed
+from fedkin.cli.models.results import check_converged, method_words, print_document, print_fold_comparison
 from fedkin.cli.shared.console import note, output, print_json, working
-from fedkin.cli.shared.kin_words import graph_use_words, kin_document
-from fedkin.cli.shared.model_words import graph_words, model_document
+from fedkin.cli.shared.kin_words import graph_use_words
+from fedkin.cli.shared.model_words import graph_words
 from fedkin.cli.shared.options import flag, with_contract
-from fedkin.cli.shared.tables import add_row, plain_table, print_facts
+from fedkin.cli.shared.tables import print_facts
 from fedkin.errors import ConvergenceWarning, DataError, DegenerateDeviceWarning, ParameterError, SolverError
 from fedkin.fitting import Asks, FittedModel, FoldComparison, SummaryFit, compare_folds
 from fedkin.graph import Graph
@@ -83,17 +84,13 @@ def shared_step(
     asks = _last_questions(organiser, collected, summaries)
     edges = _edges(graph, organiser, summaries)
     with warnings.catch_warnings():
-        # the model tells both itself: by its status, and by its notes
+        # both are said by the model: by its status, and by its notes
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", DegenerateDeviceWarning)
         found = SummaryFit(edges, how, contract.schema, asks, say).step(summaries)
     if isinstance(found, Asks):
         return Step(collected, edges, asks=found, questions=_ask(found, organiser, contract))
-    if found.status != "converged":
-        raise SolverError(
-            f"the fit did not converge, so no model was saved: the relative gap is {found.gap:.1e}, not "
-            f"{how.tol:.1e}. Raise {flag('max_iter')}, or accept a larger {flag('tol')}"
-        )
+    check_converged(found, how)
     say("comparing with Local and Global, every fold held out in turn")
     comparison = compare_folds(summaries, found, how, contract.schema)
     say(f"writing {out}")
@@ -114,7 +111,7 @@ def print_step(data: Path, graph: Path | None, step: Step) -> None:
         {
             "data": f"{data}: summaries of {count(found.n_devices, 'site')}, {rows} rows, which stayed there",
             "contract": f"{contract.name}: {found.loss.name} loss",
-            "method": "partial pooling with groups (kin)" if found.kin else f"{found.penalty} penalty",
+            "method": method_words(found),
             "messages": f"{step.collected.round} of every site",
             "graph": f"{given}: {graph_words(found)}" if found.kin is None else graph_use_words(found.kin),
         }
@@ -169,7 +166,7 @@ def _ask(asks: Asks, organiser: Organiser | None, contract: Contract) -> list[Pa
 
     if organiser is None:
         raise ParameterError(
-            f"one message does not tell the {contract.loss['name']} loss everywhere, and only the organiser can ask "
+            f"the {contract.loss['name']} loss needs more than one message per site, and only the organiser can ask "
             "for more: fit in its directory"
         )
     if asks.round > contract.messages:
@@ -194,41 +191,10 @@ def _print_asks(asks: Asks, questions: Sequence[Path]) -> None:
     console.print(f"3. Put the answers into {folder.parent / 'summaries'}, and run this command again")
 
 
-def print_fold_comparison(comparison: FoldComparison, kin: bool) -> None:
-    """The table of errors of rows that were predicted without their fold."""
-    chosen = "" if kin else "; edges and lam were chosen with all rows"
-    table = plain_table("method", comparison.metric)
-    best = min(comparison.errors, key=lambda name: comparison.errors[name])
-    for name, error in comparison.errors.items():
-        add_row(table, name, f"{error:.4g}", style="bold green" if name == best else "")
-    console = output()
-    console.print(f"\nError on {count(comparison.rows, 'row')}, each predicted without its fold", style="bold")
-    console.print(f"({comparison.metric}: lower is better{chosen})")
-    console.print(table)
-
-
 def _print_document(data: Path, graph: Path | None, out: Path, step: Step) -> None:
     if step.asks is not None:
         gap = None if not np.isfinite(step.asks.gap) else step.asks.gap
         asked = {"round": step.asks.round, "gap": gap, "asks": [str(path) for path in step.questions]}
         print_json({"fedkin_version": __version__, "model": None, **asked})
-    model, comparison = step.model, step.comparison
-    if model is None:
-        return
-    compared = comparison and {
-        "metric": comparison.metric,
-        "higher_is_better": False,
-        "errors": comparison.errors,
-        "rows": comparison.rows,
-    }
-    print_json(
-        {
-            "fedkin_version": __version__,
-            "model": str(out),
-            "data": str(data),
-            "graph": None if graph is None else str(graph),
-            "comparison": compared,
-            **model_document(model),
-            "kin": kin_document(model),
-        }
-    )
+    if step.model is not None:
+        print_document(data, graph, out, step.model, step.comparison)

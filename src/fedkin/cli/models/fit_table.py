@@ -9,10 +9,10 @@ import numpy as np
 
 from fedkin._base import Say, count
 from fedkin.cli.models.hints import hint_at_loss
+from fedkin.cli.models.results import check_converged
 from fedkin.cli.shared.console import Interrupted, note, stopping_early
-from fedkin.cli.shared.options import flag
 from fedkin.data import Federation, Schema
-from fedkin.errors import ConvergenceWarning, DataError, DegenerateDeviceWarning, SolverError
+from fedkin.errors import ConvergenceWarning, DataError, DegenerateDeviceWarning
 from fedkin.fitting import Comparison, FitOptions, FittedModel, compare, fit_federation
 from fedkin.graph import Graph
 
@@ -56,7 +56,7 @@ def fit_table(
     """The comparison on held-out rows, and the model of all rows, which has converged."""
     comparison, best = None, None
     with warnings.catch_warnings(), stopping_early(how_compared.keep_best):
-        # the model tells both itself: by its status, and by its notes
+        # both are said by the model: by its status, and by its notes
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", DegenerateDeviceWarning)
         if how_compared.test_size > 0:
@@ -80,13 +80,8 @@ def fit_table(
             note(f"interrupted: the model is that of the last split, {count(int(best.n_samples.sum()), 'row')}")
     if model.status == "interrupted" and how_compared.keep_best:
         note(f"interrupted: the model is the best so far, with a relative gap of {model.gap:.1e}")
-    elif model.status != "converged":
-        more = "rounds" if how.solver == "fedadmm" else "max_iter"
-        raise SolverError(
-            f"the fit did not converge, so no model was saved: after {count(model.n_iter, 'iteration')} the relative "
-            f"gap is {model.gap:.1e}, not {how.tol:.1e}. Raise {flag(more)}, accept a larger {flag('tol')}, or add "
-            f"{flag('ridge')} 0.001"
-        )
+    else:
+        check_converged(model, how)
     for part in () if comparison is None else comparison.models:
         if part["Fedkin"].status != "converged":
             gap = part["Fedkin"].gap

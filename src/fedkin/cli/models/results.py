@@ -1,17 +1,21 @@
-"""What a fit ends with on the terminal: the groups, a few facts, and where the model is."""
+"""What a fit ends with: the comparison, the groups, a few facts and where the model is; or all of it as JSON."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from fedkin import __version__
 from fedkin._base import count
-from fedkin.cli.shared.console import note, output
-from fedkin.cli.shared.kin_words import kin_facts, kin_table
-from fedkin.cli.shared.model_words import gap_words, group_words, groups_table, note_lines
+from fedkin.cli.shared.console import note, output, print_json
+from fedkin.cli.shared.kin_words import kin_document, kin_facts, kin_table
+from fedkin.cli.shared.model_words import gap_words, group_words, groups_table, model_document, note_lines
+from fedkin.cli.shared.options import flag
 from fedkin.cli.shared.tables import MOST_GROUPS, add_row, plain_table, print_facts
-from fedkin.fitting import Comparison, FittedModel
+from fedkin.errors import SolverError
+from fedkin.fitting import Comparison, FitOptions, FittedModel, FoldComparison
 from fedkin.kin import Kin
 
 
@@ -69,6 +73,59 @@ def print_comparison(comparison: Comparison) -> None:
     for line in _site_lines(comparison):
         console.print(line, soft_wrap=True)
     console.print(comparison.verdict, style="bold", soft_wrap=True)
+
+
+def print_fold_comparison(comparison: FoldComparison, kin: bool) -> None:
+    """The table of errors of rows that were predicted without their fold."""
+    chosen = "" if kin else "; edges and lam were chosen with all rows"
+    table = plain_table("method", comparison.metric)
+    best = min(comparison.errors, key=lambda name: comparison.errors[name])
+    for name, error in comparison.errors.items():
+        add_row(table, name, f"{error:.4g}", style="bold green" if name == best else "")
+    console = output()
+    console.print(f"\nError on {count(comparison.rows, 'row')}, each predicted without its fold", style="bold")
+    console.print(f"({comparison.metric}: lower is better{chosen})")
+    console.print(table)
+
+
+def check_converged(model: FittedModel, how: FitOptions) -> None:
+    """Raise `SolverError`, with what to do about it, for a model that has not converged."""
+    if model.status == "converged":
+        return
+    more = "rounds" if how.solver == "fedadmm" else "max_iter"
+    raise SolverError(
+        f"the fit did not converge, so no model was saved: after {count(model.n_iter, 'iteration')} the relative "
+        f"gap is {model.gap:.1e}, not {how.tol:.1e}. Raise {flag(more)}, accept a larger {flag('tol')}, or add "
+        f"{flag('ridge')} 0.001"
+    )
+
+
+def method_words(model: FittedModel) -> str:
+    """How a model was fitted."""
+    return f"{model.penalty} penalty" if model.kin is None else "partial pooling with groups (kin)"
+
+
+def print_document(
+    data: Path, graph: Path | None, out: Path, model: FittedModel, comparison: Comparison | FoldComparison | None
+) -> None:
+    """All of it as JSON."""
+    compared: dict[str, Any] | None = None
+    if isinstance(comparison, Comparison):
+        compared = comparison.plain()
+    elif comparison is not None:
+        errors = {"metric": comparison.metric, "higher_is_better": False, "errors": comparison.errors}
+        compared = {**errors, "rows": comparison.rows}
+    print_json(
+        {
+            "fedkin_version": __version__,
+            "model": str(out),
+            "data": str(data),
+            "graph": None if graph is None else str(graph),
+            "comparison": compared,
+            **model_document(model),
+            "kin": kin_document(model),
+        }
+    )
 
 
 def _site_lines(comparison: Comparison) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkin._base import Say, count
+from fedkin.cli.models.results import check_converged
 from fedkin.cli.shared.console import note
 from fedkin.cli.shared.reading import check_exists
 from fedkin.data import PARQUET_SUFFIXES, files_of
@@ -19,7 +20,6 @@ from fedkin.errors import (
     DegenerateDeviceWarning,
     FedkinError,
     ParameterError,
-    SolverError,
 )
 from fedkin.fitting import FitOptions, FittedModel, FoldComparison, compare_folds, fit_files, fit_summaries
 from fedkin.graph import Graph
@@ -109,8 +109,7 @@ def _from_sums(
         note(words)
     edges = None if graph is None else Graph.read(graph, streamed.summaries.devices)
     model = fit_summaries(streamed.summaries, edges, how, say)
-    if model.status != "converged":
-        raise SolverError(f"the fit did not converge: the relative gap is {model.gap:.1e}; raise --max-iter")
+    check_converged(model, how)
     names = {"target_name": said["target"], "offset_name": said.get("offset")}
     return replace(model, schema=streamed.schema, **names, origin=None), lambda: streamed.summaries
 

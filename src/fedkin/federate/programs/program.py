@@ -303,7 +303,7 @@ def only_one(place: Path) -> Iterator[None]:
             "writable for the user who runs the site, or carry it to a place that is"
         ) from None
     if descriptor is None:
-        raise DataError(f"{place} is in use by another process: one site runs once")
+        raise DataError(f"{place} is in use by another process: a site runs in one process at a time")
     try:
         yield
     finally:

@@ -105,7 +105,7 @@ def fit_summaries(
             return found
         if answer is None:
             raise ParameterError(
-                f"one summary does not tell the {summaries.loss.name} loss everywhere: give answer=, which asks the "
+                f"the {summaries.loss.name} loss needs more than one message per site: give answer=, which asks the "
                 "sites again, or use SummaryFit"
             )
         said = answer(found)
