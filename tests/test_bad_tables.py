@@ -305,7 +305,7 @@ def test_duplicated_columns(tmp_path):
 def test_several_missing_columns_are_named_at_once(tmp_path):
     words = refused(saved(tmp_path, frame()), device="sit", target="dys", features=["aged", "dose"])
     assert words == (
-        "there is no column 'sit' for the device (did you mean 'site'?) and no column 'dys' for the target (did you "
+        "there is no column 'sit' for the site (did you mean 'site'?) and no column 'dys' for the target (did you "
         "mean 'days'?) and no column 'aged' for the features (did you mean 'age'?); the table has 'site', 'age', "
         "'dose', 'ward', 'days'"
     )

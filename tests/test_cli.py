@@ -250,7 +250,7 @@ def test_notes_that_differ_in_numbers_share_a_line() -> None:
     assert note_lines(notes) == ["a, c: 3 rows for 5 features (the numbers are those of a)", "b: one class only"]
     many = {f"d{k}": (f"reason {chr(97 + k)}",) for k in range(12)}
     assert len(note_lines(many)) == 9
-    assert "4 more devices" in note_lines(many)[-1]
+    assert "4 more sites" in note_lines(many)[-1]
 
 
 def test_counts_with_an_offset(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -297,7 +297,7 @@ def test_many_groups_and_features_are_summarised(place: Path, capsys: pytest.Cap
     write(place / "wide.csv", ["site", *(f"x{k}" for k in range(12)), "y"], rows)
     fit = ["fit", "wide.csv", "--device", "site", "--target", "y", "--lam", "0", "--select", "none", "--test-size", "0"]
     assert main(fit) == 0
-    assert "groups  15 among 15 devices" in capsys.readouterr().out
+    assert "groups  15 among 15 sites" in capsys.readouterr().out
     assert main(["inspect", "fedkin-model"]) == 0
     shown = capsys.readouterr().out
     assert "in 3 smaller groups" in shown

@@ -97,7 +97,7 @@ def test_metrics_agree_with_scikit_learn(kind):
         assert more["accuracy"] == pytest.approx(accuracy_score(labels, chosen, sample_weight=weight))
         if kind == "logistic":
             areas = [roc_auc_score(test[u].y == "yes", model.predict_proba(test[u].X, u)[:, 1]) for u in test.devices]
-            assert more["AUC per device"] == pytest.approx(np.mean(areas), rel=1e-12)
+            assert more["AUC per site"] == pytest.approx(np.mean(areas), rel=1e-12)
 
 
 def test_areas_with_ties_and_single_classes():
@@ -214,7 +214,7 @@ def test_plain_values_are_json():
     assert (document["repeats"], document["lower_is_better"]) == (2, True)
     single = document["sites"][2]
     assert (single["site"], single["rows"], single["Fedkin"], single["gain"]) == ("s2", 1, None, None)
-    assert set(document["more"]) == {"accuracy", "AUC per device"}
+    assert set(document["more"]) == {"accuracy", "AUC per site"}
 
 
 def test_splits_of_ones_own():

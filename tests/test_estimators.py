@@ -32,7 +32,7 @@ WEIGHTS = [
 
 # several checks fit classes that can be separated, of which a DegenerateDeviceWarning rightly tells; all fit one device
 @pytest.mark.filterwarnings("ignore::fedkin.errors.DegenerateDeviceWarning")
-@pytest.mark.filterwarnings("ignore:fit was not told the devices:fedkin.errors.FedkinWarning")
+@pytest.mark.filterwarnings("ignore:fit was not told the sites:fedkin.errors.FedkinWarning")
 @parametrize_with_checks(
     [
         FedADMMRegressor(),
@@ -206,7 +206,7 @@ def test_predicting_without_devices():
     X, y, site = three_sites()
     model = FedADMMRegressor(lam=0.1).fit(X, y, device=site)
     for call in (model.predict, lambda X: model.score(X, y)):
-        with pytest.raises(DataError, match=r"3 devices.*device= one of"):
+        with pytest.raises(DataError, match=r"3 sites.*device= one of"):
             call(X)
 
 
@@ -238,7 +238,7 @@ def test_parameters_out_of_range_are_told_at_fit(estimator, message):
 
 def test_bad_rows_and_devices():
     X, y, site = three_sites()
-    with pytest.raises(DataError, match="device has 119"):
+    with pytest.raises(DataError, match="device= has 119"):
         FedADMMRegressor(lam=0.1).fit(X, y, device=site[1:])
     broken = X.copy()
     broken[3, 1] = np.nan
@@ -307,7 +307,7 @@ def test_cross_val_predict_raises_instead_of_guessing(routing):
     """scikit-learn hands metadata to fit and score there, but not to predict."""
     X, y, site = three_sites(n=20)
     model = FedADMMRegressor(lam=0.01).set_fit_request(device=True).set_predict_request(device=True)
-    with pytest.raises(DataError, match="3 devices"):
+    with pytest.raises(DataError, match="3 sites"):
         cross_val_predict(model, X, y, cv=WithinDeviceKFold(3), params={"device": site, "groups": site})
 
 
@@ -321,7 +321,7 @@ def test_folds_that_drop_whole_devices_end_in_a_clear_error(routing):
 
 def test_without_routing_scores_cannot_be_wrong_silently():
     X, y, site = three_sites(n=20)
-    with pytest.raises(DataError, match="3 devices"):
+    with pytest.raises(DataError, match="3 sites"):
         FedADMMRegressor(lam=0.01).fit(X, y, device=site).score(X, y)
 
 

@@ -66,7 +66,7 @@ def test_subset():
         fed.subset(["d0", "x"])
     with pytest.raises(DataError, match="given twice"):
         fed.subset(["d0", "d0"])
-    with pytest.raises(DataError, match="at least one device"):
+    with pytest.raises(DataError, match="at least one site"):
         fed.subset([])
 
 

@@ -43,11 +43,11 @@ def test_large_ids_of_frames_are_exact():
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        ({}, {"device": "place"}, "there is no column 'place' for the device; the table has 'site', 'age'"),
+        ({}, {"device": "place"}, "there is no column 'place' for the site; the table has 'site', 'age'"),
         ({}, {"target": "grade"}, "there is no column 'grade' for the target"),
         ({}, {"features": ["height"]}, "there is no column 'height' for the feature"),
         ({}, {"offset": "time"}, "there is no column 'time' for the offset"),
-        ({}, {"target": "site"}, "column 'site' cannot be both device and target"),
+        ({}, {"target": "site"}, "column 'site' cannot be both site and target"),
         ({}, {"features": ["age", "score"]}, "column 'score' cannot be both target and a feature"),
         ({}, {"features": ["age", "age"]}, "feature 'age' is given twice"),
         ({"": [0, 5, 2]}, {}, "a column has no name"),
@@ -126,8 +126,8 @@ def test_directory_with_a_device_column(tmp_path):
             {"target": "y"},
             r"a\.csv: column 'x' is numeric, but text in b",
         ),
-        ({"a.csv": "x,y\n1,2\n", "b.csv": "x,y\n"}, {"target": "y"}, r"b\.csv: device 'b' has no rows"),
-        ({"a.csv": "x,y\n1,2\n", "a.tsv": "x,y\n1,2\n"}, {"target": "y"}, "also stands for device 'a'"),
+        ({"a.csv": "x,y\n1,2\n", "b.csv": "x,y\n"}, {"target": "y"}, r"b\.csv: site 'b' has no rows"),
+        ({"a.csv": "x,y\n1,2\n", "a.tsv": "x,y\n1,2\n"}, {"target": "y"}, "also stands for site 'a'"),
         ({"a.csv": "x,y\n1,2\n", "b.csv": "x,y\n1\n"}, {"target": "y"}, r"b\.csv, line 2: 1 cell"),
         ({"a.json": ""}, {}, "has no file that ends in"),
     ],
@@ -142,7 +142,7 @@ def test_bad_directories(tmp_path, files, options, message):
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("site,x\na,1\n", {}, "say which column holds the devices, device=...; it has 'site', 'x'"),
+        ("site,x\na,1\n", {}, "say which column holds the sites, device=...; it has 'site', 'x'"),
         ("site,x\na,1\n", {"device": "place"}, "there is no column 'place'"),
         ("site,x\na,1\na,\n", {"device": "site"}, r"cells are missing: 'x' in 1 \(first in line 3\), of 2 rows"),
         ("site,x\n\n,1\n", {"device": "site"}, r"'site' in 1 \(first in line 3\), of 1 row\. Fill them in"),

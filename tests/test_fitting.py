@@ -409,7 +409,7 @@ def test_unicode_ids_two_devices(tmp_path):
 
 def test_devices_without_rows_are_named():
     fed = two_devices()
-    with pytest.raises(DataError, match="device 'v' has no rows"):
+    with pytest.raises(DataError, match="site 'v' has no rows"):
         fit_federation(fed.take(fed.device_index == 0, allow_empty=True))
 
 

@@ -51,7 +51,7 @@ def test_clusters(labels):
     [
         (([0, 1], "abc"), "2 labels for 3 devices"),
         (({"a": 1}, "a"), "a mapping names them itself"),
-        (([0, None],), "labels: a device id is missing"),
+        (([0, None],), "labels: a site id is missing"),
         (([],), "at least one device"),
     ],
 )

@@ -14,7 +14,7 @@ from fedkin.datasets import paper_design
 from fedkin.errors import ParameterError, UnknownDeviceError
 
 
-@pytest.mark.filterwarnings("ignore:fit was not told the devices:fedkin.errors.FedkinWarning")
+@pytest.mark.filterwarnings("ignore:fit was not told the sites:fedkin.errors.FedkinWarning")
 @parametrize_with_checks(
     [KinRegressor(), KinClassifier(), KinRegressor(loss="poisson")],
     expected_failed_checks=lambda estimator: (

@@ -121,12 +121,12 @@ def test_a_single_device_needs_no_name():
 
 
 def test_several_devices_need_names():
-    with pytest.raises(DataError, match=r"3 devices.*device= one of 'a', 'b', 'c'"):
+    with pytest.raises(DataError, match=r"3 sites.*device= one of 'a', 'b', 'c'"):
         made().predict([[0.0, 0.0]])
 
 
 def test_unknown_devices_are_named_with_a_hint():
-    with pytest.raises(UnknownDeviceError, match=r"device 'z' was not part of the fit.*'a', 'b', 'c'"):
+    with pytest.raises(UnknownDeviceError, match=r"site 'z' was not part of the fit.*'a', 'b', 'c'"):
         made().predict([[0.0, 0.0]], "z")
     with pytest.raises(UnknownDeviceError, match=r"Did you mean 7 \(int instead of str\)"):
         made(devices=(7, 8)).predict([[0.0, 0.0]], ["7"])

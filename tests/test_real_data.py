@@ -73,7 +73,7 @@ def test_landmine():
     federation = Federation.read(DATA / "landmine" / "landmine.csv", device="task", target="label")
     train, test = federation.split(0.5, seed=0)
     found = compare(federation, None, FitOptions(loss="logistic"), repeats=1, test_size=0.5)
-    areas = found.more["AUC per device"]
+    areas = found.more["AUC per site"]
     assert areas["Fedkin"] > max(areas["Local"], areas["Global"])
     assert found.mean("Fedkin") < min(found.mean("Local"), found.mean("Global"))
     tuned = []

@@ -136,7 +136,7 @@ def test_scores_that_are_not_told_the_device_are_loud(routing):
     X = frame[["age", "dose"]]
     routed = {"cv": WithinDeviceKFold(3), "params": {"device": site, "groups": site}, "error_score": "raise"}
     model = KinClassifier()
-    with pytest.raises(DataError, match=r"4 devices.*fedkin.DeviceScorer.*model.at\(device\).*device_column="):
+    with pytest.raises(DataError, match=r"4 sites.*fedkin.DeviceScorer.*model.at\(device\).*device_column="):
         cross_val_score(model, X, y, scoring="roc_auc", **routed)
     assert cross_val_score(model, X, y, scoring=DeviceScorer("roc_auc"), **routed).min() > 0.75
 
@@ -159,7 +159,7 @@ def test_a_model_bound_to_the_devices_of_its_rows(model):
         bound.predict(X[1:])
     with pytest.raises(DataError, match="cannot be fitted"):
         bound.fit(X, y)
-    with pytest.raises(DataError, match="4 devices"):
+    with pytest.raises(DataError, match="4 sites"):
         permutation_importance(fitted, X, y, n_repeats=1)
 
 
@@ -188,7 +188,7 @@ def test_rows_that_come_later_give_the_fit_of_all_rows(model):
         assert grown._kept.sums.size < X.size
     first = clone(model).partial_fit(X, y, device=site)
     assert np.array_equal(first.coef_, clone(model).fit(X, y, device=site).coef_)
-    with pytest.raises(DataError, match="not told the devices"):
+    with pytest.raises(DataError, match="not told the sites"):
         grown.partial_fit(X, y)
     with pytest.raises(DataError, match="all or none"):
         grown.partial_fit(X, y, device=site, offset=np.zeros(len(y)))

@@ -322,7 +322,7 @@ def test_ids_are_plain(value, expected):
 
 @pytest.mark.parametrize("value", [None, float("nan"), np.float32("nan"), pd.NA, pd.NaT, np.datetime64("NaT")])
 def test_missing_ids(value):
-    with pytest.raises(DataError, match="a device id is missing"):
+    with pytest.raises(DataError, match="a site id is missing"):
         device_id(value)
 
 

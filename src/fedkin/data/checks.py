@@ -31,8 +31,8 @@ class RowNames:
     def __call__(self, row: int) -> str:
         u = int(self.codes[row])
         if self.counts is None:
-            return f"row {row} (device {self.devices[u]!r})"
-        return f"device {self.devices[u]!r}, row {row - int(self.counts[:u].sum())}"
+            return f"row {row} (site {self.devices[u]!r})"
+        return f"site {self.devices[u]!r}, row {row - int(self.counts[:u].sum())}"
 
 
 def distinct_ids(values: Iterable[object]) -> tuple[Hashable, ...]:
@@ -40,14 +40,14 @@ def distinct_ids(values: Iterable[object]) -> tuple[Hashable, ...]:
     seen: set[Hashable] = set()
     for device in ids:
         if device in seen:
-            raise DataError(f"device {device!r} is given twice: every device must be named once")
+            raise DataError(f"site {device!r} is given twice: every site must be named once")
         seen.add(device)
     return ids
 
 
 def device_rows(device: Hashable, value: Any) -> Rows:
     """The rows that a user gives for one device, as `Rows`."""
-    where = f"device {device!r}: "
+    where = f"site {device!r}: "
     weight = None
     if isinstance(value, Rows):
         value, weight = value.arrays, value.weight
@@ -192,7 +192,7 @@ def check_labels(values: AnyArray, name: str, rows: RowNames) -> None:
 def all_or_none(devices: tuple[Hashable, ...], parts: list[Any], name: str) -> bool:
     absent = [device for device, part in zip(devices, parts, strict=True) if part is None]
     if absent and len(absent) < len(devices):
-        raise DataError(f"{listed(absent)} came without {name}, other devices with one: give it to all or to none")
+        raise DataError(f"{listed(absent)} came without {name}, other sites with one: give it to all or to none")
     return not absent
 
 
@@ -204,8 +204,8 @@ def stacked_targets(devices: tuple[Hashable, ...], parts: list[AnyArray | None],
     for device, kind in zip(devices, kinds, strict=True):
         if kind != kinds[0]:
             raise DataError(
-                f"y of device {device!r} is made of {kind}, but that of device {devices[0]!r} of {kinds[0]}: "
-                "use one type for all devices"
+                f"y of site {device!r} is made of {kind}, but that of site {devices[0]!r} of {kinds[0]}: "
+                "use one type for all sites"
             )
     stacked: AnyArray = np.concatenate([part for part in parts if part is not None])
     check_labels(stacked, "target", rows)

@@ -101,16 +101,16 @@ class Federation(StackedRows):
                 "for stacked arrays use Federation.from_arrays(X, y, device)"
             )
         if not data:
-            raise DataError("a federation needs at least one device, got an empty mapping")
+            raise DataError("a federation needs at least one site, got an empty mapping")
         devices = distinct_ids(data)
         parts = [device_rows(device, value) for device, value in zip(devices, data.values(), strict=True)]
         for device, part in zip(devices, parts, strict=True):
             if part.n_samples == 0:
-                raise DataError(f"device {device!r} has no rows: leave it out or give it data")
+                raise DataError(f"site {device!r} has no rows: leave it out or give it data")
             if part.X.shape[1] != parts[0].X.shape[1]:
                 raise DataError(
-                    f"device {device!r} has {count(part.X.shape[1], 'feature')}, but device {devices[0]!r} has "
-                    f"{parts[0].X.shape[1]}: all devices need the same features"
+                    f"site {device!r} has {count(part.X.shape[1], 'feature')}, but site {devices[0]!r} has "
+                    f"{parts[0].X.shape[1]}: all sites need the same features"
                 )
         counts = np.array([part.n_samples for part in parts], dtype=np.int64)
         names = checked_feature_names(feature_names, parts[0].X.shape[1])
@@ -194,7 +194,7 @@ class Federation(StackedRows):
         names = checked_feature_names(feature_names, X.shape[1])
         devices, codes = grouped(device)
         if len(codes) != len(X):
-            raise DataError(f"X has {count(len(X), 'row')}, but device has {len(codes)}: give every row its device")
+            raise DataError(f"X has {count(len(X), 'row')}, but device= has {len(codes)}: give every row its site")
         if not devices:
             raise DataError("a federation needs at least one row, got none")
         rows = RowNames(devices, codes, None)
@@ -336,7 +336,7 @@ class Federation(StackedRows):
         if not allow_empty and not counts.all():
             empty = [self.devices[u] for u in np.flatnonzero(counts == 0)]
             raise DataError(
-                f"no rows would be left for {listed(empty)}: keep at least one row of each device, "
+                f"no rows would be left for {listed(empty)}: keep at least one row of each site, "
                 "or say allow_empty=True"
             )
         return self._with_rows(self.devices, counts, chosen)
@@ -358,7 +358,7 @@ class Federation(StackedRows):
         chosen = list(devices)
         positions = [self._position(device) for device in chosen]
         if not positions:
-            raise DataError("a federation needs at least one device, got none")
+            raise DataError("a federation needs at least one site, got none")
         kept = distinct_ids(self.devices[u] for u in positions)
         rows = np.concatenate([np.arange(self.starts[u], self.starts[u + 1]) for u in positions])
         return self._with_rows(kept, self.n_samples[positions], rows)

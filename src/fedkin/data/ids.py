@@ -49,14 +49,14 @@ def device_id(value: object) -> Hashable:
     if isinstance(value, np.generic) and not isinstance(value, (np.datetime64, np.timedelta64)):
         value = value.item()
     if is_missing(value):
-        raise DataError(f"a device id is missing ({value!r}): give every row and every edge a device")
+        raise DataError(f"a site id is missing ({value!r}): give every row and every edge a site")
     if isinstance(value, float) and value.is_integer():
         return int(value)
     try:
         hash(value)
     except TypeError:
         raise DataError(
-            f"device id {value!r} of type {type(value).__name__} cannot be hashed: use a text, a number or a tuple"
+            f"site id {value!r} of type {type(value).__name__} cannot be hashed: use a text, a number or a tuple"
         ) from None
     return value
 

@@ -83,8 +83,7 @@ class StackedRows(HasDevices):
             return self.index[device]
         except (KeyError, TypeError):
             raise UnknownDeviceError(
-                f"device {device!r} is not among the {self.n_devices} devices of the federation "
-                f"({listed(self.devices)})"
+                f"site {device!r} is not among the {self.n_devices} sites of the federation ({listed(self.devices)})"
             ) from None
 
     def __len__(self) -> int:

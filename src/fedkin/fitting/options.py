@@ -55,7 +55,7 @@ class FitOptions:
     """
 
     loss: Annotated[
-        str | Loss, "Loss of a device's rows; auto takes linear for numbers, and logistic or multinomial for labels."
+        str | Loss, "Loss of a site's rows; auto takes linear for numbers, and logistic or multinomial for labels."
     ] = AUTO
     method: Annotated[
         FitMethod,
@@ -68,15 +68,15 @@ class FitOptions:
     ] = 2
     penalty: Annotated[
         PenaltyName,
-        "Norm of the difference between two neighbours: l1 fuses single coefficients, l2 and linf whole devices.",
+        "Norm of the difference between two neighbours: l1 fuses single coefficients, l2 and linf whole sites.",
     ] = "l1"
     lam: Annotated[
         float | Literal["cv"],
-        "Strength of the penalty: a number, or cv to choose it by cross-validation within devices.",
+        "Strength of the penalty: a number, or cv to choose it by cross-validation within sites.",
     ] = "cv"
     select: Annotated[
         Method | Literal["none"] | None,
-        "Test every edge first and drop those between devices that differ; none keeps all edges.",
+        "Test every edge first and drop those between sites that differ; none keeps all edges.",
     ] = "bonferroni"
     level: Annotated[float, "Level of the edge tests."] = 0.05
     variance: Annotated[Variance, "Variance that the edge tests use."] = "model"
@@ -100,7 +100,7 @@ class FitOptions:
         "Extra quadratic penalty on every site, for separable classes or collinear features: a number, or cv to choose "
         "it together with lam.",
     ] = 0.0
-    sparsity: Annotated[float, "Extra l1 penalty on the coefficients of every device."] = 0.0
+    sparsity: Annotated[float, "Extra l1 penalty on the coefficients of every site."] = 0.0
     cv_folds: Annotated[int, "Folds of the cross-validation."] = 5
     cv_rule: Annotated[
         CvRule, "The lam that cross-validation takes: the best, or the largest within one standard error of it."
@@ -109,11 +109,9 @@ class FitOptions:
     max_iter: Annotated[int, "Most iterations of the exact solver."] = 20_000
     seed: Annotated[int, "Seed of everything that is drawn: folds, batches, held-out rows."] = 0
     n_jobs: Annotated[int | None, "Folds to run at the same time; by default one, or with kernels one per core."] = None
-    solver: Annotated[Solver, "Solve directly, or by the rounds that the devices would do between themselves."] = (
-        "exact"
-    )
+    solver: Annotated[Solver, "Solve directly, or by the rounds that the sites would do between themselves."] = "exact"
     rounds: Annotated[int, "Most rounds of fedadmm."] = 1000
-    batch_size: Annotated[int | None, "Rows that a device draws in a round of fedadmm; all by default."] = None
+    batch_size: Annotated[int | None, "Rows that a site draws in a round of fedadmm; all by default."] = None
 
     def __post_init__(self) -> None:
         if self.select == "none":

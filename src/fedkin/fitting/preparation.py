@@ -78,7 +78,7 @@ def prepare(federation: Federation | Summaries, options: FitOptions, schema: Sch
         return _prepared_sums(federation, options, schema)
     if not federation.n_samples.all():
         empty = federation.devices[int(np.flatnonzero(federation.n_samples == 0)[0])]
-        raise DataError(f"device {empty!r} has no rows to fit: leave it out or give it data")
+        raise DataError(f"site {empty!r} has no rows to fit: leave it out or give it data")
     federation, learned = _filled(federation)
     loss, classes, encoded = _encoded(federation, options.loss, None if schema is None else schema.classes)
     has_intercept = options.fit_intercept and not loss.location
@@ -181,7 +181,7 @@ def _encoded_classes(y: NDArray[Any], loss: str, target: str | None = None) -> t
     if len(classes) < 2:
         raise DataError(
             f"all {len(codes)} rows have the class {classes[0]!r}; a classifier needs at least two classes in the "
-            "federation (a single device may have one class only)"
+            "federation (a single site may have one class only)"
         )
     return classes, codes.astype(np.float64)
 
@@ -233,8 +233,8 @@ def note_light_ridge(notes: dict[Hashable, tuple[str, ...]], reasons: Reasons, s
         shown = ", ".join(repr(device) for device in devices[:5])
         more = f" and {len(devices) - 5} more" if len(devices) > 5 else ""
         warnings.warn(
-            f"the parameters of device {shown}{more} are not determined by the data ({reasons[devices[0]]}): a ridge "
-            "of 1/25 of a row was added. Join such devices to others, or give ridge= yourself",
+            f"the parameters of site {shown}{more} are not determined by the data ({reasons[devices[0]]}): a ridge "
+            "of 1/25 of a row was added. Join such sites to others, or give ridge= yourself",
             DegenerateDeviceWarning,
             stacklevel=stacklevel,
         )

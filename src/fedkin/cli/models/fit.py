@@ -39,13 +39,13 @@ def fit(
         Path,
         typer.Argument(
             metavar="DATA",
-            help="CSV or Parquet file, a directory with one file per device, or a directory of sites' summaries.",
+            help="CSV or Parquet file, a directory with one file per site, or a directory of sites' summaries.",
         ),
     ],
     options: dict[str, Any],
     device: Annotated[
         str | None,
-        typer.Option(metavar="COL", help="Column that says which device a row belongs to. (A directory needs none.)"),
+        typer.Option(metavar="COL", help="Column that names the site (device) of a row; a directory needs none."),
     ] = None,
     target: Annotated[str | None, typer.Option(metavar="COL", help="Column to predict.")] = None,
     features: Annotated[
@@ -77,7 +77,7 @@ def fit(
     graph: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Edges between devices, CSV or GraphML; for the fused estimator by default all pairs."
+            metavar="FILE", help="Edges between sites, CSV or GraphML; for the fused estimator by default all pairs."
         ),
     ] = None,
     contract: Annotated[
@@ -92,7 +92,7 @@ def fit(
         typer.Option(metavar="FILE", help="The organiser's federation.json, where it is not beside the summaries."),
     ] = None,
     test_size: Annotated[
-        float, typer.Option(help="Share of each device's rows to hold out for the comparison; 0 for no comparison.")
+        float, typer.Option(help="Share of each site's rows to hold out for the comparison; 0 for no comparison.")
     ] = 0.25,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Splits to compare on.")] = REPEATS,
     keep_best: Annotated[
@@ -195,7 +195,7 @@ def fit(
     if as_json:
         print_document(data, graph, out, model, comparison)
         return
-    sizes = {"device": model.n_devices, "row": len(rows.X), "feature": model.n_features}
+    sizes = {"site": model.n_devices, "row": len(rows.X), "feature": model.n_features}
     about = "" if target is None else f", target {target}"
     print_facts(
         {
@@ -228,7 +228,7 @@ def _names(given: str) -> list[str]:
 
 
 def _graph_fact(graph: Path | None, model: FittedModel) -> dict[str, str]:
-    given = "all pairs of devices" if graph is None else str(graph)
+    given = "all pairs of sites" if graph is None else str(graph)
     if model.kin is None:
         return {"graph": f"{given}: {graph_words(model)}"}
     return {} if graph is None else {"graph": f"{given}: {graph_use_words(model.kin)}"}

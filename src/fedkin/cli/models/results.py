@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedkin import __version__
-from fedkin._base import count
+from fedkin._base import Mask, count
 from fedkin.cli.shared.console import note, output, print_json
 from fedkin.cli.shared.kin_words import kin_document, kin_facts, kin_table
 from fedkin.cli.shared.model_words import gap_words, group_words, groups_table, model_document, note_lines
@@ -40,7 +40,7 @@ def _kin_facts(kin: Kin) -> dict[str, str]:
 def _fused_facts(model: FittedModel) -> dict[str, str]:
     if 1 < model.n_clusters <= MOST_GROUPS:
         console = output()
-        console.print(f"{count(model.n_clusters, 'group')} of devices that belong together", style="bold")
+        console.print(f"{count(model.n_clusters, 'group')} of sites that belong together", style="bold")
         console.print(groups_table(model))
     rule = ", one standard error" if model.options["cv_rule"] == "1se" else ""
     how = f"cross-validation{rule}" if model.options["lam"] == "cv" else "given"
@@ -136,14 +136,16 @@ def _site_lines(comparison: Comparison) -> list[str]:
         return []
     clearly = known & (np.abs(gain) > 2 * np.nan_to_num(error, nan=np.inf))  # by two standard errors
     better, worse = known & (gain > 0), known & (gain < 0)
-    said = (
-        f"sites: better than with their own models {better.sum()} ({(clearly & better).sum()} clearly), "
-        f"worse {worse.sum()} ({(clearly & worse).sum()} clearly)"
-    )
+
+    def told(which: Mask) -> str:
+        sure = "" if comparison.repeats == 1 else f" ({(clearly & which).sum()} clearly)"
+        return f"{which.sum()}{sure}"
+
+    said = f"sites: better than with their own models {told(better)}, worse {told(worse)}"
     if not known.all():
         said += f"; {count(int((~known).sum()), 'site')} had no row to hold out"
     worst = [u for u in np.argsort(np.where(known, gain, np.inf))[:3].tolist() if gain[u] < 0]
     if not worst:
         return [said]
     named = ", ".join(f"{comparison.devices[u]} ({-gain[u]:+.3g})" for u in worst)
-    return [said, f"worst: {named}"]
+    return [said, f"most is lost at (error more by): {named}"]

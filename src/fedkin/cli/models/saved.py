@@ -39,10 +39,10 @@ _MOST_COLUMNS = 6  # groups that inspect shows side by side
 def predict(
     model: Model,
     data: Annotated[
-        Path, typer.Argument(metavar="DATA", help="Rows to predict: a file, or a directory with one file per device.")
+        Path, typer.Argument(metavar="DATA", help="Rows to predict: a file, or a directory with one file per site.")
     ],
     device: Annotated[
-        str | None, typer.Option(metavar="COL", help="Column of the devices; by default the one of the fit.")
+        str | None, typer.Option(metavar="COL", help="Column of the sites; by default the one of the fit.")
     ] = None,
     offset: Annotated[
         str | None, typer.Option(metavar="COL", help="Column of the offset; by default the one of the fit.")
@@ -61,7 +61,7 @@ def predict(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Predict rows with a fitted model, each with the model of its device."""
+    """Predict rows with a fitted model, each with the model of its site."""
     fitted = load(model)
     column = device or fitted.options.get("device_column")
     if fitted.schema is None:
@@ -101,7 +101,7 @@ def predict(
     elif out is None:
         csv.writer(sys.stdout, lineterminator="\n").writerows([header, *table])
     else:
-        messages().print(f"{out}: {count(len(table), 'prediction')} for {count(len(set(devices)), 'device')}")
+        messages().print(f"{out}: {count(len(table), 'prediction')} for {count(len(set(devices)), 'site')}")
 
 
 def _known_ids(model: FittedModel, found: Sequence[Hashable]) -> list[Hashable]:
@@ -168,7 +168,7 @@ def inspect(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what a fitted model found: groups, graph, coefficients, and notes on single devices."""
+    """Show what a fitted model found: groups, graph, coefficients, and notes on single sites."""
     fitted = load(model)
     if card:
         from fedkin.report import model_card
@@ -191,7 +191,7 @@ def inspect(
         {
             "model": f"{model}, written by Fedkin {fitted.fedkin_version}",
             "loss": ", ".join([fitted.loss.name, *(f"{key} {value}" for key, value in about.items() if value)]),
-            "devices": f"{fitted.n_devices}, fitted on {count(int(fitted.n_samples.sum()), 'row')}",
+            "sites": f"{fitted.n_devices}, fitted on {count(int(fitted.n_samples.sum()), 'row')}",
             "from": origin_words(fitted),
             **(_fused_facts(fitted) if fitted.kin is None else kin_facts(fitted.kin)),
         }
@@ -250,5 +250,5 @@ def _print_coefficients(model: FittedModel) -> None:
                 cells = [column.mean(), column.min(), column.max()]
             add_row(table, name if label is None else f"{name} [{label}]", *(f"{cell:.4g}" for cell in cells))
     console = output()
-    console.print(f"{title} (in the units of the features; {'mean of each group' if by_group else 'over devices'})")
+    console.print(f"{title} (in the units of the features; {'mean of each group' if by_group else 'over sites'})")
     console.print(table)

@@ -21,7 +21,7 @@ _MOST_NOTES = 8
 def groups_table(model: FittedModel) -> Table:
     """The largest groups and their members."""
     groups = sorted(model.groups(), key=len, reverse=True)
-    table = plain_table("group", "devices", "members", numbers_from=9)
+    table = plain_table("group", "sites", "members", numbers_from=9)
     for number, group in enumerate(groups[:MOST_GROUPS], start=1):
         add_row(table, str(number), str(len(group)), members(group))
     rest = groups[MOST_GROUPS:]
@@ -42,7 +42,7 @@ def note_lines(notes: Mapping[Hashable, Sequence[str]]) -> list[str]:
         shown.append(as_options(f"{members(devices, 40)}: {'; '.join(notes[devices[0]])}{whose}"))
     left = list(alike.values())[_MOST_NOTES:]
     if left:
-        shown.append(f"and notes on {count(sum(map(len, left)), 'more device')}: fedkin inspect shows them with --json")
+        shown.append(f"and notes on {count(sum(map(len, left)), 'more site')}: fedkin inspect shows them with --json")
     return shown
 
 
@@ -54,7 +54,7 @@ def n_distinct(model: FittedModel) -> int:
 
 def group_words(model: FittedModel) -> str:
     """The number of groups, and of models where a group holds more than one."""
-    words = f"{model.n_clusters} among {count(model.n_devices, 'device')}"
+    words = f"{model.n_clusters} among {count(model.n_devices, 'site')}"
     distinct = n_distinct(model)
     return words if distinct == model.n_clusters else f"{words}, holding {count(distinct, 'different model')}"
 

@@ -32,7 +32,7 @@ def read_federation(path: Path, **asked: Any) -> Federation:
     """`Federation.read` with these arguments; what it remarks on comes as notes."""
     check_exists(path)
     if asked.get("device") is None and path.is_file():
-        raise DataError(f"say which column of {path} holds the devices: --device COL{_has(_column_names(path))}")
+        raise DataError(f"say which column of {path} holds the sites: --device COL{_has(_column_names(path))}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TableWarning)  # they are the federation's notes
         federation = Federation.read(path, **asked)
@@ -71,7 +71,7 @@ def agreed_rows(
     asked = model.n_devices > 1 or device != model.options.get("device_column")
     if device is not None and device not in columns and asked:
         raise DataError(
-            f"{path}: there is no column {device!r} for the device{near_name(device, columns)}{_has([*columns])}"
+            f"{path}: there is no column {device!r} for the site{near_name(device, columns)}{_has([*columns])}"
         )
     if site is not None and site in columns:
         ids = device_ids(columns[site])

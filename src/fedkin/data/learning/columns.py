@@ -32,7 +32,8 @@ class Roles:
 
     def check(self, columns: Columns, features: Sequence[str] | None, categories: Sequence[str]) -> None:
         """Raise one `DataError` with all columns that are named and not there, or named for two things."""
-        named = [(name, f"the {role}") for role, name in asdict(self).items() if name is not None]
+        words = {"device": "site"}
+        named = [(name, f"the {words.get(role, role)}") for role, name in asdict(self).items() if name is not None]
         named += [(name, "the features") for name in features or ()]
         named += [(name, "the categories") for name in categories]
         absent = [(name, role) for name, role in named if name not in columns]
@@ -101,9 +102,9 @@ def stacked_files(
     stems = [file.stem for file in files]
     for file, rows in zip(files, counts, strict=True):
         if stems.count(file.stem) > 1:
-            raise DataError(f"{file}: another file of the directory also stands for device {file.stem!r}")
+            raise DataError(f"{file}: another file of the directory also stands for site {file.stem!r}")
         if rows == 0:
-            raise DataError(f"{file}: device {file.stem!r} has no rows; remove the file or give it data")
+            raise DataError(f"{file}: site {file.stem!r} has no rows; remove the file or give it data")
     name = "(file)"
     return {name: np.repeat(np.array(stems, dtype=object), counts), **stacked}, name, source
 

@@ -75,7 +75,7 @@ def read_table(
         return stacked_files(files, device, wanted)
     columns = read_columns(files[0])
     if device is None:
-        raise DataError(f"say which column holds the devices, device=...; it has {listed(columns, 20)}")
+        raise DataError(f"say which column holds the sites, device=...; it has {listed(columns, 20)}")
     return columns, device, RowPlaces((files[0],), (len(next(iter(columns.values()), ())),))
 
 

@@ -40,7 +40,7 @@ def check_held_out(model: FittedModel, test: Federation) -> None:
     unknown = [device for device in test.devices if device not in model.index]
     if unknown:
         raise DataError(
-            f"device {unknown[0]!r} of the test is not among the training devices: cut both from one federation"
+            f"site {unknown[0]!r} of the test is not among the training sites: cut both from one federation"
         )
 
 
@@ -96,7 +96,7 @@ def more_scores(model: FittedModel, test: Federation, response: Array, weight: A
     if len(model.classes) == 2:
         areas = site_areas(codes, response[:, 1], test.device_index, test.n_devices)
         if not np.isnan(areas).all():
-            scores["AUC per device"] = float(np.nanmean(areas))
+            scores["AUC per site"] = float(np.nanmean(areas))
     return scores
 
 

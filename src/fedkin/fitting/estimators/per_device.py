@@ -30,12 +30,12 @@ Devices = ArrayLike | Hashable | None
 #: The device of all rows when none are named.
 SINGLE_DEVICE = "all"
 _NO_DEVICE = (
-    "fit was not told the devices of the rows, so it made ONE model for all of them: pass device= with an id per row "
+    "fit was not told the sites of the rows, so it made ONE model for all of them: pass device= with an id per row "
     "(cross_val_score, GridSearchCV and the like pass it on only with metadata routing; groups= never reaches a "
     "model), name a column of X with device_column=, or say device='all' if one model is what you want"
 )
 _SAY_DEVICE = (
-    "the model has {n} devices, so it must be told which one each row belongs to: device= one of {some}, or a list "
+    "the model has {n} sites, so it must be told which one each row belongs to: device= one of {some}, or a list "
     "with an id per row. Where scikit-learn calls it (scoring=, permutation_importance, CalibratedClassifierCV), use "
     "fedkin.DeviceScorer with metadata routing, model.at(device), or ids in a column of X that device_column= names"
 )
@@ -138,7 +138,7 @@ class PerDevice:
         X, device = self._apart(X, device)
         rows, target = self._checked(X, y, reset=False)
         if device is None and seen.devices != (SINGLE_DEVICE,):
-            raise DataError("partial_fit was not told the devices of the rows: pass device= with an id per row")
+            raise DataError("partial_fit was not told the sites of the rows: pass device= with an id per row")
         more = self._stacked(rows, target, SINGLE_DEVICE if device is None else device, offset, sample_weight)
         if (more.offset is not None) != seen.has_offset:
             raise DataError("rows of one model have an offset all or none: give offset= as before")

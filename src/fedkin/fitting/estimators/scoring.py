@@ -202,9 +202,7 @@ class WithinDeviceKFold(BaseCrossValidator):  # type: ignore[misc]
         if groups is None and self.device_column is not None:
             groups = split_column(X, self.device_column)[1]
         if groups is None:
-            raise DataError(
-                "WithinDeviceKFold needs the device of each row: pass groups=device, or name device_column="
-            )
+            raise DataError("WithinDeviceKFold needs the site of each row: pass groups=device, or name device_column=")
         n = _length(X)
         rows = Federation.from_arrays(np.zeros((n, 1)), None, groups)  # type: ignore[arg-type]
         fold = np.empty(n, dtype=np.int64)
@@ -212,7 +210,7 @@ class WithinDeviceKFold(BaseCrossValidator):  # type: ignore[misc]
         empty = np.setdiff1d(np.arange(self.n_splits), fold)
         if empty.size:
             raise DataError(
-                f"fold {empty[0]} of {self.n_splits} has no rows, as the devices have few: take fewer folds, or "
+                f"fold {empty[0]} of {self.n_splits} has no rows, as the sites have few: take fewer folds, or "
                 "another seed"
             )
         for k in range(self.n_splits):

@@ -295,7 +295,7 @@ def read_coefficients(
     if header[first + 1 :] != [column_name(name) for name in features]:
         damaged(path, f"its columns do not match the features in {MODEL_FILE}")
     if not rows or len(rows) % k or any(len(row) != len(header) for row in rows):
-        damaged(path, f"it has {len(rows)} rows, which is not {k} for every device")
+        damaged(path, f"it has {len(rows)} rows, which is not {k} for every site")
     heads = rows[::k]
     try:
         numbers = np.array([[float(cell) for cell in row[first:]] for row in rows]).reshape(-1, k, 1 + len(features))
@@ -361,7 +361,7 @@ def _id_cells(device: Hashable) -> tuple[str, str]:
         except (TypeError, ValueError):
             pass
     raise ModelFileError(
-        f"device id {device!r} of type {type(device).__name__} cannot be written to a file: use text, numbers, dates "
+        f"site id {device!r} of type {type(device).__name__} cannot be written to a file: use text, numbers, dates "
         "or tuples of text and numbers as ids"
     )
 
@@ -382,7 +382,7 @@ def _id_from_cells(text: str, kind: str) -> Hashable:
     if kind == "tuple":
         value: Hashable = _as_tuple(json.loads(text))
         return value
-    raise ValueError(f"device {text!r} has the unknown type {kind!r}")
+    raise ValueError(f"site {text!r} has the unknown type {kind!r}")
 
 
 def _as_tuple(value: Any) -> Any:

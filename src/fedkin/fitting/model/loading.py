@@ -67,7 +67,7 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
         classes = None if meta["classes"] is None else tuple(meta["classes"])
         table = read_coefficients(coefficients, tables[COEFFICIENTS_FILE], features, classes)
         if len(table.devices) != meta["n_devices"]:
-            damaged(coefficients, f"it has {len(table.devices)} devices, expected {meta['n_devices']}")
+            damaged(coefficients, f"it has {len(table.devices)} sites, expected {meta['n_devices']}")
         return FittedModel(
             **table._asdict(),
             feature_names=features,

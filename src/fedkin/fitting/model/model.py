@@ -178,10 +178,10 @@ class FittedModel(KinAnswers, HasDevices):
         """
         chosen = [position_of(device, self.index) for device in devices]
         if not chosen:
-            raise ParameterError("a model needs at least one device, got none")
+            raise ParameterError("a model needs at least one site, got none")
         kept = tuple(self.devices[u] for u in chosen)
         if len(set(kept)) < len(kept):
-            raise ParameterError("a device is named twice")
+            raise ParameterError("a site is named twice")
         labels = {label: k for k, label in enumerate(dict.fromkeys(self.clusters[chosen].tolist()))}
         return replace(
             self,

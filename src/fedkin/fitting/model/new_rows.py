@@ -57,7 +57,7 @@ def device_positions(device: object, n: int, index: Mapping[Hashable, int]) -> I
         if len(index) == 1:
             return np.zeros(n, dtype=np.int64)
         raise DataError(
-            f"the model has {len(index)} devices, so it must be told which one each row belongs to: "
+            f"the model has {len(index)} sites, so it must be told which one each row belongs to: "
             f"device= one of {listed(index)}, or a list with an id per row"
         )
     if isinstance(device, str | bytes | tuple) or not isinstance(device, Iterable):
@@ -77,9 +77,9 @@ def position_of(device: Hashable, index: Mapping[Hashable, int]) -> int:
     if alike:
         cure = f"Did you mean {alike[0]!r} ({type(alike[0]).__name__} instead of {type(device).__name__})?"
     else:
-        cure = "Fit again with rows of this device, or predict with a device like it"
+        cure = "Fit again with rows of this site, or predict with a site like it"
     raise UnknownDeviceError(
-        f"device {device!r} was not part of the fit, so it has no model; the {len(index)} known devices are "
+        f"site {device!r} was not part of the fit, so it has no model; the {len(index)} known sites are "
         f"{listed(index)}. {cure}"
     )
 

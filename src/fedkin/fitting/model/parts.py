@@ -57,7 +57,7 @@ def join_parts(parts: Sequence[FittedModel], graph: Graph, *, tested: bool = Fal
     devices = tuple(device for part in parts for device in part.devices)
     if len(set(devices)) < len(devices) or set(devices) != set(graph.devices):
         raise DataError(
-            f"the parts have {count(len(devices), 'device')}, and the graph {graph.n_devices}: they must be the same, "
+            f"the parts have {count(len(devices), 'site')}, and the graph {graph.n_devices}: they must be the same, "
             "each of them once"
         )
     order = [devices.index(device) for device in graph.devices]

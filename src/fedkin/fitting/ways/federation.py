@@ -150,7 +150,7 @@ def used_graph(
     unlisted = options.select is None and options.penalty == "l1" and options.solver == "exact"
     if graph is None and candidates.n_edges > _MOST_PAIRS and not unlisted:
         raise ParameterError(
-            f"{len(devices)} devices have {candidates.n_edges} pairs, too many to list: give a graph, for example "
+            f"{len(devices)} sites have {candidates.n_edges} pairs, too many to list: give a graph, for example "
             "Graph.knn(coordinates, k), or take all pairs untested (select='none', penalty='l1')"
         )
     if options.select is None:
