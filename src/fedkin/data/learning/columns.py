@@ -32,8 +32,8 @@ class Roles:
 
     def check(self, columns: Columns, features: Sequence[str] | None, categories: Sequence[str]) -> None:
         """Raise one `DataError` with all columns that are named and not there, or named for two things."""
-        words = {"device": "site"}
-        named = [(name, f"the {words.get(role, role)}") for role, name in asdict(self).items() if name is not None]
+        spoken = {"device": "site"}
+        named = [(name, f"the {spoken.get(role, role)}") for role, name in asdict(self).items() if name is not None]
         named += [(name, "the features") for name in features or ()]
         named += [(name, "the categories") for name in categories]
         absent = [(name, role) for name, role in named if name not in columns]
