@@ -2,9 +2,9 @@
 
 In: a `Federation` or the `Summaries` of its sites, a `Graph` or none, and `FitOptions`, the only place where options,
 defaults and checks live.
-On the way: `prepare` encodes classes, adds the intercept and, for the fused estimator only, standardises (kin keeps the
-user's units); then `find_kin` finds who is alike, or, for the fused estimator, edges are selected, ``lam`` is chosen
-and the problem is solved, with a light ridge where it would have no minimiser.
+On the way: `prepare_fit` encodes classes, adds the intercept and, for the fused estimator only, standardises (kin keeps
+the user's units); then `find_kin` finds who is alike, or, for the fused estimator, edges are selected, ``lam`` is
+chosen and the problem is solved, with a light ridge where it would have no minimiser.
 Out: a `FittedModel` in the units of the user's columns, with its directory of open files (`model_from_theta` makes one
 of parameters that were found elsewhere, on rows that a `Schema` prepared; `join_parts` one of the models of sites); a
 `Comparison` with simpler models, tuned, on held-out rows.

@@ -100,6 +100,11 @@ def prepare(federation: Federation | Summaries, options: FitOptions, schema: Sch
     return Prepared(encoded, federation, units)
 
 
+def prepare_fit(data: Federation | Summaries, options: FitOptions, schema: Schema | None = None) -> Prepared:
+    """As `prepare`, for the chosen method: kin keeps the user's units, since it has scales of its own."""
+    return prepare(data, replace(options, standardize=False) if options.chosen == "kin" else options, schema)
+
+
 def _filled(federation: Federation) -> tuple[Federation, TableSchema | None]:
     """The federation without gaps, and its schema with what these rows have taught it."""
     if federation.schema is None:

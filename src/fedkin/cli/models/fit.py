@@ -25,7 +25,7 @@ from fedkin.cli.shared.console import working
 from fedkin.cli.shared.kin_words import graph_use_words
 from fedkin.cli.shared.model_words import graph_words
 from fedkin.cli.shared.options import Json, flag, takes_fit_options, with_contract
-from fedkin.cli.shared.reading import agreed_federation, read_federation
+from fedkin.cli.shared.reading import agreed_federation, read_table
 from fedkin.cli.shared.tables import print_facts
 from fedkin.data import Schema
 from fedkin.errors import DataError, ModelFileError, ParameterError
@@ -176,7 +176,7 @@ def fit(
         return
     with working(f"reading {data}") as say:
         if agreed is None:
-            rows = read_federation(data, **about_table)
+            rows = read_table(data, **about_table)
             check_rows(rows, how)
         else:
             rows = agreed_federation(data, device, agreed.schema)

@@ -26,7 +26,7 @@ from fedkin.cli.shared.model_words import (
     origin_words,
 )
 from fedkin.cli.shared.options import Json, Model
-from fedkin.cli.shared.reading import agreed_rows, read_federation
+from fedkin.cli.shared.reading import read_table, rows_to_predict
 from fedkin.cli.shared.tables import add_row, plain_table, print_facts, schema_table
 from fedkin.data import TableSchema, write_csv
 from fedkin.errors import ParameterError
@@ -65,9 +65,7 @@ def predict(
     fitted = load(model)
     column = device or fitted.options.get("device_column")
     if fitted.schema is None:
-        federation = read_federation(
-            data, device=column, features=fitted.feature_names, offset=offset or fitted.offset_name
-        )
+        federation = read_table(data, device=column, features=fitted.feature_names, offset=offset or fitted.offset_name)
         order = np.argsort(federation.row_order)  # back to the order of the file
         found: list[Hashable] = [federation.devices[u] for u in federation.device_index[order].tolist()]
         X: AnyArray | dict[str, AnyArray] = federation.X[order]
@@ -76,7 +74,7 @@ def predict(
         if offset is not None and not isinstance(fitted.schema, TableSchema):
             raise ParameterError(f"--offset is for the contract to say ({fitted.schema.offset}): leave it out")
         # in a directory the files are named like the sites, whatever the column was called
-        found, X, shift = agreed_rows(data, device if data.is_dir() else column, fitted, offset)
+        found, X, shift = rows_to_predict(data, device if data.is_dir() else column, fitted, offset)
     devices = _known_ids(fitted, found)
     if rows is not None and not new_site:
         raise ParameterError("--rows are the labelled rows of new sites: add --new-site")

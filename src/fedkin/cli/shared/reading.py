@@ -28,7 +28,7 @@ from fedkin.errors import DataError, FedkinError, TableWarning
 from fedkin.fitting import FittedModel
 
 
-def read_federation(path: Path, **asked: Any) -> Federation:
+def read_table(path: Path, **asked: Any) -> Federation:
     """`Federation.read` with these arguments; what it remarks on comes as notes."""
     check_exists(path)
     if asked.get("device") is None and path.is_file():
@@ -50,14 +50,14 @@ def check_exists(path: Path) -> None:
 
 def agreed_federation(path: Path, device: str | None, schema: Schema) -> Federation:
     """The rows of all sites, checked and encoded as the schema says."""
-    columns, site = _agreed_columns(path, device, schema, target=True)
+    columns, site = _schema_columns(path, device, schema, target=True)
     if site is None:
         raise DataError(f"say which column of {path} holds the sites: --device COL{_has(list(columns))}")
     with naming(path):
         return schema.federation(columns, site)
 
 
-def agreed_rows(
+def rows_to_predict(
     path: Path, device: str | None, model: FittedModel, offset: str | None = None
 ) -> tuple[list[Hashable], dict[str, AnyArray], Array | None]:
     """Rows to predict with a model that has a schema, the device of each, and the offset if another column has it.
@@ -67,7 +67,7 @@ def agreed_rows(
     schema = model.schema
     assert schema is not None
     needed = schema if offset is None else replace(schema, offset=offset)
-    columns, site = _agreed_columns(path, device, needed, target=False)
+    columns, site = _schema_columns(path, device, needed, target=False)
     asked = model.n_devices > 1 or device != model.options.get("device_column")
     if device is not None and device not in columns and asked:
         raise DataError(
@@ -90,7 +90,7 @@ def agreed_rows(
     return ids, columns, None if offset is None else needed.offset_of(columns)
 
 
-def _agreed_columns(
+def _schema_columns(
     path: Path, device: str | None, schema: Schema, target: bool
 ) -> tuple[dict[str, AnyArray], str | None]:
     check_exists(path)

@@ -20,7 +20,7 @@ from fedkin.objective import Problem, make_penalty
 from fedkin.stats import local_fit
 
 #: rho where the contract has none, for features that are scaled to about 1: smaller where noise makes steps short.
-STILL_RHO, NOISY_RHO = 1.0, 0.25
+AGREED_RHO, AGREED_NOISY_RHO = 1.0, 0.25
 
 
 def loss_of(manifest: Manifest) -> Loss:
@@ -38,7 +38,7 @@ def is_noisy(contract: Contract) -> bool:
 
 def usual_rho(contract: Contract) -> float:
     """The contract's rho, or the one that goes with scaled features."""
-    return contract.rounds.rho or (NOISY_RHO if is_noisy(contract) else STILL_RHO)
+    return contract.rounds.rho or (AGREED_NOISY_RHO if is_noisy(contract) else AGREED_RHO)
 
 
 def per_parameter(contract: Contract, level: float) -> list[float]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from fedkin.federate.contract.contract import Contract
+from fedkin.federate.contract.contract import Contract, Count, Nonnegative, Positive, Whole
 from fedkin.federate.contract.manifest import PLAIN_NAME
 from fedkin.federate.contract.manifest import Member as Member
 from fedkin.federate.contract.manifest import Steps as Steps
@@ -28,10 +28,6 @@ ROWS, SETTINGS = "rows.npz", "site.toml"
 
 Name = Annotated[str, Meta(pattern=PLAIN_NAME)]
 Run = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
-Whole = Annotated[int, Meta(ge=0)]
-Count = Annotated[int, Meta(ge=1)]
-Positive = Annotated[float, Meta(gt=0)]
-Nonnegative = Annotated[float, Meta(ge=0)]
 
 
 class Neighbour(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from fedkin.federate.enrol.files import Count, Name, Run
+from fedkin.federate.contract.contract import Count
+from fedkin.federate.enrol.files import Name, Run
 
 SUMMARY_SUFFIX, ASK_SUFFIX, MODEL_SUFFIX = ".summary", ".ask", ".model"
 SENT = "sent"  #: in a site's directory: all that it has said

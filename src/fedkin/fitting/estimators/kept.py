@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedkin._base import Array
 from fedkin.data import Federation
 from fedkin.fitting.options import FitOptions
-from fedkin.fitting.preparation import Prepared, prepare
+from fedkin.fitting.preparation import Prepared, prepare_fit
 from fedkin.objective import Summaries
 from fedkin.stats import RunningSums
 
@@ -53,8 +53,7 @@ class KeptSums:
     def prepared(self, options: FitOptions) -> Prepared:
         """The sums as ``options`` want them fitted."""
         summaries = self.sums.summaries(self.names, intercept=options.fit_intercept, seed=options.seed)
-        how = replace(options, standardize=False) if options.chosen == "kin" else options
-        made = prepare(summaries, how)
+        made = prepare_fit(summaries, options)
         assert isinstance(made.federation, Summaries)
         offset = "offset" if self.has_offset else None
         return replace(made, units=replace(made.units, mean=made.units.mean + self.shift, offset_name=offset))
@@ -91,7 +90,7 @@ class KeptRows:
 
     def prepared(self, options: FitOptions) -> Prepared:
         """The rows as ``options`` want them fitted."""
-        return prepare(self.rows, replace(options, standardize=False) if options.chosen == "kin" else options)
+        return prepare_fit(self.rows, options)
 
 
 def kept_of(federation: Federation, options: FitOptions, *, quadratic: bool) -> KeptSums | KeptRows:

@@ -86,7 +86,7 @@ def read_optional(folder: Path, tables: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def read_directory(directory: Path) -> tuple[Path, dict[str, Any], dict[str, bytes]]:
+def read_model_files(directory: Path) -> tuple[Path, dict[str, Any], dict[str, bytes]]:
     """The folder read, the content of ``model.json``, and the other files {name: content}.
 
     `ModelFileError` if anything is missing, changed or from another version.

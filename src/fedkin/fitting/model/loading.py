@@ -16,8 +16,8 @@ from fedkin.fitting.model.files import (
     MODEL_FILE,
     damaged,
     read_coefficients,
-    read_directory,
     read_edges,
+    read_model_files,
     read_optional,
     text_of,
 )
@@ -58,7 +58,7 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
     >>> model.devices, model.coef.shape
     (('a',), (1, 1, 1))
     """
-    folder, meta, others = read_directory(Path(directory))
+    folder, meta, others = read_model_files(Path(directory))
     path, coefficients, edges = (folder / name for name in (MODEL_FILE, COEFFICIENTS_FILE, EDGES_FILE))
     tables = {name: text_of(folder / name, content) for name, content in others.items() if name != KIN_ARRAYS_FILE}
     try:

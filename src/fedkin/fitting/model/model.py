@@ -79,7 +79,8 @@ class FittedModel(KinAnswers, HasDevices):
     origin : mapping or None
         Where the model comes from, if not from rows: ``{"from": "summaries", "rounds": 3}`` and what was promised.
     schema : Schema or None
-        What the columns of a table must be, where sites have agreed on it. Then tables to predict hold the columns of
+        What the columns of a table must be: what a fit has learned of its table (`TableSchema`), or what sites have
+        agreed on in a contract; None for rows that came as arrays. With one, tables to predict hold the columns of
         the schema (``ward``), while `feature_names` and `coef` are of the encoded ones (``ward=B``).
     kin : Kin or None
         What was found about the sites, with parameters in the units of `coef`, where the method was kin. Of a model

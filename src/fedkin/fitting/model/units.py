@@ -22,7 +22,8 @@ from fedkin.objective import parameter_map
 class ColumnUnits:
     """What the columns of prepared rows are: ``(x - mean) / scale`` of q features, after an intercept if there is one.
 
-    ``classes`` are the labels of the target's codes 0, 1, ...; ``schema`` is what was agreed on, where it was.
+    ``classes`` are the labels of the target's codes 0, 1, ...; ``schema`` is what was learned of a table or
+    agreed on, where there is one.
     """
 
     loss: Loss

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import replace
 from typing import Any, cast
 
 from fedkin._base import Say
@@ -11,7 +10,7 @@ from fedkin.data import Federation, Schema
 from fedkin.errors import ParameterError, SolverError
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
-from fedkin.fitting.preparation import Prepared, note_light_ridge, prepare, well_posed_problem, with_light_ridge
+from fedkin.fitting.preparation import Prepared, note_light_ridge, prepare_fit, well_posed_problem, with_light_ridge
 from fedkin.fitting.ways.kin import kin_model
 from fedkin.fitting.ways.levels import solved_level
 from fedkin.graph import Graph
@@ -80,8 +79,9 @@ def fit_federation(
     2
     """
     options = FitOptions() if options is None else options
-    units = replace(options, standardize=False) if options.chosen == "kin" else options
-    return fit_prepared(prepare(federation, units, schema), graph, options, progress or silent, start, quick=quick)
+    return fit_prepared(
+        prepare_fit(federation, options, schema), graph, options, progress or silent, start, quick=quick
+    )
 
 
 def fit_prepared(

@@ -22,7 +22,7 @@ from fedkin.data import Schema
 from fedkin.errors import ConvergenceWarning, DataError, ParameterError, SolverError
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
-from fedkin.fitting.preparation import Prepared, note_light_ridge, prepare, well_posed_problem
+from fedkin.fitting.preparation import Prepared, note_light_ridge, prepare_fit, well_posed_problem
 from fedkin.fitting.ways.asks import Asks
 from fedkin.fitting.ways.federation import fused_model, silent, used_graph
 from fedkin.fitting.ways.kin import kin_asks, model_of_kin
@@ -186,7 +186,7 @@ class SummaryFit:
         if self.options.chosen == "kin":
             return self._kin_step(summaries)
         options = replace(self.options, cv_folds=summaries.folds, seed=summaries.seed)
-        prepared = prepare(summaries, options, self.schema)
+        prepared = prepare_fit(summaries, options, self.schema)
         if summaries.loss.quadratic:
             return _from_messages(fused_model(prepared, self.graph, options, self.say), summaries, 1)
         for name, given in (
@@ -207,7 +207,7 @@ class SummaryFit:
 
     def _kin_step(self, summaries: Summaries) -> Asks | FittedModel:
         """Kin from these messages; unless they say everything, questions about its estimates for the next round."""
-        prepared = prepare(summaries, replace(self.options, standardize=False), self.schema)
+        prepared = prepare_fit(summaries, self.options, self.schema)
         data = prepared.federation
         assert isinstance(data, Summaries)
         self.say(f"finding kin from message {self.round} of every site")
