@@ -10,14 +10,15 @@ from scipy import stats
 from scipy.special import gammaln, logsumexp
 
 from fedkin.kin.kernels.bundles import unpacked
-from fedkin.kin.options import SHARES
+from fedkin.kin.options import SHARES, Sampling
 from fedkin.kin.partitions import log_partitions
-from fedkin.kin.sampler.chains import run_chain
+from fedkin.kin.sampler.chains import go_on, run_chain, scout
 from fedkin.kin.sampler.merging import merge
 from fedkin.kin.sampler.neighbours import Neighbours
 from fedkin.kin.sampler.record import Record
 from fedkin.kin.sampler.sites import integrate_effects
 from fedkin.kin.sampler.walk import MEAN_PRECISION, SHAPES, TYPICAL_WIDTH, Course, State, Walk
+from fedkin.kin.sampler.wide import Whole
 
 
 def partitions(n):
@@ -197,6 +198,24 @@ def test_groups_that_say_the_same_merge():
     assert min(np.sort(np.bincount(halves))[-4:]) > 100
     assert np.sort(np.bincount(whole))[-2:].sum() > 1950
     assert all(len(set(labels[whole == k].tolist())) <= 1 for k in range(20))
+
+
+def test_groups_found_in_some_directions_pool_in_all():
+    """Two plain groups in four directions, looked for in the one that differs most: means are those of the groups."""
+    rng = np.random.default_rng(0)
+    V, d, labels = 20, 4, np.arange(20) % 2
+    W = np.tile(20.0 * np.eye(d), (V, 1, 1))
+    truth = np.array([[2.0, 0.5, 0.3, 0.0], [-2.0, -0.5, 0.3, 0.0]])[labels]
+    c = 20.0 * truth + np.sqrt(20.0) * rng.normal(size=(V, d))
+    turn = np.eye(d)[:, :1]
+    sites = integrate_effects(W[:, :1, :1], c[:, :1], Neighbours.none(V))
+    chains = go_on(scout(sites, 0, Sampling()), Sampling())
+    b, covariance = Whole(np.eye(d), W, c, turn).effects(chains, 0.0, np.zeros(len(SHARES)))
+    pooled = np.array([c[labels == k].sum(axis=0) / (20.0 * 10 + 1) for k in (0, 1)])[labels]
+    assert b == pytest.approx(pooled, abs=0.12)
+    deviation = np.sqrt(np.einsum("ujj->uj", covariance))
+    assert (deviation > 0.9 / np.sqrt(201)).all()
+    assert np.median(deviation) < 0.15  # alone it would be 0.22
 
 
 def test_same_seed_same_chain():

@@ -16,10 +16,11 @@ from fedkin.kin.quadratics import apply
 from fedkin.kin.sampler.chains import Chains, Scouts, go_on, scout
 from fedkin.kin.sampler.neighbours import Neighbours
 from fedkin.kin.sampler.sites import Sites, integrate_effects
+from fedkin.kin.sampler.wide import Whole
 
 #: Directions of parameters about which sites know less than this share of what their spread leaves open are left out.
 SEEN = 0.02
-#: Groups are looked for in at most so many directions, those in which sites differ most.
+#: Groups are looked for in at most so many directions, those in which sites differ most; they pool in all of them.
 MOST_DIRECTIONS = 50
 #: How firmly the weight of the mixed model is held at what the evidence says, when SURE hardly tells.
 HOLD, HOLD_PER_GAIN = 4.0, 10.0
@@ -283,11 +284,19 @@ def find_groups(
         other = bare.sure
         if chosen.sure > bare.sure + max(GRAPH_MARGIN, 2 * deviation):
             chosen, other, with_graph = bare, chosen.sure, False
-    theta = white.theta + (chosen.b - chosen.plain) @ white.F.T
-    open_mean = _open_mean(model.mean_covariance, white.F, chosen.weight)
-    plain, centre = chosen.plain_covariance(), white.covariance(model, open_mean)
-    covariance = centre + white.F @ (chosen.covariance() - plain) @ white.F.T
-    degrees = float(np.vdot(model.precision, centre)) + chosen.degrees - float(np.vdot(white.W, plain))
+    if white.whole is None:
+        F, W, b, plain_b, degrees = white.F, white.W, chosen.b, chosen.plain, chosen.degrees
+        found, plain = chosen.covariance(), chosen.plain_covariance()
+    else:
+        F, W = white.whole.F, white.whole.W
+        b, found = white.whole.effects(chosen.chains, chosen.weight, chosen.scales)
+        plain = np.asarray(np.linalg.inv(np.eye(W.shape[1]) + W))
+        plain_b, degrees = apply(plain, white.whole.c), float(np.vdot(W, found))
+    theta = white.theta + (b - plain_b) @ F.T
+    open_mean = _open_mean(model.mean_covariance, F, chosen.weight)
+    centre = white.covariance(model, open_mean)
+    covariance = centre + F @ (found - plain) @ F.T
+    degrees += float(np.vdot(model.precision, centre)) - float(np.vdot(W, plain))
     return Grouped(theta, covariance, degrees, white.spread, model.mean, open_mean, white.F, chosen, with_graph, other)
 
 
@@ -310,6 +319,7 @@ class _White:
     W: Array  # (V, d, d)
     c: Array  # (V, d)
     theta: Array  # (V, p) the mixed model's estimates at this spread
+    whole: Whole | None  # where there are too many directions to sample
 
     @classmethod
     def of(cls, model: MixedModel, spread: Array) -> _White:
@@ -321,10 +331,12 @@ class _White:
         scaled[:, np.arange(len(root)), np.arange(len(root))] += 1.0
         effects = root * np.linalg.solve(scaled, (root * rest)[:, :, None])[:, :, 0]
         W, c = F.T @ S @ F, rest @ F
+        whole = None
         if F.shape[1] > MOST_DIRECTIONS:
-            turn, W, c = _most_different(W, c)
-            F = F @ turn
-        return cls(spread, F, 0.5 * (W + np.swapaxes(W, 1, 2)), c, model.mean + effects)
+            turn, less, score = _most_different(W, c)
+            whole = Whole(F, 0.5 * (W + np.swapaxes(W, 1, 2)), c, turn)
+            F, W, c = F @ turn, less, score
+        return cls(spread, F, 0.5 * (W + np.swapaxes(W, 1, 2)), c, model.mean + effects, whole)
 
     def covariance(self, model: MixedModel, open_mean: Array) -> Array:
         """Covariances ``(V, p, p)`` of the mixed model's estimates at this spread, with so much open about the mean."""

@@ -28,7 +28,7 @@ SHARE_EVERY, ANEW = 3, 10
 RUN = 32
 _LOG_TYPICAL, _LOG_SHAPES, _GAMMA_SHAPES = np.log(TYPICAL_WIDTH), np.log(SHAPES), gammaln(SHAPES)
 #: Half of the mass on groups without any spread inside.
-_LOG_SHARES = np.log([0.5, *[0.5 / (len(SHARES) - 1)] * (len(SHARES) - 1)])
+LOG_SHARES = np.log([0.5, *[0.5 / (len(SHARES) - 1)] * (len(SHARES) - 1)])
 
 
 @dataclass
@@ -166,7 +166,7 @@ class Walk:
             score += float(betaln([inside + yes, between + yes], [pairs - inside + no, others - between + no]).sum())
             score -= 2.0 * float(betaln(yes, no))
         self.density = score
-        return float(score + entropy + _LOG_SHARES[state.share])
+        return float(score + entropy + LOG_SHARES[state.share])
 
     def describe(self) -> float:
         """Means and draws of the groups' centres; the sum of their log marginals."""
@@ -250,7 +250,7 @@ class Walk:
         self.prior = Prior(precision, precision * state.m)
         self.base = 0.5 * float(state.m @ self.prior.pull)
         sums = group_sums(self.sites.sums, self.labels, K).reshape(-1, self.sums.shape[1])
-        odds = self.log_marginals(sums).reshape(-1, K).sum(axis=1) + self.totals + _LOG_SHARES
+        odds = self.log_marginals(sums).reshape(-1, K).sum(axis=1) + self.totals + LOG_SHARES
         share = pick(odds, self.rng)
         if share != state.share:
             state.share = share
