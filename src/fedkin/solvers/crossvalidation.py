@@ -12,10 +12,7 @@ import numpy as np
 from fedkin._base import Array, Index, check_positive, check_whole
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
-from fedkin.objective import (
-    Problem,
-    Summaries,
-)
+from fedkin.objective import Problem, QuadraticTerms, Summaries
 from fedkin.solvers.backend import Backend, Resolved, resolve_backend, run_side_by_side
 from fedkin.solvers.folds import Batch, Fold, cut_folds, in_batches
 from fedkin.solvers.grids import checked_grid, fused_solution, lam_grid
@@ -76,7 +73,8 @@ def cross_validate_lam(
         Its own ``lam`` does not matter.
     lams : sequence of float, optional
         Candidates; by default a grid of ``n_lams`` from `lam_max` down to ``ratio * lam_max``, without the levels at
-        either end that nobody would choose: it grows from the middle until scores have become clearly worse.
+        either end that nobody would choose: it grows from the middle (from above where a device has no minimiser of
+        its own) until scores have become clearly worse.
     folds : int
         Number of folds, at least 2.
     rule : "min" or "1se"
@@ -236,9 +234,15 @@ class _Search:
         return scores, slice(0, self.strengths.size)
 
     def growing(self) -> tuple[Array, slice]:
-        """At the levels in the middle, and on both sides of them until scores have become clearly worse."""
+        """At some levels, and on both sides of them until scores have become clearly worse.
+
+        They are those in the middle, or the largest where a device has no minimiser of its own: there small levels take
+        longest.
+        """
         stretches = stretches_of(self.strengths.size)
-        first = last = len(stretches) // 2
+        terms = [batch.objective.terms for batch in self.batches]
+        regular = all(isinstance(one, QuadraticTerms) and not one.singular.any() for one in terms)
+        first = last = len(stretches) // 2 if regular else 0
         scores, messages = self._at([stretches[first]])
         while True:
             up = first > 0 and not self._done_above(scores)
