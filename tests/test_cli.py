@@ -301,7 +301,12 @@ def test_many_groups_and_features_are_summarised(place: Path, capsys: pytest.Cap
     assert main(["inspect", "fedkin-model"]) == 0
     shown = capsys.readouterr().out
     assert "in 3 smaller groups" in shown
-    assert "10 largest of 12" in shown
+    assert "the intercept and the 10 largest of 12" in shown
+    table = shown[shown.index("10 largest of 12") :].splitlines()
+    sizes = [abs(float(line.split()[1])) for line in table if line.strip().startswith("x")]
+    assert len(sizes) == 10
+    assert sizes == sorted(sizes, reverse=True)
+    assert "average" in shown
     assert "least" in shown
 
 

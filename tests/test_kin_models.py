@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields, replace
 
 import numpy as np
@@ -228,8 +229,9 @@ def test_fit_and_inspect_in_words(tmp_path, monkeypatch, capsys):
         assert words in said
     assert main(["inspect", "fedkin-model"]) == 0
     said = capsys.readouterr().out
-    for words in ("P(kin)", "spread between sites", "SURE", "Local", "none was given"):
+    for words in ("P(kin)", "population mean", "spread between sites", "not of predictions", "Local", "none was given"):
         assert words in said
+    assert "held out" not in said
     assert main(["inspect", "fedkin-model", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["method"], document["gap"]) == ("kin", None)
@@ -245,10 +247,16 @@ def test_fit_and_inspect_in_words(tmp_path, monkeypatch, capsys):
 def test_no_groups_in_words(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_table(tmp_path / "sites.csv", paper_design(n_devices=8, n_samples=30, n_features=2, n_clusters=1, seed=0))
-    assert main(["fit", "sites.csv", "--device", "site", "--target", "y", "--test-size", "0"]) == 0
-    assert "no groups resolved" in capsys.readouterr().out
+    assert main(["fit", "sites.csv", "--device", "site", "--target", "y", "--repeats", "1"]) == 0
+    fitted = capsys.readouterr().out
+    assert "no groups resolved" in fitted
     assert main(["inspect", "fedkin-model"]) == 0
-    assert "no groups resolved" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "no groups resolved" in said
+    assert "Error of predictions of rows that were held out" in said
+    for name in ("Local", "Global", "Fedkin"):  # the same errors
+        pattern = rf"^ *{name} +([\d.e-]+) "
+        assert re.findall(pattern, said, re.MULTILINE) == re.findall(pattern, fitted, re.MULTILINE) != []
 
 
 def test_probabilities_of_many_sites_are_saved_as_partitions(fitted, tmp_path):

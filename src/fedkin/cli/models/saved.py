@@ -180,7 +180,8 @@ def inspect(
     if as_json:
         document = {"fedkin_version": fitted.fedkin_version, "model": str(model), **model_document(fitted)}
         schema = None if fitted.schema is None else fitted.schema.plain()
-        print_json({**document, "kin": kin_document(fitted), "schema": schema, "options": dict(fitted.options)})
+        document |= {"kin": kin_document(fitted), "comparison": fitted.comparison}
+        print_json({**document, "schema": schema, "options": dict(fitted.options)})
         return
     console = output()
     classes = None if fitted.classes is None else ", ".join(map(str, fitted.classes))
@@ -204,9 +205,11 @@ def inspect(
         if fitted.kin.resolved:
             console.print("\nGroups of sites that are alike, and how likely two members are kin", style="bold")
             console.print(kin_table(fitted.kin))
-        console.print("\nMean over sites, and how much single sites depart from it", style="bold")
+        console.print("\nThe population of sites: its estimated mean, and how far sites depart from it", style="bold")
         console.print(spread_table(fitted.kin))
     _print_coefficients(fitted)
+    if fitted.comparison:
+        _print_comparison(fitted.comparison)
     lines = note_lines(fitted.notes)
     if lines:
         console.print("Notes", style="bold")
@@ -225,14 +228,15 @@ def _fused_facts(model: FittedModel) -> dict[str, str]:
 
 def _print_coefficients(model: FittedModel) -> None:
     """The features with the largest coefficients: a column per group if there are few, else the spread."""
-    size = np.abs(model.coef).mean(axis=(0, 1))
-    chosen = np.argsort(-size, kind="stable")[:_MOST_FEATURES]
-    title = "Coefficients" if size.size <= _MOST_FEATURES else f"The {len(chosen)} largest of {size.size} coefficients"
-    classes = [None] if model.coef.shape[1] == 1 or model.classes is None else list(model.classes[1:])
     labels = sorted(range(model.n_clusters), key=lambda k: -int((model.clusters == k).sum()))
     by_group = len(labels) <= _MOST_COLUMNS and (len(labels) > 1 or n_distinct(model) == 1)
     by_group = by_group and (model.kin is None or model.kin.resolved)
-    heads = [f"group {k + 1}" for k in range(len(labels))] if by_group else ["mean", "least", "most"]
+    parts = [model.clusters == k for k in labels] if by_group else [np.full(model.n_devices, True)]
+    heads = [f"group {k + 1}" for k in range(len(labels))] if by_group else ["average", "least", "most"]
+    # as large as what is shown: the average of all sites, or of one of the groups
+    size = np.abs([model.coef[part].mean(axis=0) for part in parts]).max(axis=(0, 1))
+    chosen = np.argsort(-size, kind="stable")[:_MOST_FEATURES]
+    classes = [None] if model.coef.shape[1] == 1 or model.classes is None else list(model.classes[1:])
     table = plain_table("feature", *heads)
     rows = [("(intercept)", model.intercept)] if model.fit_intercept else []
     units = {} if model.schema is None else {column.name: column.unit for column in model.schema.features}
@@ -241,12 +245,33 @@ def _print_coefficients(model: FittedModel) -> None:
         rows.append((f"{name} (per {units[name]})" if units.get(name) else name, model.coef[:, :, q]))
     for name, values in rows:
         for j, label in enumerate(classes):
-            column = values[:, j]
-            if by_group:
-                cells = [column[model.clusters == k].mean() for k in labels]
-            else:
-                cells = [column.mean(), column.min(), column.max()]
+            cells = [float(values[part, j].mean()) for part in parts]
+            cells += [] if by_group else [float(values[:, j].min()), float(values[:, j].max())]
             add_row(table, name if label is None else f"{name} [{label}]", *(f"{cell:.4g}" for cell in cells))
+    title = "Coefficients of the sites"
+    if size.size > _MOST_FEATURES:
+        title += f": {'the intercept and ' if model.fit_intercept else ''}the {len(chosen)} largest of {size.size}"
+    over = "the average of each group's sites" if by_group else "the average of all sites, the least and the most"
     console = output()
-    console.print(f"{title} (in the units of the features; {'mean of each group' if by_group else 'over sites'})")
+    console.print(f"\n{title}", style="bold")
+    console.print(f"({over}; in the units of the features)")
     console.print(table)
+
+
+def _print_comparison(found: Mapping[str, Any]) -> None:
+    """The comparison that was made when the model was fitted."""
+    table = plain_table("method", str(found["metric"]), "s.e.", "more than Fedkin", "s.e. of it")
+    for one in found["methods"]:
+        own = one["name"] == "Fedkin"
+        apart = ["-", "-"] if own else [_cell(one, "difference", "+.3g"), _cell(one, "difference_error", ".2g")]
+        add_row(table, str(one["name"]), _cell(one, "mean", ".4g"), _cell(one, "standard_error", ".2g"), *apart)
+    console = output()
+    console.print("Error of predictions of rows that were held out, when the model was fitted", style="bold")
+    console.print("(lower is better)")
+    console.print(table)
+    console.print(str(found.get("verdict", "")), soft_wrap=True)
+
+
+def _cell(line: Mapping[str, Any], key: str, form: str) -> str:
+    value = line.get(key)
+    return "-" if value is None else format(value, form)

@@ -58,9 +58,10 @@ def graph_use_words(kin: Kin) -> str:
 
 
 def risk_words(kin: Kin) -> str:
-    """SURE beside the two extremes."""
+    """SURE beside the two extremes, and what it estimates."""
     sure = kin.sure
-    return f"SURE {sure['kin']:.1f}; Local {sure['Local']:.1f}, Global {sure['Global']:.1f} (lower is better)"
+    each = f"kin {sure['kin']:.1f}, Local {sure['Local']:.1f}, Global {sure['Global']:.1f}"
+    return f"{each} (SURE: estimated error of the sites' coefficients, not of predictions; lower is better)"
 
 
 def sampler_words(kin: Kin) -> str:
@@ -93,8 +94,8 @@ def kin_table(kin: Kin) -> Table:
 
 
 def spread_table(kin: Kin, most: int = 12) -> Table:
-    """Mean and spread of coefficients, those that vary most between sites first."""
-    table = plain_table("parameter", "mean", "std err", "spread between sites")
+    """Mean and spread of coefficients in the population of sites, in the order of the columns."""
+    table = plain_table("parameter", "population mean", "std err", "spread between sites")
     error = np.sqrt(np.diag(kin.mean_covariance))
     for j in range(min(len(kin.names), most)):
         add_row(table, kin.names[j], f"{kin.mean[j]:.4g}", f"{error[j]:.2g}", f"{kin.spread[j]:.2g}")
