@@ -243,9 +243,9 @@ def test_a_damaged_summary_is_refused_in_words(change: Callable[[dict[str, Any]]
 def test_every_number_of_a_message_is_described() -> None:
     for loss in ("linear", "logistic", "mean"):
         fed = federation(loss, (30,), q=2)
-        summary = fedkin.summarise(fed, loss)[0]
         named = Federation({"north": fed[0].X if loss == "mean" else (fed[0].X, fed[0].y)})
-        plain = fedkin.summarise(named, loss)["north"].to_plain()
+        summary = fedkin.summarise(named, loss)["north"]
+        plain = summary.to_plain()
         told = {one.name for one in summary.described()}
         assert told >= set(plain) - {
             "site",
@@ -257,6 +257,10 @@ def test_every_number_of_a_message_is_described() -> None:
             *([] if plain["at"][0] else ["at"]),
         }
         assert told >= set(plain["folds"][0])
+        for one in summary.described():
+            if one.name in plain["folds"][0]:  # the numbers of the file, fold by fold
+                assert one.parts == tuple(f"fold {k + 1}" for k in range(len(plain["folds"])))
+                assert one.numbers == [part[one.name] for part in plain["folds"]]
         assert all(one.what and one.tells for one in summary.described())
 
 

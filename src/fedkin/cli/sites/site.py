@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -261,19 +262,29 @@ def _show(shared: Shared) -> None:
     """Every number, what it is and what it tells; then what to send to whom."""
     for told in shared.summary.described():
         say(f"{told.name}: {told.what}", f"  tells {told.tells}")
-        by_column = told.name.startswith("column")
-        labels = shared.summary.feature_names if by_column else shared.summary.parameter_names
-        numbers = told.numbers if isinstance(told.numbers, list) else []
-        if len(numbers) != len(labels) or told.name == "rows":
-            say(f"    {told.numbers}")
-            continue
-        for label, entry in zip(labels, numbers, strict=True):
-            row = entry if isinstance(entry, list) else [entry]
-            say(f"    {label}  " + "  ".join(f"{number:.6g}" for number in row))
+        names = shared.summary.feature_names if told.name.startswith("column") else shared.summary.parameter_names
+        if not told.parts:
+            _show_numbers(told.numbers, names)
+        elif not isinstance(told.numbers[0], list):
+            say("    " + ", ".join(f"{part}: {entry:.6g}" for part, entry in zip(told.parts, told.numbers, strict=True)))
+        else:
+            for part, numbers in zip(told.parts, told.numbers, strict=True):
+                say(f"    {part}:")
+                _show_numbers(numbers, names)
     if shared.path is None:
         say("Nothing was written.")
         return
     say(
-        f"{shared.path} on this machine has these numbers, fold by fold, and is signed. Nothing else leaves this site.",
+        f"{shared.path} on this machine has these numbers and is signed. Nothing else leaves this site.",
         f"Send it to the organiser, for the folder summaries (message {shared.round} of this site).",
     )
+
+
+def _show_numbers(numbers: object, names: Sequence[str]) -> None:
+    """A line for each name, where there is an entry for each of them."""
+    if not isinstance(numbers, list) or len(numbers) != len(names):
+        say(f"    {numbers}")
+        return
+    for name, entry in zip(names, numbers, strict=True):
+        row = entry if isinstance(entry, list) else [entry]
+        say(f"    {name}  " + "  ".join(f"{number:.6g}" for number in row))

@@ -24,37 +24,41 @@ class Told:
     what : str
     tells : str
     numbers : Any
-        As in the message, over all folds where it has them by fold.
+        As in the message.
+    parts : tuple of str
+        Where the message has numbers by fold: what rows each entry of ``numbers`` is about.
     """
 
     name: str
     what: str
     tells: str
     numbers: Any
+    parts: tuple[str, ...] = ()
 
 
 def told_by(summary: Summary) -> list[Told]:
     """Every number of a summary."""
     kind = "mean" if summary.loss.location else "linear" if summary.loss.quadratic else "other"
-    used = int((summary.count[: summary.folds] > 0).sum())
-    folds = f"in each of {used} folds" if used else "in all"
-    hessian = summary.hessian.sum(axis=0)
+    used = _used(summary)
+    parts = tuple(_part_name(summary, k, len(used)) for k in used)
+    folds = _folds_words(summary, used)
     entries = [
-        Told("rows", f"how many rows there are {folds}", "the number of rows of the site.", summary.count.tolist()),
-        Told("value", f"{_VALUE[kind]}, {folds}", _TELLS_VALUE[kind], float(summary.value.sum())),
-        Told("gradient", f"{_GRADIENT[kind]}, {folds}", _TELLS_GRADIENT[kind], summary.gradient.sum(axis=0).tolist()),
+        Told("rows", f"how many rows there are {folds}", "the number of rows.", summary.count[used].tolist(), parts),
+        Told("value", f"{_VALUE[kind]}, {folds}", _TELLS_VALUE[kind], summary.value[used].tolist(), parts),
+        Told("gradient", f"{_GRADIENT[kind]}, {folds}", _TELLS_GRADIENT[kind], summary.gradient[used].tolist(), parts),
     ]
     if kind == "mean":
         assert summary.scores is not None
-        products = upper_triangle(summary.scores.sum(axis=0))
+        products = [upper_triangle(summary.scores[k]) for k in used]
         entries.append(
-            Told("products", f"sums of the products of every two columns, {folds}", _TELLS_PRODUCTS, products)
+            Told("products", f"sums of the products of every two columns, {folds}", _TELLS_PRODUCTS, products, parts)
         )
     else:
         what = "sums of the products of every two columns"
         what += "" if kind == "linear" else ", each row weighted by how uncertain the model at that point is of it"
         tells = _TELLS_PRODUCTS if kind == "linear" else _TELLS_PRODUCTS + " Weights blur these counts a little."
-        entries.append(Told("hessian", f"{what}, {folds}", tells, upper_triangle(hessian)))
+        hessian = [upper_triangle(summary.hessian[k]) for k in used]
+        entries.append(Told("hessian", f"{what}, {folds}", tells, hessian, parts))
     entries += [
         Told("column_sums", "the sum of every column over all rows", _TELLS_SUMS, summary.column_sums.tolist()),
         Told("column_squares", "the sum of every column's square", _TELLS_SQUARES, summary.column_squares.tolist()),
@@ -77,6 +81,26 @@ def told_by(summary: Summary) -> list[Told]:
     if summary.privacy is not None:
         entries.append(_told_noise(summary.privacy))
     return entries
+
+
+def _used(summary: Summary) -> list[int]:
+    """The parts of the sums that are about rows: a site may use fewer folds than the contract has, or none."""
+    told = (summary.count != 0) | (summary.value != 0) | (summary.gradient != 0).any(axis=1)
+    return [int(k) for k in np.flatnonzero(told)]
+
+
+def _part_name(summary: Summary, k: int, used: int) -> str:
+    if k < summary.folds:
+        return f"fold {k + 1}"
+    return "all rows" if used == 1 else "rows in no fold"
+
+
+def _folds_words(summary: Summary, used: list[int]) -> str:
+    folds = sum(k < summary.folds for k in used)
+    if not folds:
+        return "in all"
+    words = "in the one fold" if folds == 1 else f"in each of {folds} folds"
+    return words if folds == len(used) else f"{words}, and of rows that are in no fold"
 
 
 def _told_noise(privacy: Privacy) -> Told:
