@@ -266,7 +266,8 @@ def _show(shared: Shared) -> None:
         if not told.parts:
             _show_numbers(told.numbers, names)
         elif not isinstance(told.numbers[0], list):
-            say("    " + ", ".join(f"{part}: {entry:.6g}" for part, entry in zip(told.parts, told.numbers, strict=True)))
+            pairs = zip(told.parts, told.numbers, strict=True)
+            say("    " + ", ".join(f"{part}: {number:.6g}" for part, number in pairs))
         else:
             for part, numbers in zip(told.parts, told.numbers, strict=True):
                 say(f"    {part}:")
