@@ -131,6 +131,17 @@ def test_missing_values_on_the_command_line(tmp_path, capsys, monkeypatch):
     asked = ["fit", path.name, "--device", "site", "--target", "days", "--test-size", "0"]
     assert main(asked) == 2
     assert "--missing mean" in capsys.readouterr().err
+    table.dropna().to_csv("whole.csv", index=False)
+    assert main([asked[0], "whole.csv", *asked[2:]]) == 0
+    capsys.readouterr()
+    assert main(["predict", "fedkin-model", path.name]) == 2
+    said = capsys.readouterr().err
+    assert re.search(r"first in line \d+; .* or fit with --missing mean: such a model fills them in itself", said)
+    (tmp_path / "folder").mkdir()
+    for site, own in table.groupby("site"):
+        own.drop(columns="site").to_csv(tmp_path / "folder" / f"{site}.csv", index=False)
+    assert main(["predict", "fedkin-model", "folder"]) == 2
+    assert re.search(r"first in \w+\.csv, line \d+", capsys.readouterr().err)
     assert main([*asked, "--missing", "indicator"]) == 0
     assert main(["predict", "fedkin-model", path.name, "--out", "out.csv"]) == 0
     assert len(pd.read_csv(tmp_path / "out.csv")) == len(table)
@@ -420,7 +431,7 @@ def test_a_target_that_never_changes_is_refused(tmp_path: Path, capsys: pytest.C
     (tmp_path / "table.csv").write_text(f"site,x,y\n{rows}", encoding="utf-8")
     arguments = ["fit", str(tmp_path / "table.csv"), "--device", "site", "--target", "y", "--out", str(tmp_path / "m")]
     assert main(arguments) == 2
-    assert "the target 'y' is 3.0 in all 12 rows: there is nothing to predict" in capsys.readouterr().err
+    assert "the target 'y' is 3 in all 12 rows: there is nothing to predict" in capsys.readouterr().err
     assert not (tmp_path / "m").exists()
 
 

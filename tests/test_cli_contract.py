@@ -44,6 +44,8 @@ def test_a_draft_is_a_contract_that_the_table_fits(tables, tmp_path, capsys):
     assert Contract.read(out).name == "heart"
     assert run("federation", "check", out, "--data", tables / "all.csv") == 0
     assert "fits" in capsys.readouterr().out
+    assert run("federation", "draft", tables / "all.csv", "--site-column", "hospital") == 0
+    assert "was taken for" not in capsys.readouterr().err
     assert run("federation", "draft", tables / "all.csv", "--out", out) == 2
     assert "is there already" in capsys.readouterr().err
 

@@ -21,7 +21,7 @@ from fedkin.cli.models.results import (
     print_model,
 )
 from fedkin.cli.models.streamed import fit_streamed, streams
-from fedkin.cli.shared.console import working
+from fedkin.cli.shared.console import note, working
 from fedkin.cli.shared.kin_words import graph_use_words
 from fedkin.cli.shared.model_words import graph_words
 from fedkin.cli.shared.options import Json, flag, takes_fit_options, with_contract
@@ -129,12 +129,12 @@ def fit(
                 raise ParameterError(f"{flag(name)} is for tables; summaries have their contract: leave it out")
         about = "summaries, whose sites have said the folds to compare on: leave it out"
         _refuse_written(context, ("test_size", "repeats", "keep_best", "stream"), f"is not for {about}")
-        _check_out(out)
+        replaced = _check_out(out)
         shared = fit_shared(folder, graph, federation, options, out, as_json)
         if shared is not None and report is not None:
             write_report(shared, report)
         if shared is not None and not as_json:
-            _print_end(out, shared, False, report)
+            _print_end(out, shared, False, report, replaced)
         return
     if federation is not None:
         raise ParameterError(f"--federation is for a directory of summaries, and {data} has none")
@@ -144,7 +144,7 @@ def fit(
         _check_target(target, how)
     else:
         target, offset = agreed.target, agreed.schema.offset
-    _check_out(out)
+    replaced = _check_out(out)
     about_table = {
         "device": device,
         "target": target,
@@ -172,7 +172,7 @@ def fit(
             return
         if folds is not None:
             print_fold_comparison(folds, model.kin is not None)
-        _print_end(out, model, False, report)
+        _print_end(out, model, False, report, replaced)
         return
     with working(f"reading {data}") as say:
         if agreed is None:
@@ -206,11 +206,13 @@ def fit(
     )
     if comparison is not None:
         print_comparison(comparison)
-    _print_end(out, model, comparison is not None, report)
+    _print_end(out, model, comparison is not None, report, replaced)
 
 
-def _print_end(out: Path, model: FittedModel, compared: bool, report: Path | None) -> None:
+def _print_end(out: Path, model: FittedModel, compared: bool, report: Path | None, replaced: int | None) -> None:
     print_model(out, model, compared)
+    if replaced is not None:
+        note(f"{out} replaces the model of {count(replaced, 'site')} that was there")
     if report is not None:
         print_facts({"report": f"{report}, opens in any browser"})
 
@@ -234,9 +236,10 @@ def _graph_fact(graph: Path | None, model: FittedModel) -> dict[str, str]:
     return {} if graph is None else {"graph": f"{given}: {graph_use_words(model.kin)}"}
 
 
-def _check_out(out: Path) -> None:
+def _check_out(out: Path) -> int | None:
+    """How many sites the model has that will be replaced, if there is one."""
     try:
-        check_model_place(out)
+        return check_model_place(out)
     except ModelFileError as error:
         raise ModelFileError(f"--out: {error}") from None
 

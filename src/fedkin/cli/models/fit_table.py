@@ -11,7 +11,7 @@ from fedkin._base import Say, count
 from fedkin.cli.models.hints import hint_at_loss
 from fedkin.cli.models.results import check_converged
 from fedkin.cli.shared.console import Interrupted, note, stopping_early
-from fedkin.data import Federation, Schema
+from fedkin.data import Federation, Schema, level_text
 from fedkin.errors import ConvergenceWarning, DataError, DegenerateDeviceWarning
 from fedkin.fitting import Comparison, FitOptions, FittedModel, compare, fit_federation
 from fedkin.graph import Graph
@@ -34,7 +34,7 @@ def check_rows(rows: Federation, how: FitOptions) -> None:
     y, offset = rows.y, rows.offset
     if y is not None and len(y) > 1 and (y == y[0]).all():
         raise DataError(
-            f"the target {rows.target_name!r} is {y[0]} in all {len(y)} rows: there is nothing to predict; "
+            f"the target {rows.target_name!r} is {level_text(y[0])} in all {len(y)} rows: there is nothing to predict; "
             "name another column with --target"
         )
     if how.loss == "poisson" and offset is not None and np.abs(offset).max() > _MOST_LOG_EXPOSURE:

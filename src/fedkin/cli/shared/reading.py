@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from glob import has_magic
@@ -50,7 +50,7 @@ def check_exists(path: Path) -> None:
 
 def agreed_federation(path: Path, device: str | None, schema: Schema) -> Federation:
     """The rows of all sites, checked and encoded as the schema says."""
-    columns, site = _schema_columns(path, device, schema, target=True)
+    columns, site, _ = _schema_columns(path, device, schema, target=True)
     if site is None:
         raise DataError(f"say which column of {path} holds the sites: --device COL{_has(list(columns))}")
     with naming(path):
@@ -67,7 +67,7 @@ def rows_to_predict(
     schema = model.schema
     assert schema is not None
     needed = schema if offset is None else replace(schema, offset=offset)
-    columns, site = _schema_columns(path, device, needed, target=False)
+    columns, site, places = _schema_columns(path, device, needed, target=False)
     asked = model.n_devices > 1 or device != model.options.get("device_column")
     if device is not None and device not in columns and asked:
         raise DataError(
@@ -83,19 +83,17 @@ def rows_to_predict(
             f"{model.n_devices} of them"
         )
     with naming(path):
-        if path.is_dir():
-            raise_findings(needed.check(columns, target=False))
-        else:
-            raise_findings(needed.check(columns, target=False, at=row_places(path, columns)))
+        raise_findings(needed.check(columns, target=False, at=places))
     return ids, columns, None if offset is None else needed.offset_of(columns)
 
 
 def _schema_columns(
     path: Path, device: str | None, schema: Schema, target: bool
-) -> tuple[dict[str, AnyArray], str | None]:
+) -> tuple[dict[str, AnyArray], str | None, Callable[[int], str]]:
     check_exists(path)
     if not path.is_dir():
-        return read_columns(path), device
+        columns = read_columns(path)
+        return columns, device, row_places(path, columns)
     names = [column.name for column in (schema.columns if target else schema.features)]
     return read_directory(path, device, [*names, *([schema.offset] if schema.offset else [])])
 

@@ -47,7 +47,7 @@ def draft(command: DraftCommand) -> None:
     )
     for column, reason in made.left_out.items():
         note(f"{column} was left out: {reason}")
-    if made.site_column is not None:
+    if made.site_column is not None and command.site_column is None:
         note(f"{made.site_column} was taken for the column of the sites")
     note("units are not in the table: fill them in, and check ranges and levels, before you send the contract to sites")
 

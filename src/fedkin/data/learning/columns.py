@@ -109,9 +109,9 @@ def stacked_files(
     return {name: np.repeat(np.array(stems, dtype=object), counts), **stacked}, name, source
 
 
-def read_directory(folder: Path, device: str | None, names: Sequence[str]) -> tuple[Columns, str]:
-    """Some columns of a directory's files as one table, and its device column: the given one, or that of file names."""
-    return stacked_files(data_files(folder), device, names)[:2]
+def read_directory(folder: Path, device: str | None, names: Sequence[str]) -> tuple[Columns, str, RowPlaces]:
+    """Some columns of a directory's files as one table, its device column (or that of file names), and its places."""
+    return stacked_files(data_files(folder), device, names)
 
 
 def _stacked_column(name: str, files: Sequence[Path], tables: Sequence[Columns]) -> AnyArray:

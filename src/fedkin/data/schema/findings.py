@@ -27,6 +27,8 @@ Gaps = Literal["refuse", "drop", "fill"]
 
 #: The cure for a cell that holds nothing of use; what becomes of empty cells is for others to say.
 LEAVE_EMPTY = "leave it empty"
+#: The cure for rows with empty cells; a model may know another one.
+FILL_IN = "fill them in, or leave these rows out"
 #: Numbers that people write where there is none.
 _MISSING_CODES = frozenset({-1.0, -9.0, -99.0, -999.0, -9999.0, 9.0, 99.0, 999.0, 9999.0, 99999.0})
 #: Cells and levels that a finding shows.
@@ -243,7 +245,7 @@ def _missing(name: str, missing: Mask, gaps: Gaps, at: RowWords) -> list[Finding
     if n == len(missing) > 1:
         return [Finding(name, "is missing in every row")]
     drop = gaps == "drop"
-    cure = "these rows are left out" if drop else "fill them in, or leave these rows out"
+    cure = "these rows are left out" if drop else FILL_IN
     return [
         Finding(
             name, f"is missing in {n} of {count(len(missing), 'row')}, first in {at(row)}; {cure}", refuses=not drop

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedkin._base import AnyArray, Array
 from fedkin.data.schema.column import Column
-from fedkin.data.schema.findings import Finding, Gaps, RowWords
+from fedkin.data.schema.findings import FILL_IN, Finding, Gaps, RowWords
 from fedkin.data.schema.schema import Schema
 from fedkin.errors import TableWarning
 
@@ -58,7 +58,11 @@ class TableSchema(Schema):
     def _findings(self, column: Column, cells: AnyArray, training: bool, at: RowWords) -> list[Finding]:
         fills = self.missing in FILLING and column in self.features
         gaps: Gaps = "fill" if fills else "drop" if training and self.missing == "drop" else "refuse"
-        return column.findings(cells, gaps, at, open_ended=bool(self.fill))
+        found = column.findings(cells, gaps, at, open_ended=bool(self.fill))
+        if training or column not in self.features:
+            return found
+        cure = 'fill them in, leave these rows out, or fit with missing="mean": such a model fills them in itself'
+        return [replace(one, words=one.words.replace(FILL_IN, cure)) for one in found]
 
     def encode(self, columns: Mapping[str, object]) -> Array:
         """As `Schema.encode`; gaps are filled as in training, and a `TableWarning` names levels that did not train."""

@@ -104,11 +104,18 @@ def damaged(path: Path, what: str) -> NoReturn:
     raise ModelFileError(f"{path}: {what}; the file is damaged, copy the model again or fit it again") from None
 
 
-def check_model_place(target: str | os.PathLike[str]) -> None:
-    """Raise `ModelFileError` unless a model could be written to this directory: before the long work, not after it."""
+def check_model_place(target: str | os.PathLike[str]) -> int | None:
+    """Raise `ModelFileError` unless a model could be written to this directory: before the long work, not after it.
+
+    Returns
+    -------
+    int or None
+        How many sites the model has that is there, and would be replaced; None where there is none.
+    """
     target = Path(target).resolve()
+    replaced = None
     if target.is_dir():
-        _check_replaceable(target)
+        replaced = _check_replaceable(target)
     elif target.exists():
         raise ModelFileError(f"{target} is a file, expected a directory for the model: choose another name")
     parent = next(place for place in target.parents if os.path.lexists(place))
@@ -116,22 +123,23 @@ def check_model_place(target: str | os.PathLike[str]) -> None:
         Path(tempfile.mkdtemp(dir=parent, prefix=".fedkin-")).rmdir()
     except OSError as error:
         _unwritable(target, error)
+    return replaced
 
 
-def _check_replaceable(target: Path) -> None:
+def _check_replaceable(target: Path) -> int | None:
     held = sorted(entry.name for entry in target.iterdir())
     if held and MODEL_FILE not in held:
         raise ModelFileError(
             f"{target} is not empty and not a Fedkin model (it holds {listed(held)}): choose another directory"
         )
-    if held:
-        _read_description(target, any_version=True)
+    sites = _read_description(target, any_version=True).get("n_devices") if held else None
     foreign = [name for name in held if name not in _FILES]
     if foreign:
         raise ModelFileError(
             f"{target} holds a model, but also {listed(foreign)}, which replacing the model would delete: "
             "move them away or choose another directory"
         )
+    return sites if isinstance(sites, int) else None
 
 
 def _unwritable(target: Path, error: OSError) -> NoReturn:
