@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,7 @@ def test_the_model_of_summaries_is_that_of_the_pooled_table(run) -> None:
     said = run("fit", "heart/summaries", "--method", "fused", "--out", "ours")
     for words in ("summaries of 4 sites, 800 rows, which stayed there", "each predicted without its fold", "Local"):
         assert words in said
+    assert "s.e. of it" in said and re.search(r"Fedkin's model|Fedkin predicts best|better than Fedkin", said)
     run(
         "fit", "all.csv", "--contract", "heart.toml", "--device", "site", "--graph", "ring.csv", "--test-size", "0",
         "--method", "fused", "--out", "theirs",
@@ -79,6 +81,7 @@ def test_share_shows_every_number_of_the_file(run) -> None:
             assert f"    {name}  " + "  ".join(f"{number:.6g}" for number in line) + "\n" in said
     said = run("fit", "heart", "--out", "again", "--json")
     document, _ = json.JSONDecoder().raw_decode(said)  # progress, where it takes long, is on the other stream
+    assert document["comparison"]["verdict"] and document["comparison"]["methods"][0]["difference_error"] > 0
     assert document["comparison"]["errors"].keys() == {"Local", "Global", "Site intercepts", "Fedkin"}
 
 

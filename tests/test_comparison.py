@@ -27,6 +27,7 @@ from fedkin.errors import DataError, ParameterError
 from fedkin.fitting import Comparison, FitOptions, baseline_models, compare, fit_federation
 from fedkin.fitting.comparison.metrics import check_held_out, more_scores, responses, row_errors, site_areas
 from fedkin.fitting.comparison.ridge_paths import RIDGES
+from fedkin.fitting.comparison.verdict import verdict
 from fedkin.losses import UserLoss
 
 PLAIN = FitOptions(lam=0.02, select="none")
@@ -136,30 +137,76 @@ def test_standard_errors_are_corrected_for_rows_that_splits_share():
 @pytest.mark.parametrize(
     ("errors", "words"),
     [
+        # clear wins
+        ({"Local": [2, 2.1], "Global": [3, 3.1], "Site_intercepts": [1.5, 1.6]}, "32.3% smaller than that of site"),
+        # ties with small standard errors
         (
             {"Local": [2, 2.1], "Global": [3, 3.1], "Site_intercepts": [1.0, 1.1]},
-            "Site intercepts alone are as good: use",
+            "One model with site intercepts does as well and is simpler (in Python with "
+            "fedkin.fitting.baseline_models); Fedkin's model loses next to nothing.",
         ),
         (
             {"Local": [2, 2.1], "Global": [1.01, 1.08], "Site_intercepts": [1, 1.1]},
-            "One model for all sites is as good",
+            "One model for all sites does as well",
         ),
         (
-            {"Local": [1.05, 1.04], "Global": [3, 3.1], "Site_intercepts": [2, 2.1]},
-            "own models are as good: nothing is",
+            {"Local": [1.01, 1.1], "Global": [3, 3.1], "Site_intercepts": [2, 2.1]},
+            "Every site's own model does as well",
         ),
+        # Fedkin is clearly worse
         (
             {"Local": [2, 2.1], "Global": [3, 3.1], "Site_intercepts": [0.5, 0.6]},
-            "intercepts predicts better than Fedkin",
+            "One model with site intercepts predicts better than Fedkin here: use it, in Python with",
         ),
         ({"Local": [0.5, 0.61], "Global": [3, 3.1], "Site_intercepts": [2, 2.1]}, "own model predicts better"),
-        ({"Local": [2, 2.1], "Global": [3, 3.1], "Site_intercepts": [1.5, 1.6]}, "32.3% smaller than that of site"),
+        # the rows cannot tell
+        (
+            {"Local": [1.05, 1.04], "Global": [3, 3.1], "Site_intercepts": [2, 2.1]},
+            "These rows cannot tell Fedkin from the sites' own models (the error of the sites' own models could be 14% "
+            "smaller or 13% larger); Fedkin's model is kept.",
+        ),
     ],
 )
 def test_the_verdict_is_one_plain_sentence(errors, words):
     found = made(**errors, Fedkin=[1.0, 1.1])
     assert words in found.verdict
-    assert found.verdict.count(".") - found.verdict.count("%") == 1
+    assert found.verdict.endswith(".") and ". " not in found.verdict
+
+
+def test_a_model_with_a_larger_error_is_not_recommended_where_rows_cannot_tell():
+    apart = {"Local": 1.19, "Global": 5.18, "Site intercepts": 0.08}  # four sites, one split
+    error = {"Local": 3.7, "Global": 5.4, "Site intercepts": 2.0}
+    assert verdict(60.0, apart, error) == (
+        "These rows cannot tell Fedkin from one model for all or site intercepts or the sites' own models (the error "
+        "of site intercepts could be 7% smaller or 7% larger); Fedkin's model is kept."
+    )
+    assert "kept" in verdict(60.0, apart, dict.fromkeys(apart, math.nan))
+
+
+@pytest.mark.parametrize(
+    ("apart", "error", "start"),
+    [
+        (0.9, 1.0, "One model for all sites does"),  # 0.9 + 2 is below 5
+        (1.1, 1.0, "These rows"),  # more than a standard error
+        (0.9, 2.2, "These rows"),  # 0.9 + 4.4 is not below 5
+        (-0.5, 2.2, "One model for all sites does as well and is simpler; Fedkin's model loses next to nothing."),
+        (-3.0, 2.2, "One model for all sites does as well or better, and is simpler: use it."),  # not clearly better
+        (-9.0, 8.0, "These rows"),
+        (-9.0, 4.4, "One model for all sites predicts better"),
+        (9.0, 4.4, "Fedkin predicts best: its error is 8.3% smaller than that of one model for all."),
+        (9.0, 4.6, "These rows"),
+    ],
+)
+def test_what_decides_between_fedkin_and_a_simpler_model(apart, error, start):
+    for scale in (1.0, 0.01):
+        found = verdict(100 * scale, {"Global": apart * scale}, {"Global": error * scale})
+        assert found.startswith(start)
+
+
+def test_of_simpler_models_that_do_as_well_the_best_is_named_if_it_is_clear():
+    error = {"Global": 1.0, "Site intercepts": 1.0}
+    assert verdict(100, {"Global": 0.9, "Site intercepts": -0.4}, error).startswith("One model for all")
+    assert verdict(100, {"Global": 0.9, "Site intercepts": -0.6}, error).startswith("One model with site intercepts")
 
 
 def test_the_verdict_says_when_one_site_outweighs_the_rest():
@@ -172,8 +219,9 @@ def test_the_verdict_says_when_one_site_outweighs_the_rest():
         return Comparison("error", tuple("abcd"), rows, errors, sites, dict.fromkeys(sites, 0.0), 0.25).verdict
 
     assert of(fedkin, local) == (
-        "Every site's own model predicts better than Fedkin here: fit the sites alone (3 of 4 sites do better with "
-        "Fedkin than with the sites' own models, but site d with its 900 rows outweighs them)."
+        "Every site's own model predicts better than Fedkin here: use it, in Python with "
+        "fedkin.fitting.baseline_models (3 of 4 sites do better with Fedkin than with the sites' own models, but "
+        "site d with its 900 rows outweighs them)."
     )
     assert of(local, fedkin).endswith(
         "and 1 of 4 sites gain over their own models (3 of 4 sites do worse with Fedkin than with the sites' own "
@@ -187,7 +235,7 @@ def test_site_intercepts_that_are_enough_are_recommended():
     found = compare(fed, repeats=4)
     assert found.verdict.startswith(
         (
-            "Site intercepts alone are as good: use them",
+            "One model with site intercepts does as well",
             "One model with site intercepts predicts better than Fedkin here: use it",
         )
     )

@@ -5,7 +5,7 @@ import pytest
 from sklearn.linear_model import Ridge
 
 import fedkin
-from fedkin.fitting import FitOptions, compare_folds, fit_summaries
+from fedkin.fitting import FitOptions, FoldComparison, compare_folds, fit_summaries
 from fedkin.fitting.comparison.fold_ridges import RIDGES, FoldRidges
 from fedkin.objective import assign_folds
 
@@ -68,7 +68,32 @@ def test_the_comparison_has_four_methods_and_few_rows_do_no_harm():
     summaries = fedkin.summarise(fed.with_intercept(), folds=5)
     options = FitOptions(method="fused", select="none", fuse_intercept=False)
     model = fit_summaries(summaries, None, options)
-    found = compare_folds(summaries, model, options).errors
+    compared = compare_folds(summaries, model, options)
+    found = compared.errors
     assert list(found) == ["Local", "Global", "Site intercepts", "Fedkin"]
     assert all(np.isfinite(error) and error < 20 for error in found.values())
     assert found["Fedkin"] < found["Global"]
+    fold = assign_folds(fed.with_intercept(), 5, 0)
+    sizes = np.bincount(fold[fold >= 0], minlength=5)
+    for name, each in compared.fold_errors.items():
+        assert np.average(each, weights=sizes) == pytest.approx(found[name])
+    apart = compared.fold_errors["Local"] - compared.fold_errors["Fedkin"]
+    assert compared.difference_error("Local") == pytest.approx(np.std(apart, ddof=1) * (1 / 5 + 1 / 4) ** 0.5)
+    assert compared.difference("Local") == pytest.approx(found["Local"] - found["Fedkin"])
+
+
+def test_folds_end_with_the_same_sentence_as_splits():
+    def of(local, fedkin=(1.0, 1.1, 0.9)):
+        folds = {"Local": np.array(local), "Fedkin": np.array(fedkin)}
+        return FoldComparison("loss", {name: float(each.mean()) for name, each in folds.items()}, 30, folds)
+
+    assert (
+        of([1.5, 1.6, 1.4]).verdict
+        == "Fedkin predicts best: its error is 33.3% smaller than that of the sites' own models."
+    )
+    assert of([1.0, 1.1, 0.9]).verdict.startswith("Every site's own model does as well and is simpler; Fedkin's")
+    assert of([0.5, 0.6, 0.4]).verdict == "Every site's own model predicts better than Fedkin here: use it."
+    assert of([1.3, 0.8, 1.0]).verdict.startswith("These rows cannot tell Fedkin from the sites' own models")
+    single = of([1.0], [1.1])
+    assert single.verdict.endswith("(no standard error); Fedkin's model is kept.")
+    assert single.plain()["methods"][0]["difference_error"] is None

@@ -11,7 +11,7 @@ import pytest
 
 import fedkin
 from fedkin.cli import main
-from fedkin.cli.shared.kin_words import groups_words, kin_table
+from fedkin.cli.shared.kin_words import groups_words, kin_table, sampler_words
 from fedkin.data import Column, Schema
 from fedkin.datasets import paper_design
 from fedkin.errors import ModelFileError, ParameterError
@@ -257,6 +257,17 @@ def test_no_groups_in_words(tmp_path, monkeypatch, capsys):
     for name in ("Local", "Global", "Fedkin"):  # the same errors
         pattern = rf"^ *{name} +([\d.e-]+) "
         assert re.findall(pattern, said, re.MULTILINE) == re.findall(pattern, fitted, re.MULTILINE) != []
+
+
+def test_chains_that_disagree_matter_to_groups_only_where_groups_are_shown(fitted):
+    _, model = fitted
+    kin = model.kin
+    rhat = {**kin.diagnostics.rhat, "parameters, median": 2.0, "parameters, worst": 4.07}
+    apart = replace(kin, diagnostics=replace(kin.diagnostics, rhat=rhat))
+    assert "another seed may find others" in sampler_words(apart)
+    said = sampler_words(replace(apart, resolved=False, groups=np.zeros_like(kin.groups)))
+    assert "disagree about who is alike; the estimates are averaged over them" in said and "4.07 worst" in said
+    assert "seed" not in said
 
 
 def test_probabilities_of_many_sites_are_saved_as_partitions(fitted, tmp_path):

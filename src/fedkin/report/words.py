@@ -143,7 +143,8 @@ def _about_sampler(kin: Kin) -> dict[str, str]:
         start = f"{chains} agree for most sites, less so for some"
         tone, title = "fair", "The sampler has nearly mixed"
     else:
-        start = f"{chains} do not agree: another seed may find other groups"
+        harm = "another seed may find other groups" if kin.resolved else "the estimates are averaged over them"
+        start = f"{chains} do not agree about who is alike: {harm}"
         tone, title = "bad", "The sampler has not mixed"
     few = "" if size >= _ENOUGH_DRAWS else "; so its probabilities have a visible error"
     words = f"{start}. {facts}. The number of groups has an effective sample size of {size:.0f}{few}."

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from rich.table import Table
 
 from fedkin import __version__
 from fedkin._base import Mask, count
@@ -49,43 +50,44 @@ def _fused_facts(model: FittedModel) -> dict[str, str]:
 
 def print_comparison(comparison: Comparison) -> None:
     """The errors of all methods on held-out rows, who gains by it and who loses, and the verdict."""
-    table = plain_table("method", comparison.metric, "s.e.", "more than Fedkin", "s.e. of it", *comparison.more)
-    best = min(comparison.errors, key=comparison.mean)
-    for name in comparison.errors:
-        extra = [f"{values[name]:.4g}" for values in comparison.more.values()]
-        error, apart = comparison.standard_error(name), comparison.difference_error(name)
-        cells = ["-", "-"] if name == "Fedkin" else [f"{comparison.difference(name):+.3g}", f"{apart:.2g}"]
-        spread = "-" if np.isnan(error) else f"{error:.2g}"
-        add_row(
-            table,
-            name,
-            f"{comparison.mean(name):.4g}",
-            spread,
-            *cells,
-            *extra,
-            style="bold green" if name == best else "",
-        )
-    console = output()
     splits = "one split" if comparison.repeats == 1 else f"{comparison.repeats} splits"
+    console = output()
     console.print(f"\nError on rows that were held out: {comparison.test_size:.0%} of them, {splits}", style="bold")
     console.print(f"({comparison.metric}: lower is better)")
-    console.print(table)
+    means = {name: comparison.mean(name) for name in comparison.errors}
+    console.print(_errors_table(comparison, means, comparison.more))
     for line in _site_lines(comparison):
         console.print(line, soft_wrap=True)
     console.print(comparison.verdict, style="bold", soft_wrap=True)
 
 
 def print_fold_comparison(comparison: FoldComparison, kin: bool) -> None:
-    """The table of errors of rows that were predicted without their fold."""
+    """The table of errors of rows that were predicted without their fold, and the verdict."""
     chosen = "" if kin else "; edges and lam were chosen with all rows"
-    table = plain_table("method", comparison.metric)
-    best = min(comparison.errors, key=lambda name: comparison.errors[name])
-    for name, error in comparison.errors.items():
-        add_row(table, name, f"{error:.4g}", style="bold green" if name == best else "")
     console = output()
     console.print(f"\nError on {count(comparison.rows, 'row')}, each predicted without its fold", style="bold")
     console.print(f"({comparison.metric}: lower is better{chosen})")
-    console.print(table)
+    console.print(_errors_table(comparison, comparison.errors, {}))
+    console.print(comparison.verdict, style="bold", soft_wrap=True)
+
+
+def _errors_table(
+    comparison: Comparison | FoldComparison, means: Mapping[str, float], more: Mapping[str, Mapping[str, float]]
+) -> Table:
+    """Errors with standard errors, and how much they are more than Fedkin's."""
+    table = plain_table("method", comparison.metric, "s.e.", "more than Fedkin", "s.e. of it", *more)
+    best = min(means, key=lambda name: means[name])
+    for name, mean in means.items():
+        apart = [f"{comparison.difference(name):+.3g}", _spread(comparison.difference_error(name))]
+        cells = ["-", "-"] if name == "Fedkin" else apart
+        extra = [f"{values[name]:.4g}" for values in more.values()]
+        spread = _spread(comparison.standard_error(name))
+        add_row(table, name, f"{mean:.4g}", spread, *cells, *extra, style="bold green" if name == best else "")
+    return table
+
+
+def _spread(error: float) -> str:
+    return "-" if np.isnan(error) else f"{error:.2g}"
 
 
 def check_converged(model: FittedModel, how: FitOptions) -> None:
@@ -109,19 +111,13 @@ def print_document(
     data: Path, graph: Path | None, out: Path, model: FittedModel, comparison: Comparison | FoldComparison | None
 ) -> None:
     """All of it as JSON."""
-    compared: dict[str, Any] | None = None
-    if isinstance(comparison, Comparison):
-        compared = comparison.plain()
-    elif comparison is not None:
-        errors = {"metric": comparison.metric, "higher_is_better": False, "errors": comparison.errors}
-        compared = {**errors, "rows": comparison.rows}
     print_json(
         {
             "fedkin_version": __version__,
             "model": str(out),
             "data": str(data),
             "graph": None if graph is None else str(graph),
-            "comparison": compared,
+            "comparison": None if comparison is None else comparison.plain(),
             **model_document(model),
             "kin": kin_document(model),
         }

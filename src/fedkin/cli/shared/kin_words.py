@@ -71,7 +71,10 @@ def sampler_words(kin: Kin) -> str:
         return "nothing was sampled: too few sites, or nothing differs between them"
     typical, worst = found.rhat["parameters, median"], found.rhat["parameters, worst"]
     chains = f"{count(len(found.starts), 'chain')} of {found.draws} sweeps"
-    return f"{chains} {_VERDICTS[found.verdict]} (R-hat {typical:.2f} median, {worst:.2f} worst)"
+    words = _VERDICTS[found.verdict]
+    if found.verdict == "disagree" and not kin.resolved:
+        words = "disagree about who is alike; the estimates are averaged over them"
+    return f"{chains} {words} (R-hat {typical:.2f} median, {worst:.2f} worst)"
 
 
 def kin_table(kin: Kin) -> Table:

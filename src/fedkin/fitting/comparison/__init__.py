@@ -1,7 +1,7 @@
 """What a fit is worth: Fedkin beside simpler models, all tuned, on rows that none of them has seen.
 
 In: a `Federation`, cut into train and test rows several times (`compare`), or the summaries of folds that sites have
-sent (`compare_folds`). Out: a `Comparison`, with a verdict in one sentence.
+sent (`compare_folds`). Out: a `Comparison` or a `FoldComparison`, with a verdict in one sentence (`verdict`).
 `baselines` fits the simpler models, along `ridge_paths` and `smooth_paths`; `metrics` scores.
 To add a baseline: `baselines`. To add a metric: `metrics`.
 Imports: `fitting.ways` and what it stands on.

@@ -12,14 +12,14 @@ from numpy.typing import ArrayLike
 from fedkin._base import Array, Index, Say, check_whole, count, tracked
 from fedkin.data import Federation, Schema
 from fedkin.errors import ParameterError
-from fedkin.fitting.comparison.baselines import GLOBAL, INTERCEPTS, LOCAL, baseline_models
+from fedkin.fitting.comparison.baselines import LOCAL, baseline_models
 from fedkin.fitting.comparison.metrics import check_held_out, metric_name, more_scores, responses, row_errors
+from fedkin.fitting.comparison.verdict import FEDKIN, NAMES, corrected_error, finite, verdict
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.ways import fit_federation
 from fedkin.graph import Graph
 
-FEDKIN = "Fedkin"
 #: Splits of `compare` unless told otherwise.
 REPEATS = 3
 
@@ -78,7 +78,7 @@ class Comparison:
 
     def standard_error(self, name: str) -> float:
         """Of `mean`; NaN with one split."""
-        return float(_corrected(self.errors[name], self.test_size))
+        return corrected_error(self.errors[name], self.test_size)
 
     def difference(self, name: str) -> float:
         """How much larger the mean error of a method is than Fedkin's."""
@@ -88,7 +88,7 @@ class Comparison:
         """Standard error of `difference`: the splits are the same for both."""
         if name == FEDKIN:
             return 0.0
-        over_splits = _corrected(self.errors[name] - self.errors[FEDKIN], self.test_size)
+        over_splits = corrected_error(self.errors[name] - self.errors[FEDKIN], self.test_size)
         return float(np.fmax(over_splits, self.row_error[name] / np.sqrt(self.repeats)))
 
     def site_means(self, name: str) -> Array:
@@ -109,21 +109,15 @@ class Comparison:
     def verdict(self) -> str:
         """What to do with it, in one sentence."""
         others = [name for name in self.errors if name != FEDKIN]
-        gap = {name: self.difference(name) for name in others}
-        error = {name: self.difference_error(name) for name in others}
-        best = min(others, key=lambda name: gap[name])
-        if gap[best] < -error[best]:
-            return f"{_BETTER[best]}{self._outweighed(best)}."
-        for name in (GLOBAL, INTERCEPTS, LOCAL):
-            if name in gap and gap[name] <= error[name]:
-                return f"{_AS_GOOD[name]}{self._outweighed(name)}."
-        smaller = gap[best] / (self.mean(best) or 1.0)
         gains, _ = self.gains()
         known = ~np.isnan(gains)
-        return (
-            f"Fedkin predicts best: its error is {smaller:.1%} smaller than that of {_NAMES[best]}, and "
-            f"{int((gains[known] > 0).sum())} of {int(known.sum())} sites gain over their own models"
-            f"{self._outweighed(LOCAL)}."
+        return verdict(
+            self.mean(FEDKIN),
+            {name: self.difference(name) for name in others},
+            {name: self.difference_error(name) for name in others},
+            how="in Python with fedkin.fitting.baseline_models",
+            gains=f", and {int((gains[known] > 0).sum())} of {int(known.sum())} sites gain over their own models",
+            remark=self._outweighed,
         )
 
     def _outweighed(self, name: str) -> str:
@@ -145,7 +139,7 @@ class Comparison:
             why = f"site {self.devices[u]} with its {count(int(self.n_samples[u]), 'row')} outweighs them"
         else:
             why = "the others have more rows, or larger differences"
-        return f" ({most} of {known.size} sites do {word} with Fedkin than with {_NAMES[name]}, but {why})"
+        return f" ({most} of {known.size} sites do {word} with Fedkin than with {NAMES[name]}, but {why})"
 
     def plain(self) -> dict[str, Any]:
         """The comparison in plain values, as a model directory and ``--json`` have it."""
@@ -161,9 +155,9 @@ class Comparison:
                 {
                     "name": name,
                     "mean": self.mean(name),
-                    "standard_error": _number(self.standard_error(name)),
+                    "standard_error": finite(self.standard_error(name)),
                     "difference": self.difference(name),
-                    "difference_error": _number(self.difference_error(name)),
+                    "difference_error": finite(self.difference_error(name)),
                 }
                 for name in self.errors
             ],
@@ -171,27 +165,14 @@ class Comparison:
                 {
                     "site": device,
                     "rows": int(self.n_samples[u]),
-                    **{name: _number(sites[name][u]) for name in self.errors},
-                    "gain": _number(gain[u]),
-                    "gain_error": _number(gain_error[u]),
+                    **{name: finite(sites[name][u]) for name in self.errors},
+                    "gain": finite(gain[u]),
+                    "gain_error": finite(gain_error[u]),
                 }
                 for u, device in enumerate(self.devices)
             ],
             "more": {metric: dict(values) for metric, values in self.more.items()},
         }
-
-
-_NAMES = {LOCAL: "the sites' own models", GLOBAL: "one model for all", INTERCEPTS: "site intercepts"}
-_BETTER = {
-    GLOBAL: "One model for all sites predicts better than Fedkin here: use Global",
-    INTERCEPTS: "One model with site intercepts predicts better than Fedkin here: use it",
-    LOCAL: "Every site's own model predicts better than Fedkin here: fit the sites alone",
-}
-_AS_GOOD = {
-    GLOBAL: "One model for all sites is as good: use it",
-    INTERCEPTS: "Site intercepts alone are as good: use them",
-    LOCAL: "The sites' own models are as good: nothing is gained by sharing",
-}
 
 
 def compare(
@@ -340,19 +321,8 @@ def _means_of_more(parts: list[_Split]) -> Iterator[tuple[str, dict[str, float]]
             yield metric, {name: float(np.mean([part.more[metric][name] for part in parts])) for name in names}
 
 
-def _corrected(values: Array, test_size: float) -> float:
-    """Standard error of the mean over splits that share rows."""
-    if len(values) < 2:
-        return float("nan")
-    return float(np.sqrt(values.var(ddof=1) * (1 / len(values) + test_size / (1 - test_size))))
-
-
 def _nanmean(values: Array) -> Array:
     known = ~np.isnan(values)
     count = known.sum(axis=0)
     total = np.where(known, values, 0.0).sum(axis=0)
     return np.asarray(np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0))
-
-
-def _number(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None

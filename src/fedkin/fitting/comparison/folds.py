@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from fedkin.data import Schema
 from fedkin.errors import ConvergenceWarning
 from fedkin.fitting.comparison.fold_ridges import FoldRidges
 from fedkin.fitting.comparison.metrics import METRICS
+from fedkin.fitting.comparison.verdict import FEDKIN, corrected_error, finite, verdict
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import prepare
@@ -24,7 +27,7 @@ from fedkin.solvers import minimised_out, solve_fused
 FOLD_GAP = 1e-5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FoldComparison:
     """Mean error over all rows, each predicted without its fold; lower is better.
 
@@ -34,11 +37,67 @@ class FoldComparison:
     errors : dict {"Local" | "Global" | "Site intercepts" | "Fedkin": float}
     rows : int
         Rows that were held out once.
+    fold_errors : dict {name: array (K,)}
+        The mean error in each of K folds.
+
+    Notes
+    -----
+    Folds share the rows that train, so standard errors are corrected as those of a `Comparison`: the variance over
+    folds times ``1/K + 1/(K - 1)``.
     """
 
     metric: str
     errors: dict[str, float]
     rows: int
+    fold_errors: Mapping[str, Array]
+
+    def standard_error(self, name: str) -> float:
+        """Of the error of a method; NaN with one fold."""
+        return self._over_folds(self.fold_errors[name])
+
+    def difference(self, name: str) -> float:
+        """How much larger the error of a method is than Fedkin's."""
+        return self.errors[name] - self.errors[FEDKIN]
+
+    def difference_error(self, name: str) -> float:
+        """Standard error of `difference`: the folds are the same for both."""
+        if name == FEDKIN:
+            return 0.0
+        return self._over_folds(self.fold_errors[name] - self.fold_errors[FEDKIN])
+
+    @property
+    def verdict(self) -> str:
+        """What to do with it, in one sentence."""
+        others = [name for name in self.errors if name != FEDKIN]
+        return verdict(
+            self.errors[FEDKIN],
+            {name: self.difference(name) for name in others},
+            {name: self.difference_error(name) for name in others},
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """The comparison in plain values, as ``--json`` has it."""
+        return {
+            "metric": self.metric,
+            "lower_is_better": True,
+            "rows": self.rows,
+            "folds": len(self.fold_errors[FEDKIN]),
+            "verdict": self.verdict,
+            "errors": self.errors,
+            "methods": [
+                {
+                    "name": name,
+                    "mean": error,
+                    "standard_error": finite(self.standard_error(name)),
+                    "difference": self.difference(name),
+                    "difference_error": finite(self.difference_error(name)),
+                }
+                for name, error in self.errors.items()
+            ],
+        }
+
+    def _over_folds(self, values: Array) -> float:
+        return corrected_error(values, 1 / len(values)) if len(values) > 1 else float("nan")
 
 
 def compare_folds(
@@ -97,18 +156,24 @@ def compare_folds(
         return lift(_fused(replace(fused, terms=terms, sparsity=box)))
 
     simpler = FoldRidges(sums, units.intercepts)
-    totals: dict[str, float] = {}
+    totals: dict[str, list[float]] = {}
     for fold in held_out:
         seen = np.flatnonzero(sums.count[:, fold])
         rest = sums.total(without=fold)
         training, test = rest.terms(ridge=ridge), sums.take(seen).terms(fold)
-        for name, theta in {**simpler.models(fold), "Fedkin": fedkin(rest, training)}.items():
-            totals[name] = totals.get(name, 0.0) + float(sums.count[seen, fold] @ test.values(theta[seen]))
+        for name, theta in {**simpler.models(fold), FEDKIN: fedkin(rest, training)}.items():
+            totals.setdefault(name, []).append(float(sums.count[seen, fold] @ test.values(theta[seen])))
+    sizes = sums.count[:, held_out].sum(axis=0)
     rows = int(sums.count[:, :-1].sum())
     metric, factor = "loss, expanded around the fit", 1.0
     if data.loss.quadratic and data.loss.name in METRICS:
         metric, factor = METRICS[data.loss.name], 2.0  # such a loss is half a square
-    return FoldComparison(metric, {name: factor * total / rows for name, total in totals.items()}, rows)
+    return FoldComparison(
+        metric,
+        {name: factor * sum(each) / rows for name, each in totals.items()},
+        rows,
+        {name: factor * np.array(each) / sizes for name, each in totals.items()},
+    )
 
 
 def _hint(model: FittedModel) -> Graph | None:
