@@ -291,6 +291,19 @@ def test_inspect(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert document["n_rows"] == 144
 
 
+def test_columns_are_left_out(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit = ["fit", "sites.csv", *FIT, "--test-size", "0", "--json"]
+    assert main([*fit, "--drop", "dose"]) == 0
+    assert json.loads(capsys.readouterr().out)["features"] == ["age"]
+    assert main(["predict", "fedkin-model", "sites.csv"]) == 0
+    capsys.readouterr()
+    assert "no column 'doze' to drop (did you mean 'dose'?)" in failing(capsys, *fit, "--drop", "doze")
+    assert "'outcome' cannot be both the target and dropped" in failing(capsys, *fit, "--drop", "outcome")
+    both = failing(capsys, *fit, "--features", "age,dose", "--drop", "dose")
+    assert "'dose' cannot be both a feature and dropped" in both
+    assert "unexpected 'dose': lists have commas" in failing(capsys, *fit, "--features", "age", "dose")
+
+
 def test_a_model_that_is_replaced_is_told_of(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit = ["fit", "sites.csv", *FIT, "--test-size", "0"]
     assert main(fit) == 0

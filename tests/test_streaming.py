@@ -119,6 +119,8 @@ def test_the_command_line_streams_when_asked_to(tmp_path, capsys, monkeypatch):
     assert document["graph"] is None
     assert document["kin"] is None
     assert "--stream" in fedkin.load("streamed").history["command"]
+    assert main([*asked, "--stream", "--drop", "x0"]) == 2
+    assert "--drop needs all rows in memory" in capsys.readouterr().err
     assert main([*asked, "--stream", "--keep-best"]) == 2
     assert "--keep-best needs all rows in memory" in capsys.readouterr().err
     assert main([*asked, "--out", "loaded", "--test-size", "0"]) == 0

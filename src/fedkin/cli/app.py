@@ -47,7 +47,9 @@ def make_app(arguments: Sequence[str]) -> typer.Typer:
             show_examples(command, f"{name} ")
             app.add_typer(command, name=name)
         else:
-            app.command(name)(command)
+            # fit says itself what is wrong with arguments too many
+            settings = {"allow_extra_args": True} if name == "fit" else None
+            app.command(name, context_settings=settings)(command)
     show_examples(app)
     return app
 

@@ -234,6 +234,7 @@ class Federation(StackedRows):
         time: str | None = None,
         missing: Missing = "refuse",
         categories: Sequence[str] = (),
+        drop: Sequence[str] = (),
     ) -> Federation:
         """A federation from a table with one row per sample.
 
@@ -259,6 +260,8 @@ class Federation(StackedRows):
             train, or do that and add a column that says where.
         categories : sequence of str
             Columns of numbers that are names: zip codes, types.
+        drop : sequence of str
+            Columns to leave out, where the features are all others.
 
         Examples
         --------
@@ -269,7 +272,7 @@ class Federation(StackedRows):
         from fedkin.data.learning import Asked, Roles, federation_of_frame
 
         roles = Roles(device, target, offset, weight, time)
-        return federation_of_frame(frame, roles, Asked(_names(features), missing, _names(categories) or ()))
+        return federation_of_frame(frame, roles, Asked(_names(features), missing, _names(categories) or (), _names(drop) or ()))
 
     @classmethod
     def read(
@@ -284,6 +287,7 @@ class Federation(StackedRows):
         time: str | None = None,
         missing: Missing = "refuse",
         categories: Sequence[str] = (),
+        drop: Sequence[str] = (),
     ) -> Federation:
         """A federation from one CSV or Parquet file, from several, or from a directory with one file per device.
 
@@ -294,7 +298,7 @@ class Federation(StackedRows):
             same columns.
         device : str, optional
             Column of device ids. For several files the default is the name of the file without its suffix.
-        target, features, offset, weight, time, missing, categories
+        target, features, offset, weight, time, missing, categories, drop
             As in `from_frame`.
 
         Examples
@@ -308,7 +312,7 @@ class Federation(StackedRows):
         """
         from fedkin.data.learning import Asked, federation_of_files
 
-        asked = Asked(_names(features), missing, _names(categories) or ())
+        asked = Asked(_names(features), missing, _names(categories) or (), _names(drop) or ())
         return federation_of_files(path, device, (target, offset, weight, time), asked)
 
     # --- making another one -----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from fedkin._base import count
+from fedkin._base import count, listed
 from fedkin.cli.models.fit_shared import fit_shared, folder_of_summaries
 from fedkin.cli.models.fit_table import Comparing, check_rows, fit_table
 from fedkin.cli.models.report import check_page, with_origin, write_report
@@ -50,6 +50,9 @@ def fit(
     target: Annotated[str | None, typer.Option(metavar="COL", help="Column to predict.")] = None,
     features: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="Columns to predict from; by default all others.")
+    ] = None,
+    drop: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Columns to leave out, where all others predict.")
     ] = None,
     offset: Annotated[
         str | None, typer.Option(metavar="COL", help="Column that is added to the linear predictor as it is.")
@@ -115,11 +118,16 @@ def fit(
     From a directory of summaries, which sites have written with fedkin site share, it fits the model of all sites
     without their rows, or writes what they are to be asked next.
     """
+    if context.args:
+        raise ParameterError(
+            f"unexpected {listed(context.args)}: lists have commas and no spaces, such as --features A,B; DATA is one "
+            "file or directory, or a pattern in quotes"
+        )
     if report is not None:
         check_page(report)
     if not 0 <= test_size < 1:
         raise ParameterError(f"--test-size must be at least 0 and less than 1, got {test_size:g}")
-    said = {"target": target, "features": features, "offset": offset, "weight": weight, "time": time}
+    said = {"target": target, "features": features, "drop": drop, "offset": offset, "weight": weight, "time": time}
     said |= {"categories": categories, "missing": None if missing == "refuse" else missing}
     folder = folder_of_summaries(data)
     if folder is not None:
@@ -149,6 +157,7 @@ def fit(
         "device": device,
         "target": target,
         "features": None if features is None else _names(features),
+        "drop": _names(drop or ""),
         "offset": offset,
         "weight": weight,
         "time": time,
@@ -156,7 +165,7 @@ def fit(
         "categories": _names(categories or ""),
     }
     if agreed is None and streams(data, stream, how, target):
-        ignored = ("repeats", "keep_best") if test_size == 0 else ("test_size", "repeats", "keep_best")
+        ignored = ("drop", "repeats", "keep_best", *(() if test_size == 0 else ("test_size",)))
         _refuse_written(
             context, ignored, "needs all rows in memory, and these stay in files: omit it, or add --no-stream"
         )

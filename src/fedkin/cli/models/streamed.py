@@ -81,7 +81,7 @@ def fit_streamed(
     """A model of rows that stay in files, and its comparison over folds; ``asked`` as in `summarise_files`."""
     if asked.get("device") is None:
         raise DataError(f"say which column of {data} holds the sites: --device COL")
-    said = {name: value for name, value in asked.items() if name != "time"}
+    said = {name: value for name, value in asked.items() if name not in ("time", "drop")}
     if asked.get("time") is not None:
         raise ParameterError("--time puts rows in order, which needs all of them in memory: omit --stream or --time")
     with warnings.catch_warnings():

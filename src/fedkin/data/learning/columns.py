@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -47,6 +47,17 @@ class Roles:
                 both = f"feature {name!r} is given twice" if seen[name] == role == "a feature" else ""
                 raise DataError(both or f"column {name!r} cannot be both {seen[name]} and {role}")
             seen[name] = role
+
+
+def without(columns: Columns, drop: Sequence[str], used: Mapping[str, str]) -> Columns:
+    """The table without some columns, which must be there; ``used`` are the others that were named, with their roles."""
+    for name in drop:
+        if name not in columns:
+            has = listed(columns, most=20)
+            raise DataError(f"there is no column {name!r} to drop{near_name(name, columns)}; the table has {has}")
+        if name in used:
+            raise DataError(f"column {name!r} cannot be both {used[name]} and dropped")
+    return {name: cells for name, cells in columns.items() if name not in drop}
 
 
 def near_name(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

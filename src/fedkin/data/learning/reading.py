@@ -14,7 +14,7 @@ import numpy as np
 from fedkin._base import AnyArray, Array, listed
 from fedkin.data.checks import grouped, times_of
 from fedkin.data.federation import Federation
-from fedkin.data.learning.columns import Roles, data_files, stacked_files
+from fedkin.data.learning.columns import Roles, data_files, stacked_files, without
 from fedkin.data.learning.learning import learn_table
 from fedkin.data.rows import Rows
 from fedkin.data.schema import Missing, RowWords, TableSchema, parsed_numbers
@@ -28,6 +28,7 @@ class Asked(NamedTuple):
     features: Sequence[str] | None = None
     missing: Missing = "refuse"
     categories: Sequence[str] = ()
+    drop: Sequence[str] = ()
 
 
 def federation_of_frame(frame: object, roles: Roles, asked: Asked) -> Federation:
@@ -80,6 +81,9 @@ def read_table(
 
 
 def _federation(columns: Columns, roles: Roles, asked: Asked, at: RowWords) -> Federation:
+    spoken = {name: "the site" if role == "device" else f"the {role}" for name, role in roles.taken.items()}
+    named = {**dict.fromkeys([*(asked.features or ()), *asked.categories], "a feature"), **spoken}
+    columns = without(columns, asked.drop, named)
     learned = learn_table(columns, roles, asked.features, at, missing=asked.missing, categories=asked.categories)
     for words in learned.notes:
         warnings.warn(words, TableWarning, stacklevel=5)
