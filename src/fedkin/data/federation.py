@@ -272,7 +272,8 @@ class Federation(StackedRows):
         from fedkin.data.learning import Asked, Roles, federation_of_frame
 
         roles = Roles(device, target, offset, weight, time)
-        return federation_of_frame(frame, roles, Asked(_names(features), missing, _names(categories) or (), _names(drop) or ()))
+        asked = Asked(_names(features), missing, _names(categories) or (), _names(drop) or ())
+        return federation_of_frame(frame, roles, asked)
 
     @classmethod
     def read(

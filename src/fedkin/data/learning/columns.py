@@ -50,7 +50,7 @@ class Roles:
 
 
 def without(columns: Columns, drop: Sequence[str], used: Mapping[str, str]) -> Columns:
-    """The table without some columns, which must be there; ``used`` are the others that were named, with their roles."""
+    """The table without some columns, which must be there; ``used`` are others that were named, with their roles."""
     for name in drop:
         if name not in columns:
             has = listed(columns, most=20)
