@@ -212,7 +212,7 @@ def test_ids_that_would_be_amounts_are_remarked_on(tmp_path, name):
     table = frame()
     table[name] = np.random.default_rng(2).permutation(60) + 4000
     path = saved(tmp_path, table)
-    with pytest.warns(TableWarning, match=f"'{name}' looks like an id, .* say which columns to use with features="):
+    with pytest.warns(TableWarning, match=f"'{name}' looks like an id, .*; leave it out with drop="):
         assert name in read(path).feature_names
     read(path, features=["age", name])  # who names it means it
 
@@ -357,7 +357,7 @@ def test_a_column_that_equals_the_target(tmp_path):
     path = saved(tmp_path, table)
     assert refused(path) == (
         "column 'outcome' is the target 'days' under another name, so the model would have nothing to learn: leave it "
-        "out, say which columns to use with features="
+        "out with drop="
     )
     assert read(path, features=["age", "outcome"]).n_features == 2
 

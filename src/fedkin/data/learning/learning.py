@@ -187,11 +187,12 @@ class _Learning:
                 self._leave_out([name], f"is {levels[0]!r} in every row", "")
             return None
         if too_many_levels(len(levels), n) and name not in self.categories:
+            how = "with drop=" if self.features is None else "of features="
             self.findings.append(
                 Finding(
                     name,
                     f"text with {len(levels)} different values in {n} rows, such as {listed(levels[:2])}: a name or an "
-                    "id? Leave it out: say which columns to use with features= (or call it a category, categories=)",
+                    f"id? Leave it out {how} (or call it a category, categories=)",
                 )
             )
             return None
@@ -307,7 +308,7 @@ class _Learning:
             which = f"column {copies[0]!r} is" if len(copies) == 1 else f"columns {listed(copies)} are"
             raise DataError(
                 f"{which} the target {self.roles.target!r} under another name, so the model would have nothing to "
-                "learn: leave it out, say which columns to use with features="
+                "learn: leave it out with drop="
             )
 
     def _tell_filled(self, known: Sequence[Column], rows: Index) -> None:
@@ -327,8 +328,8 @@ class _Learning:
         if ids:
             verb, one, its = ("looks", "an id", "its") if len(ids) == 1 else ("look", "ids", "their")
             self.notes.append(
-                f"{listed(ids, 10)} {verb} like {one}, but {its} numbers are used as amounts; to leave "
-                f"{'it' if len(ids) == 1 else 'them'} out, say which columns to use with features="
+                f"{listed(ids, 10)} {verb} like {one}, but {its} numbers are used as amounts; leave "
+                f"{'it' if len(ids) == 1 else 'them'} out with drop= if so"
             )
         codes = [c.name for c in known if c.kind == "number" and looks_like_code(c.name, self.columns[c.name])]
         if codes:
