@@ -101,11 +101,11 @@ def interrupted_fit(monkeypatch, turn):
     """A fit of all rows, or of a split, that Ctrl-C ends."""
     turns = []
 
-    def fit(*arguments):
+    def fit(*arguments, **more):
         turns.append(1)
         if len(turns) == turn:
             signal.raise_signal(signal.SIGINT)
-        return fit_federation(*arguments)
+        return fit_federation(*arguments, **more)
 
     monkeypatch.setattr("fedkin.fitting.comparison.comparison.fit_federation", fit)
     monkeypatch.setattr(fedkin.cli.models.fit_table, "fit_federation", fit)
