@@ -390,7 +390,7 @@ def test_wrong_arguments(
         ("clinic,age,outcome\nA,1,2\n,2,3\n", ["'clinic' in 1 (first in line 3)", "--missing drop"]),
         (
             "clinic,age,name,outcome\n" + "".join(f"A,{k},Ann{k},2\n" for k in range(12)),
-            ["name: text with 12 different values", "--features", "--categories"],
+            ["name: text with 12 different values", "--drop", "--categories"],
         ),
         ("clinic,age,outcome\nA,1\n", ["line 2"]),
         ("", ["empty"]),
