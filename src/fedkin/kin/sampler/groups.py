@@ -327,6 +327,8 @@ class _White:
         rest = model.score - S @ model.mean
         scaled = root[:, None] * S * root
         values, vectors = np.linalg.eigh(scaled.mean(axis=0))
+        # LAPACK leaves signs to rounding: fixed, sums from rows and from summaries are sampled alike
+        vectors *= np.where(1.0 / np.sqrt(np.arange(2.0, len(root) + 2)) @ vectors < 0, -1.0, 1.0)
         F = root[:, None] * vectors[:, values > SEEN]
         scaled[:, np.arange(len(root)), np.arange(len(root))] += 1.0
         effects = root * np.linalg.solve(scaled, (root * rest)[:, :, None])[:, :, 0]
