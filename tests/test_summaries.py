@@ -58,7 +58,7 @@ def from_sums(fed: Federation, graph: Graph | None, options: FitOptions, loss: s
     return fit_summaries(Summaries.stack(parts), graph, options)
 
 
-@pytest.mark.parametrize("seed", [0, 3, 5])  # designs whose directions have other signs where sums are rounded otherwise
+@pytest.mark.parametrize("seed", [0, 3, 5])  # here signs of directions were left to rounding
 def test_kin_from_sums_is_kin_from_rows(seed: int) -> None:
     fed, options = paper_design(30, 40, 4, 3, seed=seed).federation, FitOptions("linear", method="kin")
     assert_same_model(from_sums(fed, None, options, "linear"), fit_federation(fed, None, options))
