@@ -7,11 +7,13 @@ not which loss it is, except where "To add a loss" says so. Imports: `_base` and
 A `Loss` is any function of theta; a `RowLoss` sees rows through linear predictors and states a few pointwise functions;
 `UserLoss` makes a loss of your own functions.
 To add a loss: a class in `builtin` and an entry in `named`; estimators, commands and contracts then know it. What goes
-by name, as far as it applies: its held-out metric (`fitting/comparison/metrics`), its slope in compiled rounds
-(`admm/in_process/kernels`), when a draft of a contract proposes it (`federate/contract/draft`), hints and checks of
-``fedkin fit`` (`cli/models/hints`, `cli/models/fit_table`, `cli/models/streamed`), targets that must be positive for
-scikit-learn (`fitting/estimators/per_device`), and that logistic becomes multinomial (`fitting/preparation`,
-`federate/contract/contract`).
+by name, as far as it applies: its held-out metric (`fitting/comparison/metrics`: `METRICS` and a branch of
+`row_errors`, which else takes squares), its slope in compiled rounds (`admm/in_process/kernels`), when a draft of a
+contract proposes it (`federate/contract/draft`), hints and checks of ``fedkin fit`` (`cli/models/hints`,
+`cli/models/fit`, `cli/models/fit_table`, `cli/models/streamed`), targets that must be positive for scikit-learn
+(`fitting/estimators/per_device`), intervals of new observations by `Loss.noise` (`kin/result/inference`), and that
+logistic becomes multinomial (`fitting/preparation`, `stats/rereading`, `federate/contract/contract`,
+`federate/contract/files`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What people look at: one set of templates for everything in HTML, pages that need nothing else.
 
-In: a `FittedModel`, or results as plain values. Out: HTML and SVG as text. `report_page` embeds the bundle that
-``web/`` is built into (``static/``); the other pages have no script. Imports: `fitting` and below; plotting libraries
-only where a figure is asked for.
+In: a `FittedModel`, or results as plain values. Out: HTML and SVG as text. `report_page` and the page of
+``fedkin watch`` embed the bundle that ``web/`` is built into (``static/``); the other pages have no script.
+Imports: `fitting` and below; plotting libraries only where a figure is asked for.
 
 `page` makes the report of `payload` (values; `arrays`, `places`) and `words` (sentences); `card` is the model card,
 `live` serves ``fedkin watch``, `pages` fills the templates, `plots` draws with Matplotlib.

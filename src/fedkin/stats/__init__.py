@@ -8,11 +8,12 @@ below; not the solvers.
 of devices; `selection` tests edges; `summarise` is what a site says about its rows (`private`: with noise; `running`:
 as rows come; `streaming`: in one pass over large files; `rereading`: in many). `newton` does the numerical work, many
 devices at once.
-To add an edge test: `selection`. `wald_tests` has the p-value of an edge, `Method` and `threshold_of` the correction
-for many edges; options, estimators and commands read their names from there. The studies list names themselves:
-`studies/present/claims`, `studies/present/summary`, `studies/tasks/estimation`. Between sites,
-`federate/programs/select` tests a site's own edges with `wald_tests`, and corrects by Bonferroni only, since no site
-sees all p-values; `EdgeTests` in `federate/contract/contract`, what a contract says, has a level and no method.
+To add an edge test: `selection`. `wald_tests` has the p-value of an edge, `Method`, `ERROR_CONTROLLED` and
+`threshold_of` the correction for many edges; options, estimators and commands read their names from there. The studies
+list names themselves, and take one that they do not know for a bound on the share of wrong edges:
+`studies/present/claims`, `studies/present/summary`, `studies/tasks/estimation`, ``built_in/error-rates.toml``. Between
+sites, `federate/programs/select` tests a site's own edges with `wald_tests`, and corrects by Bonferroni only, since no
+site sees all p-values; `EdgeTests` in `federate/contract/contract`, what a contract says, has a level and no method.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The paper's studies, and a runner for custom ones.
 
 In: a study, built in or from a TOML file. Out: a directory with rows (Parquet), figures, tables, claims, an HTML page.
-Imports: every package below; only `cli` imports this one.
+Imports: most packages below, not `federate`, `fitting` or `losses`; only `cli` imports this one.
 
 How a cell travels::
 
@@ -20,7 +20,8 @@ How a cell travels::
 | `launch`, `command` | ``fedkin study`` |
 
 To add a figure: an entry ``[[figure]]`` in the study's TOML file (``built_in``); a new kind of figure is a function in
-`present/figures`, and its options are in `entries`. To add a study: a TOML file, and a task in `tasks` if it computes
+`present`, named in `present/figures._KINDS` and, with its options, in `entries.FIGURES`; or, without either,
+``kind = "module:function"``. To add a study: a TOML file, and a task in `tasks` if it computes
 something new.
 """
 

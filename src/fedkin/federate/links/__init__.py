@@ -5,9 +5,10 @@ A `Transport` moves frames and promises nothing; `memory` and `zenoh` are transp
 lock-step rounds of any of them; `mpi.RankLink` is the link between ranks. Shards in one process need
 none (`fedkin.admm.DirectLink`).
 Between machines there is one transport, `zenoh`, and nothing chooses it. To add a second: a class with the methods of
-`Transport` beside `zenoh`; its settings and access lists as in `access`; a key of the contract that chooses it, which
-`federate/programs/program` reads where it opens the transport. Addresses are ``tls/host:port`` in
-`federate/enrol/organiser`, `federate/enrol/places` and `federate/programs/program`.
+`Transport` beside `zenoh`; its settings and access lists as in `access`; a key of the contract that chooses it
+(`federate/contract/contract`), a field of `federate/contract/manifest` that `federate/views` fills from it, and a
+branch where `federate/programs/program` opens the transport. A failure that may pass is a `PeerError`.
+Addresses are ``tls/host:port`` in `federate/enrol/organiser`, `federate/enrol/places` and `federate/programs/program`.
 Imports: `admm`, the manifest, and of the modules of `federate` `frames`, `waiting`, `journal` and `trust`.
 """
 

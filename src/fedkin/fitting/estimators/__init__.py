@@ -3,7 +3,8 @@
 In: ``X, y`` and the sites of the rows. Out: fitted estimators, each with its `FittedModel`.
 `kin` and `fused` have the estimators, `per_device` what they share, `scoring` folds and scorers.
 To add an argument: `fedkin.fitting.options` first, then the constructors here.
-Imports: scikit-learn (so nothing else in Fedkin imports this before it is asked for), and everything in `fitting`.
+Imports: scikit-learn (so nothing else in Fedkin imports this before it is asked for), and all of `fitting` but
+`comparison`.
 """
 
 from __future__ import annotations

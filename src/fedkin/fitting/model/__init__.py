@@ -4,8 +4,10 @@ In: parameters per site (`model_from_theta`), models of single sites (`join_part
 Out: a `FittedModel` in the units of the user's columns: `model`, with `kin_answers` for what only kin can answer,
 `units` for the way from standardised columns to the user's, and `new_rows` for the rows it predicts.
 To add an entry to ``model.json``: a field of `FittedModel`, in `model.STORED` if it is a plain value, else in
-`FittedModel._description` and in `loading`. To add a file: `files` writes it (those of kin `kin_files`), with its name
-in `files._MORE_FILES`; `loading` reads it; `federate/sharing/models` admits names of files that travel. What is about
+`FittedModel._description` and in `loading`; `units` sets it, and `parts` joins it if sites differ in it. To add a file:
+one of plain values that may be missing is an entry of `files.OPTIONAL_FILES`, and no more; any other is written by
+`FittedModel.save` (made in `files`, of kin in `kin_files`), named in `files._MORE_FILES` and read by `loading`. Names
+like ``a_b.json``, ``.csv`` and ``.npz`` may travel; others must be admitted in `federate/sharing/models`. What is about
 other sites must not be in a site's part: `FittedModel.part`. docs/file-formats.md describes all of them.
 Imports: `kin`, `objective` and below; nothing else of `fitting`.
 """

@@ -4,7 +4,8 @@ In: what the mixed model and the sampler found (`kin_of`). Out: a `Kin` of plain
 intervals, contrasts and predictions (`inference`, by way of `combine`), `diagnostics` of the chains, a summary in
 `text`, and models for new sites (`join`).
 To add a question that a fit can answer: a method in `inference`.
-Imports: `kin.mixed`, `kin.display`, `kin.sources` and below; not the sampler, so that saved results need no compiler.
+Imports: `kin.mixed`, `kin.display`, `kin.sources` and below; not the sampler (but for
+types), so that saved results need no compiler.
 """
 
 from __future__ import annotations
