@@ -87,6 +87,16 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 @pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory with ``sites.csv``, a table of clinics."""
+    from clinics import HEADER, clinic_rows, write
+
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "sites.csv", HEADER, clinic_rows())
+    return tmp_path
+
+
+@pytest.fixture
 def small_study(tmp_path: Path) -> Path:
     """A study with its own task, as a user would write it."""
     (tmp_path / "own.py").write_text(OWN)
