@@ -104,6 +104,9 @@ def test_columns_that_tell_nothing_or_too_much(tmp_path):
         fedkin.summarise_files(written(tmp_path / "rows", ids), **ROLES)
     with pytest.raises(ParameterError, match="needs all rows in memory"):
         fedkin.summarise_files(tmp_path / "rows" / "*.parquet", **ROLES, missing="mean")
+    for other in ({"time": "x"}, {"drop": ["x"]}):
+        with pytest.raises(ParameterError, match=f"{next(iter(other))}=.* needs all rows in memory"):
+            fedkin.summarise_files(tmp_path / "rows" / "*.parquet", **ROLES, **other)
 
 
 def test_the_command_line_streams_when_asked_to(tmp_path, capsys, monkeypatch):

@@ -22,6 +22,7 @@ from fedkin.data.federation import INTERCEPT, Federation
 from fedkin.data.ids import HasDevices, device_id, device_ids
 from fedkin.data.learning import (
     Roles,
+    TableOptions,
     dependent_columns,
     files_of,
     is_row_number,
@@ -67,6 +68,7 @@ __all__ = [
     "Roles",
     "Rows",
     "Schema",
+    "TableOptions",
     "TableSchema",
     "block_folds",
     "columns_of",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from fedkin.data.stacked import StackedRows
 from fedkin.errors import DataError
 
 if TYPE_CHECKING:
-    from fedkin.data.schema import Missing
+    from fedkin.data.learning import TableOptions
 
 INTERCEPT = "(intercept)"
 
@@ -228,13 +228,7 @@ class Federation(StackedRows):
         *,
         device: str,
         target: str | None = None,
-        features: Sequence[str] | None = None,
-        offset: str | None = None,
-        weight: str | None = None,
-        time: str | None = None,
-        missing: Missing = "refuse",
-        categories: Sequence[str] = (),
-        drop: Sequence[str] = (),
+        **others: Unpack[TableOptions],
     ) -> Federation:
         """A federation from a table with one row per sample.
 
@@ -246,6 +240,9 @@ class Federation(StackedRows):
             Column of device ids.
         target : str, optional
             Column of the target, numbers or classes; None for the mean loss, whose samples are the features.
+
+        Other Parameters
+        ----------------
         features : sequence of str, optional
             Columns of features: numbers, truth values, or text, whose levels become columns of 0 and 1. By default all
             others, without those that are the same in every row or follow from others; a `TableWarning` names them.
@@ -269,11 +266,9 @@ class Federation(StackedRows):
         >>> Federation.from_frame(table, device="site", target="score").feature_names
         ('age', 'ward=y')
         """
-        from fedkin.data.learning import Asked, Roles, federation_of_frame
+        from fedkin.data.learning import Roles, federation_of_frame
 
-        roles = Roles(device, target, offset, weight, time)
-        asked = Asked(_names(features), missing, _names(categories) or (), _names(drop) or ())
-        return federation_of_frame(frame, roles, asked)
+        return federation_of_frame(frame, Roles(device, target, **others))
 
     @classmethod
     def read(
@@ -282,13 +277,7 @@ class Federation(StackedRows):
         *,
         device: str | None = None,
         target: str | None = None,
-        features: Sequence[str] | None = None,
-        offset: str | None = None,
-        weight: str | None = None,
-        time: str | None = None,
-        missing: Missing = "refuse",
-        categories: Sequence[str] = (),
-        drop: Sequence[str] = (),
+        **others: Unpack[TableOptions],
     ) -> Federation:
         """A federation from one CSV or Parquet file, from several, or from a directory with one file per device.
 
@@ -299,7 +288,12 @@ class Federation(StackedRows):
             same columns.
         device : str, optional
             Column of device ids. For several files the default is the name of the file without its suffix.
-        target, features, offset, weight, time, missing, categories, drop
+        target : str, optional
+            Column of the target, as in `from_frame`.
+
+        Other Parameters
+        ----------------
+        features, offset, weight, time, missing, categories, drop
             As in `from_frame`.
 
         Examples
@@ -311,10 +305,9 @@ class Federation(StackedRows):
         ...     Federation.read(folder, target="y").devices
         ('north', 'south')
         """
-        from fedkin.data.learning import Asked, federation_of_files
+        from fedkin.data.learning import Roles, federation_of_files
 
-        asked = Asked(_names(features), missing, _names(categories) or (), _names(drop) or ())
-        return federation_of_files(path, device, (target, offset, weight, time), asked)
+        return federation_of_files(path, Roles(device or "", target, **others))
 
     # --- making another one -----------------------------------------------------------------------------------
 
@@ -480,7 +473,3 @@ class Federation(StackedRows):
         scale = np.sqrt(np.average(centred**2, axis=0, weights=self.weight))
         scale[scale == 0] = 1.0
         return self.replaced(X=centred / scale), mean, scale
-
-
-def _names(given: Sequence[str] | None) -> Sequence[str] | None:
-    return [given] if isinstance(given, str) else given

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -18,16 +18,17 @@ from fedkin.data import (
     HasDevices,
     Label,
     Roles,
+    TableOptions,
     TableSchema,
     device_ids,
     level_codes,
     look_at,
     parsed_numbers,
 )
-from fedkin.errors import DataError, ParameterError
+from fedkin.errors import DataError
 from fedkin.losses import CLASS_LOSSES, Loss, make_loss
 from fedkin.objective import FoldSums, Summaries
-from fedkin.stats.streaming import Stream, learned_features, opened_file, parquet_files, telling_columns
+from fedkin.stats.streaming import Stream, learned_features, opened_file, parquet_files, stream_of, telling_columns
 
 #: Classes that a target may have.
 _MOST_CLASSES = 50
@@ -123,21 +124,22 @@ def rows_in_files(
     device: str,
     target: str,
     loss: str | Loss = "auto",
-    features: Sequence[str] | None = None,
-    offset: str | None = None,
-    weight: str | None = None,
-    missing: str = "refuse",
-    categories: Sequence[str] = (),
     fit_intercept: bool = True,
+    **others: Unpack[TableOptions],
 ) -> FileRows:
     """Parquet files as rows that are read again whenever they are needed.
 
     Parameters
     ----------
-    path, device, target, features, offset, weight, missing, categories, fit_intercept
+    path, device, target, fit_intercept
         As in `summarise_files`.
     loss : str or Loss
         "auto" takes linear for numbers, and logistic or multinomial for labels.
+
+    Other Parameters
+    ----------------
+    features, offset, weight, missing, categories
+        As in `summarise_files`.
 
     Returns
     -------
@@ -161,11 +163,9 @@ def rows_in_files(
     >>> rows.loss.name, rows.classes, rows.n_samples.tolist()
     ('logistic', ('no', 'yes'), [2, 2])
     """
-    if missing not in ("refuse", "drop"):
-        raise ParameterError(f"missing={missing!r} needs all rows in memory; of files rows are dropped or refused")
-    stream = Stream(parquet_files(path), Roles(device, target, offset, weight), missing == "drop")
+    stream = stream_of(path, Roles(device, target, **others))
     try:
-        schema = learned_features(stream, features, categories)
+        schema = learned_features(stream)
         named = "logistic" if loss == "auto" and _is_text(stream, target) else "linear" if loss == "auto" else loss
         classes, column = None, Column(target)
         if (named if isinstance(named, str) else named.name) in CLASS_LOSSES:
@@ -179,7 +179,7 @@ def rows_in_files(
     if not counts:
         raise DataError(f"{path}: no row is left")
     schema = replace(schema, fill=tuple((whole[0, 1:-1] / whole[0, 0]).tolist()))
-    if features is None:
+    if stream.roles.features is None:
         schema, _ = telling_columns(whole, schema, stream)
     made = (
         named if not isinstance(named, str) else make_loss(named, None if classes is None else np.arange(len(classes)))
@@ -191,7 +191,7 @@ def rows_in_files(
 
 def holds_labels(path: str | os.PathLike[str], target: str) -> bool:
     """Whether a column of Parquet files holds labels rather than numbers, by its first rows."""
-    stream = Stream(parquet_files(path), Roles("", target), drops=False)
+    stream = Stream(parquet_files(path), Roles("", target))
     return _is_text(stream, target) if target in opened_file(stream.files[0]).schema_arrow.names else False
 
 

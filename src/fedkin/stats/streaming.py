@@ -6,7 +6,7 @@ import os
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from fedkin.data import (
     Column,
     Finding,
     Roles,
+    TableOptions,
     TableSchema,
     columns_of,
     dependent_columns,
@@ -79,14 +80,10 @@ def summarise_files(
     *,
     device: str,
     target: str,
-    features: Sequence[str] | None = None,
-    offset: str | None = None,
-    weight: str | None = None,
-    missing: str = "refuse",
-    categories: Sequence[str] = (),
     fit_intercept: bool = True,
     folds: int = 5,
     seed: int = 0,
+    **others: Unpack[TableOptions],
 ) -> Streamed:
     """Sum up Parquet files for least squares without loading them.
 
@@ -94,16 +91,21 @@ def summarise_files(
     ----------
     path : path
         A file, a directory, or a pattern such as ``rows/*.parquet``.
-    device, target, features, offset, weight, categories
-        Columns, as in `Federation.from_frame`. The levels of text are found first, in a pass over those columns alone.
-    missing : "refuse" | "drop"
-        As in `Federation.from_frame`; means are not known before the pass ends.
+    device, target : str
+        Columns of sites and targets.
     fit_intercept : bool
         Whether to put a column of ones first.
     folds : int
         Number of folds; a site's rows go to them in turn, in the order of the files.
     seed : int
         Kept with the folds; nothing is drawn.
+
+    Other Parameters
+    ----------------
+    features, offset, weight, categories
+        Columns, as in `Federation.from_frame`. The levels of text are found first, in a pass over those columns alone.
+    missing : "refuse" | "drop"
+        As in `Federation.from_frame`; means are not known before the pass ends.
 
     Returns
     -------
@@ -128,13 +130,9 @@ def summarise_files(
     ([2, 2], ('x',))
     """
     check_whole("folds", folds, least=2)
-    if missing not in ("refuse", "drop"):
-        raise ParameterError(f"missing={missing!r} needs all rows in memory; in one pass rows are dropped or refused")
-    files = parquet_files(path)
-    roles = Roles(device, target, offset, weight)
-    stream = Stream(files, roles, missing == "drop")
+    stream = stream_of(path, Roles(device, target, **others))
     try:
-        schema = learned_features(stream, features, categories)
+        schema = learned_features(stream)
         sums = RunningSums(len(schema.names), folds)
         for rows in stream.rows(schema):
             sums.add(*rows)
@@ -143,10 +141,22 @@ def summarise_files(
         raise DataError(f"{path}: {error}") from None
     if not sums.devices:
         raise DataError(f"{path}: no row is left")
-    return _streamed(sums, schema, stream, features, fit_intercept, seed)
+    return _streamed(sums, schema, stream, fit_intercept, seed)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
+
+
+def stream_of(path: str | os.PathLike[str], roles: Roles) -> Stream:
+    """Parquet files as a stream of rows, if what was said about the table can be done without all of it in memory."""
+    if roles.missing not in ("refuse", "drop"):
+        raise ParameterError(
+            f"missing={roles.missing!r} needs all rows in memory; of files rows are dropped or refused"
+        )
+    for name in ("time", "drop"):
+        if getattr(roles, name):
+            raise ParameterError(f"{name}={getattr(roles, name)!r} needs all rows in memory: use Federation.read")
+    return Stream(parquet_files(path), roles)
 
 
 def parquet_files(path: str | os.PathLike[str]) -> list[Path]:
@@ -173,7 +183,6 @@ def opened_file(file: Path) -> Any:
 class Stream:
     files: Sequence[Path]
     roles: Roles
-    drops: bool
     n_rows: int = 0
     gaps: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -230,7 +239,7 @@ class Stream:
         if not empty:
             return
         words = ", ".join(f"{name!r} in {n}" for name, n in sorted(empty.items(), key=lambda one: -one[1])[:10])
-        if self.drops:
+        if self.roles.missing == "drop":
             self.notes.append(f"rows with missing cells left out: {words} of {count(self.n_rows, 'row')}")
             return
         raise DataError(
@@ -239,11 +248,12 @@ class Stream:
         )
 
 
-def learned_features(stream: Stream, features: Sequence[str] | None, categories: Sequence[str]) -> TableSchema:
+def learned_features(stream: Stream) -> TableSchema:
     """The features, with the levels of those that are text, found in a pass over these alone."""
     first = opened_file(stream.files[0])
     roles, present = stream.roles, first.schema_arrow.names
-    roles.check(dict.fromkeys(present, np.empty(0)), features, categories)
+    features, categories = roles.features, roles.categories
+    roles.check(dict.fromkeys(present, np.empty(0)))
     chosen = [name for name in present if name not in roles.taken] if features is None else list(features)
     head = next(stream.batches(chosen), {name: np.empty(0) for name in chosen})
     if features is None:
@@ -277,19 +287,17 @@ def learned_features(stream: Stream, features: Sequence[str] | None, categories:
     raise_findings(findings)
     if not columns:
         raise DataError(f"no column is left for the features beside {listed(roles.taken)}")
-    return TableSchema(tuple(columns), Column(roles.target or ""), roles.offset, "drop" if stream.drops else "refuse")
+    return TableSchema(tuple(columns), Column(roles.target or ""), roles.offset, roles.missing)
 
 
 # --- sums -------------------------------------------------------------------------------------------------------
 
 
-def _streamed(
-    sums: RunningSums, schema: TableSchema, stream: Stream, features: Sequence[str] | None, intercept: bool, seed: int
-) -> Streamed:
+def _streamed(sums: RunningSums, schema: TableSchema, stream: Stream, intercept: bool, seed: int) -> Streamed:
     whole = sums.whole
     schema = replace(schema, fill=tuple((whole[0, 1:-1] / whole[0, 0]).tolist()))
     keep = np.arange(len(schema.names))
-    if features is None:
+    if stream.roles.features is None:
         schema, keep = telling_columns(whole, schema, stream)
     summaries = sums.summaries(schema.names, keep, intercept=intercept, seed=seed)
     return Streamed(summaries, schema, stream.n_rows, tuple(stream.notes))

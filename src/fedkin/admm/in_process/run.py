@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from numpy.typing import ArrayLike
 
-from fedkin._base import check_positive, check_whole
 from fedkin.admm.availability import Availability
 from fedkin.admm.gradients import GradientKind
 from fedkin.admm.in_process.backend import Backend
@@ -16,8 +15,26 @@ from fedkin.admm.in_process.session import Recording, RunSetup, Session
 from fedkin.admm.in_process.trace import Callback, Trace
 from fedkin.admm.plan import BatchSize, Settings
 from fedkin.admm.shard import Average
-from fedkin.errors import ParameterError
 from fedkin.objective import Problem, Solution
+
+
+class RunOptions(TypedDict, total=False):
+    """What may be said about a run beside the arguments that `fed_admm` names; it explains all of them."""
+
+    rho: float | Literal["auto"]
+    step: float | Literal["auto", "literal"]
+    kappa: float | None
+    average: Average | None
+    gradient: GradientKind
+    seed: int
+    callbacks: Sequence[Callback]
+    record_every: int | None
+    checkpoint: str | os.PathLike[str] | None
+    checkpoint_every: int | None
+    resume: bool
+    fuse: bool
+    shards: int | Sequence[int]
+    backend: Backend
 
 
 def fed_admm(
@@ -25,25 +42,12 @@ def fed_admm(
     rounds: int = 1000,
     batch_size: BatchSize = None,
     *,
-    rho: float | Literal["auto"] = "auto",
-    step: float | Literal["auto", "literal"] = "auto",
-    kappa: float | None = None,
-    average: Average | None = None,
-    gradient: GradientKind = "plain",
     availability: Availability | None = None,
     streams: Mapping[Any, Iterable[Any]] | None = None,
-    seed: int = 0,
     tol: float | None = None,
     reference: Solution | ArrayLike | None = None,
     warm_start: Solution | None = None,
-    callbacks: Sequence[Callback] = (),
-    record_every: int | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    checkpoint_every: int | None = None,
-    resume: bool = False,
-    fuse: bool = False,
-    shards: int | Sequence[int] = 1,
-    backend: Backend = "auto",
+    **others: Unpack[RunOptions],
 ) -> Solution:
     """Minimise the objective of ``problem`` by Fed-ADMM: each round, a device looks at a batch and tells its
     neighbours its theta.
@@ -56,6 +60,20 @@ def fed_admm(
         Rounds to do, counted from the very first one also when resuming.
     batch_size : int, sequence of V ints or None
         Rows that a device draws in each round, without replacement; None for all its rows.
+    availability : Availability, optional
+        Devices that come and go (Algorithm 2).
+    streams : mapping {device: iterable of samples}, optional
+        These devices see new samples ``(x, y)`` in every round; their stored rows serve for the curvature and the
+        reported objective only.
+    tol : float, optional
+        Stop when the relative duality gap is at most this; it is computed for every line of the trace.
+    reference : Solution or array (V, p), optional
+        For the column ``distance`` of the trace.
+    warm_start : Solution, optional
+        Where theta and the edge duals start; at 0 by default.
+
+    Other Parameters
+    ----------------
     rho : float or "auto"
         Penalty of the augmented Lagrangian. By default ``mean curvature / mean degree``, times 4 where noise does not
         force the steps to shrink.
@@ -72,19 +90,8 @@ def fed_admm(
     gradient : "plain", "saga" or "svrg"
         The paper's mini-batch gradient, or one whose variance vanishes: linear convergence on strongly convex losses.
         SAGA remembers a number per row, SVRG passes over all rows now and then.
-    availability : Availability, optional
-        Devices that come and go (Algorithm 2).
-    streams : mapping {device: iterable of samples}, optional
-        These devices see new samples ``(x, y)`` in every round; their stored rows serve for the curvature and the
-        reported objective only.
     seed : int
         Of the batches and of the availability.
-    tol : float, optional
-        Stop when the relative duality gap is at most this; it is computed for every line of the trace.
-    reference : Solution or array (V, p), optional
-        For the column ``distance`` of the trace.
-    warm_start : Solution, optional
-        Where theta and the edge duals start; at 0 by default.
     callbacks : sequence of callables
         Called with a `Progress` whenever a line is recorded; a true result ends the run.
     record_every : int, optional
@@ -136,16 +143,13 @@ def fed_admm(
     >>> bool(solution.trace["distance"][-1] < 1e-10)
     True
     """
-    check_whole("rounds", rounds, least=1)
-    for name, value in (("record_every", record_every), ("checkpoint_every", checkpoint_every)):
-        if value is not None:
-            check_whole(name, value, least=1)
-    if tol is not None:
-        check_positive("tol", tol)
-    if resume and checkpoint is None:
-        raise ParameterError("resume needs checkpoint, the file to go on from")
-    settings = Settings(batch_size, rho, step, kappa, average, gradient, seed)
-    trace = Trace(problem, reference)
-    setting = RunSetup(settings, rounds, availability, streams, shards, warm_start, backend)
-    recording = Recording(tol, tuple(callbacks), record_every, checkpoint, checkpoint_every, fuse)
-    return Session(problem, setting).run(trace, recording, resume)
+    rest: dict[str, Any] = dict(others)
+    recording = Recording(tol, **_taken(rest, Recording))
+    settings = Settings(batch_size, **_taken(rest, Settings))
+    setup = RunSetup(settings, rounds, availability, streams, warm_start, **rest)
+    return Session(problem, setup).run(Trace(problem, reference), recording)
+
+
+def _taken(rest: dict[str, Any], kind: type) -> dict[str, Any]:
+    """Take out of ``rest`` what a dataclass has fields for."""
+    return {name: rest.pop(name) for name in kind.__dataclass_fields__ if name in rest}  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin._base import Array, Mask
+from fedkin._base import Array, Mask, check_positive, check_whole
 from fedkin.admm.availability import Availability
 from fedkin.admm.curvature import local_curvature
 from fedkin.admm.in_process.backend import Backend, choose_backend
@@ -51,9 +51,12 @@ class RunSetup:
     rounds: int
     availability: Availability | None = None
     streams: Mapping[Any, Iterable[Any]] | None = None
-    shards: int | Sequence[int] = 1
     warm_start: Solution | None = None
+    shards: int | Sequence[int] = 1
     backend: Backend = "auto"
+
+    def __post_init__(self) -> None:
+        check_whole("rounds", self.rounds, least=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +64,21 @@ class Recording:
     """What is written down about a run, and when it may end; see `fedkin.fed_admm`."""
 
     tol: float | None = None
-    callbacks: tuple[Callback, ...] = ()
+    callbacks: Sequence[Callback] = ()
     record_every: int | None = None
     checkpoint: str | os.PathLike[str] | None = None
     checkpoint_every: int | None = None
+    resume: bool = False
     fuse: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("record_every", "checkpoint_every"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), least=1)
+        if self.tol is not None:
+            check_positive("tol", self.tol)
+        if self.resume and self.checkpoint is None:
+            raise ParameterError("resume needs checkpoint, the file to go on from")
 
 
 class _DivergedError(Exception):
@@ -142,14 +155,14 @@ class Session:
         self.caution *= RESTART_FACTOR
         self.begin()
 
-    def run(self, trace: Trace, recording: Recording, resume: bool) -> Solution:
+    def run(self, trace: Trace, recording: Recording) -> Solution:
         """Do all rounds, again with shorter steps where they diverge."""
         self.trace, self.recording = trace, recording
         path = recording.checkpoint
         self.running = None if path is None else RunningFile(path, self.problem.graph, self.rounds)
-        file = None if path is None else Checkpoint(path, self._describe(), fresh=not resume)
+        file = None if path is None else Checkpoint(path, self._describe(), fresh=not recording.resume)
         try:
-            if resume and file is not None:
+            if recording.resume and file is not None:
                 self._resume(file)
             while True:
                 try:

@@ -81,16 +81,15 @@ def fit_streamed(
     """A model of rows that stay in files, and its comparison over folds; ``asked`` as in `summarise_files`."""
     if asked.get("device") is None:
         raise DataError(f"say which column of {data} holds the sites: --device COL")
-    said = {name: value for name, value in asked.items() if name not in ("time", "drop")}
     if asked.get("time") is not None:
         raise ParameterError("--time puts rows in order, which needs all of them in memory: omit --stream or --time")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", DegenerateDeviceWarning)
         if sums_tell(data, how, asked.get("target")):
-            model, summaries = _from_sums(data, said, graph, how, say)
+            model, summaries = _from_sums(data, asked, graph, how, say)
         else:
-            model, summaries = _from_files(data, said, graph, how, say)
+            model, summaries = _from_files(data, asked, graph, how, say)
         comparison = None
         if compares:
             say("comparing with simpler models, every fold held out in turn")
@@ -102,7 +101,7 @@ def fit_streamed(
 
 
 def _from_sums(
-    data: Path, said: dict[str, Any], graph: Path | None, how: FitOptions, say: Say
+    data: Path, said: Mapping[str, Any], graph: Path | None, how: FitOptions, say: Say
 ) -> tuple[FittedModel, Callable[[], Summaries]]:
     streamed = summarise_files(data, **said, fit_intercept=how.fit_intercept, folds=how.cv_folds, seed=how.seed)
     for words in streamed.notes:
@@ -115,7 +114,7 @@ def _from_sums(
 
 
 def _from_files(
-    data: Path, said: dict[str, Any], graph: Path | None, how: FitOptions, say: Say
+    data: Path, said: Mapping[str, Any], graph: Path | None, how: FitOptions, say: Say
 ) -> tuple[FittedModel, Callable[[], Summaries]]:
     rows = rows_in_files(data, **said, loss=how.loss, fit_intercept=how.fit_intercept)
     for words in rows.notes:

@@ -3,45 +3,73 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 
 from fedkin._base import AnyArray, listed
 from fedkin.data.learning.kinds import look_at
+from fedkin.data.schema import Missing
 from fedkin.data.tables import CSV_SUFFIXES, PARQUET_SUFFIXES, Columns, RowPlaces, read_cells, read_columns
 from fedkin.errors import DataError
 
 
+class TableOptions(TypedDict, total=False):
+    """What may be said about a table beside its columns of sites and targets; `Federation.from_frame` explains it."""
+
+    features: Sequence[str] | None
+    offset: str | None
+    weight: str | None
+    time: str | None
+    missing: Missing
+    categories: Sequence[str]
+    drop: Sequence[str]
+
+
 @dataclass(frozen=True)
 class Roles:
-    """Names of the columns that are no features."""
+    """Which columns of a table are what, and what to do with gaps: `TableOptions`, device and target."""
 
     device: str
     target: str | None = None
+    features: Sequence[str] | None = None
     offset: str | None = None
     weight: str | None = None
     time: str | None = None
+    missing: Missing = "refuse"
+    categories: Sequence[str] = ()
+    drop: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("features", "categories", "drop"):  # a word alone is a list of one
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, (getattr(self, name),))
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """Columns that are no features, and what each is."""
+        roles = [("site", self.device), ("target", self.target), ("offset", self.offset), ("weight", self.weight)]
+        return [(name, role) for role, name in [*roles, ("time", self.time)] if name is not None]
 
     @property
     def taken(self) -> dict[str, str]:
         """{column: its role}."""
-        return {name: role for role, name in asdict(self).items() if name is not None}
+        return dict(self.named)
 
-    def check(self, columns: Columns, features: Sequence[str] | None, categories: Sequence[str]) -> None:
+    def check(self, columns: Columns) -> None:
         """Raise one `DataError` with all columns that are named and not there, or named for two things."""
-        spoken = {"device": "site"}
-        named = [(name, f"the {spoken.get(role, role)}") for role, name in asdict(self).items() if name is not None]
-        named += [(name, "the features") for name in features or ()]
-        named += [(name, "the categories") for name in categories]
+        named = [(name, f"the {role}") for name, role in self.named]
+        named += [(name, "the features") for name in self.features or ()]
+        named += [(name, "the categories") for name in self.categories]
         absent = [(name, role) for name, role in named if name not in columns]
         if absent:
             words = " and ".join(f"no column {name!r} for {role}{near_name(name, columns)}" for name, role in absent)
             raise DataError(f"there is {words}; the table has {listed(columns, most=20)}")
         seen: dict[str, str] = {}
-        for name, role in named[: len(named) - len(categories)]:
+        for name, role in named[: len(named) - len(self.categories)]:
             role = "a feature" if role == "the features" else role.removeprefix("the ")
             if name in seen:
                 both = f"feature {name!r} is given twice" if seen[name] == role == "a feature" else ""
@@ -49,15 +77,17 @@ class Roles:
             seen[name] = role
 
 
-def without(columns: Columns, drop: Sequence[str], used: Mapping[str, str]) -> Columns:
-    """The table without some columns, which must be there; ``used`` are others that were named, with their roles."""
-    for name in drop:
+def without_dropped(columns: Columns, roles: Roles) -> Columns:
+    """The table without the columns to drop, which must be there and be named for nothing else."""
+    used = dict.fromkeys([*(roles.features or ()), *roles.categories], "a feature")
+    used |= {name: f"the {role}" for name, role in roles.named}
+    for name in roles.drop:
         if name not in columns:
             has = listed(columns, most=20)
             raise DataError(f"there is no column {name!r} to drop{near_name(name, columns)}; the table has {has}")
         if name in used:
             raise DataError(f"column {name!r} cannot be both {used[name]} and dropped")
-    return {name: cells for name, cells in columns.items() if name not in drop}
+    return {name: cells for name, cells in columns.items() if name not in roles.drop}
 
 
 def near_name(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -24,7 +24,6 @@ from fedkin.data.schema import (
     LEAVE_EMPTY,
     Column,
     Finding,
-    Missing,
     RowWords,
     TableSchema,
     parsed_numbers,
@@ -58,15 +57,7 @@ class LearnedTable:
     done: tuple[str, ...] = ()
 
 
-def learn_table(
-    columns: Columns,
-    roles: Roles,
-    features: Sequence[str] | None,
-    at: RowWords,
-    *,
-    missing: Missing = "refuse",
-    categories: Sequence[str] = (),
-) -> LearnedTable:
+def learn_table(columns: Columns, roles: Roles, at: RowWords) -> LearnedTable:
     """Find out what the columns of a table are.
 
     Parameters
@@ -74,34 +65,26 @@ def learn_table(
     columns : Columns
         The table.
     roles : Roles
-        Columns that are no features.
-    features : sequence of str, optional
-        Columns to use, whatever they look like. By default all others, except those that cannot tell anything.
+        What its owner said about them. Features that are named are used whatever they look like; by default all others
+        are, except those that cannot tell anything.
     at : callable
         What a row, numbered from 0, is called in messages.
-    missing : "refuse" | "drop" | "mean" | "indicator"
-        As in `TableSchema`.
-    categories : sequence of str
-        Columns whose numbers are names.
 
     Raises
     ------
     DataError
         With everything that stands in the way.
     """
-    check_choice("missing", missing, TableSchema._RULES)
-    roles.check(columns, features, categories)
-    return _Learning(columns, roles, features, at, missing, tuple(categories)).result()
+    check_choice("missing", roles.missing, TableSchema._RULES)
+    roles.check(columns)
+    return _Learning(columns, roles, at).result()
 
 
 @dataclass(eq=False)
 class _Learning:
     columns: Columns
     roles: Roles
-    features: Sequence[str] | None
     at: RowWords
-    missing: Missing
-    categories: tuple[str, ...]
     notes: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
@@ -115,21 +98,22 @@ class _Learning:
         kept, gaps = self._complete(known)
         if not kept.size:
             raise DataError("a federation needs at least one row, got none")
-        if self.features is None and self.roles.target is not None:
+        if self.roles.features is None and self.roles.target is not None:
             known = self._telling(known, kept)
-        if not known and self.features is None:
+        if not known and self.roles.features is None:
             raise DataError(f"no column is left for the features beside {listed(self.roles.taken)}")
         self._remark_on(known)
         self._tell_filled(known, kept)
-        told = tuple(column.name for column in known if column.name in gaps) if self.missing == "indicator" else ()
-        schema = TableSchema(tuple(known), target, self.roles.offset, self.missing, indicators=told)
+        missing = self.roles.missing
+        told = tuple(column.name for column in known if column.name in gaps) if missing == "indicator" else ()
+        schema = TableSchema(tuple(known), target, self.roles.offset, missing, indicators=told)
         return LearnedTable(schema, kept, tuple(self.notes), tuple(self.done))
 
     # --- columns ------------------------------------------------------------------------------------------------
 
     def _chosen(self) -> list[str]:
-        if self.features is not None:
-            return list(self.features)
+        if self.roles.features is not None:
+            return list(self.roles.features)
         rest = [name for name in self.columns if name not in self.roles.taken]
         index = [name for name in rest if is_row_number(name, self.columns[name])]
         if index and len(index) < len(rest):
@@ -151,9 +135,9 @@ class _Learning:
 
     def _feature(self, name: str) -> Column | None:
         cells = self.columns[name]
-        looked = look_at(cells, category=name in self.categories)
+        looked = look_at(cells, category=name in self.roles.categories)
         if looked.kind == "empty" and len(cells):
-            if self.features is None:
+            if self.roles.features is None:
                 self._leave_out([name], "is empty in every row", "")
             else:
                 self.findings.append(Finding(name, "is empty in every row: leave it out of features="))
@@ -176,18 +160,18 @@ class _Learning:
         if not finding.refuses:
             return finding
         words = finding.words
-        if self.missing == "refuse":
+        if self.roles.missing == "refuse":
             words = words.replace(LEAVE_EMPTY, f"{LEAVE_EMPTY} and add {how}")
         return Finding(finding.column, words + more)
 
     def _category(self, name: str, looked: Looked) -> Column | None:
         levels, n = looked.levels, len(self.columns[name])
         if len(levels) == 1:
-            if self.features is None or n > 1:
+            if self.roles.features is None or n > 1:
                 self._leave_out([name], f"is {levels[0]!r} in every row", "")
             return None
-        if too_many_levels(len(levels), n) and name not in self.categories:
-            how = "with drop=" if self.features is None else "of features="
+        if too_many_levels(len(levels), n) and name not in self.roles.categories:
+            how = "with drop=" if self.roles.features is None else "of features="
             self.findings.append(
                 Finding(
                     name,
@@ -254,9 +238,9 @@ class _Learning:
         gaps = {column.name: column.gaps(self.columns[column.name]) for column in known}
         roles = {name: _gaps(self.columns[name]) for name in self.roles.taken}
         empty = {name: mask for name, mask in (roles | gaps).items() if mask.any()}
-        fills = self.missing in FILLING
+        fills = self.roles.missing in FILLING
         losing = [mask for name, mask in empty.items() if not (fills and name in gaps)]
-        if self.missing == "refuse" and empty:
+        if self.roles.missing == "refuse" and empty:
             raise DataError(_missing_words(empty, roles.keys(), self.at))
         lost: Mask = np.any(losing, axis=0) if losing else np.zeros(n, dtype=bool)
         if lost.any():
@@ -312,7 +296,7 @@ class _Learning:
             )
 
     def _tell_filled(self, known: Sequence[Column], rows: Index) -> None:
-        if self.missing not in FILLING:
+        if self.roles.missing not in FILLING:
             return
         filled = {c.name: int(c.gaps(self.columns[c.name])[rows].sum()) for c in known}
         parts = [f"{name!r} {n}" for name, n in filled.items() if n]
@@ -323,7 +307,7 @@ class _Learning:
             self.done.append(f"{cells} filled by {means}: {', '.join(parts[:10])}{more}")
 
     def _remark_on(self, known: Sequence[Column]) -> None:
-        numbers = [c.name for c in known if c.kind == "number"] if self.features is None else []
+        numbers = [c.name for c in known if c.kind == "number"] if self.roles.features is None else []
         ids = [name for name in numbers if looks_like_id(name, self.columns[name])]
         if ids:
             verb, one, its = ("looks", "an id", "its") if len(ids) == 1 else ("look", "ids", "their")

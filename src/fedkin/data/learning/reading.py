@@ -5,47 +5,32 @@ from __future__ import annotations
 import glob
 import os
 import warnings
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from fedkin._base import AnyArray, Array, listed
 from fedkin.data.checks import grouped, times_of
 from fedkin.data.federation import Federation
-from fedkin.data.learning.columns import Roles, data_files, stacked_files, without
+from fedkin.data.learning.columns import Roles, data_files, stacked_files, without_dropped
 from fedkin.data.learning.learning import learn_table
 from fedkin.data.rows import Rows
-from fedkin.data.schema import Missing, RowWords, TableSchema, parsed_numbers
+from fedkin.data.schema import RowWords, TableSchema, parsed_numbers
 from fedkin.data.tables import Columns, RowPlaces, columns_of, frame_row, read_columns
 from fedkin.errors import DataError, TableWarning
 
 
-class Asked(NamedTuple):
-    """What the user said about a table beside the roles of columns."""
-
-    features: Sequence[str] | None = None
-    missing: Missing = "refuse"
-    categories: Sequence[str] = ()
-    drop: Sequence[str] = ()
-
-
-def federation_of_frame(frame: object, roles: Roles, asked: Asked) -> Federation:
+def federation_of_frame(frame: object, roles: Roles) -> Federation:
     """A federation from a data frame or a mapping of columns."""
-    return _federation(columns_of(frame), roles, asked, frame_row)
+    return _federation(columns_of(frame), roles, frame_row)
 
 
-def federation_of_files(
-    path: str | os.PathLike[str],
-    device: str | None,
-    others: tuple[str | None, str | None, str | None, str | None],
-    asked: Asked,
-) -> Federation:
-    """A federation from a file, a pattern of files or a directory; ``others`` are target, offset, weight and time."""
+def federation_of_files(path: str | os.PathLike[str], roles: Roles) -> Federation:
+    """A federation from a file, a pattern of files or a directory, where each file is a site if no column says so."""
     try:
-        columns, site, source = read_table(path, device, others, asked)
-        return _federation(columns, Roles(site, *others), asked, source)
+        columns, site, source = read_table(path, roles)
+        return _federation(columns, replace(roles, device=site), source)
     except DataError as error:
         message = str(error)
         raise DataError(message if str(path) in message else f"{path}: {message}") from None
@@ -64,27 +49,23 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
     return [place]
 
 
-def read_table(
-    path: str | os.PathLike[str], device: str | None, others: Sequence[str | None], asked: Asked
-) -> tuple[Columns, str, RowPlaces]:
+def read_table(path: str | os.PathLike[str], roles: Roles) -> tuple[Columns, str, RowPlaces]:
     """The columns of all files, the name of the one with the sites, and where rows came from."""
     files = files_of(path)
     if len(files) > 1 or Path(path).is_dir():
         wanted = None
-        if asked.features is not None:
-            wanted = [name for name in (*others, *asked.features, *asked.categories) if name is not None]
-        return stacked_files(files, device, wanted)
+        if roles.features is not None:
+            wanted = [*(name for name in roles.taken if name), *roles.features, *roles.categories]
+        return stacked_files(files, roles.device or None, wanted)
     columns = read_columns(files[0])
-    if device is None:
+    if not roles.device:
         raise DataError(f"say which column holds the sites, device=...; it has {listed(columns, 20)}")
-    return columns, device, RowPlaces((files[0],), (len(next(iter(columns.values()), ())),))
+    return columns, roles.device, RowPlaces((files[0],), (len(next(iter(columns.values()), ())),))
 
 
-def _federation(columns: Columns, roles: Roles, asked: Asked, at: RowWords) -> Federation:
-    spoken = {name: "the site" if role == "device" else f"the {role}" for name, role in roles.taken.items()}
-    named = {**dict.fromkeys([*(asked.features or ()), *asked.categories], "a feature"), **spoken}
-    columns = without(columns, asked.drop, named)
-    learned = learn_table(columns, roles, asked.features, at, missing=asked.missing, categories=asked.categories)
+def _federation(columns: Columns, roles: Roles, at: RowWords) -> Federation:
+    columns = without_dropped(columns, roles)
+    learned = learn_table(columns, roles, at)
     for words in learned.notes:
         warnings.warn(words, TableWarning, stacklevel=5)
     rows, schema = learned.rows, learned.schema
