@@ -13,7 +13,7 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
@@ -29,11 +29,10 @@ LANE = 16  # between arrows that pass floors on the outside
 
 @dataclass(frozen=True)
 class Room:
-    """A package (or public module) under ``fedkin``, and what its docstring promises."""
+    """A package (or public module) under ``fedkin``, and what its docstring says it is for."""
 
     name: str
     summary: str
-    contract: str
 
 
 def read_floors() -> list[list[str]]:
@@ -52,15 +51,12 @@ def read_room(name: str) -> Room:
     files = files_of(name)
     first = next((path for path in files if path.name == "__init__.py"), files[0])
     docstring = ast.get_docstring(ast.parse(first.read_text(encoding="utf-8"))) or ""
-    summary, _, rest = docstring.partition("\n\n")
-    found = re.search(r"^In: .*?(?=\n\n|\Z)", rest, re.MULTILINE | re.DOTALL)
-    return Room(name, " ".join(summary.split()), " ".join(found[0].split()) if found else "")
+    return Room(name, " ".join(docstring.partition("\n\n")[0].split()))
 
 
-def sub_rooms(name: str) -> list[Room]:
+def sub_rooms(name: str) -> list[str]:
     """Packages in a room."""
-    inner = sorted(path.parent.name for path in (SOURCE / name).glob("*/__init__.py"))
-    return [replace(read_room(f"{name}/{one}"), name=one) for one in inner]
+    return sorted(path.parent.name for path in (SOURCE / name).glob("*/__init__.py"))
 
 
 def imported_rooms(path: Path) -> Iterator[str]:
@@ -183,16 +179,14 @@ def plain(text: str) -> str:
 
 
 def table(floors: list[list[str]], rooms: dict[str, Room]) -> str:
-    lines = ["| room | what it is for, what comes in, what goes out |", "|---|---|"]
+    lines = ["| room | what it is for | its sub-rooms |", "|---|---|---|"]
     for floor in reversed(floors):
         for name in floor:
             room = rooms[name]
             where = f"../src/fedkin/{name}" + ("" if (SOURCE / name).is_dir() else ".py")
-            words = f"{room.summary} {room.contract}".strip().replace("``", "`").replace("|", r"\|")
-            lines.append(f"| [`{name}`]({where}) | {words} |")
-            for one in sub_rooms(name):
-                summary = one.summary.replace("``", "`")
-                lines.append(f"| &emsp;[`{name}/{one.name}`]({where}/{one.name}) | {summary} |")
+            words = room.summary.replace("``", "`").replace("|", r"\|")
+            inner = ", ".join(f"[`{one}`]({where}/{one})" for one in sub_rooms(name))
+            lines.append(f"| [`{name}`]({where}) | {words} | {inner} |")
     return "\n".join([BEGIN, "", *lines, "", END])
 
 

@@ -58,7 +58,7 @@ def test_float32_halves_the_payload_and_rounds_to_nearest() -> None:
         (frame_of()[:2] + b"\x02" + frame_of()[3:], "version 2"),
         (frame_of(run=b"12345678"), "run 3132"),
         (frame_of(kind=Kind.ALPHA), "kind 2"),
-        (frame_of(sender=8), "device number 8"),
+        (frame_of(sender=8), "site number 8"),
         (frame_of(values=np.zeros(6)), "6 numbers, expected 5"),
         (frame_of(values=[0, 0, np.nan, 0, 0]), "number 2 is not finite"),
         (frame_of(values=[0, 0, 0, 0, -np.inf]), "number 4 is not finite"),

@@ -81,7 +81,7 @@ def test_who_waits_says_of_each_neighbour_what_is_the_matter(network: MemoryNetw
     with pytest.raises(PeerError) as told:
         device.run()
     words = str(told.value)
-    assert f"d{down} (it is down: start it, then this device)" in words
+    assert f"d{down} (it is down: start it, then this site)" in words
     assert f"d{silent} (it is up: see in its log whom it waits for itself)" in words
     assert f"d{liar} (what it sends is refused: the numbers have size" in words
     assert words.count("start it") == 1

@@ -221,7 +221,7 @@ def test_neighbours_without_any_address_are_named(tmp_path: Path) -> None:
 def test_a_short_patience_is_honoured_and_the_neighbour_named(tmp_path: Path, placement: str) -> None:
     changes = {} if placement == "peer" else {"compare_every": 0}
     small_sites(tmp_path, 2, placement=placement, **changes)
-    refused(tmp_path / "d1", "from d0 (it is down: start it, then this device)", code=4)
+    refused(tmp_path / "d1", "from d0 (it is down: start it, then this site)", code=4)
     status = json.loads((tmp_path / "d1" / "status.json").read_text())
     assert status["state"] == "cannot go on" and "d0" in status["why"]
 

@@ -16,7 +16,18 @@ The rooms, floor by floor from the ground up. A room imports only from the floor
 - `federate` | `report`: rounds and summaries between processes and machines (without `fitting`); pages
 - `studies`, then `cli`: the paper's figures; the command line
 
-Large rooms have sub-rooms, whose ``__init__`` say the same. Where a change belongs is written in them as "To add ...".
+Large rooms have sub-rooms, whose ``__init__`` say the same.
+
+Where does a change belong? The ``__init__`` of one room lists all files to touch, in order, under "To add ...".
+
+- a loss: `losses`
+- a transport: `federate/links`
+- what a model directory holds: `fitting/model`
+- an edge test: `stats`
+- a figure: `report` (on the report page, or for Python), `studies/present` (of a study)
+- an option of a fit: `fitting`; a command: `cli`
+
+docs/architecture.md has the picture, how data travel, and more changes.
 Names are imported on first use, so that ``import fedkin`` stays light.
 """
 

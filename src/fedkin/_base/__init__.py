@@ -19,7 +19,7 @@ from fedkin._base.files import (
 )
 from fedkin._base.html import html_card, some_of
 from fedkin._base.locks import is_locked, lock
-from fedkin._base.progress import Say, listening, logger, tracked
+from fedkin._base.progress import Say, listening, tracked
 from fedkin._base.waiting import wait_until
 from fedkin._base.words import count, listed
 
@@ -44,7 +44,6 @@ __all__ = [
     "listed",
     "listening",
     "lock",
-    "logger",
     "replacing",
     "replacing_directory",
     "some_of",

@@ -14,7 +14,7 @@ rounds `in_process`. To carry thetas in another way: a `Link`, in `fedkin.federa
 
 from __future__ import annotations
 
-from fedkin.admm.availability import Availability, Presence
+from fedkin.admm.availability import Availability, StandIns
 from fedkin.admm.curvature import local_curvature
 from fedkin.admm.gradients import DeviceRows, GradientKind, Gradients
 from fedkin.admm.in_process import (
@@ -26,7 +26,7 @@ from fedkin.admm.in_process import (
     subgradient_descent,
 )
 from fedkin.admm.plan import Plan, Settings, device_rows, plan_run
-from fedkin.admm.rounds import Course, DirectLink, Link, LocalShards, run_rounds
+from fedkin.admm.rounds import Course, DirectLink, Link, LocalShards, Wire, run_rounds
 from fedkin.admm.sampling import device_keys
 from fedkin.admm.shard import Average, Shard, ShardState, StepRule, UpdateRule
 from fedkin.admm.shares import MOST_PARAMS, Share, ShareTaker, is_shared, together
@@ -45,7 +45,6 @@ __all__ = [
     "Link",
     "LocalShards",
     "Plan",
-    "Presence",
     "Progress",
     "Saved",
     "Sent",
@@ -54,9 +53,11 @@ __all__ = [
     "ShardState",
     "Share",
     "ShareTaker",
+    "StandIns",
     "StepRule",
     "Store",
     "UpdateRule",
+    "Wire",
     "device_keys",
     "device_rows",
     "fed_admm",

@@ -20,7 +20,8 @@ from fedkin._base import Array, Mask, check_choice
 from fedkin.admm.patterns import Bernoulli, BoundPattern, Bursts, Pattern, PerDevice, Recorded, read_recorded, zero_one
 
 Weighting = Literal["known", "estimated"]
-Placement = Literal["central", "replicas"]
+#: Who steps for absent devices: a central machine, or all others in their replicas.
+StandIns = Literal["central", "replicas"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,7 @@ class Availability:
 
     pattern: Pattern
     weighting: Weighting = "known"
-    placement: Placement = "central"
+    placement: StandIns = "central"
 
     def __post_init__(self) -> None:
         check_choice("weighting", self.weighting, ("known", "estimated"))
@@ -64,7 +65,7 @@ class Availability:
         *,
         blocks: Mapping[Any, Hashable] | Sequence[Hashable] | None = None,
         weighting: Weighting = "known",
-        placement: Placement = "central",
+        placement: StandIns = "central",
     ) -> Availability:
         """Device i is there with probability ``p_i``, independently in every round.
 
@@ -95,7 +96,7 @@ class Availability:
         *,
         repeat: bool = False,
         weighting: Weighting = "known",
-        placement: Placement = "central",
+        placement: StandIns = "central",
     ) -> Availability:
         """Presence as it was once recorded.
 
@@ -131,7 +132,7 @@ class Availability:
         period: int = 20,
         groups: Mapping[Any, Hashable] | Sequence[Hashable] | None = None,
         weighting: Weighting = "known",
-        placement: Placement = "central",
+        placement: StandIns = "central",
     ) -> Availability:
         """Silence in long runs, and groups that hardly ever meet: everything that the theorem's independence excludes.
 

@@ -1,6 +1,6 @@
 """Sites and their rows.
 
-In: tables, data frames, arrays, files. Out: a `Federation`, the rows of all devices stacked in device order, checked;
+In: tables, data frames, arrays, files. Out: a `Federation`, the rows of all sites stacked in their order, checked;
 or, by a `Schema`, the prepared rows of one site, and `Finding`s in words. Imports: `_base`, `errors`.
 
 | where | what it does |
@@ -8,7 +8,7 @@ or, by a `Schema`, the prepared rows of one site, and `Finding`s in words. Impor
 | `tables` | files and data frames as plain columns |
 | `learning` | a user's table: what its columns are, which can be used, and what to say about the rest |
 | `schema` | a contract's table: what columns must be, rows prepared accordingly, what is wrong in words |
-| `rows`, `stacked`, `federation` | the only container of rows; those of all devices; how they are made and cut |
+| `rows`, `stacked`, `federation` | the only container of rows; those of all sites; how they are made and cut |
 
 To add a check: on users' tables in `learning`, on a contract's in `schema`. To add a file format: `tables`.
 `Federation.read` calls `learning.reading`, which calls back to make the `Federation`.

@@ -16,9 +16,9 @@ Imports: `admm`, `stats` and below; not `fitting`.
 | `links` | what carries thetas: memory (tests), zenoh and its access lists, MPI |
 | `programs` | what runs on a machine: a site's programs, their supervisor, an overview |
 
-To add a transport: `links` says where. Rounds need no change: `links/neighbours` makes them of any transport. To add a
-link without frames, as between MPI ranks: a class with `exchange` (`fedkin.admm.Link`) in `links`, and a driver beside
-`mpi`.
+To add a transport, or a link as between MPI ranks: `federate/links` lists the files. To add a key of the contract:
+`federate/contract/contract` and docs/contract.md. To change when a site refuses to share:
+`federate/sharing/thresholds`.
 
 Names are imported on first use, so that a site's process stays light.
 """
@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedkin.federate.contract.contract import Contract, ContractError, EdgeTests, Rounds, Thresholds
-    from fedkin.federate.contract.draft import Draft, draft_contract
+    from fedkin.federate.contract.draft import draft_contract
     from fedkin.federate.mpi import check_no_job, job_folder, read_job
-    from fedkin.federate.programs.files import MODEL, SELECTION, STDERR
+    from fedkin.federate.programs.files import SELECTION, STDERR
     from fedkin.federate.programs.overview import TROUBLE, Line, overview, places_in, prometheus
     from fedkin.federate.programs.snapshot import snapshot
     from fedkin.federate.programs.supervisor import (
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "contract.contract": "Contract ContractError EdgeTests Rounds Thresholds",
-    "contract.draft": "Draft draft_contract",
+    "contract.draft": "draft_contract",
     "mpi": "check_no_job job_folder read_job",
-    "programs.files": "MODEL SELECTION STDERR",
+    "programs.files": "SELECTION STDERR",
     "programs.overview": "TROUBLE Line overview places_in prometheus",
     "programs.snapshot": "snapshot",
     "programs.supervisor": "STOP_SIGNAL Supervisor all_done check_idle only_supervisor stop_all",

@@ -185,7 +185,7 @@ class Centre:
             self.status.waiting_for = [self.names[u] for u in waiting]
             self.tick()
         if waiting:
-            self.journal.write("warning", "left before all devices had their result", peers=self.status.waiting_for)
+            self.journal.write("warning", "left before all sites had their result", peers=self.status.waiting_for)
 
     # --- devices ---
 
@@ -208,7 +208,7 @@ class Centre:
     def _presence_of(self, u: int) -> Callable[[bool], None]:
         def on_presence(here: bool) -> None:
             (self.status.up.add if here else self.status.up.discard)(self.names[u])
-            self.journal.sparingly("info", "device up" if here else "device down", peer=self.names[u])
+            self.journal.sparingly("info", "site up" if here else "site down", peer=self.names[u])
             self.inbox.wake()
 
         return on_presence
@@ -282,7 +282,7 @@ class Worker:
                 self._pull()
                 next_pull = now + self.patience.last_pull
             if now - heard > self.patience.give_up:
-                raise PeerError(f"nothing from the central machine for {now - heard:.0f} s: start it, then this device")
+                raise PeerError(f"nothing from the central machine for {now - heard:.0f} s: start it, then this site")
             self.tick()
         self.status.state, self.status.round = "finished", self.manifest.rounds
         self.transport.publish(

@@ -91,7 +91,7 @@ def _find_devices(grid: Grid, manifest: Manifest, seconds: float) -> dict[int, i
     """The node of each device; waits until all are there."""
     if not wait_until(lambda: len(list(grid.get_node_ids())) >= manifest.n_sites, max(seconds, 60.0)):
         nodes = len(list(grid.get_node_ids()))
-        raise SolverError(f"{count(nodes, 'Flower node')} for {manifest.n_sites} devices; start one for each")
+        raise SolverError(f"{count(nodes, 'Flower node')} for {manifest.n_sites} sites; start one for each")
     ids = list(grid.get_node_ids())
     replies = grid.send_and_receive(
         [Message(RecordDict(), dst_node_id=node, message_type="query") for node in ids], timeout=max(seconds, 60.0)

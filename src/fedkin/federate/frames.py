@@ -32,9 +32,8 @@ from typing import Any, Literal, NamedTuple, NoReturn
 import numpy as np
 
 from fedkin._base import Array
+from fedkin.admm import Wire
 from fedkin.errors import FedkinError
-
-Wire = Literal["float64", "float32"]
 
 MAGIC = b"FK"
 VERSION = 1
@@ -181,7 +180,7 @@ def _say_what_differs(frame: bytes, expected: Expected) -> NoReturn:
     if code != _WIRES.index(expected.wire):
         raise MessageError(f"number format {code}, expected {expected.wire}")
     if sender != expected.sender:
-        raise MessageError(f"it claims to come from device number {sender}, but {expected.sender} writes here")
+        raise MessageError(f"it claims to come from site number {sender}, but {expected.sender} writes here")
     if length != expected.length:
         raise MessageError(f"{length} numbers, expected {expected.length}")
     raise MessageError(f"{len(frame)} bytes do not hold a header and {length} numbers")

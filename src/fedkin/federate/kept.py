@@ -91,7 +91,7 @@ class KeptState:
         if others:
             raise ParameterError(
                 f"{self.path}: was written by another run, or by another revision of this one (after its round "
-                f"{others[0][2]}); remove it to start from round 0, on all devices"
+                f"{others[0][2]}); remove it to start from round 0, on all sites"
             )
         if found is not None and found.header.get("device") != self.device:
             raise DataError(

@@ -125,9 +125,7 @@ class Replica(NeighbourLink):
         if not self.over:
             self._save()
         if np.sqrt(self.theta.dot(self.theta)) > (1.0 - 1e-9) * self.manifest.radius:
-            raise SolverError(
-                f"the parameters of device {self.name!r} diverged to the border of their ball: {TOO_LONG}"
-            )
+            raise SolverError(f"the parameters of site {self.name!r} diverged to the border of their ball: {TOO_LONG}")
         self.journal.write("info", "finished", round=self.done)
         self.status.state = "finished"
         return np.asarray(self.component.shard.average[self.component.members.index(self.position)])
@@ -145,7 +143,7 @@ class Replica(NeighbourLink):
         if self.manifest.wire == "float32":
             theta = theta.astype(np.float32).astype(np.float64)
         if not np.isfinite(theta).all():
-            raise SolverError(f"round {t}: the parameters of device {self.names[self.position]!r} diverged: {TOO_LONG}")
+            raise SolverError(f"round {t}: the parameters of site {self.names[self.position]!r} diverged: {TOO_LONG}")
         return theta
 
     def _finish(self, thetas: Mapping[int, Array]) -> None:

@@ -267,7 +267,7 @@ class Inbox:
         """Who is missing and what to do about each: start it, look at what it sends, or at the link to it."""
         parts = []
         for v in missing:
-            cure = "it is down: start it, then this device"
+            cure = "it is down: start it, then this site"
             if v in self._refusals:
                 cure = f"what it sends is refused: {self._refusals[v]}"
             elif self.names[v] in up:
@@ -381,7 +381,7 @@ def collect(
         if enough and (not awaited or now >= deadline):
             break
         if waited > patience.give_up and not enough:
-            raise PeerError(f"no device has answered in round {t} for {waited:.0f} s; start some")
+            raise PeerError(f"no site has answered in round {t} for {waited:.0f} s; start some")
         if reminders.pull_is_due(now):
             for u in awaited:
                 pull(u)

@@ -1,6 +1,6 @@
-"""Who may be kin: edges between devices.
+"""Who may be kin: edges between sites.
 
-In: edge lists, coordinates, files. Out: a `Graph` over named devices, its matrices and its spectrum.
+In: edge lists, coordinates, files. Out: a `Graph` over named sites, its matrices and its spectrum.
 Imports: `data` (tables and ids), `_base`, `errors`.
 
 `graph` makes and changes graphs, on what is known of their `edges`; `cliques` are unions of cliques without a list of

@@ -1,4 +1,4 @@
-"""Losses: what a device minimises on its own rows, the mean over them of ``m(z; theta)``.
+"""Losses: what a site minimises on its own rows, the mean over them of ``m(z; theta)``.
 
 In: rows. Out: values, derivatives, predictions, and everything else that depends on the loss (start values, plausible
 sizes, whether a minimiser exists, the name in compiled loops, the description in files). Other packages ask the loss,
@@ -6,14 +6,18 @@ not which loss it is, except where "To add a loss" says so. Imports: `_base` and
 
 A `Loss` is any function of theta; a `RowLoss` sees rows through linear predictors and states a few pointwise functions;
 `UserLoss` makes a loss of your own functions.
-To add a loss: a class in `builtin` and an entry in `named`; estimators, commands and contracts then know it. What goes
-by name, as far as it applies: its held-out metric (`fitting/comparison/metrics`: `METRICS` and a branch of
-`row_errors`, which else takes squares), its slope in compiled rounds (`admm/in_process/kernels`), when a draft of a
-contract proposes it (`federate/contract/draft`), hints and checks of ``fedkin fit`` (`cli/models/hints`,
-`cli/models/fit`, `cli/models/fit_table`, `cli/models/streamed`), targets that must be positive for scikit-learn
-(`fitting/estimators/per_device`), intervals of new observations by `Loss.noise` (`kin/result/inference`), and that
-logistic becomes multinomial (`fitting/preparation`, `stats/rereading`, `federate/contract/contract`,
-`federate/contract/files`).
+To add a loss, files in this order. The first two make it known to estimators, commands and contracts; the others know
+losses by name, and matter as far as they apply:
+1. `losses/builtin`: a class; what solvers, rounds and kin need is asked of it. `losses/__init__` exports it.
+2. `losses/named`: its entry in `_NAMED`.
+3. `fitting/comparison/metrics`: its held-out metric, in `METRICS` and `row_errors` (which else takes squares).
+4. `admm/in_process/kernels`: its slope, if it says ``compiled = True``. `fitting/estimators/per_device`: whether
+   targets must be positive. `kin/result/inference`: a kind of `Loss.noise` that is new.
+5. `federate/contract/draft`, `cli/models/hints`: when to propose it. `cli/models/fit`, `cli/models/fit_table`,
+   `cli/models/streamed`: checks of ``fedkin fit``.
+6. docs/command-line.md and docs/contract.md list the names.
+Only for classes, where logistic becomes multinomial: `fitting/preparation`, `stats/rereading`,
+`federate/contract/contract`, `federate/contract/files`.
 """
 
 from __future__ import annotations

@@ -34,7 +34,6 @@ from fedkin.objective.summaries import (
     Reader,
     Summaries,
     Summary,
-    Told,
     parameter_map,
 )
 from fedkin.objective.sums import FoldSums, assign_folds
@@ -63,7 +62,6 @@ __all__ = [
     "Status",
     "Summaries",
     "Summary",
-    "Told",
     "assign_folds",
     "ball_gap",
     "build_terms",

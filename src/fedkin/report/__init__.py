@@ -6,12 +6,15 @@ Imports: `fitting` and below; plotting libraries only where a figure is asked fo
 
 `page` makes the report of `payload` (values; `arrays`, `places`) and `words` (sentences); `card` is the model card,
 `live` serves ``fedkin watch``, `pages` fills the templates, `plots` draws with Matplotlib.
-To add a figure, first say where it is seen:
-on the report page: its values in `payload`, and their types in ``web/src/data.ts``; its sentences in `words`; its
-drawing in TypeScript in ``web/src``; what readers without a script see in `page._plain`; then ``make web``, which
-writes ``static/``;
-in Python, with Matplotlib: a function in `plots`, exported here, and its name in docs/api.md;
-in a study or the paper: `fedkin.studies.present`.
+To add a figure, files in this order. First say where it is seen.
+On the report page:
+1. `report/payload`: its values; `report/words`: its sentences.
+2. ``web/src/data.ts``: the types of the values; ``web/src/NAME.ts``: its drawing, a section, which
+   ``web/src/report.ts`` puts on the page.
+3. `report/page`: what readers without a script see (`_plain`), and its place in ``templates/report.html``.
+4. ``make web`` writes ``static/``; commit it.
+In Python, with Matplotlib: a function in `report/plots`, exported here, and its name in docs/api.md.
+In a study or the paper: `studies/present` lists the files.
 """
 
 from __future__ import annotations

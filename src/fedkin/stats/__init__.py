@@ -8,12 +8,13 @@ below; not the solvers.
 of devices; `selection` tests edges; `summarise` is what a site says about its rows (`private`: with noise; `running`:
 as rows come; `streaming`: in one pass over large files; `rereading`: in many). `newton` does the numerical work, many
 devices at once.
-To add an edge test: `selection`. `wald_tests` has the p-value of an edge, `Method`, `ERROR_CONTROLLED` and
-`threshold_of` the correction for many edges; options, estimators and commands read their names from there. The studies
-list names themselves, and take one that they do not know for a bound on the share of wrong edges:
-`studies/present/claims`, `studies/present/summary`, `studies/tasks/estimation`, ``built_in/error-rates.toml``. Between
-sites, `federate/programs/select` tests a site's own edges with `wald_tests`, and corrects by Bonferroni only, since no
-site sees all p-values; `EdgeTests` in `federate/contract/contract`, what a contract says, has a level and no method.
+To add an edge test, files in this order:
+1. `stats/selection`: `wald_tests` has the p-value of an edge; a correction for many edges is a name in `Method`, a
+   sentence in `ERROR_CONTROLLED`, perhaps `FAMILY_WISE`, and a branch of `threshold_of`. Options, estimators and
+   commands read the names from there.
+2. `studies/present/summary`: what figures call it. ``studies/built_in/error-rates.toml``, if it is to be measured.
+3. Between sites: `federate/programs/select` tests a site's own edges with `wald_tests` and corrects by Bonferroni only,
+   since no site sees all p-values; `EdgeTests` in `federate/contract/contract` has a level and no method.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from fedkin.stats.newton import minimise_with_ridge
 from fedkin.stats.private import Budget, private_summary
 from fedkin.stats.rereading import FileRows, holds_labels, rows_in_files
 from fedkin.stats.running import RunningSums
-from fedkin.stats.selection import EdgeSelection, Method, bonferroni, select_edges, wald_tests
+from fedkin.stats.selection import FAMILY_WISE, EdgeSelection, Method, bonferroni, select_edges, wald_tests
 from fedkin.stats.streaming import Streamed, summarise_files, table_size
 from fedkin.stats.summarise import site_answer, site_summary, summarise
 
 __all__ = [
+    "FAMILY_WISE",
     "Budget",
     "EdgeSelection",
     "FileRows",

@@ -19,6 +19,8 @@ from fedkin.objective import LossLike, Summaries, unit_diagonal
 from fedkin.stats.local import LocalFit, Variance, local_fit
 
 Method = Literal["bonferroni", "holm", "bh", "by"]
+#: Methods that bound the probability of any wrong drop; the others bound the share of wrong ones among the dropped.
+FAMILY_WISE: tuple[Method, ...] = ("bonferroni", "holm")
 
 _CHI_SQUARE_DOF = 1e8  # from here on F and chi-square cannot be told apart
 

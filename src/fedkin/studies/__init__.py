@@ -19,10 +19,8 @@ How a cell travels::
 | `present` | what is shown: summaries, claims, figures, tables, the page |
 | `launch`, `command` | ``fedkin study`` |
 
-To add a figure: an entry ``[[figure]]`` in the study's TOML file (``built_in``); a new kind of figure is a function in
-`present`, named in `present/figures._KINDS` and, with its options, in `entries.FIGURES`; or, without either,
-``kind = "module:function"``. To add a study: a TOML file, and a task in `tasks` if it computes
-something new.
+To add a figure: `studies/present` lists the files. To add a study: a TOML file in ``built_in``, and a task in `tasks`
+if it computes something new.
 """
 
 from __future__ import annotations

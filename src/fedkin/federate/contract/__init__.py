@@ -12,4 +12,4 @@ from importlib.util import find_spec
 from fedkin.errors import missing_dependency
 
 if find_spec("msgspec") is None:
-    raise missing_dependency("msgspec", "a federation of device processes", "peer")
+    raise missing_dependency("msgspec", "a federation of sites", "peer")

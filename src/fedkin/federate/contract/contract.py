@@ -18,16 +18,15 @@ import numpy as np
 from msgspec import Meta
 
 from fedkin._base import Array, count
-from fedkin.admm import Average, GradientKind
+from fedkin.admm import Average, GradientKind, StandIns, Wire
 from fedkin.data import INTERCEPT, Finding, Rows, Schema, columns_of, level_text
 from fedkin.errors import FedkinError
 from fedkin.federate.contract.words import in_words
-from fedkin.federate.frames import Wire
 from fedkin.losses import Loss, described_loss
 
 FORMAT = "fedkin-contract-1"
 
-Placement = Literal["peer", "central", "replicas"]
+Placement = Literal["peer"] | StandIns
 Count = Annotated[int, Meta(ge=1)]
 Whole = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]

@@ -19,10 +19,10 @@ import numpy as np
 from msgspec import Meta
 
 from fedkin._base import Index
-from fedkin.admm import Average, GradientKind
+from fedkin.admm import Average, GradientKind, Wire
 from fedkin.errors import FedkinError
 from fedkin.federate.contract.contract import EdgeTests, Placement
-from fedkin.federate.frames import HEADER_BYTES, RUN_BYTES, Kind, Wire
+from fedkin.federate.frames import HEADER_BYTES, RUN_BYTES, Kind
 
 CENTRE = "centre"  #: name of the central machine S; its number is the number of sites
 PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z"

@@ -10,8 +10,6 @@ A site knows itself, its neighbours and nobody else, so its directory does not g
 from __future__ import annotations
 
 from fedkin.federate.enrol.admission import (
-    Admission,
-    Standing,
     admit,
     admitted_steps,
     centre_pair,
@@ -19,27 +17,19 @@ from fedkin.federate.enrol.admission import (
     revoked,
     status,
 )
-from fedkin.federate.enrol.files import Admit, Charter, Invite, Member, Neighbour, Notice, Order, Request, Steps
+from fedkin.federate.enrol.files import Invite, Order, Steps
 from fedkin.federate.enrol.joining import Enrolled, accept, join, leave, renew
 from fedkin.federate.enrol.organiser import Organiser, expel, invite, new, read_charter, read_federation, read_invite
 from fedkin.federate.enrol.settings import SiteSettings, read_settings
 from fedkin.federate.enrol.site import Site, change_settings, contract_in, departures, read_site
 
 __all__ = [
-    "Admission",
-    "Admit",
-    "Charter",
     "Enrolled",
     "Invite",
-    "Member",
-    "Neighbour",
-    "Notice",
     "Order",
     "Organiser",
-    "Request",
     "Site",
     "SiteSettings",
-    "Standing",
     "Steps",
     "accept",
     "admit",

@@ -24,7 +24,7 @@ INVITES, ADMITTED, SUMMARIES, ASKS, NOTICES, ORDER = "invites", "admitted", "sum
 # --- in a site's directory ---
 INVITE, ADMIT = "invite.json", "admit.json"
 KEY, NEXT_KEY = "site.key", "next.key"  #: the second one waits for its certificate
-ROWS, SETTINGS = "rows.npz", "site.toml"
+ROWS, SETTINGS, MODEL = "rows.npz", "site.toml", "model"
 
 Name = Annotated[str, Meta(pattern=PLAIN_NAME)]
 Run = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]

@@ -4,11 +4,16 @@ In: the thetas of a shard and a round. Out: the neighbours' thetas of that round
 A `Transport` moves frames and promises nothing; `memory` and `zenoh` are transports, `neighbours.NeighbourLink` makes
 lock-step rounds of any of them; `mpi.RankLink` is the link between ranks. Shards in one process need
 none (`fedkin.admm.DirectLink`).
-Between machines there is one transport, `zenoh`, and nothing chooses it. To add a second: a class with the methods of
-`Transport` beside `zenoh`; its settings and access lists as in `access`; a key of the contract that chooses it
-(`federate/contract/contract`), a field of `federate/contract/manifest` that `federate/views` fills from it, and a
-branch where `federate/programs/program` opens the transport. A failure that may pass is a `PeerError`.
-Addresses are ``tls/host:port`` in `federate/enrol/organiser`, `federate/enrol/places` and `federate/programs/program`.
+To add a transport between machines (there is one, `zenoh`, and nothing chooses it), files in this order:
+1. `federate/links`: a module beside `zenoh` with the methods of `Transport`; a failure that may pass is a `PeerError`.
+2. `federate/links/access`: who may read and write what, in its terms, and its settings.
+3. `federate/contract/contract`: a key that chooses it; `federate/contract/manifest`: a field, which `federate/views`
+   fills; docs/contract.md.
+4. `federate/programs/program`: a branch in `Program.linked`, which opens the transport.
+5. Addresses other than ``tls/host:port``: `federate/enrol/organiser`, `federate/enrol/places` and the same `program`.
+Rounds and edge tests need no change: `federate/links/neighbours` makes them of any transport.
+To add a link without frames, as between MPI ranks: a class with `exchange` (`fedkin.admm.Link`) beside `mpi`, and a
+driver beside `federate/mpi`.
 Imports: `admm`, the manifest, and of the modules of `federate` `frames`, `waiting`, `journal` and `trust`.
 """
 

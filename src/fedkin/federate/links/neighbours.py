@@ -169,7 +169,8 @@ class NeighbourLink:
         )
         if seconds >= self.patience.give_up:
             whom = self.inbox.in_words(missing, self.status.up)
-            raise PeerError(f"no {kind.name} of round {t} for {seconds:.0f} s from {whom}")
+            which = f"{kind.name} of round {t}" if t else kind.name
+            raise PeerError(f"no {which} for {seconds:.0f} s from {whom}")
 
     def hold(self, write: Callable[[], None], path: Path, round: int) -> None:
         """Call ``write`` until the disk takes it; the device waits where it is."""
@@ -242,7 +243,7 @@ class NeighbourLink:
 
         ``on_end`` is called when nobody needs this device any more, to keep that for when it is started again.
         """
-        done = keys_of(self.manifest, self.position, self.position)[Kind.DONE]
+        done = self._own_keys[Kind.DONE]
         frame = self.frame(Kind.DONE, self.done, np.zeros(0))
         began = time.monotonic()
         deadline, silence = began + self.patience.linger, self.patience.complain

@@ -18,7 +18,7 @@ try:
     import zenoh
     import zenoh.handlers
 except ImportError:
-    raise missing_dependency("eclipse-zenoh", "a device process", "peer") from None
+    raise missing_dependency("eclipse-zenoh", "the process of a site", "peer") from None
 
 #: A pull that is not answered within so many seconds is asked again by the device.
 PULL_SECONDS = 5.0

@@ -9,7 +9,7 @@ from fedkin.errors import DataError
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.records import read_record
 
-STATE, LOG, STATUS, LOCK, MODEL = "state.db", "log.jsonl", "status.json", "lock", "model"
+STATE, LOG, STATUS, LOCK = "state.db", "log.jsonl", "status.json", "lock"
 SELECTION = "selection.json"  # p-values of the site's edges, and which of them it dropped
 PRESENCE = "presence.npz"  # of the central machine or a leader: who was there in which round
 RECORD = "record.bin"  # of a leader: what it decided since the last checkpoint

@@ -185,7 +185,7 @@ def holder(lock: Path, seconds: float = 2.0) -> int | None:
 def prometheus(lines: Sequence[Line]) -> str:
     """The overview in the text format of Prometheus, of sites that are on this machine."""
     measures = (
-        ("round", "gauge", "Round that the device is in.", lambda line: line.round),
+        ("round", "gauge", "Round that the site is in.", lambda line: line.round),
         ("rounds", "gauge", "Rounds of the run.", lambda line: line.rounds),
         ("change", "gauge", "Largest change of a parameter in the last round.", lambda line: line.change),
         ("neighbours_up", "gauge", "Neighbours that are there.", lambda line: line.up),

@@ -12,7 +12,6 @@ ends only, and a device without an estimate of its own takes the scale of its pr
 from __future__ import annotations
 
 import sys
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,23 +24,21 @@ from fedkin.data import Federation, Rows
 from fedkin.errors import DegenerateDeviceWarning, ParameterError
 from fedkin.federate.contract.manifest import Manifest, presence_key, selection_keys
 from fedkin.federate.contract.reading import loss_of
-from fedkin.federate.frames import Expected, Kind, encode
+from fedkin.federate.frames import Expected, Kind
 from fedkin.federate.journal import Journal
 from fedkin.federate.links import Transport
+from fedkin.federate.links.neighbours import NeighbourLink
 from fedkin.federate.programs.files import SELECTION
 from fedkin.federate.programs.program import Program, SiteParser, run_program
 from fedkin.federate.records import write_record
-from fedkin.federate.waiting import Inbox, Patience, PeerError
+from fedkin.federate.waiting import Patience
 from fedkin.stats import LocalFit, bonferroni, local_fit, wald_tests
 
-_LOOK_SECONDS = 0.4
 
-
-class Exchange:
+class Exchange(NeighbourLink):
     """Vectors to and from all neighbours outside the rounds, each kind once, pulled until they are there.
 
-    ``lengths`` says how many numbers a message of each kind has. ``tick`` is called several times a second while
-    waiting; it may raise `Stopped`.
+    ``lengths`` says how many numbers a message of each kind has.
     """
 
     def __init__(
@@ -53,76 +50,42 @@ class Exchange:
         patience: Patience | None = None,
         tick: Callable[[], None] | None = None,
     ) -> None:
-        self.manifest, self.position, self.transport, self.journal = manifest, manifest.here, transport, journal
-        self.patience, self.tick = patience or Patience(), tick or (lambda: None)
-        position = self.position
-        self.neighbours = [int(v) for v in manifest.neighbours(position)]
-        self.names = {v: manifest.name(v) for v in self.neighbours}
-        self.inbox = Inbox(self.names, journal)
-        self.up: set[str] = set()
-        self._frames: dict[str, bytes] = {}
-        self._slots: dict[tuple[Kind, int], Callable[[bytes], bool]] = {}
-        transport.announce(presence_key(manifest, position))
+        neighbours = [int(v) for v in manifest.neighbours(manifest.here)]
+        super().__init__(manifest, neighbours, transport, journal, patience=patience, tick=tick)
+        self._own_keys = selection_keys(manifest, self.position, self.position)
+        self._lengths, self._frames = lengths, dict[str, bytes]()
+        self.open()
+
+    def open(self) -> None:
         for v in self.neighbours:
-            transport.watch(presence_key(manifest, v), partial(self._on_presence, self.names[v]))
-            for kind, key in selection_keys(manifest, v, position).items():
-                slot = self.inbox.expect(Expected(manifest.run_bytes, kind, v, lengths.get(kind, 0), 0, 0))
-                self._slots[kind, v] = slot
-                transport.subscribe(key, slot)
-            for key in selection_keys(manifest, position, v).values():
-                if key not in self._frames:
-                    self._frames[key] = b""
-                    transport.answer(key, self._answer(key))
+            self.transport.watch(presence_key(self.manifest, v), partial(self._on_presence, v))
+            for kind, key in selection_keys(self.manifest, v, self.position).items():
+                expected = Expected(self.run_bytes, kind, v, self._lengths.get(kind, 0), 0, 0)
+                self._slots[kind, v] = self.inbox.expect(expected)
+                self.transport.subscribe(key, self._slots[kind, v])
+        keys = {key for v in self.neighbours for key in selection_keys(self.manifest, self.position, v).values()}
+        for key in sorted(keys):
+            self.transport.answer(key, lambda t, key=key: self._frames.get(key))  # type: ignore[misc]
+        self.transport.announce(presence_key(self.manifest, self.position))
 
-    def _on_presence(self, name: str, here: bool) -> None:
-        (self.up.add if here else self.up.discard)(name)
+    def tell(self, kind: Kind, values: Array, receivers: Sequence[int]) -> None:
+        """Send a vector, and keep it for those who ask."""
+        for key in {selection_keys(self.manifest, self.position, v)[kind] for v in receivers}:
+            self._frames[key] = self.frame(kind, 0, values)
+            self.transport.publish(key, self._frames[key])
 
-    def _answer(self, key: str) -> Callable[[int], bytes | None]:
-        def on_pull(t: int) -> bytes | None:
-            return self._frames[key] or None
+    def pull(self, kind: Kind, sender: int, t: int) -> None:
+        self.transport.pull(selection_keys(self.manifest, sender, self.position)[kind], t, self._slots[kind, sender])
 
-        return on_pull
-
-    def send(self, kind: Kind, values: Array, receiver: int | None = None) -> None:
-        """Tell one neighbour, or all of them."""
-        for v in self.neighbours if receiver is None else [receiver]:
-            key = selection_keys(self.manifest, self.position, v)[kind]
-            frame = encode(self.manifest.run_bytes, kind, self.position, 0, values)
-            if self._frames[key] != frame:
-                self._frames[key] = frame
-                self.transport.publish(key, frame)
-
-    def receive(self, kind: Kind, senders: list[int], seconds: float | None = None) -> dict[int, Array]:
-        """Wait for the vectors of these neighbours; raises `PeerError` after ``seconds`` (or ``give_up``)."""
-        began = time.monotonic()
-        complaint = began + self.patience.complain
-        limit = self.patience.give_up if seconds is None else seconds
-        missing = self.inbox.missing(kind, senders, 0)
-        while missing:
-            for v in missing:
-                self.transport.pull(selection_keys(self.manifest, v, self.position)[kind], 0, self._slots[kind, v])
-            missing = self.inbox.wait(kind, senders, 0, _LOOK_SECONDS)
-            self.tick()
-            now = time.monotonic()
-            names = [self.names[v] for v in missing]
-            if missing and now - began > limit:
-                raise PeerError(f"no {kind.name} for {now - began:.0f} s from {self.inbox.in_words(missing, self.up)}")
-            if missing and now > complaint:
-                self.journal.write("warning", "waiting", kind=kind.name, peers=names, seconds=round(now - began, 1))
-                complaint = now + max(now - began, self.patience.complain)
+    def receive(self, kind: Kind, senders: list[int]) -> dict[int, Array]:
+        """Wait for the vectors of these neighbours; raises `PeerError` when they do not come."""
+        self.wait_for(kind, senders, 0)
         return {v: self.inbox.values(kind, v, 0) for v in senders}
 
     def finish(self) -> None:
         """Say that this device has all it needs, and stay until all neighbours say so, or the time is over."""
-        if not self.neighbours:
-            return
-        self.send(Kind.DONE, np.zeros(0))
-        try:
-            self.receive(Kind.DONE, self.neighbours, self.patience.linger)
-        except PeerError as error:
-            self.journal.write("warning", "left before all neighbours had finished", why=str(error))
-            return
-        time.sleep(2.5 * _LOOK_SECONDS)  # somebody may ask once more
+        self.tell(Kind.DONE, np.zeros(0), self.neighbours)
+        self.linger()
 
 
 def summary(manifest: Manifest, rows: Rows) -> Array:
@@ -181,14 +144,14 @@ def select(
         journal.write("warning", "no estimate of its own: a ridge fit stands in")
     lengths = {Kind.SUMMARY: own.size, Kind.VERDICT: 1}
     exchange = Exchange(manifest, transport, journal, lengths, patience, tick)
-    exchange.send(Kind.SUMMARY, own)
+    exchange.tell(Kind.SUMMARY, own, exchange.neighbours)
     others = exchange.receive(Kind.SUMMARY, exchange.neighbours)
     p_values = {}
     for v, other in others.items():
         lower, upper = (own, other) if position < v else (other, own)
         p_values[v] = float(wald_tests(_pair(manifest, lower, upper), np.array([[1, 0]]))[1][0])
         if position < v:
-            exchange.send(Kind.VERDICT, np.array([p_values[v]]), v)
+            exchange.tell(Kind.VERDICT, np.array([p_values[v]]), [v])
     # the smaller end decides
     p_values |= {
         v: float(one[0]) for v, one in exchange.receive(Kind.VERDICT, [v for v in others if v < position]).items()

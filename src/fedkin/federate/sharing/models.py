@@ -17,13 +17,12 @@ import msgspec
 from fedkin._base import PRIVATE_DIRECTORY, replacing_directory, write_file
 from fedkin.errors import DataError
 from fedkin.federate.enrol.admission import revoked
-from fedkin.federate.enrol.files import checked, in_file, read_text
+from fedkin.federate.enrol.files import MODEL, checked, in_file, read_text
 from fedkin.federate.enrol.organiser import Organiser
 from fedkin.federate.enrol.site import read_site
 from fedkin.federate.sharing.files import MODEL_SUFFIX, SENT, ModelFile
 from fedkin.federate.trust import SecurityError, Signer, fingerprint, seal, unseal, unseal_by_authority
 
-MODEL = "model"  #: of a site, in its directory
 _MODELS = "models"  #: of the organiser: what goes to sites
 _PLAIN_FILE = re.compile(r"[a-z_]+\.(json|csv|npz)")
 _ARRAYS = ".npz"

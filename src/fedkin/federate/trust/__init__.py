@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from fedkin.federate.trust.certificates import (
     RENEW_DAYS,
-    SITE_DAYS,
     Pair,
     belong_together,
     check_issued,
@@ -44,7 +43,6 @@ from fedkin.federate.trust.private import (
 
 __all__ = [
     "RENEW_DAYS",
-    "SITE_DAYS",
     "Pair",
     "Sealed",
     "SecurityError",

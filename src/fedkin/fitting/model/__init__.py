@@ -3,12 +3,17 @@
 In: parameters per site (`model_from_theta`), models of single sites (`join_parts`), or a directory (`load`).
 Out: a `FittedModel` in the units of the user's columns: `model`, with `kin_answers` for what only kin can answer,
 `units` for the way from standardised columns to the user's, and `new_rows` for the rows it predicts.
-To add an entry to ``model.json``: a field of `FittedModel`, in `model.STORED` if it is a plain value, else in
-`FittedModel._description` and in `loading`; `units` sets it, and `parts` joins it if sites differ in it. To add a file:
-one of plain values that may be missing is an entry of `files.OPTIONAL_FILES`, and no more; any other is written by
-`FittedModel.save` (made in `files`, of kin in `kin_files`), named in `files._MORE_FILES` and read by `loading`. Names
-like ``a_b.json``, ``.csv`` and ``.npz`` may travel; others must be admitted in `federate/sharing/models`. What is about
-other sites must not be in a site's part: `FittedModel.part`. docs/file-formats.md describes all of them.
+To change what a model directory holds, files in this order:
+1. `fitting/model/model`: a field of `FittedModel`. A plain value is also named in `STORED`, and is then written to
+   ``model.json`` and read; other entries go into `FittedModel._description`. What is about other sites is left out of
+   a site's part in `FittedModel.part`.
+2. `fitting/model/files`: a new file. One of plain values that may be missing is an entry of `OPTIONAL_FILES`, and no
+   more; any other is made here (of kin in `fitting/model/kin_files`), named in `_MORE_FILES` and written by
+   `FittedModel.save`.
+3. `fitting/model/loading`: reads what is not in `STORED` or `OPTIONAL_FILES`.
+4. `fitting/model/units` sets the field; `fitting/model/parts` joins it, if sites differ in it.
+5. `federate/sharing/models`: admits names of files that travel, unless they are like ``a_b.json``, ``.csv``, ``.npz``.
+6. docs/file-formats.md.
 Imports: `kin`, `objective` and below; nothing else of `fitting`.
 """
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedkin.stats import FAMILY_WISE
 from fedkin.studies.present.summary import (
     Interval,
     Sample,
@@ -161,7 +162,7 @@ def error_rates(rows: Sequence[Row]) -> list[Check]:
         # one setting among many may lie above by chance: what counts is that the interval reaches the promise
         broken = sum(one.mean - one.half_width(len(over)) > 0 for one in over.values())
         worst = max(over, key=lambda point: over[point].mean)
-        what = "P(any true edge dropped)" if method in ("bonferroni", "holm") else "share of true edges among dropped"
+        what = "P(any true edge dropped)" if method in FAMILY_WISE else "share of true edges among dropped"
         found = f"{broken or 'none'} of {len(over)} settings above; nearest to it: {observed[worst].mean:.4f} at "
         claim = f"{label_of(method)}: {what} at most the level, in every setting (95% intervals)"
         in_doubt = doubt_of_means(over, high=0.0)

@@ -21,7 +21,17 @@ from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 from fedkin.solvers import cross_validate_lam, lam_grid, solve
-from fedkin.stats import EdgeSelection, LocalFit, Method, Variance, global_fit, local_fit, oracle_fit, select_edges
+from fedkin.stats import (
+    FAMILY_WISE,
+    EdgeSelection,
+    LocalFit,
+    Method,
+    Variance,
+    global_fit,
+    local_fit,
+    oracle_fit,
+    select_edges,
+)
 from fedkin.studies.tasks.designs import DESIGN_OPTIONS, Replication, make_design, settle_backend
 
 #: Estimators by their names in study files, with the names that figures and tables show.
@@ -224,7 +234,7 @@ def error_rates(replication: Replication) -> Iterator[dict[str, Any]]:
             yield {
                 "level": level,
                 "method": method,
-                "observed": float(wrong > 0) if method in ("bonferroni", "holm") else share,
+                "observed": float(wrong > 0) if method in FAMILY_WISE else share,
                 "any_true_dropped": float(wrong > 0),
                 "share_of_true_among_dropped": share,
                 "power": None if true.all() else float(dropped[~true].mean()),
