@@ -65,7 +65,28 @@ def test_the_model_of_summaries_is_that_of_the_pooled_table(run) -> None:
     assert ours.groups() == theirs.groups() == (("north", "south"), ("east", "west"))
     assert ours.origin == {"from": "summaries", "rounds": 1}
     run("predict", "ours", "all.csv", "--device", "site", "--out", "predictions.csv")
-    assert "summaries" in run("inspect", "ours")
+    shown = run("inspect", "ours")
+    assert "summaries" in shown and "Error of predictions of rows that were held out" in shown
+    # how it came about is kept as with rows: the curve, the path, the edges that were dropped, the command
+    assert ours.history["choice"]["lams"] == pytest.approx(theirs.history["choice"]["lams"], rel=1e-8)
+    assert ours.history["path"]["labels"] == theirs.history["path"]["labels"]
+    assert ours.history["dropped"] == theirs.history["dropped"]
+    assert ours.history["data"]["rows"] == 800 and len(ours.history["data"]["sha256"]) == 64
+
+
+def test_a_model_of_summaries_keeps_its_comparison_and_command(run) -> None:
+    four_sites()
+    document, _ = json.JSONDecoder().raw_decode(run("fit", "heart/summaries", "--out", "ours", "--json"))
+    ours = fedkin.load("ours")
+    assert ours.kin is not None
+    assert ours.comparison == document["comparison"]
+    assert ours.history["command"] == "fedkin fit heart/summaries --out ours --json"
+    assert ours.comparison["verdict"] in run("inspect", "ours").replace("\n", " ")
+    assert "5 folds; lower is better" in run("inspect", "ours", "--card")
+    run("report", "ours", "--out", "page.html")
+    page = Path("page.html").read_text()
+    assert ours.history["command"] in page and ours.comparison["metric"] in page
+    assert ours.part(["north"]).comparison is None
 
 
 def test_share_shows_every_number_of_the_file(run) -> None:

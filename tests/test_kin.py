@@ -495,7 +495,7 @@ def test_covariates_that_cannot_be_read():
         find_kin(made.federation, covariates=dict.fromkeys(range(5), 1.0))
     with pytest.raises(DataError, match="5 rows, and there are 6 sites"):
         find_kin(made.federation, covariates=np.ones((5, 2)))
-    with pytest.raises(DataError, match="a covariate of site 2 is missing"):
+    with pytest.raises(DataError, match="covariate 1 of site 2 is missing"):
         find_kin(made.federation, covariates=[1, 2, np.nan, 4, 5, 6])
     with pytest.raises(DataError, match="the same for all sites"):
         find_kin(made.federation, covariates=np.ones(6))

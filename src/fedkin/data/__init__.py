@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from fedkin.data.cuts import block_folds, deal_folds
 from fedkin.data.federation import INTERCEPT, Federation
-from fedkin.data.ids import HasDevices, device_id, device_ids
+from fedkin.data.ids import HasDevices, device_id, device_ids, is_missing
 from fedkin.data.learning import (
     Roles,
     TableOptions,
@@ -49,6 +49,7 @@ from fedkin.data.tables import (
     PARQUET_SUFFIXES,
     columns_of,
     infer_column,
+    is_missing_text,
     number_of,
     read_cells,
     read_columns,
@@ -78,6 +79,8 @@ __all__ = [
     "device_ids",
     "files_of",
     "infer_column",
+    "is_missing",
+    "is_missing_text",
     "is_row_number",
     "level_codes",
     "level_text",

@@ -49,6 +49,7 @@ from fedkin.fitting.ways import (
     fit_files,
     fit_summaries,
     naive_confint,
+    with_covariates,
     with_history,
 )
 
@@ -81,5 +82,6 @@ __all__ = [
     "near_groups",
     "position_of",
     "prepare",
+    "with_covariates",
     "with_history",
 ]

@@ -18,6 +18,7 @@ To change when groups count as resolved: `display`. To add a question that a fit
 
 from __future__ import annotations
 
+from fedkin.kin.covariates import Covariates, covariate_graph, covariate_names, hint_of, read_covariates
 from fedkin.kin.display import display_groups
 from fedkin.kin.find import find_kin
 from fedkin.kin.mixed import MixedModel, Priors, fit_mixed
@@ -39,6 +40,7 @@ from fedkin.kin.result import (
 __all__ = [
     "QUICK",
     "Contrast",
+    "Covariates",
     "Diagnostics",
     "Joined",
     "Kin",
@@ -52,10 +54,14 @@ __all__ = [
     "States",
     "Units",
     "common_units",
+    "covariate_graph",
+    "covariate_names",
     "display_groups",
     "effective_size",
     "find_kin",
     "fit_mixed",
+    "hint_of",
     "in_order",
+    "read_covariates",
     "split_rhat",
 ]

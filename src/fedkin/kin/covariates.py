@@ -2,61 +2,235 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import os
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from numbers import Number
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.spatial import cKDTree
 
-from fedkin._base import Array, Index
-from fedkin.errors import DataError
+from fedkin._base import Array, Index, listed
+from fedkin.data import device_id, device_ids, is_missing, is_missing_text, near_name, read_columns
+from fedkin.errors import DataError, ParameterError
 from fedkin.graph import Graph
 
-#: Covariates of sites: a row of numbers (or one number, or a label) for each, or an array in the order of the sites.
+#: Covariates of sites: for each a number, a label, a row of them or {name: value}; an array in the order of the sites;
+#: or a pandas table whose index has the sites.
 Covariates = Mapping[Hashable, Any] | Sequence[Any] | Array
+#: Columns that may hold the sites where nobody says which one does.
+_SITE_COLUMNS = ("site", "device")
 
 
-def covariate_graph(covariates: Covariates, devices: tuple[Hashable, ...]) -> Graph:
+def covariate_graph(covariates: Covariates, devices: Sequence[Hashable]) -> Graph:
     """Edges between sites that are near each other in what is known about them.
 
-    Labels (text) join all sites that have the same one. Numbers are standardised, and each site is joined to its
-    nearest others, the square root of their number; those equally far are all joined.
+    Parameters
+    ----------
+    covariates : mapping {site: value, row or {name: value}}, array (V, q) or pandas table
+        Numbers, and labels as text. An array is in the order of ``devices``; the index of a table has the sites. Sites
+        that are not among ``devices`` make no difference.
+    devices : sequence of V ids
+        The sites of the graph.
+
+    Returns
+    -------
+    Graph
+        A column of labels joins all sites that have the same one. Columns of numbers are standardised, and each site
+        is joined to its nearest others, the square root of their number; those equally far are all joined. With
+        several such hints an edge has the share of them that join its ends as its weight.
+
+    Raises
+    ------
+    DataError
+        For a site without covariates, a value that is missing, and columns that cannot tell sites apart.
 
     Examples
     --------
-    >>> from fedkin.kin.covariates import covariate_graph
+    >>> from fedkin.kin import covariate_graph
     >>> covariate_graph({"a": "north", "b": "south", "c": "north"}, ("a", "b", "c")).n_edges
     1
-    >>> covariate_graph([[0.0, 1.0], [0.1, 1.0], [5.0, 7.0], [5.0, 7.1]], tuple(range(4))).n_edges
+    >>> covariate_graph([[0.0, 1.0], [0.1, 1.0], [5.0, 7.0], [5.0, 7.1]], range(4)).n_edges
     5
+    >>> rows = {"a": {"region": "north", "beds": 80}, "b": {"region": "north", "beds": 90}}
+    >>> covariate_graph({**rows, "c": {"region": "south", "beds": 85}}, "abc").weights.tolist()
+    [1.0, 0.5, 0.5]
     """
-    values = _in_order(covariates, devices)
-    if values.dtype.kind in "OUS":
-        if values.ndim != 1:
-            raise DataError("covariates are numbers, or one label for each site: give tables of labels as numbers")
-        return Graph.clusters([str(one) for one in values.tolist()], devices)
-    table = values.reshape(len(devices), -1).astype(np.float64)
-    if not np.isfinite(table).all():
-        missing = devices[int(np.flatnonzero(~np.isfinite(table).all(axis=1))[0])]
-        raise DataError(f"a covariate of site {missing!r} is missing: leave the covariate out, or fill it")
+    devices = tuple(devices)
+    columns = _columns(covariates, devices)
+    labels = [values.tolist() for values in columns.values() if values.dtype.kind != "f"]
+    hints = [Graph.clusters(each, devices) for each in labels if 1 < len(set(each)) < len(devices)]
+    table = np.column_stack([np.zeros(len(devices)), *(one for one in columns.values() if one.dtype.kind == "f")])
     scale = table.std(axis=0)
     used = scale > 1e-12 * np.abs(table).max(axis=0, initial=0.0)
-    if not used.any():
-        raise DataError("covariates are the same for all sites: they cannot tell who is alike")
-    return Graph.from_indices(devices, _nearest(table[:, used] / scale[used]))
+    if used.any():
+        hints.append(Graph.from_indices(devices, _nearest(table[:, used] / scale[used])))
+    if not hints:
+        raise DataError(
+            "covariates are the same for all sites, or labels that no two sites share: they cannot tell who is alike"
+        )
+    return hints[0] if len(hints) == 1 else _together(hints, devices)
 
 
-def _in_order(covariates: Covariates, devices: tuple[Hashable, ...]) -> Any:
-    """One row for each site."""
-    if isinstance(covariates, Mapping):
-        missing = [device for device in devices if device not in covariates]
+def covariate_names(covariates: Covariates) -> tuple[str, ...]:
+    """What the covariates are called: ``covariate 1`` and so on where they have no names.
+
+    Examples
+    --------
+    >>> from fedkin.kin import covariate_names
+    >>> covariate_names({"a": {"region": "north", "beds": 80}}), covariate_names([[1.0, 2.0], [3.0, 4.0]])
+    (('region', 'beds'), ('covariate 1', 'covariate 2'))
+    """
+    given = _as_mapping(covariates)
+    row = next(iter(given.values() if isinstance(given, Mapping) else given), ())
+    return tuple(_row(row))
+
+
+def hint_of(graph: Graph | None, covariates: Covariates | None, devices: Sequence[Hashable]) -> Graph | None:
+    """The graph that was given, or that of the covariates."""
+    if covariates is None:
+        return graph
+    if graph is not None:
+        raise ParameterError("give a graph or covariates, not both: covariates are read as a graph")
+    return covariate_graph(covariates, devices)
+
+
+def read_covariates(
+    path: str | os.PathLike[str], devices: Iterable[Hashable], device: str | None = None
+) -> dict[Hashable, dict[str, Any]]:
+    """Covariates from a CSV or Parquet file with one line per site.
+
+    Parameters
+    ----------
+    path : path
+        A column has the sites; all others are covariates: text is a label.
+    devices : iterable of ids
+        The sites that need a line; lines of others are left out.
+    device : str, optional
+        The column that has the sites; without it, one that is called ``site`` or ``device``.
+
+    Returns
+    -------
+    dict {site: {name: value}}
+
+    Raises
+    ------
+    DataError
+        For a site that has no line or two, and for cells that are missing; it names the file.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from fedkin.kin import read_covariates
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder, "sites.csv")
+    ...     _ = file.write_text("site,region,beds\\na,north,80\\nb,south,90\\n")
+    ...     read_covariates(file, ["a", "b"])["b"]
+    {'region': 'south', 'beds': 90.0}
+    """
+    columns = {str(name): values for name, values in read_columns(Path(path)).items()}
+    known = (device,) if device is not None else _SITE_COLUMNS
+    column = next((name for name in known if name in columns), None)
+    if column is None:
+        near = "" if device is None else near_name(device, columns)
+        raise DataError(
+            f"{path}: there is no column {' or '.join(map(repr, known))} for the site{near}; it has "
+            f"{listed(columns, 20)}: name the column of the sites as in the rows"
+        )
+    names = [name for name in columns if name != column]
+    if not names:
+        raise DataError(f"{path} has the column {column!r} alone: add columns with what is known about the sites")
+    lines: dict[str, int] = {}
+    for number, site in enumerate(device_ids(columns[column])):
+        if str(site) in lines:
+            raise DataError(
+                f"{path}: site {site!r} has two lines, {lines[str(site)] + 2} and {number + 2}: keep one of them"
+            )
+        lines[str(site)] = number
+    found: dict[Hashable, dict[str, Any]] = {}
+    for site in devices:
+        if str(site) not in lines:
+            raise DataError(
+                f"{path} has no line for site {site!r}{near_name(str(site), lines)}: add one, since every site with "
+                "rows needs its covariates"
+            )
+        cells = {name: columns[name][lines[str(site)]] for name in names}
+        absent = [name for name, cell in cells.items() if is_missing(cell) or is_missing_text(str(cell))]
+        if absent:
+            raise DataError(
+                f"{path}, line {lines[str(site)] + 2}: {absent[0]!r} of site {site!r} is missing: fill it, or leave "
+                "the column out"
+            )
+        found[site] = {name: float(cell) if _is_number(cell) else str(cell) for name, cell in cells.items()}
+    return found
+
+
+def _columns(covariates: Covariates, devices: tuple[Hashable, ...]) -> dict[str, Any]:
+    """Columns in the order of the sites: numbers as floats, labels as objects."""
+    given = _as_mapping(covariates)
+    if isinstance(given, Mapping):
+        missing = [device for device in devices if device not in given]
         if missing:
-            raise DataError(f"there are no covariates of site {missing[0]!r}")
-        return np.array([covariates[device] for device in devices])
-    values = np.asarray(covariates)
-    if len(values) != len(devices):
-        raise DataError(f"covariates have {len(values)} rows, and there are {len(devices)} sites")
-    return values
+            near = near_name(str(missing[0]), [str(site) for site in given])
+            raise DataError(f"there are no covariates of site {missing[0]!r}{near}: add them")
+        rows = [_row(given[device]) for device in devices]
+    else:
+        if len(given) != len(devices):
+            raise DataError(f"covariates have {len(given)} rows, and there are {len(devices)} sites")
+        rows = [_row(one) for one in given]
+    names = tuple(rows[0]) if rows else ()
+    for device, row in zip(devices, rows, strict=True):
+        if tuple(row) != names:
+            raise DataError(
+                f"the covariates of site {device!r} are {listed(row, 20)}, but those of {devices[0]!r} are "
+                f"{listed(names, 20)}: give every site the same ones"
+            )
+        absent = [name for name, value in row.items() if is_missing(value) or value in _ENDLESS]
+        if absent:
+            raise DataError(f"{absent[0]} of site {device!r} is missing: leave the covariate out, or fill it")
+    columns = {}
+    for name in names:
+        cells = [row[name] for row in rows]
+        numeric = all(_is_number(cell) for cell in cells)
+        columns[name] = np.array(cells, float) if numeric else np.array([str(cell) for cell in cells], object)
+    return columns
+
+
+_ENDLESS = (float("inf"), float("-inf"))
+
+
+def _as_mapping(covariates: Any) -> Mapping[Hashable, Any] | Sequence[Any] | Array:
+    """The same, with a pandas table as {site: row}."""
+    if isinstance(covariates, Mapping):
+        return covariates
+    if hasattr(covariates, "to_dict") and hasattr(covariates, "index"):
+        if not covariates.index.is_unique:
+            twice = covariates.index[covariates.index.duplicated()][0]
+            raise DataError(f"the covariates have two rows of site {twice!r}: keep one of them")
+        table = covariates.to_dict("index") if hasattr(covariates, "columns") else covariates.to_dict()
+        return {device_id(site): row for site, row in table.items()}
+    return covariates if isinstance(covariates, Sequence) else np.asarray(covariates)
+
+
+def _row(value: Any) -> dict[str, Any]:
+    """What is known about one site, by name."""
+    if isinstance(value, Mapping):
+        return {str(name): one for name, one in value.items()}
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        value = [value]
+    return {f"covariate {k + 1}": one for k, one in enumerate(value)}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Number | np.bool_)
+
+
+def _together(hints: Sequence[Graph], devices: tuple[Hashable, ...]) -> Graph:
+    """All edges of some graphs, weighted by the share of the graphs that have them."""
+    every = np.concatenate([np.sort(hint.edges, axis=1) for hint in hints])
+    edges, number = np.unique(every, axis=0, return_counts=True)
+    return Graph.from_indices(devices, edges, number / len(hints))
 
 
 def _nearest(points: Array) -> Index:

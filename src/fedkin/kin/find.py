@@ -11,10 +11,10 @@ import numpy as np
 
 from fedkin._base import Array, Index, Mask, check_whole, tracked
 from fedkin.data import Federation
-from fedkin.errors import DataError, GraphError, ParameterError
+from fedkin.errors import DataError, GraphError
 from fedkin.graph import Graph
-from fedkin.kin.beginning import Beginning
-from fedkin.kin.covariates import Covariates, covariate_graph
+from fedkin.kin.beginning import Beginning, StartFrom, given_groups
+from fedkin.kin.covariates import Covariates, hint_of
 from fedkin.kin.mixed import MixedModel, fit_mixed, mixed_at, without_spread
 from fedkin.kin.options import ALL_MIXED, MANY_SITES, WHOLE_GROUPS, Sampling
 from fedkin.kin.quadratics import Quadratics, Units, apply, common_units
@@ -45,7 +45,7 @@ def find_kin(
     seed: int = 0,
     sweeps: int | None = None,
     chains: int = 3,
-    start: Kin | None = None,
+    start: StartFrom | None = None,
     covariates: Covariates | None = None,
 ) -> Kin:
     """Find which sites are alike, and estimate every site's parameters with as much pooling as the data support.
@@ -71,13 +71,15 @@ def find_kin(
         Sweeps that each chain keeps, at least 4. By default 70, and 30 from 1,000 sites on.
     chains : int
         Chains, at least 2 for diagnostics.
-    start : Kin, optional
+    start : Kin, Graph, mapping {site: label} or sequence of V labels, optional
         An earlier result for the same columns, in the same units: spreads begin where it ended, and so do the sites
-        that it has, if the loss is smooth. It saves rounds; what is found is the same but for rounding.
-    covariates : mapping {site: numbers or label} or array (V, q), optional
+        that it has, if the loss is smooth. It saves rounds; what is found is the same but for rounding. A graph or
+        labels suggest groups from which one more chain starts: those that edge tests keep together, for example.
+        Unlike ``graph`` they are no data: a bad start costs time and changes nothing that chains agree on.
+    covariates : mapping {site: value, row or {name: value}}, array (V, q) or pandas table, optional
         What is known about the sites beside their rows: coordinates, size, region. Sites that are near each other, or
-        have the same label, are joined by a graph, which may be wrong like any other. An array is in the order of
-        the sites. Give either a graph or covariates.
+        have the same label, are joined by a graph, which may be wrong like any other (`fedkin.kin.covariate_graph`).
+        An array is in the order of the sites. Give either a graph or covariates.
 
     Returns
     -------
@@ -111,17 +113,15 @@ def find_kin(
         source = FileSource(data)
     else:
         raise DataError(f"find_kin takes a Federation or Summaries, got {type(data).__name__}")
-    if covariates is not None:
-        if graph is not None:
-            raise ParameterError("give a graph or covariates, not both: covariates are read as a graph")
-        graph = covariate_graph(covariates, source.devices)
+    graph = hint_of(graph, covariates, source.devices)
     first = source.first()
     order = canonical_order(first, source.devices)
     neighbours = _neighbours(graph, source.devices, order)
+    sampling, given = Sampling.of(len(order), sweeps, chains), given_groups(start, source.devices, order)
     ordered = SumSource(source, first, order) if source.loss.quadratic else source.take(order)
     del first, source  # sums of many sites are large
-    begin = None if start is None else Beginning.of(start, ordered.devices, ordered.names)
-    found = _fit(ordered, neighbours, seed, Sampling.of(len(order), sweeps, chains), begin)
+    begin = Beginning.of(start, ordered.devices, ordered.names) if isinstance(start, Kin) else None
+    found = _fit(ordered, neighbours, seed, replace(sampling, given=given), begin)
     return found.reordered(np.argsort(order))
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
+
+from fedkin._base import Index
 
 #: Shares of the spread between sites that may be inside groups: 0 is groups alone, 1 no groups.
 SHARES = np.array([0.0, 0.03, 0.1, 0.3, 0.6, 1.0])
@@ -21,6 +23,13 @@ WHOLE_GROUPS = 100
 MOST_PAIRS = 3000
 
 
+class Given(NamedTuple):
+    """Groups ``z (V,)`` that somebody suggests; of fine ones those that are alike are to be merged."""
+
+    z: Index
+    fine: bool
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How long to sample.
@@ -33,12 +42,15 @@ class Sampling:
         Sweeps of the chains that go on from the best scouts, before and after the first that is kept.
     chains : int
         How many go on.
+    given : Given or None
+        Groups to start a chain from beside those that are found.
     """
 
     scout: int = 16
     burn: int = 20
     keep: int = 70
     chains: int = 3
+    given: Given | None = None
 
     @classmethod
     def of(cls, V: int, sweeps: int | None, chains: int) -> Sampling:

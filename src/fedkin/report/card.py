@@ -84,8 +84,11 @@ def _comparison(found: Any) -> str:
         return ""
     better = "lower" if found.get("lower_is_better", True) else "higher"
     lines = [f"| method | {found['metric']} | standard error |", "|---|---|---|"]
-    lines += [f"| {one['name']} | {one['mean']:.4g} | {one['standard_error']:.2g} |" for one in found["methods"]]
-    how = f"On held-out rows of the same sites, {count(int(found['repeats']), 'split')}; {better} is better."
+    for one in found["methods"]:
+        error = one.get("standard_error")
+        lines.append(f"| {one['name']} | {one['mean']:.4g} | {'-' if error is None else format(error, '.2g')} |")
+    cuts = count(int(found["repeats"]), "split") if "repeats" in found else count(int(found["folds"]), "fold")
+    how = f"On held-out rows of the same sites, {cuts}; {better} is better."
     return f"## How well it predicts\n\n{how}\n\n" + "\n".join(lines)
 
 

@@ -21,6 +21,12 @@ _GRAPHS = {
     "inverted": "The given graph joins sites that differ; Fedkin noticed, and read its edges as signs of difference.",
 }
 
+_COVARIATES = {
+    "used": "They helped: sites that are near in them are more often in one group.",
+    "ignored": "They do not tell who is kin, so they were ignored.",
+    "inverted": "Sites that are near in them differ; Fedkin noticed, and read nearness as a sign of difference.",
+}
+
 
 def headline(
     model: FittedModel, groups: Index, resolved: bool, comparison: Mapping[str, Any] | None
@@ -61,7 +67,7 @@ def _without_comparison(resolved: bool) -> str:
 
 def trust(model: FittedModel) -> list[dict[str, str]]:
     """What to know before the result is believed: ``{"tone": "good" | "fair" | "bad", "title", "words"}``."""
-    lines = _about_kin(model.kin) if model.kin is not None else _about_gap(model)
+    lines = _about_kin(model) if model.kin is not None else _about_gap(model)
     if model.notes:
         some = next(iter(model.notes))
         words = f"{count(len(model.notes), 'site')} needed special treatment; site {some}: {model.notes[some][0]}"
@@ -110,12 +116,14 @@ def _about_gap(model: FittedModel) -> list[dict[str, str]]:
     return lines
 
 
-def _about_kin(kin: Kin | None) -> list[dict[str, str]]:
+def _about_kin(model: FittedModel) -> list[dict[str, str]]:
+    kin, names = model.kin, model.options.get("covariates")
     assert kin is not None
     lines = [_about_sampler(kin), _about_groups(kin)]
     if kin.graph_use in _GRAPHS:
         tone = "good" if kin.graph_use == "used" else "fair"
-        lines.append({"tone": tone, "title": "The graph", "words": _GRAPHS[kin.graph_use]})
+        known = (f"The covariates ({', '.join(names)})", _COVARIATES) if names else ("The graph", _GRAPHS)
+        lines.append({"tone": tone, "title": known[0], "words": known[1][kin.graph_use]})
     lines.append(
         {
             "tone": "good",

@@ -1,7 +1,8 @@
 """Commands that make, use and show models: ``fit``, ``predict``, ``inspect``, ``report`` and ``demo``.
 
 `fit` leads to `fit_table`, to `streamed` where the table is larger than memory, or to `fit_shared` for folders of
-summaries; `results` is what a fit ends with on the terminal. `saved` has ``predict`` and ``inspect``, with `new_sites`.
+summaries; `edge_files` reads graph or covariates; `results` is what a fit ends with on the terminal. `saved` has
+``predict`` and ``inspect``, with `new_sites`.
 ``fit`` of a table first compares on held-out rows, then fits all rows, then adds the history and the origin that the
 report shows.
 To add an option of a fit: `fedkin.fitting` says where; its place in ``--help`` is in `cli.shared.options`.

@@ -210,7 +210,7 @@ def _print(model: FittedModel, result: DemoResult, out: Path) -> None:
     console.print(result.summary)
     console.print()
     assert model.kin is not None
-    known = kin_facts(model.kin)
+    known = kin_facts(model)
     facts = {name: known[name] for name in ("groups", "graph", "sampler")}
     print_facts({**facts, "report": str((out / "report.html").resolve())})
     console.print("\nThe same sites from their files, as you would fit your own:")

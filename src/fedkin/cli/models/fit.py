@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from fedkin._base import count, listed
-from fedkin.cli.models.fit_shared import fit_shared, folder_of_summaries
+from fedkin.cli.models.edge_files import EdgeFiles
+from fedkin.cli.models.fit_shared import Asked, fit_shared, folder_of_summaries
 from fedkin.cli.models.fit_table import Comparing, check_rows, fit_table
-from fedkin.cli.models.report import check_page, with_origin, write_report
+from fedkin.cli.models.report import check_page, command_line, with_origin, write_report
 from fedkin.cli.models.results import (
     method_words,
     print_comparison,
@@ -22,15 +23,12 @@ from fedkin.cli.models.results import (
 )
 from fedkin.cli.models.streamed import fit_streamed, streams
 from fedkin.cli.shared.console import note, working
-from fedkin.cli.shared.kin_words import graph_use_words
-from fedkin.cli.shared.model_words import graph_words
 from fedkin.cli.shared.options import Json, flag, takes_fit_options, with_contract
 from fedkin.cli.shared.reading import agreed_federation, read_table
 from fedkin.cli.shared.tables import print_facts
 from fedkin.data import Schema
 from fedkin.errors import DataError, ModelFileError, ParameterError
-from fedkin.fitting import REPEATS, FitOptions, FittedModel, check_model_place, with_history
-from fedkin.graph import Graph
+from fedkin.fitting import REPEATS, FitOptions, FittedModel, check_model_place, with_covariates, with_history
 
 
 @takes_fit_options
@@ -83,6 +81,13 @@ def fit(
             metavar="FILE", help="Edges between sites, CSV or GraphML; for the fused estimator by default all pairs."
         ),
     ] = None,
+    covariates: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv",
+            help="What is known about the sites, a line for each, instead of a graph: size, place, region.",
+        ),
+    ] = None,
     contract: Annotated[
         Path | None,
         typer.Option(
@@ -129,6 +134,7 @@ def fit(
         raise ParameterError(f"--test-size must be at least 0 and less than 1, got {test_size:g}")
     said = {"target": target, "features": features, "drop": drop, "offset": offset, "weight": weight, "time": time}
     said |= {"categories": categories, "missing": None if missing == "refuse" else missing}
+    files = EdgeFiles(graph, covariates, device)
     folder = folder_of_summaries(data)
     if folder is not None:
         named = {"device": device, "contract": contract, **said}
@@ -138,7 +144,7 @@ def fit(
         about = "summaries, whose sites have said the folds to compare on: leave it out"
         _refuse_written(context, ("test_size", "repeats", "keep_best", "stream"), f"is not for {about}")
         replaced = _check_out(out)
-        shared = fit_shared(folder, graph, federation, options, out, as_json)
+        shared = fit_shared(Asked(folder, files, federation, options, command_line(context)), out, as_json)
         if shared is not None and report is not None:
             write_report(shared, report)
         if shared is not None and not as_json:
@@ -170,14 +176,14 @@ def fit(
             context, ignored, "needs all rows in memory, and these stay in files: omit it, or add --no-stream"
         )
         with working(f"reading {data}") as say:
-            model, folds = fit_streamed(data, about_table, graph, how, test_size > 0, say)
+            model, folds = fit_streamed(data, about_table, files, how, test_size > 0, say)
             model = replace(model, options={**model.options, "device_column": device})
             model = with_origin(model, data, context)
             model.save(out)
             if report is not None:
                 write_report(model, report)
         if as_json:
-            print_document(data, graph, out, model, folds)
+            print_document(data, files, out, model, folds)
             return
         if folds is not None:
             print_fold_comparison(folds, model.kin is not None)
@@ -189,20 +195,21 @@ def fit(
             check_rows(rows, how)
         else:
             rows = agreed_federation(data, device, agreed.schema)
-        edges = None if graph is None else Graph.read(graph, rows.devices)
+        edges, known = files.read(rows.devices)
         schema = None if agreed is None else agreed.schema
         comparing = Comparing(test_size, repeats, keep_best)
         comparison, model = fit_table(rows, edges, how, comparing, say, schema)
         model = replace(model, offset_name=offset, options={**model.options, "device_column": device})
         if model.kin is None:
             say("following the path of lam")
-        model = with_origin(with_history(model, rows, edges, how, schema), data, context)
+        model = with_covariates(with_history(model, rows, edges, how, schema), known)
+        model = with_origin(model, data, context)
         say(f"writing {out}")
         model.save(out)
         if report is not None:
             write_report(model, report)
     if as_json:
-        print_document(data, graph, out, model, comparison)
+        print_document(data, files, out, model, comparison)
         return
     sizes = {"site": model.n_devices, "row": len(rows.X), "feature": model.n_features}
     about = "" if target is None else f", target {target}"
@@ -210,7 +217,7 @@ def fit(
         {
             "data": f"{data}: {', '.join(count(n, word) for word, n in sizes.items())}",
             "model": f"{model.loss.name} loss{about}, {method_words(model)}",
-            **_graph_fact(graph, model),
+            **files.words(model),
         }
     )
     if comparison is not None:
@@ -236,13 +243,6 @@ def _refuse_written(context: typer.Context, names: Iterable[str], why: str) -> N
 
 def _names(given: str) -> list[str]:
     return [name.strip() for name in given.split(",") if name.strip()]
-
-
-def _graph_fact(graph: Path | None, model: FittedModel) -> dict[str, str]:
-    given = "all pairs of sites" if graph is None else str(graph)
-    if model.kin is None:
-        return {"graph": f"{given}: {graph_words(model)}"}
-    return {} if graph is None else {"graph": f"{given}: {graph_use_words(model.kin)}"}
 
 
 def _check_out(out: Path) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +12,25 @@ import numpy as np
 
 from fedkin import __version__
 from fedkin._base import Say, count, listed
+from fedkin.cli.models.edge_files import EdgeFiles
 from fedkin.cli.models.results import check_converged, method_words, print_document, print_fold_comparison
 from fedkin.cli.shared.console import note, output, print_json, working
 from fedkin.cli.shared.kin_words import graph_use_words
-from fedkin.cli.shared.model_words import graph_words
 from fedkin.cli.shared.options import flag, with_contract
 from fedkin.cli.shared.tables import print_facts
 from fedkin.errors import ConvergenceWarning, DataError, DegenerateDeviceWarning, ParameterError, SolverError
-from fedkin.fitting import Asks, FittedModel, FoldComparison, SummaryFit, compare_folds
+from fedkin.fitting import (
+    Asks,
+    FittedModel,
+    FoldComparison,
+    SummaryFit,
+    compare_folds,
+    data_record,
+    with_covariates,
+    with_history,
+)
 from fedkin.graph import Graph
+from fedkin.kin import Covariates
 from fedkin.objective import Summaries
 
 if TYPE_CHECKING:
@@ -42,6 +52,17 @@ def folder_of_summaries(path: Path) -> Path | None:
 
 
 @dataclass(frozen=True, eq=False)
+class Asked:
+    """What to fit from: the folder, the edges, where the organiser's federation.json is, and how; the command."""
+
+    data: Path
+    files: EdgeFiles = field(default_factory=EdgeFiles)
+    federation: Path | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    command: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Step:
     """What came of the summaries that are there: a model, or questions to the sites."""
 
@@ -53,36 +74,33 @@ class Step:
     questions: Sequence[Path] = ()
 
 
-def fit_shared(
-    data: Path, graph: Path | None, federation: Path | None, options: Mapping[str, Any], out: Path, as_json: bool
-) -> FittedModel | None:
+def fit_shared(asked: Asked, out: Path, as_json: bool) -> FittedModel | None:
     """Fit what the sites have shared; gives the model, which is saved in ``out``, or None when sites are asked."""
-    with working(f"reading {data}") as say:
-        step = shared_step(data, graph, federation, options, out, say)
+    with working(f"reading {asked.data}") as say:
+        step = shared_step(asked, out, say)
     if as_json:
-        _print_document(data, graph, out, step)
+        _print_document(asked, out, step)
     elif step.asks is not None:
         _print_asks(step.asks, step.questions)
     else:
-        print_step(data, graph, step)
+        print_step(asked, step)
     return step.model
 
 
-def shared_step(
-    data: Path, graph: Path | None, federation: Path | None, options: Mapping[str, Any], out: Path, say: Say
-) -> Step:
+def shared_step(asked: Asked, out: Path, say: Say) -> Step:
     """Fit what the sites have shared, and save the model in ``out``; or write what the sites are to be asked next."""
     from fedkin.cli.shared.contracts import fit_options
     from fedkin.federate import enrol, sharing
 
+    data, federation = asked.data, asked.federation
     collected = sharing.read_summaries(data, federation)
     summaries = Summaries.stack(collected.summaries.values())
     contract = collected.contract
-    how = with_contract(options, fit_options(contract))
+    how = with_contract(asked.options, fit_options(contract))
     place = next((one for one in _places(data, federation) if (one / "sites.csv").exists()), None)
     organiser = None if place is None else enrol.read_federation(place)
     asks = _last_questions(organiser, collected, summaries)
-    edges = _edges(graph, organiser, summaries)
+    edges, known = _edges(asked.files, organiser, summaries)
     with warnings.catch_warnings():
         # both are said by the model: by its status, and by its notes
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -93,6 +111,13 @@ def shared_step(
     check_converged(found, how)
     say("comparing with Local and Global, every fold held out in turn")
     comparison = compare_folds(summaries, found, how, contract.schema)
+    found = with_history(with_covariates(found, known), summaries, edges, how, contract.schema)
+    record = {"data": data_record(data, int(found.n_samples.sum()))}
+    found = replace(
+        found,
+        comparison=None if comparison is None else comparison.plain(),
+        history={**(found.history or {}), **record, **({} if asked.command is None else {"command": asked.command})},
+    )
     say(f"writing {out}")
     found.save(out)
     for name in collected.missing:
@@ -100,20 +125,21 @@ def shared_step(
     return Step(collected, edges, found, comparison)
 
 
-def print_step(data: Path, graph: Path | None, step: Step) -> None:
+def print_step(asked: Asked, step: Step) -> None:
     """What a model was fitted from, and how well it predicts."""
     found, contract = step.model, step.collected.contract
     if found is None:
         return
     rows = int(found.n_samples.sum())
-    given = "all pairs of sites" if step.edges is None else "the organiser's graph" if graph is None else str(graph)
+    given = "all pairs of sites" if step.edges is None else "the organiser's graph"
+    about = asked.files.words(found, given) or (graph_use_words(found) if found.kin is not None else {})
     print_facts(
         {
-            "data": f"{data}: summaries of {count(found.n_devices, 'site')}, {rows} rows, which stayed there",
+            "data": f"{asked.data}: summaries of {count(found.n_devices, 'site')}, {rows} rows, which stayed there",
             "contract": f"{contract.name}: {found.loss.name} loss",
             "method": method_words(found),
             "messages": f"{step.collected.round} of every site",
-            "graph": f"{given}: {graph_words(found)}" if found.kin is None else graph_use_words(found.kin),
+            **about,
         }
     )
     if step.comparison is not None:
@@ -126,16 +152,18 @@ def _places(data: Path, federation: Path | None) -> list[Path]:
     return [data, data.absolute().parent]
 
 
-def _edges(graph: Path | None, organiser: Organiser | None, summaries: Summaries) -> Graph | None:
-    """The candidate edges between the sites that have sent summaries; None for all pairs."""
-    if graph is not None:
-        return Graph.read(graph, summaries.devices)
+def _edges(
+    files: EdgeFiles, organiser: Organiser | None, summaries: Summaries
+) -> tuple[Graph | None, Covariates | None]:
+    """The candidate edges between the sites that have sent summaries (None for all pairs), and their covariates."""
+    if files.given:
+        return files.read(summaries.devices)
     if organiser is None or organiser.graph.n_edges == 0:
-        return None
+        return None, None
     place = np.array([summaries.index.get(str(device), -1) for device in organiser.graph.devices])
     ends = place[organiser.graph.edges]
     here = (ends >= 0).all(axis=1)
-    return Graph.from_indices(summaries.devices, ends[here], organiser.graph.weights[here])
+    return Graph.from_indices(summaries.devices, ends[here], organiser.graph.weights[here]), None
 
 
 def _last_questions(organiser: Organiser | None, collected: Collected, summaries: Summaries) -> Asks | None:
@@ -191,10 +219,10 @@ def _print_asks(asks: Asks, questions: Sequence[Path]) -> None:
     console.print(f"3. Put the answers into {folder.parent / 'summaries'}, and run this command again")
 
 
-def _print_document(data: Path, graph: Path | None, out: Path, step: Step) -> None:
+def _print_document(asked: Asked, out: Path, step: Step) -> None:
     if step.asks is not None:
         gap = None if not np.isfinite(step.asks.gap) else step.asks.gap
-        asked = {"round": step.asks.round, "gap": gap, "asks": [str(path) for path in step.questions]}
-        print_json({"fedkin_version": __version__, "model": None, **asked})
+        question = {"round": step.asks.round, "gap": gap, "asks": [str(path) for path in step.questions]}
+        print_json({"fedkin_version": __version__, "model": None, **question})
     if step.model is not None:
-        print_document(data, graph, out, step.model, step.comparison)
+        print_document(asked.data, asked.files, out, step.model, step.comparison)

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from fedkin import __version__
 from fedkin._base import Mask, count
+from fedkin.cli.models.edge_files import EdgeFiles
 from fedkin.cli.shared.console import note, output, print_json
 from fedkin.cli.shared.kin_words import kin_document, kin_facts, kin_table
 from fedkin.cli.shared.model_words import gap_words, group_words, groups_table, model_document, note_lines
@@ -22,19 +23,19 @@ from fedkin.kin import Kin
 
 def print_model(out: Path, model: FittedModel, compared: bool) -> None:
     """Groups, facts, where the model is, and remarks; ``compared``: whether a comparison held rows out before."""
-    facts = _fused_facts(model) if model.kin is None else _kin_facts(model.kin)
+    facts = _fused_facts(model) if model.kin is None else _kin_facts(model, model.kin)
     rows = f"{out}, fitted on all {count(int(model.n_samples.sum()), 'row')}"
     print_facts({**facts, "saved": rows + (" (the comparison held some out)" if compared else "")})
     for words in note_lines(model.notes):
         note(words)
 
 
-def _kin_facts(kin: Kin) -> dict[str, str]:
+def _kin_facts(model: FittedModel, kin: Kin) -> dict[str, str]:
     console = output()
     if kin.resolved:
         console.print(f"{count(int(kin.groups.max()) + 1, 'group')} of sites that are alike", style="bold")
         console.print(kin_table(kin))
-    facts = kin_facts(kin)
+    facts = kin_facts(model)
     return {name: facts[name] for name in ("groups", "sampler")}
 
 
@@ -108,7 +109,7 @@ def method_words(model: FittedModel) -> str:
 
 
 def print_document(
-    data: Path, graph: Path | None, out: Path, model: FittedModel, comparison: Comparison | FoldComparison | None
+    data: Path, files: EdgeFiles, out: Path, model: FittedModel, comparison: Comparison | FoldComparison | None
 ) -> None:
     """All of it as JSON."""
     print_json(
@@ -116,7 +117,8 @@ def print_document(
             "fedkin_version": __version__,
             "model": str(out),
             "data": str(data),
-            "graph": None if graph is None else str(graph),
+            "graph": None if files.graph is None else str(files.graph),
+            "covariates": None if files.covariates is None else str(files.covariates),
             "comparison": None if comparison is None else comparison.plain(),
             **model_document(model),
             "kin": kin_document(model),

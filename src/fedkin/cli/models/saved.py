@@ -192,7 +192,7 @@ def inspect(
             "loss": ", ".join([fitted.loss.name, *(f"{key} {value}" for key, value in about.items() if value)]),
             "sites": f"{fitted.n_devices}, fitted on {count(int(fitted.n_samples.sum()), 'row')}",
             "from": origin_words(fitted),
-            **(_fused_facts(fitted) if fitted.kin is None else kin_facts(fitted.kin)),
+            **(_fused_facts(fitted) if fitted.kin is None else kin_facts(fitted)),
         }
     )
     if fitted.schema is not None:

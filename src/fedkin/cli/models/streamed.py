@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkin._base import Say, count
+from fedkin.cli.models.edge_files import EdgeFiles
 from fedkin.cli.models.results import check_converged
 from fedkin.cli.shared.console import note
 from fedkin.cli.shared.reading import check_exists
@@ -21,8 +22,15 @@ from fedkin.errors import (
     FedkinError,
     ParameterError,
 )
-from fedkin.fitting import FitOptions, FittedModel, FoldComparison, compare_folds, fit_files, fit_summaries
-from fedkin.graph import Graph
+from fedkin.fitting import (
+    FitOptions,
+    FittedModel,
+    FoldComparison,
+    compare_folds,
+    fit_files,
+    fit_summaries,
+    with_covariates,
+)
 from fedkin.objective import Summaries
 from fedkin.stats import holds_labels, rows_in_files, summarise_files, table_size
 
@@ -76,7 +84,7 @@ def _free_memory() -> float | None:
 
 
 def fit_streamed(
-    data: Path, asked: Mapping[str, Any], graph: Path | None, how: FitOptions, compares: bool, say: Say
+    data: Path, asked: Mapping[str, Any], files: EdgeFiles, how: FitOptions, compares: bool, say: Say
 ) -> tuple[FittedModel, FoldComparison | None]:
     """A model of rows that stay in files, and its comparison over folds; ``asked`` as in `summarise_files`."""
     if asked.get("device") is None:
@@ -87,9 +95,9 @@ def fit_streamed(
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", DegenerateDeviceWarning)
         if sums_tell(data, how, asked.get("target")):
-            model, summaries = _from_sums(data, asked, graph, how, say)
+            model, summaries = _from_sums(data, asked, files, how, say)
         else:
-            model, summaries = _from_files(data, asked, graph, how, say)
+            model, summaries = _from_files(data, asked, files, how, say)
         comparison = None
         if compares:
             say("comparing with simpler models, every fold held out in turn")
@@ -97,29 +105,30 @@ def fit_streamed(
                 comparison = compare_folds(summaries(), model, how)
             except FedkinError as error:
                 note(f"no comparison: {error}")
-    return model, comparison
+    return replace(model, comparison=None if comparison is None else comparison.plain()), comparison
 
 
 def _from_sums(
-    data: Path, said: Mapping[str, Any], graph: Path | None, how: FitOptions, say: Say
+    data: Path, said: Mapping[str, Any], files: EdgeFiles, how: FitOptions, say: Say
 ) -> tuple[FittedModel, Callable[[], Summaries]]:
     streamed = summarise_files(data, **said, fit_intercept=how.fit_intercept, folds=how.cv_folds, seed=how.seed)
     for words in streamed.notes:
         note(words)
-    edges = None if graph is None else Graph.read(graph, streamed.summaries.devices)
-    model = fit_summaries(streamed.summaries, edges, how, say)
+    edges, known = files.read(streamed.summaries.devices)
+    model = with_covariates(fit_summaries(streamed.summaries, edges, how, say), known)
     check_converged(model, how)
     names = {"target_name": said["target"], "offset_name": said.get("offset")}
     return replace(model, schema=streamed.schema, **names, origin=None), lambda: streamed.summaries
 
 
 def _from_files(
-    data: Path, said: Mapping[str, Any], graph: Path | None, how: FitOptions, say: Say
+    data: Path, said: Mapping[str, Any], files: EdgeFiles, how: FitOptions, say: Say
 ) -> tuple[FittedModel, Callable[[], Summaries]]:
     rows = rows_in_files(data, **said, loss=how.loss, fit_intercept=how.fit_intercept)
     for words in rows.notes:
         note(words)
-    model = fit_files(rows, None if graph is None else Graph.read(graph, rows.devices), how, say)
+    edges, known = files.read(rows.devices)
+    model = with_covariates(fit_files(rows, edges, how, say), known)
     assert model.kin is not None
     theta = model.kin.theta
     return model, lambda: rows.summaries(theta, how.cv_folds, how.seed)

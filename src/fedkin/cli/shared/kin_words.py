@@ -29,11 +29,20 @@ _GRAPHS = {
 }
 
 
-def kin_facts(kin: Kin) -> dict[str, str]:
-    """Groups, graph, risk and sampler, a line of words each."""
+_COVARIATES = {
+    "used": "used: sites that are near in them are alike",
+    "ignored": "ignored: they do not tell who is alike",
+    "inverted": "read inverted: sites that are near in them differ",
+}
+
+
+def kin_facts(model: FittedModel) -> dict[str, str]:
+    """Groups, graph or covariates, risk and sampler, a line of words each; of a model with kin."""
+    kin = model.kin
+    assert kin is not None
     return {
         "groups": groups_words(kin),
-        "graph": graph_use_words(kin),
+        **graph_use_words(model),
         "risk": risk_words(kin),
         "sampler": sampler_words(kin),
     }
@@ -49,12 +58,16 @@ def groups_words(kin: Kin) -> str:
     return "no groups resolved: sites differ gradually, or too little for groups to show"
 
 
-def graph_use_words(kin: Kin) -> str:
-    """What was made of the graph."""
-    words = _GRAPHS[kin.graph_use]
-    if kin.rates is None:
-        return words
-    return f"{words} (edges: {kin.rates[0]:.0%} of pairs inside groups, {kin.rates[1]:.0%} between)"
+def graph_use_words(model: FittedModel) -> dict[str, str]:
+    """What was made of the graph, or of the covariates that it was made of."""
+    kin, names = model.kin, model.options.get("covariates")
+    assert kin is not None
+    rates = ""
+    if kin.rates is not None:
+        rates = f" (edges: {kin.rates[0]:.0%} of pairs inside groups, {kin.rates[1]:.0%} between)"
+    if names and kin.graph_use in _COVARIATES:
+        return {"covariates": f"{', '.join(names)}: {_COVARIATES[kin.graph_use]}{rates}"}
+    return {"graph": f"{_GRAPHS[kin.graph_use]}{rates}"}
 
 
 def risk_words(kin: Kin) -> str:
@@ -126,6 +139,7 @@ def kin_document(model: FittedModel) -> dict[str, Any] | None:
         "n_groups": kin.n_groups.tolist(),
         "weight_without_groups": kin.weight_mixed,
         "graph_use": kin.graph_use,
+        "covariates": model.options.get("covariates"),
         "graph_rates": kin.rates,
         "sure": kin.sure,
         "parameters": [

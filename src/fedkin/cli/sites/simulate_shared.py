@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkin._base import count, write_file
-from fedkin.cli.models.fit_shared import Step, print_step, shared_step
+from fedkin.cli.models.fit_shared import Asked, Step, print_step, shared_step
 from fedkin.cli.models.results import print_model
 from fedkin.cli.shared.console import ended_like_ctrl_c, note, say, working
 from fedkin.cli.sites.errands import Board
@@ -67,7 +67,7 @@ def share_all(heart: Organiser, sites: Path, parts: Sequence[Mapping[str, Any]],
         accepts = {name: [["site", "accept", str(sites / name), str(path)]] for name, path in paths.items()}
         refuse(board.run(accepts, "accepts its model", "has its model"))
     if step.model is not None:
-        print_step(heart.directory / SUMMARIES, None, step)
+        print_step(Asked(heart.directory / SUMMARIES), step)
         print_model(out, step.model, compared=False)
     first = sites / next(iter(paths))
     say(f"{count(len(paths), 'model')}, one at each site: {first}/model and so on. The organiser's, of all: {out}")
@@ -125,7 +125,7 @@ def _fit(board: Board, heart: Organiser, sites: Path, out: Path) -> Step:
             say(f"{count(len(answers), 'site')} answered question {number} of the organiser.")
         _carry(heart, sites)
         with working(f"reading {summaries}") as report:
-            step = shared_step(summaries, None, None, {}, out, report)
+            step = shared_step(Asked(summaries), out, report)
         if step.asks is None:
             return step
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedkin._base import Array
 from fedkin.data import Federation
+from fedkin.errors import DataError
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Prepared, prepare_fit
 from fedkin.objective import Summaries
@@ -111,3 +112,21 @@ def _folds(options: FitOptions) -> int:
 def _unstacked(federation: Federation, stacked: NDArray[Any]) -> NDArray[Any]:
     """Values in the order in which the rows came."""
     return stacked[np.argsort(federation.row_order)]
+
+
+def weighted(federation: Federation, sample_weight: ArrayLike) -> Federation:
+    """The federation with weights, which are in the order in which rows came, and without rows of weight 0."""
+    weight, n = np.asarray(sample_weight, dtype=np.float64), len(federation.X)
+    if weight.shape != (n,):
+        raise DataError(f"sample_weight has shape {weight.shape}, expected one number per row: ({n},)")
+    wrong = np.flatnonzero(~(np.isfinite(weight) & (weight >= 0)))
+    if wrong.size:
+        raise DataError(f"row {wrong[0]}: the sample_weight is {weight[wrong[0]]:g}, expected a number of at least 0")
+    weight = weight[federation.row_order]
+    if not weight.any():
+        raise DataError("sample_weight is zero in every row, so no row is left: give some of them a weight")
+    if not weight.all():
+        federation = federation.take(weight > 0, allow_empty=True)
+        federation = federation.subset([u for u, n in zip(federation.devices, federation.n_samples, strict=True) if n])
+        weight = weight[weight > 0]
+    return federation.replaced(weight=weight)

@@ -17,12 +17,14 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from fedkin._base import Array, listed
 from fedkin.data import Federation
 from fedkin.errors import DataError, FedkinWarning, ParameterError, UnknownDeviceError
-from fedkin.fitting.estimators.kept import KeptRows, KeptSums, kept_of
+from fedkin.fitting.estimators.kept import KeptRows, KeptSums, kept_of, weighted
 from fedkin.fitting.estimators.scoring import AtDevices, refuse_text, split_column
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import AUTO, FitOptions
 from fedkin.fitting.preparation import Prepared
+from fedkin.fitting.ways import with_covariates
 from fedkin.graph import Graph
+from fedkin.kin import Covariates, hint_of
 from fedkin.losses import CLASS_LOSSES, LOSS_NAMES, REGRESSION_LOSSES, Loss
 
 Devices = ArrayLike | Hashable | None
@@ -45,7 +47,7 @@ class PerDevice:
     """What all estimators share; before scikit-learn's mixins, whose scores know no devices."""
 
     # scikit-learn's way to say which metadata methods want without being asked: nobody has to call set_fit_request
-    __metadata_request__fit = {"device": True, "graph": True, "offset": True, "sample_weight": True}  # noqa: RUF012
+    __metadata_request__fit = dict.fromkeys(("device", "graph", "offset", "sample_weight", "covariates"), True)
     __metadata_request__partial_fit = __metadata_request__fit
     __metadata_request__predict = {"device": True, "offset": True}  # noqa: RUF012
     __metadata_request__predict_proba = {"device": True, "offset": True}  # noqa: RUF012
@@ -82,6 +84,7 @@ class PerDevice:
         graph: Graph | None = None,
         offset: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
+        covariates: Covariates | None = None,
     ) -> Self:
         """Fit a model for every site.
 
@@ -100,6 +103,9 @@ class PerDevice:
             Known part of the linear predictor, such as the log of an exposure.
         sample_weight : array (n,), optional
             How many rows each row stands for; rows of weight 0 are left out. The Huber loss takes none.
+        covariates : mapping {site: value, row or {name: value}} or pandas table, optional
+            What is known about the sites beside their rows, such as size or region, instead of a graph; its index has
+            the sites. See `fedkin.kin.covariate_graph`. An array is in the order of `devices_`.
         """
         options = self._options()
         X, device = self._apart(X, device)
@@ -108,7 +114,7 @@ class PerDevice:
             warnings.warn(_NO_DEVICE, FedkinWarning, stacklevel=2)
             device = SINGLE_DEVICE
         federation = self._stacked(rows, target, device, offset, sample_weight)
-        return self._fit_kept(KeptRows(federation), graph, options)
+        return self._fit_kept(KeptRows(federation), graph, options, covariates)
 
     def partial_fit(
         self,
@@ -118,13 +124,14 @@ class PerDevice:
         graph: Graph | None = None,
         offset: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
+        covariates: Covariates | None = None,
     ) -> Self:
         """Add rows to those of earlier fits: of sites that were there, or of new ones.
 
         Parameters
         ----------
-        X, y, device, graph, offset, sample_weight
-            As in `fit`.
+        X, y, device, graph, offset, sample_weight, covariates
+            As in `fit`; graph and covariates are about all sites, also those of earlier rows.
 
         Notes
         -----
@@ -133,7 +140,7 @@ class PerDevice:
         makes of it), and folds that choose ``lam`` are dealt as rows come. For other losses it keeps the rows.
         """
         if not hasattr(self, "model_") or not hasattr(self, "_kept"):
-            return self.fit(X, y, device, graph, offset, sample_weight)
+            return self.fit(X, y, device, graph, offset, sample_weight, covariates)
         options, seen = self._options(), self._kept
         X, device = self._apart(X, device)
         rows, target = self._checked(X, y, reset=False)
@@ -142,7 +149,7 @@ class PerDevice:
         more = self._stacked(rows, target, SINGLE_DEVICE if device is None else device, offset, sample_weight)
         if (more.offset is not None) != seen.has_offset:
             raise DataError("rows of one model have an offset all or none: give offset= as before")
-        return self._fit_kept(seen.with_rows(more), graph, options)
+        return self._fit_kept(seen.with_rows(more), graph, options, covariates)
 
     def _apart(self, X: Any, device: Devices) -> tuple[Any, Devices]:
         """X without the column of devices, and the devices: those given, or those of the column."""
@@ -167,11 +174,14 @@ class PerDevice:
         ids: Any = device if each else [device] * len(rows)
         names = getattr(self, "feature_names_in_", None)
         stacked = Federation.from_arrays(rows, target, ids, offset=offset, feature_names=names)
-        return stacked if sample_weight is None else _weighted(stacked, sample_weight)
+        return stacked if sample_weight is None else weighted(stacked, sample_weight)
 
-    def _fit_kept(self, kept: KeptRows | KeptSums, graph: Any, options: FitOptions) -> Self:
+    def _fit_kept(
+        self, kept: KeptRows | KeptSums, graph: Any, options: FitOptions, covariates: Covariates | None
+    ) -> Self:
         prepared = kept.prepared(options)
-        model = self._fit(prepared, _as_graph(graph), options)
+        hint = hint_of(_as_graph(graph), covariates, prepared.federation.devices)
+        model = with_covariates(self._fit(prepared, hint, options), covariates)
         if isinstance(kept, KeptRows):
             kept = kept_of(kept.rows, options, quadratic=prepared.loss.quadratic)
         self._kept = kept
@@ -315,6 +325,7 @@ class PerDeviceClassifier(PerDevice, ClassifierMixin, BaseEstimator):  # type: i
         graph: Graph | None = None,
         offset: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
+        covariates: Covariates | None = None,
         *,
         classes: ArrayLike | None = None,
     ) -> Self:
@@ -322,7 +333,7 @@ class PerDeviceClassifier(PerDevice, ClassifierMixin, BaseEstimator):  # type: i
 
         Parameters
         ----------
-        X, y, device, graph, offset, sample_weight
+        X, y, device, graph, offset, sample_weight, covariates
             As in `fit`.
         classes : array (C,), optional
             Labels that may occur; others are refused. Without it, a class may come with any rows.
@@ -330,7 +341,7 @@ class PerDeviceClassifier(PerDevice, ClassifierMixin, BaseEstimator):  # type: i
         unknown = [] if classes is None else np.setdiff1d(np.asarray(y), np.asarray(classes)).tolist()
         if unknown:
             raise DataError(f"class {unknown[0]!r} of y is not among classes=: add it there, or leave classes out")
-        return super().partial_fit(X, y, device, graph, offset, sample_weight)
+        return super().partial_fit(X, y, device, graph, offset, sample_weight, covariates)
 
     def predict(self, X: ArrayLike, device: Devices = None, offset: ArrayLike | None = None) -> NDArray[Any]:
         """Class labels; arguments as in `PerDevice.predict`."""
@@ -376,21 +387,3 @@ def _as_graph(graph: Any) -> Graph | None:
     raise ParameterError(
         f"graph must be a fedkin.Graph or a networkx graph, got {type(graph).__name__}; see fedkin.Graph"
     )
-
-
-def _weighted(federation: Federation, sample_weight: ArrayLike) -> Federation:
-    """The federation with weights, which are in the order in which rows came, and without rows of weight 0."""
-    weight, n = np.asarray(sample_weight, dtype=np.float64), len(federation.X)
-    if weight.shape != (n,):
-        raise DataError(f"sample_weight has shape {weight.shape}, expected one number per row: ({n},)")
-    wrong = np.flatnonzero(~(np.isfinite(weight) & (weight >= 0)))
-    if wrong.size:
-        raise DataError(f"row {wrong[0]}: the sample_weight is {weight[wrong[0]]:g}, expected a number of at least 0")
-    weight = weight[federation.row_order]
-    if not weight.any():
-        raise DataError("sample_weight is zero in every row, so no row is left: give some of them a weight")
-    if not weight.all():
-        federation = federation.take(weight > 0, allow_empty=True)
-        federation = federation.subset([u for u, n in zip(federation.devices, federation.n_samples, strict=True) if n])
-        weight = weight[weight > 0]
-    return federation.replaced(weight=weight)

@@ -14,6 +14,7 @@ from fedkin.fitting.ways.asks import Asks
 from fedkin.fitting.ways.federation import fit_federation, fit_prepared, silent
 from fedkin.fitting.ways.files import fit_files
 from fedkin.fitting.ways.history import data_record, with_history
+from fedkin.fitting.ways.kin import with_covariates
 from fedkin.fitting.ways.naive import naive_confint
 from fedkin.fitting.ways.summaries import SummaryFit, fit_summaries
 
@@ -27,5 +28,6 @@ __all__ = [
     "fit_summaries",
     "naive_confint",
     "silent",
+    "with_covariates",
     "with_history",
 ]

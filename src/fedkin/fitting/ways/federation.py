@@ -11,9 +11,10 @@ from fedkin.errors import ParameterError, SolverError
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Prepared, note_light_ridge, prepare_fit, well_posed_problem, with_light_ridge
-from fedkin.fitting.ways.kin import kin_model
+from fedkin.fitting.ways.kin import kin_model, with_covariates
 from fedkin.fitting.ways.levels import solved_level
 from fedkin.graph import Graph
+from fedkin.kin import Covariates, hint_of
 from fedkin.stats import Method, oracle_fit, select_edges
 
 _MOST_PAIRS = 5_000_000  # beyond this many, pairs are not listed
@@ -27,6 +28,7 @@ def fit_federation(
     schema: Schema | None = None,
     start: FittedModel | None = None,
     *,
+    covariates: Covariates | None = None,
     quick: bool = False,
 ) -> FittedModel:
     """Fit a model for every site.
@@ -48,6 +50,9 @@ def fit_federation(
         ``options.standardize``, and the model keeps it.
     start : FittedModel, optional
         An earlier model of the same columns: kin begins where it ended, which saves time.
+    covariates : mapping {site: value, row or {name: value}}, array (V, q) or pandas table, optional
+        What is known about the sites beside their rows, instead of a graph: `fedkin.kin.covariate_graph` makes one of
+        it. The model keeps the names in ``options["covariates"]``, and its kin what was made of them.
     quick : bool
         Whether only predictions are wanted: kin samples a third as long, which is enough for them, and not for
         diagnostics and probabilities.
@@ -79,9 +84,10 @@ def fit_federation(
     2
     """
     options = FitOptions() if options is None else options
-    return fit_prepared(
-        prepare_fit(federation, options, schema), graph, options, progress or silent, start, quick=quick
-    )
+    hint = hint_of(graph, covariates, federation.devices)
+    prepared = prepare_fit(federation, options, schema)
+    model = fit_prepared(prepared, hint, options, progress or silent, start, quick=quick)
+    return with_covariates(model, covariates)
 
 
 def fit_prepared(

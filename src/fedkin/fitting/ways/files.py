@@ -11,13 +11,19 @@ from fedkin.errors import ParameterError
 from fedkin.fitting.model import ColumnUnits, FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Prepared
-from fedkin.fitting.ways.kin import kin_model
+from fedkin.fitting.ways.kin import kin_model, with_covariates
 from fedkin.graph import Graph
+from fedkin.kin import Covariates, hint_of
 from fedkin.stats import FileRows
 
 
 def fit_files(
-    rows: FileRows, graph: Graph | None = None, options: FitOptions | None = None, progress: Say | None = None
+    rows: FileRows,
+    graph: Graph | None = None,
+    options: FitOptions | None = None,
+    progress: Say | None = None,
+    *,
+    covariates: Covariates | None = None,
 ) -> FittedModel:
     """Fit a model for every site of files that are larger than memory, as `fit_federation` would from rows in memory.
 
@@ -25,7 +31,7 @@ def fit_files(
     ----------
     rows : FileRows
         Of `fedkin.stats.rows_in_files`, which has the loss and the intercept.
-    graph, options, progress
+    graph, options, progress, covariates
         As in `fit_federation`; the method is kin.
 
     Returns
@@ -62,4 +68,5 @@ def fit_files(
     units = ColumnUnits(rows.loss, rows.intercept, *about)
     if progress is not None:
         progress("finding kin, with a pass over the files for every step")
-    return kin_model(Prepared(cast(Any, rows), cast(Any, rows), units), graph, options)
+    hint = hint_of(graph, covariates, rows.devices)
+    return with_covariates(kin_model(Prepared(cast(Any, rows), cast(Any, rows), units), hint, options), covariates)

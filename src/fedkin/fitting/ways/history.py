@@ -17,6 +17,7 @@ from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import prepare, well_posed_problem
 from fedkin.graph import Graph
+from fedkin.objective import Summaries
 from fedkin.solvers import ProfiledProblem, lam_path
 
 #: Dropped edges that are kept by name.
@@ -27,16 +28,20 @@ _PATH_TOL, _PATH_ITER = 1e-5, 2_000
 
 
 def with_history(
-    model: FittedModel, federation: Federation, graph: Graph | None, options: FitOptions, schema: Schema | None = None
+    model: FittedModel,
+    federation: Federation | Summaries,
+    graph: Graph | None,
+    options: FitOptions,
+    schema: Schema | None = None,
 ) -> FittedModel:
     """A fused model with its dropped edges and its path added to ``history``; others as they are.
 
     Parameters
     ----------
     model : FittedModel
-        What `fit_federation` made of the other arguments.
+        What `fit_federation` or `fit_summaries` made of the other arguments.
     federation, graph, options, schema
-        As in `fit_federation`.
+        As there.
 
     Notes
     -----

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from fedkin._base import Array
@@ -10,7 +12,7 @@ from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Prepared
 from fedkin.fitting.ways.asks import Asks
 from fedkin.graph import Graph
-from fedkin.kin import QUICK, Kin, Length, find_kin
+from fedkin.kin import QUICK, Covariates, Kin, Length, covariate_names, find_kin
 from fedkin.objective import Ask, Summaries
 
 #: Sites are told that no parameter vector is longer than this many times the longest estimate.
@@ -64,6 +66,13 @@ def model_of_kin(found: Kin, prepared: Prepared, graph: Graph | None, options: F
         options=options.plain(),
         kin=found.in_units(*units.affine(), units.parameter_names),
     )
+
+
+def with_covariates(model: FittedModel, covariates: Covariates | None) -> FittedModel:
+    """The model with the names of the covariates that its graph was made of, if it was, among its ``options``."""
+    if covariates is None:
+        return model
+    return replace(model, options={**model.options, "covariates": list(covariate_names(covariates))})
 
 
 def kin_asks(summaries: Summaries, theta: Array, number: int) -> Asks:

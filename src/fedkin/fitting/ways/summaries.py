@@ -25,10 +25,10 @@ from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Prepared, note_light_ridge, prepare_fit, well_posed_problem
 from fedkin.fitting.ways.asks import Asks
 from fedkin.fitting.ways.federation import fused_model, silent, used_graph
-from fedkin.fitting.ways.kin import kin_asks, model_of_kin
+from fedkin.fitting.ways.kin import kin_asks, model_of_kin, with_covariates
 from fedkin.fitting.ways.levels import chosen_lam
 from fedkin.graph import Graph
-from fedkin.kin import find_kin
+from fedkin.kin import Covariates, find_kin, hint_of
 from fedkin.objective import Ask, Problem, Summaries, ball_gap, solve_and_rest
 from fedkin.solvers import solve
 
@@ -54,6 +54,7 @@ def fit_summaries(
     progress: Say | None = None,
     schema: Schema | None = None,
     *,
+    covariates: Covariates | None = None,
     answer: Answer | None = None,
     max_rounds: int = 30,
 ) -> FittedModel:
@@ -68,6 +69,8 @@ def fit_summaries(
         is what the sites agreed on before they summed up; ``options.cv_folds`` and ``options.seed`` are theirs.
     schema : Schema, optional
         By which the sites prepared their rows. Then nothing is standardised once more, and the model keeps it.
+    covariates : mapping, array or pandas table, optional
+        As in `fit_federation`.
     answer : callable, optional
         Gives the sites' answers to `Asks`. Quadratic losses (linear, mean) need none.
     max_rounds : int
@@ -98,11 +101,12 @@ def fit_summaries(
     >>> fit_summaries(summaries, design.graph).n_clusters
     2
     """
-    fit, said = SummaryFit(graph, options, schema, progress=progress), summaries
+    hint = hint_of(graph, covariates, summaries.devices)
+    fit, said = SummaryFit(hint, options, schema, progress=progress), summaries
     for _ in range(max_rounds):
         found = fit.step(said)
         if isinstance(found, FittedModel):
-            return found
+            return with_covariates(found, covariates)
         if answer is None:
             raise ParameterError(
                 f"the {summaries.loss.name} loss needs more than one message per site: give answer=, which asks the "

@@ -70,7 +70,7 @@ def scout(sites: Sites, seed: int, sampling: Sampling) -> Scouts:
     """A short chain from every start."""
     V, p = sites.size
     rng = np.random.default_rng(seed)
-    starts = make_starts(sites, rng)
+    starts = make_starts(sites, rng, sampling.given)
     streams = rng.spawn(len(starts) + sampling.chains)
     course = _course(V)
 

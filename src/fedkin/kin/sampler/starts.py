@@ -11,6 +11,7 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from fedkin._base import Array, Index
 from fedkin.kin.display import by_size
+from fedkin.kin.options import Given
 from fedkin.kin.sampler.merging import merge
 from fedkin.kin.sampler.neighbours import Neighbours
 from fedkin.kin.sampler.sites import Sites
@@ -36,8 +37,8 @@ class Start:
     share: int
 
 
-def make_starts(sites: Sites, rng: np.random.Generator) -> list[Start]:
-    """Partitions that differ in what they believe."""
+def make_starts(sites: Sites, rng: np.random.Generator, given: Given | None = None) -> list[Start]:
+    """Partitions that differ in what they believe, and the one that was given."""
     V, p = sites.size
     precision = np.full(p, 1.0 / MERGE_WIDTH)
     many = min(V, max(12, int(np.sqrt(V)) * (2 if V <= MERGE_ALL else 6)), MOST_SEEDS)
@@ -60,6 +61,8 @@ def make_starts(sites: Sites, rng: np.random.Generator) -> list[Start]:
     ]
     if 0 < sites.neighbours.neighbour.size < V * (V - 1):
         starts += _graph_starts(sites, seen, many, starts[1].z, merged, rng)
+    if given is not None:
+        starts.append(Start("given", merged(given.z) if given.fine else by_size(given.z), 0))
     return starts
 
 

@@ -1,0 +1,52 @@
+"""The files that say who may be alike: a graph, or covariates of the sites, which are read as one."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedkin.cli.shared.kin_words import graph_use_words
+from fedkin.cli.shared.model_words import graph_words
+from fedkin.cli.shared.reading import check_exists, naming
+from fedkin.errors import ParameterError
+from fedkin.fitting import FittedModel
+from fedkin.graph import Graph
+from fedkin.kin import Covariates, covariate_graph, read_covariates
+
+
+@dataclass(frozen=True)
+class EdgeFiles:
+    """Paths as the command line has them; ``device`` is the column of the sites in the table of covariates."""
+
+    graph: Path | None = None
+    covariates: Path | None = None
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.graph is not None and self.covariates is not None:
+            raise ParameterError("give --graph or --covariates, not both: covariates are read as a graph")
+
+    @property
+    def given(self) -> bool:
+        """Whether there is a file."""
+        return self.graph is not None or self.covariates is not None
+
+    def read(self, devices: Sequence[Hashable]) -> tuple[Graph | None, Covariates | None]:
+        """The graph for these sites, and the covariates that it was made of."""
+        if self.covariates is None:
+            return None if self.graph is None else Graph.read(self.graph, devices), None
+        check_exists(self.covariates)
+        known = read_covariates(self.covariates, devices, self.device)
+        with naming(self.covariates):
+            return covariate_graph(known, devices), known
+
+    def words(self, model: FittedModel, without: str = "all pairs of sites") -> dict[str, str]:
+        """A line about them: what was made of the edges. Where there is no file, ``without`` is the fused one's."""
+        path = self.graph or self.covariates
+        if model.kin is None:
+            name = "graph" if self.covariates is None else "covariates"
+            return {name: f"{without if path is None else path}: {graph_words(model)}"}
+        if path is None:
+            return {}
+        return {name: f"{path}: {words}" for name, words in graph_use_words(model).items()}
