@@ -28,7 +28,8 @@ from fedkin.federate.frames import Expected, Kind, encode
 from fedkin.federate.journal import Journal
 from fedkin.federate.kept import KeptState
 from fedkin.federate.links import Transport
-from fedkin.federate.waiting import LOOK_SECONDS, Inbox, Patience, PeerError, Status, Tick, collect, gather, hold_until
+from fedkin.federate.post import Post
+from fedkin.federate.waiting import LOOK_SECONDS, Patience, PeerError, Tick
 
 
 class Hub:
@@ -97,11 +98,8 @@ class NodeWorker:
         return np.array(self.shard.theta[0])
 
 
-class Centre:
-    """The central machine S; its state is in ``checkpoint``.
-
-    ``tick`` is called several times a second and may raise `Stopped`.
-    """
+class Centre(Post):
+    """The central machine S; its state is in ``checkpoint``."""
 
     def __init__(
         self,
@@ -113,25 +111,22 @@ class Centre:
         patience: Patience | None = None,
         tick: Tick | None = None,
     ) -> None:
-        self.manifest, self.transport, self.journal = manifest, transport, journal
-        self.patience, self.tick = patience or Patience(), tick or (lambda: None)
-        self.status = Status()
+        names = {member.number: member.name for member in manifest.members}
+        super().__init__(manifest, transport, journal, names, patience, tick)
         self.position = manifest.n_sites
         self.hub = Hub(manifest)
-        self.names = {member.number: member.name for member in manifest.members}
-        self.inbox = Inbox(self.names, journal)
         self._down: dict[int, bytes] = {}
         self._results: dict[int, bytes] = {}
         self.kept: KeptState | None = None
         if checkpoint is not None:
-            self.kept = KeptState(checkpoint, manifest.run, manifest.revision, CENTRE, self._hold)
+            self.kept = KeptState(checkpoint, manifest.run, manifest.revision, CENTRE, self.hold)
         self._restore()
         self._open()
 
     def run(self) -> Array:
         """Do all rounds that are left, and return the averaged parameters ``(V, p)``."""
         if self.done < self.manifest.rounds:
-            gather(self.inbox, list(self.names), self.done + 1, self.status, self.patience.gather, self.tick)
+            self.gather(list(self.names), self.done + 1, self.patience.gather)
         self.status.state, self.status.round = "running", self.done
         try:
             while self.done < self.manifest.rounds:
@@ -158,8 +153,7 @@ class Centre:
             self._down[u] = encode(self.manifest.run_bytes, Kind.DOWN, self.position, t, question)
             if self.names[u] in self.status.up:
                 self.transport.publish(star_key(self.manifest, "down", self.names[u]), self._down[u])
-        ask = partial(self._ask_again, t)
-        come = collect(self.inbox, list(self.names), t, self.status, self.patience, ask, self.tick, least=1)
+        come = self.collect(list(self.names), t, partial(self._ask_again, t), least=1)
         self.hub.finish({u: self.inbox.values(Kind.THETA, u, t) for u in come})
         self.status.change = float(np.abs(self.hub.shard.theta - before).max(initial=0.0))
         if t % self.manifest.checkpoint_every == 0:
@@ -207,16 +201,13 @@ class Centre:
 
     def _presence_of(self, u: int) -> Callable[[bool], None]:
         def on_presence(here: bool) -> None:
-            (self.status.up.add if here else self.status.up.discard)(self.names[u])
+            self.note_presence(self.names[u], here)
             self.journal.sparingly("info", "site up" if here else "site down", peer=self.names[u])
             self.inbox.wake()
 
         return on_presence
 
     # --- its state ---
-
-    def _hold(self, write: Callable[[], None], path: Path, round: int) -> None:
-        hold_until(write, path, round, self.status, self.journal, self.patience, self.tick)
 
     def _save(self) -> None:
         if self.kept is not None:
@@ -235,7 +226,7 @@ def _whatever_round(frames: dict[int, bytes], u: int) -> Callable[[int], bytes |
     return on_pull
 
 
-class Worker:
+class Worker(Post):
     """A device of a central placement: answers S until the result comes. It keeps nothing between rounds."""
 
     def __init__(
@@ -248,13 +239,10 @@ class Worker:
         patience: Patience | None = None,
         tick: Tick | None = None,
     ) -> None:
-        self.manifest, self.position, self.transport, self.journal = manifest, manifest.here, transport, journal
-        self.patience, self.tick = patience or Patience(), tick or (lambda: None)
-        self.status = Status()
-        self.name = manifest.name(self.position)
         centre, p, rounds = manifest.n_sites, manifest.n_params, manifest.rounds
+        super().__init__(manifest, transport, journal, {centre: CENTRE}, patience, tick)
+        self.name = manifest.name(self.position)
         self.worker = NodeWorker(manifest, rows)
-        self.inbox = Inbox({centre: CENTRE}, journal)
         self._answer: tuple[int, bytes] = (0, b"")
         run = manifest.run_bytes
         self._on_down = self.inbox.expect(Expected(run, Kind.DOWN, centre, 2 * p + 1, 1, rounds))
@@ -304,7 +292,7 @@ class Worker:
         return frame if held == t else None
 
     def _on_centre(self, here: bool) -> None:
-        (self.status.up.add if here else self.status.up.discard)(CENTRE)
+        self.note_presence(CENTRE, here)
         self.journal.write("info", "central machine up" if here else "central machine down")
         if here:
             self._pull()

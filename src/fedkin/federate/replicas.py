@@ -34,7 +34,7 @@ from fedkin.federate.journal import Journal
 from fedkin.federate.kept import KeptState
 from fedkin.federate.links import Transport
 from fedkin.federate.links.neighbours import NeighbourLink
-from fedkin.federate.waiting import LOOK_SECONDS, Patience, Reminders, collect, gather, hold_until
+from fedkin.federate.waiting import LOOK_SECONDS, Patience, Reminders
 
 _PARTS = ("theta", "balance", "balance_before", "average", "average_balance", "alpha")
 
@@ -118,7 +118,7 @@ class Replica(NeighbourLink):
         """Do all rounds that are left, and return the averaged parameters ``(p,)``."""
         if self.leads and self.done < self.rounds:
             seconds = self.patience.gather if self.done == 0 else self.patience.deadline
-            gather(self.inbox, self.neighbours, self.done + 1, self.status, seconds, self.tick)
+            self.gather(self.neighbours, self.done + 1, seconds)
         self.status.state, self.status.round = "running", self.done
         while self.done < self.rounds:
             self._round(self.done + 1)
@@ -171,8 +171,7 @@ class Replica(NeighbourLink):
         self.inbox.advance(Kind.THETA, t, t + 1)
         self.send(Kind.THETA, t, own)
         thetas = {self.position: own}
-        ask = partial(self._ask_again, t)
-        come = collect(self.inbox, self.neighbours, t, self.status, self.patience, ask, self.tick)
+        come = self.collect(self.neighbours, t, lambda u: self.pull(Kind.THETA, u, t))
         thetas |= {u: self.inbox.values(Kind.THETA, u, t) for u in come}
         here = np.isin(self.component.members, list(thetas))
         if self.record is not None:
@@ -188,9 +187,6 @@ class Replica(NeighbourLink):
         self._finish(thetas)
         for u in (u for u, now in zip(self.component.members, here, strict=True) if not now):
             self.journal.sparingly("warning", "absent", peer=self.names[u], round=self.done)
-
-    def _ask_again(self, t: int, u: int) -> None:
-        self.pull(Kind.THETA, u, t)
 
     def _hear(self, t: int) -> None:
         own = self._own(t)
@@ -285,8 +281,7 @@ class Replica(NeighbourLink):
             finally:
                 os.close(descriptor)
 
-        event = "record failed, holding"
-        hold_until(write, path, t, self.status, self.journal, self.patience, self.tick, event)
+        self.hold(write, path, t, "record failed, holding")
 
     def _replay(self, path: Path) -> None:
         """Do the rounds again that were decided after the last checkpoint."""

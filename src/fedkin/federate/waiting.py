@@ -1,16 +1,15 @@
-"""What a device waits for and how long, what it tells its owner meanwhile, and how it waits for a full disk."""
+"""What a site waits for and how long, and what it tells its owner meanwhile."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from fedkin._base import Array, wait_until
+from fedkin._base import Array
 from fedkin.admm import Share
 from fedkin.errors import FedkinError, ParameterError
 from fedkin.federate.frames import Expected, Kind, MessageError, OutsideWindow, read
@@ -115,47 +114,6 @@ class Reminders:
         self._next_complaint, self._silence = now + self._silence, min(2.0 * self._silence, LONGEST_SILENCE)
 
 
-def hold_until(
-    write: Callable[[], None],
-    path: Path | None,
-    round: int,
-    status: Status,
-    journal: Journal,
-    patience: Patience,
-    tick: Callable[[], None],
-    event: str = "checkpoint failed, holding",
-) -> None:
-    """Call ``write`` until the disk takes it; log lines about failures come ever less often.
-
-    Raises `PeerError` when it has not after ``patience.give_up`` seconds.
-    """
-    try:
-        write()
-        return
-    except OSError as error:
-        before, failures = status.state, [error]
-
-    def is_written() -> bool:
-        try:
-            write()
-        except OSError as error:
-            failures.append(error)
-            return False
-        return True
-
-    def complain(seconds: float) -> None:
-        journal.write("error", event, round=round, why=str(failures[-1]), seconds=int(seconds))
-
-    def hold(seconds: float) -> None:
-        status.state = HOLDING
-        time.sleep(seconds)
-        tick()
-
-    if not wait_until(is_written, patience.give_up, complain=complain, silence=1.0, sleep=hold):
-        raise PeerError(f"cannot write {path}: {failures[-1]}; make room, then start again") from failures[-1]
-    status.state = before
-
-
 class Inbox:
     """What neighbours have sent, checked and kept until it is used.
 
@@ -164,7 +122,7 @@ class Inbox:
     only some wait in line: memory is bounded whatever arrives.
     """
 
-    def __init__(self, names: dict[int, str], journal: Journal) -> None:
+    def __init__(self, names: Mapping[int, str], journal: Journal) -> None:
         self.names, self.journal = names, journal
         self._expected: dict[Slot, Expected] = {}
         self._windows: dict[Kind, tuple[int, int]] = {}
@@ -340,62 +298,3 @@ class Inbox:
     def values(self, kind: Kind, sender: int, round: int) -> Array:
         """The numbers of a message that has come."""
         return self._held[kind, sender, round]
-
-
-def gather(inbox: Inbox, senders: Sequence[int], t: int, status: Status, seconds: float, tick: Tick) -> None:
-    """Wait until all senders are up, at most so long: a slow start is not to be taken for absence in round t."""
-
-    def missing() -> list[str]:
-        return [inbox.names[u] for u in senders if inbox.names[u] not in status.up]
-
-    def look(seconds: float) -> None:
-        inbox.wait(Kind.THETA, list(senders), t, seconds)
-        tick()
-
-    if not wait_until(lambda: not missing(), seconds, longest_pause=LOOK_SECONDS, sleep=look):
-        inbox.journal.write("warning", "starting without", peers=missing())
-
-
-def collect(
-    inbox: Inbox,
-    senders: Sequence[int],
-    t: int,
-    status: Status,
-    patience: Patience,
-    pull: Callable[[int], None],
-    tick: Tick,
-    least: int = 0,
-) -> list[int]:
-    """Who has sent its theta of round t: all who are up, or whoever has by the deadline, but at least so many.
-
-    ``pull(u)`` asks u again. Raises `PeerError` when fewer than ``least`` have come after ``patience.give_up`` seconds.
-    """
-    names, reminders = inbox.names, Reminders(patience)
-    deadline = reminders.began + patience.deadline
-    while True:
-        missing = inbox.missing(Kind.THETA, list(senders), t)
-        awaited = [u for u in missing if names[u] in status.up]
-        now = time.monotonic()
-        waited = now - reminders.began
-        enough = len(senders) - len(missing) >= least
-        if enough and (not awaited or now >= deadline):
-            break
-        if waited > patience.give_up and not enough:
-            raise PeerError(f"no site has answered in round {t} for {waited:.0f} s; start some")
-        if reminders.pull_is_due(now):
-            for u in awaited:
-                pull(u)
-            reminders.pulled(now)
-        if reminders.complaint_is_due(now) and waited <= patience.give_up:
-            peers = [names[u] for u in missing]
-            inbox.journal.write("warning", "waiting", round=t, peers=peers, seconds=round(waited, 1))
-            reminders.complained(now)
-        status.waiting_for = [names[u] for u in awaited] if waited > 1.0 else []
-        pause = min(LOOK_SECONDS, reminders.next_pull - now, deadline - now if now < deadline else LOOK_SECONDS)
-        inbox.wait(Kind.THETA, awaited or list(senders), t, max(0.001, pause))
-        if waited > LOOK_SECONDS:
-            tick()
-    status.waiting_for = []
-    for u in awaited:
-        inbox.journal.sparingly("warning", "up, but no theta before the deadline", peer=names[u])
-    return [u for u in senders if u not in missing]

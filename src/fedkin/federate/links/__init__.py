@@ -14,7 +14,7 @@ To add a transport between machines (there is one, `zenoh`, and nothing chooses 
 Rounds and edge tests need no change: `federate/links/neighbours` makes them of any transport.
 To add a link without frames, as between MPI ranks: a class with `exchange` (`fedkin.admm.Link`) beside `mpi`, and a
 driver beside `federate/mpi`.
-Imports: `admm`, the manifest, and of the modules of `federate` `frames`, `waiting`, `journal` and `trust`.
+Imports: `admm`, the manifest, and of the modules of `federate` `frames`, `post`, `waiting`, `journal` and `trust`.
 """
 
 from __future__ import annotations

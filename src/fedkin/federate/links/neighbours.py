@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
@@ -19,15 +18,16 @@ from fedkin.federate.contract.manifest import Manifest, asking_keys, keys_of, pr
 from fedkin.federate.frames import Expected, Kind, encode
 from fedkin.federate.journal import Journal
 from fedkin.federate.links import Transport
-from fedkin.federate.waiting import LONGEST_SILENCE, Inbox, Patience, PeerError, Reminders, Status, hold_until
+from fedkin.federate.post import Post
+from fedkin.federate.waiting import LONGEST_SILENCE, Patience, PeerError, Reminders
 
 _DONE_SECONDS, _TICK_SECONDS, _MOMENT_SECONDS = 0.4, 0.5, 0.02
 
 
-class NeighbourLink:
+class NeighbourLink(Post):
     """The link of one device to its neighbours (`fedkin.admm.Link`).
 
-    ``tick`` is called twice a second while waiting and may raise `Stopped`; ``idle`` when a wait gets longer.
+    ``tick`` is called twice a second while waiting; ``idle`` when a wait gets longer.
 
     ``over`` says whether all neighbours have finished, too; ``past`` holds own vectors of the last rounds for who asks.
     """
@@ -43,17 +43,13 @@ class NeighbourLink:
         tick: Callable[[], None] | None = None,
         idle: Callable[[], None] | None = None,
     ) -> None:
-        self.manifest, self.position, self.transport, self.journal = manifest, manifest.here, transport, journal
+        names = {u: manifest.name(u) for u in [manifest.here, *neighbours]}
+        super().__init__(manifest, transport, journal, names, patience, tick)
         self.neighbours = list(neighbours)
         self.run_bytes = manifest.run_bytes
         self.rounds = manifest.rounds
-        self.patience = patience or Patience()
-        self.tick: Callable[[], None] = tick or (lambda: None)
         self.idle: Callable[[], None] = idle or (lambda: None)
         self.left: frozenset[int] = frozenset()
-        self.status = Status()
-        self.names = {u: manifest.name(u) for u in [self.position, *self.neighbours]}
-        self.inbox = Inbox(self.names, journal)
         self.done, self.over = 0, False
         self.keep = manifest.checkpoint_every + 2
         self.past: dict[Kind, dict[int, Array]] = {Kind.THETA: {}, Kind.ALPHA: {}, Kind.PRESENT: {}}
@@ -172,10 +168,6 @@ class NeighbourLink:
             which = f"{kind.name} of round {t}" if t else kind.name
             raise PeerError(f"no {which} for {seconds:.0f} s from {whom}")
 
-    def hold(self, write: Callable[[], None], path: Path, round: int) -> None:
-        """Call ``write`` until the disk takes it; the device waits where it is."""
-        hold_until(write, path, round, self.status, self.journal, self.patience, self.tick)
-
     # --- the neighbours ---
 
     def open(self) -> None:
@@ -203,7 +195,7 @@ class NeighbourLink:
 
     def _on_presence(self, v: int, here: bool) -> None:
         name = self.names[v]
-        (self.status.up.add if here else self.status.up.discard)(name)
+        self.note_presence(name, here)
         self.journal.sparingly("info", "neighbour up" if here else "neighbour down", peer=name)
         if here:
             self._hint = True
