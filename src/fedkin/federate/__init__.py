@@ -11,7 +11,8 @@ Imports: `admm`, `stats` and below; not `fitting`.
 | `enrol` | invite, join, admit: the organiser's directory and a site's; who is out |
 | `sharing` | sums instead of rounds: a site's summary, what is asked next, all summaries checked |
 | `views` | from these directories to a view of the run |
-| `frames`, `journal`, `records`, `kept`, `waiting`, `post` | what travels; a site's log, files, state on disk, inbox, waits |
+| `frames`, `journal`, `records`, `kept` | what travels; a site's log, files, state on disk |
+| `waiting`, `post` | what has come and how long to wait; how everybody who steps waits for it |
 | `peer`, `replicas`, `central`, `mpi`, `flower` | who steps for whom: a site, Algorithm 2, ranks |
 | `links` | what carries thetas: memory (tests), zenoh and its access lists, MPI |
 | `programs` | what runs on a machine: a site's programs, their supervisor, an overview |
