@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedkin
-from fedkin._base import available_threads
+from fedkin._base import available_threads, one_blas_thread
 from fedkin.datasets import paper_design
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
@@ -379,3 +379,16 @@ def test_projections_onto_the_l1_ball_end_when_coordinates_lie_at_the_threshold(
     edges = Edges(frozen(ends), frozen(ends), radius, kernels.KINDS["linf"])
     kernels.linf_step(0, len(v), edges, zeros, np.zeros((1, 3)), found, np.zeros((1, 3)), 1.0)
     np.testing.assert_allclose(found, expected, atol=1e-14)
+
+
+def test_linear_algebra_stays_in_one_thread_for_a_while():
+    from threadpoolctl import threadpool_info, threadpool_limits
+
+    def threads():
+        return {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"}
+
+    with threadpool_limits(limits=2, user_api="blas"):
+        before = threads()
+        with one_blas_thread():
+            assert threads() == {1}
+        assert threads() == before

@@ -252,3 +252,16 @@ def test_merging_is_greedy_and_stops():
     assert left == len(groups)
     assert {tuple(np.flatnonzero(z == k)) for k in np.unique(z)} == {tuple(sorted(g)) for g in groups}
     assert 1 < left < 8
+
+
+def test_merging_many_groups_clears_those_away_that_are_gone():
+    """Forty sites of four well separated kinds, in an order that mixes them: what is left is the four kinds."""
+    V, p = 40, 3
+    kind = np.random.default_rng(5).permutation(np.arange(V) % 4)
+    centre = 6.0 * np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [-1, -1, -1]])[kind]
+    W = np.tile(np.eye(p) * 30.0, (V, 1, 1))
+    c = 30.0 * (centre + np.random.default_rng(6).normal(size=(V, p)) / np.sqrt(30))
+    sites = integrate_effects(W, c, Neighbours.none(V))
+    z = merge(sites.sums[0], np.full(p, 1 / 9.0), sites.neighbours, (0.5, 0.5), np.arange(V))
+    assert len(np.unique(z)) == 4
+    assert all(len(np.unique(z[kind == k])) == 1 for k in range(4))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import optimize, stats
 from statsmodels.regression.mixed_linear_model import MixedLM, MixedLMParams
 
 from fedkin.kin import Priors, Quadratics, common_units, fit_mixed
-from fedkin.kin.mixed import steadied
+from fedkin.kin.mixed import LEAST_LOG, _Evidence, steadied
 
 APART = Priors(likeness=np.inf, log_spread=(0.0, np.inf), ridge=1e6)
 
@@ -45,6 +45,45 @@ def test_agrees_with_statsmodels():
     assert np.sqrt(np.diag(model.mean_covariance)) == pytest.approx(peer.bse_fe, rel=2e-3)
     effects = np.array([peer.random_effects[u] for u in range(len(X))])
     assert np.abs(model.theta - model.mean - effects).max() < 2e-3
+
+
+@pytest.mark.parametrize("priors", [Priors(), APART], ids=["held together", "apart"])
+def test_fisher_scoring_ends_where_lbfgs_ends_with_fewer_steps(priors):
+    X, y, _ = sites(V=25, n=8, spread=(0.6, 0.5, 0.4, 0.0, 0.2), seed=3)
+    evidence = _Evidence(sums_of(X, y), first(5), None, priors)
+    asked = []
+
+    def negative(parameters):
+        asked.append(parameters)
+        return evidence.__class__._negative(evidence, parameters)[:2]
+
+    fixed = evidence.start()[5]
+    ridge = (-9.0, 9.0) if priors.ridge is None else (fixed, fixed)
+    bounds = [(LEAST_LOG, 8.0)] * 5 + [ridge, (-14.0, 14.0)]
+    tight = {"ftol": 1e-14, "gtol": 1e-9, "maxiter": 2000}
+    peer = optimize.minimize(negative, evidence.start(), jac=True, method="L-BFGS-B", bounds=bounds, options=tight)
+    lbfgs, asked[:] = len(asked), []
+    evidence._negative = lambda parameters: (*negative(parameters), _Evidence._negative(evidence, parameters)[2])
+    found = evidence.maximise(evidence.start())
+    assert _Evidence._negative(evidence, found)[0] < peer.fun + 1e-4
+    assert found[[0, 1, 2, 4, 6]] == pytest.approx(peer.x[[0, 1, 2, 4, 6]], abs=5e-3)
+    assert len(asked) < lbfgs / 2
+
+
+def test_the_information_about_log_variances_is_the_expected_curvature():
+    """Of the likelihood given the mean: averaged over data that the model itself draws."""
+    rng, p, V, n = np.random.default_rng(0), 2, 400, 6
+    parameters = np.log([0.5, 0.2, 1e-9, 0.6])  # no room for the mean
+    X = rng.normal(size=(V, n, p))
+    theta = np.sqrt([0.5, 0.2]) * rng.normal(size=(V, p))
+    y = np.einsum("unp,up->un", X, theta) + np.sqrt(0.6) * rng.normal(size=(V, n))
+    flat = Priors(likeness=np.inf, log_spread=(0.0, np.inf))
+    evidence = _Evidence(sums_of(X, y), np.zeros(p, dtype=bool), None, flat)
+    slope = [evidence._negative(parameters + step)[1] for step in 1e-4 * np.eye(4)[[0, 1, 3]]]
+    slope -= evidence._negative(parameters)[1]
+    observed = slope[:, [0, 1, 3]] / 1e-4
+    expected = evidence._negative(parameters)[2][np.ix_([0, 1, 3], [0, 1, 3])]
+    assert observed == pytest.approx(expected, rel=0.15, abs=0.05 * V)
 
 
 def test_likelihood_and_posterior_are_those_of_the_dense_normal_model():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fedkin._base.arrays import AnyArray, Array, Index, Mask, frozen
 from fedkin._base.checks import check_choice, check_nonnegative, check_positive, check_whole
-from fedkin._base.cores import available_cores, available_threads
+from fedkin._base.cores import available_cores, available_threads, one_blas_thread
 from fedkin._base.files import (
     PRIVATE_DIRECTORY,
     PRIVATE_FILE,
@@ -44,6 +44,7 @@ __all__ = [
     "listed",
     "listening",
     "lock",
+    "one_blas_thread",
     "replacing",
     "replacing_directory",
     "some_of",

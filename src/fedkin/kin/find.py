@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkin._base import Array, Index, Mask, check_whole, tracked
+from fedkin._base import Array, Index, Mask, check_whole, one_blas_thread, tracked
 from fedkin.data import Federation
 from fedkin.errors import DataError, GraphError
 from fedkin.graph import Graph
@@ -121,7 +121,8 @@ def find_kin(
     ordered = SumSource(source, first, order) if source.loss.quadratic else source.take(order)
     del first, source  # sums of many sites are large
     begin = Beginning.of(start, ordered.devices, ordered.names) if isinstance(start, Kin) else None
-    found = _fit(ordered, neighbours, seed, replace(sampling, given=given), begin)
+    with one_blas_thread():
+        found = _fit(ordered, neighbours, seed, replace(sampling, given=given), begin)
     return found.reordered(np.argsort(order))
 
 

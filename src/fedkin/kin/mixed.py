@@ -16,6 +16,7 @@ from scipy.special import digamma, polygamma
 
 from fedkin._base import Array, Mask
 from fedkin.kin.quadratics import Quadratics, apply
+from fedkin.kin.scoring import scored
 
 #: Precision of an intercept's mean: flat for every purpose.
 FLAT = 1e-8
@@ -215,20 +216,12 @@ class _Evidence:
 
     def maximise(self, start: Array, spread: float | None = None) -> Array:
         p = self.sums.n_params
-        spreads = (LEAST_LOG, 8.0) if spread is None else (spread, spread)
-        ridge = (-9.0, 9.0) if self.priors.ridge is None else (start[p], start[p])
-        noise = (-14.0, 14.0) if self.learned else (self.log_noise, self.log_noise)
-        from scipy.optimize import minimize  # slow to load, and only fits need it
-
-        found = minimize(
-            self._negative,
-            start,
-            jac=True,
-            method="L-BFGS-B",
-            bounds=[spreads] * p + [ridge, noise],
-            options={"maxiter": 80, "ftol": 1e-8},
-        )
-        return np.asarray(found.x)
+        low, high = np.full(p + 2, LEAST_LOG), np.full(p + 2, 8.0)
+        if spread is not None:
+            low[:p] = high[:p] = spread
+        low[p], high[p] = (-9.0, 9.0) if self.priors.ridge is None else (start[p], start[p])
+        low[p + 1], high[p + 1] = (-14.0, 14.0) if self.learned else (self.log_noise, self.log_noise)
+        return scored(self._negative, start, low, high)
 
     def solve(self, parameters: Array) -> _Solved:
         """The model at given parameters."""
@@ -262,7 +255,12 @@ class _Evidence:
         effects = seen - mean / root + (inverse @ (mean / root))
         return _Solved(root, weight, inverse, covariance, mean, effects, float(log_likelihood))
 
-    def _negative(self, parameters: Array) -> tuple[float, Array]:
+    def _negative(self, parameters: Array) -> tuple[float, Array, Array]:
+        """Minus the log evidence, its gradient, and its expected second derivatives, those by way of the mean left out.
+
+        A site's covariance is ``V = sigma2 (I + Z T T Z' / sigma2)``, so that ``tau_j z_j'V^-1 z_k tau_k`` is
+        ``I - B^-1`` at j and k: half its square, summed over sites, is the information about log spreads.
+        """
         p, priors = self.sums.n_params, self.priors
         at = self.solve(parameters)
         value, gradient = at.log_likelihood, np.zeros(p + 2)
@@ -271,25 +269,35 @@ class _Evidence:
         spent = ((away.reshape(-1, p) @ scaled) * away.reshape(-1, p)).reshape(away.shape).sum(axis=(0, 2))
         square = (at.effects**2).sum(axis=0) + np.einsum("ujj->j", at.inverse) + spent
         gradient[:p] = 0.5 * (square - len(away))
+        information = np.zeros((p + 2, p + 2))
+        information[:p, :p] = 0.5 * np.einsum("ujk,ujk->jk", away, away)
         if self.slopes.any():
             means = at.mean[self.slopes] ** 2 + np.diag(at.covariance)[self.slopes]
             gradient[p] = 0.5 * (means * np.exp(-parameters[p]) - 1).sum()
+            told = 1.0 - np.diag(at.covariance)[self.slopes] * np.exp(-parameters[p])
+            information[p, p] = 0.5 * float(told @ told)
         if self.learned:
             theta = at.mean + at.effects * at.root
             stacked = at.inverse.reshape(-1, p)
-            inner = at.inverse.sum(axis=0) - stacked.T @ stacked
+            squares = stacked.T @ stacked
+            inner = at.inverse.sum(axis=0) - squares
             traces = np.einsum("ujj->", away) + (scaled * inner).sum()
             gradient[p + 1] = 0.5 * (2 * self.sums.values(theta) @ at.weight + traces - self.sums.n.sum())
+            information[:p, p + 1] = information[p + 1, :p] = 0.5 * np.diag(inner)
+            information[p + 1, p + 1] = 0.5 * float(self.sums.n.sum() - len(away) * p + np.trace(squares))
         logs = parameters[:p]
         if self.slopes.sum() > 1 and np.isfinite(priors.likeness):
             apart = np.where(self.slopes, logs - logs[self.slopes].mean(), 0.0) / priors.likeness
             value -= 0.5 * float(apart @ apart)
             gradient[:p] -= apart / priors.likeness
+            centring = np.diag(self.slopes * 1.0) - np.outer(self.slopes, self.slopes / self.slopes.sum())
+            information[:p, :p] += centring / priors.likeness**2
         centre, width = priors.log_spread
         if np.isfinite(width):
             value -= 0.5 * float((((logs - centre) / width) ** 2).sum())
             gradient[:p] -= (logs - centre) / width**2
-        return -value, -gradient
+            information[:p, :p] += np.eye(p) / width**2
+        return -value, -gradient, information
 
     def model(self, parameters: Array) -> MixedModel:
         at, p = self.solve(parameters), self.sums.n_params

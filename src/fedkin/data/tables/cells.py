@@ -20,7 +20,7 @@ LARGEST_EXACT_INTEGER = 2**53
 _MISSING = frozenset({"", "NA", "nan", "NaN", "NAN"})
 _NUMBER_CHARACTERS = frozenset("0123456789+-.eE")
 _INFINITIES = frozenset({"inf", "-inf", "+inf", "Inf", "-Inf", "Infinity", "-Infinity"})
-_NUMBER_TEXT = _NUMBER_CHARACTERS | {"\n"}
+_NUMBER_TEXT = re.compile(r"[0-9+\-.eE\n]*")
 _SPECIAL_NUMBER = re.compile(r"^[+-]?(?:0[0-9]+|[0-9]{16,})$", re.MULTILINE)  # a leading zero, or maybe beyond 2**53
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 LEADING_ZERO = re.compile(r"[+-]?0[0-9]+")
@@ -100,6 +100,9 @@ def infer_column(cells: Sequence[str]) -> AnyArray:
     >>> infer_column(["1", "", "2.5"]), infer_column(["007", "12"])
     (array([1. , nan, 2.5]), array(['007', '12'], dtype=object))
     """
+    quick = _quick_numbers(cells)
+    if quick is not None:
+        return quick
     stripped = [cell.strip() for cell in cells]
     quick = _quick_numbers(stripped)
     if quick is not None:
@@ -119,13 +122,15 @@ def infer_column(cells: Sequence[str]) -> AnyArray:
     return np.fromiter((cell if cell else None for cell in stripped), dtype=object, count=len(stripped))
 
 
-def _quick_numbers(cells: list[str]) -> Array | None:
-    """The column if all its cells are ordinary numbers or empty, looking at the whole text at once; else None."""
-    text = "\n".join(cells)
-    if not _NUMBER_TEXT.issuperset(text) or _SPECIAL_NUMBER.search(text):
+def _quick_numbers(cells: Sequence[str]) -> Array | None:
+    """The column if all its cells are ordinary numbers or empty, looking at all that differ at once; else None."""
+    distinct = set(cells)
+    text = "\n".join(distinct)
+    if not _NUMBER_TEXT.fullmatch(text) or _SPECIAL_NUMBER.search(text):
         return None
     try:
-        return np.array([float(cell) if cell else math.nan for cell in cells], dtype=np.float64)
+        numbers = {cell: float(cell) if cell else math.nan for cell in distinct}
+        return np.fromiter(map(numbers.__getitem__, cells), dtype=np.float64, count=len(cells))
     except ValueError:
         return None
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import sparse
-from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from fedkin._base import Array, Index
 from fedkin.kin.display import by_size
@@ -100,6 +99,8 @@ def modularity_directions(neighbours: Neighbours) -> tuple[Array, Array]:
     if V <= DENSE:
         values, vectors = np.linalg.eigh(A.toarray() - np.outer(degree, degree) / degree.sum())
     else:
+        from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+
         operator = LinearOperator(
             (V, V), matvec=lambda x: A @ x - degree * (degree @ x) / degree.sum(), dtype=np.float64
         )
