@@ -26,7 +26,7 @@ from fedkin.solvers.compiled import CompiledIteration
 from fedkin.solvers.kernels import gaps as gap_kernels
 from fedkin.solvers.kernels import steps as kernels
 from fedkin.solvers.kernels.bundles import Edges
-from fedkin.solvers.kernels.jit import frozen
+from fedkin.solvers.kernels.jit import Outlined, frozen
 from fedkin.solvers.pdhg import NumpyIteration, initial_rho
 from processes import PATIENCE
 
@@ -328,6 +328,23 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in names:
         (folder / "__pycache__" / name).touch()
     return folder
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_types_of_arguments_are_compared_where_that_is_asked_for(
+    checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_cache, "CHECKED", checked)
+    # as `gaps.edge_gap`, but not yet called
+    known = gap_kernels.edge_gap
+    kernel = Outlined(known._function, known._signature, quickly=False, inner=False)
+    ends = frozen(np.array([1, 2], dtype=np.int32)), frozen(np.array([0, 1], dtype=np.int32))
+    x, y = np.array([[0.0], [1.0], [3.0]]), np.array([[0.5], [0.25]])
+    edges = Edges(*ends, np.array([1.0, 2.0]), kernels.L1)
+    assert kernel(0, 2, edges, x, y) == (5.0, 4.0)
+    if checked:
+        with pytest.raises(TypeError, match="No matching definition"):
+            kernel(0, 2, edges, x.astype(np.int64), y)
 
 
 def test_cache_is_found(cache: Path) -> None:

@@ -53,6 +53,8 @@ def _quadratic_terms(loss: Loss, blocks: Sequence[RowBlock], ridge: Array, alone
     factors = []
     for devices, rows in blocks:
         poor = np.flatnonzero(alone[devices])
+        if not poor.size:
+            continue
         poor = poor[~surely_regular(unit_diagonal(A[devices[poor]])[0])]
         some = rows.take(poor)
         least_squares = loss.least_squares_rows(*some.arrays, unit_weights(some)) if poor.size else None

@@ -5,6 +5,7 @@ All functions work on stacked differences ``d (E, p)`` and broadcast a scale per
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import numpy as np
@@ -84,9 +85,9 @@ class L2(Penalty):
         return self.value(y)
 
     def project(self, y: Array, radius: Array | float) -> Array:
-        with np.errstate(over="ignore"):
-            size = self.value(y)
-        if not np.isfinite(size).all():
+        size = self.value(y)
+        # squares that overflow are infinite, without a warning; their sum shows that at once
+        if not math.isfinite(size.dot(size)) and not np.isfinite(size).all():
             return self.project(_shorter(y, size), radius)
         # a length of 0 is inside every ball
         shrink = np.divide(radius, size, out=np.ones_like(size), where=size > radius)

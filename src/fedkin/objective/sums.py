@@ -47,14 +47,10 @@ class FoldSums:
     ) -> FoldSums:
         """The sums of rows with a fold each; ``at`` is 0 by default."""
         p, v = losses[0].n_params(federation.n_features), federation.n_devices
-        at = np.zeros((v, p)) if at is None else at
-        device = federation.device_index
-        parts = (fold_of == k for k in (*range(folds), -1))
-        if federation.weight is None:
-            count = np.stack([np.bincount(device[part], minlength=v) for part in parts], axis=1)
-        else:
-            weight = federation.weight
-            count = np.stack([np.bincount(device[part], weight[part], v) for part in parts], axis=1)
+        zero, at = at is None, np.zeros((v, p)) if at is None else at
+        # fold -1 is the last part
+        cell = federation.device_index * (folds + 1) + fold_of % (folds + 1)
+        count = np.bincount(cell, federation.weight, v * (folds + 1)).reshape(v, folds + 1)
         value, gradient, hessian = np.zeros((v, folds + 1)), np.zeros((v, folds + 1, p)), np.zeros(0)
         for k in (*range(folds), -1):
             seen = np.flatnonzero(count[:, k])
@@ -66,8 +62,10 @@ class FoldSums:
             lonely = np.zeros(seen.size, dtype=bool)
             terms = build_terms(part, [losses[u] for u in seen.tolist()], np.zeros(p), lonely)
             n, point = count[seen, k], at[seen]
-            value[seen, k] = n * terms.values(point)
-            gradient[seen, k] = n[:, None] * terms.gradients(point)
+            if zero and isinstance(terms, QuadraticTerms):
+                value[seen, k], gradient[seen, k] = n * terms.c, -n[:, None] * terms.b
+            else:
+                value[seen, k], gradient[seen, k] = n * terms.values(point), n[:, None] * terms.gradients(point)
             isotropic = isinstance(terms, QuadraticTerms) and terms.isotropic
             own = terms.A if isinstance(terms, QuadraticTerms) else terms.hessians(point)
             if own.ndim == 3:

@@ -7,7 +7,7 @@ use threads, each with its range of devices and of edges, and scrambled large gr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from fedkin.solvers.kernels import gaps as gap_kernels
 from fedkin.solvers.kernels import steps as kernels
 from fedkin.solvers.kernels.bundles import Devices, Edges, Levels, State, Step
 from fedkin.solvers.kernels.checks import Calls, Memory
-from fedkin.solvers.kernels.jit import frozen
+from fedkin.solvers.kernels.jit import Outlined, frozen, nothing
 from fedkin.solvers.layout import Grams, Numbering
 from fedkin.solvers.pdhg import (
     INTERIOR,
@@ -32,6 +32,35 @@ from fedkin.solvers.pdhg import (
     Stopping,
     weights_of_devices,
 )
+
+_NO_PAIRS = np.empty((0, 0, 0))
+NO_LEVELS = Levels(
+    strengths=nothing(0),
+    theta=_NO_PAIRS,
+    alpha=_NO_PAIRS,
+    ends=np.empty(0, dtype=np.int64),
+    rho=nothing(0),
+    edge_weight=nothing(0),
+    component=nothing(0, dtype=np.int32),
+    curvature=1.0,
+)
+
+
+@cache
+def _calls(dense: bool, edge_step: Outlined, reroutes: bool, in_levels: bool) -> Calls:
+    """What `check_kernels.settle` drives."""
+    return Calls(
+        node_step=(kernels.dense_step if dense else kernels.isotropic_step).address,
+        edge_step=edge_step.address,
+        edge_moves=kernels.edge_moves.address,
+        invert=gap_kernels.invert.address if dense else 0,
+        node_gap=(gap_kernels.dense_gap if dense else gap_kernels.isotropic_gap).address,
+        edge_gap=gap_kernels.edge_gap.address,
+        fuse=gap_kernels.fuse.address,
+        reroute=gap_kernels.reroute.address if reroutes else 0,
+        begin=check_kernels.begin.address if in_levels else 0,
+        keep=check_kernels.keep.address if in_levels else 0,
+    )
 
 
 class KernelIteration(Iteration):
@@ -85,9 +114,7 @@ class CompiledIteration(KernelIteration):
         self._device_ranges = self._crew.split(quadratic.n_devices)
         self._edge_ranges = self._crew.split(objective.graph.n_edges)
         radius = np.array(numbering.edges_to_internal(objective.edge_radius))
-        self._edges = Edges(
-            frozen(numbering.head), frozen(numbering.tail), radius, kernels.KINDS[objective.penalty.name]
-        )
+        self._edges = Edges(numbering.head, numbering.tail, radius, kernels.KINDS[objective.penalty.name])
         self._edge_step = kernels.EDGE_STEPS[kernels.L1 if quadratic.n_params == 1 else self._edges.kind]
         self._node_step = kernels.isotropic_step if quadratic.isotropic else kernels.dense_step
         self._edge_weight = frozen(numbering.edges_to_internal(objective.graph.weights))
@@ -104,9 +131,12 @@ class CompiledIteration(KernelIteration):
         self._last_checks = np.empty((0, 3))
         self.n_iter = 0
         self.rho = rho
-        full = np.array(np.broadcast_to(rho, quadratic.n_params))
-        none = np.empty((0, full.size, full.size))
-        first, own_step = (none, none) if self._grams is None else self._grams.resolvents(self._devices.weight, full)
+        full = np.empty(quadratic.n_params)
+        full[:] = rho
+        if self._grams is None:
+            first = own_step = np.empty((0, full.size, full.size))
+        else:
+            first, own_step = self._grams.resolvents(self._devices.weight, full)
         self._step = self._first = Step(full, 0.5 * full, first)
         self._memory = self._memorised(own_step)
 
@@ -122,8 +152,8 @@ class CompiledIteration(KernelIteration):
         """Arrange the smooth part; returns each device's own minimiser, None when one may not be unique."""
         internal, p = self._numbering.devices_to_internal, quadratic.n_params
         b, linked = internal(quadratic.b), internal(weights_of_devices(objective))
-        A = own_inverse = unseen = np.empty((0, p, p))
-        curvature, own, singular = np.empty(0), None, np.empty(0, dtype=bool)
+        A = own_inverse = unseen = nothing(0, p, p)
+        curvature, own, singular = nothing(0), None, nothing(0, dtype=np.bool_)
         if self._grams is None:
             curvature = internal(quadratic.A)
             own = b / curvature[:, None] if (curvature > 0).all() else None
@@ -135,7 +165,7 @@ class CompiledIteration(KernelIteration):
                 unseen = np.zeros_like(A)
                 unseen[quadratic.singular] = quadratic.unseen
                 unseen = internal(unseen)
-        box = np.empty((0, p)) if objective.sparsity is None else internal(objective.sparsity)
+        box = nothing(0, p) if objective.sparsity is None else internal(objective.sparsity)
         weight = np.where(linked > 0, linked, 1.0)
         arrays = (self._numbering.devices, A, own_inverse, curvature, b, quadratic.c, linked, weight, box)
         self._devices = Devices(*(frozen(array) for array in (*arrays, singular, unseen)))
@@ -163,13 +193,13 @@ class CompiledIteration(KernelIteration):
             if not self.regular:
                 x[internal(quadratic.singular) & ~alone] = 0.0
         else:
-            x = np.array(internal(theta))
+            x = np.array(internal(theta), dtype=np.float64)
             # a device without duals is on its own from the start, and stays there
             x[alone] = own[alone]
         y = np.zeros((self._edge_weight.size, p))
         if alpha is not None:
             y[:] = self._numbering.edges_to_internal(alpha)
-        z = np.zeros(self._devices.box.shape) if zeta is None else np.array(internal(zeta))
+        z = np.zeros(self._devices.box.shape) if zeta is None else np.array(internal(zeta), dtype=np.float64)
         state = State(x, y, z, np.zeros((self._crew.size, n, p)), np.empty((n, p)))
         self._reset_balance(state)
         return state
@@ -210,24 +240,8 @@ class CompiledIteration(KernelIteration):
 
     def _settle(self, rows: Array, pause: int, stopping: Stopping, levels: Levels | None = None) -> None:
         state = (self._devices, self._edges, self._step, self._state, self._memory)
-        if levels is None:
-            one, many = frozen(np.empty(0)), np.empty((0, 0, 0))
-            none = frozen(np.empty(0, dtype=np.int32))
-            levels = Levels(one, many, many, np.empty(0, dtype=np.int64), one, one, none, 1.0)
-        dense, in_levels = self._grams is not None, levels.strengths.size > 0
-        calls = Calls(
-            node_step=self._node_step.address,
-            edge_step=self._edge_step.address,
-            edge_moves=kernels.edge_moves.address,
-            invert=gap_kernels.invert.address if dense else 0,
-            node_gap=(gap_kernels.dense_gap if dense else gap_kernels.isotropic_gap).address,
-            edge_gap=gap_kernels.edge_gap.address,
-            fuse=gap_kernels.fuse.address,
-            reroute=gap_kernels.reroute.address if self._memory.y.size else 0,
-            begin=check_kernels.begin.address if in_levels else 0,
-            keep=check_kernels.keep.address if in_levels else 0,
-        )
-        check_kernels.settle(rows, pause, stopping, *state, levels, calls)
+        calls = _calls(self._grams is not None, self._edge_step, self._memory.y.size > 0, levels is not None)
+        check_kernels.settle(rows, pause, stopping, *state, NO_LEVELS if levels is None else levels, calls)
 
     def settle_levels(
         self, known: Sequence[tuple[float, Solution]], strengths: Array, stopping: Stopping, fuse_components: bool
@@ -245,7 +259,7 @@ class CompiledIteration(KernelIteration):
             alpha[k] = numbering.edges_to_internal(solution.alpha)
         at = np.concatenate([[strength for strength, _ in known], strengths])
         ends, rows = np.zeros(m, dtype=np.int64), np.empty((strengths.size * self._limits.checks, 3))
-        component, curvature = self._components if fuse_components else (frozen(np.empty(0, dtype=np.int32)), 1.0)
+        component, curvature = self._components if fuse_components else (nothing(0, dtype=np.int32), 1.0)
         rho, count = self._first.rho.copy(), self._memory.counters
         count[:] = 0
         count[check_kernels.LEVEL] = before

@@ -175,7 +175,7 @@ def _start(objective: FusedObjective, warm_start: Solution | None) -> PrimalDual
 
 def _pair(theta: Array, alpha: Array, zeta: Array | None) -> PrimalDual:
     """Parameters and duals to start from, whose balance nobody has computed yet."""
-    return PrimalDual(theta, alpha, zeta, np.zeros_like(theta), np.ones(1), 0)
+    return PrimalDual(theta, alpha, zeta, np.zeros(theta.shape), np.ones(1), 0)
 
 
 class Search:

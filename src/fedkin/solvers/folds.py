@@ -40,6 +40,11 @@ class Fold:
     held_out: HeldOut
     seen: Index
 
+    def score(self, theta: Array) -> float:
+        """Mean over devices of what the rows held out lose by ``theta (V, p)``."""
+        values = self.held_out.values(theta if self.seen.size == len(theta) else theta[self.seen])
+        return float(values.sum()) / values.size
+
 
 def cut_folds(problem: Problem, folds: int, seed: int) -> list[Fold]:
     """Every `Fold` that has rows; with few rows in all, some have none."""
@@ -77,7 +82,8 @@ def _folds_of_sums(problem: Problem, sums: FoldSums, *, forward: bool = False) -
     for fold in np.flatnonzero(sums.count[:, :-1].any(axis=0)).tolist()[int(forward) :]:
         seen = np.flatnonzero(sums.count[:, fold])
         training = sums.total(without=fold, forward=forward).terms(ridge=ridge)
-        out.append(Fold(replace(problem.fused, terms=training), sums.take(seen).terms(fold), seen))
+        held_out = sums if seen.size == problem.n_devices else sums.take(seen)
+        out.append(Fold(replace(problem.fused, terms=training), held_out.terms(fold), seen))
     return out
 
 
@@ -91,7 +97,7 @@ class Batch:
     def scores(self, theta: Array) -> list[float]:
         """Held-out mean loss of each fold, for the parameters of all of them."""
         own = theta.reshape(len(self.folds), -1, theta.shape[1])
-        return [float(fold.held_out.values(t[fold.seen]).mean()) for fold, t in zip(self.folds, own, strict=True)]
+        return [fold.score(t) for fold, t in zip(self.folds, own, strict=True)]
 
 
 def in_batches(folds: list[Fold], backend: Resolved) -> list[Batch]:

@@ -12,7 +12,7 @@ from fedkin.graph import Graph
 from fedkin.objective import QuadraticTerms
 from fedkin.solvers.backend import Crew
 from fedkin.solvers.kernels import gaps as gap_kernels
-from fedkin.solvers.kernels.jit import frozen
+from fedkin.solvers.kernels.jit import frozen, nothing
 
 #: Renumbering pays when neighbours are farther apart than this share of all numbers.
 SCRAMBLED_SHARE = 0.05
@@ -39,7 +39,7 @@ class Numbering:
             i, j = rank[i], rank[j]
             self.edges = np.lexsort((np.minimum(i, j), np.maximum(i, j)))
             i, j = i[self.edges], j[self.edges]
-        self.head, self.tail = i.astype(np.int32), j.astype(np.int32)
+        self.head, self.tail = frozen(i.astype(np.int32)), frozen(j.astype(np.int32))
 
     def devices_to_internal(self, values: NDArray[Any]) -> NDArray[Any]:
         return values[self.devices] if self.changed else np.ascontiguousarray(values)
@@ -71,6 +71,10 @@ def _bandwidth_order(graph: Graph) -> Index:
     return np.ascontiguousarray(order, dtype=np.int64)
 
 
+def _same(one: Array, other: Array) -> bool:
+    return one.shape == other.shape and not (one != other).any()
+
+
 class Grams:
     """Dense Gram matrices, and inverses made of them.
 
@@ -86,7 +90,7 @@ class Grams:
 
     def minimizers(self, b: Array) -> tuple[Array | None, Array]:
         """Each device's own minimiser, None when one may not be unique; and inverses, empty without room for them."""
-        none = np.empty((0, *self.A.shape[1:]))
+        none = nothing(0, *self.A.shape[1:])
         if not self._fits:
             return self._solved(b), none
         known = {} if self._kept is None else self._kept
@@ -112,7 +116,7 @@ class Grams:
     def resolvents(self, weight: Array, rho: Array) -> tuple[Array, Array]:
         """``(A_u + weight_u diag(rho))^{-1}``, and the array that may take such inverses for another rho."""
         known = {} if self._kept is None else self._kept
-        if "resolvent" in known and np.array_equal(known["rho"], rho) and np.array_equal(known["weight"], weight):
+        if "resolvent" in known and _same(known["rho"], rho) and _same(known["weight"], weight):
             return known["resolvent"], np.empty_like(self.A)
         found = np.empty_like(self.A)
         self.invert(weight, rho, found)

@@ -39,6 +39,7 @@ INTERIOR = 1e-3
 CLEARLY = 1e-3
 #: Relative changes of the objective below this are rounding.
 SAME_VALUE = 1e-13
+_TINY = float(np.finfo(np.float64).tiny)
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,11 @@ class PrimalDual:
 
 def initial_rho(objective: FusedObjective, quadratic: QuadraticTerms) -> Array:
     """``4 * mean curvature / mean degree``, per coordinate for a separable penalty."""
-    degree = max(float(weights_of_devices(objective).mean()), 1e-12)
-    curvature = quadratic.mean_curvature
+    weight, curvature = weights_of_devices(objective), quadratic.mean_curvature
+    degree = max(float(weight.sum()) / weight.size, 1e-12)
     if not objective.penalty.separable:
-        curvature = curvature.mean(keepdims=True)
-    floor = 1e-6 * max(float(curvature.max()), np.finfo(float).tiny)
+        curvature = curvature.sum(keepdims=True) / curvature.size
+    floor = 1e-6 * max(float(curvature.max()), _TINY)
     return np.asarray(4.0 * np.maximum(curvature, floor) / degree)
 
 
@@ -190,9 +191,9 @@ class NumpyIteration(Iteration):
         self._set_rho(rho)
 
     def _set_rho(self, rho: Array) -> None:
-        self.rho = rho
+        self.rho, self._half, self._metric = rho, 0.5 * rho, self._weight * rho
         self._factor: Array | None = None
-        self._resolve = self._quadratic.resolvent(self._weight * rho)
+        self._resolve = self._quadratic.resolvent(self._metric)
 
     def _balance(self) -> Array:
         s = np.asarray(self._transposed @ self._y)
@@ -207,11 +208,11 @@ class NumpyIteration(Iteration):
         if self._factor is not None:
             self._set_rho(self.rho * self._factor)
         x, y, z, rho, objective = self._x, self._y, self._z, self.rho, self._objective
-        xhat = self._resolve(self._quadratic.b + (self._weight * rho) * x - self._s)
+        xhat = self._resolve(self._quadratic.b + self._metric * x - self._s)
         if self._own is not None:
             xhat[self._alone] = self._own[self._alone]
         ahead = 2.0 * xhat - x
-        yhat = objective.penalty.project(y + (0.5 * rho) * np.asarray(self._incidence @ ahead), objective.edge_radius)
+        yhat = objective.penalty.project(y + self._half * np.asarray(self._incidence @ ahead), objective.edge_radius)
         self._x, self._y = x + relax * (xhat - x), y + relax * (yhat - y)
         zhat = None
         if z is not None and objective.sparsity is not None:
@@ -253,10 +254,9 @@ class Rebalancing:
         self.next += self.interval
         if rho.size == 1:
             dual, primal = dual.sum(keepdims=True), primal.sum(keepdims=True)
-        tiny = np.finfo(float).tiny
         # duals that all lie on their balls do not move: then a smaller rho lets the primal moves be longer
-        known = (dual > tiny) | (primal > tiny)
-        ratio = np.sqrt(np.where(known, dual, 1.0) / np.maximum(np.where(known, primal, 1.0), tiny))
+        known = (dual > _TINY) | (primal > _TINY)
+        ratio = np.sqrt(np.where(known, dual, 1.0) / np.maximum(np.where(known, primal, 1.0), _TINY))
         ratio = np.where(known, ratio / rho, 1.0)
         off = (ratio > REBALANCE_AT) | (ratio < 1.0 / REBALANCE_AT)
         if not off.any():
@@ -309,8 +309,8 @@ def far_from_fused(terms: QuadraticTerms, graph: Graph, theta: Array) -> bool:
     else:
         sample = graph.edges
     sample = sample[:: len(sample) // 200 + 1]
-    one, other = theta[sample[:, 0]], theta[sample[:, 1]]
-    different = np.abs(one - other).max(axis=1, initial=0.0) > CLEARLY * terms.typical_size
+    ends = theta.take(sample, axis=0)
+    different = (np.abs(ends[:, 0] - ends[:, 1]) > CLEARLY * terms.typical_size).any(axis=1)
     return bool(np.count_nonzero(different) > 0.5 * len(sample))
 
 

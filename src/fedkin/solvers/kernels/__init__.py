@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _HERE = Path(__file__).parent
+#: Whether every call of a kernel from Python has the types of its arguments compared, which costs 10 microseconds.
+CHECKED = False
 
 
 def sources(folder: Path = _HERE) -> list[Path]:

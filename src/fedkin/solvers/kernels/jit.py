@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from threading import RLock
 from typing import Any
 
@@ -20,6 +21,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from fedkin.solvers import kernels
 from fedkin.solvers.kernels import cached, drop_stale
 
 drop_stale()
@@ -51,11 +53,18 @@ def bundle(cls: type, *fields: Any) -> Any:
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
     """A C-ordered, read-only view of an array (or a copy where it is not C-ordered), for `readable` fields."""
-    if array.flags.c_contiguous and not array.flags.writeable:
+    flags = array.flags
+    if flags.c_contiguous and not flags.writeable:
         return array
-    view = np.ascontiguousarray(array).view()
-    view.flags.writeable = False
+    view = array.view() if flags.c_contiguous else np.ascontiguousarray(array)
+    view.setflags(write=False)
     return view
+
+
+@cache
+def nothing(*shape: int, dtype: type = np.float64) -> NDArray[Any]:
+    """A read-only array without entries, for fields of bundles that are not needed."""
+    return frozen(np.empty(shape, dtype=dtype))
 
 
 #: Compile a function as a part of the kernels that call it.
@@ -91,7 +100,8 @@ class Outlined:
     """A kernel that is compiled, or loaded from numba's cache, when it is first called or asked for its address.
 
     ``at(address, (argument, ...))`` calls it from other kernels. Types must match; numbers and read-only arrays are
-    converted.
+    converted. Who calls it from Python sees to that: numba takes longer to compare the types of all that is in bundles
+    than a small problem takes, so it does that only where `fedkin.solvers.kernels.CHECKED` says so.
     """
 
     def __init__(self, function: Callable[..., Any], signature: Any, *, quickly: bool, inner: bool) -> None:
@@ -100,9 +110,15 @@ class Outlined:
         self._function, self._signature, self._quickly, self._inner = function, signature, quickly, inner
         self._compiled: Any = None
         self._address: int | None = None
+        self._run: Callable[..., Any] = self._first_call
 
     def __call__(self, *arguments: Any) -> Any:
-        return (self._compiled or self.load())(*arguments)
+        return self._run(*arguments)
+
+    def _first_call(self, *arguments: Any) -> Any:
+        compiled = self.load()
+        self._run = compiled if kernels.CHECKED else compiled.overloads[self._signature.args].entry_point
+        return self._run(*arguments)
 
     @property
     def ready(self) -> bool:
