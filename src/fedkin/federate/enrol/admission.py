@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -37,6 +38,7 @@ from fedkin.federate.trust import (
     validity,
 )
 
+OfSite = TypeVar("OfSite", Admit, Revoked)
 ADMIT_SUFFIX, REQUEST_SUFFIX, ORDER_SUFFIX, REVOKED_SUFFIX = ".admit", ".request", ".order", ".revoked"
 
 
@@ -97,7 +99,7 @@ def admit(
         When the request is not for this federation, contract and invite, or not by the site that it names.
     """
     text = read_text(path)
-    try:
+    with in_file(path):
         if kind_of(text) == "notice":
             return _note_leave(organiser, path, text)
         sealed = unseal_request(text, "request", "request", organiser.authority, now=now)
@@ -111,8 +113,6 @@ def admit(
             raise SecurityError(f"{member.name} lost the key that asks, so it counts no more")
         if known is not None and not again:
             _check_second(known, sealed, mark, now)
-    except SecurityError as error:
-        raise in_file(path, error) from None
     place = organiser.directory / files.ADMITTED / f"{member.name}{ADMIT_SUFFIX}"
     if known is None or fingerprint(known) != mark or again:
         pair = organiser.signing(ca_key)
@@ -136,30 +136,26 @@ def admit(
 
 def recorded(organiser: Organiser, name: str) -> bytes | None:
     """The newest certificate of a site, PEM; None before it was admitted."""
-    path = organiser.directory / files.ADMITTED / f"{name}{ADMIT_SUFFIX}"
-    if not path.exists():
-        return None
-    try:
-        found = checked(unseal_by_authority(read_text(path), "admit", organiser.authority), Admit)
-        if (found.run, found.site) != (organiser.charter.run, name):
-            raise SecurityError(f"it is for {found.site} of run {found.run}")
-    except SecurityError as error:
-        raise in_file(path, error) from None
-    return found.certificate.encode()
+    found = _own_record(organiser, name, ADMIT_SUFFIX, "admit", Admit)
+    return None if found is None else found.certificate.encode()
 
 
 def revoked(organiser: Organiser, name: str) -> tuple[str, ...]:
     """Fingerprints of keys that a site has lost; what they signed counts no more."""
-    path = organiser.directory / files.ADMITTED / f"{name}{REVOKED_SUFFIX}"
+    found = _own_record(organiser, name, REVOKED_SUFFIX, "revoked", Revoked)
+    return () if found is None else found.keys
+
+
+def _own_record(organiser: Organiser, name: str, suffix: str, kind: str, form: type[OfSite]) -> OfSite | None:
+    """What the organiser has signed about a site; None when it has not."""
+    path = organiser.directory / files.ADMITTED / f"{name}{suffix}"
     if not path.exists():
-        return ()
-    try:
-        found = checked(unseal_by_authority(read_text(path), "revoked", organiser.authority), Revoked)
+        return None
+    with in_file(path):
+        found = checked(unseal_by_authority(read_text(path), kind, organiser.authority), form)
         if (found.run, found.site) != (organiser.charter.run, name):
             raise SecurityError(f"it is for {found.site} of run {found.run}")
-    except SecurityError as error:
-        raise in_file(path, error) from None
-    return found.keys
+    return found
 
 
 def admitted_steps(organiser: Organiser) -> dict[str, Steps]:
@@ -168,11 +164,9 @@ def admitted_steps(organiser: Organiser) -> dict[str, Steps]:
     for member in organiser.members:
         path = organiser.directory / files.ADMITTED / f"{member.name}{REQUEST_SUFFIX}"
         if path.exists():
-            try:
+            with in_file(path):
                 body = unseal_request(read_text(path), "request", "request", organiser.authority).body
                 steps = checked(body, Request).steps
-            except SecurityError as error:
-                raise in_file(path, error) from None
             if steps is not None:
                 found[member.name] = steps
     return found
@@ -235,10 +229,8 @@ def read_order(path: Path, organiser: Organiser) -> Order | None:
     """The newest order; None before there was one."""
     if not path.exists():
         return None
-    try:
+    with in_file(path):
         return checked(unseal_by_authority(read_text(path), "order", organiser.authority), Order)
-    except SecurityError as error:
-        raise in_file(path, error) from None
 
 
 def centre_pair(organiser: Organiser, ca_key: Path | None = None) -> Pair:

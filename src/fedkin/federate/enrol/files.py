@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -142,9 +144,13 @@ def contract_of(body: dict[str, Any]) -> Contract:
     return Contract.from_bytes(canonical(body))
 
 
-def in_file(path: Path, error: Exception) -> SecurityError:
-    """The error that names the file whose content is wrong."""
-    return SecurityError(f"{path}: {error}")
+@contextmanager
+def in_file(path: Path) -> Iterator[None]:
+    """Within this context, a `SecurityError` names the file whose content is wrong."""
+    try:
+        yield
+    except SecurityError as error:
+        raise SecurityError(f"{path}: {error}") from None
 
 
 def read_text(path: Path) -> bytes:

@@ -166,10 +166,8 @@ def accept(directory: Path, path: Path) -> str:
     """
     site = read_site(directory)
     text = read_text(path)
-    try:
+    with in_file(path):
         kind = kind_of(text)
-    except SecurityError as error:
-        raise in_file(path, error) from None
     if kind == "admit":
         return _accept_admit(site, path, text)
     if kind == "order":
@@ -226,10 +224,8 @@ def renew(directory: Path, steps: StepMaker | None = None, now: datetime | None 
 
 def _accept_admit(site: Site, path: Path, text: bytes) -> str:
     certificate = read_admit(path, site.invite, site.contract)
-    try:
+    with in_file(path):
         check_issued(certificate, site.authority)
-    except SecurityError as error:
-        raise in_file(path, error) from None
     key_of(site.directory, certificate, path)
     write_file(site.directory / files.ADMIT, text, private=True, durable=True)
     following = site.directory / files.NEXT_KEY

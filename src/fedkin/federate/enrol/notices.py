@@ -32,15 +32,13 @@ def read_notice(path: Path, run: str, authority: bytes) -> Notice:
     SecurityError
         When it was not, or belongs to another federation.
     """
-    try:
+    with in_file(path):
         sealed = unseal(read_text(path), "notice", authority, ended=True)
         notice = checked(sealed.body, Notice)
         if notice.run != run:
             raise SecurityError(f"it belongs to another federation (run {notice.run})")
         if sealed.certificate is not None and (notice.what != "left" or sealed.signer != notice.site):
             raise SecurityError(f"{sealed.signer} signed it, but only the organiser may say that of {notice.site}")
-    except SecurityError as error:
-        raise in_file(path, error) from None
     return notice
 
 

@@ -94,10 +94,8 @@ class Organiser:
             cure = "; give the key of your own authority with --ca-key FILE" if ca_key is None else ""
             raise SecurityError(f"{path} is missing, so nothing can be signed{cure}")
         pair = Pair(self.authority, read_private(path))
-        try:
+        with in_file(path):
             fit = belong_together(pair.certificate, pair.key)
-        except SecurityError as error:
-            raise in_file(path, error) from None
         if not fit:
             raise SecurityError(f"{path} is not the key of the authority that signed {self.directory}")
         return pair
@@ -198,10 +196,8 @@ def read_charter(path: Path) -> Charter:
     """What an organiser fixed, from ``federation.json``, which may be passed on: it holds no secrets."""
     if not path.exists():
         raise DataError(f"{path.parent} is not an organiser's directory: it has no {path.name}")
-    try:
+    with in_file(path):
         return files.checked(unseal_invitation(read_text(path), "federation", "authority"), Charter)
-    except SecurityError as error:
-        raise in_file(path, error) from None
 
 
 def invite(organiser: Organiser, names: Sequence[str] = (), ca_key: Path | None = None) -> list[Path]:
@@ -258,11 +254,9 @@ def expel(organiser: Organiser, name: str, ca_key: Path | None = None) -> tuple[
 
 def read_invite(path: Path) -> tuple[Invite, str]:
     """An invite and the digest by which an answer shows that it was seen; raises `SecurityError`."""
-    try:
+    with in_file(path):
         body = unseal_invitation(read_text(path), "invite", "authority")
         return files.checked(body, Invite), hashlib.sha256(canonical(body)).hexdigest()
-    except SecurityError as error:
-        raise in_file(path, error) from None
 
 
 def _members(sites: Path | None, graph: Path | None) -> tuple[Member, ...]:

@@ -87,10 +87,8 @@ class Site:
             )
         if self.name in self.out:
             raise SecurityError(f"{self.directory}: {self.name} has left or was expelled, for good")
-        try:
+        with in_file(self.directory / files.ADMIT):
             check_issued(self.certificate, self.authority, now)
-        except SecurityError as error:
-            raise in_file(self.directory / files.ADMIT, error) from None
         return Pair(self.certificate, self.key)
 
     def renewal_due(self, now: datetime | None = None) -> bool:
@@ -187,23 +185,19 @@ def departures(directory: Path) -> frozenset[str]:
 
 def read_order(path: Path, invite: Invite, contract: Contract) -> Order:
     """An order that is for this federation."""
-    try:
+    with in_file(path):
         order = checked(unseal_by_authority(read_text(path), "order", invite.authority.encode()), Order)
         _check_same(order.run, order.contract, invite, contract)
-    except SecurityError as error:
-        raise in_file(path, error) from None
     return order
 
 
 def read_admit(path: Path, invite: Invite, contract: Contract) -> bytes:
     """The certificate in an admit file that is for this site."""
-    try:
+    with in_file(path):
         admit = checked(unseal_by_authority(read_text(path), "admit", invite.authority.encode()), Admit)
         _check_same(admit.run, admit.contract, invite, contract)
         if admit.site != invite.site.name:
             raise SecurityError(f"it is for {admit.site}, but this is {invite.site.name}")
-    except SecurityError as error:
-        raise in_file(path, error) from None
     return admit.certificate.encode()
 
 
@@ -219,11 +213,9 @@ def key_of(directory: Path, certificate: bytes, where: Path) -> bytes:
     for path in (directory / files.KEY, directory / files.NEXT_KEY):
         if path == directory / files.KEY or path.exists():
             key = read_private(path)
-            try:
+            with in_file(path):
                 if belong_together(certificate, key):
                     return key
-            except SecurityError as error:
-                raise in_file(path, error) from None
     raise SecurityError(
         f"{where}: it is for another key than {directory / files.KEY}; ask the organiser to admit the newest request"
     )
@@ -236,7 +228,5 @@ def request_file(directory: Path, name: str) -> Path:
 
 def _asked_for(path: Path) -> bytes:
     """The certificate request that a site sent."""
-    try:
+    with in_file(path):
         return checked(unseal_request(read_text(path), "request", "request", b"").body, Request).request.encode()
-    except SecurityError as error:
-        raise in_file(path, error) from None

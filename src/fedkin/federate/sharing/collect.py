@@ -144,12 +144,10 @@ def read_state(organiser: Organiser) -> dict[str, Any] | None:
     path = organiser.directory / files.ASKS / _STATE
     if not path.exists():
         return None
-    try:
+    with in_file(path):
         body = unseal_by_authority(read_text(path), "fit", organiser.authority)
         if (body.get("run"), body.get("contract")) != (organiser.charter.run, organiser.contract.digest):
             raise SecurityError("it belongs to another federation")
-    except SecurityError as error:
-        raise in_file(path, error) from None
     state: dict[str, Any] = body["state"]
     return state
 
@@ -175,7 +173,7 @@ def _organiser_at(directory: Path) -> Organiser | None:
 
 def _read_one(path: Path, charter: Charter, contract: Contract, now: datetime | None) -> tuple[SummaryFile, str]:
     """A summary of the federation, and the fingerprint of the key that signed it."""
-    try:
+    with in_file(path):
         sealed = unseal(read_text(path), "summary", charter.authority.encode(), now=now)
         found = checked(sealed.body, SummaryFile)
         if sealed.certificate is None or sealed.signer != found.site:
@@ -184,8 +182,6 @@ def _read_one(path: Path, charter: Charter, contract: Contract, now: datetime | 
             raise SecurityError(f"it belongs to another federation (run {found.run})")
         if found.contract != contract.digest:
             raise SecurityError("it was made under another contract")
-    except SecurityError as error:
-        raise in_file(path, error) from None
     return found, fingerprint(sealed.certificate)
 
 

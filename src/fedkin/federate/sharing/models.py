@@ -54,13 +54,11 @@ def deliver(organiser: Organiser, folders: Mapping[str, Path], ca_key: Path | No
 def accept_model(directory: Path, path: Path) -> str:
     """Keep the site's part of a model, which the organiser signed; returns what it was, in words."""
     site = read_site(directory)
-    try:
+    with in_file(path):
         found = checked(unseal_by_authority(read_text(path), "model", site.authority), ModelFile)
         _check(found, site.invite.run, site.contract.digest)
         if found.site != site.name:
             raise SecurityError(f"it is for {found.site}, but this is {site.name}")
-    except SecurityError as error:
-        raise in_file(path, error) from None
     unpack(found, directory / MODEL)
     return f"{directory / MODEL} has the model of {site.name}; fedkin predict {directory / MODEL} TABLE"
 
@@ -92,7 +90,7 @@ def publish(directory: Path, dropped: frozenset[str] = frozenset()) -> Path:
 
 def read_published(organiser: Organiser, path: Path, now: datetime | None = None) -> ModelFile:
     """What a site published: signed by itself, with a key that it has not lost, under this contract."""
-    try:
+    with in_file(path):
         sealed = unseal(read_text(path), "model", organiser.authority, now=now)
         found = checked(sealed.body, ModelFile)
         if sealed.certificate is None or sealed.signer != found.site:
@@ -100,8 +98,6 @@ def read_published(organiser: Organiser, path: Path, now: datetime | None = None
         if fingerprint(sealed.certificate) in revoked(organiser, found.site):
             raise SecurityError(f"{found.site} lost the key with which it was signed")
         _check(found, organiser.charter.run, organiser.contract.digest)
-    except SecurityError as error:
-        raise in_file(path, error) from None
     if found.site in organiser.out():
         raise DataError(f"{path}: {found.site} has left or was expelled, so its model counts no more")
     return found

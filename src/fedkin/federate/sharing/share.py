@@ -151,7 +151,7 @@ def answer(directory: Path, question: Path, *, dry_run: bool = False) -> Shared:
 
 def read_ask(path: Path, site: Site) -> tuple[Ask, str]:
     """A question to this site, and its digest."""
-    try:
+    with in_file(path):
         body = unseal_by_authority(read_text(path), "ask", site.authority)
         file = checked(body, AskFile)
         if file.run != site.invite.run:
@@ -160,8 +160,6 @@ def read_ask(path: Path, site: Site) -> tuple[Ask, str]:
             raise SecurityError("it was asked under another contract")
         if file.site != site.name:
             raise SecurityError(f"it is for {file.site}, but this is {site.name}")
-    except SecurityError as error:
-        raise in_file(path, error) from None
     try:
         return Ask.from_plain(file.ask), hashlib.sha256(canonical(body)).hexdigest()
     except DataError as error:
@@ -279,10 +277,8 @@ def _sent_before(site: Site, number: int) -> SummaryFile | None:
     path = round_file(site.directory / SENT, site.name, number, SUMMARY_SUFFIX)
     if not path.exists():
         return None
-    try:
+    with in_file(path):
         return checked(unseal(read_text(path), "summary", site.authority, ended=True).body, SummaryFile)
-    except SecurityError as error:
-        raise in_file(path, error) from None
 
 
 def _written(
