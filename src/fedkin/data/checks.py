@@ -26,7 +26,7 @@ class RowNames:
 
     devices: tuple[Hashable, ...]
     codes: npt.NDArray[np.integer]
-    counts: Index | None  # given when rows are counted within devices
+    counts: Index | None  # given when rows are counted within sites
 
     def __call__(self, row: int) -> str:
         u = int(self.codes[row])
@@ -46,7 +46,7 @@ def distinct_ids(values: Iterable[object]) -> tuple[Hashable, ...]:
 
 
 def device_rows(device: Hashable, value: Any) -> Rows:
-    """The rows that a user gives for one device, as `Rows`."""
+    """The rows that a user gives for one site, as `Rows`."""
     where = f"site {device!r}: "
     weight = None
     if isinstance(value, Rows):
@@ -215,7 +215,7 @@ def stacked_targets(devices: tuple[Hashable, ...], parts: list[AnyArray | None],
 def stacked_numbers(
     devices: tuple[Hashable, ...], parts: list[Array | None], name: str, rows: RowNames
 ) -> Array | None:
-    """Offsets or weights of all devices."""
+    """Offsets or weights of all sites."""
     if not all_or_none(devices, parts, name):
         return None
     stacked = np.concatenate([part for part in parts if part is not None])
@@ -224,7 +224,7 @@ def stacked_numbers(
 
 
 def grouped(device: Any) -> tuple[tuple[Hashable, ...], Index]:
-    """Device ids in order of first appearance, and the number of the device of each row."""
+    """Site ids in order of first appearance, and the number of the site of each row."""
     if isinstance(device, (str, bytes)) or not isinstance(device, Iterable):
         raise DataError(f"device must hold one id per row, got {device!r}")
     device = unwrapped(device)
@@ -267,5 +267,5 @@ def stable_hash(purpose: str, device: Hashable) -> int:
 
 
 def shuffled_ranks(device: Hashable, n: int, seed: int, purpose: str) -> Index:
-    """For each of a device's n rows its place in a shuffle that depends on seed, purpose and device only."""
+    """For each of a site's n rows its place in a shuffle that depends on seed, purpose and site only."""
     return np.random.default_rng([seed, stable_hash(purpose, device)]).permutation(n).astype(np.int64)

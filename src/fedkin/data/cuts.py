@@ -1,4 +1,4 @@
-"""How the rows of devices are cut into parts: held-out rows and folds, at random or in the order of time."""
+"""How the rows of sites are cut into parts: held-out rows and folds, at random or in the order of time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedkin.errors import ParameterError
 def held_out_rows(
     devices: Sequence[Hashable], sizes: Index, test_size: float, seed: int, *, ordered: bool = False
 ) -> Mask:
-    """Which stacked rows are held out: ``round(test_size * n)`` of a device's n, but never all; the last if ordered."""
+    """Which stacked rows are held out: ``round(test_size * n)`` of a site's n, but never all; the last if ordered."""
     if not 0 < test_size < 1:
         raise ParameterError(f"test_size must be between 0 and 1, got {test_size!r}")
     each = zip(devices, sizes.tolist(), strict=True)
@@ -24,7 +24,7 @@ def held_out_rows(
 
 
 def fold_numbers(devices: Sequence[Hashable], sizes: Index, k: int, seed: int, *, ordered: bool = False) -> Index:
-    """Fold 0..k-1 of each stacked row, cut within devices."""
+    """Fold 0..k-1 of each stacked row, cut within sites."""
     if not 2 <= k <= sizes.sum():
         raise ParameterError(f"the number of folds must be from 2 to the {sizes.sum()} rows, got {k!r}")
     each = zip(devices, sizes.tolist(), strict=True)
@@ -32,9 +32,9 @@ def fold_numbers(devices: Sequence[Hashable], sizes: Index, k: int, seed: int, *
 
 
 def deal_folds(device: Hashable, n: int, k: int, seed: int) -> Index:
-    """Fold ``(n,)`` of each of a device's n rows; its id and the seed decide, whoever the other devices are.
+    """Fold ``(n,)`` of each of a site's n rows; its id and the seed decide, whoever the other sites are.
 
-    Shuffled rows are dealt to the k folds like cards, from a fold on that also depends on seed and device.
+    Shuffled rows are dealt to the k folds like cards, from a fold on that also depends on seed and site.
     """
     first = stable_hash(f"first fold, seed {seed}", device) % k
     return np.asarray((first + shuffled_ranks(device, n, seed, "folds")) % k, dtype=np.int64)

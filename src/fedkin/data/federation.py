@@ -1,4 +1,4 @@
-"""The rows of all devices, stacked in device order."""
+"""The rows of all sites, stacked in site order."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ INTERCEPT = "(intercept)"
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
 class Federation(StackedRows):
-    """Devices and their rows. Immutable: every method that changes something returns another federation.
+    """Sites and their rows. Immutable: every method that changes something returns another federation.
 
     Parameters
     ----------
-    data : mapping of device id to ``(X, y)``, ``(X, y, offset)``, `Rows` or ``X`` alone
+    data : mapping of site id to ``(X, y)``, ``(X, y, offset)``, `Rows` or ``X`` alone
         X of shape (n_u, q), y and offset of shape (n_u,). ``X`` alone is for the mean loss. Device ids are any
         hashable values. Numbers in y become float64; bool and text labels stay what they are.
     feature_names : sequence of q str, optional
@@ -55,14 +55,14 @@ class Federation(StackedRows):
     ----------
     devices : tuple of V ids
     rows : Rows
-        Rows of all devices, device after device; read only, as all arrays here.
+        Rows of all sites, site after site; read only, as all arrays here.
     X : array of shape (N, q)
     y : array of shape (N,) or None
         float64 for numbers, bool or object (str) for labels.
     offset, weight : array of shape (N,) or None
         The arrays of ``rows``. A row of weight w counts as w rows.
     starts : int64 array of shape (V + 1,)
-        The rows of device number u are ``starts[u]:starts[u + 1]``.
+        The rows of site number u are ``starts[u]:starts[u + 1]``.
     row_order : int64 array of shape (N,)
         Position of each stacked row in the arrays or file that the federation came from.
     feature_names : tuple of q str
@@ -72,12 +72,12 @@ class Federation(StackedRows):
     notes : tuple of str
         What was done with that table: columns and rows left out, columns to look at.
     ordered : bool
-        Whether the rows of each device are in the order of time.
+        Whether the rows of each site are in the order of time.
 
     Raises
     ------
     DataError
-        If rows are missing, not finite, not numeric or do not match; the message names the device, row and column.
+        If rows are missing, not finite, not numeric or do not match; the message names the site, row and column.
 
     Examples
     --------
@@ -172,13 +172,13 @@ class Federation(StackedRows):
         y : array of shape (N,), or None
             Target; None for the mean loss.
         device : iterable of N ids
-            The device of each row. Devices are ordered by their first appearance, rows of a device keep their order.
+            The site of each row. Sites are ordered by their first appearance, rows of a site keep their order.
         offset : array of shape (N,), optional
             Known part of the linear predictor.
         weight : array of shape (N,), optional
             As how many rows each one counts, more than 0.
         time : array of shape (N,), optional
-            Numbers or days. Rows of a device are put in this order, and cuts hold out later rows.
+            Numbers or days. Rows of a site are put in this order, and cuts hold out later rows.
         feature_names : sequence of q str, optional
             By default ``x0, x1, ...``.
         target_name : str, optional
@@ -214,7 +214,7 @@ class Federation(StackedRows):
     def _stacked(
         cls, devices: tuple[Hashable, ...], codes: Index, rows: Rows, time: Array | None, **more: Any
     ) -> Federation:
-        """Checked rows with the number of each one's device, put in order."""
+        """Checked rows with the number of each one's site, put in order."""
         order = np.argsort(codes, kind="stable") if time is None else np.lexsort((time, codes))
         made = object.__new__(cls)
         counts = np.bincount(codes, minlength=len(devices))
@@ -237,7 +237,7 @@ class Federation(StackedRows):
         frame : pandas, polars or pyarrow table, or dict of columns
             All columns have N rows.
         device : str
-            Column of device ids.
+            Column of site ids.
         target : str, optional
             Column of the target, numbers or classes; None for the mean loss, whose samples are the features.
 
@@ -251,7 +251,7 @@ class Federation(StackedRows):
         weight : str, optional
             Column with weights: how many rows each row stands for; rows of weight 0 are left out.
         time : str, optional
-            Column of numbers or days that orders the rows of a device; cuts then hold out later rows.
+            Column of numbers or days that orders the rows of a site; cuts then hold out later rows.
         missing : "refuse" | "drop" | "mean" | "indicator"
             What to do with missing cells: refuse the table, leave out the rows, fill in the mean of the rows that
             train, or do that and add a column that says where.
@@ -279,15 +279,15 @@ class Federation(StackedRows):
         target: str | None = None,
         **others: Unpack[TableOptions],
     ) -> Federation:
-        """A federation from one CSV or Parquet file, from several, or from a directory with one file per device.
+        """A federation from one CSV or Parquet file, from several, or from a directory with one file per site.
 
         Parameters
         ----------
         path : path
-            A file with a column of device ids, a pattern such as ``rows/*.parquet``, or a directory of files with the
+            A file with a column of site ids, a pattern such as ``rows/*.parquet``, or a directory of files with the
             same columns.
         device : str, optional
-            Column of device ids. For several files the default is the name of the file without its suffix.
+            Column of site ids. For several files the default is the name of the file without its suffix.
         target : str, optional
             Column of the target, as in `from_frame`.
 
@@ -312,14 +312,14 @@ class Federation(StackedRows):
     # --- making another one -----------------------------------------------------------------------------------
 
     def take(self, rows: npt.ArrayLike, *, allow_empty: bool = False) -> Federation:
-        """The federation restricted to some stacked rows, with all devices in the same order.
+        """The federation restricted to some stacked rows, with all sites in the same order.
 
         Parameters
         ----------
         rows : bool array of shape (N,), or int array of stacked row numbers
-            Rows of a device keep the order of `rows`.
+            Rows of a site keep the order of `rows`.
         allow_empty : bool
-            Whether a device may be left without rows.
+            Whether a site may be left without rows.
 
         Examples
         --------
@@ -340,7 +340,7 @@ class Federation(StackedRows):
         return self._with_rows(self.devices, counts, chosen)
 
     def subset(self, devices: Iterable[Hashable]) -> Federation:
-        """The federation of some devices, in the order given.
+        """The federation of some sites, in the order given.
 
         Parameters
         ----------
@@ -377,20 +377,20 @@ class Federation(StackedRows):
         return self._like(self.devices, self.n_samples, rows, self.row_order, feature_names=names)
 
     def split(self, test_size: float = 0.25, seed: int = 0) -> tuple[Federation, Federation]:
-        """Cut every device into training and test rows.
+        """Cut every site into training and test rows.
 
         Parameters
         ----------
         test_size : float in (0, 1)
-            Device u gives ``round(test_size * n_u)`` rows to the test, and at least one to each side. A device with a
+            Site u gives ``round(test_size * n_u)`` rows to the test, and at least one to each side. A site with a
             single row keeps it for training and has no row in the test. Rows in the order of time give their last ones.
         seed : int
-            The cut of a device depends on the seed, its id and its number of rows, not on the other devices.
+            The cut of a site depends on the seed, its id and its number of rows, not on the other sites.
 
         Returns
         -------
         train, test : Federation
-            Both with all devices in the same order.
+            Both with all sites in the same order.
 
         Examples
         --------
@@ -403,21 +403,21 @@ class Federation(StackedRows):
         return self.take(~is_test, allow_empty=True), self.take(is_test, allow_empty=True)
 
     def folds(self, k: int = 5, seed: int = 0) -> Index:
-        """Fold numbers 0..k-1, cut within each device.
+        """Fold numbers 0..k-1, cut within each site.
 
         Parameters
         ----------
         k : int
             Number of folds, from 2 to the number of rows N.
         seed : int
-            How the rows of a device are dealt depends on the seed, its id and its number of rows, not on the other
-            devices: a site that is alone with its rows deals them in the same way.
+            How the rows of a site are dealt depends on the seed, its id and its number of rows, not on the other
+            sites: a site that is alone with its rows deals them in the same way.
 
         Returns
         -------
         int64 array of shape (N,)
             Fold of each stacked row. Shuffled rows are dealt like cards: fold sizes differ by at most one within each
-            device, so a device with n_u >= k gives rows to every fold. With few rows in all, a fold may have none. Rows
+            site, so a site with n_u >= k gives rows to every fold. With few rows in all, a fold may have none. Rows
             in the order of time are cut into blocks, the earliest in fold 0.
 
         Examples
@@ -442,7 +442,7 @@ class Federation(StackedRows):
         return self.replaced(X=X, feature_names=(INTERCEPT, *self.feature_names))
 
     def standardized(self) -> tuple[Federation, Array, Array]:
-        """The federation with features of mean 0 and standard deviation 1 over the rows of all devices.
+        """The federation with features of mean 0 and standard deviation 1 over the rows of all sites.
 
         Returns
         -------

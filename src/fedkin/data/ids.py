@@ -12,23 +12,23 @@ from fedkin.errors import DataError
 
 
 class HasDevices:
-    """What has devices in an order: a federation, a graph, a model."""
+    """What has sites in an order: a federation, a graph, a model."""
 
     devices: tuple[Hashable, ...]
 
     @cached_property
     def index(self) -> Mapping[Hashable, int]:
-        """Position of each device in `devices`."""
+        """Position of each site in `devices`."""
         return {device: position for position, device in enumerate(self.devices)}
 
     @property
     def n_devices(self) -> int:
-        """Number of devices V."""
+        """Number of sites V."""
         return len(self.devices)
 
 
 def device_id(value: object) -> Hashable:
-    """A device id as a plain Python value.
+    """A site id as a plain Python value.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ _NAMES = ("X", "y", "offset", "weight")
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of one device, or of several that are stacked.
+    """Rows of one site, or of several that are stacked.
 
     Parameters
     ----------

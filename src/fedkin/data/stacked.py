@@ -1,4 +1,4 @@
-"""Rows of several devices, stacked in device order, and what can be read off them."""
+"""Rows of several sites, stacked in site order, and what can be read off them."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class StackedRows(HasDevices):
 
     @cached_property
     def n_samples(self) -> Index:
-        """Rows of each device, int64 array of shape (V,)."""
+        """Rows of each site, int64 array of shape (V,)."""
         return frozen(np.diff(self.starts))
 
     @cached_property
     def device_index(self) -> Index:
-        """Position of the device of each stacked row, int64 array of shape (N,)."""
+        """Position of the site of each stacked row, int64 array of shape (N,)."""
         return frozen(np.repeat(np.arange(self.n_devices, dtype=np.int64), self.n_samples))
 
     @property
@@ -69,7 +69,7 @@ class StackedRows(HasDevices):
 
     @cached_property
     def weight_sums(self) -> Array:
-        """As how many rows those of each device count, array of shape (V,)."""
+        """As how many rows those of each site count, array of shape (V,)."""
         if self.weight is None:
             return frozen(self.n_samples.astype(np.float64))
         return frozen(np.bincount(self.device_index, self.weight, self.n_devices).astype(np.float64))

@@ -101,7 +101,7 @@ _DEMOCRATIC = {
 
 @dataclass(frozen=True, eq=False)
 class Election:
-    """What section 6 needs: a device per state (two letters), a row per county, y = 1 where the Democratic ticket
+    """What section 6 needs: a site per state (two letters), a row per county, y = 1 where the Democratic ticket
     out-polled the Republican one in 2020; the lean of each state, "red" or "blue" when one party won every election of
     2000-2012, else "swing"; and the outlines of all states.
     """
@@ -112,7 +112,7 @@ class Election:
 
 
 def load_election(folder: Path, more_than: int = 50) -> Election:
-    """Read the four files of `SOURCES`; states with more than ``more_than`` counties become devices.
+    """Read the four files of `SOURCES`; states with more than ``more_than`` counties become sites.
 
     Alaska reports districts that are no counties, and is left out.
     """

@@ -26,7 +26,7 @@ class Design:
         The characteristic graph G0: a clique per cluster.
     theta_star : array (V, p)
     labels : array (V,)
-        Cluster of each device.
+        Cluster of each site.
     """
 
     federation: Federation
@@ -57,7 +57,7 @@ def paper_design(
     Parameters
     ----------
     n_devices, n_samples, n_features, n_clusters : int
-        |V|, n on every device, p and K0; clusters are contiguous and as equal as possible.
+        |V|, n on every site, p and K0; clusters are contiguous and as equal as possible.
     varrho : float
         Probability with which each pair's edge status is flipped.
     loss : "linear" or "logistic"

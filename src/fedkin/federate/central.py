@@ -1,9 +1,9 @@
-"""Algorithm 2 between processes: a central machine S holds all edge state, devices come and go.
+"""Algorithm 2 between processes: a central machine S holds all edge state, sites come and go.
 
-In each round S sends every device its theta, the pull of its edges and its probability of being there (2p + 1 numbers);
-a device that is there answers with its theta after the node step (p numbers). S waits for devices that are up, at most
+In each round S sends every site its theta, the pull of its edges and its probability of being there (2p + 1 numbers);
+a site that is there answers with its theta after the node step (p numbers). S waits for sites that are up, at most
 until the deadline of the round; who has not answered counts as absent, gets the penalty's part of its step, and is seen
-less often: gradients are divided by the share ``p_i(t) = (1 + rounds seen before t) / t``. A device keeps no state, so
+less often: gradients are divided by the share ``p_i(t) = (1 + rounds seen before t) / t``. A site keeps no state, so
 it may die and come back at any time. What S remembers is in its checkpoint, and S goes on from there.
 """
 
@@ -33,7 +33,7 @@ from fedkin.federate.waiting import LOOK_SECONDS, Patience, PeerError, Tick
 
 
 class Hub:
-    """Thetas and duals of m devices, and no rows: what S knows, or a replica of a component. No network here.
+    """Thetas and duals of m sites, and no rows: what S knows, or a replica of a component. No network here.
 
     ``members`` are their numbers, increasing (all by default), ``seen (m,)`` the rounds in which each was there,
     ``presence`` a bool array ``(m,)`` for every round that was finished here.
@@ -48,14 +48,14 @@ class Hub:
         self.presence: list[Mask] = []
 
     def questions(self) -> Array:
-        """What devices must know for their step in the next round, ``(m, 2p + 1)``: theta, pull, chance to be there."""
+        """What sites must know for their step in the next round, ``(m, 2p + 1)``: theta, pull, chance to be there."""
         return np.concatenate([self.shard.theta, self.shard.pull(), self._chance()[:, None]], axis=1)
 
     def _chance(self) -> Array:
         return np.asarray((1.0 + self.seen) / (self.done + 1))
 
     def finish(self, thetas: Mapping[int, Array]) -> None:
-        """End the round, given the thetas ``(p,)`` of the devices that were there."""
+        """End the round, given the thetas ``(p,)`` of the sites that were there."""
         here = np.isin(self.members, list(thetas))
         self.shard.node_step(self.done + 1, here, self._chance())
         if thetas:
@@ -80,7 +80,7 @@ class Hub:
 
 
 class NodeWorker:
-    """What a device of a central placement does in a round, without any network."""
+    """What a site of a central placement does in a round, without any network."""
 
     def __init__(self, manifest: Manifest, rows: Rows) -> None:
         others = [v for v in manifest.numbers if v != manifest.here]
@@ -90,7 +90,7 @@ class NodeWorker:
     def answer(self, t: int, question: Array) -> Array:
         """Theta ``(p,)`` after the node step of round t, given a line of `Hub.questions`."""
         theta, pull, chance = question[: self.p], question[self.p : 2 * self.p], question[2 * self.p :]
-        # 2 s - s is s, to the bit: this device has no edges of its own, S has told it the sum
+        # 2 s - s is s, to the bit: this site has no edges of its own, S has told it the sum
         told = replace(self.shard.state(), theta=theta[None], balance=pull[None], balance_before=pull[None])
         self.shard.restore(told)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -165,7 +165,7 @@ class Centre(Post):
         self.transport.pull(star_key(self.manifest, "theta", self.names[u]), t, self._slots[u])
 
     def linger(self) -> None:
-        """Hand out the results, until all devices have them or the time is over."""
+        """Hand out the results, until all sites have them or the time is over."""
         for u in self.names:
             result = self.hub.shard.average[self.hub.members.index(u)]
             self._results[u] = encode(self.manifest.run_bytes, Kind.RESULT, self.position, self.done, result)
@@ -181,7 +181,7 @@ class Centre(Post):
         if waiting:
             self.journal.write("warning", "left before all sites had their result", peers=self.status.waiting_for)
 
-    # --- devices ---
+    # --- sites ---
 
     def _open(self) -> None:
         manifest = self.manifest
@@ -227,7 +227,7 @@ def _whatever_round(frames: dict[int, bytes], u: int) -> Callable[[int], bytes |
 
 
 class Worker(Post):
-    """A device of a central placement: answers S until the result comes. It keeps nothing between rounds."""
+    """A site of a central placement: answers S until the result comes. It keeps nothing between rounds."""
 
     def __init__(
         self,

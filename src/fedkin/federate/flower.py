@@ -88,7 +88,7 @@ def server_app(directory: Path | None = None, deadline: float = 60.0) -> ServerA
 
 
 def _find_devices(grid: Grid, manifest: Manifest, seconds: float) -> dict[int, int]:
-    """The node of each device; waits until all are there."""
+    """The node of each site; waits until all are there."""
     if not wait_until(lambda: len(list(grid.get_node_ids())) >= manifest.n_sites, max(seconds, 60.0)):
         nodes = len(list(grid.get_node_ids()))
         raise SolverError(f"{count(nodes, 'Flower node')} for {manifest.n_sites} sites; start one for each")

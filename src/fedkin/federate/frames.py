@@ -1,4 +1,4 @@
-"""What travels between devices: a header of 28 bytes and numbers, nothing that could be executed.
+"""What travels between sites: a header of 28 bytes and numbers, nothing that could be executed.
 
 ::
 
@@ -51,12 +51,12 @@ _SPREAD: dict[str, Callable[[int], float]] = {"length": math.sqrt, "max": lambda
 class Kind(IntEnum):
     """What the numbers are."""
 
-    THETA = 1  #: a device's parameters after its node step
+    THETA = 1  #: a site's parameters after its node step
     ALPHA = 2  #: the dual of one edge, for the comparison of its two replicas
     DONE = 3  #: no numbers: the sender has finished its last round
     DOWN = 4  #: from the central machine: theta, pull, probability
     RESULT = 5  #: averaged parameters, for an owner who collects
-    SUMMARY = 6  #: a device's local fit, for edge selection
+    SUMMARY = 6  #: a site's local fit, for edge selection
     VERDICT = 7  #: the p-value of an edge, from the end that decides
     PRESENT = 8  #: from a leader: who was there in a round
     REPLICA = 9  #: from a leader: the state of its component

@@ -1,4 +1,4 @@
-"""A device's log: one JSON object per line, readable by its owner only."""
+"""A site's log: one JSON object per line, readable by its owner only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_BYTES = 4 << 20
 
 
 class Journal:
-    """Appends events of one device, which every line names, to a file, and to standard error if asked (``echo``).
+    """Appends events of one site, which every line names, to a file, and to standard error if asked (``echo``).
 
     Only what this program saw is written. Whatever others choose (names in certificates, reasons) is inside a JSON
     string, so a line is always one event. Log and predecessor (``NAME.old``) take at most twice ``most_bytes``.
@@ -37,7 +37,7 @@ class Journal:
         self.counts: Counter[str] = Counter()
 
     def write(self, level: str, event: str, **fields: object) -> None:
-        """Write a line: time, level, device, event, and what else is known."""
+        """Write a line: time, level, site, event, and what else is known."""
         with self._lock:
             self.counts[event] += 1
             self._put(level, event, fields)
@@ -74,7 +74,7 @@ class Journal:
             if self.echo:
                 sys.stderr.write(line + "\n")
         except OSError:
-            # a full disk must not stop a device that can still compute; checkpoints report it
+            # a full disk must not stop a site that can still compute; checkpoints report it
             self.counts["log lines lost"] += 1
 
     def _open(self, path: Path) -> None:

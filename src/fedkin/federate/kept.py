@@ -1,6 +1,6 @@
-"""The state of one device on disk: where it goes on after a crash, and what it still can tell its neighbours.
+"""The state of one site on disk: where it goes on after a crash, and what it still can tell its neighbours.
 
-What makes crashes harmless: the vector of a round is a function of the state after the round before. A device that
+What makes crashes harmless: the vector of a round is a function of the state after the round before. A site that
 starts from an older state computes the same numbers again; the neighbours ignore what they know already, and hand out
 their own last vectors, of which everybody keeps as many as lie between two durable states, and two more. A process that
 is killed has its state with the kernel, at most `LAG_SECONDS` of rounds ago; a machine that lost power starts from the
@@ -30,7 +30,7 @@ LAG_SECONDS = 0.05
 
 
 class KeptState:
-    """The file of one device; states of another run or revision are refused, or written over.
+    """The file of one site; states of another run or revision are refused, or written over.
 
     ``hold(write, path, round)`` calls ``write`` until the disk takes it. Sent vectors are kept for ``keep`` rounds.
     States above ``most_bytes`` are written with durable saves only.
@@ -82,7 +82,7 @@ class KeptState:
             write()
 
     def load(self) -> Saved | None:
-        """The last state, or None; raises when the file is damaged, or of another run, revision or device."""
+        """The last state, or None; raises when the file is damaged, or of another run, revision or site."""
         try:
             found = self._store.load()
             others = [] if found is not None or not self._refuse else self._store.others()

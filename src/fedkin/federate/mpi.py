@@ -46,10 +46,10 @@ _SLACK = 1.05
 
 
 def small_cut(n_devices: int, edges: Index, pieces: int) -> Index:
-    """The piece of each device, ``(V,)``: pieces of about equal size with few edges between them.
+    """The piece of each site, ``(V,)``: pieces of about equal size with few edges between them.
 
-    Devices are put in the order of reverse Cuthill-McKee, which keeps neighbours close, and cut into contiguous pieces;
-    then devices move to the piece where most of their neighbours are, as long as pieces stay balanced.
+    Sites are put in the order of reverse Cuthill-McKee, which keeps neighbours close, and cut into contiguous pieces;
+    then sites move to the piece where most of their neighbours are, as long as pieces stay balanced.
     """
     if pieces == 1 or n_devices == 0:
         return np.zeros(n_devices, dtype=np.int64)

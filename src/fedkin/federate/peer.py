@@ -1,4 +1,4 @@
-"""One device in the field: a shard of one, a link to its neighbours, and its state on disk."""
+"""One site in the field: a shard of one, a link to its neighbours, and its state on disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BOUND_KIND = {"l1": "max", "l2": "length", "linf": "sum"}  # dual norms of the 
 class DualLink(NeighbourLink):
     """A link whose ends also compare the two replicas of each edge's dual; the smaller end is right by definition.
 
-    ``shard``, that of this device, must be set before `open`.
+    ``shard``, that of this site, must be set before `open`.
     """
 
     shard: Shard
@@ -83,7 +83,7 @@ class DualLink(NeighbourLink):
 
 
 class Device:
-    """A device process without the process: `run` does all rounds. ``left`` are neighbours that have left for good.
+    """A site process without the process: `run` does all rounds. ``left`` are neighbours that have left for good.
 
     ``tick`` is called after every round and twice a second while waiting; it may raise `Stopped`.
     """
@@ -183,7 +183,7 @@ class Device:
     def drop(self, gone: frozenset[int]) -> None:
         """Go on without neighbours that have left for good: their edges leave the objective, with duals set to 0.
 
-        Only the device's own part changes, so neighbours of the same leaver need not agree on the round.
+        Only the site's own part changes, so neighbours of the same leaver need not agree on the round.
         """
         if gone := self.link.drop(gone):
             self.shard.drop(gone)

@@ -1,12 +1,12 @@
-"""Algorithm 2 without a central machine: every device of a component keeps a replica of the whole component.
+"""Algorithm 2 without a central machine: every site of a component keeps a replica of the whole component.
 
-A step for an absent device needs the duals around it, hence the thetas of *its* neighbours, which may be no neighbours
-of who takes the step, and which an absent device cannot pass on. So devices of a component talk to all others of it,
-not only to neighbours: a device that is there sends its theta to all, and all take the penalty's part of the step for
-who is absent, each in its own replica. Replicas hold the same bits as long as all know the same devices to be absent.
+A step for an absent site needs the duals around it, hence the thetas of *its* neighbours, which may be no neighbours
+of who takes the step, and which an absent site cannot pass on. So sites of a component talk to all others of it,
+not only to neighbours: a site that is there sends its theta to all, and all take the penalty's part of the step for
+who is absent, each in its own replica. Replicas hold the same bits as long as all know the same sites to be absent.
 
-Presence is what happens. One device of the component, the leader, says who was there in a round: those
-whose theta it had got before the deadline. It writes that down, thetas included, before it says so. A device that has
+Presence is what happens. One site of the component, the leader, says who was there in a round: those
+whose theta it had got before the deadline. It writes that down, thetas included, before it says so. A site that has
 missed a round, or was not there at all, takes over the leader's replica. Nobody decides in the leader's place: two
 leaders on the two sides of a broken network would make two histories that no rule could join.
 """
@@ -78,7 +78,7 @@ class _Behind(Exception):
 
 
 class Replica(NeighbourLink):
-    """A device of a component whose devices come and go; the first of them is the leader.
+    """A site of a component whose sites come and go; the first of them is the leader.
 
     Only a leader needs a checkpoint. In ``record`` a leader writes down what it decided, round after round, until the
     next checkpoint. The other parameters are as of `fedkin.federate.peer.Device`.
@@ -135,7 +135,7 @@ class Replica(NeighbourLink):
 
     @property
     def theta(self) -> Array:
-        """The device's parameters ``(p,)``."""
+        """The site's parameters ``(p,)``."""
         return np.asarray(self.component.shard.theta[self.component.members.index(self.position)])
 
     def _own(self, t: int) -> Array:
@@ -209,7 +209,7 @@ class Replica(NeighbourLink):
     def pull(self, kind: Kind, sender: int, t: int) -> None:
         super().pull(kind, sender, t)
         if not self.leads and kind in (Kind.THETA, Kind.PRESENT):
-            # a sender may have died after the leader had its theta, or this device may be far behind
+            # a sender may have died after the leader had its theta, or this site may be far behind
             super().pull(Kind.REPLICA, self.leader, t)
 
     def wait_for(self, kind: Kind, senders: list[int], t: int) -> None:

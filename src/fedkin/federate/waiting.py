@@ -18,36 +18,36 @@ from fedkin.federate.journal import Journal
 Slot = tuple[Kind, int]
 Tick = Callable[[], None]
 
-#: State of a device that cannot write what has to be written before it goes on.
+#: State of a site that cannot write what has to be written before it goes on.
 HOLDING = "holding: no room for a checkpoint"
 #: Log lines about the same wait are at most this far apart, in seconds.
 LONGEST_SILENCE = 600.0
-#: Shares of the certificate that a device tells its owner, the newest.
+#: Shares of the certificate that a site tells its owner, the newest.
 MOST_SHARES = 40
-#: How often a waiting device looks around.
+#: How often a waiting site looks around.
 LOOK_SECONDS = 0.2
 _LONGEST_LINE = 64
 _NEVER = 1 << 30
 
 
 class PeerError(FedkinError, RuntimeError):
-    """A device that cannot go on; starting it again continues where it was."""
+    """A site that cannot go on; starting it again continues where it was."""
 
 
 class Stopped(FedkinError):
-    """The device was asked to stop; starting it again continues where it was."""
+    """The site was asked to stop; starting it again continues where it was."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a device waits for what, in seconds; ``linger``, ``gather`` and ``deadline`` may be 0.
+    """How long a site waits for what, in seconds; ``linger``, ``gather`` and ``deadline`` may be 0.
 
     - A theta that has not come is pulled after ``first_pull``, then again and again, up to ``last_pull`` apart.
     - ``complain``: to the first log line about a wait; to the next ones it doubles, up to ten minutes.
     - ``give_up``: a wait as long as this ends the process.
-    - ``linger``: a device that has finished stays so long to serve neighbours that have not.
+    - ``linger``: a site that has finished stays so long to serve neighbours that have not.
     - ``lease``: a link on which nothing came for so long is taken for broken.
-    - ``gather``, ``deadline``: how long a central machine waits for devices before its first round, and in a round.
+    - ``gather``, ``deadline``: how long a central machine waits for sites before its first round, and in a round.
     """
 
     first_pull: float = 0.25
@@ -70,7 +70,7 @@ class Patience:
 
 @dataclass
 class Status:
-    """What an owner may want to know about a device while it runs."""
+    """What an owner may want to know about a site while it runs."""
 
     round: int = 0
     change: float = float("nan")  # of theta in the last round

@@ -17,7 +17,7 @@ from fedkin.losses.interface import Loss, each
 
 @dataclass(frozen=True)
 class UserLoss(Loss):
-    """A custom loss, from functions of ``(theta, X, y, offset)`` of one device.
+    """A custom loss, from functions of ``(theta, X, y, offset)`` of one site.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class UserLoss(Loss):
     params : int, optional
         Length of theta; the number of features without it.
     strong_convexity : float
-        A modulus that is certain for every device. With it the certificate is unconditional; without it the
+        A modulus that is certain for every site. With it the certificate is unconditional; without it the
         certificate holds for minimisers inside the parameter ball (`Problem.radius`).
     name : str
 

@@ -17,10 +17,10 @@ LOGIT_SIZE = 25.0
 
 
 class Loss(ABC):
-    """Mean loss of one device as a function of its parameter ``theta (p,)``.
+    """Mean loss of one site as a function of its parameter ``theta (p,)``.
 
     Parameters of all methods: ``theta (p,)``, ``X (n, q)``, ``y (n,)`` or None, ``offset (n,)`` or None. The methods on
-    batches take B devices with n rows each: ``theta (B, p)``, ``X (B, n, q)``, ``y`` and ``offset (B, n)`` or None.
+    batches take B sites with n rows each: ``theta (B, p)``, ``X (B, n, q)``, ``y`` and ``offset (B, n)`` or None.
     """
 
     name: str = "loss"
@@ -50,7 +50,7 @@ class Loss(ABC):
     compiled: bool = False
     _kernel_parameter: float = 0.0
 
-    # --- the mean loss of one device ---
+    # --- the mean loss of one site ---
     def n_params(self, n_features: int) -> int:
         """Length p of theta for ``n_features`` columns."""
         return n_features
@@ -76,7 +76,7 @@ class Loss(ABC):
         """Mean response for each row, ``(n,)``; class probabilities ``(n, C)`` for multinomial."""
 
     def check_target(self, y: NDArray[Any] | None, device: object) -> None:
-        """Raise `DataError`, naming the device, when ``y`` cannot be a target of this loss."""
+        """Raise `DataError`, naming the site, when ``y`` cannot be a target of this loss."""
         if self.needs_target and y is None:
             raise DataError(f"device {device!r} has no target, but the {self.name} loss needs one")
         if self.needs_target and y is not None and y.dtype.kind not in "fiub":
@@ -98,7 +98,7 @@ class Loss(ABC):
         return 1.0
 
     def lent_dispersion(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
-        """The dispersion as a guess for devices whose fit passes through all their points."""
+        """The dispersion as a guess for sites whose fit passes through all their points."""
         return self.dispersion(theta, X, y, offset)
 
     # --- what depends on the kind of loss ---
@@ -118,7 +118,7 @@ class Loss(ABC):
         """``A, b, c`` of ``theta' A theta / 2 - b' theta + c`` on a batch, where `quadratic`.
 
         ``A (B, p, p)``, or ``(B,)`` when all are multiples of the identity; ``b (B, p)``; ``c (B,)``. Weights
-        ``(B, n)`` have mean 1 on each device.
+        ``(B, n)`` have mean 1 on each site.
         """
         raise NotImplementedError(f"the {self.name} loss is not quadratic")
 
@@ -146,14 +146,14 @@ class Loss(ABC):
         return np.asarray(compact.sum(axis=1) / X.shape[1])
 
     def batch_gradients(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array:
-        """Gradients ``(B, p)`` of a batch; a device's bits do not depend on the others."""
+        """Gradients ``(B, p)`` of a batch; a site's bits do not depend on the others."""
         return np.stack([self.gradient(t, *rows) for t, *rows in each(theta, X, y, offset)])
 
 
 class RowLoss(Loss):
     """Loss that sees a row through ``k`` linear predictors; ``theta`` is ``(k, q)`` flattened, ``k = n_outputs``.
 
-    Predictors have shape ``(..., k)`` and targets ``(...)``, so that one call serves one device or many. The pointwise
+    Predictors have shape ``(..., k)`` and targets ``(...)``, so that one call serves one site or many. The pointwise
     functions, their convex conjugate and the mean response are stated; scores, Hessians, certificates follow.
     """
 
@@ -201,7 +201,7 @@ class RowLoss(Loss):
 
     # --- what the targets tell before any fit; y and offset are (B, n) ---
     def plausible_size(self, y: Array, offset: Array | None) -> Array:
-        """Mean square ``(B,)`` that a device's linear predictor may plausibly have."""
+        """Mean square ``(B,)`` that a site's linear predictor may plausibly have."""
         return np.asarray(((y if offset is None else y - offset) ** 2).mean(axis=1))
 
     def working_response(self, y: Array) -> tuple[Array, Array | None] | None:
@@ -216,7 +216,7 @@ class RowLoss(Loss):
         """Groups of rows on which the best constant predictor is infinite; ``group (n,)`` numbers each row's group."""
         return np.zeros(int(group.max(initial=-1)) + 1, dtype=bool)
 
-    # --- the device's mean loss ---
+    # --- the site's mean loss ---
     @property
     def rowwise(self) -> RowLoss:
         return self
@@ -274,7 +274,7 @@ class RowLoss(Loss):
 
 
 def by_loss(losses: Sequence[Loss], members: Index | None = None) -> list[tuple[Index, Loss]]:
-    """Devices (all, or those numbered ``members``) grouped by loss; equal losses count as one.
+    """Sites (all, or those numbered ``members``) grouped by loss; equal losses count as one.
 
     Examples
     --------

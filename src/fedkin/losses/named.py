@@ -28,7 +28,7 @@ COMPILED_LOSSES = tuple(name for name, kind in _NAMED.items() if kind.compiled)
 
 
 def make_loss(loss: str | Loss, y: NDArray[Any] | None = None) -> Loss:
-    """The loss of that name; ``y`` (all devices' targets) tells "multinomial" its number of classes.
+    """The loss of that name; ``y`` (all sites' targets) tells "multinomial" its number of classes.
 
     Examples
     --------

@@ -40,7 +40,7 @@ class DemoResult:
     highlight: Sequence[str]
     given: Graph  # before and after the edge tests
     kept: Graph
-    labels: Index  # (V,), true group of each device
+    labels: Index  # (V,), true group of each site
 
 
 def demo_picture(result: DemoResult) -> str:
@@ -72,7 +72,7 @@ def _picture(result: DemoResult) -> dict[str, Any]:
 
 
 def _matrix(graph: Graph, labels: Index, title: str) -> dict[str, Any]:
-    """The matrix of a graph, devices sorted by group: a square for each edge, within groups and across them."""
+    """The matrix of a graph, sites sorted by group: a square for each edge, within groups and across them."""
     rank = np.argsort(np.argsort(labels, kind="stable"))
     within = labels[graph.edges[:, 0]] == labels[graph.edges[:, 1]]
 

@@ -18,7 +18,7 @@ from fedkin.fitting import FittedModel, position_of
 def models_of(
     fitted: FittedModel, devices: Sequence[Hashable], new: bool, known_rows: Path | None, column: str | None
 ) -> dict[Hashable, FittedModel]:
-    """The model of every device: the fitted one, or for a new site one that it gets from its labelled rows, if any."""
+    """The model of every site: the fitted one, or for a new site one that it gets from its labelled rows, if any."""
     unknown = [device for device in dict.fromkeys(devices) if device not in fitted.index]
     if unknown and not new:
         try:

@@ -34,7 +34,7 @@ class StopRequested(Interrupted):
 
 
 def output() -> Console:
-    """The console for results. Nothing in them is taken for markup, since device ids may look like it."""
+    """The console for results. Nothing in them is taken for markup, since site ids may look like it."""
     return Console(markup=False, highlight=False, emoji=False)
 
 

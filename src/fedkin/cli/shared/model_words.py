@@ -31,7 +31,7 @@ def groups_table(model: FittedModel) -> Table:
 
 
 def note_lines(notes: Mapping[Hashable, Sequence[str]]) -> list[str]:
-    """Notes on devices; devices whose notes are the same but for numbers share a line."""
+    """Notes on sites; sites whose notes are the same but for numbers share a line."""
     alike: dict[str, list[Hashable]] = {}
     for device, lines in notes.items():
         alike.setdefault(re.sub(r"[0-9.e+-]*[0-9]", "#", "; ".join(lines)), []).append(device)
@@ -47,7 +47,7 @@ def note_lines(notes: Mapping[Hashable, Sequence[str]]) -> list[str]:
 
 
 def n_distinct(model: FittedModel) -> int:
-    """How many different models the devices hold; more than groups where a group is joined, but not fused."""
+    """How many different models the sites hold; more than groups where a group is joined, but not fused."""
     stacked = np.concatenate([model.intercept[:, :, None], model.coef], axis=2).reshape(model.n_devices, -1)
     return len(np.unique(stacked, axis=0))
 

@@ -60,9 +60,9 @@ def agreed_federation(path: Path, device: str | None, schema: Schema) -> Federat
 def rows_to_predict(
     path: Path, device: str | None, model: FittedModel, offset: str | None = None
 ) -> tuple[list[Hashable], dict[str, AnyArray], Array | None]:
-    """Rows to predict with a model that has a schema, the device of each, and the offset if another column has it.
+    """Rows to predict with a model that has a schema, the site of each, and the offset if another column has it.
 
-    With one device it need not be named.
+    With one site it need not be named.
     """
     schema = model.schema
     assert schema is not None

@@ -1,7 +1,7 @@
 """A user's table as it is: from a file or a data frame to a `Federation`, with remarks.
 
 In: a path or a data frame, and which columns are what (`Roles`). Out: a `Federation` with its `TableSchema`
-and notes. `reading` leads; `columns` finds device and target, `kinds` guesses what the others hold, `learning` decides
+and notes. `reading` leads; `columns` finds site and target, `kinds` guesses what the others hold, `learning` decides
 what to use, refuse or remark on, and `redundant` finds columns that follow from others.
 To add a check on users' tables: `learning`.
 Imports: `data.schema`, `data.federation`, `data.tables`.

@@ -31,7 +31,7 @@ class TableOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Roles:
-    """Which columns of a table are what, and what to do with gaps: `TableOptions`, device and target."""
+    """Which columns of a table are what, and what to do with gaps: `TableOptions`, site and target."""
 
     device: str
     target: str | None = None
@@ -119,7 +119,7 @@ def data_files(folder: Path) -> list[Path]:
 def stacked_files(
     files: Sequence[Path], device: str | None, wanted: Iterable[str] | None
 ) -> tuple[Columns, str, RowPlaces]:
-    """Files with the same columns as one table, the name of its device column, and where its rows came from.
+    """Files with the same columns as one table, the name of its site column, and where its rows came from.
 
     ``wanted`` are the columns to read, by default all; without a ``device`` each file is one, called like the file.
     """
@@ -151,7 +151,7 @@ def stacked_files(
 
 
 def read_directory(folder: Path, device: str | None, names: Sequence[str]) -> tuple[Columns, str, RowPlaces]:
-    """Some columns of a directory's files as one table, its device column (or that of file names), and its places."""
+    """Some columns of a directory's files as one table, its site column (or that of file names), and its places."""
     return stacked_files(data_files(folder), device, names)
 
 

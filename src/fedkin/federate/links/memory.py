@@ -27,7 +27,7 @@ class Faults:
 
 
 class MemoryNetwork:
-    """A network inside one process, for tests: `join` gives each device its transport.
+    """A network inside one process, for tests: `join` gives each site its transport.
 
     ``seed`` decides what goes wrong.
     """

@@ -10,9 +10,9 @@ from fedkin._base import Array, Index
 
 
 class RankLink:
-    """The link of one rank to those that host neighbours of its devices (`fedkin.admm.Link`).
+    """The link of one rank to those that host neighbours of its sites (`fedkin.admm.Link`).
 
-    ``hosts (V,)`` are the ranks of the devices, ``edges (E, 2)`` those of the whole federation.
+    ``hosts (V,)`` are the ranks of the sites, ``edges (E, 2)`` those of the whole federation.
     """
 
     def __init__(self, communicator: Any, hosts: Index, edges: Index, n_params: int) -> None:

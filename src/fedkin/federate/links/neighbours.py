@@ -1,6 +1,6 @@
 """Lock-step rounds between neighbours over any transport: send a vector, wait for the neighbours' vectors.
 
-There is no global barrier: a device waits for its own neighbours only, and a neighbour is never more than one round
+There is no global barrier: a site waits for its own neighbours only, and a neighbour is never more than one round
 ahead. Nothing is ever skipped. A vector that does not arrive is pulled until it does.
 """
 
@@ -25,7 +25,7 @@ _DONE_SECONDS, _TICK_SECONDS, _MOMENT_SECONDS = 0.4, 0.5, 0.02
 
 
 class NeighbourLink(Post):
-    """The link of one device to its neighbours (`fedkin.admm.Link`).
+    """The link of one site to its neighbours (`fedkin.admm.Link`).
 
     ``tick`` is called twice a second while waiting; ``idle`` when a wait gets longer.
 
@@ -56,18 +56,18 @@ class NeighbourLink(Post):
         self._unsaved: list[Sent] = []
         self._own_keys = keys_of(manifest, self.position, self.position)
         self._positions: Index = np.zeros(0, dtype=np.int64)
-        self._hint = True  # somebody may be ahead of this device: pull at once
+        self._hint = True  # somebody may be ahead of this site: pull at once
         self._slots: dict[tuple[Kind, int], Callable[[bytes], bool]] = {}
 
     @property
     def name(self) -> str:
-        """The name of this device."""
+        """The name of this site."""
         return self.names[self.position]
 
     # --- the rounds ---
 
     def exchange(self, t: int, positions: Index, thetas: Array) -> tuple[Index, Array]:
-        """Send theta ``(1, p)`` of this device, and wait for those of the neighbours of round t."""
+        """Send theta ``(1, p)`` of this site, and wait for those of the neighbours of round t."""
         self.status.round = t
         # first open the window: a quick neighbour answers with its next vector before `send` returns
         self.inbox.advance(Kind.THETA, t, t + 1)
@@ -146,7 +146,7 @@ class NeighbourLink(Post):
         """Ask a neighbour for the message of a round."""
 
         def on_frame(frame: bytes) -> None:
-            # nothing had been pushed: the sender is ahead of this device, so pull the next message at once, too
+            # nothing had been pushed: the sender is ahead of this site, so pull the next message at once, too
             self._hint = self._slots[kind, sender](frame) or self._hint
 
         self.status.pulled += 1
@@ -214,7 +214,7 @@ class NeighbourLink(Post):
         return self.frame(kind, t, values)
 
     def frame(self, kind: Kind, t: int, values: Array) -> bytes:
-        """A message of this device."""
+        """A message of this site."""
         wire = self.manifest.wire if kind is Kind.THETA else "float64"
         return encode(self.run_bytes, kind, self.position, t, values, wire)
 
@@ -233,7 +233,7 @@ class NeighbourLink(Post):
     def linger(self, on_end: Callable[[], None] | None = None) -> None:
         """Stay until all neighbours have finished, since they may need the last vectors; not longer than `Patience`.
 
-        ``on_end`` is called when nobody needs this device any more, to keep that for when it is started again.
+        ``on_end`` is called when nobody needs this site any more, to keep that for when it is started again.
         """
         done = self._own_keys[Kind.DONE]
         frame = self.frame(Kind.DONE, self.done, np.zeros(0))
@@ -260,12 +260,12 @@ class NeighbourLink(Post):
         if waiting:
             self.journal.write("warning", "left before all neighbours had finished", peers=self.status.waiting_for)
         elif self.neighbours:
-            # somebody may have missed that this device has finished, and asks again
+            # somebody may have missed that this site has finished, and asks again
             self.transport.publish(done, frame)
             time.sleep(2.5 * _DONE_SECONDS)
 
     def awaited_at_the_end(self, waiting: list[int]) -> list[int]:
-        """Whose end this device waits for, of those that have not said that they have finished."""
+        """Whose end this site waits for, of those that have not said that they have finished."""
         return waiting
 
     def _say_who_has_not_finished(self, seconds: float) -> None:

@@ -20,7 +20,7 @@ try:
 except ImportError:
     raise missing_dependency("eclipse-zenoh", "the process of a site", "peer") from None
 
-#: A pull that is not answered within so many seconds is asked again by the device.
+#: A pull that is not answered within so many seconds is asked again by the site.
 PULL_SECONDS = 5.0
 #: Largest payload that is looked at, unless a run needs more.
 MOST_BYTES = 1 << 20

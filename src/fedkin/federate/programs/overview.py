@@ -103,7 +103,7 @@ def _line(place: Path, child: Watched | None) -> Line:
 
 
 def _state(place: Path, status: Mapping[str, Any], alive: bool, child: Watched | None) -> tuple[str, str | None]:
-    """State and reason, from what a device wrote, whether it runs, and what its supervisor knows."""
+    """State and reason, from what a site wrote, whether it runs, and what its supervisor knows."""
     state, why = str(status.get("state", "never started")), status.get("why")
     if not alive and state not in _AT_REST:
         state = "dead"
@@ -120,7 +120,7 @@ def _state(place: Path, status: Mapping[str, Any], alive: bool, child: Watched |
 
 
 def silence(place: Path, status: Mapping[str, Any], pid: int | None = None) -> str | None:
-    """What to say about a running device that has not written its status for long; None about others.
+    """What to say about a running site that has not written its status for long; None about others.
 
     A process (``pid``) that does not hold the lock yet is given time.
     """
@@ -157,7 +157,7 @@ def trouble_with_disk(place: Path) -> str | None:
 
 
 def is_running(place: Path) -> bool:
-    """Whether a process holds the device's lock."""
+    """Whether a process holds the site's lock."""
     return is_locked(place / LOCK)
 
 

@@ -292,7 +292,7 @@ def exit_code(error: FedkinError | OSError) -> int:
 
 @contextmanager
 def only_one(place: Path) -> Iterator[None]:
-    """Hold the device's lock; raises `DataError` when another process does."""
+    """Hold the site's lock; raises `DataError` when another process does."""
     try:
         descriptor = lock(place / LOCK, str(os.getpid()))
     except OSError as error:
@@ -311,12 +311,12 @@ def only_one(place: Path) -> Iterator[None]:
 
 
 class StatusWriter:
-    """Keeps ``status.json`` up to date, and passes on the wish to stop. A device replaces ``status`` by its own."""
+    """Keeps ``status.json`` up to date, and passes on the wish to stop. A site replaces ``status`` by its own."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
         before = read_status(place)
-        # a device that cannot even begin is where it was
+        # a site that cannot even begin is where it was
         self.rounds = int(before.get("rounds", 0))
         self.status = Status(round=int(before.get("round", 0)))
         self.restarts = int(os.environ.get(RESTARTS, before.get("restarts", 0)))
@@ -352,7 +352,7 @@ class StatusWriter:
         self.write()
 
     def fail(self, why: str) -> None:
-        """Write that the device cannot go on."""
+        """Write that the site cannot go on."""
         self.status, self.why = replace(self.status, state=CANNOT), why
         self.write()
 

@@ -1,12 +1,12 @@
 """``fedkin site select DIR``: edge selection between sites.
 
-Each device fits its own rows and sends its neighbours the estimate, its covariance and what the test needs to know
+Each site fits its own rows and sends its neighbours the estimate, its covariance and what the test needs to know
 about them (``p^2 + 2 p + 5`` numbers). Both ends of an edge can then test it; the end with the smaller position decides
 and tells the other, so that rounding cannot make them disagree. The Bonferroni threshold ``level / |E|`` needs no one
 else.
 
-What differs from `fedkin.select_edges`, which sees all devices at once: noise variances are steadied across the two
-ends only, and a device without an estimate of its own takes the scale of its prior from its own rows.
+What differs from `fedkin.select_edges`, which sees all sites at once: noise variances are steadied across the two
+ends only, and a site without an estimate of its own takes the scale of its prior from its own rows.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ class Exchange(NeighbourLink):
         return {v: self.inbox.values(kind, v, 0) for v in senders}
 
     def finish(self) -> None:
-        """Say that this device has all it needs, and stay until all neighbours say so, or the time is over."""
+        """Say that this site has all it needs, and stay until all neighbours say so, or the time is over."""
         self.tell(Kind.DONE, np.zeros(0), self.neighbours)
         self.linger()
 
 
 def summary(manifest: Manifest, rows: Rows) -> Array:
-    """What a device tells about its own fit: theta, covariance, prior precision, and five facts."""
+    """What a site tells about its own fit: theta, covariance, prior precision, and five facts."""
     assert manifest.select is not None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DegenerateDeviceWarning)  # `rescued` travels, and the log says so
@@ -102,7 +102,7 @@ def summary(manifest: Manifest, rows: Rows) -> Array:
 
 
 def _pair(manifest: Manifest, first: Array, second: Array) -> LocalFit:
-    """A `LocalFit` of two devices from their summaries."""
+    """A `LocalFit` of two sites from their summaries."""
     assert manifest.select is not None
     p = manifest.n_params
     both = np.stack([first, second])

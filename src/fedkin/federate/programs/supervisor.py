@@ -149,7 +149,7 @@ class Supervisor:
         return {child.name: child for child in self.children}
 
     def failed(self) -> list[Child]:
-        """Devices that are not started again."""
+        """Sites that are not started again."""
         return [child for child in self.children if child.state == "failed"]
 
     def stop(self) -> None:

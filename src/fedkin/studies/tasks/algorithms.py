@@ -15,7 +15,7 @@ from fedkin.solvers import solve
 from fedkin.studies.tasks.designs import DESIGN_OPTIONS, Replication, make_design, settle_backend
 from fedkin.studies.tasks.estimation import TUNING_OPTIONS, Tuning, Workbench
 
-#: How p_i is known, and who takes the steps of absent devices.
+#: How p_i is known, and who takes the steps of absent sites.
 VARIANTS = ("known-central", "estimated-central", "known-replicas", "estimated-replicas")
 
 

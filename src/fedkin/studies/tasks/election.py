@@ -34,7 +34,7 @@ class Protocol:
     Attributes
     ----------
     more_than : int
-        States with more counties than this are devices.
+        States with more counties than this are sites.
     test_size : float
         Share of each state's counties that is held out.
     standardize : "pooled" | "logs" | "state" | "none"
@@ -227,7 +227,7 @@ class Split:
         own = _all_in_one(self.train) if pooled else self.train
         terms = Problem(own, Graph.empty(own.devices), loss="logistic").terms
         theta = np.zeros((own.n_devices, own.n_features))
-        # the largest curvature that the logistic loss can have on a device
+        # the largest curvature that the logistic loss can have on a site
         size = [np.linalg.norm(own[device].X, 2) ** 2 / (4 * own[device].n_samples) for device in own.devices]
         for _ in range(steps):
             theta = theta - terms.gradients(theta) / np.array(size)[:, None]
@@ -235,7 +235,7 @@ class Split:
 
 
 def common_share(theta: Array, graph: Graph) -> Array:
-    """Share of each device's coefficients that lie in the largest fused group of that coefficient, ``(V,)``."""
+    """Share of each site's coefficients that lie in the largest fused group of that coefficient, ``(V,)``."""
     share = np.zeros(theta.shape[0])
     for column in theta.T:
         equal = column[graph.edges[:, 0]] == column[graph.edges[:, 1]]

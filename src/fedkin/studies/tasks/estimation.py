@@ -53,7 +53,7 @@ class Tuning:
 
     loss: str = "linear"
     penalty: str = "l1"
-    folds: int = 5  # of the cross-validation within devices
+    folds: int = 5  # of the cross-validation within sites
     n_lams: int = 15  # candidates, geometric from (an upper bound of) lam_max down to ``ratio`` times it
     ratio: float = 1e-3
     path_tol: float = 1e-4  # relative duality gaps: on the paths of the folds, and of the final fit
@@ -90,7 +90,7 @@ class Workbench:
 
     @cached_property
     def local(self) -> LocalFit:
-        """The devices' own fits."""
+        """The sites' own fits."""
         return local_fit(self.design.federation, self.settings.loss, self.settings.variance)
 
     def estimate(self, name: str) -> Estimate:
@@ -100,7 +100,7 @@ class Workbench:
         return _ESTIMATORS[name](self)
 
     def penalised(self, graph: Graph) -> Estimate:
-        """The exact minimiser along a graph, with lam by cross-validation within devices."""
+        """The exact minimiser along a graph, with lam by cross-validation within sites."""
         settings, federation = self.settings, self.design.federation
         if graph.n_edges == 0:
             return Estimate(self.local.theta, 0.0, graph)
@@ -191,7 +191,7 @@ def edge_selection(replication: Replication) -> Iterator[dict[str, Any]]:
     """A row per variance estimate: whether exactly the true edges are kept, errors of both kinds, the signal.
 
     ``signal_ratio`` is the left side of the theorem's condition (con:min_signal) over its right side: with standard
-    normal features the distance between two devices is ``||theta_i - theta_j||^2 / 2``.
+    normal features the distance between two sites is ``||theta_i - theta_j||^2 / 2``.
     """
     options = replication.options
     level = replication.params.get("level", options.get("level", 0.05))
