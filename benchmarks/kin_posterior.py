@@ -16,10 +16,9 @@ import json
 from pathlib import Path
 
 import numpy as np
-from scipy.special import gammaln
 
 from fedkin.kin.options import SHARES
-from fedkin.kin.partitions import log_partitions
+from fedkin.kin.partitions import log_partitions, log_prior
 from fedkin.kin.sampler.chains import run_chain
 from fedkin.kin.sampler.neighbours import Neighbours
 from fedkin.kin.sampler.record import Record
@@ -73,7 +72,7 @@ def by_numpyro(W: np.ndarray, c: np.ndarray, draws: int) -> dict[str, np.ndarray
     jax.config.update("jax_enable_x64", True)
     every = [np.array(z) for z in partitions(V)]
     same = jnp.array([z[:, None] == z for z in every], dtype=float)
-    prior = jnp.array([log_partitions(V, V)[z.max() + 1] + gammaln(np.bincount(z) + 1).sum() for z in every])
+    prior = jnp.array([log_prior(log_partitions(V, V), np.bincount(z)) for z in every])
     log_share = jnp.log(jnp.array([0.5] + [0.5 / (len(SHARES) - 1)] * (len(SHARES) - 1)))
     whole = jax.scipy.linalg.block_diag(*map(jnp.array, W))
     said = jnp.array(c).reshape(-1)

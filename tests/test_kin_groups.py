@@ -11,7 +11,7 @@ from scipy.special import gammaln, logsumexp
 
 from fedkin.kin.kernels.bundles import unpacked
 from fedkin.kin.options import SHARES, Sampling
-from fedkin.kin.partitions import log_partitions
+from fedkin.kin.partitions import EVENNESS, log_partitions, log_prior
 from fedkin.kin.sampler.chains import go_on, run_chain, scout
 from fedkin.kin.sampler.merging import merge
 from fedkin.kin.sampler.neighbours import Neighbours
@@ -29,16 +29,15 @@ def partitions(n):
 
 
 def test_partitions_have_the_prior_that_their_story_has():
-    """A number of kinds, their shares uniform, sites drawn from them: by simulation, and all partitions sum to one."""
+    """A number of kinds, their shares more or less even, sites drawn from them: by simulation, and all sum to one."""
     rng, V = np.random.default_rng(0), 4
-    logs = log_partitions(V, V)
-    chance = {z: np.exp(logs[max(z) + 1] + gammaln(np.bincount(z) + 1).sum()) for z in partitions(V)}
+    chance = {z: np.exp(log_prior(log_partitions(V, V), np.bincount(z))) for z in partitions(V)}
     assert sum(chance.values()) == pytest.approx(1.0)
     kinds = np.arange(1.0, V + 1)
     prior = stats.betanbinom(1, 4, 3).pmf(kinds - 1)
     story = dict.fromkeys(chance, 0)
     for M in rng.choice(V, size=40_000, p=prior / prior.sum()) + 1:
-        story[in_order(rng.choice(M, size=V, p=rng.dirichlet(np.ones(M))).tolist())] += 1
+        story[in_order(rng.choice(M, size=V, p=rng.dirichlet(np.full(M, rng.choice(EVENNESS)))).tolist())] += 1
     assert [n / 40_000 for n in story.values()] == pytest.approx(list(chance.values()), abs=0.008)
 
 
@@ -73,9 +72,9 @@ def log_marginal(H, c, w):
     return 0.5 * (c @ np.linalg.solve(total, c) - np.linalg.slogdet(total)[1] - np.log(w).sum())
 
 
-def run(sites, *, sweeps, share=0, moves=False, collapsed=True, w=0.7, rates=(0.6, 0.3), seed=1, splits=False):
+def run(sites, *, sweeps, share=0, moves=False, collapsed=True, w=0.7, rates=(0.6, 0.3), seed=1, splits=False, even=0):
     V, p = sites.size
-    state = State(np.zeros(V, dtype=np.int64), share, np.full(p, 0.2), np.full(p, w), w, 2.0, rates)
+    state = State(np.zeros(V, dtype=np.int64), share, np.full(p, 0.2), np.full(p, w), w, 2.0, rates, even)
     record = Record(V, p, sweeps)
     run_chain(
         Walk(sites, state, Course(log_partitions(V, V), collapsed, moves, splits), np.random.default_rng(seed)),
@@ -85,7 +84,7 @@ def run(sites, *, sweeps, share=0, moves=False, collapsed=True, w=0.7, rates=(0.
     return record
 
 
-def exact(sites, *, share, w=0.7, rates=(0.6, 0.3)):
+def exact(sites, *, share, w=0.7, rates=(0.6, 0.3), even=0):
     """Probabilities of sharing a group, means and squares of effects, at fixed hyper-parameters."""
     V, p = sites.size
     m, width, g = np.full(p, 0.2), np.full(p, w), SHARES[share]
@@ -95,11 +94,11 @@ def exact(sites, *, share, w=0.7, rates=(0.6, 0.3)):
     fill(edge, sites.neighbours)
     logs, same, means, squares = [], [], [], []
     for z in map(np.array, partitions(V)):
-        log, b, bb = log_partitions(V, V)[z.max() + 1], np.zeros((V, p)), np.zeros((V, p, p))
+        log, b, bb = log_partitions(V, V)[even, z.max() + 1], np.zeros((V, p)), np.zeros((V, p, p))
         for k in range(z.max() + 1):
             mine = z == k
             Hk, ck = H[mine].sum(axis=0), c[mine].sum(axis=0)
-            log += gammaln(mine.sum() + 1) + log_marginal(Hk, ck, width)
+            log += gammaln(mine.sum() + EVENNESS[even]) + log_marginal(Hk, ck, width)
             C = np.linalg.inv(Hk + np.diag(1 / width))
             for u in np.flatnonzero(mine):
                 B = np.eye(p) - g * H[u]
@@ -117,19 +116,19 @@ def exact(sites, *, share, w=0.7, rates=(0.6, 0.3)):
 
 
 @pytest.mark.parametrize(
-    ("share", "collapsed", "weights", "splits"),
+    ("share", "collapsed", "weights", "splits", "even"),
     [
-        (0, True, None, False),
-        (3, True, (0.2, 1.0, 0.7), True),
-        (0, False, None, True),
-        (3, False, (0.2, 1.0, 0.7), False),
+        (0, True, None, False, 0),
+        (3, True, (0.2, 1.0, 0.7), True, 2),
+        (0, False, None, True, 1),
+        (3, False, (0.2, 1.0, 0.7), False, 0),
     ],
 )
-def test_sampler_agrees_with_all_52_partitions(share, collapsed, weights, splits):
+def test_sampler_agrees_with_all_52_partitions(share, collapsed, weights, splits, even):
     sites = small_sites(weights=weights)
-    same, b, bb = exact(sites, share=share)
+    same, b, bb = exact(sites, share=share, even=even)
     sweeps = 8000
-    record = run(sites, sweeps=sweeps, share=share, collapsed=collapsed, splits=splits)
+    record = run(sites, sweeps=sweeps, share=share, collapsed=collapsed, splits=splits, even=even)
     found = np.mean([together(z) for z in record.z], axis=0)
     assert np.abs(found - same).max() < 0.025
     if share == 0:  # the same with less noise; with a spread inside, a single group counts as none
@@ -153,7 +152,7 @@ def test_moving_hyper_parameters_agree_with_quadrature():
     logs = []
     for z in map(np.array, partitions(V)):
         K = z.max() + 1
-        prior = log_partitions(V, V)[K] + gammaln(np.bincount(z) + 1).sum()
+        prior = log_prior(log_partitions(V, V), np.bincount(z))
         shares = []
         for r in range(len(SHARES)):
             total = log_m[:, None] + log_w

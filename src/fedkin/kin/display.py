@@ -12,7 +12,7 @@ from fedkin.kin.pairs import Pairs
 #: Most groups that are considered for display.
 MOST_SHOWN = 60
 #: Groups are resolved when the agreement that is expected between them and the true ones is at least this...
-AGREEMENT = 0.85
+AGREEMENT = 0.9
 #: ... and the members of each are kin with at least this probability, on average.
 CERTAIN = 0.5
 

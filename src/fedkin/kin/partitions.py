@@ -1,7 +1,8 @@
 """How probable partitions are before any row: a mixture of finite mixtures (Miller and Harrison 2018).
 
-A number of kinds M, and their shares of the sites drawn uniformly. Given M, a site joins a group of n with weight
-n + 1. Unlike a Chinese restaurant process it does not add small groups beside the true ones as sites become many.
+A number of kinds M, and their shares of the sites drawn from a Dirichlet distribution that is more or less even. Given
+both, a site joins a group of n with weight n + evenness. Unlike a Chinese restaurant process it does not add small
+groups beside the true ones as sites become many.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from fedkin._base import Array
+from fedkin._base import Array, Index
+
+#: How even the kinds' shares may be, all alike beforehand: parameters of the Dirichlet distribution, 1 is uniform.
+EVENNESS = np.array([1.0, 3.0, 10.0, 30.0])
 
 
 def most_groups(V: int) -> int:
@@ -18,27 +22,41 @@ def most_groups(V: int) -> int:
 
 
 def log_partitions(V: int, most: int) -> Array:
-    """Log prior of a partition of V sites into t groups, for t up to ``most``, but for factorials of the groups' sizes.
+    """Log prior of a partition of V sites into t groups given the evenness, ``(E, most + 2)``, but for its sizes.
 
-    The number of kinds has the beta-negative-binomial prior (1, 4, 3) of Gruen, Malsiner-Walli and
-    Fruehwirth-Schnatter (2021), up to ``most``: one kind is likeliest, and the tail is a power. The first entry (no
-    groups) and the last (more than ``most``) are minus infinity.
+    What sizes add is in `log_sizes`. The number of kinds has the beta-negative-binomial prior (1, 4, 3) of Gruen,
+    Malsiner-Walli and Fruehwirth-Schnatter (2021), up to ``most``: one kind is likeliest, and the tail is a power. The
+    first column (no groups) and the last (more than ``most``) are minus infinity.
+    """
+    kinds = np.arange(1.0, most + 1)
+    prior = gammaln(kinds + 2) - gammaln(kinds + 7)
+    prior -= logsumexp(prior)
+    even = EVENNESS[:, None]
+    each = prior + gammaln(kinds + 1) + gammaln(even * kinds) - gammaln(even * kinds + V)
+    logs = np.full((len(EVENNESS), most + 2), -np.inf)
+    for t in range(1, most + 1):
+        ways = each[:, t - 1 :] - gammaln(kinds[t - 1 :] - t + 1)
+        logs[:, t] = logsumexp(ways, axis=1) - t * gammaln(EVENNESS)
+    return logs
+
+
+def log_sizes(sizes: Array | Index) -> Array:
+    """What the groups' sizes add to the log prior of their partition, for each evenness ``(E,)``."""
+    return np.asarray(gammaln(np.asarray(sizes, dtype=np.float64) + EVENNESS[:, None]).sum(axis=1))
+
+
+def log_prior(table: Array, sizes: Array | Index) -> float:
+    """Log prior of a partition into groups of these sizes, by the table of `log_partitions`.
 
     Examples
     --------
     Three sites have five partitions: one of them whole, three into two groups, one into single sites.
 
     >>> import numpy as np
-    >>> from fedkin.kin.partitions import log_partitions
-    >>> whole, pairs, single = np.exp(log_partitions(3, 3)[1:4])
-    >>> round(float(6 * whole + 3 * 2 * pairs + single), 6)
+    >>> from fedkin.kin.partitions import log_partitions, log_prior
+    >>> table = log_partitions(3, 3)
+    >>> whole, pairs, single = (np.exp(log_prior(table, sizes)) for sizes in ([3], [2, 1], [1, 1, 1]))
+    >>> round(float(whole + 3 * pairs + single), 6)
     1.0
     """
-    kinds = np.arange(1.0, most + 1)
-    prior = gammaln(kinds + 2) - gammaln(kinds + 7)
-    prior -= logsumexp(prior)
-    each = prior + gammaln(kinds + 1) + gammaln(kinds) - gammaln(kinds + V)
-    logs = np.full(most + 2, -np.inf)
-    for t in range(1, most + 1):
-        logs[t] = logsumexp(each[t - 1 :] - gammaln(kinds[t - 1 :] - t + 1))
-    return logs
+    return float(logsumexp(table[:, len(sizes)] + log_sizes(sizes)) - np.log(len(EVENNESS)))

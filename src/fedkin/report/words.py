@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedkin._base import Index, count
+from fedkin.kin.display import AGREEMENT
 
 if TYPE_CHECKING:  # loads what fits models
     from fedkin.fitting import FittedModel
@@ -165,8 +166,8 @@ def _about_groups(kin: Kin) -> dict[str, str]:
     if not kin.resolved:
         words = (
             f"The model without groups has the weight {without:.2f}. The best grouping is expected to agree with the "
-            f"true one by {kin.agreement():.2f} (adjusted Rand index); groups are shown from 0.85 on. The estimates "
-            "average over all groupings, so they are good without them."
+            f"true one by {kin.agreement():.2f} (adjusted Rand index); groups are shown from {AGREEMENT:g} on. The "
+            "estimates average over all groupings, so they are good without them."
         )
         return {"tone": "good", "title": "Why there are no groups", "words": words}
     each, between = kin.cohesion()

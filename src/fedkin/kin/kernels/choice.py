@@ -44,11 +44,11 @@ def choose(sites, u, groups, used, free, odds, weight, same):  # type: ignore[no
             others += 1
             edges = weight[half + k]
             gain = groups.new[k] - groups.log[k] + edges * odds[1] + (groups.n[k] - edges) * odds[2]
-            weight[k] = gain + math.log(groups.n[k] + 1.0)
+            weight[k] = gain + math.log(groups.n[k] + odds[3])
             top = max(top, weight[k])
     weight[used] = -np.inf
     if free >= 0:  # a new group
-        weight[used] = sites.alone[u] + odds[0] + (odds[others + 4] - odds[others + 3] if others > 0 else 0.0)
+        weight[used] = sites.alone[u] + odds[0] + (odds[others + 5] - odds[others + 4] if others > 0 else 0.0)
     top = max(top, weight[used])
     total, entropy = 0.0, 0.0
     for k in range(used + 1):

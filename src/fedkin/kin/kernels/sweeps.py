@@ -12,8 +12,8 @@ from fedkin.solvers.kernels.jit import FLOAT, INT, kernel
 def sweep(sites, groups, prior, room, odds, weight, same, most):  # type: ignore[no-untyped-def]
     """Draw the groups of all sites in ``sites.order``; the entropy of these choices.
 
-    ``odds``: logarithms of what every group costs, of an edge inside against between groups, of a gap, and of the prior
-    of 0, 1, 2... groups.
+    ``odds``: logarithms of what every group costs, of an edge inside against between groups, of a gap; the evenness of
+    groups; and logarithms of the prior of 0, 1, 2... groups.
     ``weight``: room for twice as many groups as there are, and two more. Adds the probabilities of sharing a group to
     ``same (V, V)``, which may be empty.
     """

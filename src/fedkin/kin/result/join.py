@@ -10,7 +10,7 @@ from fedkin._base import Array
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError
 from fedkin.kin.options import SHARES
-from fedkin.kin.partitions import log_partitions, most_groups
+from fedkin.kin.partitions import log_partitions, log_prior, most_groups
 from fedkin.kin.quadratics import Quadratics
 from fedkin.kin.result.learned import Learned
 from fedkin.kin.sources import RowSource, SummarySource
@@ -119,7 +119,7 @@ def _effect(learned: Learned, W: Array, c: Array) -> tuple[Array, Array, Array]:
             continue
         r, m, prior = int(states.share[s]), states.m[s], 1.0 / states.w[s]
         H, e, k = within[r]
-        base = np.log((1 - learned.weight) * states.weight[s]) + k + m @ (e - 0.5 * H @ m) - before[len(sizes)]
+        base = np.log((1 - learned.weight) * states.weight[s]) + k + m @ (e - 0.5 * H @ m) - log_prior(before, sizes)
         B = np.eye(d) - SHARES[r] * H
         rest = e - H @ m
         number = np.unique(states.z[s], return_inverse=True)[1]
@@ -130,7 +130,8 @@ def _effect(learned: Learned, W: Array, c: Array) -> tuple[Array, Array, Array]:
             joint, alone = _log_marginal(Hk + H, ck + rest, prior), _log_marginal(Hk, ck, prior)
             C = np.linalg.inv(Hk + H + np.diag(prior))
             nu = m + C @ (ck + rest)
-            odds = after[len(sizes) + 1] if new else after[len(sizes)] + np.log(sizes[group] + 1.0)
+            joined = np.append(sizes, 1.0) if new else sizes + (np.arange(len(sizes)) == group)
+            odds = log_prior(after, joined)
             kin = (number == group).astype(np.float64) if r == 0 or len(sizes) > 1 else np.zeros(V)
             add(base + odds + joint - alone, nu + SHARES[r] * (e - H @ nu), SHARES[r] * B + B @ C @ B, kin)
     weights = np.exp(np.array(logs) - max(logs))

@@ -112,9 +112,9 @@ class Kin(Inference):
         All 0 where no groups are resolved.
     resolved : bool
         Whether groups are to be believed: there are several, and the adjusted Rand index that is expected between them
-        and the true ones is 0.85 or more, and members of each are kin with probability 1/2 or more on average.
+        and the true ones is 0.9 or more, and members of each are kin with probability 1/2 or more on average.
     weight_mixed : float
-        Weight of the model without groups in every average.
+        Weight of the model without groups in estimates.
     graph_use : "none", "used", "ignored" or "inverted"
         What was made of the graph: nothing without one; "ignored" when it says nothing about groups or hurts.
     rates : (float, float) or None
@@ -217,7 +217,7 @@ class Kin(Inference):
         return inside_probabilities(same, labels), between_probability(same, labels)
 
     def agreement(self) -> float:
-        """The adjusted Rand index that is expected between the best groups and the true ones; resolved from 0.85 on."""
+        """The adjusted Rand index that is expected between the best groups and the true ones; resolved from 0.9 on."""
         return agreement(self.probability, self.groups if self.resolved else display_groups(self.probability))
 
     def position(self, device: Hashable) -> int:

@@ -67,6 +67,14 @@ class Blend:
     sure: float
 
     @property
+    def ungrouped(self) -> float:
+        """Probability that there are no groups: the weight, or less where the evidence says so.
+
+        That of groups is a lower bound, so it may say that; the weight is what serves estimates best.
+        """
+        return min(self.weight, _believed(self.gain))
+
+    @property
     def plain(self) -> Array:
         """The effects ``(V, d)`` of the mixed model at its own spread."""
         return np.asarray(self.chains.sites.c[-1])
@@ -88,7 +96,8 @@ class Blend:
         """Probability ``(V, V)`` that two sites have the same parameters but for the spread inside a group."""
         if len(self.b) > MOST_PAIRS:
             return self._drawn()
-        chance = (1 - self.weight) * self.chains.average(lambda record: record.same) + self.weight * self.scales[0]
+        chance = (1 - self.ungrouped) * self.chains.average(lambda record: record.same)
+        chance += self.ungrouped * self.scales[0]
         chance = 0.5 * (chance + chance.T)
         np.fill_diagonal(chance, 1.0)
         return np.asarray(np.clip(chance, 0.0, 1.0))
@@ -100,12 +109,12 @@ class Blend:
             lines = np.unique(np.linspace(0, len(record.z) - 1, DRAWS).astype(int))
             kin = (record.trace[lines, 2] == 0) | (record.trace[lines, 1] > 1)
             labels.append(record.z[lines])
-            chance.append((1 - self.weight) * weight * kin / len(lines))
+            chance.append((1 - self.ungrouped) * weight * kin / len(lines))
         stacked = np.concatenate(chance)
         return Pairs(
             np.concatenate(labels)[stacked > 0].astype(np.int32),
             stacked[stacked > 0],
-            float(self.weight * self.scales[0]),
+            float(self.ungrouped * self.scales[0]),
         )
 
 
@@ -175,11 +184,15 @@ def _weight(W: Array, c: Array, b0: Array, b1: Array, degrees: Array, gain: floa
     one that does not leaves the choice to SURE, which is unbiased whatever the model.
     """
     apart = b0 - b1
-    believed = 1.0 / (1.0 + np.exp(np.clip(gain, -50.0, 50.0)))
     hold = HOLD + HOLD_PER_GAIN * max(gain, 0.0)
     curvature = (apart * apply(W, apart)).sum()
     slope = (apart * (apply(W, b1) - c)).sum() + degrees[0] - degrees[1]
-    return float(np.clip((hold * believed - slope) / (hold + curvature), 0.0, 1.0))
+    return float(np.clip((hold * _believed(gain) - slope) / (hold + curvature), 0.0, 1.0))
+
+
+def _believed(gain: float) -> float:
+    """Probability of a model against which the log evidence is this."""
+    return float(1.0 / (1.0 + np.exp(np.clip(gain, -50.0, 50.0))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +234,7 @@ class Grouped:
         return replace(self, theta=theta, covariance=total, one=weight)
 
     def kinship(self) -> tuple[Array | Pairs, Array, float]:
-        """Probabilities of being kin, of 0, 1, 2... groups, and the weight of models without groups."""
+        """Probabilities of being kin, of 0, 1, 2... groups, and the weight of models without groups in estimates."""
         V, blend = len(self.theta), self.blend
         n_groups, weight = np.array([0.0, 1.0]), 1.0
         same: Array | Pairs = np.eye(V) if V <= MOST_PAIRS else Pairs(np.zeros((0, V), np.int32), np.zeros(0), 0.0)
@@ -229,8 +242,8 @@ class Grouped:
             same, weight = blend.same, blend.weight
             lines = blend.chains.trace(lambda one: one.trace[:, 1].astype(np.int64))
             each = [np.bincount(line, minlength=int(lines.max()) + 1) / len(line) for line in lines]
-            n_groups = (1 - weight) * (blend.chains.weights @ np.array(each))
-            n_groups[1] += weight
+            n_groups = (1 - blend.ungrouped) * (blend.chains.weights @ np.array(each))
+            n_groups[1] += blend.ungrouped
         n_groups = (1 - self.one) * n_groups
         n_groups[1] += self.one
         if isinstance(same, Pairs):

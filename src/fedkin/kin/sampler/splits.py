@@ -53,7 +53,8 @@ def _apart(walk: Walk, a: Index, b: Index) -> Array:
     groups, n = walk.groups, walk.groups.n
     sums = groups.sums[a // LANES, :, a % LANES] + groups.sums[b // LANES, :, b % LANES]
     gain = groups.log[a] + groups.log[b] - 2 * walk.base - walk.log_marginals(sums)
-    gain += _prior(walk, 0) + gammaln(n[a] + 1.0) + gammaln(n[b] + 1.0) - gammaln(n[a] + n[b] + 1.0)
+    even = walk.odds[3]
+    gain += _prior(walk, 0) + gammaln(n[a] + even) + gammaln(n[b] + even) - gammaln(n[a] + n[b] + even)
     if walk.edges:
         edges = walk.sites.neighbours.between(walk.state.z, int(groups.used[0]))[a, b]
         gain -= edges * walk.odds[1] + (n[a] * n[b] - edges) * walk.odds[2]
@@ -63,7 +64,7 @@ def _apart(walk: Walk, a: Index, b: Index) -> Array:
 def _prior(walk: Walk, more: int) -> float:
     """Log prior of as many groups as there are, and ``more``, against one group less."""
     t = int(np.count_nonzero(walk.groups.n)) + more
-    return float(walk.course.partitions[t] - walk.course.partitions[t - 1])
+    return float(walk.odds[4 + t] - walk.odds[3 + t])
 
 
 def _try(walk: Walk, one: int, other: int, gain: float, limit: float) -> bool:
@@ -100,7 +101,8 @@ def _gain_of_halves(walk: Walk, halves: Groups, whole: int, side: Index) -> floa
     """Log density of a split minus that of the group as it is."""
     n = halves.n[:2]
     gain = float(halves.log[:2].sum() - walk.groups.log[whole]) - walk.base + _prior(walk, 1)
-    gain += float(gammaln(n + 1.0).sum() - gammaln(n.sum() + 1.0))
+    even = walk.odds[3]
+    gain += float(gammaln(n + even).sum() - gammaln(n.sum() + even))
     if walk.edges:
         edges = float(walk.sites.neighbours.between(side + 1, 3)[1, 2])
         gain -= edges * walk.odds[1] + (float(n[0]) * float(n[1]) - edges) * walk.odds[2]

@@ -6,13 +6,14 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.special import betaln, gammaln
+from scipy.special import betaln, gammaln, logsumexp
 
 from fedkin._base import Array, Index
 from fedkin.kin.kernels.bundles import LANES, Groups, Moving, Prior, in_lanes, make_groups, make_room, unpacked
 from fedkin.kin.kernels.marginals import alone, centres, join
 from fedkin.kin.kernels.sweeps import sweep
 from fedkin.kin.options import MANY_SITES, SHARES
+from fedkin.kin.partitions import EVENNESS, log_sizes
 from fedkin.kin.sampler.sites import Sites, group_sums
 
 #: Prior precision of the groups' common mean, in units of the spread between sites.
@@ -42,12 +43,13 @@ class State:
     typical: float
     shape: float = 2.0
     rates: tuple[float, float] = (0.5, 0.5)  # of edges inside and between groups
+    even: int = 0  # number of the evenness of the groups' sizes
 
 
 @dataclass(frozen=True)
 class Course:
-    """Log prior of partitions by the number of groups; whether groups are integrated out, hyper-parameters move, and
-    groups split and merge as a whole."""
+    """Log prior of partitions (`log_partitions`); whether groups are integrated out, hyper-parameters move, and groups
+    split and merge as a whole."""
 
     partitions: Array
     collapsed: bool = True
@@ -57,7 +59,7 @@ class Course:
     @property
     def most(self) -> int:
         """Most groups."""
-        return len(self.partitions) - 2
+        return int(self.partitions.shape[1]) - 2
 
 
 @dataclass
@@ -84,7 +86,7 @@ class Walk:
         self.phi = np.zeros(self.groups.sums.shape) if not self.course.collapsed else None
         self.alone, self.odds, self.totals = (
             np.zeros(V),
-            np.concatenate([np.zeros(3), self.course.partitions]),
+            np.zeros(4 + self.course.partitions.shape[1]),
             sites.k.sum(axis=1),
         )
         self.collect()
@@ -105,7 +107,9 @@ class Walk:
         precision = 1.0 / state.w
         self.prior = Prior(precision, precision * state.m)
         self.base = 0.5 * float(state.m @ self.prior.pull)  # every group's log marginal is less by it
-        self.odds[0] = -self.base
+        even = EVENNESS[state.even]
+        self.odds[0], self.odds[3] = math.lgamma(even + 1.0) - self.base, even
+        self.odds[4:] = self.course.partitions[state.even]
         if self.edges:
             r_in, r_out = state.rates
             self.odds[1:3] = math.log(r_in / r_out), math.log((1 - r_in) / (1 - r_out))
@@ -158,8 +162,8 @@ class Walk:
         n = np.bincount(self.labels)
         self.n_groups = len(n)
         self.counts = self._count_edges(n)
-        score = float(self.totals[state.share]) + log + float(gammaln(n + 1.0).sum())
-        score += float(self.course.partitions[self.n_groups])
+        self.evens = self.course.partitions[:, self.n_groups] + log_sizes(n)
+        score = float(self.totals[state.share]) + log + float(logsumexp(self.evens)) - math.log(len(self.evens))
         if self.edges:
             inside, pairs, between, others = self.counts
             yes, no = self.beta
@@ -217,6 +221,7 @@ class Walk:
         gain = self._move_widths()
         if self.sweeps % SHARE_EVERY == 1:
             self._move_share()
+        state.even = pick(self.evens, rng)
         inside, pairs, between, others = self.counts
         yes, no = self.beta
         rates = rng.beta([inside + yes, between + yes], [pairs - inside + no, others - between + no])
