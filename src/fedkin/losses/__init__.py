@@ -8,7 +8,8 @@ A `Loss` is any function of theta; a `RowLoss` sees rows through linear predicto
 `UserLoss` makes a loss of your own functions.
 To add a loss, files in this order. The first two make it known to estimators, commands and contracts; the others know
 losses by name, and matter as far as they apply:
-1. `losses/builtin`: a class; what solvers, rounds and kin need is asked of it. `losses/__init__` exports it.
+1. `losses/builtin`: a class; what solvers, rounds and kin need is asked of it (means over uncertain predictors:
+   `losses/averages`). `losses/__init__` exports it.
 2. `losses/named`: its entry in `_NAMED`.
 3. `fitting/comparison/metrics`: its held-out metric, in `METRICS` and `row_errors` (which else takes squares).
 4. `admm/in_process/kernels`: its slope, if it says ``compiled = True``. `fitting/estimators/per_device`: whether

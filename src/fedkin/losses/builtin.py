@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedkin._base import Array, Index, Mask
 from fedkin.errors import ParameterError
+from fedkin.losses.averages import averaged_logit, averaged_softmax
 from fedkin.losses.interface import LOGIT_SIZE, Loss, RowLoss, given
 
 
@@ -170,6 +171,9 @@ class LogisticLoss(ScalarLoss):
 
     def _mean(self, eta: Array) -> Array:
         return _expit(eta)
+
+    def averaged_predictor(self, eta: Array, covariance: Array) -> Array:
+        return averaged_logit(eta, covariance[..., 0])
 
     def cautious_at(self, eta: Array, y: Array) -> Array:
         # the parabola above the loss that touches it at eta (Jaakkola and Jordan 2000): tanh(eta / 2) / (2 eta)
@@ -352,6 +356,9 @@ class MultinomialLoss(RowLoss):
 
     def response(self, eta: Array) -> Array:
         return self._probabilities(eta)
+
+    def averaged_predictor(self, eta: Array, covariance: Array) -> Array:
+        return averaged_softmax(eta, covariance)
 
     def plausible_size(self, y: Array, offset: Array | None) -> Array:
         return np.full(y.shape[0], LOGIT_SIZE)

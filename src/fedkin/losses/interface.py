@@ -186,6 +186,14 @@ class RowLoss(Loss):
     def response(self, eta: Array) -> Array:
         """Mean response for predictors ``(..., k)``."""
 
+    def averaged_predictor(self, eta: Array, covariance: Array) -> Array:
+        """Predictors ``(..., k)`` whose response is that of normal ones, averaged.
+
+        ``eta (..., k)`` and ``covariance (..., k, k)`` are their mean and covariance. By default the mean, which it is
+        where the response is the predictor itself.
+        """
+        return eta
+
     def repair_at(self, eta: Array, y: Array) -> Array:
         """Weights ``(..., k, k)`` by which a dual point may move without leaving the conjugate's domain."""
         return self.curvature_at(eta, y)

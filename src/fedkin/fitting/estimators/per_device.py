@@ -356,10 +356,13 @@ class PerDeviceClassifier(PerDevice, ClassifierMixin, BaseEstimator):  # type: i
             return self.model_.predict_proba(rows, device, offset)
 
     def decision_function(self, X: ArrayLike, device: Devices = None, offset: ArrayLike | None = None) -> Array:
-        """Logits ``(n,)`` of the second class, or ``(n, C)`` with 0 for the first class; arguments as in `predict`."""
+        """Log odds ``(n,)`` of the second class, or ``(n, C)`` with 0 for the first class; arguments as in `predict`.
+
+        They are those of `predict_proba`, so with kin averaged; `model_.linear_predictor` has those at the estimates.
+        """
         rows, device = self._rows(X, device)
         with _naming_folds():
-            eta = self.model_.linear_predictor(rows, device, offset)
+            eta = self.model_.averaged_predictor(rows, device, offset)
         if len(self.classes_) == 2:
             return np.asarray(eta[:, 0])
         return np.column_stack([np.zeros(len(eta)), eta])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedkin._base import Array, check_choice
+from fedkin._base import Array, Index, check_choice
 from fedkin.data import Rows, TableSchema, columns_of
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting.model.new_rows import class_numbers, feature_matrix, is_table, offset_column
@@ -100,7 +100,8 @@ class KinAnswers:
             Probability that the intervals promise, on average over sites.
         target : "mean" or "observation"
             New observations have noise of their own (linear and Poisson losses). Of classes, the mean is the
-            probability of the second one.
+            probability of the second one, as in `predict_proba`; intervals are of the probabilities that are possible,
+            so that at low levels their mean need not be inside.
 
         Examples
         --------
@@ -123,6 +124,19 @@ class KinAnswers:
             found = predicted(kin, rows[own], kin.theta[u], kin.covariance[u], float(kin.noise[u]), how)
             ends[:, own] = found.mean, found.low, found.high
         return Predicted(*ends)
+
+    def _open_predictor(self, rows: Array, position: Index) -> Array:
+        """Covariances ``(n, k, k)`` of the predictors of rows ``(n, q)`` of sites, by their number ``(n,)``."""
+        kin = self._asked("covariances")
+        if self._model.fit_intercept:
+            rows = np.column_stack([np.ones(len(rows)), rows])
+        k, width = self._model.coef.shape[1], rows.shape[1]
+        made = np.empty((len(rows), k, k))
+        for u in np.unique(position).tolist():
+            own = position == u
+            blocks = kin.covariance[u].reshape(k, width, k, width).transpose(0, 2, 1, 3)
+            made[own] = np.einsum("nklq,nq->nkl", np.einsum("np,klpq->nklq", rows[own], blocks), rows[own])
+        return made
 
     def join(self, site: object = None, *, name: Hashable = "new site") -> NewSite:
         """A model for a site that was not part of the fit.

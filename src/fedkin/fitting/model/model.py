@@ -259,7 +259,7 @@ class FittedModel(KinAnswers, HasDevices):
         Returns
         -------
         array (n,)
-            Mean responses, or class labels for the classification losses. For the mean loss, the means ``(n, q)``.
+            Mean responses, or the likeliest classes. For the mean loss, the means ``(n, q)``.
 
         Raises
         ------
@@ -272,7 +272,12 @@ class FittedModel(KinAnswers, HasDevices):
         return self._responses(X, device, offset)
 
     def predict_proba(self, X: object, device: object = None, offset: ArrayLike | None = None) -> Array:
-        """Probabilities ``(n, C)`` of the classes, columns in the order of `classes`; arguments as in `predict`."""
+        """Probabilities ``(n, C)`` of the classes, columns in the order of `classes`; arguments as in `predict`.
+
+        With kin they are averaged over what is open about the parameters of the row's site: nearer to equal than those
+        at the estimates, the more so the less is known. With two classes that is exact for normal parameters, with more
+        it is an approximation.
+        """
         if self.classes is None:
             raise ParameterError(
                 f"a model with the {self.loss.name} loss has no classes and so no probabilities: use predict"
@@ -281,14 +286,29 @@ class FittedModel(KinAnswers, HasDevices):
         return np.column_stack([1.0 - mean, mean]) if mean.ndim == 1 else mean
 
     def linear_predictor(self, X: object, device: object = None, offset: ArrayLike | None = None) -> Array:
-        """``X theta + offset``, shape ``(n, k)``; arguments as in `predict`."""
+        """``X theta + offset`` at the sites' estimates, shape ``(n, k)``; arguments as in `predict`."""
+        return self._predictor(*self._checked_rows(X, device, offset))
+
+    def averaged_predictor(self, X: object, device: object = None, offset: ArrayLike | None = None) -> Array:
+        """Predictors ``(n, k)`` whose response is what `predict_proba` gives: log odds against the first class.
+
+        Those of `linear_predictor`, but for classes with kin. Arguments as in `predict`.
+        """
+        if self.loss.rowwise is None:
+            raise ParameterError(f"the {self.loss.name} loss has no predictors: use predict")
         rows, position, shift = self._checked_rows(X, device, offset)
+        eta = self._predictor(rows, position, shift)
+        if self.kin is None:
+            return eta
+        return self.loss.rowwise.averaged_predictor(eta, self._open_predictor(rows, position))
+
+    def _predictor(self, rows: Array, position: Index, shift: Array | None) -> Array:
         eta = np.einsum("nq,nkq->nk", rows, self.coef[position]) + self.intercept[position]
         return np.asarray(eta if shift is None else eta + shift[:, None])
 
     def _responses(self, X: object, device: object, offset: ArrayLike | None) -> Array:
         if self.loss.rowwise is not None:
-            return self.loss.rowwise.response(self.linear_predictor(X, device, offset))
+            return self.loss.rowwise.response(self.averaged_predictor(X, device, offset))
         rows, position, shift = self._checked_rows(X, device, offset)
         if self.fit_intercept:
             rows = np.column_stack([np.ones(len(rows)), rows])

@@ -320,7 +320,7 @@ class Predicted:
     Attributes
     ----------
     mean : array (n,)
-        Mean responses.
+        Mean responses; of classes averaged over what is open about the site.
     low, high : arrays (n,)
         Ends of the intervals.
     """
@@ -351,7 +351,7 @@ def predicted(kin: Kin, X: Array, theta: Array, covariance: Array, noise: float,
         raise ParameterError(
             f'there are no intervals for new observations of the {kin.loss.name} loss: take target="mean"'
         )
-    return Predicted(response(eta), low, high)
+    return Predicted(response(loss.averaged_predictor(eta[:, None], (error**2)[:, None, None])[:, 0]), low, high)
 
 
 @dataclass(frozen=True)

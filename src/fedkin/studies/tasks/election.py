@@ -204,7 +204,7 @@ class Split:
         return Found(self.probabilities(theta), candidates[chosen][0], inner_log_loss=loss)
 
     def kin(self) -> Found:
-        """Partial pooling that finds who is alike; nothing is tuned.
+        """Partial pooling that finds who is alike; nothing is tuned, and probabilities are averaged over what is open.
 
         A state's ``distance`` is the root mean square over all training rows of the difference between its linear
         predictor and that of the common mean.
@@ -212,9 +212,11 @@ class Split:
         found = find_kin(self.train, loss="logistic", seed=self.seed)
         away = self.train.X @ (found.theta - found.mean).T
         distance = np.sqrt((away**2).mean(axis=0)).tolist()
-        return Found(
-            self.probabilities(found.theta), group=found.groups.tolist(), resolved=found.resolved, distance=distance
-        )
+        chance = np.empty(len(self.test.X))
+        for u, state in enumerate(self.test.devices):
+            own = self.test.device_index == u
+            chance[own] = found.predict(self.test.X[own], state).mean
+        return Found(chance, group=found.groups.tolist(), resolved=found.resolved, distance=distance)
 
     def _ridge_vector(self, ridge: float) -> Array:
         vector = np.full(self.train.n_features, ridge)
