@@ -20,7 +20,7 @@ from fedkin.errors import DataError
 Rings = tuple[Array, ...]
 
 
-def read_shapes(path: Path, name: str | None = None) -> dict[str, Rings]:
+def read_shapes(path: Path) -> dict[str, Rings]:
     """The polygons of the only object of a TopoJSON file, by the ``id`` of each shape: outer rings and holes alike.
 
     Arcs are lines shared by neighbours, stored as differences of whole numbers; a ring is a chain of arc numbers, where

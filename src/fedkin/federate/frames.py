@@ -133,13 +133,13 @@ def encode(run: bytes, kind: Kind, sender: int, round: int, values: Array, wire:
     return head + _U32.pack(zlib.crc32(numbers, zlib.crc32(head))) + numbers
 
 
-def decode(frame: bytes, expected: Expected, window: tuple[int, int] | None = None) -> Message:
-    """The message in ``frame``, if it is the expected one; ``window`` replaces the rounds of use in ``expected``.
+def decode(frame: bytes, expected: Expected) -> Message:
+    """The message in ``frame``, if it is the expected one.
 
     Raises `MessageError`, naming the first thing that differs. Header and checksum are compared before numbers are
     allocated.
     """
-    round, values = read(frame, expected, *(window or (expected.first, expected.last)))
+    round, values = read(frame, expected, expected.first, expected.last)
     return Message(expected.kind, expected.sender, round, values)
 
 

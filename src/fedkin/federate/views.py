@@ -26,7 +26,7 @@ from fedkin.graph import Graph
 Edge = tuple[int, int, float]
 
 
-def site_view(directory: Path | Site, rows: Rows | None = None) -> Manifest:
+def site_view(directory: Path | Site) -> Manifest:
     """A site's view, from its directory: invite, order, and steps planned from its own rows.
 
     Examples
@@ -34,8 +34,7 @@ def site_view(directory: Path | Site, rows: Rows | None = None) -> Manifest:
     ``site_view(Path("north")).partners()`` are the numbers of its neighbours.
     """
     site = directory if isinstance(directory, Site) else read_site(directory)
-    given, contract = site.invite, site.contract
-    rows = site.rows() if rows is None else rows
+    given, contract, rows = site.invite, site.contract, site.rows()
     small = contract.disclosures(rows, site.settings.thresholds)
     if small:
         lines = "".join(f"\n  {finding}" for finding in small)

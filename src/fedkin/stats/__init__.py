@@ -4,10 +4,10 @@ In: a `Federation` (or the `Summaries` of its sites) and a loss. Out: estimates 
 edges (`EdgeSelection`), summaries of rows, and theoretical quantities (`fedkin.stats.theory`). Imports: `objective` and
 below; not the solvers.
 
-`local` fits each device by itself, from rows (`ownfits`) or sums (`summed`), and estimates variances, and fits groups
-of devices; `selection` tests edges; `summarise` is what a site says about its rows (`private`: with noise; `running`:
+`local` fits each site by itself, from rows (`ownfits`) or sums (`summed`), and estimates variances, and fits groups
+of sites; `selection` tests edges; `summarise` is what a site says about its rows (`private`: with noise; `running`:
 as rows come; `streaming`: in one pass over large files; `rereading`: in many). `newton` does the numerical work, many
-devices at once.
+sites at once.
 To add an edge test, files in this order:
 1. `stats/selection`: `wald_tests` has the p-value of an edge; a correction for many edges is a name in `Method`, a
    sentence in `ERROR_CONTROLLED`, perhaps `FAMILY_WISE`, and a branch of `threshold_of`. Options, estimators and
@@ -15,6 +15,7 @@ To add an edge test, files in this order:
 2. `studies/present/summary`: what figures call it. ``studies/built_in/error-rates.toml``, if it is to be measured.
 3. Between sites: `federate/programs/select` tests a site's own edges with `wald_tests` and corrects by Bonferroni only,
    since no site sees all p-values; `EdgeTests` in `federate/contract/contract` has a level and no method.
+4. docs/command-line.md (``--select``) and docs/paper.md list the names.
 """
 
 from __future__ import annotations

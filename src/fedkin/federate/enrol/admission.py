@@ -233,13 +233,13 @@ def read_order(path: Path, organiser: Organiser) -> Order | None:
         return checked(unseal_by_authority(read_text(path), "order", organiser.authority), Order)
 
 
-def centre_pair(organiser: Organiser, ca_key: Path | None = None) -> Pair:
+def centre_pair(organiser: Organiser) -> Pair:
     """A new key and certificate for the central machine, which are never written down."""
     if organiser.charter.centre is None:
         raise ParameterError(f"the contract's placement is {organiser.contract.rounds.placement!r}, not 'central'")
     key = make_key()
     request = make_request(CENTRE, key)
-    return Pair(issue(organiser.signing(ca_key), request, host_of(organiser.charter.centre)), key)
+    return Pair(issue(organiser.signing(), request, host_of(organiser.charter.centre)), key)
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,7 @@ def leave(directory: Path) -> Path:
     return path
 
 
-def renew(directory: Path, steps: StepMaker | None = None, now: datetime | None = None) -> tuple[Path, bool]:
+def renew(directory: Path, steps: StepMaker | None = None) -> tuple[Path, bool]:
     """Make a new key and a request for its certificate; the old ones serve until the answer is accepted.
 
     Returns
@@ -215,7 +215,7 @@ def renew(directory: Path, steps: StepMaker | None = None, now: datetime | None 
     needed = site.contract.rounds.placement != "peer"
     own_steps = steps(site.invite, site.rows()) if needed and steps is not None else None
     body = _request(site.invite, site.contract, digest, asked, own_steps)
-    valid = validity(site.certificate)[1] > (now or datetime.now(UTC))
+    valid = validity(site.certificate)[1] > datetime.now(UTC)
     signer = Signer.site(Pair(site.certificate, site.key)) if valid else Signer(site.name, key)
     path = request_file(directory, site.name)
     write_file(path, seal("request", body, signer), private=True)

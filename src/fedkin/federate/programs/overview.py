@@ -25,6 +25,7 @@ TROUBLE = ("failed", "dead", "starting again", CANNOT, HOLDING, SILENT)
 #: A site that has not written its status for so many seconds is silent; fewer where its disk has no room.
 SILENT_SECONDS, SILENT_SECONDS_WITHOUT_ROOM = 20.0, 3.0
 _LITTLE_ROOM = 65536  # bytes
+_MOMENT = 2.0  # seconds from a lock to the number of its process
 _AT_REST = ("done", "finished", "stopped", "selected", "never started", CANNOT)
 
 
@@ -161,7 +162,7 @@ def is_running(place: Path) -> bool:
     return is_locked(place / LOCK)
 
 
-def holder(lock: Path, seconds: float = 2.0) -> int | None:
+def holder(lock: Path) -> int | None:
     """The number of the process that holds a lock; None when none does.
 
     A process writes its number right after it has taken the lock, so this waits a moment for a number of a process that
@@ -178,7 +179,7 @@ def holder(lock: Path, seconds: float = 2.0) -> int | None:
             return bool(alive)
         return True
 
-    wait_until(is_known, seconds, pause=0.01)
+    wait_until(is_known, _MOMENT, pause=0.01)
     return alive[0] if alive else None
 
 

@@ -88,10 +88,10 @@ def publish(directory: Path, dropped: frozenset[str] = frozenset()) -> Path:
     return path
 
 
-def read_published(organiser: Organiser, path: Path, now: datetime | None = None) -> ModelFile:
+def read_published(organiser: Organiser, path: Path) -> ModelFile:
     """What a site published: signed by itself, with a key that it has not lost, under this contract."""
     with in_file(path):
-        sealed = unseal(read_text(path), "model", organiser.authority, now=now)
+        sealed = unseal(read_text(path), "model", organiser.authority)
         found = checked(sealed.body, ModelFile)
         if sealed.certificate is None or sealed.signer != found.site:
             raise SecurityError(f"{sealed.signer} signed it, but it is the model of {found.site}")
