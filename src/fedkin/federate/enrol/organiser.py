@@ -91,7 +91,7 @@ class Organiser:
         """The authority with its key: from the directory, or from ``ca_key`` where the key is the user's own."""
         path = self.directory / files.AUTHORITY_KEY if ca_key is None else ca_key
         if not path.exists():
-            own = "give the key of your own authority with --ca-key FILE, or put it there for commands without that option"
+            own = "give the key of your own authority with --ca-key FILE, or put it there for commands without it"
             cure = f"; {own}" if ca_key is None else ""
             raise SecurityError(f"{path} is missing, so nothing can be signed{cure}")
         pair = Pair(self.authority, read_private(path))
