@@ -74,3 +74,17 @@ def test_arrays_and_constants():
     assert size[1] == 800
     assert size[2] < 10
     assert rhat[0] == split_rhat(draws[:, :, 0])
+
+
+def test_expectations_given_a_part_of_the_state_count_by_what_they_are_of_the_variance():
+    """Draws and their expectations given a slow part: R-hat and size from either are those of the draws."""
+    slow, rng = 0.5 * chains(0.9, shift=0.3, m=4, n=2000, seed=3), np.random.default_rng(4)
+    draws = slow + rng.normal(size=slow.shape)
+    halves = halves_of(draws)
+    variance = np.asarray(halves.var(axis=1).mean())
+    assert split_rhat(slow, variance) == pytest.approx(split_rhat(draws), abs=0.002)
+    assert split_rhat(slow) > split_rhat(draws) + 0.02
+    assert effective_size(slow) < effective_size(slow, variance) <= draws.size
+    # the error of a mean is its variance over the size, whichever is asked
+    errors = [slow.var() / effective_size(slow), draws.var() / effective_size(slow, variance)]
+    assert errors[1] == pytest.approx(errors[0], rel=0.1)

@@ -12,13 +12,15 @@ below.
 | `display`, `pairs` | probabilities cut into groups, and whether they are resolved; probabilities of many sites |
 | `result` | `Kin` and what can be asked of it: intervals, contrasts, predictions, new sites |
 
-`options` has the numbers that sampler and results share; `covariates` makes a graph of what is known about sites.
+`options` has the numbers that sampler and results share, `diagnostics` says how well chains have mixed;
+`covariates` makes a graph of what is known about sites.
 To change when groups count as resolved: `display`. To add a question that a fit can answer: `result`.
 """
 
 from __future__ import annotations
 
 from fedkin.kin.covariates import Covariates, covariate_graph, covariate_names, hint_of, read_covariates
+from fedkin.kin.diagnostics import effective_size, split_rhat
 from fedkin.kin.display import display_groups
 from fedkin.kin.find import find_kin
 from fedkin.kin.mixed import MixedModel, Priors, fit_mixed
@@ -33,8 +35,6 @@ from fedkin.kin.result import (
     Learned,
     Predicted,
     States,
-    effective_size,
-    split_rhat,
 )
 
 __all__ = [

@@ -19,6 +19,10 @@ ALL_MIXED = 0.999
 MANY_SITES = 300
 #: From this many sites on, groups also split and merge as a whole; moves of single sites do for small ones.
 WHOLE_GROUPS = 100
+#: R-hat up to which chains agree, and up to which they nearly do.
+AGREE, NEARLY = 1.05, 1.2
+#: Sites times squares of directions times sweeps that chains which disagree may take, and the most sweeps they keep.
+MOST_WORK, MOST_SWEEPS = 2e6, 600
 #: Up to this many sites the probabilities of all pairs are kept.
 MOST_PAIRS = 3000
 
@@ -44,6 +48,8 @@ class Sampling:
         How many go on.
     given : Given or None
         Groups to start a chain from beside those that are found.
+    longer : bool
+        Whether they go on for longer where they disagree.
     """
 
     scout: int = 16
@@ -51,15 +57,23 @@ class Sampling:
     keep: int = 70
     chains: int = 3
     given: Given | None = None
+    longer: bool = False
 
     @classmethod
     def of(cls, V: int, sweeps: int | None, chains: int) -> Sampling:
         """For V sites: many of them leave little open, so that fewer sweeps do."""
         usual = cls() if V < MANY_SITES else cls(scout=8, burn=10, keep=30)
         if sweeps is None:
-            return replace(usual, chains=chains)
+            return replace(usual, chains=chains, longer=V < MANY_SITES and chains > 1)
         # short chains have short beginnings
         return cls(min(usual.scout, max(6, sweeps // 3)), min(usual.burn, max(6, sweeps // 3)), sweeps, chains)
+
+    def again(self, V: int, d: int) -> Sampling | None:
+        """Twice as long without a beginning, for chains that disagree about d coefficients; None where it is enough."""
+        work = self.keep * 2 * V * d**2
+        if not self.longer or work > MOST_WORK or 2 * self.keep > MOST_SWEEPS:
+            return None
+        return replace(self, burn=0, keep=2 * self.keep)
 
 
 class Length(TypedDict, total=False):

@@ -12,6 +12,7 @@ from fedkin._base import Array, Index, check_choice, count, html_card, some_of
 from fedkin.data import Rows
 from fedkin.errors import ParameterError, UnknownDeviceError
 from fedkin.graph import Graph
+from fedkin.kin.diagnostics import effective_size, split_rhat
 from fedkin.kin.display import (
     agreement,
     between_probability,
@@ -21,9 +22,9 @@ from fedkin.kin.display import (
     resolved,
 )
 from fedkin.kin.mixed import MixedModel
+from fedkin.kin.options import AGREE, NEARLY
 from fedkin.kin.pairs import Pairs, in_order
 from fedkin.kin.quadratics import Units, apply
-from fedkin.kin.result.diagnostics import effective_size, split_rhat
 from fedkin.kin.result.inference import Inference
 from fedkin.kin.result.join import Joined, join_site
 from fedkin.kin.result.learned import Learned, learned_from
@@ -47,10 +48,6 @@ class Parts:
     had_graph: bool
 
 
-#: R-hat up to which chains agree, and up to which they nearly do.
-AGREE, NEARLY = 1.05, 1.2
-
-
 @dataclass(frozen=True, eq=False)
 class Diagnostics:
     """How well the chains of the sampler have mixed.
@@ -65,7 +62,8 @@ class Diagnostics:
         Sweeps that each has kept.
     rhat, size : dict
         Split R-hat, and effective sample size of all chains, of the number of groups, of the bound on the evidence and
-        of the sites' parameters (the worst of them, and the median).
+        of the sites' parameters (the worst of them, and the median). Parameters are those that are reported: averaged
+        with what a model without groups says, and by what chains disagree of the variance that is stated.
     """
 
     weights: Array
@@ -344,10 +342,10 @@ def _diagnostics(parts: Parts) -> Diagnostics | None:
         return None
     chains = blend.chains
     rhat, size = {}, {}
-    lines, effects = chains.trace(lambda one: one.trace), chains.trace(lambda one: one.means)
+    lines = chains.trace(lambda one: one.trace)
     for name, draws in (("number of groups", lines[:, :, 1]), ("bound on the evidence", lines[:, :, 0])):
         rhat[name], size[name] = float(split_rhat(draws)), float(effective_size(draws))
-    each, sizes = split_rhat(effects), effective_size(effects)
+    each, sizes = blend.mixing()
     rhat |= {"parameters, worst": float(each.max()), "parameters, median": float(np.median(each))}
     size |= {"parameters, worst": float(sizes.min()), "parameters, median": float(np.median(sizes))}
     return Diagnostics(chains.weights, chains.starts, int(lines.shape[1]), rhat, size)

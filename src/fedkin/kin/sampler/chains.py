@@ -10,15 +10,17 @@ from typing import TypeVar
 
 import numpy as np
 
-from fedkin._base import Array, available_threads
+from fedkin._base import Array, Index, available_threads
 from fedkin.kin.kernels.bundles import unpacked
 from fedkin.kin.options import MANY_SITES, TEMPER, WHOLE_GROUPS, Sampling
 from fedkin.kin.partitions import log_partitions, most_groups
 from fedkin.kin.sampler.record import Record
-from fedkin.kin.sampler.sites import Sites
-from fedkin.kin.sampler.starts import MERGE_WIDTH, edge_rates, make_starts
+from fedkin.kin.sampler.sites import Sites, group_sums
+from fedkin.kin.sampler.starts import MERGE_WIDTH, WIDE_WIDTH, edge_rates, make_starts
 from fedkin.kin.sampler.walk import Course, State, Walk
 
+#: Chains with less than this share of the weight of the best one add nothing.
+LEAST_WEIGHT = 0.02
 _Out = TypeVar("_Out")
 
 
@@ -42,12 +44,15 @@ class Chains:
         return np.asarray(sum(each))
 
     def covariance(self, b: Array) -> Array:
-        """Covariances ``(V, d, d)`` of the effects, with mean ``b (V, d)``, what differs between chains included."""
+        """Covariances ``(n, d, d)`` of the effects of the first n sites, with mean ``b (n, d)``.
+
+        What differs between chains is included.
+        """
         i, j = np.triu_indices(b.shape[1])
         total = np.zeros((len(b), len(i)))
         for weight, record in zip(self.weights, self.records, strict=True):
-            apart = record.b / len(record.z) - b
-            total += weight * (record.covariance + apart[:, i] * apart[:, j])
+            apart = record.b[: len(b)] / len(record.z) - b
+            total += weight * (record.covariance(len(b)) + apart[:, i] * apart[:, j])
         return unpacked(total, b.shape[1])
 
     def trace(self, part: Callable[[Record], Array]) -> Array:
@@ -57,43 +62,66 @@ class Chains:
 
 @dataclass(frozen=True, eq=False)
 class Scouts:
-    """Short chains from every start, the best first; ``seeds`` are for those that go on from them."""
+    """Short chains, the best first: scores, where they stand, and where they began; ``rng`` is for those that go on."""
 
     sites: Sites
     scores: Array
     states: tuple[State, ...]
     starts: tuple[str, ...]
-    seeds: tuple[np.random.Generator, ...]
+    rng: np.random.Generator
+
+    def walk(self, sweeps: int, chains: int) -> Scouts:
+        """The best of them after some more sweeps."""
+        streams, course = self.rng.spawn(chains), _course(self.sites.size[0])
+
+        def one(number: int) -> tuple[float, int]:
+            walk = Walk(self.sites, self.states[number], course, streams[number])
+            return run_chain(walk, sweeps, Record(*self.sites.size, 0)), number
+
+        found = sorted(_in_threads(one, range(min(chains, len(self.states)))), reverse=True)
+        scores, order = zip(*found, strict=True)
+        states, names = (tuple(part[k] for k in order) for part in (self.states, self.starts))
+        return Scouts(self.sites, np.array(scores), states, names, self.rng)
+
+    def in_units(self, sites: Sites) -> Scouts:
+        """The same partitions, of sites that say the same in other units; what else chains know has units."""
+        states = tuple(_begin(state.z.copy(), state.share, sites) for state in self.states)
+        return Scouts(sites, self.scores, states, self.starts, self.rng)
+
+    def leave_behind(self, chains: Chains) -> None:
+        """Let those that explain far less than the best go on from where that is."""
+        best = int(np.argmax(chains.scores))
+        for number in np.flatnonzero(chains.weights < LEAST_WEIGHT * chains.weights[best]).tolist():
+            self.states[number].become(self.states[best])
+
+
+def _begin(z: Index, share: int, sites: Sites) -> State:
+    """Where a chain begins that knows a partition: widths are those of its groups' centres."""
+    p, rates = sites.size[1], edge_rates(z, sites.neighbours)
+    sums = group_sums(sites.sums[share], z, int(z.max()) + 1)
+    precision = unpacked(sums[:, :-p], p) + np.eye(p) / WIDE_WIDTH
+    centres = np.linalg.solve(precision, sums[:, -p:, None])[:, :, 0]
+    width = (MERGE_WIDTH + (centres**2).sum(axis=0)) / (1 + len(centres))
+    return State(z, share, np.zeros(p), width, float(np.exp(np.log(width).mean())), rates=rates)
 
 
 def scout(sites: Sites, seed: int, sampling: Sampling) -> Scouts:
     """A short chain from every start."""
-    V, p = sites.size
     rng = np.random.default_rng(seed)
-    starts = make_starts(sites, rng, sampling.given)
-    streams = rng.spawn(len(starts) + sampling.chains)
-    course = _course(V)
-
-    def one(number: int) -> tuple[float, State, str]:
-        start = starts[number]
-        rates, z = edge_rates(start.z, sites.neighbours), np.minimum(start.z, course.most - 1)
-        state = State(z, start.share, np.zeros(p), np.full(p, MERGE_WIDTH), MERGE_WIDTH, rates=rates)
-        walk = Walk(sites, state, course, streams[number])
-        return run_chain(walk, sampling.scout, Record(V, p, 0)), state, start.name
-
-    found = sorted(_in_threads(one, range(len(starts))), key=lambda run: -run[0])
-    scores, states, names = zip(*found, strict=True)
-    return Scouts(sites, np.array(scores), states, names, tuple(streams[len(starts) :]))
+    starts, most = make_starts(sites, rng, sampling.given), _course(sites.size[0]).most
+    states = tuple(_begin(np.minimum(start.z, most - 1), start.share, sites) for start in starts)
+    names = tuple(start.name for start in starts)
+    return Scouts(sites, np.zeros(len(starts)), states, names, rng).walk(sampling.scout, len(starts))
 
 
 def go_on(scouts: Scouts, sampling: Sampling) -> Chains:
     """Longer chains from the best scouts, which they move."""
     sites = scouts.sites
-    course = _course(sites.size[0])
+    course, streams = _course(sites.size[0]), scouts.rng.spawn(sampling.chains)
 
     def one(number: int) -> tuple[float, Record]:
         record = Record(*sites.size, sampling.keep)
-        walk = Walk(sites, scouts.states[number], course, scouts.seeds[number])
+        walk = Walk(sites, scouts.states[number], course, streams[number])
         return run_chain(walk, sampling.burn, record), record
 
     scores, records = zip(*_in_threads(one, range(min(sampling.chains, len(scouts.states)))), strict=True)

@@ -1,19 +1,18 @@
-"""Groups inside the spread of a mixed model: whitening, chains, how much to believe of either, the graph's guard."""
+"""Groups inside the spread of a mixed model: whitening, chains, the graph's guard."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import betaln, logsumexp
 
 from fedkin._base import Array, Mask
-from fedkin.kin.kernels.bundles import unpacked
 from fedkin.kin.mixed import MixedModel, OneModel
-from fedkin.kin.options import ALL_MIXED, MANY_SITES, MOST_PAIRS, SHARES, Sampling
+from fedkin.kin.options import MANY_SITES, MOST_PAIRS, TEMPER, Sampling
 from fedkin.kin.pairs import Pairs
 from fedkin.kin.quadratics import apply
-from fedkin.kin.sampler.chains import Chains, Scouts, go_on, scout
+from fedkin.kin.sampler.blend import Blend, blend, outer, scales_without_groups, weight_of_none
+from fedkin.kin.sampler.chains import Scouts, scout
 from fedkin.kin.sampler.neighbours import Neighbours
 from fedkin.kin.sampler.sites import Sites, integrate_effects
 from fedkin.kin.sampler.wide import Whole
@@ -22,177 +21,18 @@ from fedkin.kin.sampler.wide import Whole
 SEEN = 0.02
 #: Groups are looked for in at most so many directions, those in which sites differ most; they pool in all of them.
 MOST_DIRECTIONS = 50
-#: How firmly the weight of the mixed model is held at what the evidence says, when SURE hardly tells.
-HOLD, HOLD_PER_GAIN = 4.0, 10.0
 #: A graph is dropped when SURE without it is lower by this, or by twice the standard deviation of the difference.
 GRAPH_MARGIN = 10.0
-#: Partitions of each chain from which probabilities of pairs are computed when there are many sites.
-DRAWS = 20
 #: Probabilities of one model for all below this are nothing.
 LEAST_ONE = 1e-6
-#: Log prior of scales of the mixed model's spread, which was learned: it is seldom less.
-LOG_SCALES = np.log([0.02, 0.02, 0.02, 0.02, 0.02, 0.9])
+#: With less weight than this of groups, spreads that the model has apart are held together less.
+HARDLY = 0.1
+#: Sweeps of the chains that are asked how well they explain the data.
+ASKED = 16
+#: Shares below this are nothing, and from one minus this on all.
+LEAST_SHARE = 0.02
 #: Fewer sites than this have no groups.
 FEWEST = 4
-
-
-@dataclass(frozen=True, eq=False)
-class Blend:
-    """Effects ``b`` in whitened units, averaged over partitions and the mixed model, which has no groups.
-
-    Attributes
-    ----------
-    weight : float
-        Of the mixed model.
-    b : array (V, d)
-    scales : array (R,)
-        Probabilities that the spread is this multiple of the mixed model's, if there are no groups.
-    gain : float
-        Lower bound on the log evidence of groups, minus the log evidence of the mixed model.
-    evidence : float
-        The larger of the two.
-    degrees : float
-        Effective degrees of freedom.
-    sure : float
-        Stein's unbiased estimate of the risk, up to a constant of the data.
-    """
-
-    chains: Chains
-    weight: float
-    b: Array
-    scales: Array
-    gain: float
-    evidence: float
-    degrees: float
-    sure: float
-
-    @property
-    def ungrouped(self) -> float:
-        """Probability that there are no groups: the weight, or less where the evidence says so.
-
-        That of groups is a lower bound, so it may say that; the weight is what serves estimates best.
-        """
-        return min(self.weight, _believed(self.gain))
-
-    @property
-    def plain(self) -> Array:
-        """The effects ``(V, d)`` of the mixed model at its own spread."""
-        return np.asarray(self.chains.sites.c[-1])
-
-    def plain_covariance(self) -> Array:
-        """Their covariances ``(V, d, d)``."""
-        d = self.b.shape[1]
-        return np.asarray(np.eye(d) - unpacked(self.chains.sites.H[-1], d))
-
-    def covariance(self) -> Array:
-        """Covariances ``(V, d, d)`` of ``b``, what differs between groupings included."""
-        b0, b1 = without_groups(self.chains.sites, self.scales), with_groups(self.chains)
-        total = self.weight * (covariance_without_groups(self.chains.sites, self.scales, b0) + outer(b0 - self.b))
-        total += (1 - self.weight) * (self.chains.covariance(b1) + outer(b1 - self.b))
-        return np.asarray(total)
-
-    @property
-    def same(self) -> Array | Pairs:
-        """Probability ``(V, V)`` that two sites have the same parameters but for the spread inside a group."""
-        if len(self.b) > MOST_PAIRS:
-            return self._drawn()
-        chance = (1 - self.ungrouped) * self.chains.average(lambda record: record.same)
-        chance += self.ungrouped * self.scales[0]
-        chance = 0.5 * (chance + chance.T)
-        np.fill_diagonal(chance, 1.0)
-        return np.asarray(np.clip(chance, 0.0, 1.0))
-
-    def _drawn(self) -> Pairs:
-        """The same from some of the partitions; one group with a spread inside is a continuum, where nobody is kin."""
-        labels, chance = [], []
-        for weight, record in zip(self.chains.weights, self.chains.records, strict=True):
-            lines = np.unique(np.linspace(0, len(record.z) - 1, DRAWS).astype(int))
-            kin = (record.trace[lines, 2] == 0) | (record.trace[lines, 1] > 1)
-            labels.append(record.z[lines])
-            chance.append((1 - self.ungrouped) * weight * kin / len(lines))
-        stacked = np.concatenate(chance)
-        return Pairs(
-            np.concatenate(labels)[stacked > 0].astype(np.int32),
-            stacked[stacked > 0],
-            float(self.ungrouped * self.scales[0]),
-        )
-
-
-def blend(W: Array, c: Array, scouts: Scouts, sampling: Sampling) -> Blend:
-    """The posterior of whitened effects from ``W (V, d, d)`` and ``c (V, d)``."""
-    chains = go_on(scouts, sampling)
-    sites = chains.sites
-    scales, evidence = scales_without_groups(sites)
-    b0, b1 = without_groups(sites, scales), with_groups(chains)
-    gain = float(chains.scores.max() - evidence)
-    spread_out = (covariance_without_groups(sites, scales, b0), chains.covariance(b1))
-    degrees = np.array([np.vdot(W, C) for C in spread_out])
-    weight = _weight(W, c, b0, b1, degrees, gain)
-    b = weight * b0 + (1 - weight) * b1
-    spent = float(degrees @ [weight, 1 - weight])
-    return Blend(
-        chains=chains,
-        weight=weight,
-        b=b,
-        scales=scales,
-        gain=gain,
-        evidence=evidence + max(gain, 0.0),
-        degrees=spent,
-        sure=float((b * (apply(W, b) - 2 * c)).sum()) + 2 * spent,
-    )
-
-
-def without_groups(sites: Sites, scales: Array) -> Array:
-    """Effects ``(V, d)`` of the mixed model, averaged over scales of its spread."""
-    return np.asarray(np.einsum("r,rud->ud", scales * SHARES, sites.c))
-
-
-def covariance_without_groups(sites: Sites, scales: Array, b: Array) -> Array:
-    """Their covariances ``(V, d, d)``."""
-    d, total = b.shape[1], np.zeros((*b.shape, b.shape[1]))
-    for chance, share, e, H in zip(scales, SHARES, sites.c, sites.H, strict=True):
-        if chance > 1e-12:
-            total += chance * (share * (np.eye(d) - share * unpacked(H, d)) + outer(share * e - b))
-    return total
-
-
-def with_groups(chains: Chains) -> Array:
-    """Effects ``(V, d)``, averaged over partitions."""
-    return chains.average(lambda record: record.b)
-
-
-def scales_without_groups(sites: Sites) -> tuple[Array, float]:
-    """Probabilities of the mixed model's spread being scaled by each of the shares, and their joint log evidence.
-
-    The evidence has all scales alike, which it owes to that of groups: theirs is a lower bound.
-    """
-    V, _ = sites.size
-    pairs, edges = V * (V - 1) / 2, float(sites.neighbours.weight.sum()) / 2
-    each = sites.k.sum(axis=1)
-    evidence = float(logsumexp(each)) - np.log(len(SHARES))
-    if edges:
-        yes = 2 * (edges + 1) / (pairs + 2)
-        evidence += float(betaln(edges + yes, pairs - edges + 2 - yes) - betaln(yes, 2 - yes))
-    weight = np.exp(each + LOG_SCALES - (each + LOG_SCALES).max())
-    return weight / weight.sum(), float(evidence)
-
-
-def _weight(W: Array, c: Array, b0: Array, b1: Array, degrees: Array, gain: float) -> float:
-    """The weight w of the mixed model: least ``SURE(w) / 2 + hold / 2 (w - e)^2``, ``e`` its share of the evidence.
-
-    The evidence of groups is a lower bound, loose where groups are weak: one that favours groups is to be believed,
-    one that does not leaves the choice to SURE, which is unbiased whatever the model.
-    """
-    apart = b0 - b1
-    hold = HOLD + HOLD_PER_GAIN * max(gain, 0.0)
-    curvature = (apart * apply(W, apart)).sum()
-    slope = (apart * (apply(W, b1) - c)).sum() + degrees[0] - degrees[1]
-    return float(np.clip((hold * _believed(gain) - slope) / (hold + curvature), 0.0, 1.0))
-
-
-def _believed(gain: float) -> float:
-    """Probability of a model against which the log evidence is this."""
-    return float(1.0 / (1.0 + np.exp(np.clip(gain, -50.0, 50.0))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,7 +65,7 @@ class Grouped:
         """
         S, every = model.precision, np.tile(one.mean, (len(self.theta), 1))
         degrees = np.array([float(np.vdot(S.sum(axis=0), one.covariance)), self.degrees])
-        weight = _weight(S, model.score, every, self.theta, degrees, one.log_odds)
+        weight = weight_of_none(S, model.score, every, self.theta, degrees, one.log_odds)
         if weight < LEAST_ONE:
             return self
         theta = (1 - weight) * self.theta + weight * one.mean
@@ -258,15 +98,13 @@ def find_groups(
 ) -> Grouped:
     """Groups inside the spread of a mixed model.
 
-    Effects are whitened by their own spreads, or by one spread for all slopes if that explains the data better:
-    spreads that were estimated apart are noisy, unless there are many sites.
+    Effects are whitened by their own spreads, by one spread for all slopes, or by a mean of both, as far as either
+    explains the data better: spreads that were estimated apart are noisy, unless there are many sites.
     """
     V = len(model.theta)
-    spreads = [model.spread]
-    if slopes.sum() > 1 and V < MANY_SITES:
-        spreads.append(np.where(slopes, model.spread[slopes].mean(), model.spread))
-    whites = [_White.of(model, spread) for spread in spreads]
-    if V < FEWEST or not all(white.F.shape[1] for white in whites):
+    alike = bool(slopes.sum() > 1 and V < MANY_SITES)
+    ends = [_White.of(model, slopes, share) for share in ((0.0, 1.0) if alike else (0.0,))]
+    if V < FEWEST or not all(white.F.shape[1] for white in ends):
         degrees, nothing = float(model.degrees.sum()), np.zeros((len(model.mean), 0))
         return Grouped(
             model.theta,
@@ -281,13 +119,19 @@ def find_groups(
             None,
         )
 
-    scouts = [scout(integrate_effects(white.W, white.c, neighbours), seed, sampling) for white in whites]
-    evidence = [max(float(one.scores[0]), scales_without_groups(one.sites)[1]) for one in scouts]
-    # a spread that was not fitted apart saves a parameter
-    best = int(len(whites) > 1 and evidence[1] + slopes.sum() - 1 > evidence[0])
-    chosen, white = blend(whites[best].W, whites[best].c, scouts[best], sampling), whites[best]
-    if best and chosen.weight > ALL_MIXED:  # without groups the spreads stay apart
-        chosen, white = blend(whites[0].W, whites[0].c, scouts[0], sampling), whites[0]
+    white, share = (_White.of(model, slopes, 0.5), 0.5) if alike else (ends[0], 0.0)
+    scouts = scout(white.sites(neighbours), seed, sampling)
+    if alike:
+        scouts = scouts.walk(sampling.burn, sampling.chains)
+        share = _share_alike([scouts.in_units(end.sites(neighbours)) for end in ends], slopes)
+        white = _White.of(model, slopes, share)
+        scouts = scouts.in_units(white.sites(neighbours))
+        sampling = replace(sampling, burn=sampling.burn // 2)
+    chosen = blend(white.W, white.c, scouts, sampling)
+    if share > 0 and chosen.weight > 1 - HARDLY:  # without groups the spreads stay apart
+        share = _ends(share * (1 - chosen.weight) / HARDLY)
+        white = _White.of(model, slopes, share)
+        chosen = blend(white.W, white.c, scouts.in_units(white.sites(neighbours)), sampling)
     with_graph, other = neighbours.neighbour.size > 0, None
     if with_graph and guard:
         alone = chosen.chains.sites.with_neighbours(Neighbours.none(V))
@@ -313,6 +157,21 @@ def find_groups(
     return Grouped(theta, covariance, degrees, white.spread, model.mean, open_mean, white.F, chosen, with_graph, other)
 
 
+def _share_alike(scouts: list[Scouts], slopes: Mask) -> float:
+    """How far one spread for all slopes explains the data better than spreads apart: tempered, since it is by bounds.
+
+    It saves a parameter for each slope but one.
+    """
+    apart, alike = (max(float(one.walk(ASKED, 1).scores[0]), scales_without_groups(one.sites)[1]) for one in scouts)
+    ahead = (alike + float(slopes.sum()) - 1 - apart) / TEMPER
+    return _ends(1.0 / (1.0 + float(np.exp(-np.clip(ahead, -50.0, 50.0)))))
+
+
+def _ends(share: float) -> float:
+    """A share, or none or all of it where it is next to that."""
+    return 0.0 if share < LEAST_SHARE else 1.0 if share > 1 - LEAST_SHARE else share
+
+
 def _open_mean(covariance: Array, F: Array, weight: float) -> Array:
     """What is open about the mean where effects around it are given, ``(p, p)``.
 
@@ -335,8 +194,12 @@ class _White:
     whole: Whole | None  # where there are too many directions to sample
 
     @classmethod
-    def of(cls, model: MixedModel, spread: Array) -> _White:
-        root, S = np.sqrt(spread), model.precision
+    def of(cls, model: MixedModel, slopes: Mask, together: float) -> _White:
+        """In units of the model's spreads, or of a mean of those and of one for all slopes with this share."""
+        spread, S = model.spread, model.precision
+        if together:
+            spread = np.where(slopes, together * spread[slopes].mean() + (1 - together) * spread, spread)
+        root = np.sqrt(spread)
         rest = model.score - S @ model.mean
         scaled = root[:, None] * S * root
         values, vectors = np.linalg.eigh(scaled.mean(axis=0))
@@ -352,6 +215,10 @@ class _White:
             whole = Whole(F, 0.5 * (W + np.swapaxes(W, 1, 2)), c, turn)
             F, W, c = F @ turn, less, score
         return cls(spread, F, 0.5 * (W + np.swapaxes(W, 1, 2)), c, model.mean + effects, whole)
+
+    def sites(self, neighbours: Neighbours) -> Sites:
+        """What sites say about groups."""
+        return integrate_effects(self.W, self.c, neighbours)
 
     def covariance(self, model: MixedModel, open_mean: Array) -> Array:
         """Covariances ``(V, p, p)`` of the mixed model's estimates at this spread, with so much open about the mean."""
@@ -373,8 +240,3 @@ def _most_different(W: Array, c: Array) -> tuple[Array, Array, Array]:
     turn = directions[:MOST_DIRECTIONS].T
     inside = np.asarray(np.linalg.inv(turn.T @ posterior @ turn), dtype=np.float64)
     return turn, inside - np.eye(turn.shape[1]), apply(inside, effects @ turn)
-
-
-def outer(vectors: Array) -> Array:
-    """``v_u v_u'`` for ``(V, d)``."""
-    return np.asarray(vectors[:, :, None] * vectors[:, None, :])

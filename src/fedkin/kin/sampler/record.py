@@ -37,12 +37,11 @@ class Record:
         self.m, self.w = np.zeros((keep, p)), np.zeros((keep, p))
         self.best: Index = np.zeros(V, dtype=np.int64)
 
-    @property
-    def covariance(self) -> Array:
-        """Covariances ``(V, T)`` of the effects (upper triangles) in this chain."""
+    def covariance(self, some: int) -> Array:
+        """Covariances ``(some, T)`` of the first sites' effects (upper triangles) in this chain."""
         n, (i, j) = len(self.z), np.triu_indices(self.b.shape[1])
-        middle = self.b / n
-        return np.asarray(self.moments / n - middle[:, i] * middle[:, j])
+        middle = self.b[:some] / n
+        return np.asarray(self.moments[:some] / n - middle[:, i] * middle[:, j])
 
     def keep(self, walk: Walk, s: int) -> None:
         """Add effects given the partition as line ``s``: groups' means plus what sites say about their own effects."""

@@ -10,7 +10,7 @@ from scipy import sparse
 
 from fedkin._base import Array, Index
 from fedkin.kin.display import by_size
-from fedkin.kin.options import Given
+from fedkin.kin.options import MANY_SITES, Given
 from fedkin.kin.sampler.merging import merge
 from fedkin.kin.sampler.neighbours import Neighbours
 from fedkin.kin.sampler.sites import Sites
@@ -19,8 +19,8 @@ from fedkin.kin.sampler.sites import Sites
 MERGE_ALL = 400
 #: Most groups that merging starts from beyond that, and most sites that k-means moves its centres by.
 MOST_SEEDS, MOST_POINTS = 400, 5000
-#: Width of groups that merging assumes, in units of the spread between sites.
-MERGE_WIDTH = 0.8
+#: Widths of groups that merging assumes, in units of the spread between sites: usual ones, and such of a few far off.
+MERGE_WIDTH, WIDE_WIDTH = 0.8, 10.0
 #: Eigenvectors of the modularity matrix at either end of its spectrum, principal directions of what sites say.
 GRAPH_DIRECTIONS, DIRECTIONS = 6, 5
 #: Up to this many sites all eigenvectors are computed.
@@ -39,14 +39,13 @@ class Start:
 def make_starts(sites: Sites, rng: np.random.Generator, given: Given | None = None) -> list[Start]:
     """Partitions that differ in what they believe, and the one that was given."""
     V, p = sites.size
-    precision = np.full(p, 1.0 / MERGE_WIDTH)
     many = min(V, max(12, int(np.sqrt(V)) * (2 if V <= MERGE_ALL else 6)), MOST_SEEDS)
     effects = sites.c[-1]  # the mixed model's, in units of their spread
     _, _, directions = np.linalg.svd(effects, full_matrices=False)
     seen = effects @ directions[:DIRECTIONS].T
 
-    def merged(z: Index, rates: tuple[float, float] = (0.5, 0.5), share: int = 0) -> Index:
-        return by_size(merge(sites.sums[share], precision, sites.neighbours, rates, by_size(z)))
+    def merged(z: Index, rates: tuple[float, float] = (0.5, 0.5), share: int = 0, width: float = MERGE_WIDTH) -> Index:
+        return by_size(merge(sites.sums[share], np.full(p, 1.0 / width), sites.neighbours, rates, by_size(z)))
 
     def fine() -> Index:
         return np.arange(V) if V <= MERGE_ALL else kmeans(effects, many, rng)
@@ -58,6 +57,8 @@ def make_starts(sites: Sites, rng: np.random.Generator, given: Given | None = No
         Start("merged in principal directions", merged(kmeans(seen, many, rng)), 0),
         Start("merged with spread", merged(fine(), share=wide), wide),
     ]
+    if V < MANY_SITES:
+        starts.append(Start("merged far off", merged(fine(), share=1, width=WIDE_WIDTH), 1))
     if 0 < sites.neighbours.neighbour.size < V * (V - 1):
         starts += _graph_starts(sites, seen, many, starts[1].z, merged, rng)
     if given is not None:

@@ -23,11 +23,13 @@ TYPICAL_WIDTH = np.exp(np.linspace(np.log(0.03), np.log(30.0), 48))
 SHAPES = np.array([0.5, 1.0, 2.0, 5.0, 20.0])
 #: Widths and rates keep away from what cannot be computed with.
 LEAST, LEAST_RATE = 1e-6, 1e-6
-#: Sweeps from one draw of the within-group share to the next, and after which sums are made anew.
+#: Sweeps from one draw of the within-group share to the next where there are many sites, and after which sums are made
+#: anew.
 SHARE_EVERY, ANEW = 3, 10
 #: Sites that move one after another where there are many.
 RUN = 32
-_LOG_TYPICAL, _LOG_SHAPES, _GAMMA_SHAPES = np.log(TYPICAL_WIDTH), np.log(SHAPES), gammaln(SHAPES)
+_SCALES, _WIDTH_PRIOR = SHAPES[:, None] * TYPICAL_WIDTH, -gammaln(SHAPES)
+_LOG_SCALES = np.log(_SCALES)
 #: Half of the mass on groups without any spread inside.
 LOG_SHARES = np.log([0.5, *[0.5 / (len(SHARES) - 1)] * (len(SHARES) - 1)])
 
@@ -44,6 +46,12 @@ class State:
     shape: float = 2.0
     rates: tuple[float, float] = (0.5, 0.5)  # of edges inside and between groups
     even: int = 0  # number of the evenness of the groups' sizes
+
+    def become(self, other: State) -> None:
+        """Go where another chain is."""
+        self.z[:], self.share, self.m, self.w = other.z, other.share, other.m.copy(), other.w.copy()
+        self.typical, self.shape, self.rates = other.typical, other.shape, other.rates
+        self.even = other.even
 
 
 @dataclass(frozen=True)
@@ -219,7 +227,7 @@ class Walk:
         """Draw all but the partition; what they add to the bound on the evidence."""
         state, rng = self.state, self.rng
         gain = self._move_widths()
-        if self.sweeps % SHARE_EVERY == 1:
+        if self.course.collapsed or self.sweeps % SHARE_EVERY == 1:
             self._move_share()
         state.even = pick(self.evens, rng)
         inside, pairs, between, others = self.counts
@@ -231,21 +239,22 @@ class Walk:
     def _move_widths(self) -> float:
         """Draw ``m``, ``w`` and what they come from; the sum of log prior minus log conditional of ``m`` and ``w``."""
         state, rng, K = self.state, self.rng, self.n_groups
-        p, shape, typical = len(state.m), state.shape, state.typical
+        p = len(state.m)
         precision = K / state.w + MEAN_PRECISION
         mean = self.drawn.sum(axis=0) / (state.w * precision) + rng.standard_normal(p) / np.sqrt(precision)
-        a, b = shape + 0.5 * K, shape * typical + 0.5 * ((self.drawn - mean) ** 2).sum(axis=0)
+        squares = 0.5 * ((self.drawn - mean) ** 2).sum(axis=0)
+        # what widths come from is drawn with the widths integrated out: given those it would hardly move
+        odds = p * (_WIDTH_PRIOR + gammaln(SHAPES + 0.5 * K))[:, None] + p * SHAPES[:, None] * _LOG_SCALES
+        odds -= (SHAPES + 0.5 * K)[:, None] * np.log(_SCALES[:, :, None] + squares).sum(axis=2)
+        i, j = divmod(pick(odds.ravel(), rng), len(TYPICAL_WIDTH))
+        state.shape, state.typical = shape, typical = float(SHAPES[i]), float(TYPICAL_WIDTH[j])
+        a, b = shape + 0.5 * K, shape * typical + squares
         width = np.clip(b / rng.standard_gamma(a, p), LEAST, 1.0 / LEAST)
         logs, inverses = np.log(width), 1.0 / width
         gain = 0.5 * float((np.log(MEAN_PRECISION / precision) - MEAN_PRECISION * mean**2 + 1.0).sum())
         gain += p * (shape * math.log(shape * typical) - math.lgamma(shape) + math.lgamma(a)) - a * np.log(b).sum()
         gain += (a - shape) * logs.sum() + ((b - shape * typical) * inverses).sum()
         state.m, state.w = mean, width
-        total = inverses.sum()
-        state.typical = float(TYPICAL_WIDTH[pick(p * shape * _LOG_TYPICAL - shape * TYPICAL_WIDTH * total, rng)])
-        odds = p * (SHAPES * (_LOG_SHAPES + math.log(state.typical)) - _GAMMA_SHAPES)
-        odds -= (SHAPES + 1.0) * logs.sum() + SHAPES * state.typical * total
-        state.shape = float(SHAPES[pick(odds, rng)])
         return float(gain)
 
     def _move_share(self) -> None:

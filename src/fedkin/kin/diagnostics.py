@@ -7,13 +7,16 @@ import numpy as np
 from fedkin._base import Array
 
 
-def split_rhat(draws: Array) -> Array:
+def split_rhat(draws: Array, variance: Array | None = None) -> Array:
     """Potential scale reduction of chains cut in half; near 1 when they agree.
 
     Parameters
     ----------
     draws : array (chains, draws, ...)
         At least four draws of each chain.
+    variance : array (...), optional
+        Where draws are expectations given a part of the state: the variance of what they are expectations of. By
+        default that of the draws.
 
     Returns
     -------
@@ -29,7 +32,7 @@ def split_rhat(draws: Array) -> Array:
     """
     halves = _split(draws)
     n = halves.shape[1]
-    within = halves.var(axis=1, ddof=1).mean(axis=0)
+    within = halves.var(axis=1, ddof=1).mean(axis=0) if variance is None else variance
     between = n * halves.mean(axis=1).var(axis=0, ddof=1)
     moving = within > 1e-12 * (1e-300 + np.abs(halves).max(axis=(0, 1)) ** 2)
     ratio = np.divide(between, within, out=np.zeros_like(within), where=moving)
@@ -38,13 +41,16 @@ def split_rhat(draws: Array) -> Array:
     return np.asarray(np.where(moving, rhat, np.where(apart, np.inf, 1.0)))
 
 
-def effective_size(draws: Array) -> Array:
+def effective_size(draws: Array, variance: Array | None = None) -> Array:
     """Effective sample size of all chains together, by Geyer's initial monotone sequence on split chains.
 
     Parameters
     ----------
     draws : array (chains, draws, ...)
         At least four draws of each chain.
+    variance : array (...), optional
+        Where draws are expectations given a part of the state: the variance of what they are expectations of, whose
+        mean is known better than from as many draws. The size is then at most the number of draws.
 
     Returns
     -------
@@ -66,9 +72,9 @@ def effective_size(draws: Array) -> Array:
     length = 2 ** int(np.ceil(np.log2(2 * n)))
     spectrum = np.fft.rfft(centred, length, axis=1)
     covariance = np.fft.irfft(np.abs(spectrum) ** 2, length, axis=1)[:, :n].mean(axis=0) / n
-    variance = covariance[0] + (chains.mean(axis=1).var(axis=0, ddof=1) if m > 1 else 0.0)
+    plus = covariance[0] + (chains.mean(axis=1).var(axis=0, ddof=1) if m > 1 else 0.0)
     still = np.ptp(chains, axis=(0, 1)) <= 1e-12 * (1e-300 + np.abs(chains).max(axis=(0, 1)))
-    correlation = 1.0 - (covariance[0] * n / (n - 1) - covariance) / np.where(still, 1.0, variance)
+    correlation = 1.0 - (covariance[0] * n / (n - 1) - covariance) / np.where(still, 1.0, plus)
     correlation[0] = 1.0
     # sums of neighbours are positive in theory, and fall: the rest is noise
     pairs = correlation[: 2 * (n // 2)].reshape(n // 2, 2, -1).sum(axis=1)[: max((n - 3) // 2, 1)]
@@ -77,6 +83,9 @@ def effective_size(draws: Array) -> Array:
     time = -1.0 + 2.0 * (np.minimum.accumulate(pairs, axis=0) * kept).sum(axis=0)
     time = time + np.maximum(correlation[last, np.arange(len(last))], 0.0)
     sizes = total / np.maximum(time, 1.0 / np.log10(total))
+    if variance is not None:
+        spread = np.where(still, 1.0, covariance[0] * n / (n - 1) + chains.mean(axis=1).var(axis=0))
+        sizes = np.minimum(sizes * np.maximum(variance.ravel() / spread, 1.0), total)
     return np.asarray(np.where(still, total, sizes).reshape(halves.shape[2:]))
 
 
