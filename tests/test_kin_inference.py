@@ -14,7 +14,7 @@ from fedkin.data import Column, Rows, Schema
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
 from fedkin.fitting import FitOptions, fit_federation, naive_confint
-from fedkin.kin.result.combine import combined_covariance
+from fedkin.kin.result.combine import combined_covariance, covariance_of_sum
 from fedkin.stats import site_summary
 
 
@@ -134,6 +134,33 @@ def test_errors_of_all_differences_are_those_of_contrasts(signal):
     assert errors.shape == (10, 10, 3) and (errors == errors.transpose(1, 0, 2)).all() and (errors[0, 0] == 0).all()
     for a, b in [(0, 1), (0, 9), (4, 5), (7, 2)]:
         np.testing.assert_allclose(errors[a, b], kin.contrast(a, b).standard_error, rtol=1e-9)
+
+
+def test_contrasts_know_that_perhaps_no_site_differs():
+    """By simulation: with that probability all sites have one model, else they are as their contrasts say."""
+    kin = find_kin(design(0.1, seed=1, V=10, n=30).federation)
+    learned, rng, n = kin.learned, np.random.default_rng(0), 200_000
+    assert 0.3 < learned.one < 0.99
+    sites = np.array([0, 7])
+    for weights in (np.array([1.0, -1.0]), np.array([0.5, 0.5])):
+        given, whole = combined_covariance(learned, sites, weights), weights.sum()
+        common = whole * learned.units.theta(learned.one_mean)
+        estimate = weights @ kin.theta[sites]
+        differ = (estimate - learned.one * common) / (1 - learned.one)  # where sites differ
+        draws = np.where(
+            rng.random(n)[:, None] < learned.one,
+            rng.multivariate_normal(common, whole**2 * learned.units.covariance(learned.one_covariance), n),
+            rng.multivariate_normal(differ, given, n),
+        )
+        assert draws.mean(axis=0) == pytest.approx(estimate, abs=5 * np.sqrt(given.diagonal().max() / n))
+        made = covariance_of_sum(learned, kin.theta, sites, weights)
+        assert made == pytest.approx(np.cov(draws.T), abs=0.02 * made.diagonal().max())
+        if not whole:
+            assert (made.diagonal() < 0.8 * given.diagonal()).all()
+            assert kin.contrast(0, 7).covariance == pytest.approx(made)
+    # of a single site it is the covariance of its estimate, but for the states that were kept
+    single = covariance_of_sum(learned, kin.theta, sites[:1], np.ones(1))
+    assert single.diagonal() == pytest.approx(kin.covariance[0].diagonal(), rel=0.2)
 
 
 def test_a_contrast_of_one_site_is_its_estimate(clear):

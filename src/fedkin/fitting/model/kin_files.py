@@ -34,8 +34,18 @@ _ARRAYS = (
     "groups",
 )
 _WORDS = ("names", "resolved", "weight_mixed", "graph_use", "rates", "sure")
-_LEARNED_ARRAYS = ("mean", "mean_covariance", "spread", "precision", "score", "F", "scales")
-_LEARNED_WORDS = ("noise", "weight", "whole")
+_LEARNED_ARRAYS = (
+    "mean",
+    "mean_covariance",
+    "spread",
+    "precision",
+    "score",
+    "F",
+    "scales",
+    "one_mean",
+    "one_covariance",
+)
+_LEARNED_WORDS = ("noise", "weight", "one", "whole")
 
 
 def kin_files(kin: Kin) -> dict[str, str | bytes]:

@@ -10,8 +10,21 @@ from fedkin.kin.quadratics import apply
 from fedkin.kin.result.learned import Learned
 
 
+def covariance_of_sum(learned: Learned, theta: Array, sites: Index, weights: Array) -> Array:
+    """Covariance ``(p, p)`` of ``sum_u weights_u theta_u`` over some sites, whose estimates are ``theta (V, p)``.
+
+    With some probability no site differs: then the sum is that of one model, and a difference is nothing.
+    """
+    given, one, whole = combined_covariance(learned, sites, weights), learned.one, float(weights.sum())
+    if not 0 < one < 1:
+        return given if not one else whole**2 * learned.units.covariance(learned.one_covariance)
+    apart = (weights @ theta[sites] - whole * learned.units.theta(learned.one_mean)) / (1 - one)
+    total = (1 - one) * (given + one * np.outer(apart, apart))
+    return np.asarray(total + one * whole**2 * learned.units.covariance(learned.one_covariance))
+
+
 def combined_covariance(learned: Learned, sites: Index, weights: Array) -> Array:
-    """Covariance ``(p, p)`` of ``sum_u weights_u theta_u`` over some sites, in the units of the result.
+    """Covariance ``(p, p)`` of ``sum_u weights_u theta_u`` over some sites that differ, in the units of the result.
 
     Sites lean on a common mean, and members of a group on its centre, so their errors go together: two kin differ by
     less than the errors of each would allow. Averaged over the states that were kept of the chains.
@@ -65,10 +78,10 @@ def _effects(learned: Learned, sites: Index, weights: Array, W: Array, e: Array)
     return middle, np.tensordot(chance, np.array(covariances), 1) + (chance[:, None] * apart).T @ apart
 
 
-def difference_errors(learned: Learned) -> Array:
-    """Standard errors ``(V, V, p)`` of all differences of two sites, in the units of the result.
+def difference_errors(learned: Learned, theta: Array) -> Array:
+    """Standard errors ``(V, V, p)`` of all differences of two sites, whose estimates are ``theta (V, p)``.
 
-    Those of `combined_covariance` with weights 1 and -1, for all pairs at once. A site's variance is that of what it
+    Those of `covariance_of_sum` with weights 1 and -1, for all pairs at once. A site's variance is that of what it
     has to itself plus that of what it may share; only the latter goes together with that of others.
     """
     p, A, S = len(learned.mean), learned.units.A, learned.precision
@@ -82,6 +95,9 @@ def difference_errors(learned: Learned) -> Array:
         alone += _share_effects(learned, A @ learned.F, shared)
     total = alone + np.einsum("jvv->vj", shared)
     variance = total[:, None] + total[None] - 2 * shared.transpose(1, 2, 0)
+    if 0 < learned.one < 1:
+        variance += learned.one * ((theta[:, None] - theta[None]) / (1 - learned.one)) ** 2
+    variance *= 1 - learned.one
     variance[np.arange(len(S)), np.arange(len(S))] = 0.0
     return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
 

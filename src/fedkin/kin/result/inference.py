@@ -11,7 +11,7 @@ from scipy.special import chdtrc, ndtr, ndtri, pdtr
 
 from fedkin._base import Array, Index, check_choice
 from fedkin.errors import DataError, ParameterError
-from fedkin.kin.result.combine import combined_covariance, difference_errors
+from fedkin.kin.result.combine import covariance_of_sum, difference_errors
 
 if TYPE_CHECKING:
     from fedkin.kin.result.kin import Kin
@@ -169,7 +169,7 @@ class Inference:
         >>> bool(abs(kin.difference_errors()[0, 11] - kin.contrast(0, 11).standard_error).max() < 1e-9)
         True
         """
-        return difference_errors(self._result.learned)
+        return difference_errors(self._result.learned, self._result.theta)
 
     def members(self, group: int) -> list[Hashable]:
         """The sites of a group to show, numbered as in ``groups``."""
@@ -285,7 +285,7 @@ def contrast(kin: Kin, one: Sites, other: Sites | None, weights: Mapping[str, fl
     elif len(sites) == 1:
         covariance = each[sites[0]]
     else:
-        covariance = combined_covariance(kin.learned, sites, a)
+        covariance = covariance_of_sum(kin.learned, kin.theta, sites, a)
     names, probability = kin.names, None
     if len(first) == len(second) == 1:
         probability = float(kin.probability[int(first[0]), int(second[0])])

@@ -67,6 +67,10 @@ class Learned:
     scales : array (R,)
         Probabilities that the spread is this multiple of the learned one, if there are no groups.
     states : States or None
+    one : float
+        Probability that no site differs from any other.
+    one_mean, one_covariance : arrays (p,), (p, p)
+        The model that all of them have then.
     whole : bool
         Whether all sites of the fit are here; some of them cannot tell what a new site is like.
     """
@@ -82,6 +86,9 @@ class Learned:
     weight: float
     scales: Array
     states: States | None
+    one: float
+    one_mean: Array
+    one_covariance: Array
     whole: bool = True
 
     def reordered(self, order: Index) -> Learned:
@@ -118,7 +125,7 @@ class Learned:
 
 def learned_from(units: Units, model: MixedModel, found: Grouped) -> Learned:
     """What to remember of a fit."""
-    blend, states = found.blend, None
+    blend, states, p = found.blend, None, len(model.mean)
     if blend is not None:
         chains = [
             _thinned(weight, record, len(blend.chains.records))
@@ -137,6 +144,9 @@ def learned_from(units: Units, model: MixedModel, found: Grouped) -> Learned:
         weight=1.0 if blend is None else blend.weight,
         scales=np.zeros(len(SHARES)) if blend is None else blend.scales,
         states=states,
+        one=found.one,
+        one_mean=np.zeros(p) if found.common is None else found.common.mean,
+        one_covariance=np.zeros((p, p)) if found.common is None else found.common.covariance,
     )
 
 

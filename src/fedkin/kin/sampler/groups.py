@@ -42,7 +42,7 @@ class Grouped:
     ``mean_covariance`` is what is open about the mean given effects, ``F (p, d)`` maps whitened effects to parameters;
     ``blend`` is None where there are too few sites or nothing differs between them.
     ``with_graph`` says whether the graph's edges count, ``sure_other`` the SURE of the choice not taken, ``one`` is the
-    probability that sites do not differ at all.
+    probability that sites do not differ at all, and ``common`` the model that they then have.
     """
 
     theta: Array
@@ -56,6 +56,7 @@ class Grouped:
     with_graph: bool
     sure_other: float | None
     one: float = 0.0
+    common: OneModel | None = None
 
     def without_spread(self, model: MixedModel, one: OneModel) -> Grouped:
         """The same, averaged with one model for all.
@@ -71,7 +72,7 @@ class Grouped:
         theta = (1 - weight) * self.theta + weight * one.mean
         total = (1 - weight) * (self.covariance + outer(self.theta - theta))
         total += weight * (one.covariance + outer(one.mean - theta))
-        return replace(self, theta=theta, covariance=total, one=weight)
+        return replace(self, theta=theta, covariance=total, one=weight, common=one)
 
     def kinship(self) -> tuple[Array | Pairs, Array, float]:
         """Probabilities of being kin, of 0, 1, 2... groups, and the weight of models without groups in estimates."""
