@@ -60,7 +60,7 @@ def reduction() -> None:
             run = fed_admm(problem, count, 10, gradient=gradient, reference=exact)  # type: ignore[arg-type]
             rows = run.trace["rows"][-1] / problem.n_devices
             print(
-                f"| {loss} | {gradient} | {count} | {rows:.0f} per device | {at(run, count) / size:.1e} |", flush=True
+                f"| {loss} | {gradient} | {count} | {rows:.0f} per site | {at(run, count) / size:.1e} |", flush=True
             )
 
 

@@ -43,8 +43,8 @@ def test_a_quick_run_says_so(benchmarks: None):
     here = {"versions": {"fedkin": "0"}, "cpu": "some", "cores": 2, "load": 0.1, "python": "3"}
     large = {"section": "million", "n": 10_000, "p": 10, "loss": "mean", "penalty": "l2", "failed": "no memory"}
     quick, full = (tables.render([large | {"quick": quick}], here) for quick in (True, False))
-    assert "A quick run: small instances" in quick and "### A million devices, made small: certified" in quick
-    assert "quick" not in full.lower() and "### A million devices: certified" in full
+    assert "A quick run: small instances" in quick and "### A million sites, made small: certified" in quick
+    assert "quick" not in full.lower() and "### A million sites: certified" in full
 
 
 def test_the_figure_of_scaling_can_be_read(benchmarks: None):

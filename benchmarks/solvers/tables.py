@@ -26,7 +26,7 @@ def render(rows: list[Row], here: Row) -> str:
     parts += _paths([row for row in rows if row["section"] == "path"])
     parts += _starts([row for row in rows if row["section"] == "start"])
     large = [row for row in rows if row["section"] == "million"]
-    parts += _large(large, "A million devices, made small" if _quick(large) else "A million devices")
+    parts += _large(large, "A million sites, made small" if _quick(large) else "A million sites")
     parts += _large([row for row in rows if row["section"] == "scaling" and row["against"] != "n"], "Growth")
     parts += _rows([row for row in rows if row["section"] == "scaling" and row["against"] == "n"])
     return "\n".join(parts) + "\n"
@@ -129,7 +129,7 @@ def _large(rows: list[Row], title: str) -> list[str]:
     lines = ["", f"### {title}: certified gap 1e-6", ""]
     lines += _head(
         [
-            *("devices", "edges", "p", "loss, penalty", "time", "CPU time", "iterations", "memory (of it data)"),
+            *("sites", "edges", "p", "loss, penalty", "time", "CPU time", "iterations", "memory (of it data)"),
             *("one iteration", "its bytes at memory bandwidth", "ratio"),
         ]
     )
@@ -162,8 +162,8 @@ def _large(rows: list[Row], title: str) -> list[str]:
 def _rows(rows: list[Row]) -> list[str]:
     if not rows:
         return []
-    lines = ["", "### Rows per device: 1000 devices, p = 10", ""]
-    lines += _head(["rows per device", "rows to Gram statistics", "statistics to solution", "memory"])
+    lines = ["", "### Rows per site: 1000 sites, p = 10", ""]
+    lines += _head(["rows per site", "rows to Gram statistics", "statistics to solution", "memory"])
     for row in rows:
         cells = [str(row["value"]), _time(row["formed"]), _time(row["seconds"]), f"{row['gigabytes']:.2f} GB"]
         lines.append(_line(cells))
@@ -241,7 +241,7 @@ def scaling_figure(rows: list[Row]):  # type: ignore[no-untyped-def]
     return figure
 
 
-_SIZES = {"n": "rows per device", "|V|": "devices |V|", "|E|": "edges |E|", "p": "parameters per device p"}
+_SIZES = {"n": "rows per site", "|V|": "sites |V|", "|E|": "edges |E|", "p": "parameters per site p"}
 
 
 def _ticks(low: float, high: float) -> list[float]:
