@@ -89,6 +89,21 @@ def test_landmine():
     assert areas["Fedkin"] >= np.mean(tuned)
 
 
+@pytest.mark.parametrize("seed", [0, 5])
+def test_kinds_of_ground_are_found_unaided(seed):
+    """Fields 1 to 15 are foliated, the others bare: groups are shown, and hardly any field is in one of the other kind.
+
+    Foliated ground comes in two groups; where the border between these runs depends on the seed.
+    """
+    federation = Federation.read(DATA / "landmine" / "landmine.csv", device="task", target="label")
+    kin = fit_federation(federation, None, FitOptions(loss="logistic", seed=seed)).kin
+    foliated = np.array([int(field) <= 15 for field in kin.devices])
+    assert kin.resolved
+    right = sum(max((kin.groups[foliated] == k).sum(), (kin.groups[~foliated] == k).sum()) for k in set(kin.groups))
+    assert right >= 28
+    assert int((kin.groups[~foliated] == kin.groups[-1]).sum()) >= 13
+
+
 # --- melanoma: deaths in 354 counties of 9 nations ------------------------------------------------------------
 
 

@@ -77,7 +77,7 @@ class KinRegressor(_Kin, PerDeviceRegressor):
     clusters_ : int array (V,)
         Groups that are resolved; where none are, every site is its own.
     graph_ : Graph
-        The graph that was given, or one without edges.
+        The graph that was given, that of the covariates, or one without edges.
     model_ : FittedModel
         `model_.save(directory)` writes it, `fedkin.load` reads it.
     n_features_in_, feature_names_in_
