@@ -35,7 +35,7 @@ def main() -> None:
             (place / "table.csv").write_text(TABLE, encoding="utf-8")
             fedkin = home / "bin" / "fedkin"
             run(fedkin, "--version")
-            run(fedkin, "fit", "table.csv", "--device", "site", "--target", "y", "--out", home / "model")
+            run(fedkin, "fit", "table.csv", "--site", "site", "--target", "y", "--out", home / "model")
             run(fedkin, "predict", home / "model", "table.csv", "--out", home / "predicted.csv")
             run(fedkin, "inspect", home / "model")
             assert (home / "predicted.csv").read_text(encoding="utf-8").count("\n") == TABLE.count("\n")

@@ -128,7 +128,7 @@ def test_rows_without_a_target_do_not_train(tmp_path):
 def test_missing_values_on_the_command_line(tmp_path, capsys, monkeypatch):
     path, table = with_gaps(tmp_path)
     monkeypatch.chdir(tmp_path)
-    asked = ["fit", path.name, "--device", "site", "--target", "days", "--test-size", "0"]
+    asked = ["fit", path.name, "--site", "site", "--target", "days", "--test-size", "0"]
     assert main(asked) == 2
     assert "--missing mean" in capsys.readouterr().err
     table.dropna().to_csv("whole.csv", index=False)
@@ -265,7 +265,7 @@ def test_a_word_among_few_numbers_of_the_target(tmp_path, n, amounts, capsys):
         f"the table does not fit: days: 1 of {n} cells is not a number: 'oops' in line 4; correct the cell, or leave "
         'it empty and add missing="drop"; if these are classes, give each a letter (c1, c2)'
     )
-    assert main(["fit", str(path), "--device", "site", "--target", "days", "--out", str(tmp_path / "m")]) == 2
+    assert main(["fit", str(path), "--site", "site", "--target", "days", "--out", str(tmp_path / "m")]) == 2
     words = " ".join(capsys.readouterr().err.split())
     assert "line 4; correct the cell, or leave it empty and add --missing drop; if" in words
     table.loc[2, "days"] = None
@@ -429,7 +429,7 @@ def test_the_page_on_tables_shows_messages_that_exist():
 def test_a_target_that_never_changes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = "".join(f"{site},{k},3\n" for site in "ab" for k in range(6))
     (tmp_path / "table.csv").write_text(f"site,x,y\n{rows}", encoding="utf-8")
-    arguments = ["fit", str(tmp_path / "table.csv"), "--device", "site", "--target", "y", "--out", str(tmp_path / "m")]
+    arguments = ["fit", str(tmp_path / "table.csv"), "--site", "site", "--target", "y", "--out", str(tmp_path / "m")]
     assert main(arguments) == 2
     assert "the target 'y' is 3 in all 12 rows: there is nothing to predict" in capsys.readouterr().err
     assert not (tmp_path / "m").exists()
@@ -440,7 +440,7 @@ def test_an_exposure_in_the_place_of_its_logarithm_is_refused(
 ) -> None:
     rows = "".join(f"{site},{k},{k % 3},{100 + 50 * k}\n" for site in "ab" for k in range(8))
     (tmp_path / "table.csv").write_text(f"site,x,y,expected\n{rows}", encoding="utf-8")
-    arguments = ["fit", str(tmp_path / "table.csv"), "--device", "site", "--target", "y", "--loss", "poisson"]
+    arguments = ["fit", str(tmp_path / "table.csv"), "--site", "site", "--target", "y", "--loss", "poisson"]
     assert main([*arguments, "--offset", "expected", "--out", str(tmp_path / "m")]) == 2
     words = " ".join(capsys.readouterr().err.split())
     assert "the offset reaches 450" in words and "logarithm of the exposure" in words
@@ -450,7 +450,7 @@ def test_an_exposure_in_the_place_of_its_logarithm_is_refused(
     ("target", "hint"),
     [
         ("count", "if it counts events, add --loss poisson"),
-        ("class", "add --loss logistic"),
+        ("class", "--loss linear fits numbers"),
         ("year", ""),
         ("none", ""),
     ],
@@ -461,9 +461,41 @@ def test_a_loss_that_may_suit_better_is_hinted_at(tmp_path, capsys, target, hint
     days = {"count": rng.poisson(2, 60), "class": rng.integers(0, 2, 60), "year": rng.integers(1990, 2020, 60)}
     table["days"] = days.get(target, table["days"])
     path = saved(tmp_path, table)
-    asked = ["fit", str(path), "--device", "site", "--target", "days", "--test-size", "0", "--out", str(tmp_path / "m")]
+    asked = ["fit", str(path), "--site", "site", "--target", "days", "--test-size", "0", "--out", str(tmp_path / "m")]
     assert main([*asked, "--lam", "0.1"]) == 0
     words = " ".join(capsys.readouterr().err.split())
     assert ("--loss" in words) == bool(hint) and hint in words
     assert main([*asked, "--lam", "0.1", "--loss", "linear"]) == 0
     assert "--loss" not in capsys.readouterr().err
+
+
+# --- the command line on targets of zeros and ones ------------------------------------------------------------
+
+
+def fitted(tmp_path, capsys, table, *more):
+    path = saved(tmp_path, table)
+    assert main(["fit", str(path), "--site", "site", "--target", "days", "--out", str(tmp_path / "m"), *more]) == 0
+    shown = capsys.readouterr()
+    return fedkin.load(tmp_path / "m"), shown.err
+
+
+def test_numbers_that_are_0_or_1_are_probabilities_unless_told_otherwise(tmp_path, capsys):
+    table = frame(90).assign(days=lambda one: (one["days"] > one["days"].median()).astype(int))
+    model, said = fitted(tmp_path, capsys, table, "--test-size", "0")
+    assert model.loss.name == "logistic"
+    assert model.classes == (0, 1)
+    assert "the target 'days' is 0 or 1 everywhere: its probabilities are modelled; --loss linear fits numbers" in said
+    model, said = fitted(tmp_path, capsys, table, "--test-size", "0", "--loss", "linear")
+    assert model.loss.name == "linear"
+    assert "0 or 1" not in said
+    assert fit_federation(read(tmp_path / "table.csv")).loss.name == "linear"  # in Python numbers stay numbers
+
+
+def test_sites_with_one_row_are_named(tmp_path, capsys):
+    table = frame(60)
+    table.loc[0, "site"], table.loc[1, "site"] = "alone", "too"
+    _, said = fitted(tmp_path, capsys, table, "--test-size", "0")
+    words = "2 sites ('alone', 'too') have one row each, which is never held out: the model there rests on the others"
+    assert words in said.replace("\n", " ")
+    _, said = fitted(tmp_path, capsys, table[table["site"] != "too"], "--test-size", "0")
+    assert "site 'alone' has one row, which is never held out" in said.replace("\n", " ")

@@ -84,7 +84,7 @@ def test_a_graph_limits_who_can_be_kin(place: Path, capsys: pytest.CaptureFixtur
 
 
 def test_the_defaults_are_those_of_python(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    columns = ["--device", "clinic", "--target", "outcome"]
+    columns = ["--site", "clinic", "--target", "outcome"]
     table = np.array([row[1:] for row in clinic_rows()], dtype=float)
     ids = [row[0] for row in clinic_rows()]
     federation = fedkin.Federation.read("sites.csv", device="clinic", target="outcome")
@@ -158,7 +158,7 @@ def test_labels_make_a_classifier(place: Path, capsys: pytest.CaptureFixture[str
     ages = rng.normal(size=120).tolist()
     rows = [[k % 3, x, "ill" if x + rng.logistic() > 0 else "well"] for k, x in enumerate(ages)]
     write(place / "labels.csv", ["site", "x", "state"], rows)
-    fit = ["fit", "labels.csv", "--device", "site", "--target", "state", "--lam", "0.1"]
+    fit = ["fit", "labels.csv", "--site", "site", "--target", "state", "--lam", "0.1"]
     assert main([*fit, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["loss"], document["classes"]) == ("logistic", ["ill", "well"])
@@ -169,11 +169,12 @@ def test_labels_make_a_classifier(place: Path, capsys: pytest.CaptureFixture[str
         assert line["prediction"] == ("ill" if float(line["probability:ill"]) > 0.5 else "well")
 
 
-def test_zero_one_targets_get_a_hint(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_zero_one_targets_are_classes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [[k % 2, k % 7, (k * 5) % 3 % 2] for k in range(40)]
     write(place / "binary.csv", ["site", "x", "state"], rows)
-    assert main(["fit", "binary.csv", "--device", "site", "--target", "state", "--lam", "0.1"]) == 0
-    assert "--loss logistic" in capsys.readouterr().err
+    assert main(["fit", "binary.csv", "--site", "site", "--target", "state", "--lam", "0.1"]) == 0
+    shown = capsys.readouterr()
+    assert "--loss linear fits numbers" in shown.err and "logistic loss, target state" in shown.out
 
 
 def test_degenerate_devices_are_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,7 +182,7 @@ def test_degenerate_devices_are_named(place: Path, capsys: pytest.CaptureFixture
     ages = rng.normal(size=120).tolist()
     rows = [[f"s{k % 3}", x, "yes" if k % 3 == 2 or x + rng.logistic() > 0 else "no"] for k, x in enumerate(ages)]
     write(place / "one_class.csv", ["site", "x", "state"], rows)
-    fit = ["fit", "one_class.csv", "--device", "site", "--target", "state", "--lam", "0.1", "--select", "holm"]
+    fit = ["fit", "one_class.csv", "--site", "site", "--target", "state", "--lam", "0.1", "--select", "holm"]
     assert main(fit) == 0
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
     assert any("s2" in line for line in notes)
@@ -206,7 +207,7 @@ def test_counts_with_an_offset(place: Path, capsys: pytest.CaptureFixture[str]) 
     deaths = rng.poisson(exposure * np.exp(0.3 * dose))
     rows = [[k % 3, dose[k], np.log(exposure[k]), deaths[k]] for k in range(90)]
     write(place / "counts.csv", ["county", "uvb", "log_expected", "deaths"], rows)
-    fit = ["fit", "counts.csv", "--device", "county", "--target", "deaths", "--loss", "poisson", "--lam", "0.01"]
+    fit = ["fit", "counts.csv", "--site", "county", "--target", "deaths", "--loss", "poisson", "--lam", "0.01"]
     assert main([*fit, "--offset", "log_expected", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["offset"] == "log_expected"
     assert main(["predict", "fedkin-model", "counts.csv", "--json"]) == 0  # finds the offset by itself
@@ -219,7 +220,7 @@ def test_counts_with_an_offset(place: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_means_need_no_target(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["fit", "sites.csv", "--device", "clinic", "--loss", "mean", "--features", "age, dose", "--lam", "0.1"]
+    arguments = ["fit", "sites.csv", "--site", "clinic", "--loss", "mean", "--features", "age, dose", "--lam", "0.1"]
     assert main([*arguments, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["target"], document["features"]) == (None, ["age", "dose"])
@@ -263,7 +264,7 @@ def test_many_groups_and_features_are_summarised(place: Path, capsys: pytest.Cap
     rng = np.random.default_rng(4)
     rows = [[k // 20, *rng.normal(size=12).tolist(), 10.0 * (k // 20) + rng.normal()] for k in range(300)]
     write(place / "wide.csv", ["site", *(f"x{k}" for k in range(12)), "y"], rows)
-    fit = ["fit", "wide.csv", "--device", "site", "--target", "y", "--lam", "0", "--select", "none", "--test-size", "0"]
+    fit = ["fit", "wide.csv", "--site", "site", "--target", "y", "--lam", "0", "--select", "none", "--test-size", "0"]
     assert main(fit) == 0
     assert "groups  15 among 15 sites" in capsys.readouterr().out
     assert main(["inspect", "fedkin-model"]) == 0
@@ -287,7 +288,7 @@ def test_without_edges_every_site_has_its_exact_solution(place: Path, capsys: py
     y = common[:, :, 0] * np.arange(40)[:, None] + 0.1 * rng.normal(size=(40, 140))
     rows = [[f"s{u}", *x, z] for u in range(40) for x, z in zip(X[u].tolist(), y[u].tolist(), strict=True)]
     write(place / "wide.csv", ["site", *(f"x{k}" for k in range(20)), "y"], rows)
-    assert main(["fit", "wide.csv", "--device", "site", "--target", "y", "--method", "fused", "--test-size", "0"]) == 0
+    assert main(["fit", "wide.csv", "--site", "site", "--target", "y", "--method", "fused", "--test-size", "0"]) == 0
     assert "0 of 780 edges kept" in capsys.readouterr().out
     model = fedkin.load("fedkin-model")
     for u in range(40):

@@ -33,7 +33,7 @@ def run(*arguments):
 
 def fit(tables, out, *more):
     graph = ("--graph", tables / "graph.csv", "--test-size", 0, "--lam", 0.01, "--select", "none")
-    contract = ("--contract", HEART / "heart.toml", "--device", "hospital", "--out", out)
+    contract = ("--contract", HEART / "heart.toml", "--site", "hospital", "--out", out)
     return run("fit", tables / "all.csv", *contract, *graph, *more)
 
 
@@ -44,7 +44,7 @@ def test_a_draft_is_a_contract_that_the_table_fits(tables, tmp_path, capsys):
     assert Contract.read(out).name == "heart"
     assert run("federation", "check", out, "--data", tables / "all.csv") == 0
     assert "fits" in capsys.readouterr().out
-    assert run("federation", "draft", tables / "all.csv", "--site-column", "hospital") == 0
+    assert run("federation", "draft", tables / "all.csv", "--site", "hospital") == 0
     assert "was taken for" not in capsys.readouterr().err
     assert run("federation", "draft", tables / "all.csv", "--out", out) == 2
     assert "is there already" in capsys.readouterr().err
@@ -54,7 +54,7 @@ def test_findings_are_shown_by_site_and_end_with_an_error(tables, tmp_path, caps
     lines = (tables / "all.csv").read_text().splitlines()
     few = tmp_path / "few.csv"
     few.write_text("\n".join([*lines[:41], *[line.replace("hill", "hamlet") for line in lines[41:49]]]) + "\n")
-    assert run("federation", "check", HEART / "heart.toml", "--data", few, "--site-column", "hospital", "--json") == 2
+    assert run("federation", "check", HEART / "heart.toml", "--data", few, "--site", "hospital", "--json") == 2
     found = json.loads(capsys.readouterr().out)["findings"]
     assert {one["site"] for one in found} == {"hamlet"}
     assert found[0]["words"] == "8 rows, but at least 21 are needed (3 for each of 7 parameters)"
@@ -165,7 +165,7 @@ def test_findings_name_lines_of_the_file(tmp_path, capsys):
     bad = tmp_path / "bad.csv"
     rows = ["a,50,70,130,A,no,5", "", *["b,60,80,130,A,no,5"] * 3, "a,50,70,130,Z,no,5"]
     bad.write_text("\n".join(["hospital,age,weight,pressure,ward,smoker,days", *rows]) + "\n")
-    for more in ([], ["--site-column", "hospital"]):
+    for more in ([], ["--site", "hospital"]):
         assert run("federation", "check", HEART / "heart.toml", "--data", bad, "--json", *more) == 2
         words = [one["words"] for one in json.loads(capsys.readouterr().out)["findings"]]
         assert any("unknown level 'Z' (1 row), first in line 7" in one for one in words), words

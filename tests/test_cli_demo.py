@@ -14,7 +14,7 @@ from fedkin.cli import main
 
 
 def test_demo(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["--devices", "20", "--rows", "40", "--features", "4"]
+    sizes = ["--sites", "20", "--rows", "40", "--features", "4"]
     assert main(["demo", *sizes, "--out", "report", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     error = document["estimation_error"]
@@ -33,16 +33,16 @@ def test_demo(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "Oracle",
     ]
     assert told["sites"]["names"][:2] == ["site00", "site01"]
-    assert told["reproduction"]["command"].startswith("fedkin demo --devices 20")
+    assert told["reproduction"]["command"].startswith("fedkin demo --sites 20")
     held_out, each = document["held_out_error"]["Kin"], told["comparison"]["sites"]["Fedkin"]
     assert abs(sum(each) / 20 - held_out) < 1e-4
-    fit = ["fit", "report/data.csv", "--device", "site", "--target", "y", "--graph", "report/graph.csv"]
+    fit = ["fit", "report/data.csv", "--site", "site", "--target", "y", "--graph", "report/graph.csv"]
     assert main([*fit, "--lam", "0.01", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["n_devices"] == 20
 
 
 def test_demo_in_words(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["--devices", "10", "--rows", "30", "--features", "3"]
+    sizes = ["--sites", "10", "--rows", "30", "--features", "3"]
     assert main(["demo", *sizes, "--varrho", "0.1"]) == 0
     shown = capsys.readouterr().out
     wanted = (
@@ -61,4 +61,4 @@ def test_demo_in_words(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_demo_with_too_few_sites(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--devices" in failing(capsys, "demo", "--devices", "2")
+    assert "--sites" in failing(capsys, "demo", "--sites", "2")

@@ -27,9 +27,9 @@ from processes import PATIENCE
     ("arguments", "words"),
     [
         ([], ["--target COL"]),
-        (["--target", "outcome"], ["--device COL", "clinic, age, dose, outcome"]),
-        (["--device", "Clinc", "--target", "outcome"], ["'Clinc'", "did you mean 'clinic'?"]),
-        (["--device", "clinic", "--target", "outcom"], ["'outcom'", "did you mean 'outcome'?"]),
+        (["--target", "outcome"], ["--site COL", "clinic, age, dose, outcome"]),
+        (["--site", "Clinc", "--target", "outcome"], ["'Clinc'", "did you mean 'clinic'?"]),
+        (["--site", "clinic", "--target", "outcom"], ["'outcom'", "did you mean 'outcome'?"]),
         ([*FIT, "--features", "age,doses"], ["'doses'", "did you mean 'dose'?"]),
         ([*FIT, "--features", "zzz"], ["'zzz'", "the table has"]),
         ([*FIT, "--lam", "much"], ["lam must be a number", "'cv'", "'much'"]),
@@ -89,7 +89,7 @@ def test_wrong_predictions(place: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "'Genf'" in failing(capsys, "predict", "fedkin-model", "stranger.csv")
     write(place / "narrow.csv", ["clinic", "age"], [["Bern", 1.0]])
     assert "dose: there is no such column" in failing(capsys, "predict", "fedkin-model", "narrow.csv")
-    assert "clinics" in failing(capsys, "predict", "fedkin-model", "sites.csv", "--device", "clinics")
+    assert "clinics" in failing(capsys, "predict", "fedkin-model", "sites.csv", "--site", "clinics")
     assert "nowhere" in failing(capsys, "predict", "nowhere", "sites.csv")
     assert "no directory" in failing(capsys, "predict", "fedkin-model", "sites.csv", "--out", "no/where.csv")
     (place / "fedkin-model" / "coefficients.csv").write_text("device\n", encoding="utf-8")
@@ -208,7 +208,7 @@ def test_ctrl_c_in_a_process_of_its_own(place: Path) -> None:
     rows = [[k % 60, *rng.normal(size=12).tolist(), rng.integers(2)] for k in range(6000)]
     write(place / "long.csv", ["site", *(f"x{k}" for k in range(12)), "y"], rows)
     command = "import sys; from fedkin.cli import main; print('up', flush=True); sys.exit(main(sys.argv[1:]))"
-    fit = ["fit", "long.csv", "--device", "site", "--target", "y", "--loss", "logistic", "--select", "none"]
+    fit = ["fit", "long.csv", "--site", "site", "--target", "y", "--loss", "logistic", "--select", "none"]
     process = subprocess.Popen(
         [sys.executable, "-c", command, *fit], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -55,7 +55,7 @@ def test_the_model_of_summaries_is_that_of_the_pooled_table(run) -> None:
         assert words in said
     assert "s.e. of it" in said and re.search(r"Fedkin's model|Fedkin predicts best|better than Fedkin", said)
     run(
-        "fit", "all.csv", "--contract", "heart.toml", "--device", "site", "--graph", "ring.csv", "--test-size", "0",
+        "fit", "all.csv", "--contract", "heart.toml", "--site", "site", "--graph", "ring.csv", "--test-size", "0",
         "--method", "fused", "--out", "theirs",
     )  # fmt: skip
     ours, theirs = fedkin.load("ours"), fedkin.load("theirs")
@@ -64,7 +64,7 @@ def test_the_model_of_summaries_is_that_of_the_pooled_table(run) -> None:
     assert ours.lam == pytest.approx(theirs.lam, rel=1e-10)
     assert ours.groups() == theirs.groups() == (("north", "south"), ("east", "west"))
     assert ours.origin == {"from": "summaries", "rounds": 1}
-    run("predict", "ours", "all.csv", "--device", "site", "--out", "predictions.csv")
+    run("predict", "ours", "all.csv", "--site", "site", "--out", "predictions.csv")
     shown = run("inspect", "ours")
     assert "summaries" in shown and "Error of predictions of rows that were held out" in shown
     # how it came about is kept as with rows: the curve, the path, the edges that were dropped, the command
@@ -127,7 +127,7 @@ def test_losses_that_need_more_messages_ask_for_them(run) -> None:
     assert ours.gap <= 1e-6
     assert "loss, expanded around the fit" in said
     run(
-        "fit", "all.csv", "--contract", "heart.toml", "--device", "site", "--graph", "ring.csv", "--test-size", "0",
+        "fit", "all.csv", "--contract", "heart.toml", "--site", "site", "--graph", "ring.csv", "--test-size", "0",
         "--lam", repr(ours.lam), "--out", "theirs",
     )  # fmt: skip
     theirs = fedkin.load("theirs")
@@ -141,7 +141,7 @@ def test_options_of_tables_are_refused_with_summaries(run) -> None:
     assert "--target is for tables" in run("fit", "heart/summaries", "--target", "days", code=2)
     assert "--repeats is not for summaries" in run("fit", "heart/summaries", "--repeats", "3", code=2)
     assert "--federation is for a directory of summaries" in run(
-        "fit", "all.csv", "--device", "site", "--target", "days", "--federation", "heart/federation.json", code=2
+        "fit", "all.csv", "--site", "site", "--target", "days", "--federation", "heart/federation.json", code=2
     )
 
 

@@ -135,7 +135,7 @@ def table_of_sites(place, known, *, changed=None):
         csv.writer(file).writerows([["hospital", "region", "size"], *lines])
 
 
-FIT = ["fit", "rows.csv", "--device", "hospital", "--target", "days", "--covariates", "sites.csv"]
+FIT = ["fit", "rows.csv", "--site", "hospital", "--target", "days", "--covariates", "sites.csv"]
 
 
 def test_the_command_line_reads_a_table_of_sites(run, made, tmp_path):

@@ -348,7 +348,7 @@ def test_commands(tmp_path, monkeypatch, capsys):
     write_table(tmp_path / "sites.csv", fed, range(11))
     write_table(tmp_path / "new.csv", fed, [0, 11], target=False)
     write_table(tmp_path / "known.csv", fed, [11])
-    assert main(["fit", "sites.csv", "--device", "site", "--target", "y", "--test-size", "0"]) == 0
+    assert main(["fit", "sites.csv", "--site", "site", "--target", "y", "--test-size", "0"]) == 0
     capsys.readouterr()
     assert main(["inspect", "fedkin-model", "--site", "S 3"]) == 2
     error = capsys.readouterr().err

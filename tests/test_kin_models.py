@@ -219,7 +219,7 @@ def write_table(path, made):
 def test_fit_and_inspect_in_words(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_table(tmp_path / "sites.csv", design())
-    fit = ["fit", "sites.csv", "--device", "site", "--target", "y", "--test-size", "0"]
+    fit = ["fit", "sites.csv", "--site", "site", "--target", "y", "--test-size", "0"]
     assert main(fit) == 0
     said = capsys.readouterr().out
     for words in (
@@ -248,7 +248,7 @@ def test_fit_and_inspect_in_words(tmp_path, monkeypatch, capsys):
 def test_no_groups_in_words(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_table(tmp_path / "sites.csv", paper_design(n_devices=8, n_samples=30, n_features=2, n_clusters=1, seed=0))
-    assert main(["fit", "sites.csv", "--device", "site", "--target", "y", "--repeats", "1"]) == 0
+    assert main(["fit", "sites.csv", "--site", "site", "--target", "y", "--repeats", "1"]) == 0
     fitted = capsys.readouterr().out
     assert "no groups resolved" in fitted
     assert main(["inspect", "fedkin-model"]) == 0

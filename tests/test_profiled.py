@@ -102,7 +102,7 @@ def test_summaries_estimators_and_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = np.column_stack([fed.device_index, fed.X, fed.y])
     np.savetxt("rows.csv", rows, delimiter=",", header="site,a,b,y", comments="")
-    asked = ["fit", "rows.csv", "--device", "site", "--target", "y", "--select", "none", "--test-size", "0"]
+    asked = ["fit", "rows.csv", "--site", "site", "--target", "y", "--select", "none", "--test-size", "0"]
     assert main([*asked, "--fuse-intercept", "no", "--report", "page.html"]) == 0
     again = fedkin.load("fedkin-model")
     assert np.allclose(again.coef, model.coef, atol=1e-5)

@@ -6,6 +6,7 @@ import io
 import logging
 import signal
 import threading
+import time
 
 import pytest
 from rich.console import Console
@@ -21,7 +22,7 @@ from processes import PATIENCE
 TABLE = "site,x,y\n" + "".join(
     f"{site},{k % 7},{(k % 7) * (1 if site < 'c' else -1) + (k * 31 % 5) / 5}\n" for site in "abcd" for k in range(24)
 )
-FIT = ["fit", "sites.csv", "--device", "site", "--target", "y", "--lam", "0.01", "--select", "none"]
+FIT = ["fit", "sites.csv", "--site", "site", "--target", "y", "--lam", "0.01", "--select", "none"]
 
 
 @pytest.fixture
@@ -46,8 +47,20 @@ def test_a_bar_shows_loops_and_the_time_left():
 def test_time_left_in_words():
     from fedkin.fitting.progress import time_left
 
-    assert time_left(0.0, 0, 5) == time_left(0.0, 5, 5) == ""
-    assert time_left(-1e9, 1, 2).endswith("min left")
+    now = time.monotonic()
+    assert time_left(0.0, now, 0, 5) == time_left(0.0, now, 5, 5) == ""
+    assert time_left(-1e9, now, 1, 2).endswith("min left")
+
+
+def test_the_time_left_shrinks_while_a_turn_is_under_way(monkeypatch):
+    """Two turns of ten seconds are done, two are left; the third takes longer than the others."""
+    from fedkin.fitting import progress
+
+    words = []
+    for second in (0, 4, 8, 12, 19.5):
+        monkeypatch.setattr(progress.time, "monotonic", lambda second=second: 120.0 + second)
+        words.append(progress.time_left(100.0, 120.0, 2, 4))
+    assert words == ["about 20 s left", "about 16 s left", "about 12 s left", "about 8 s left", "about 1 s left"]
 
 
 def test_without_a_terminal_there_are_lines_now_and_then():

@@ -221,6 +221,15 @@ def test_nothing_that_a_site_is_called_becomes_part_of_the_page():
     assert "<img" not in page and "<b>" not in page and "\u2028" not in page
 
 
+def test_without_its_script_the_page_has_numbers_that_can_be_read(kin):
+    method = {"name": "Local", "mean": 11358800000.0, "standard_error": 1.5e9, "difference": 2.6e9}
+    compared = {"metric": "mean squared error", "methods": [method | {"difference_error": 1.7e9}], "verdict": "."}
+    page = report_page(replace(kin, comparison={**compared, "sites": [], "more": {}, "repeats": 3, "test_size": 0.25}))
+    quiet = page[page.index("<noscript>") : page.index("</noscript>")]
+    assert "<td>11 360 000 000</td>" in quiet
+    assert "11358800000" not in quiet
+
+
 def test_the_page_needs_nothing_else(kin):
     page = report_page(kin)
     assert "default-src 'none'" in page
@@ -263,14 +272,14 @@ def test_fit_and_report_write_the_same_page(tmp_path: Path, capsys: pytest.Captu
     fed, table = design.federation, tmp_path / "my rows.csv"
     lines = [f"s{u},{y},{','.join(map(str, x))}" for u, y, x in zip(fed.device_index, fed.y, fed.X, strict=True)]
     table.write_text("\n".join(["site,y,a,b,c", *lines]))
-    words = [str(table), "--device", "site", "--target", "y", "--select", "holm", "--test-size", "0"]
+    words = [str(table), "--site", "site", "--target", "y", "--select", "holm", "--test-size", "0"]
     words += ["--out", str(tmp_path / "model"), "--report", str(tmp_path / "one.html")]
     assert main(["fit", *words]) == 0
     assert main(["report", str(tmp_path / "model"), "--out", str(tmp_path / "two.html")]) == 0
     page = (tmp_path / "one.html").read_text()
     assert page == (tmp_path / "two.html").read_text()
     told = payload_of(page)["reproduction"]
-    assert told["command"].startswith("fedkin fit '") and "my rows.csv' --device site" in told["command"]
+    assert told["command"].startswith("fedkin fit '") and "my rows.csv' --site site" in told["command"]
     assert told["facts"]["SHA-256 of the data"] == hashlib.sha256(table.read_bytes()).hexdigest()
     assert told["facts"]["Fedkin"] == fedkin.__version__ and told["options"]["select"] == "holm"
     assert sorted(load(tmp_path / "model").history) == ["choice", "command", "data", "dropped", "path"]

@@ -73,7 +73,7 @@ def test_one_message_ends_with_a_model_at_each_site(tmp_path: Path, capsys: pyte
     assert not list(trial.rglob("*.csv.tmp")) and not list((trial / "sites").glob("*.csv"))
     assert not list((trial / "organiser").rglob("rows*"))
     # the fit of pooled rows is the same
-    arguments = ["--contract", str(tmp_path / "ward.toml"), "--device", "site", "--test-size", "0"]
+    arguments = ["--contract", str(tmp_path / "ward.toml"), "--site", "site", "--test-size", "0"]
     assert main(["fit", str(tmp_path / "all.csv"), *arguments, "--out", str(tmp_path / "pooled")]) == 0
     np.testing.assert_allclose(whole.coef, load(tmp_path / "pooled").coef, atol=1e-8)
     # cut short before the models were delivered, the same command continues: no site shares again

@@ -112,7 +112,7 @@ def test_columns_that_tell_nothing_or_too_much(tmp_path):
 def test_the_command_line_streams_when_asked_to(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "rows", {name: cells for name, cells in table().items() if name != "w"})
-    asked = ["fit", "rows/*.parquet", "--device", "site", "--target", "y", "--lam", "0.03", "--select", "none"]
+    asked = ["fit", "rows/*.parquet", "--site", "site", "--target", "y", "--lam", "0.03", "--select", "none"]
     assert main([*asked, "--stream", "--out", "streamed"]) == 0
     told = capsys.readouterr()
     assert "one pass" in told.err
@@ -200,7 +200,7 @@ def test_few_passes_and_one_batch_at_a_time(tmp_path, monkeypatch):
 def test_the_command_line_reads_labels_again(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "rows", {name: cells for name, cells in labelled("logistic").items() if name not in "ow"})
-    asked = ["fit", "rows/*.parquet", "--device", "site", "--target", "y"]
+    asked = ["fit", "rows/*.parquet", "--site", "site", "--target", "y"]
     assert main([*asked, "--stream", "--out", "streamed"]) == 0
     said = capsys.readouterr()
     assert "read once for every Newton step, some 25 times" in " ".join(said.err.split())

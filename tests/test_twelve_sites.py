@@ -180,7 +180,7 @@ def publish_all(machines: Machines, at: Callable[..., str]) -> fedkin.FittedMode
 
 
 def fit_pooled(machines: Machines, at: Callable[..., str], *options: str) -> fedkin.FittedModel:
-    given = ["--contract", "heart.toml", "--device", "site", "--graph", "edges.csv", "--test-size", "0"]
+    given = ["--contract", "heart.toml", "--site", "site", "--graph", "edges.csv", "--test-size", "0"]
     at(machines.pooled, "fit", "all.csv", *given, "--out", "model", *options)
     return fedkin.load(machines.pooled / "model")
 

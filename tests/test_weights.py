@@ -191,7 +191,7 @@ def test_weights_of_the_command_line_reach_every_method(tmp_path, monkeypatch, m
     (tmp_path / "two.csv").write_text(
         lines(repeated, np.ones(len(repeated.X), dtype=int)).replace("np.float64(", "").replace(")", "")
     )
-    asked = ["--device", "site", "--target", "y", "--weight", "w", "--test-size", "0", "--method", method]
+    asked = ["--site", "site", "--target", "y", "--weight", "w", "--test-size", "0", "--method", method]
     asked += ["--lam", "0.05"] if method == "fused" else []
     for name in ("one", "two"):
         assert main(["fit", f"{name}.csv", *asked, "--out", name]) == 0

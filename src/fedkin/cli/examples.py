@@ -6,7 +6,7 @@ import typer
 
 #: {command: what one would type}.
 EXAMPLES = {
-    "fit": "fedkin fit patients.csv --device hospital --target outcome --report page.html",
+    "fit": "fedkin fit patients.csv --site hospital --target outcome --report page.html",
     "predict": "fedkin predict fedkin-model new-patients.csv --out predicted.csv",
     "inspect": "fedkin inspect fedkin-model",
     "report": "fedkin report fedkin-model --out page.html",

@@ -71,10 +71,11 @@ def _bar(words: str, console: Console) -> Iterator[Say]:
         tasks: dict[str, tuple[rich.TaskID, float]] = {}
 
         def hear(loop: str, done: int, total: int) -> None:
+            now = time.monotonic()
             if loop not in tasks:
-                tasks[loop] = (bars.add_task(loop, total=total, left=""), time.monotonic())
+                tasks[loop] = (bars.add_task(loop, total=total, left=""), now)
             task, began = tasks[loop]
-            bars.update(task, completed=done, left=time_left(began, done, total))
+            bars.update(task, completed=done, left=time_left(began, now, done, total))
             if done == total:
                 bars.remove_task(tasks.pop(loop)[0])
 
@@ -84,14 +85,14 @@ def _bar(words: str, console: Console) -> Iterator[Say]:
 
 @contextmanager
 def _lines(words: str, every: float, file: IO[str] | None = None) -> Iterator[Say]:
-    now, loops, over = [words], dict[str, tuple[int, int, float]](), threading.Event()
+    now, loops, over = [words], dict[str, tuple[int, int, float, float]](), threading.Event()
 
     def say(said: str) -> None:
         now[0] = said
 
     def hear(loop: str, done: int, total: int) -> None:
-        began = loops[loop][2] if loop in loops else time.monotonic()
-        loops[loop] = (done, total, began)
+        last = time.monotonic()
+        loops[loop] = (done, total, loops[loop][2] if loop in loops else last, last)
         if done == total:
             del loops[loop]
 
@@ -99,8 +100,8 @@ def _lines(words: str, every: float, file: IO[str] | None = None) -> Iterator[Sa
         start = time.monotonic()
         while not over.wait(every):
             parts = [now[0]]
-            for loop, (done, total, began) in list(loops.items()):
-                left = time_left(began, done, total)
+            for loop, (done, total, began, last) in list(loops.items()):
+                left = time_left(began, last, done, total)
                 parts.append(f"{loop}, {done} of {total}" + (f" ({left})" if left else ""))
             line = f"[{time.monotonic() - start:.0f} s] {'; '.join(parts)}"
             print(line, file=file or sys.stderr, flush=True)
@@ -115,16 +116,21 @@ def _lines(words: str, every: float, file: IO[str] | None = None) -> Iterator[Sa
         teller.join()
 
 
-def time_left(began: float, done: int, total: int) -> str:
+def time_left(began: float, last: float, done: int, total: int) -> str:
     """About how long the rest of a loop takes, in words; nothing before its first turn is done.
+
+    ``last`` is when the last turn was done. The time since is taken off what was left then, so that it never grows
+    while a turn is under way.
 
     Examples
     --------
     >>> import time
-    >>> time_left(time.monotonic() - 20, 2, 5)
+    >>> time_left(time.monotonic() - 20, time.monotonic(), 2, 5)
     'about 30 s left'
+    >>> time_left(time.monotonic() - 30, time.monotonic() - 10, 2, 5)
+    'about 20 s left'
     """
     if not 0 < done < total:
         return ""
-    seconds = (time.monotonic() - began) / done * (total - done)
+    seconds = max((last - began) / done * (total - done) - (time.monotonic() - last), 1.0)
     return f"about {seconds:.0f} s left" if seconds < 100 else f"about {seconds / 60:.0f} min left"

@@ -26,8 +26,28 @@ def render(template: str, **values: Any) -> str:
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    loader = PackageLoader("fedkin.report")
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made = Environment(
+        loader=PackageLoader("fedkin.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["readable"] = readable
+    return made
+
+
+def readable(value: float) -> str:
+    """A number with four digits that count, thousands apart.
+
+    Examples
+    --------
+    >>> readable(11358800000.0), readable(0.19814), readable(107.0948)
+    ('11 360 000 000', '0.1981', '107.1')
+    """
+    if not 1e4 <= abs(value) < 1e15:
+        return f"{value:.4g}"
+    return f"{float(f'{value:.3e}'):,.0f}".replace(",", " ")
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from __future__ import annotations
 from fedkin.stats.local import LocalFit, Variance, global_fit, local_fit, oracle_fit
 from fedkin.stats.newton import minimise_with_ridge
 from fedkin.stats.private import Budget, private_summary
-from fedkin.stats.rereading import FileRows, holds_labels, rows_in_files
+from fedkin.stats.rereading import FileRows, holds_labels, holds_zeros_and_ones, rows_in_files
 from fedkin.stats.running import RunningSums
 from fedkin.stats.selection import FAMILY_WISE, EdgeSelection, Method, bonferroni, select_edges, wald_tests
 from fedkin.stats.streaming import Streamed, summarise_files, table_size
@@ -42,6 +42,7 @@ __all__ = [
     "bonferroni",
     "global_fit",
     "holds_labels",
+    "holds_zeros_and_ones",
     "local_fit",
     "minimise_with_ridge",
     "oracle_fit",

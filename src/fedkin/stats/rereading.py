@@ -195,6 +195,15 @@ def holds_labels(path: str | os.PathLike[str], target: str) -> bool:
     return _is_text(stream, target) if target in opened_file(stream.files[0]).schema_arrow.names else False
 
 
+def holds_zeros_and_ones(path: str | os.PathLike[str], target: str) -> bool:
+    """Whether the first rows of a column of Parquet files are 0 or 1, and both are there."""
+    stream = Stream(parquet_files(path), Roles("", target))
+    if target not in opened_file(stream.files[0]).schema_arrow.names:
+        return False
+    head = next(stream.batches([target]), {target: np.empty(0)})[target]
+    return head.dtype.kind in "iuf" and np.unique(head).tolist() == [0, 1]
+
+
 def _is_text(stream: Stream, target: str) -> bool:
     head = next(stream.batches([target]), {target: np.empty(0)})[target]
     return head.dtype.kind == "b" or look_at(head).kind == "category"

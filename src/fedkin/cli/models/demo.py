@@ -42,7 +42,7 @@ def demo(
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Directory for the report and the data of the demonstration.")
     ] = Path("demo-report"),
-    devices: Annotated[int, typer.Option(help="Number of sites.")] = 60,
+    sites: Annotated[int, typer.Option(help="Number of sites.")] = 60,
     rows: Annotated[int, typer.Option(min=2, help="Rows that each site learns from; it has as many to test on.")] = 60,
     features: Annotated[int, typer.Option(min=1, help="Number of features.")] = 20,
     varrho: Annotated[float, typer.Option(help="Share of the graph that is wrong.")] = 0.2,
@@ -52,12 +52,12 @@ def demo(
     context: typer.Context,
 ) -> None:
     """Generate sites with a graph that is partly wrong, and see how close each method comes to the truth."""
-    if devices < GROUPS:
-        raise ParameterError(f"--devices must be at least {GROUPS}, the number of true groups, got {devices}")
+    if sites < GROUPS:
+        raise ParameterError(f"--sites must be at least {GROUPS}, the number of true groups, got {sites}")
     if out.is_file():
         raise ParameterError(f"--out {out} is a file, expected a directory for the report")
     with working("generating sites") as say:
-        design = paper_design(devices, 2 * rows, features, GROUPS, varrho=varrho, seed=seed)
+        design = paper_design(sites, 2 * rows, features, GROUPS, varrho=varrho, seed=seed)
         out.mkdir(parents=True, exist_ok=True)  # before the work: a place that cannot be written is told at once
         model, result = _found(design, seed, say)
         shown = replace(model, history={**(model.history or {}), "command": command_line(context)})
@@ -214,5 +214,5 @@ def _print(model: FittedModel, result: DemoResult, out: Path) -> None:
     facts = {name: known[name] for name in ("groups", "graph", "sampler")}
     print_facts({**facts, "report": str((out / "report.html").resolve())})
     console.print("\nThe same sites from their files, as you would fit your own:")
-    command = f"{_program()} fit {out / 'data.csv'} --device site --target y --graph {out / 'graph.csv'}"
+    command = f"{_program()} fit {out / 'data.csv'} --site site --target y --graph {out / 'graph.csv'}"
     console.print(command, style="bold", soft_wrap=True)

@@ -12,7 +12,7 @@ import typer
 from fedkin._base import count, listed
 from fedkin.cli.models.edge_files import EdgeFiles
 from fedkin.cli.models.fit_shared import Asked, fit_shared, folder_of_summaries
-from fedkin.cli.models.fit_table import Comparing, check_rows, fit_table
+from fedkin.cli.models.fit_table import Comparing, checked, fit_table
 from fedkin.cli.models.report import check_page, command_line, with_origin, write_report
 from fedkin.cli.models.results import (
     method_words,
@@ -41,9 +41,9 @@ def fit(
         ),
     ],
     options: dict[str, Any],
-    device: Annotated[
+    site: Annotated[
         str | None,
-        typer.Option(metavar="COL", help="Column that names the site (device) of a row; a directory needs none."),
+        typer.Option(metavar="COL", help="Column that names the site of a row; a directory needs none."),
     ] = None,
     target: Annotated[str | None, typer.Option(metavar="COL", help="Column to predict.")] = None,
     features: Annotated[
@@ -134,10 +134,10 @@ def fit(
         raise ParameterError(f"--test-size must be at least 0 and less than 1, got {test_size:g}")
     said = {"target": target, "features": features, "drop": drop, "offset": offset, "weight": weight, "time": time}
     said |= {"categories": categories, "missing": None if missing == "refuse" else missing}
-    files = EdgeFiles(graph, covariates, device)
+    files = EdgeFiles(graph, covariates, site)
     folder = folder_of_summaries(data)
     if folder is not None:
-        named = {"device": device, "contract": contract, **said}
+        named = {"site": site, "contract": contract, **said}
         for name, value in named.items():
             if value is not None:
                 raise ParameterError(f"{flag(name)} is for tables; summaries have their contract: leave it out")
@@ -160,7 +160,7 @@ def fit(
         target, offset = agreed.target, agreed.schema.offset
     replaced = _check_out(out)
     about_table = {
-        "device": device,
+        "device": site,
         "target": target,
         "features": None if features is None else _names(features),
         "drop": _names(drop or ""),
@@ -177,7 +177,7 @@ def fit(
         )
         with working(f"reading {data}") as say:
             model, folds = fit_streamed(data, about_table, files, how, test_size > 0, say)
-            model = replace(model, options={**model.options, "device_column": device})
+            model = replace(model, options={**model.options, "device_column": site})
             model = with_origin(model, data, context)
             model.save(out)
             if report is not None:
@@ -192,14 +192,14 @@ def fit(
     with working(f"reading {data}") as say:
         if agreed is None:
             rows = read_table(data, **about_table)
-            check_rows(rows, how)
+            how = checked(rows, how)
         else:
-            rows = agreed_federation(data, device, agreed.schema)
+            rows = agreed_federation(data, site, agreed.schema)
         edges, known = files.read(rows.devices)
         schema = None if agreed is None else agreed.schema
         comparing = Comparing(test_size, repeats, keep_best)
         comparison, model = fit_table(rows, edges, how, comparing, say, schema)
-        model = replace(model, offset_name=offset, options={**model.options, "device_column": device})
+        model = replace(model, offset_name=offset, options={**model.options, "device_column": site})
         if model.kin is None:
             say("following the path of lam")
         model = with_covariates(with_history(model, rows, edges, how, schema), known)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedkin._base import Say, count
-from fedkin.cli.models.hints import hint_at_loss
+from fedkin._base import Say, count, listed
+from fedkin.cli.models.hints import with_loss
 from fedkin.cli.models.results import check_converged
 from fedkin.cli.shared.console import Interrupted, note, stopping_early
 from fedkin.data import Federation, Schema, level_text
@@ -29,8 +29,11 @@ class Comparing:
     keep_best: bool
 
 
-def check_rows(rows: Federation, how: FitOptions) -> None:
-    """Refuse what would give a model that is nonsense, or none at all; remark on what may be meant otherwise."""
+def checked(rows: Federation, how: FitOptions) -> FitOptions:
+    """Refuse what would give a model that is nonsense, or none at all; the options with the loss that suits the target.
+
+    Remarks on what may be meant otherwise, and names sites with a single row.
+    """
     y, offset = rows.y, rows.offset
     if y is not None and len(y) > 1 and (y == y[0]).all():
         raise DataError(
@@ -42,7 +45,13 @@ def check_rows(rows: Federation, how: FitOptions) -> None:
             f"the offset reaches {offset[np.abs(offset).argmax()]:g}, and its exponential is no exposure: an offset of "
             "counts is the logarithm of the exposure; add a column with it"
         )
-    hint_at_loss(rows, how)
+    held = np.bincount(rows.device_index, minlength=rows.n_devices)
+    single = [site for site, n in zip(rows.devices, held.tolist(), strict=True) if n == 1]
+    if single:
+        several = len(single) > 1
+        which = f"{count(len(single), 'site')} ({listed(single)}) have" if several else f"site {single[0]!r} has"
+        note(f"{which} one row{' each' if several else ''}, which is never held out: the model there rests on the others")
+    return with_loss(rows, how)
 
 
 def fit_table(

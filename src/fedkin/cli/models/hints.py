@@ -1,6 +1,8 @@
-"""Hints at a loss that may suit a target better than the one it gets by default."""
+"""The loss of a target where nobody has named one, and hints at one that may suit it better."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,18 +14,22 @@ from fedkin.fitting import FitOptions
 _MEAN_OF_COUNTS = 10.0
 
 
-def hint_at_loss(federation: Federation, how: FitOptions) -> None:
-    """Say that numbers look like classes or counts, where nobody has named a loss."""
+def with_loss(federation: Federation, how: FitOptions) -> FitOptions:
+    """The options with the logistic loss for numbers that are 0 or 1, where nobody has named a loss.
+
+    Says so, and that whole numbers may be counts.
+    """
     y, name = federation.y, federation.target_name
     if how.loss != "auto" or y is None or y.dtype.kind != "f":
-        return
+        return how
     values = np.unique(y)
     if values.tolist() == [0.0, 1.0]:
-        note(f"the target {name!r} is 0 or 1 everywhere; to model it as a class, add --loss logistic")
-        return
+        note(f"the target {name!r} is 0 or 1 everywhere: its probabilities are modelled; --loss linear fits numbers")
+        return replace(how, loss="logistic")
     whole = values.size > 2 and values[0] >= 0 and bool((values == np.floor(values)).all())
     if whole and (values[0] == 0 or y.mean() <= _MEAN_OF_COUNTS):
         note(
             f"the target {name!r} holds whole numbers of at least 0 and is modelled by least squares; if it counts "
             "events, add --loss poisson"
         )
+    return how

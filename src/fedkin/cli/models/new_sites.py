@@ -51,6 +51,6 @@ def _by_site(path: Path, column: str | None) -> dict[str, dict[str, AnyArray]]:
     with naming(path):
         columns = read_columns(path)
         if column is None or column not in columns:
-            raise DataError(f"say which column holds the sites: --device COL; there are {listed(columns, 20)}")
+            raise DataError(f"say which column holds the sites: --site COL; there are {listed(columns, 20)}")
         ids = np.array([str(device) for device in device_ids(columns[column])], dtype=object)
     return {site: {name: values[ids == site] for name, values in columns.items()} for site in dict.fromkeys(ids)}

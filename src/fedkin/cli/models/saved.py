@@ -41,7 +41,7 @@ def predict(
     data: Annotated[
         Path, typer.Argument(metavar="DATA", help="Rows to predict: a file, or a directory with one file per site.")
     ],
-    device: Annotated[
+    site: Annotated[
         str | None, typer.Option(metavar="COL", help="Column of the sites; by default the one of the fit.")
     ] = None,
     offset: Annotated[
@@ -63,7 +63,7 @@ def predict(
 ) -> None:
     """Predict rows with a fitted model, each with the model of its site."""
     fitted = load(model)
-    column = device or fitted.options.get("device_column")
+    column = site or fitted.options.get("device_column")
     if fitted.schema is None:
         federation = read_table(data, device=column, features=fitted.feature_names, offset=offset or fitted.offset_name)
         order = np.argsort(federation.row_order)  # back to the order of the file
@@ -74,13 +74,13 @@ def predict(
         if offset is not None and not isinstance(fitted.schema, TableSchema):
             raise ParameterError(f"--offset is for the contract to say ({fitted.schema.offset}): leave it out")
         # in a directory the files are named like the sites, whatever the column was called
-        found, X, shift = rows_to_predict(data, device if data.is_dir() else column, fitted, offset)
+        found, X, shift = rows_to_predict(data, site if data.is_dir() else column, fitted, offset)
     devices = _known_ids(fitted, found)
     if rows is not None and not new_site:
         raise ParameterError("--rows are the labelled rows of new sites: add --new-site")
     models = models_of(fitted, devices, new_site, rows, column)
     columns = _columns(models, X, devices, shift, level)
-    header = ["row", column or "device", *columns]
+    header = ["row", column or "site", *columns]
     table: list[list[Any]] = [
         [number, *cells] for number, cells in enumerate(zip(devices, *columns.values(), strict=True))
     ]

@@ -32,7 +32,7 @@ from fedkin.fitting import (
     with_covariates,
 )
 from fedkin.objective import Summaries
-from fedkin.stats import holds_labels, rows_in_files, summarise_files, table_size
+from fedkin.stats import holds_labels, holds_zeros_and_ones, rows_in_files, summarise_files, table_size
 
 #: A fit in memory takes about this many times the numbers of the table.
 _COPIES = 4
@@ -88,13 +88,16 @@ def fit_streamed(
 ) -> tuple[FittedModel, FoldComparison | None]:
     """A model of rows that stay in files, and its comparison over folds; ``asked`` as in `summarise_files`."""
     if asked.get("device") is None:
-        raise DataError(f"say which column of {data} holds the sites: --device COL")
+        raise DataError(f"say which column of {data} holds the sites: --site COL")
     if asked.get("time") is not None:
         raise ParameterError("--time puts rows in order, which needs all of them in memory: omit --stream or --time")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", DegenerateDeviceWarning)
-        if sums_tell(data, how, asked.get("target")):
+        target = asked.get("target")
+        if sums_tell(data, how, target):
+            if how.loss == "auto" and target is not None and holds_zeros_and_ones(data, target):
+                note(f"the target {target!r} is 0 or 1 and is modelled by least squares; --loss logistic: probabilities")
             model, summaries = _from_sums(data, asked, files, how, say)
         else:
             model, summaries = _from_files(data, asked, files, how, say)

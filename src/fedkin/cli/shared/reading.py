@@ -32,7 +32,7 @@ def read_table(path: Path, **asked: Any) -> Federation:
     """`Federation.read` with these arguments; what it remarks on comes as notes."""
     check_exists(path)
     if asked.get("device") is None and path.is_file():
-        raise DataError(f"say which column of {path} holds the sites: --device COL{_has(_column_names(path))}")
+        raise DataError(f"say which column of {path} holds the sites: --site COL{_has(_column_names(path))}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TableWarning)  # they are the federation's notes
         federation = Federation.read(path, **asked)
@@ -52,7 +52,7 @@ def agreed_federation(path: Path, device: str | None, schema: Schema) -> Federat
     """The rows of all sites, checked and encoded as the schema says."""
     columns, site, _ = _schema_columns(path, device, schema, target=True)
     if site is None:
-        raise DataError(f"say which column of {path} holds the sites: --device COL{_has(list(columns))}")
+        raise DataError(f"say which column of {path} holds the sites: --site COL{_has(list(columns))}")
     with naming(path):
         return schema.federation(columns, site)
 
@@ -79,7 +79,7 @@ def rows_to_predict(
         ids = [model.devices[0]] * len(next(iter(columns.values()), ()))
     else:
         raise DataError(
-            f"say which column of {path} holds the sites: --device COL{_has(list(columns))}; the model has "
+            f"say which column of {path} holds the sites: --site COL{_has(list(columns))}; the model has "
             f"{model.n_devices} of them"
         )
     with naming(path):

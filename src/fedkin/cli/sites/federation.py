@@ -23,7 +23,7 @@ CaKey = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Key of your own authority, where the directory has none.")
 ]
 SiteColumn = Annotated[
-    str | None, typer.Option("--site-column", metavar="COL", help="Column that says which site a row belongs to.")
+    str | None, typer.Option("--site", metavar="COL", help="Column that says which site a row belongs to.")
 ]
 
 
@@ -35,7 +35,7 @@ def _root() -> None: ...
 def draft(
     table: Annotated[Path, typer.Argument(metavar="TABLE", help="An example table, CSV or Parquet.")],
     target: Annotated[str | None, typer.Option(metavar="COL", help="Column to predict; by default a guess.")] = None,
-    site_column: SiteColumn = None,
+    site: SiteColumn = None,
     name: Annotated[str | None, typer.Option(help="Name of the federation; by default that of the file.")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.toml", help="File to write; by default standard output.")
@@ -48,7 +48,7 @@ def draft(
     from fedkin.cli.sites.contracts import DraftCommand
     from fedkin.cli.sites.contracts import draft as run
 
-    run(DraftCommand(table, target, site_column, name, out))
+    run(DraftCommand(table, target, site, name, out))
 
 
 @federation.command()
@@ -57,7 +57,7 @@ def check(
     data: Annotated[
         Path | None, typer.Option(metavar="TABLE", help="A table to check against it, CSV or Parquet.")
     ] = None,
-    site_column: SiteColumn = None,
+    site: SiteColumn = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of tables.")] = False,
 ) -> None:
     """Check a contract, and a table against it: everything that does not fit, column by column.
@@ -67,7 +67,7 @@ def check(
     from fedkin.cli.shared.console import WRONG_INPUT
     from fedkin.cli.sites.contracts import check as run
 
-    if not run(contract, data, site_column, as_json):
+    if not run(contract, data, site, as_json):
         raise typer.Exit(WRONG_INPUT)
 
 
