@@ -135,6 +135,18 @@ def test_the_command_line_streams_when_asked_to(tmp_path, capsys, monkeypatch):
     assert "reads all rows unless the loss is linear" in capsys.readouterr().err
 
 
+def test_zeros_and_ones_in_files_are_remarked_on(tmp_path, capsys, monkeypatch):
+    columns = table()
+    columns["y"] = (columns["y"] > np.median(columns["y"])).astype(np.int64)
+    written(tmp_path, columns)
+    monkeypatch.chdir(tmp_path)
+    fit = ["fit", "*.parquet", "--site", "site", "--target", "y", "--stream", "--test-size", "0"]
+    assert main(fit) == 0
+    assert "the target 'y' is 0 or 1 and is modelled by least squares" in " ".join(capsys.readouterr().err.split())
+    assert main([*fit, "--loss", "linear"]) == 0
+    assert "0 or 1" not in capsys.readouterr().err
+
+
 def test_sizes_come_from_footers(tmp_path):
     assert table_size(written(tmp_path / "rows", table())) == (900, 6)
 

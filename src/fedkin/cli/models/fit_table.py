@@ -49,8 +49,9 @@ def checked(rows: Federation, how: FitOptions) -> FitOptions:
     single = [site for site, n in zip(rows.devices, held.tolist(), strict=True) if n == 1]
     if single:
         several = len(single) > 1
-        which = f"{count(len(single), 'site')} ({listed(single)}) have" if several else f"site {single[0]!r} has"
-        note(f"{which} one row{' each' if several else ''}, which is never held out: the model there rests on the others")
+        which = f"{count(len(single), 'site')} ({listed(single)}) have one row each"
+        which = which if several else f"site {single[0]!r} has one row"
+        note(f"{which}, which is never held out: the model there rests on the others")
     return with_loss(rows, how)
 
 

@@ -97,7 +97,8 @@ def fit_streamed(
         target = asked.get("target")
         if sums_tell(data, how, target):
             if how.loss == "auto" and target is not None and holds_zeros_and_ones(data, target):
-                note(f"the target {target!r} is 0 or 1 and is modelled by least squares; --loss logistic: probabilities")
+                words = "is modelled by least squares, which takes one pass; for probabilities add --loss logistic"
+                note(f"the target {target!r} is 0 or 1 and {words}")
             model, summaries = _from_sums(data, asked, files, how, say)
         else:
             model, summaries = _from_files(data, asked, files, how, say)
