@@ -14,6 +14,8 @@ REFERENCE = METHODS[0].name
 FEDKIN = ("kin", "fused", "fused after kin")
 #: Times the error of the best baseline in one split that count as a breakdown, however large the standard error.
 BROKEN = 1.5
+#: Differences that four digits do not show are none.
+SEEN = 5e-5
 #: Methods of the table that has all tables at a glance, and what they are called there.
 GLANCE = {
     "ridge at each site": "each site alone",
@@ -129,7 +131,7 @@ def _cells(
     spread = _standard_error(apart)
     ratios = [own[k]["seconds"] / reference[k]["seconds"] for k in own if k in reference and "seconds" in reference[k]]
     groups = [row["groups"] for row in own.values() if row.get("groups") is not None]
-    lost = bool(apart.mean() > spread)
+    lost = bool(apart.mean() > max(spread, SEEN))
     said = "-" if not apart.any() else f"{apart.mean():+.4f} ({spread:.4f})" + (" worse" if lost else "")
     cells = [
         f"{errors.mean():.4f} ({_standard_error(errors):.4f})",
