@@ -9,6 +9,8 @@ import pytest
 from scipy import stats
 from scipy.special import gammaln, logsumexp
 
+from fedkin import find_kin, oracle_fit
+from fedkin.datasets import paper_design
 from fedkin.kin.kernels.bundles import unpacked
 from fedkin.kin.options import SHARES, Sampling
 from fedkin.kin.partitions import EVENNESS, log_partitions, log_prior
@@ -17,8 +19,8 @@ from fedkin.kin.sampler.merging import merge
 from fedkin.kin.sampler.neighbours import Neighbours
 from fedkin.kin.sampler.record import Record
 from fedkin.kin.sampler.sites import integrate_effects
-from fedkin.kin.sampler.walk import MEAN_PRECISION, SHAPES, TYPICAL_WIDTH, Course, State, Walk
-from fedkin.kin.sampler.wide import Whole
+from fedkin.kin.sampler.walk import LOG_SHARES, MEAN_PRECISION, SHAPES, TYPICAL_WIDTH, Course, State, Walk
+from fedkin.kin.sampler.wide import Whole, _Part
 
 
 def partitions(n):
@@ -209,12 +211,54 @@ def test_groups_found_in_some_directions_pool_in_all():
     turn = np.eye(d)[:, :1]
     sites = integrate_effects(W[:, :1, :1], c[:, :1], Neighbours.none(V))
     chains = go_on(scout(sites, 0, Sampling()), Sampling())
-    b, covariance = Whole(np.eye(d), W, c, turn).effects(chains, 0.0, np.zeros(len(SHARES)))
+    whole = Whole(np.eye(d), W, c, turn, np.linalg.inv(np.eye(d) + W))
+    b, covariance = whole.effects(chains, 0.0, np.zeros(len(SHARES)))
     pooled = np.array([c[labels == k].sum(axis=0) / (20.0 * 10 + 1) for k in (0, 1)])[labels]
     assert b == pytest.approx(pooled, abs=0.12)
     deviation = np.sqrt(np.einsum("ujj->uj", covariance))
     assert (deviation > 0.9 / np.sqrt(201)).all()
     assert np.median(deviation) < 0.15  # alone it would be 0.22
+
+
+def test_more_coefficients_than_directions_are_pooled_in_groups():
+    """Sixty coefficients, looked at in fifty directions: as good as being told."""
+    made = paper_design(n_devices=16, n_samples=90, n_features=60, n_clusters=2, signal=1, seed=0)
+    kin = find_kin(made.federation)
+    told = oracle_fit(made.federation, made.labels)
+    assert kin.resolved and kin.groups.tolist() == made.labels.tolist()
+    errors = [((theta - made.theta_star) ** 2).sum() for theta in (kin.theta, told)]
+    assert errors[0] < 1.1 * errors[1]
+    inside = np.abs(kin.theta - made.theta_star) < 1.96 * np.sqrt(np.einsum("ujj->uj", kin.covariance))
+    assert 0.91 < inside.mean() < 0.985
+
+
+def test_shares_of_many_coefficients_are_those_of_all_that_could_be_asked():
+    """Effects in all directions, averaged over shares one by one and by the formulas of a joint normal distribution."""
+    rng = np.random.default_rng(1)
+    V, d, labels = 9, 3, np.arange(9) % 3
+    roots = rng.normal(size=(V, d, d + 2))
+    W = roots @ np.swapaxes(roots, 1, 2)
+    c = np.einsum("uij,uj->ui", W, rng.normal(size=(3, d))[labels]) + rng.normal(size=(V, d))
+    plain = np.linalg.inv(np.eye(d) + W)
+    whole = Whole(np.eye(d), W, c, np.eye(d), plain)
+    w, m = np.array([0.5, 2.0, 1.0]), np.array([0.1, 0.0, -0.3])
+    part = _Part(1.0, labels, np.diag(1 / w), m / w)
+    member = (labels[:, None] == labels).astype(float)
+    logs = []
+    for share in SHARES:
+        # prior of all effects, and the evidence of c ~ N(W m, W + W prior W) as a ratio of normalising constants
+        prior = np.kron(member, np.diag(w)) + share * np.eye(V * d)
+        big = np.zeros((V * d, V * d))
+        for u in range(V):
+            big[u * d : (u + 1) * d, u * d : (u + 1) * d] = W[u]
+        score = c.ravel() - big @ np.tile(m, V)
+        log = 0.5 * score @ prior @ np.linalg.solve(np.eye(V * d) + big @ prior, score)
+        log += np.tile(m, V) @ c.ravel() - 0.5 * np.tile(m, V) @ big @ np.tile(m, V)
+        logs.append(log - 0.5 * np.linalg.slogdet(np.eye(V * d) + big @ prior)[1])
+    expected = np.array(logs) + LOG_SHARES
+    expected = np.exp(expected - expected.max())
+    found = whole._shares([part])[0]
+    assert found == pytest.approx(expected / expected.sum(), abs=1e-3)
 
 
 def test_same_seed_same_chain():

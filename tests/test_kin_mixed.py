@@ -7,7 +7,7 @@ import pytest
 from scipy import optimize, stats
 from statsmodels.regression.mixed_linear_model import MixedLM, MixedLMParams
 
-from fedkin.kin import Priors, Quadratics, common_units, fit_mixed
+from fedkin.kin import Priors, Quadratics, common_units, fit_mixed, mixed
 from fedkin.kin.mixed import LEAST_LOG, _Evidence, steadied
 
 APART = Priors(likeness=np.inf, log_spread=(0.0, np.inf), ridge=1e6)
@@ -207,3 +207,17 @@ def test_known_dispersion_is_kept():
     X, y, _ = sites(V=10, n=20)
     model = fit_mixed(sums_of(X, y), first(3), dispersion=2.0)
     assert model.noise == pytest.approx(np.full(10, 2.0))
+
+
+def test_spreads_of_many_coefficients_are_learned_from_some_sites(monkeypatch):
+    X, y, _ = sites(V=60)
+    sums = sums_of(X, y)
+    every = fit_mixed(sums, first(3))
+    monkeypatch.setattr(mixed, "MOST_WORK", 1.0)
+    some = fit_mixed(sums, first(3))
+    few = np.linspace(0, 59, mixed.FEW_SITES).astype(int)
+    monkeypatch.undo()
+    theirs = fit_mixed(sums.take(few), first(3))
+    assert some.spread == pytest.approx(theirs.spread)
+    assert some.theta.shape == every.theta.shape
+    assert np.abs(some.theta - every.theta).max() < 0.5 * np.sqrt(every.covariance[:, 0, 0]).max()

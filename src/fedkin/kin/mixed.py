@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import digamma, polygamma
 
-from fedkin._base import Array, Mask
+from fedkin._base import Array, Index, Mask
 from fedkin.kin.quadratics import Quadratics, apply
 from fedkin.kin.scoring import scored
 
@@ -22,8 +22,10 @@ from fedkin.kin.scoring import scored
 FLAT = 1e-8
 #: Logarithm of the least spread, which is none.
 LEAST_LOG = -14.0
-#: With more sites than this, spreads, ridge and noise are learned from so many of them.
-MOST_SITES = 2000
+#: With more sites than this, spreads, ridge and noise are learned from so many of them...
+MOST_SITES, FEW_SITES = 2000, 24
+#: ... or from fewer, but not less than those, where they times the cubes of their coefficients are more than this.
+MOST_WORK = 2e9
 #: Excess variance of log noise between sites below which one noise serves all.
 COMMON_NOISE = 1e-3
 
@@ -135,8 +137,7 @@ def fit_mixed(
     """
     evidence = _Evidence(sums, intercepts, dispersion, priors or Priors())
     parameters = evidence.start() if start is None else start
-    if sums.n_sites > MOST_SITES:
-        some = np.linspace(0, sums.n_sites - 1, MOST_SITES).astype(np.int64)
+    if (some := _some_sites(sums)) is not None:
         few = fit_mixed(sums.take(some), intercepts, dispersion=dispersion, start=start, priors=priors, passes=passes)
         return _with_own_noise(evidence, few.parameters) if dispersion is None else evidence.model(few.parameters)
     for last in range(passes - 1, -1, -1):
@@ -172,8 +173,7 @@ def without_spread(sums: Quadratics, intercepts: Mask, model: MixedModel, *, lea
     intercepts' spreads and for that of the slopes' (as in the Bayesian information criterion). ``learned`` says
     whether the noise is, and has to be learned anew.
     """
-    if sums.n_sites > MOST_SITES:
-        some = np.linspace(0, sums.n_sites - 1, MOST_SITES).astype(np.int64)
+    if (some := _some_sites(sums)) is not None:
         return without_spread(sums.take(some), intercepts, replace(model, noise=model.noise[some]), learned=learned)
     evidence = _Evidence(sums, intercepts, None if learned else float(model.noise[0]), Priors())
     evidence.share = model.noise / np.exp(np.log(model.noise).mean())
@@ -183,6 +183,14 @@ def without_spread(sums: Quadratics, intercepts: Mask, model: MixedModel, *, lea
     levels = int(intercepts.any()) + int((~intercepts).any())
     gain = evidence.solve(model.parameters).log_likelihood - alone.log_likelihood
     return OneModel(float(gain - 0.5 * levels * np.log(sums.n_sites)), alone.mean, alone.covariance)
+
+
+def _some_sites(sums: Quadratics) -> Index | None:
+    """Sites from which spreads are learned, or None for all of them."""
+    most = min(MOST_SITES, max(FEW_SITES, int(MOST_WORK / sums.n_params**3)))
+    if sums.n_sites <= most:
+        return None
+    return np.linspace(0, sums.n_sites - 1, most).astype(np.int64)
 
 
 def _noise_share(sums: Quadratics, model: MixedModel) -> Array:

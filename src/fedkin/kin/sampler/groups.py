@@ -103,9 +103,12 @@ def find_groups(
     explains the data better: spreads that were estimated apart are noisy, unless there are many sites.
     """
     V = len(model.theta)
-    alike = bool(slopes.sum() > 1 and V < MANY_SITES)
-    ends = [_White.of(model, slopes, share) for share in ((0.0, 1.0) if alike else (0.0,))]
-    if V < FEWEST or not all(white.F.shape[1] for white in ends):
+    several = bool(slopes.sum() > 1 and V < MANY_SITES)
+    # very many coefficients are not asked, which takes long: half way
+    alike = several and len(slopes) <= MOST_DIRECTIONS
+    ends = [_White.of(model, slopes, share) for share in (0.0, 1.0)] if alike else []
+    white, share = _White.of(model, slopes, 0.5 * several), 0.5 * several
+    if V < FEWEST or not all(one.F.shape[1] for one in (*ends, white)):
         degrees, nothing = float(model.degrees.sum()), np.zeros((len(model.mean), 0))
         return Grouped(
             model.theta,
@@ -120,7 +123,6 @@ def find_groups(
             None,
         )
 
-    white, share = (_White.of(model, slopes, 0.5), 0.5) if alike else (ends[0], 0.0)
     scouts = scout(white.sites(neighbours), seed, sampling)
     if alike:
         scouts = scouts.walk(sampling.burn, sampling.chains)
@@ -129,7 +131,7 @@ def find_groups(
         scouts = scouts.in_units(white.sites(neighbours))
         sampling = replace(sampling, burn=sampling.burn // 2)
     chosen = blend(white.W, white.c, scouts, sampling)
-    if share > 0 and chosen.weight > 1 - HARDLY:  # without groups the spreads stay apart
+    if alike and share > 0 and chosen.weight > 1 - HARDLY:  # without groups the spreads stay apart
         share = _ends(share * (1 - chosen.weight) / HARDLY)
         white = _White.of(model, slopes, share)
         chosen = blend(white.W, white.c, scouts.in_units(white.sites(neighbours)), sampling)
@@ -148,13 +150,18 @@ def find_groups(
     else:
         F, W = white.whole.F, white.whole.W
         b, found = white.whole.effects(chosen.chains, chosen.weight, chosen.scales)
-        plain = np.asarray(np.linalg.inv(np.eye(W.shape[1]) + W))
+        plain = white.whole.plain
         plain_b, degrees = apply(plain, white.whole.c), float(np.vdot(W, found))
     theta = white.theta + (b - plain_b) @ F.T
     open_mean = _open_mean(model.mean_covariance, F, chosen.weight)
     centre = white.covariance(model, open_mean)
-    covariance = centre + F @ (found - plain) @ F.T
     degrees += float(np.vdot(model.precision, centre)) - float(np.vdot(W, plain))
+    found -= plain
+    covariance = centre
+    for u in range(V) if white.whole else ():  # one site after another: such arrays are large
+        covariance[u] += F @ found[u] @ F.T
+    if white.whole is None:
+        covariance = centre + F @ found @ F.T
     return Grouped(theta, covariance, degrees, white.spread, model.mean, open_mean, white.F, chosen, with_graph, other)
 
 
@@ -212,8 +219,9 @@ class _White:
         W, c = F.T @ S @ F, rest @ F
         whole = None
         if F.shape[1] > MOST_DIRECTIONS:
-            turn, less, score = _most_different(W, c)
-            whole = Whole(F, 0.5 * (W + np.swapaxes(W, 1, 2)), c, turn)
+            W = 0.5 * (W + np.swapaxes(W, 1, 2))
+            turn, less, score, plain = _most_different(W, c)
+            whole = Whole(F, W, c, turn, plain)
             F, W, c = F @ turn, less, score
         return cls(spread, F, 0.5 * (W + np.swapaxes(W, 1, 2)), c, model.mean + effects, whole)
 
@@ -229,10 +237,11 @@ class _White:
         return np.asarray(own + keep @ open_mean @ np.swapaxes(keep, 1, 2))
 
 
-def _most_different(W: Array, c: Array) -> tuple[Array, Array, Array]:
+def _most_different(W: Array, c: Array) -> tuple[Array, Array, Array, Array]:
     """The directions ``(d, k)`` in which the mixed model's effects differ most, and what sites say about them alone.
 
-    Effects in the other directions are integrated out as the mixed model has them.
+    With the covariances of the mixed model ``(V, d, d)``. Effects in the other directions are integrated out as the
+    mixed model has them.
     """
     d = W.shape[1]
     posterior = np.asarray(np.linalg.inv(W + np.eye(d)), dtype=np.float64)
@@ -240,4 +249,4 @@ def _most_different(W: Array, c: Array) -> tuple[Array, Array, Array]:
     _, _, directions = np.linalg.svd(effects, full_matrices=False)
     turn = directions[:MOST_DIRECTIONS].T
     inside = np.asarray(np.linalg.inv(turn.T @ posterior @ turn), dtype=np.float64)
-    return turn, inside - np.eye(turn.shape[1]), apply(inside, effects @ turn)
+    return turn, inside - np.eye(turn.shape[1]), apply(inside, effects @ turn), posterior

@@ -13,80 +13,139 @@ from fedkin.kin.quadratics import apply
 from fedkin.kin.sampler.chains import Chains
 from fedkin.kin.sampler.walk import LOG_SHARES
 
-#: Partitions of each chain by which effects in all directions are averaged.
-PARTITIONS = 6
+#: Sweeps of each chain by whose partitions effects in all directions are averaged, and how many of these at most.
+SWEEPS, PARTITIONS = 20, 6
+#: Chances below this are nothing, and so is what log evidences that are lower by this leave.
+LEAST, FAR = 1e-3, 8.0
 
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """Effects in all directions: ``F (p, d)``, ``W (V, d, d)``, ``c (V, d)``; ``turn (d, k)``: those sampled."""
+    """Effects in all directions: ``F (p, d)``, ``W (V, d, d)``, ``c (V, d)``; ``turn (d, k)``: those sampled.
+
+    ``plain (V, d, d)``: ``(I + W)^-1``, covariances of the mixed model.
+    """
 
     F: Array
     W: Array
     c: Array
     turn: Array
+    plain: Array
 
     def effects(self, chains: Chains, weight: float, scales: Array) -> tuple[Array, Array]:
         """Means ``(V, d)`` and covariances ``(V, d, d)``, given the weight of the model without groups.
 
         In directions that were not sampled, groups have the spread of the mixed model.
         """
-        inside = [self._within(share) for share in SHARES]
-        chances: list[float] = []
-        means: list[Array] = []
-        total = np.zeros_like(self.W)
-
-        def add(chance: float, mean: Array, covariance: Array) -> None:
-            if chance > 1e-4:
-                chances.append(chance)
-                means.append(mean)
-                total[...] += chance * covariance
-
-        for chance, share, one in zip(weight * scales, SHARES, inside, strict=True):
-            add(float(chance), share * one.c, share * one.B)
-        rest = np.eye(len(self.turn)) - self.turn @ self.turn.T
-        for each, record in zip((1 - weight) * chains.weights, chains.records, strict=True):
-            lines = np.unique(np.linspace(0, len(record.z) - 1, PARTITIONS).astype(int)).tolist()
-            for s in lines if each > 1e-4 else ():
-                precision = (self.turn / record.w[s]) @ self.turn.T + rest
-                pull = self.turn @ (record.m[s] / record.w[s])
-                found = [
-                    _pooled(one, share, record.z[s], precision, pull) for share, one in zip(SHARES, inside, strict=True)
-                ]
-                # the share of the spread inside groups is learned anew: in all directions there is more to see
-                logs = np.array([log for log, _, _ in found]) + LOG_SHARES
-                odds = np.exp(logs - logs.max())
-                for chance, (_, mean, covariance) in zip(odds / odds.sum(), found, strict=True):
-                    add(float(each * chance) / len(lines), mean, covariance)
+        parts = self._partitions(chains, weight) if weight < 1 - LEAST else []
+        odds = self._shares(parts)
+        chances, means, total = [], [], np.zeros_like(self.W)
+        for r, share in enumerate(SHARES):
+            none = weight * float(scales[r])
+            if none < LEAST and not any(part.chance * odds[k, r] > LEAST for k, part in enumerate(parts)):
+                continue
+            inside = self._within(float(share))
+            if none > LEAST:
+                chances.append(none)
+                means.append(share * inside.c)
+                total += none * share * inside.B
+            for part, chance in zip(parts, odds, strict=True):
+                each = part.chance * float(chance[r])
+                if each > LEAST:
+                    chances.append(each)
+                    means.append(part.add_effects(inside, each, total))
         chance = np.array(chances) / sum(chances)
         middle = np.tensordot(chance, np.array(means), 1)
-        apart = np.sqrt(chance)[:, None, None] * (np.array(means) - middle)
-        return np.asarray(middle), np.asarray(total / sum(chances) + np.einsum("sui,suj->uij", apart, apart))
+        total /= sum(chances)
+        for one, mean in zip(chance, means, strict=True):
+            total += one * (mean - middle)[:, :, None] * (mean - middle)[:, None, :]
+        return np.asarray(middle), total
+
+    def _partitions(self, chains: Chains, weight: float) -> list[_Part]:
+        """The likeliest partitions of the chains; one that was drawn again counts once more, with mean widths."""
+        rest = np.eye(len(self.turn)) - self.turn @ self.turn.T
+        found: dict[bytes, list[tuple[float, Array, Array]]] = {}
+        for each, record in zip((1 - weight) * chains.weights, chains.records, strict=True):
+            lines = np.unique(np.linspace(0, len(record.z) - 1, SWEEPS).astype(int)).tolist()
+            for s in lines:
+                groups = np.unique(record.z[s], return_index=True, return_inverse=True)
+                z = np.argsort(np.argsort(groups[1]))[groups[2]].astype(np.int64)  # by first member
+                found.setdefault(z.tobytes(), []).append((each / len(lines), record.m[s], record.w[s]))
+        made = []
+        for z_bytes, drawn in sorted(found.items(), key=lambda item: -sum(one[0] for one in item[1]))[:PARTITIONS]:
+            share = np.array([one[0] for one in drawn])
+            m = np.average([one[1] for one in drawn], axis=0, weights=share)
+            w = np.exp(np.average([np.log(one[2]) for one in drawn], axis=0, weights=share))
+            precision = (self.turn / w) @ self.turn.T + rest
+            made.append(_Part(float(share.sum()), np.frombuffer(z_bytes, np.int64), precision, self.turn @ (m / w)))
+        return made
+
+    def _shares(self, parts: list[_Part]) -> Array:
+        """Probabilities ``(P, R)`` of the shares of the spread inside groups, learned anew: there is more to see.
+
+        They are asked from none on, until the evidence of all partitions is far behind.
+        """
+        logs = np.full((len(parts), len(SHARES)), -np.inf)
+        for r, share in enumerate(SHARES) if parts else ():
+            inside = self._within(float(share))
+            logs[:, r] = [part.log_evidence(inside) for part in parts]
+            if r and (logs[:, r] < logs.max(axis=1) - FAR).all():
+                break
+        odds = np.exp(logs + LOG_SHARES - (logs + LOG_SHARES).max(axis=1, keepdims=True))
+        return np.asarray(odds / odds.sum(axis=1, keepdims=True))
 
     def _within(self, share: float) -> _Inside:
-        B = np.asarray(np.linalg.inv(np.eye(self.W.shape[1]) + share * self.W))
+        V, d = self.c.shape
+        if share == 0:
+            return _Inside(share, np.broadcast_to(np.eye(d), (V, d, d)), self.W, self.c, 0.0)
+        B = self.plain if share == 1 else np.asarray(np.linalg.inv(np.eye(d) + share * self.W), dtype=np.float64)
         c = apply(B, self.c)
         log = 0.5 * (share * float((c * self.c).sum()) + float(np.linalg.slogdet(B)[1].sum()))
-        return _Inside(B, B @ self.W, c, log)
+        H = (np.eye(d) - B) / share  # B W
+        return _Inside(share, B, np.asarray(H), c, log)
 
 
 class _Inside(NamedTuple):
     """With effects inside groups integrated out: ``B = (I + share W)^-1``, ``H = B W``, ``c``, and the log evidence."""
 
+    share: float
     B: Array
     H: Array
     c: Array
     log: float
 
 
-def _pooled(one: _Inside, share: float, z: Index, precision: Array, pull: Array) -> tuple[float, Array, Array]:
-    """Log evidence of groups ``z`` but for a constant, means and covariances of effects."""
-    log, mean, covariance = one.log, share * one.c, share * one.B
-    for group in np.unique(z):
-        mine = z == group
-        Q, e = one.H[mine].sum(axis=0) + precision, one.c[mine].sum(axis=0) + pull
-        C = np.asarray(np.linalg.inv(Q))
-        log += 0.5 * float(e @ C @ e - np.linalg.slogdet(Q)[1])
-        mean[mine] += one.B[mine] @ (C @ e)
-        covariance[mine] += one.B[mine] @ C @ one.B[mine]
-    return log, mean, covariance
+class _Part(NamedTuple):
+    """A partition ``z (V,)`` with its chance, and the prior of its groups' centres."""
+
+    chance: float
+    z: Index
+    precision: Array
+    pull: Array
+
+    def groups(self, inside: _Inside) -> list[tuple[Index, Array, Array]]:
+        """Members of each group, and what they say about its centre: precision ``(d, d)`` and pull ``(d,)``."""
+        members = [np.flatnonzero(self.z == group) for group in range(int(self.z.max()) + 1)]
+        return [
+            (mine, inside.H[mine].sum(axis=0) + self.precision, inside.c[mine].sum(axis=0) + self.pull)
+            for mine in members
+        ]
+
+    def log_evidence(self, inside: _Inside) -> float:
+        """But for a constant of the partition."""
+        log = inside.log
+        for _, Q, e in self.groups(inside):
+            root = np.linalg.cholesky(0.5 * (Q + Q.T))
+            log += 0.5 * float((np.linalg.solve(root, e) ** 2).sum()) - float(np.log(np.diag(root)).sum())
+        return log
+
+    def add_effects(self, inside: _Inside, chance: float, total: Array) -> Array:
+        """Means ``(V, d)`` of effects; adds ``chance`` times their covariances to ``total (V, d, d)``."""
+        mean = inside.share * inside.c
+        for mine, Q, e in self.groups(inside):
+            C = np.asarray(np.linalg.inv(Q))
+            mean[mine] += inside.B[mine] @ (C @ e)
+            for u in mine.tolist():
+                B = inside.B[u]
+                total[u] += chance * (inside.share * B + B @ C @ B if inside.share else C)
+        return np.asarray(mean)
