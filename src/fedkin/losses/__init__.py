@@ -11,12 +11,16 @@ losses by name, and matter as far as they apply:
 1. `losses/builtin`: a class; what solvers, rounds and kin need is asked of it (means over uncertain predictors:
    `losses/averages`). `losses/__init__` exports it.
 2. `losses/named`: its entry in `_NAMED`.
-3. `fitting/comparison/metrics`: its held-out metric, in `METRICS` and `row_errors` (which else takes squares).
+3. `fitting/comparison/metrics`: its held-out metric, in `METRICS` and `row_errors` (which else takes squares), and in
+   `more_scores`.
 4. `admm/in_process/kernels`: its slope, if it says ``compiled = True``. `fitting/estimators/per_device`: whether
-   targets must be positive. `kin/result/inference`: a kind of `Loss.noise` that is new.
+   targets must be positive. a kind of `Loss.noise` that is
+   new: `losses/interface` (its `Literal`) and `kin/result/inference`.
 5. `federate/contract/draft`, `cli/models/hints`: when to propose it. `cli/models/fit`, `cli/models/fit_table`,
    `cli/models/streamed`: checks of ``fedkin fit``.
-6. docs/command-line.md and docs/contract.md list the names.
+6. docs/command-line.md, docs/contract.md and docs/getting-started.md list the names.
+7. Tests keep lists of their own: `LOSS_NAMES` in ``tests/builders.py``, `LOSSES` in ``tests/test_losses.py``, and
+   ``tests/cvxpy_reference.py``.
 Only for classes, where logistic becomes multinomial: `fitting/preparation`, `stats/rereading`,
 `federate/contract/contract`, `federate/contract/files`.
 """

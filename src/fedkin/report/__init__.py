@@ -8,9 +8,10 @@ Imports: `fitting` and below; plotting libraries only where a figure is asked fo
 `live` serves ``fedkin watch``, `pages` fills the templates, `plots` draws with Matplotlib.
 To add a figure, files in this order. First say where it is seen.
 On the report page:
-1. `report/payload`: its values; `report/words`: its sentences.
-2. ``web/src/data.ts``: the types of the values; ``web/src/NAME.ts``: its drawing, a section, which
-   ``web/src/report.ts`` puts on the page.
+1. `report/payload`: its values, which the model must hold (else `fitting/model` first); `report/words`: sentences
+   at the head of the page.
+2. ``web/src/data.ts``: the types of the values; ``web/src/NAME.ts``: its drawing and its text, a section, which
+   ``web/src/report.ts`` puts on the page; ``web/src/style.css``.
 3. `report/page`: what readers without a script see (`_plain`), and its place in ``templates/report.html``.
 4. ``make web`` writes ``static/``; commit it.
 In Python, with Matplotlib: a function in `report/plots`, exported here, and its name in docs/api.md.

@@ -9,13 +9,17 @@ of sites; `selection` tests edges; `summarise` is what a site says about its row
 as rows come; `streaming`: in one pass over large files; `rereading`: in many). `newton` does the numerical work, many
 sites at once.
 To add an edge test, files in this order:
-1. `stats/selection`: `wald_tests` has the p-value of an edge; a correction for many edges is a name in `Method`, a
-   sentence in `ERROR_CONTROLLED`, perhaps `FAMILY_WISE`, and a branch of `threshold_of`. Options, estimators and
-   commands read the names from there.
+1. `stats/selection`. A correction for many edges is a name in `Method`, a sentence in `ERROR_CONTROLLED`, perhaps
+   `FAMILY_WISE`, and a branch of `threshold_of`; options, estimators and commands read the names from there. Another
+   statistic is a function beside `wald_tests` and an argument of `select_edges` that chooses it, then an option (the
+   room `fitting` lists the files), which `used_graph` in `fitting/ways/federation` passes on.
 2. `studies/present/summary`: what figures call it. ``studies/built_in/error-rates.toml``, if it is to be measured.
-3. Between sites: `federate/programs/select` tests a site's own edges with `wald_tests` and corrects by Bonferroni only,
-   since no site sees all p-values; `EdgeTests` in `federate/contract/contract` has a level and no method.
-4. docs/command-line.md (``--select``) and docs/paper.md list the names.
+3. Between sites no site sees all p-values, so a correction stays Bonferroni. Another statistic: a key of `EdgeTests` in
+   `federate/contract/contract`, which `federate/programs/select` follows; what it needs beyond estimate, covariance and
+   number of rows goes into the messages there (`summary`, `_pair`) and into `most_bytes` of
+   `federate/contract/manifest`.
+4. docs/command-line.md (``--select``) and docs/paper.md list the names; so does `METHODS` in
+   ``tests/test_selection.py``.
 """
 
 from __future__ import annotations

@@ -5,11 +5,15 @@ A `Transport` moves frames and promises nothing; `memory` and `zenoh` are transp
 lock-step rounds of any of them; `mpi.RankLink` is the link between ranks. Shards in one process need
 none (`fedkin.admm.DirectLink`).
 To add a transport between machines (there is one, `zenoh`, and nothing chooses it), files in this order:
-1. `federate/links`: a module beside `zenoh` with the methods of `Transport`; a failure that may pass is a `PeerError`.
+1. ``pyproject.toml`` and ``requirements-dev.lock``: its library in the extra ``peer``, and a line for mypy if it is
+   untyped. `federate/links`: a module beside `zenoh` that imports it as `zenoh` does (`missing_dependency`), with the
+   methods of `Transport`; a failure that may pass is a `PeerError`.
 2. `federate/links/access`: who may read and write what, in its terms, and its settings.
-3. `federate/contract/contract`: a key that chooses it; `federate/contract/manifest`: a field, which `federate/views`
-   fills; docs/contract.md.
-4. `federate/programs/program`: a branch in `Program.linked`, which opens the transport.
+3. `federate/contract/contract`: a key that chooses it (contracts signed before have no such key and are refused: raise
+   `FORMAT`); `federate/contract/manifest`: a field with a default, which `federate/views` fills; docs/contract.md, its
+   table and its example.
+4. `federate/programs/program`: a branch in `Program.linked`, which opens the transport and tells it whom to call when a
+   link opens or closes (`on_link`) and when a payload is above ``most_bytes`` (`on_refused`).
 5. Addresses other than ``tls/host:port``: `federate/enrol/organiser`, `federate/enrol/places` and the same `program`.
 Rounds and edge tests need no change: `federate/links/neighbours` makes them of any transport.
 To add a link without frames, as between MPI ranks: a class with `exchange` (`fedkin.admm.Link`) beside `mpi`, and a
