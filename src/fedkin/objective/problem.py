@@ -47,12 +47,16 @@ class FusedObjective:
     def cliques(self) -> Cliques | None:
         """The graph as cliques, where solvers need no edges: a separable penalty, and sparsity as the weights are.
 
+        They may lack few edges (`NearCliques`), without sparsity.
+
         Duals ``alpha`` are then ``(V, p)``, the sums at each device of what its edges have.
         """
         separable = self.penalty.separable or self.terms.n_params == 1
-        if not separable or self.graph.n_edges < self.cliques_from or self.graph.cliques is None:
+        if not separable or self.graph.n_edges < self.cliques_from:
             return None
         cliques = self.graph.cliques
+        if cliques is None:
+            return self.graph.near_cliques if self.sparsity is None else None
         if self.sparsity is not None:
             even = self.sparsity / cliques.weights[:, None]
             first = even[cliques.order[cliques.starts[:-1]]][cliques.labels]
@@ -71,10 +75,11 @@ class FusedObjective:
         return alpha if self.cliques is not None else np.asarray(self.graph.incidence().T @ alpha)
 
     def project(self, alpha: Array) -> Array:
-        """Duals inside their balls, close to ``alpha``."""
+        """Duals inside their balls, close to ``alpha``; a start, which in cliques that lack edges may be outside."""
         if self.cliques is None:
             return self.penalty.project(alpha, self.edge_radius)
-        excess = self.cliques.congestion(alpha) / max(self.strength, np.finfo(float).tiny)
+        # as if nothing were missing: a bound that knows what is would shrink duals that need it not
+        excess = Cliques.congestion(self.cliques, alpha) / max(self.strength, np.finfo(float).tiny)
         return np.asarray(alpha / np.maximum(excess, 1.0)[self.cliques.labels])
 
     @cached_property
@@ -82,7 +87,8 @@ class FusedObjective:
         terms = self.terms
         if not isinstance(terms, QuadraticTerms) or not terms.singular.any():
             return None
-        return Rerouting(terms, self.graph) if self.cliques is None else CliqueRerouting(terms, self.cliques)
+        made = Rerouting(terms, self.graph) if self.cliques is None else CliqueRerouting(terms, self.cliques)
+        return made if made.serves else None
 
     def differences(self, theta: Array) -> Array:
         """``theta_i - theta_j`` for every edge, shape ``(E, p)``."""

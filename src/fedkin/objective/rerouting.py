@@ -34,13 +34,16 @@ class Rerouting:
         incidence: Any = graph.incidence()
         self._transposed: Any = sparse.csr_array(incidence[self._edges].T)
 
+    @property
+    def serves(self) -> bool:
+        """Whether any singular device has a regular neighbour."""
+        return self._edges.size > 0
+
     def __call__(self, penalty: Penalty, radius: Array, alpha: Array, balance: Array) -> tuple[Array, Array]:
         """Duals inside their balls of ``radius (E,)``, and their balance, without such pulls.
 
         First duals move as far as they have room. Then all of them shrink, to make as much room as is still needed.
         """
-        if self._edges.size == 0:
-            return alpha, balance
         limit, here, sign = radius[self._edges, None], self._here, self._sign
         pull, size = self._pull(penalty, balance)
         y = alpha[self._edges]
@@ -72,6 +75,11 @@ class CliqueRerouting:
         total = np.asarray(np.bincount(cliques.labels, regular)[cliques.labels], dtype=np.float64)
         self._share = _share(regular, total)[:, None]
         self._served = (terms.singular & (total > 0))[terms.singular]
+
+    @property
+    def serves(self) -> bool:
+        """Whether any singular device is in a clique with a regular one."""
+        return bool(self._served.any())
 
     def __call__(self, strength: float, alpha: Array, balance: Array) -> tuple[Array, Array]:
         """Sums ``(V, p)`` of duals within ``strength`` without such pulls, shrunk where they are too large then."""

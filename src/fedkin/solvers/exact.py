@@ -13,9 +13,11 @@ import numpy as np
 
 from fedkin._base import Array, check_positive, check_whole
 from fedkin.errors import ConvergenceWarning, ParameterError
+from fedkin.graph import NearCliques
 from fedkin.objective import DeviceTerms, FusedObjective, Problem, QuadraticTerms, Solution, Status
 from fedkin.solvers.backend import USUAL, Backend, Limits, Resolved, resolve_backend
 from fedkin.solvers.cliques import CliqueIteration
+from fedkin.solvers.near_cliques import NearCliqueIteration
 from fedkin.solvers.newton import (
     HOPELESS,
     POOR,
@@ -442,6 +444,8 @@ def start_iteration(
     limits: Limits = USUAL,
 ) -> Iteration:
     """An iteration on that backend; `NumpyIteration` says where it starts."""
+    if isinstance(objective.cliques, NearCliques):
+        return NearCliqueIteration(objective, quadratic, theta, alpha, rho, compiled=backend == "numba")
     if objective.cliques is not None:
         return CliqueIteration(objective, quadratic, theta, alpha, zeta, rho, compiled=backend == "numba")
     if backend == "numpy":
