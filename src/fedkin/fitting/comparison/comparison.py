@@ -194,7 +194,7 @@ def compare(
     federation : Federation
         All rows.
     graph, options, schema
-        As in `fit_federation`.
+        As in `fit_federation`; the graph of covariates is `fedkin.kin.covariate_graph`.
     repeats : int
         Splits, with the seeds ``options.seed``, ``options.seed + 1``, ... Rows in time order have one split only.
     test_size : float
