@@ -23,7 +23,8 @@ LEAST, FAR = 1e-3, 8.0
 class Whole:
     """Effects in all directions: ``F (p, d)``, ``W (V, d, d)``, ``c (V, d)``; ``turn (d, k)``: those sampled.
 
-    ``plain (V, d, d)``: ``(I + W)^-1``, covariances of the mixed model.
+    ``plain (V, d, d)``: ``(I + W)^-1``, covariances of the mixed model. What was sampled are effects over the root of
+    ``stretch``: noise is larger in directions that were chosen for how much sites differ there.
     """
 
     F: Array
@@ -31,6 +32,7 @@ class Whole:
     c: Array
     turn: Array
     plain: Array
+    stretch: float = 1.0
 
     def effects(self, chains: Chains, weight: float, scales: Array) -> tuple[Array, Array]:
         """Means ``(V, d)`` and covariances ``(V, d, d)``, given the weight of the model without groups.
@@ -76,6 +78,7 @@ class Whole:
             share = np.array([one[0] for one in drawn])
             m = np.average([one[1] for one in drawn], axis=0, weights=share)
             w = np.exp(np.average([np.log(one[2]) for one in drawn], axis=0, weights=share))
+            m, w = np.sqrt(self.stretch) * m, self.stretch * w
             precision = (self.turn / w) @ self.turn.T + rest
             made.append(_Part(float(share.sum()), np.frombuffer(z_bytes, np.int64), precision, self.turn @ (m / w)))
         return made
