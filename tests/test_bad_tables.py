@@ -491,11 +491,13 @@ def test_numbers_that_are_0_or_1_are_probabilities_unless_told_otherwise(tmp_pat
     assert fit_federation(read(tmp_path / "table.csv")).loss.name == "linear"  # in Python numbers stay numbers
 
 
-def test_sites_with_one_row_are_named(tmp_path, capsys):
+def test_sites_with_one_row_and_targets_that_never_change_are_named(tmp_path, capsys):
     table = frame(60)
     table.loc[0, "site"], table.loc[1, "site"] = "alone", "too"
+    table.loc[table["site"] == "002", "days"] = 5.0
     _, said = fitted(tmp_path, capsys, table, "--test-size", "0")
-    words = "2 sites ('alone', 'too') have one row each, which is never held out: the model there rests on the others"
-    assert words in said.replace("\n", " ")
-    _, said = fitted(tmp_path, capsys, table[table["site"] != "too"], "--test-size", "0")
-    assert "site 'alone' has one row, which is never held out" in said.replace("\n", " ")
+    said = " ".join(said.split())
+    assert "one row only at 2 sites ('alone', 'too'): it is never held out, and the model there rests on" in said
+    assert "the target 'days' never changes at site '002': check that it was recorded there" in said
+    _, said = fitted(tmp_path, capsys, frame(60), "--test-size", "0")
+    assert "one row only" not in said and "never changes" not in said

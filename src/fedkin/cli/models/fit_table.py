@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedkin._base import Say, count, listed
+from fedkin._base import Mask, Say, count, listed
 from fedkin.cli.models.hints import with_loss
 from fedkin.cli.models.results import check_converged
 from fedkin.cli.shared.console import Interrupted, note, stopping_early
@@ -45,14 +45,26 @@ def checked(rows: Federation, how: FitOptions) -> FitOptions:
             f"the offset reaches {offset[np.abs(offset).argmax()]:g}, and its exponential is no exposure: an offset of "
             "counts is the logarithm of the exposure; add a column with it"
         )
-    held = np.bincount(rows.device_index, minlength=rows.n_devices)
-    single = [site for site, n in zip(rows.devices, held.tolist(), strict=True) if n == 1]
-    if single:
-        several = len(single) > 1
-        which = f"{count(len(single), 'site')} ({listed(single)}) have one row each"
-        which = which if several else f"site {single[0]!r} has one row"
-        note(f"{which}, which is never held out: the model there rests on the others")
+    _remark_on_sites(rows)
     return with_loss(rows, how)
+
+
+def _remark_on_sites(rows: Federation) -> None:
+    """Name sites with a single row, and those where the target, a number, is always the same."""
+    held, y = np.diff(rows.starts), rows.y
+    single = _named(rows, held == 1)
+    if single:
+        note(f"one row only at {single}: it is never held out, and the model there rests on the others")
+    if y is not None and y.dtype.kind == "f" and np.unique(y).size > 2:
+        low, high = (every.reduceat(y, rows.starts[:-1]) for every in (np.minimum, np.maximum))
+        flat = _named(rows, (low == high) & (held > 2))
+        if flat:
+            note(f"the target {rows.target_name!r} never changes at {flat}: check that it was recorded there")
+
+
+def _named(rows: Federation, which: Mask) -> str:
+    sites = [rows.devices[u] for u in np.flatnonzero(which).tolist()]
+    return f"site {sites[0]!r}" if len(sites) == 1 else f"{len(sites)} sites ({listed(sites)})" if sites else ""
 
 
 def fit_table(

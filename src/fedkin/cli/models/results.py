@@ -79,7 +79,7 @@ def _errors_table(
     table = plain_table("method", comparison.metric, "s.e.", "more than Fedkin", "s.e. of it", *more)
     best = min(means, key=lambda name: means[name])
     for name, mean in means.items():
-        apart = [f"{comparison.difference(name):+.3g}", _spread(comparison.difference_error(name))]
+        apart = [f"{comparison.difference(name):+.2g}", _spread(comparison.difference_error(name))]
         cells = ["-", "-"] if name == "Fedkin" else apart
         extra = [f"{values[name]:.4g}" for values in more.values()]
         spread = _spread(comparison.standard_error(name))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedkin._base import Array, Index, Say, check_whole, count, tracked
+from fedkin._base import Array, Index, Say, check_whole, count, one_blas_thread, tracked
 from fedkin.data import Federation, Schema
 from fedkin.errors import ParameterError
 from fedkin.fitting.comparison.baselines import LOCAL, baseline_models
@@ -235,7 +235,8 @@ def compare(
         for number, (train, test) in enumerate(tracked(cuts, "comparing on held-out rows"), 1):
             if progress is not None:
                 progress(f"split {number} of {len(cuts)}")
-            models = baseline_models(train, options, schema)
+            with one_blas_thread():
+                models = baseline_models(train, options, schema)
             models[FEDKIN] = fit_federation(train, graph, options, progress, schema, quick=True)
             if models[FEDKIN].status == "interrupted":  # solvers end so on Ctrl-C
                 raise KeyboardInterrupt
