@@ -18,7 +18,7 @@ Imports: `admm`, `stats` and below; not `fitting`.
 | `programs` | what runs on a machine: a site's programs, their supervisor, an overview |
 
 To add a transport, or a link as between MPI ranks: `federate/links` lists the files. To add a key of the contract:
-`federate/contract/contract` and docs/contract.md. To change when a site refuses to share:
+`federate/contract/contract` (raise `FORMAT`) and docs/contract.md. To change when a site refuses to share:
 `federate/sharing/thresholds`.
 
 Names are imported on first use, so that a site's process stays light.

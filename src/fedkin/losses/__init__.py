@@ -10,15 +10,16 @@ To add a loss, files in this order. The first two make it known to estimators, c
 losses by name, and matter as far as they apply:
 1. `losses/builtin`: a class; what solvers, rounds and kin need is asked of it (means over uncertain predictors:
    `losses/averages`). `losses/__init__` exports it.
-2. `losses/named`: its entry in `_NAMED`.
+2. `losses/named`: its entry in `_NAMED`, at the end (the first of its kind is what "auto" means to estimators).
 3. `fitting/comparison/metrics`: its held-out metric, in `METRICS` and `row_errors` (which else takes squares), and in
    `more_scores`.
 4. `admm/in_process/kernels`: its slope, if it says ``compiled = True``. `fitting/estimators/per_device`: whether
-   targets must be positive. a kind of `Loss.noise` that is
-   new: `losses/interface` (its `Literal`) and `kin/result/inference`.
+   targets must be positive. For a kind of `Loss.noise` that is new: `losses/interface` (its `Literal`) and
+   `kin/result/inference`.
 5. `federate/contract/draft`, `cli/models/hints`: when to propose it. `cli/models/fit`, `cli/models/fit_table`,
    `cli/models/streamed`: checks of ``fedkin fit``.
-6. docs/command-line.md, docs/contract.md and docs/getting-started.md list the names.
+6. docs/command-line.md, docs/contract.md and docs/getting-started.md list the names; ``web/src/coefficients.ts`` says
+   which have log-odds (then ``make web``).
 7. Tests keep lists of their own: `LOSS_NAMES` in ``tests/builders.py``, `LOSSES` in ``tests/test_losses.py``, and
    ``tests/cvxpy_reference.py``.
 Only for classes, where logistic becomes multinomial: `fitting/preparation`, `stats/rereading`,

@@ -11,13 +11,13 @@ sites at once.
 To add an edge test, files in this order:
 1. `stats/selection`. A correction for many edges is a name in `Method`, a sentence in `ERROR_CONTROLLED`, perhaps
    `FAMILY_WISE`, and a branch of `threshold_of`; options, estimators and commands read the names from there. Another
-   statistic is a function beside `wald_tests` and an argument of `select_edges` that chooses it, then an option (the
-   room `fitting` lists the files), which `used_graph` in `fitting/ways/federation` passes on.
+   statistic is a function beside `wald_tests`, exported here, and an argument of `select_edges` that chooses it, then
+   an option (the room `fitting` lists the files), which `used_graph` in `fitting/ways/federation` passes on.
 2. `studies/present/summary`: what figures call it. ``studies/built_in/error-rates.toml``, if it is to be measured.
 3. Between sites no site sees all p-values, so a correction stays Bonferroni. Another statistic: a key of `EdgeTests` in
-   `federate/contract/contract`, which `federate/programs/select` follows; what it needs beyond estimate, covariance and
-   number of rows goes into the messages there (`summary`, `_pair`) and into `most_bytes` of
-   `federate/contract/manifest`.
+   `federate/contract/contract` (docs/contract.md, `FORMAT`), which `federate/programs/select` follows; what it needs
+   beyond estimate, covariance and number of rows goes into the messages there (`summary`, `_pair`) and into
+   `most_bytes` of `federate/contract/manifest`.
 4. docs/command-line.md (``--select``) and docs/paper.md list the names; so does `METHODS` in
    ``tests/test_selection.py``.
 """

@@ -6,16 +6,17 @@ Out: a `FittedModel` in the units of the user's columns: `model`, with `kin_answ
 To change what a model directory holds, files in this order:
 1. `fitting/model/model`: a field of `FittedModel` with a default. A text, number or truth value that is never None is
    also named in `STORED`, and is then written to ``model.json`` and read; other entries go into
-   `FittedModel._description`. What is about other sites is left out of a site's part in `FittedModel.part`.
-   What `STORED` names must be there: models saved before are refused, so raise `FORMAT_VERSION` in
-   `fitting/model/files`. An entry of `_description` may be missing, if `loading` reads it with ``meta.get``.
-2. `fitting/model/files`: a new file. One of plain values that may be missing is an entry of `OPTIONAL_FILES`, and no
-   more; any other is made here (of kin in `fitting/model/kin_files`), named in `_MORE_FILES` and written by
-   `FittedModel.save`.
+   `FittedModel._description`. What is about other sites is left out of a site's part in `FittedModel.part`. What
+   `STORED` names must be there: models saved before are refused, so raise `FORMAT_VERSION` in `fitting/model/files`. An
+   entry of `_description` may be missing, if `loading` reads it with ``meta.get``.
+2. `fitting/model/files`: a new file. One that holds a mapping of plain values and may be missing is an entry of
+   `OPTIONAL_FILES`, and no more; any other is made here (of kin in `fitting/model/kin_files`), named in `_MORE_FILES`
+   and written by `FittedModel.save`.
 3. `fitting/model/loading`: reads what is not in `STORED` or `OPTIONAL_FILES`.
 4. Whoever knows the value passes it on: of fits `fitting/ways/federation` (`fused_model`), `fitting/ways/kin`
    (`model_of_kin`) and `fitting/ways/summaries` (`_model`), of rounds `cli/shared/contracts`; `fitting/model/units`
-   hands it to the model. `fitting/model/parts` joins it, if sites differ in it.
+   hands it to the model. A value of single sites: `FittedModel.part` picks it, `fitting/model/parts` joins it, and
+   `join` in `fitting/model/kin_answers` replaces it (the model of a new site begins as the part of the first site).
 5. `federate/sharing/models`: admits names of files that travel, unless they are like ``a_b.json``, ``.csv``, ``.npz``.
 6. docs/file-formats.md. ``tests/test_model.py`` lists files and fields: `test_files_are_open`, `assert_same`.
 Imports: `kin`, `objective` and below; nothing else of `fitting`.
