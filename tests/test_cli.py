@@ -55,7 +55,7 @@ def test_fit_as_json_agrees_with_the_library(place: Path, capsys: pytest.Capture
 def test_sites_that_a_graph_does_not_name_have_no_edges(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(place / "graph.csv", ["source", "target"], [["Bern", "Zürich"], ["Lugano", "Como"]])
     assert main(["fit", "sites.csv", *FIT, "--graph", "graph.csv", "--test-size", "0", "--out", "model"]) == 0
-    assert "note: the graph does not name 2 devices" in capsys.readouterr().err
+    assert "note: the graph does not name 2 sites" in capsys.readouterr().err
     model = fedkin.load(place / "model")
     degree = dict(zip(model.devices, model.graph.degree.tolist(), strict=True))
     assert degree == {"Bern": 1, "Zürich": 1, "Lugano": 1, "Como": 1, "[red]Basel[/]": 0, "東京": 0}

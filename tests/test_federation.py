@@ -155,8 +155,8 @@ def test_access():
     assert "d0" in fed
     assert "x" not in fed
     assert ["d0"] not in fed
-    assert repr(fed) == "Federation(2 devices, 3 rows, 2 features)"
-    assert repr(of_sizes(1, q=1)) == "Federation(1 device, 1 row, 1 feature)"
+    assert repr(fed) == "Federation(2 sites, 3 rows, 2 features)"
+    assert repr(of_sizes(1, q=1)) == "Federation(1 site, 1 row, 1 feature)"
     for name in ("x", ["d0"], 0):
         with pytest.raises(UnknownDeviceError, match=r"is not among the 2 sites of the federation \('d0', 'd1'\)"):
             fed[name]

@@ -82,7 +82,7 @@ def test_numpy_ids_become_plain():
 def test_edges_from_a_generator_and_one_device():
     assert Graph("abc", (pair for pair in [("a", "b")])).n_edges == 1
     alone = Graph(["only"], [])
-    assert repr(alone) == "Graph(1 device, 0 edges, 1 component)"
+    assert repr(alone) == "Graph(1 site, 0 edges, 1 component)"
     assert Graph.complete(["only"]) == Graph.empty(["only"]) == Graph.clusters({"only": 3}) == alone
     assert alone.algebraic_connectivity() == math.inf
     assert alone.corrupt(1.0, seed=0) == alone
@@ -115,9 +115,9 @@ def test_equality():
 @pytest.mark.parametrize(
     ("devices", "edges", "weights", "message"),
     [
-        (range(10), [(7, 12)], None, r"edge \(7, 12\) names device 12, which is not among the 10 devices"),
-        (["a"], [("a", "b")], None, r"edge \('a', 'b'\) names device 'b', which is not among the 1 device of"),
-        (["1", "2"], [(1, 2)], None, r"names device 1, which is not among"),
+        (range(10), [(7, 12)], None, r"edge \(7, 12\) names site 12, which is not among the 10 sites"),
+        (["a"], [("a", "b")], None, r"edge \('a', 'b'\) names site 'b', which is not among the 1 site of"),
+        (["1", "2"], [(1, 2)], None, r"names site 1, which is not among"),
         (["a", "b"], [("a", "a")], None, r"edge \('a', 'a'\) is a self-loop"),
         ("abc", [("a", "b"), ("b", "a")], [1.0, 2.0], r"edge \('a', 'b'\) is given twice, with the weights 1 and 2"),
         ("abc", [("a", "c"), ("a", "b"), ("a", "c")], [1, 1, 3], r"edge \('a', 'c'\) is given twice, with the weights"),
@@ -128,13 +128,13 @@ def test_equality():
         ("ab", [("a", "b")], [1.0, 2.0], r"weights have the shape \(2,\), expected \(1,\)"),
         ("ab", [("a", "b")], 2.0, r"weights have the shape \(\), expected \(1,\)"),
         ("ab", [("a", "b")], ["heavy"], "weights must be numbers"),
-        ("ab", [("a", "b", 2.0)], None, r"a pair of device ids, got \('a', 'b', 2\.0\); weights have their own"),
-        ("ab", ["ab"], None, "a pair of device ids, got 'ab'"),
-        ("ab", [3], None, "a pair of device ids, got 3"),
-        ("ab", [("a", ["b"])], None, r"\['b'\] cannot be a device id"),
-        ([], [], None, "at least one device"),
-        (["a", "b", "a"], [], None, "device 'a' is given twice"),
-        ([1, 1.0], [], None, "device 1 is given twice"),
+        ("ab", [("a", "b", 2.0)], None, r"a pair of site ids, got \('a', 'b', 2\.0\); weights have their own"),
+        ("ab", ["ab"], None, "a pair of site ids, got 'ab'"),
+        ("ab", [3], None, "a pair of site ids, got 3"),
+        ("ab", [("a", ["b"])], None, r"\['b'\] cannot be a site id"),
+        ([], [], None, "at least one site"),
+        (["a", "b", "a"], [], None, "site 'a' is given twice"),
+        ([1, 1.0], [], None, "site 1 is given twice"),
         (["a", None], [], None, r"devices: a site id is missing \(None\)"),
         ([1.5, math.nan], [], None, "a site id is missing"),
         ([["a"]], [], None, "cannot be hashed"),
@@ -149,7 +149,7 @@ def test_bad_graphs(devices, edges, weights, message):
 @pytest.mark.parametrize(
     ("index", "weights", "message"),
     [
-        ([[0, 3]], None, r"edge number 0 names position 3, but the 3 devices of the graph have the positions 0\.\.2"),
+        ([[0, 3]], None, r"edge number 0 names position 3, but the 3 sites of the graph have the positions 0\.\.2"),
         ([[0, 1], [-1, 0]], None, "edge number 1 names position -1"),
         ([[1, 1]], None, r"edge \('b', 'b'\) is a self-loop"),
         ([[0, 1], [1, 2], [1, 0], [2, 1]], [1, 1, 2, 1], r"edge \('a', 'b'\) is given twice, with the weights 1 and 2"),
@@ -201,17 +201,17 @@ def test_edges_that_come_again_count_once(weights):
 
 def test_devices_that_a_graph_does_not_name_have_no_edges():
     graph = Graph.complete(range(4))
-    with pytest.warns(GraphWarning, match="does not name device 9, which has no edges"):
+    with pytest.warns(GraphWarning, match="does not name site 9, which has no edges"):
         wider = graph.aligned([9, 0, 1, 2, 3])
     assert wider.devices == (9, 0, 1, 2, 3)
     assert wider.n_edges == 6 and wider.degree.tolist() == [0, 3, 3, 3, 3]
-    with pytest.warns(GraphWarning, match="does not name 7 devices 4, 5, 6, 7, 8 and 2 more, which have no edges"):
+    with pytest.warns(GraphWarning, match="does not name 7 sites 4, 5, 6, 7, 8 and 2 more, which have no edges"):
         graph.aligned(range(11))
 
 
 def test_aligned_names_what_does_not_match():
     graph = Graph.complete(range(4))
-    with pytest.raises(GraphError, match="has device 3 beyond the 3 devices asked for"):
+    with pytest.raises(GraphError, match="has site 3 beyond the 3 sites asked for"):
         graph.aligned(range(3))
     with pytest.raises(GraphError, match="given twice"):
         graph.aligned([0, 1, 1, 2])

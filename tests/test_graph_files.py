@@ -67,7 +67,7 @@ def test_pandas_makes_floats_of_ids_next_to_gaps(tmp_path):
 
 def test_devices_may_be_read_from_a_generator_and_be_more_than_the_file_has(tmp_path):
     Graph([1, 2], [(1, 2)]).write(tmp_path / "graph.csv")
-    with pytest.warns(GraphWarning, match="does not name device 3"):
+    with pytest.warns(GraphWarning, match="does not name site 3"):
         graph = Graph.read(tmp_path / "graph.csv", devices=(k for k in (3, 2, 1)))
     assert graph.devices == (3, 2, 1)
     assert list(graph.edge_ids()) == [(1, 2)]
@@ -79,17 +79,17 @@ def test_devices_may_be_read_from_a_generator_and_be_more_than_the_file_has(tmp_
         ("g.csv", "", None, "is empty"),
         ("g.csv", "a\n1\n", None, "needs two columns for the ends, got 'a'"),
         ("g.csv", "source,target\n1,2,3\n", None, "line 2: 3 cells"),
-        ("g.csv", "source,target\n,2\n", None, "row 0 after the header has no device in the column 'source'"),
+        ("g.csv", "source,target\n,2\n", None, "row 0 after the header has no site in the column 'source'"),
         ("g.csv", "source,target\n1,1\n", None, r"edge \(1, 1\) is a self-loop"),
         ("g.csv", "source,target,weight\n1,2,1\n2,1,3\n", None, r"edge \(1, 2\) is given twice, with the weights"),
         ("g.csv", "source,target,weight\n1,2,x\n", None, "the column weight must be numeric, got 'x'"),
         ("g.csv", "source,target,weight\n1,2,\n", None, r"edge \(1, 2\) has the weight nan"),
-        ("g.csv", "source,target\n", None, "at least one device"),
+        ("g.csv", "source,target\n", None, "at least one site"),
         ("g.csv", "1,2\n2,3\n", None, r"line 1 looks like the edge \(1, 2\), expected a header"),
         ("g.csv", "a,b\nb,c\nc,a\n", None, r"line 1 looks like the edge \(a, b\)"),
         ("g.csv", "a,b\nc,d\n", "abcd", r"line 1 looks like the edge \(a, b\)"),
-        ("g.csv", "source,target\n1,9\n", [1, 2], r"names device '9', which is not among the 2 devices \(1, 2\)"),
-        ("g.csv", "source,target\n1,2\n", [1, "1", 2], "devices 1 and '1' look the same in a file"),
+        ("g.csv", "source,target\n1,9\n", [1, 2], r"names site '9', which is not among the 2 sites \(1, 2\)"),
+        ("g.csv", "source,target\n1,2\n", [1, "1", 2], "sites 1 and '1' look the same in a file"),
         ("g.graphml", "<graphml", None, "not a whole GraphML file"),
         ("g.graphml", "", None, "not a whole GraphML file"),
         ("g.xlsx", "", None, r"suffix '\.xlsx', expected one of"),
@@ -145,8 +145,8 @@ def test_files_with_repeated_edges_and_without_some_devices(tmp_path):
         graph = Graph.read(path)
     assert graph == Graph([1, 2], [(1, 2)])
     path.write_text("source,target\n1,2\n4,\n")
-    with pytest.warns(GraphWarning, match="does not name device 3, which has no edges"):
+    with pytest.warns(GraphWarning, match="does not name site 3, which has no edges"):
         read = Graph.read(path, devices=[1, 2, 3, 4])
-    with pytest.warns(GraphWarning, match="does not name device 3, which has no edges"):
+    with pytest.warns(GraphWarning, match="does not name site 3, which has no edges"):
         aligned = Graph.read(path).aligned([1, 2, 3, 4])
     assert read == aligned == Graph([1, 2, 3, 4], [(1, 2)])  # a file and Python treat them alike

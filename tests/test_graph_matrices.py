@@ -77,14 +77,14 @@ def test_scipy_of_other_kinds():
 @pytest.mark.parametrize(
     ("matrix", "devices", "message"),
     [
-        ([[0, 1], [2, 0]], "ab", r"not symmetric: 1\.0 from device 'a' to 'b', but 2\.0 back"),
+        ([[0, 1], [2, 0]], "ab", r"not symmetric: 1\.0 from site 'a' to 'b', but 2\.0 back"),
         ([[0, 1], [0, 0]], None, "not symmetric"),
         ([[1, 0], [0, 0]], "ab", r"edge \('a', 'a'\) is a self-loop"),
         ([[0, -1], [-1, 0]], None, r"has the weight -1\.0"),
         ([[0, np.nan], [np.nan, 0]], None, "NaN or infinite"),
         (np.zeros((2, 3)), None, r"must be square, got the shape \(2, 3\)"),
         (np.zeros((2, 2), dtype=complex), None, "real numbers, got complex128"),
-        (np.zeros((2, 2)), "abc", "2 matrix rows for 3 devices: give one matrix row per device"),
+        (np.zeros((2, 2)), "abc", "2 matrix rows for 3 sites: give one matrix row per site"),
         ("matrix", None, "expected a matrix"),
     ],
 )
@@ -134,7 +134,7 @@ def test_fidelity_matches_devices_by_their_ids():
     truth = Graph("abcd", [("a", "b"), ("c", "d")])
     guess = Graph("dcba", [("a", "b"), ("b", "c")])
     assert guess.fidelity(truth) == 2 / (2 + 1)
-    with pytest.raises(GraphError, match="beyond the 4 devices asked for"):
+    with pytest.raises(GraphError, match="beyond the 4 sites asked for"):
         guess.fidelity(Graph.empty("xyz"))
 
 

@@ -49,10 +49,10 @@ def test_clusters(labels):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([0, 1], "abc"), "2 labels for 3 devices"),
+        (([0, 1], "abc"), "2 labels for 3 sites"),
         (({"a": 1}, "a"), "a mapping names them itself"),
         (([0, None],), "labels: a site id is missing"),
-        (([],), "at least one device"),
+        (([],), "at least one site"),
     ],
 )
 def test_bad_clusters(arguments, message):
@@ -95,11 +95,11 @@ def test_devices_at_one_place_are_neighbours():
 @pytest.mark.parametrize(
     ("coordinates", "k", "devices", "error", "message"),
     [
-        ([0.0, 1.0], 2, None, ParameterError, "k must be from 1 to 1 for 2 devices, got 2"),
+        ([0.0, 1.0], 2, None, ParameterError, "k must be from 1 to 1 for 2 sites, got 2"),
         ([0.0, 1.0], 0, None, ParameterError, "got 0"),
-        ([[0.0, 1.0], [np.nan, 0.0]], 1, "ab", GraphError, "device 'b' has the coordinates"),
+        ([[0.0, 1.0], [np.nan, 0.0]], 1, "ab", GraphError, "site 'b' has the coordinates"),
         (np.zeros((2, 2, 2)), 1, None, GraphError, r"must have the shape \(V, d\)"),
-        ([0.0, 1.0], 1, "abc", GraphError, "2 coordinates for 3 devices"),
+        ([0.0, 1.0], 1, "abc", GraphError, "2 coordinates for 3 sites"),
     ],
 )
 def test_bad_coordinates(coordinates, k, devices, error, message):

@@ -83,7 +83,7 @@ class Federation(StackedRows):
     --------
     >>> fed = Federation({"north": ([[0.0], [1.0]], [1.0, 3.0]), "south": ([[2.0]], [4.0])})
     >>> fed
-    Federation(2 devices, 3 rows, 1 feature)
+    Federation(2 sites, 3 rows, 1 feature)
     >>> fed.n_samples
     array([2, 1])
     >>> fed["south"].X

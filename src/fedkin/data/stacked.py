@@ -99,7 +99,7 @@ class StackedRows(HasDevices):
             return False
 
     def __repr__(self) -> str:
-        counts = [count(self.n_devices, "device"), count(len(self.X), "row"), count(self.n_features, "feature")]
+        counts = [count(self.n_devices, "site"), count(len(self.X), "row"), count(self.n_features, "feature")]
         return f"Federation({', '.join(counts)})"
 
     def _repr_html_(self) -> str:

@@ -57,7 +57,7 @@ def look_alike(name: str, seed: int = 0) -> PublicTable:
     --------
     >>> from fedkin.datasets import look_alike
     >>> look_alike("melanoma").federation
-    Federation(9 devices, 189 rows, 1 feature)
+    Federation(9 sites, 189 rows, 1 feature)
     """
     if name not in SHAPES:
         raise ParameterError(f"there is no table {name!r} to be like; choose one of {listed(SHAPES)}")

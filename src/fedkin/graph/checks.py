@@ -25,11 +25,11 @@ def plain_ids(values: Iterable[object], what: str) -> list[Hashable]:
 def positions(devices: Iterable[object]) -> tuple[tuple[Hashable, ...], dict[Hashable, int]]:
     ids = tuple(plain_ids(devices, "devices"))
     if not ids:
-        raise GraphError("a graph needs at least one device, got none")
+        raise GraphError("a graph needs at least one site, got none")
     position = {device: number for number, device in enumerate(ids)}
     if len(position) < len(ids):
         twice = next(device for number, device in enumerate(ids) if position[device] != number)
-        raise GraphError(f"device {twice!r} is given twice: every device must be named once")
+        raise GraphError(f"site {twice!r} is given twice: every site must be named once")
     return ids, position
 
 
@@ -37,7 +37,7 @@ def ids_for(devices: Iterable[object] | None, size: int, what: str) -> tuple[Has
     """Ids of devices that come with ``size`` things, one for each; 0..size-1 by default."""
     ids, _ = positions(range(size) if devices is None else devices)
     if len(ids) != size:
-        raise GraphError(f"{count(size, what)} for {count(len(ids), 'device')}: give one {what} per device")
+        raise GraphError(f"{count(size, what)} for {count(len(ids), 'site')}: give one {what} per site")
     return ids
 
 
@@ -46,7 +46,7 @@ def checked_edges(ids: tuple[Hashable, ...], index: Index, weights: npt.ArrayLik
     loops = index[:, 0] == index[:, 1]
     if loops.any():
         device = ids[index[np.flatnonzero(loops)[0], 0]]
-        raise GraphError(f"edge {(device, device)!r} is a self-loop: remove it, a device is always like itself")
+        raise GraphError(f"edge {(device, device)!r} is a self-loop: remove it, a site is always like itself")
     checked = None if weights is None else checked_weights(ids, index, weights)
     edges, ordered = sorted_edges(index, checked)
     again = (edges[1:] == edges[:-1]).all(axis=1)
@@ -78,7 +78,7 @@ def warn_of_unnamed(devices: Sequence[Hashable]) -> None:
 
 def named(devices: Sequence[Hashable]) -> str:
     """``device 'a'``, or ``2 devices 'a', 'b'``."""
-    return f"device {devices[0]!r}" if len(devices) == 1 else f"{len(devices)} devices {listed(devices)}"
+    return f"site {devices[0]!r}" if len(devices) == 1 else f"{len(devices)} sites {listed(devices)}"
 
 
 def checked_weights(ids: tuple[Hashable, ...], index: Index, weights: npt.ArrayLike) -> Array:
@@ -106,7 +106,7 @@ def checked_device_weights(ids: tuple[Hashable, ...], weights: npt.ArrayLike) ->
     except (TypeError, ValueError):
         values = np.empty(0)
     if values.shape != (len(ids),) or not (np.isfinite(values) & (values > 0)).all():
-        raise GraphError(f"weights must be {count(len(ids), 'positive number')}, one per device")
+        raise GraphError(f"weights must be {count(len(ids), 'positive number')}, one per site")
     return values
 
 

@@ -143,7 +143,7 @@ class Edges(HasDevices):
         return np.array_equal(self.edges, other.edges) and np.array_equal(self.weights, other.weights)
 
     def __repr__(self) -> str:
-        counts = (count(self.n_devices, "device"), count(self.n_edges, "edge"), count(self.n_components, "component"))
+        counts = (count(self.n_devices, "site"), count(self.n_edges, "edge"), count(self.n_components, "component"))
         return f"Graph({', '.join(counts)})"
 
     def _repr_html_(self) -> str:

@@ -54,7 +54,7 @@ def _read_edge_list(path: Path, devices: tuple[Hashable, ...] | None) -> _Listin
     for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
         if not source:
             raise GraphError(
-                f"row {row} after the header has no device in the column {header[at[0]]!r} (counted from 0)"
+                f"row {row} after the header has no site in the column {header[at[0]]!r} (counted from 0)"
             )
         if target:
             ends.append((source, target))
@@ -85,7 +85,7 @@ def write_graph(path: Path, devices: tuple[Hashable, ...], edges: Index, weights
     _ids_by_text(devices)
     for device, name in zip(devices, names, strict=True):
         if not name or name != name.strip():
-            raise GraphError(f"device {device!r} is empty or padded with blanks as text, which a file cannot keep")
+            raise GraphError(f"site {device!r} is empty or padded with blanks as text, which a file cannot keep")
     try:
         if path.suffix.lower() == ".graphml":
             networkx = _require_networkx("writing GraphML")
@@ -129,7 +129,7 @@ def _ids_by_text(ids: Sequence[Hashable]) -> dict[str, Hashable]:
     for device in ids:
         if str(device) in known:
             raise GraphError(
-                f"devices {known[str(device)]!r} and {device!r} look the same in a file: rename one of them"
+                f"sites {known[str(device)]!r} and {device!r} look the same in a file: rename one of them"
             )
         known[str(device)] = device
     return known
@@ -151,7 +151,7 @@ def named_among(named: list[str], ids: tuple[Hashable, ...]) -> dict[str, Hashab
         match = _WHOLE_NUMBER.fullmatch(name)
         text = match[1] if match and name not in by_text else name
         if text not in by_text:
-            raise GraphError(f"it names device {name!r}, which is not among the {len(ids)} devices ({listed(ids)})")
+            raise GraphError(f"it names site {name!r}, which is not among the {len(ids)} sites ({listed(ids)})")
         known[name] = by_text[text]
     return known
 

@@ -66,7 +66,7 @@ class Graph(Edges):
     --------
     >>> graph = Graph(["a", "b", "c"], [("a", "b"), ("c", "b")])
     >>> graph
-    Graph(3 devices, 2 edges, 1 component)
+    Graph(3 sites, 2 edges, 1 component)
     >>> graph.edges.tolist()
     [[1, 0], [2, 1]]
     """
@@ -82,17 +82,17 @@ class Graph(Edges):
         flat: list[int] = []
         for pair in pairs:
             if not isinstance(pair, (tuple, list, np.ndarray)) or len(pair) != 2:
-                raise GraphError(f"an edge is a pair of device ids, got {pair!r}; weights have their own argument")
+                raise GraphError(f"an edge is a pair of site ids, got {pair!r}; weights have their own argument")
             for end in pair:
                 try:
                     flat.append(position[end])
                 except KeyError:
                     raise GraphError(
-                        f"edge {tuple(pair)!r} names device {end!r}, which is not among the "
-                        f"{count(len(ids), 'device')} of the graph; add the device or remove the edge"
+                        f"edge {tuple(pair)!r} names site {end!r}, which is not among the "
+                        f"{count(len(ids), 'site')} of the graph; add the site or remove the edge"
                     ) from None
                 except TypeError:
-                    raise GraphError(f"edge {tuple(pair)!r}: {end!r} cannot be a device id") from None
+                    raise GraphError(f"edge {tuple(pair)!r}: {end!r} cannot be a site id") from None
         index = np.array(flat, dtype=np.int64).reshape(-1, 2)
         self._set(ids, *checked_edges(ids, index, weights))
 
@@ -144,7 +144,7 @@ class Graph(Edges):
         if outside.any():
             edge, end = np.argwhere(outside)[0]
             raise GraphError(
-                f"edge number {edge} names position {pairs[edge, end]}, but the {len(ids)} devices of the graph "
+                f"edge number {edge} names position {pairs[edge, end]}, but the {len(ids)} sites of the graph "
                 f"have the positions 0..{len(ids) - 1}"
             )
         return cls._of(ids, *checked_edges(ids, pairs.astype(np.int64), weights))
@@ -178,7 +178,7 @@ class Graph(Edges):
         Examples
         --------
         >>> Graph.empty(range(4))
-        Graph(4 devices, 0 edges, 4 components)
+        Graph(4 sites, 0 edges, 4 components)
         """
         ids, _ = positions(devices)
         return cls._of(ids, np.empty((0, 2), dtype=np.int64))
@@ -206,11 +206,11 @@ class Graph(Edges):
         >>> list(Graph.clusters({"a": 0, "b": 1, "c": 0}).edge_ids())
         [('c', 'a')]
         >>> Graph.clusters([0, 0, 1, 1])
-        Graph(4 devices, 2 edges, 2 components)
+        Graph(4 sites, 2 edges, 2 components)
         """
         if isinstance(labels, Mapping):
             if devices is not None:
-                raise GraphError("give devices only with a sequence of labels: a mapping names them itself")
+                raise GraphError("give devices= only with a sequence of labels: a mapping names them itself")
             devices, labels = list(labels), list(labels.values())
         groups = plain_ids(labels, "labels")
         ids = ids_for(devices, len(groups), "label")
@@ -230,7 +230,7 @@ class Graph(Edges):
         --------
         >>> import networkx
         >>> Graph.from_networkx(networkx.path_graph(4))
-        Graph(4 devices, 3 edges, 1 component)
+        Graph(4 sites, 3 edges, 1 component)
         """
         if not (hasattr(g, "nodes") and hasattr(g, "edges") and hasattr(g, "is_directed")):
             raise GraphError(f"expected a networkx graph, got {type(g).__name__}")
@@ -315,9 +315,9 @@ class Graph(Edges):
         ids = ids_for(devices, size, "coordinate")
         if not np.isfinite(places).all():
             at = int(np.flatnonzero(~np.isfinite(places).all(axis=1))[0])
-            raise GraphError(f"device {ids[at]!r} has the coordinates {places[at].tolist()}, which are not finite")
+            raise GraphError(f"site {ids[at]!r} has the coordinates {places[at].tolist()}, which are not finite")
         if not 1 <= k < size:
-            raise ParameterError(f"k must be from 1 to {size - 1} for {size} devices, got {k!r}")
+            raise ParameterError(f"k must be from 1 to {size - 1} for {size} sites, got {k!r}")
         return cls._of(ids, *sorted_edges(nearest_pairs(places, k), None))
 
     @classmethod
@@ -332,7 +332,7 @@ class Graph(Edges):
         Examples
         --------
         >>> Graph.grid(2, 3)
-        Graph(6 devices, 7 edges, 1 component)
+        Graph(6 sites, 7 edges, 1 component)
         """
         if rows < 1 or cols < 1:
             raise ParameterError(f"a grid needs at least one row and one column, got {rows} x {cols}")
@@ -364,7 +364,7 @@ class Graph(Edges):
         ...     path = pathlib.Path(folder, "graph.csv")
         ...     _ = path.write_text("source,target\\n1,2\\n2,3\\n4,\\n")
         ...     Graph.read(path)
-        Graph(4 devices, 2 edges, 2 components)
+        Graph(4 sites, 2 edges, 2 components)
         """
         path = Path(path)
         reader = reader_of(path)
@@ -464,7 +464,7 @@ class Graph(Edges):
             return self
         extra = [device for device in self.devices if device not in position]
         if extra:
-            raise GraphError(f"the graph has {named(extra)} beyond the {count(len(ids), 'device')} asked for")
+            raise GraphError(f"the graph has {named(extra)} beyond the {count(len(ids), 'site')} asked for")
         warn_of_unnamed([device for device in ids if device not in self.index])
         moved = np.array([position[device] for device in self.devices], dtype=np.int64)
         known = self._known

@@ -40,7 +40,7 @@ def pairs_of_matrix(square: sparse.csr_array, ids: tuple[Hashable, ...]) -> tupl
         at = int(np.flatnonzero(uneven)[0])
         i, j = int(difference.coords[0][at]), int(difference.coords[1][at])
         raise GraphError(
-            f"the matrix is not symmetric: {square[i, j]} from device {ids[i]!r} to {ids[j]!r}, but "
+            f"the matrix is not symmetric: {square[i, j]} from site {ids[i]!r} to {ids[j]!r}, but "
             f"{square[j, i]} back; use (A + A.T) / 2 if that is what you mean"
         )
     half = sparse.coo_array(sparse.tril(square))

@@ -238,7 +238,7 @@ class Schema:
         >>> from fedkin.data import Column, Schema
         >>> schema = Schema((Column("ward", "category", levels=("A", "B")),), Column("days"))
         >>> schema.federation({"hospital": ["n", "s"], "ward": ["B", "A"], "days": [3, 4]}, "hospital")
-        Federation(2 devices, 2 rows, 1 feature)
+        Federation(2 sites, 2 rows, 1 feature)
         """
         table = _as_columns(columns)
         findings = []

@@ -219,7 +219,7 @@ class FittedModel(KinAnswers, HasDevices):
         return columns
 
     def __repr__(self) -> str:
-        groups, devices = count(self.n_clusters, "group"), count(self.n_devices, "device")
+        groups, devices = count(self.n_clusters, "group"), count(self.n_devices, "site")
         if self.kin is not None:
             found = f"in {groups}" if self.kin.resolved else "no groups resolved"
             return f"FittedModel({self.loss.name}, kin, {devices}, {found})"

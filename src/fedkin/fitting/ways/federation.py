@@ -79,7 +79,7 @@ def fit_federation(
     >>> from fedkin.datasets import paper_design
     >>> design = paper_design(n_devices=20, n_samples=60, n_features=10, n_clusters=2, seed=0)
     >>> fit_federation(design.federation, design.graph)
-    FittedModel(linear, kin, 20 devices, in 2 groups)
+    FittedModel(linear, kin, 20 sites, in 2 groups)
     >>> fit_federation(design.federation, design.graph, FitOptions(method="fused")).n_clusters
     2
     """

@@ -244,7 +244,7 @@ class Kin(Inference):
         >>> from fedkin.datasets import paper_design
         >>> design = paper_design(n_devices=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
         >>> fedkin.find_kin(design.federation).graph("groups")
-        Graph(12 devices, 30 edges, 2 components)
+        Graph(12 sites, 30 edges, 2 components)
         """
         check_choice("kind", kind, ("probability", "groups"))
         if kind == "groups":
