@@ -136,6 +136,23 @@ def test_errors_of_all_differences_are_those_of_contrasts(signal):
         np.testing.assert_allclose(errors[a, b], kin.contrast(a, b).standard_error, rtol=1e-9)
 
 
+def test_sites_that_are_together_in_all_kept_states_are_not_told_apart():
+    """The kept states are few: that two sites are apart with a small probability shows in their estimates only."""
+    made = paper_design(n_devices=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
+    kin = find_kin(made.federation)
+    alike = [(a, b) for a in range(12) for b in range(a) if made.labels[a] == made.labels[b]]
+    together = [(a, b) for a, b in alike if (kin.learned.states.z[:, a] == kin.learned.states.z[:, b]).all()]
+    assert together and kin.resolved
+    for a, b in together:
+        found = kin.contrast(a, b)
+        assert found.wald[2] > 0.05 and found.p_values.min() > 0.05
+        # a difference that is there with a small probability is larger by as much, and so is its error
+        chance = min(kin.probability[a, b], 0.999)
+        most = np.sqrt(chance / (1 - chance)) * np.abs(found.estimate)
+        assert (found.standard_error >= 0.9 * most).all()
+    assert kin.contrast(0, 11).wald[2] < 1e-6
+
+
 def test_contrasts_know_that_perhaps_no_site_differs():
     """By simulation: with that probability all sites have one model, else they are as their contrasts say."""
     kin = find_kin(design(0.1, seed=1, V=10, n=30).federation)

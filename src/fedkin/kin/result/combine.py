@@ -6,8 +6,12 @@ import numpy as np
 
 from fedkin._base import Array, Index
 from fedkin.kin.options import SHARES
+from fedkin.kin.pairs import Pairs
 from fedkin.kin.quadratics import apply
 from fedkin.kin.result.learned import Learned
+
+#: No two sites are kin with a higher probability than 1 less this, as far as variances go.
+LEAST_APART = 1e-3
 
 
 def covariance_of_sum(learned: Learned, theta: Array, sites: Index, weights: Array) -> Array:
@@ -21,6 +25,20 @@ def covariance_of_sum(learned: Learned, theta: Array, sites: Index, weights: Arr
     apart = (weights @ theta[sites] - whole * learned.units.theta(learned.one_mean)) / (1 - one)
     total = (1 - one) * (given + one * np.outer(apart, apart))
     return np.asarray(total + one * whole**2 * learned.units.covariance(learned.one_covariance))
+
+
+def unseen(learned: Learned, same: Array, i: Index, j: Index) -> Array:
+    """How many squares of the difference of sites ``i`` and ``j`` its variance lacks, given how likely they are kin.
+
+    Two sites that are together in all kept states differ by nothing there. With a small probability they are apart:
+    then their difference is as many times larger as this is smaller, and the variance has that square.
+    """
+    states, apart = learned.states, np.maximum(1.0 - same, LEAST_APART)
+    if states is None:
+        return np.zeros_like(apart)
+    differ = (states.z[:, i] != states.z[:, j]) | (SHARES[states.share] > 0).reshape(-1, *(1,) * np.ndim(i))
+    seen = learned.weight * (1.0 - learned.scales[0]) + (1.0 - learned.weight) * np.tensordot(states.weight, differ, 1)
+    return np.asarray((1.0 - apart) / apart * np.maximum(1.0 - (1.0 - learned.one) * seen / apart, 0.0))
 
 
 def combined_covariance(learned: Learned, sites: Index, weights: Array) -> Array:
@@ -78,11 +96,12 @@ def _effects(learned: Learned, sites: Index, weights: Array, W: Array, e: Array)
     return middle, np.tensordot(chance, np.array(covariances), 1) + (chance[:, None] * apart).T @ apart
 
 
-def difference_errors(learned: Learned, theta: Array) -> Array:
+def difference_errors(learned: Learned, theta: Array, same: Array | Pairs) -> Array:
     """Standard errors ``(V, V, p)`` of all differences of two sites, whose estimates are ``theta (V, p)``.
 
-    Those of `covariance_of_sum` with weights 1 and -1, for all pairs at once. A site's variance is that of what it
-    has to itself plus that of what it may share; only the latter goes together with that of others.
+    ``same (V, V)`` are probabilities of being kin. The errors are those of contrasts, for all pairs at once. A site's
+    variance is that of what it has to itself plus that of what it may share; only the latter goes together with that of
+    others.
     """
     p, A, S = len(learned.mean), learned.units.A, learned.precision
     root = np.sqrt(learned.spread)
@@ -98,6 +117,8 @@ def difference_errors(learned: Learned, theta: Array) -> Array:
     if 0 < learned.one < 1:
         variance += learned.one * ((theta[:, None] - theta[None]) / (1 - learned.one)) ** 2
     variance *= 1 - learned.one
+    i, j = np.indices((len(S), len(S)))
+    variance += unseen(learned, np.asarray(same[i, j]), i, j)[:, :, None] * (theta[:, None] - theta[None]) ** 2
     variance[np.arange(len(S)), np.arange(len(S))] = 0.0
     return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
 

@@ -11,7 +11,7 @@ from scipy.special import chdtrc, ndtr, ndtri, pdtr
 
 from fedkin._base import Array, Index, check_choice
 from fedkin.errors import DataError, ParameterError
-from fedkin.kin.result.combine import covariance_of_sum, difference_errors
+from fedkin.kin.result.combine import covariance_of_sum, difference_errors, unseen
 
 if TYPE_CHECKING:
     from fedkin.kin.result.kin import Kin
@@ -48,7 +48,7 @@ class Contrast:
     @property
     def standard_error(self) -> Array:
         """Of each estimate, ``(r,)``."""
-        return np.asarray(np.sqrt(np.diag(self.covariance)))
+        return np.asarray(np.sqrt(np.maximum(np.diag(self.covariance), 0.0)))
 
     @property
     def p_values(self) -> Array:
@@ -169,7 +169,7 @@ class Inference:
         >>> bool(abs(kin.difference_errors()[0, 11] - kin.contrast(0, 11).standard_error).max() < 1e-9)
         True
         """
-        return difference_errors(self._result.learned, self._result.theta)
+        return difference_errors(self._result.learned, self._result.theta, self._result.probability)
 
     def members(self, group: int) -> list[Hashable]:
         """The sites of a group to show, numbered as in ``groups``."""
@@ -289,6 +289,9 @@ def contrast(kin: Kin, one: Sites, other: Sites | None, weights: Mapping[str, fl
     names, probability = kin.names, None
     if len(first) == len(second) == 1:
         probability = float(kin.probability[int(first[0]), int(second[0])])
+        if kind == "average":
+            lacks = unseen(kin.learned, np.array([probability]), first, second)
+            covariance = covariance + float(lacks[0]) * np.outer(estimate, estimate)
     if weights is not None:
         unknown = [name for name in weights if name not in names]
         if unknown:
