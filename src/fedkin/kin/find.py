@@ -68,7 +68,7 @@ def find_kin(
     seed : int
         Of the sampler.
     sweeps : int
-        Sweeps that each chain keeps, at least 4. By default 70, and up to 560 where chains disagree about few sites and
+        Sweeps that each chain keeps, at least 4. By default 70, and up to 280 where chains disagree about few sites and
         coefficients; 30 from 300 sites on.
     chains : int
         Chains, at least 2 for diagnostics.

@@ -22,7 +22,7 @@ WHOLE_GROUPS = 100
 #: R-hat up to which chains agree, and up to which they nearly do.
 AGREE, NEARLY = 1.05, 1.2
 #: Sites times squares of directions times sweeps that chains which disagree may take, and the most sweeps they keep.
-MOST_WORK, MOST_SWEEPS = 2e6, 600
+MOST_WORK, MOST_SWEEPS = 2e6, 300
 #: Up to this many sites the probabilities of all pairs are kept.
 MOST_PAIRS = 3000
 
