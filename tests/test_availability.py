@@ -91,15 +91,15 @@ def test_bad_input(tmp_path):
         return path
 
     for p, message in [
-        ({"a": 0.0, "b": 1.0}, "p of device 'a' is 0"),
-        ([0.5, 1.5], "p of device 'b' is 1.5"),
-        ([0.5, float("nan")], "p of device 'b' is nan"),
+        ({"a": 0.0, "b": 1.0}, "p of site 'a' is 0"),
+        ([0.5, 1.5], "p of site 'b' is 1.5"),
+        ([0.5, float("nan")], "p of site 'b' is nan"),
         ([0.5], "p has shape"),
-        ({"a": 0.5}, "no p is given for device 'b'"),
+        ({"a": 0.5}, "no p is given for site 'b'"),
     ]:
         with pytest.raises(ParameterError, match=message):
             Availability.bernoulli(p).bind(["a", "b"])
-    with pytest.raises(UnknownDeviceError, match="p names device 'z'"):
+    with pytest.raises(UnknownDeviceError, match="p names site 'z'"):
         Availability.bernoulli({"a": 0.5, "b": 0.5, "z": 0.5}).bind(["a", "b"])
     with pytest.raises(ParameterError, match="weighting must be one of"):
         Availability.bernoulli(0.5, weighting="guess")
@@ -107,13 +107,13 @@ def test_bad_input(tmp_path):
         Availability.bernoulli(0.5, placement="cloud")
     with pytest.raises(ParameterError, match="blocks has 1 labels for 2"):
         Availability.bernoulli(0.5, blocks=[1]).bind(["a", "b"])
-    with pytest.raises(UnknownDeviceError, match="groups has no label for device 'b'"):
+    with pytest.raises(UnknownDeviceError, match="groups has no label for site 'b'"):
         Availability.adversarial(0.5, groups={"a": 1}).bind(["a", "b"])
     with pytest.raises(ParameterError, match="less than one round"):
         Availability.adversarial(0.01, period=10).bind(["a"])
     with pytest.raises(ParameterError, match="period must be"):
         Availability.adversarial(0.5, period=0).bind(["a"])
-    with pytest.raises(DataError, match="line 3, device 'b': expected 0 or 1, got 'yes'"):
+    with pytest.raises(DataError, match="line 3, site 'b': expected 0 or 1, got 'yes'"):
         Availability.recorded(file("t.csv", "a,b\n1,0\n0,yes\n"))
     with pytest.raises(DataError, match="line 2 has 1 cells, expected 2"):
         Availability.recorded(file("t.csv", "a,b\n1\n"))
@@ -130,11 +130,11 @@ def test_bad_input(tmp_path):
         Availability.recorded(tmp_path / "u.npz")
     with pytest.raises(DataError, match="only 0 and 1"):
         Availability.recorded([[0.5, 1.0]])
-    with pytest.raises(UnknownDeviceError, match="no column for device 'c'"):
+    with pytest.raises(UnknownDeviceError, match="no column for site 'c'"):
         Availability.recorded(file("t.csv", "a,b\n1,0\n1,1\n")).bind(["a", "b", "c"])
-    with pytest.raises(DataError, match="2 columns for 3 devices"):
+    with pytest.raises(DataError, match="2 columns for 3 sites"):
         Availability.recorded([[1, 0]]).bind(["a", "b", "c"])
-    with pytest.raises(ParameterError, match="device 'b' is never available in the trace: its p_i is 0"):
+    with pytest.raises(ParameterError, match="site 'b' is never available in the trace: its p_i is 0"):
         Availability.recorded([[1, 0], [1, 0]]).bind(["a", "b"])
 
 

@@ -100,7 +100,7 @@ def test_bad_input():
         subgradient_descent(problem, decay=2.0)
     with pytest.raises(ParameterError, match="step must be a positive number, got 0"):
         subgradient_descent(problem, step=0)
-    with pytest.raises(ParameterError, match="batch_size is 41, but device 0 has only 40 rows"):
+    with pytest.raises(ParameterError, match="batch_size is 41, but site 0 has only 40 rows"):
         subgradient_descent(problem, 10, 41)
     with pytest.raises(ParameterError, match="rho must be a positive number"):
         network_lasso_admm(problem, rho=-1.0)

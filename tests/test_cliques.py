@@ -81,7 +81,7 @@ def test_devices_of_cliques_may_come_in_another_order_or_be_left_out() -> None:
     assert set(map(frozenset, moved.edge_ids())) == set(map(frozenset, graph.edge_ids()))
     assert graph.subset("cab") == Graph.clusters({"c": 0, "a": 0, "b": 1})
     assert graph.keep([True] * 4) is graph
-    with pytest.raises(GraphError, match="device 'x'"):
+    with pytest.raises(GraphError, match="site 'x'"):
         graph.subset("ax")
 
 

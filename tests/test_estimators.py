@@ -414,7 +414,7 @@ def test_devices_that_a_graph_does_not_name_have_no_edges():
     rng = np.random.default_rng(0)
     X, site = rng.normal(size=(60, 2)), np.repeat(["a", "b", "c"], 20)
     y = X[:, 0] + 0.1 * rng.normal(size=60)
-    with pytest.warns(GraphWarning, match="does not name device 'c'"):
+    with pytest.warns(GraphWarning, match="does not name site 'c'"):
         model = FedADMMRegressor(lam=0.1).fit(X, y, device=site, graph=networkx.path_graph(["a", "b"]))
     assert model.graph_.degree.tolist() == [1, 1, 0]
     np.testing.assert_allclose(model.coef_[2], LinearRegression().fit(X[site == "c"], y[site == "c"]).coef_, rtol=1e-4)

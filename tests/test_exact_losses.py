@@ -69,10 +69,10 @@ def test_losses_that_are_not_finite_are_named() -> None:
     fed = Federation(
         {"a": (np.ones((3, 1)), np.ones(3), np.zeros(3)), "b": (np.ones((3, 1)), np.ones(3), np.full(3, 800.0))}
     )
-    with pytest.raises(SolverError, match="loss at theta = 0 of device 'b' is not finite; scale"):
+    with pytest.raises(SolverError, match="loss at theta = 0 of site 'b' is not finite; scale"):
         solve(Problem(fed, Graph.complete(fed.devices), "poisson", lam=0.1))
     broken = replace(log_cosh(), gradient_fn=lambda *rows: np.full(1, np.nan))
-    with pytest.raises(SolverError, match="gradient of device 'a' is not finite"):
+    with pytest.raises(SolverError, match="gradient of site 'a' is not finite"):
         solve(Problem(fed, Graph.complete(fed.devices), {"a": broken, "b": log_cosh()}, lam=0.1))
 
 

@@ -269,9 +269,9 @@ def test_streams_of_new_samples():
     assert np.abs(found.theta - goal).max() < 0.05 < np.abs(stored.theta - goal).max()
     part = fed_admm(problem, 500, 4, streams={"c": samples("c")})
     assert np.abs(part.theta[2] - truth["c"]).max() < 0.15
-    with pytest.raises(SolverError, match="samples of device 'c' ended in round 6 after 20 rows"):
+    with pytest.raises(SolverError, match="samples of site 'c' ended in round 6 after 20 rows"):
         fed_admm(problem, 50, 4, streams={"c": itertools.islice(samples("c"), 20)})
-    with pytest.raises(UnknownDeviceError, match="streams names device 'z'"):
+    with pytest.raises(UnknownDeviceError, match="streams names site 'z'"):
         fed_admm(problem, 50, 4, streams={"z": samples("c")})
     with pytest.raises(ParameterError, match="looks at rows again"):
         fed_admm(problem, 50, 4, streams={"c": samples("c")}, gradient="saga")
@@ -319,9 +319,9 @@ def test_bad_arguments():
     problem = design_problem()
     for name, value, message in [
         ("rounds", 0, "rounds must be a whole number of at least 1, got 0"),
-        ("batch_size", 41, "batch_size is 41, but device 0 has only 40 rows"),
+        ("batch_size", 41, "batch_size is 41, but site 0 has only 40 rows"),
         ("batch_size", 0, "batch_size must be a whole number of at least 1, got 0"),
-        ("batch_size", [3, 4], "one for each of the 12 devices"),
+        ("batch_size", [3, 4], "one for each of the 12 sites"),
         ("rho", 0.0, "rho must be a positive number, got 0.0"),
         ("rho", float("nan"), "rho must be a positive number"),
         ("step", -1.0, "step must be a positive number, got -1.0"),
@@ -342,7 +342,7 @@ def test_bad_arguments():
             fed_admm(problem, **{"rounds": 5, name: value})
     with pytest.raises(ParameterError, match="warm starts must come from the same graph"):
         fed_admm(problem, 5, warm_start=solve(design_problem(V=9)))
-    with pytest.raises(ParameterError, match=r"p of device 3 is 0\.0, expected a number above 0"):
+    with pytest.raises(ParameterError, match=r"p of site 3 is 0\.0, expected a number above 0"):
         fed_admm(problem, 5, availability=Availability.bernoulli([0.5] * 3 + [0.0] + [0.5] * 8))
     # an edge to a device without data
     with pytest.raises(GraphError, match="99"):

@@ -109,7 +109,7 @@ def test_too_few_rows_never_make_a_device_sure_of_a_wrong_value(strength):
     assert fit.rescued[short].all()
     assert not fit.rescued[~short].any()
     assert np.quantile(distance[short], 0.95) < 18.3  # the chi-square quantile with 10 degrees of freedom
-    assert "pooled over 150 other devices" in fit.notes[0]
+    assert "pooled over 150 other sites" in fit.notes[0]
     assert (fit.residual_dof[short] == 150 * 30).all()
 
 
@@ -130,7 +130,7 @@ def test_no_device_with_residual_degrees_of_freedom():
     fit = local_fit(fed, "mean")
     np.testing.assert_allclose(fit.theta[:, 0], range(5))
     np.testing.assert_allclose(fit.dispersion, 2.0)  # the variance of 0..4
-    assert "no device" in fit.notes[3]
+    assert "no site" in fit.notes[3]
 
 
 @pytest.mark.parametrize("kind", ["logistic", "multinomial"])

@@ -82,7 +82,7 @@ def test_labels_by_device_come_in_any_order():
 
 def test_oracle_refuses_wrong_labels_and_weights():
     fed = sites("linear")
-    with pytest.raises(DataError, match="2 labels for 3 devices"):
+    with pytest.raises(DataError, match="2 labels for 3 sites"):
         oracle_fit(fed, [0, 1])
     with pytest.raises(UnknownDeviceError, match="site 2"):
         oracle_fit(fed, {"site 0": 0, "site 1": 0})

@@ -76,7 +76,7 @@ def test_the_order_of_the_graphs_devices_does_not_matter(fed: Federation, chain:
 
 
 def test_a_graph_over_other_devices_is_refused_and_one_over_fewer_leaves_them_alone(fed: Federation) -> None:
-    with pytest.warns(GraphWarning, match="does not name device 'c', which has no edges"):
+    with pytest.warns(GraphWarning, match="does not name site 'c', which has no edges"):
         assert Problem(fed, Graph.complete(["a", "b"])).graph.degree.tolist() == [1, 1, 0]
     with pytest.raises(GraphError, match="'d'"):
         Problem(fed, Graph.complete(["a", "b", "c", "d"]))
@@ -123,9 +123,9 @@ def test_losses_by_device(fed: Federation, chain: Graph) -> None:
 
 
 def test_losses_by_device_must_be_complete_known_and_of_one_length(fed: Federation, chain: Graph) -> None:
-    with pytest.raises(DataError, match=r"no loss is given for device 'b' and 1 others; name every device"):
+    with pytest.raises(DataError, match=r"no loss is given for site 'b' and 1 others; name every site"):
         _ = Problem(fed, chain, loss={"a": "linear"}).losses
-    with pytest.raises(DataError, match=r"no loss is given for device 'c'; name every device"):
+    with pytest.raises(DataError, match=r"no loss is given for site 'c'; name every site"):
         _ = Problem(fed, chain, loss={"a": "linear", "b": "linear"}).losses
     with pytest.raises(UnknownDeviceError, match="'z'"):
         _ = Problem(fed, chain, loss={"a": "linear", "b": "linear", "c": "linear", "z": "mean"}).losses
@@ -136,7 +136,7 @@ def test_losses_by_device_must_be_complete_known_and_of_one_length(fed: Federati
 
 def test_a_target_that_does_not_fit_names_its_device(fed: Federation, chain: Graph) -> None:
     bad = Federation({d: (fed[d].X, np.full(len(fed[d].y), 3.0 if d == "b" else 1.0)) for d in fed.devices})
-    with pytest.raises(DataError, match="device 'b'"):
+    with pytest.raises(DataError, match="site 'b'"):
         _ = Problem(bad, chain, loss="logistic").losses
     with pytest.raises(DataError, match="no target"):
         _ = Problem(Federation({d: fed[d].X for d in fed.devices}), chain).losses

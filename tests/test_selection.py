@@ -487,7 +487,7 @@ def test_a_given_local_fit_is_used():
     np.testing.assert_array_equal(chosen.p_value, expected.p_value)
     with pytest.raises(ParameterError, match=r"'model'.*'sandwich'"):
         select_edges(design.federation, design.graph, local=local, variance="model")
-    with pytest.raises(ParameterError, match="other devices"):
+    with pytest.raises(ParameterError, match="other sites"):
         select_edges(design.federation.subset([0, 1]), local=local)
 
 

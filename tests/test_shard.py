@@ -315,7 +315,7 @@ def test_streams_are_cut_into_batches_and_checked():
     X, y, _ = stream.batch(2, 1).arrays
     assert X.shape == (1, 2, 2) and y.tolist() == [[0, 1]]
     assert stream.batch(3, 2).y.tolist() == [[2, 3, 0]]
-    with pytest.raises(SolverError, match="samples of device 'a' ended in round 3 after 5 rows"):
+    with pytest.raises(SolverError, match="samples of site 'a' ended in round 3 after 5 rows"):
         stream.batch(4, 3)
     with pytest.raises(DataError, match=r"expected \(2,\)"):
         SampleStream("a", iter([[1.0, 2.0, 3.0]]), 2).batch(1, 1)

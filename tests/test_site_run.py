@@ -129,7 +129,7 @@ def test_another_number_of_rows_in_the_middle_of_a_run_is_refused(tmp_path: Path
 
 def test_who_diverges_is_told_what_helps(tmp_path: Path) -> None:
     own = lonely(tmp_path, radius=0.01)
-    refused(own, "the parameters of device 'd0' diverged to the border of their ball (radius 0.01)", "batch_size")
+    refused(own, "the parameters of site 'd0' diverged to the border of their ball (radius 0.01)", "batch_size")
     assert not (own / "model").exists()
 
 

@@ -297,7 +297,7 @@ def test_sizes_are_counted_on_the_data():
     assert different > 0
     assert Sizes.of(fed, graph, theta) == Sizes(25, 12, 4, 1, 66, different)
     assert Sizes.of(fed, Graph.empty(fed.devices), theta) == Sizes(25, 12, 4, 12, 0, 0)
-    with pytest.raises(ParameterError, match=r"theta_star has shape \(3, 4\).*12 devices"):
+    with pytest.raises(ParameterError, match=r"theta_star has shape \(3, 4\).*12 sites"):
         Sizes.of(fed, graph, theta[:3])
 
 

@@ -278,22 +278,22 @@ class SampleStream:
             item = next(self._samples)
         except StopIteration:
             raise SolverError(
-                f"the samples of device {self.device!r} ended in round {t} after {count(self.used, 'row')}; "
+                f"the samples of site {self.device!r} ended in round {t} after {count(self.used, 'row')}; "
                 "give an endless iterator, or ask for fewer rounds"
             ) from None
         parts = item if isinstance(item, tuple) else (item,)
         X = np.atleast_2d(np.asarray(parts[0], dtype=np.float64))
         if X.ndim != 2 or X.shape[1] != self.n_features:
             raise DataError(
-                f"a sample of device {self.device!r} has shape {np.shape(parts[0])}, expected ({self.n_features},) "
+                f"a sample of site {self.device!r} has shape {np.shape(parts[0])}, expected ({self.n_features},) "
                 f"or (k, {self.n_features})"
             )
         rest = [np.asarray(part, dtype=np.float64).reshape(-1) for part in parts[1:] if part is not None]
         for part in (X, *rest):
             if part.shape[0] != X.shape[0]:
                 raise DataError(
-                    f"a sample of device {self.device!r} has {count(X.shape[0], 'row')} but {part.shape[0]} targets"
+                    f"a sample of site {self.device!r} has {count(X.shape[0], 'row')} but {part.shape[0]} targets"
                 )
             if not np.isfinite(part).all():
-                raise DataError(f"a sample of device {self.device!r} (row {self.used} of its stream) is not finite")
+                raise DataError(f"a sample of site {self.device!r} (row {self.used} of its stream) is not finite")
         return Rows(X, *rest[:2])

@@ -77,17 +77,17 @@ class Recorded:
             missing = [device for device in devices if str(device) not in column]
             if missing:
                 raise UnknownDeviceError(
-                    f"{self.source} has no column for device {missing[0]!r}; add one for every device"
+                    f"{self.source} has no column for site {missing[0]!r}; add one for every site"
                 )
             values = values[:, [column[str(device)] for device in devices]]
         elif values.shape[1] != len(devices):
-            raise DataError(f"{self.source} has {values.shape[1]} columns for {len(devices)} devices")
+            raise DataError(f"{self.source} has {values.shape[1]} columns for {len(devices)} sites")
         share = values.mean(axis=0)
         if (share == 0).any():
             device = devices[int(np.argmin(share))]
             raise ParameterError(
-                f"device {device!r} is never available in {self.source}: its p_i is 0 and its data cannot be weighted; "
-                "leave the device out"
+                f"site {device!r} is never available in {self.source}: its p_i is 0 and its data cannot be weighted; "
+                "leave the site out"
             )
         return _BoundTrace(share, values, self.repeat, self.source)
 
@@ -145,24 +145,24 @@ def _per_device(p: PerDevice, devices: Sequence[Hashable]) -> Array:
     if isinstance(p, Mapping):
         unknown = [device for device in p if device not in set(devices)]
         if unknown:
-            raise UnknownDeviceError(f"p names device {unknown[0]!r}, which the federation does not have")
+            raise UnknownDeviceError(f"p names site {unknown[0]!r}, which the federation does not have")
         missing = [device for device in devices if device not in p]
         if missing:
-            raise ParameterError(f"no p is given for device {missing[0]!r}; name every device, or give one number")
+            raise ParameterError(f"no p is given for site {missing[0]!r}; name every site, or give one number")
         values = np.array([float(p[device]) for device in devices])
     else:
         given = np.asarray(p, dtype=np.float64)
         if given.ndim > 1 or (given.ndim == 1 and given.size != len(devices)):
             raise ParameterError(
-                f"p has shape {given.shape}, expected a number or one for each of {len(devices)} devices"
+                f"p has shape {given.shape}, expected a number or one for each of {len(devices)} sites"
             )
         values = np.broadcast_to(given, (len(devices),)).copy()
     bad = ~((values > 0) & (values <= 1))
     if bad.any():
         device, value = devices[int(np.argmax(bad))], float(values[bad][0])
         raise ParameterError(
-            f"the availability p of device {device!r} is {value!r}, expected a number above 0 and at most 1; "
-            "a device that is never there cannot be weighted: leave it out"
+            f"the availability p of site {device!r} is {value!r}, expected a number above 0 and at most 1; "
+            "a site that is never there cannot be weighted: leave it out"
         )
     return values
 
@@ -173,10 +173,10 @@ def _labels(
     if isinstance(labels, Mapping):
         missing = [device for device in devices if device not in labels]
         if missing:
-            raise UnknownDeviceError(f"{what} has no label for device {missing[0]!r}")
+            raise UnknownDeviceError(f"{what} has no label for site {missing[0]!r}")
         return [labels[device] for device in devices]
     if len(labels) != len(devices):
-        raise ParameterError(f"{what} has {len(labels)} labels for {len(devices)} devices; give one per device")
+        raise ParameterError(f"{what} has {len(labels)} labels for {len(devices)} sites; give one per site")
     return list(labels)
 
 
@@ -188,7 +188,7 @@ def read_recorded(path: Path) -> tuple[Mask, list[str] | None]:
 def zero_one(values: NDArray[Any], source: str) -> Mask:
     """Presence ``(T, V)`` given as 0 and 1."""
     if values.ndim != 2 or values.size == 0:
-        raise DataError(f"{source} has shape {values.shape}, expected rounds x devices, at least one of each")
+        raise DataError(f"{source} has shape {values.shape}, expected rounds x sites, at least one of each")
     if values.dtype.kind not in "biuf" or not np.isin(values, (0, 1)).all():
         raise DataError(f"{source} may hold only 0 and 1")
     return values.astype(np.bool_)
@@ -201,11 +201,11 @@ def _read_csv(path: Path) -> tuple[Mask, list[str]]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as CSV: {error}") from None
     if len(lines) < 2:
-        raise DataError(f"{path}: expected a line of device names and at least one round, got {len(lines)} lines")
+        raise DataError(f"{path}: expected a line of site names and at least one round, got {len(lines)} lines")
     names = [name.strip() for name in lines[0]]
     wanted = [k for k, name in enumerate(names) if name.lower() != "round"]
     if len({names[k] for k in wanted}) < len(wanted):
-        raise DataError(f"{path}: a device has more than one column")
+        raise DataError(f"{path}: a site has more than one column")
     rows = []
     for number, line in enumerate(lines[1:], start=2):
         if len(line) != len(names):
@@ -214,7 +214,7 @@ def _read_csv(path: Path) -> tuple[Mask, list[str]]:
         bad = next((k for k, cell in enumerate(cells) if cell not in ("0", "1")), None)
         if bad is not None:
             raise DataError(
-                f"{path}: line {number}, device {names[wanted[bad]]!r}: expected 0 or 1, got {cells[bad]!r}"
+                f"{path}: line {number}, site {names[wanted[bad]]!r}: expected 0 or 1, got {cells[bad]!r}"
             )
         rows.append([cell == "1" for cell in cells])
     return np.array(rows, dtype=np.bool_), [names[k] for k in wanted]
@@ -232,5 +232,5 @@ def _read_npz(path: Path) -> tuple[Mask, list[str] | None]:
             raise
         raise DataError(f"{path}: cannot be read as NPZ: {error}") from None
     if names is not None and len(names) != values.shape[1]:
-        raise DataError(f"{path}: {len(names)} device names for {values.shape[1]} columns")
+        raise DataError(f"{path}: {len(names)} site names for {values.shape[1]} columns")
     return values, names

@@ -214,18 +214,18 @@ def _batches(batch_size: BatchSize, counts: Index, devices: Sequence[Hashable], 
     given = np.asarray(batch_size)
     if given.ndim > 1 or (given.ndim == 1 and given.size != counts.size) or given.dtype.kind not in "iu":
         raise ParameterError(
-            f"batch_size must be a whole number or one for each of the {counts.size} devices, got {batch_size!r}"
+            f"batch_size must be a whole number or one for each of the {counts.size} sites, got {batch_size!r}"
         )
     batch = np.broadcast_to(given, counts.shape).astype(np.int64)
     if (batch < 1).any():
         raise ParameterError(
-            f"batch_size must be at least 1, got {batch.min()} for device {devices[int(batch.argmin())]!r}"
+            f"batch_size must be at least 1, got {batch.min()} for site {devices[int(batch.argmin())]!r}"
         )
     for u in np.flatnonzero(batch > counts).tolist():
         if devices[u] not in streaming:
             raise ParameterError(
-                f"batch_size is {batch[u]}, but device {devices[u]!r} has only {count(counts[u], 'row')}; give a "
-                f"batch_size of at most {counts.min()}, one number per device, or None for all rows"
+                f"batch_size is {batch[u]}, but site {devices[u]!r} has only {count(counts[u], 'row')}; give a "
+                f"batch_size of at most {counts.min()}, one number per site, or None for all rows"
             )
     return batch
 
@@ -235,10 +235,10 @@ def sample_streams(problem: Problem, streams: Mapping[Any, Iterable[Any]] | None
     out = {}
     for device, samples in (streams or {}).items():
         if device not in problem.federation:
-            raise UnknownDeviceError(f"streams names device {device!r}, which the federation does not have")
+            raise UnknownDeviceError(f"streams names site {device!r}, which the federation does not have")
         if not isinstance(samples, Iterable):
             raise DataError(
-                f"the stream of device {device!r} must be an iterable of samples, got {type(samples).__name__}"
+                f"the stream of site {device!r} must be an iterable of samples, got {type(samples).__name__}"
             )
         out[problem.federation.index[device]] = SampleStream(device, samples, problem.federation.n_features)
     return out

@@ -187,7 +187,7 @@ def _check_finite(shard: Hosted, names: Sequence[str], t: int, cure: str) -> Non
     finite = np.isfinite(shard.theta)
     if not finite.all():
         name = names[int(np.argmin(finite.all(axis=1)))]
-        raise SolverError(f"round {t}: the parameters of device {name!r} diverged: {cure}")
+        raise SolverError(f"round {t}: the parameters of site {name!r} diverged: {cure}")
 
 
 def _check_inside(shard: Hosted, names: Sequence[str], radius: float, cure: str) -> None:
@@ -195,7 +195,7 @@ def _check_inside(shard: Hosted, names: Sequence[str], radius: float, cure: str)
     if (size > (1.0 - 1e-9) * radius).any():
         name = names[int(size.argmax())]
         raise SolverError(
-            f"the parameters of device {name!r} diverged to the border of their ball (radius {radius:g}): {cure}; or "
+            f"the parameters of site {name!r} diverged to the border of their ball (radius {radius:g}): {cure}; or "
             "the ball is too small"
         )
 
@@ -336,6 +336,6 @@ def hosts_of(shards: int | Sequence[int], n_devices: int) -> Index:
     hosts = np.asarray(shards)
     if hosts.shape != (n_devices,) or hosts.dtype.kind not in "iu":
         raise ParameterError(
-            f"shards must be a whole number or one for each of the {n_devices} devices, got {shards!r}"
+            f"shards must be a whole number or one for each of the {n_devices} sites, got {shards!r}"
         )
     return hosts.astype(np.int64)

@@ -299,7 +299,7 @@ class Problem:
         if isinstance(self.sparsity, Mapping):
             for device in self.sparsity:
                 if device not in self.federation:
-                    raise UnknownDeviceError(f"sparsity names device {device!r}, which the federation does not have")
+                    raise UnknownDeviceError(f"sparsity names site {device!r}, which the federation does not have")
             per_device = [float(self.sparsity.get(device, 0.0)) for device in self.federation.devices]
             values = np.asarray(per_device)[:, None]
         else:
@@ -392,11 +392,11 @@ def resolve_losses(loss: LossLike, federation: Federation | Summaries) -> tuple[
 def _losses_by_device(loss: Mapping[Hashable, str | Loss], federation: Federation) -> tuple[Loss, ...]:
     for device in loss:
         if device not in federation:
-            raise UnknownDeviceError(f"loss names device {device!r}, which the federation does not have")
+            raise UnknownDeviceError(f"loss names site {device!r}, which the federation does not have")
     missing = [device for device in federation.devices if device not in loss]
     if missing:
         others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
-        raise DataError(f"no loss is given for device {missing[0]!r}{others}; name every device")
+        raise DataError(f"no loss is given for site {missing[0]!r}{others}; name every site")
     # one object for each name: grouping devices by loss is quicker
     names = dict.fromkeys(one for one in loss.values() if isinstance(one, str))
     made = {name: make_loss(name, federation.y) for name in names}
@@ -405,5 +405,5 @@ def _losses_by_device(loss: Mapping[Hashable, str | Loss], federation: Federatio
     sizes = {one.n_params(federation.n_features): one for one in losses}
     if len(sizes) > 1:
         described = ", ".join(f"{one.name}: {p}" for p, one in sizes.items())
-        raise DataError(f"the devices' losses have parameters of different length ({described}); they must agree")
+        raise DataError(f"the sites' losses have parameters of different length ({described}); they must agree")
     return tuple(losses)

@@ -323,7 +323,7 @@ def _check_rows(problem: Problem, folds: int, seed: int) -> None:
         raise DataError("no site has given its sums by fold, so there is nothing to hold out: give lam as a number")
     if problem.federation.n_samples.max() < 2:
         raise DataError(
-            "no device has two rows to train on, so cross-validation within devices has none to hold out "
+            "no site has two rows to train on, so cross-validation within sites has none to hold out "
             "(rows kept for a comparison do not train: --test-size 0 keeps none); or give lam as a number"
         )
 

@@ -93,7 +93,7 @@ def advice(objective: FusedObjective, theta: Array) -> str:
         poor = values[:, 0] * COLLINEAR < values[:, -1]
         if poor.any():
             device = objective.graph.devices[int(poor.argmax())]
-            who = f"device {device!r} and {poor.sum() - 1} others" if poor.sum() > 1 else f"device {device!r}"
+            who = f"site {device!r} and {poor.sum() - 1} others" if poor.sum() > 1 else f"site {device!r}"
             cures.append(f"drop features or add a small ridge (features of {who} are nearly collinear)")
     return ", ".join([*cures, "raise max_iter" if not cures else "or raise max_iter"])
 
@@ -103,7 +103,7 @@ def raise_if_not_finite(graph: Graph, values: Array, what: str) -> None:
     bad = ~np.isfinite(values.reshape(graph.n_devices, -1)).all(axis=1)
     if bad.any():
         raise SolverError(
-            f"the {what} of device {graph.devices[int(bad.argmax())]!r} is not finite; scale its features and offsets "
+            f"the {what} of site {graph.devices[int(bad.argmax())]!r} is not finite; scale its features and offsets "
             "down, or check the functions of a custom loss"
         )
 
@@ -130,11 +130,11 @@ def raise_if_unbounded(graph: Graph, before: Expansion, at: Expansion) -> None:
         return
     first, labels = int(lost.argmax()), graph.components()
     kin = labels == labels[first]
-    who, cure = f"the parameters of device {graph.devices[first]!r}", "add ridge=1e-3 or so"
+    who, cure = f"the parameters of site {graph.devices[first]!r}", "add ridge=1e-3 or so"
     if not lost[kin].all():
-        cure += ", or connect the device to others with a larger lam"
+        cure += ", or connect the site to others with a larger lam"
     elif kin.sum() > 1:
-        who += " and of all devices it is connected to"
+        who += " and of all sites it is connected to"
     raise SolverError(
         f"{who} run away: the objective has no finite minimiser there (separable classes, all-zero counts); {cure}"
     )
@@ -149,6 +149,6 @@ def raise_if_no_descent(graph: Graph, values: Array, linear: Array, error: Array
     wrong = (error > 0.25 * np.abs(linear)) & (error > 1e-11 * np.abs(values))
     if wrong.any():
         raise SolverError(
-            f"the loss of device {graph.devices[int(wrong.argmax())]!r} does not fall as its gradient says, however "
+            f"the loss of site {graph.devices[int(wrong.argmax())]!r} does not fall as its gradient says, however "
             "short the step: check gradient_fn of the loss against value_fn"
         )

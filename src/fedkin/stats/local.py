@@ -295,7 +295,7 @@ def oracle_fit(
         else:
             theta[members], problem = _pooled(federation, members, losses, weights)
         if problem:
-            who = "1 device" if members.size == 1 else f"{members.size} devices"
+            who = "1 site" if members.size == 1 else f"{members.size} sites"
             warnings.warn(
                 f"group {label!r} of {who} has no unique minimiser: {problem}",
                 DegenerateDeviceWarning,
@@ -310,10 +310,10 @@ def _in_device_order(
     if isinstance(labels, Mapping):
         missing = [device for device in devices if device not in labels]
         if missing:
-            raise UnknownDeviceError(f"no label is given for device {missing[0]!r}")
+            raise UnknownDeviceError(f"no label is given for site {missing[0]!r}")
         return [labels[device] for device in devices]
     if len(labels) != len(devices):
-        raise DataError(f"got {len(labels)} labels for {len(devices)} devices; give one label per device")
+        raise DataError(f"got {len(labels)} labels for {len(devices)} sites; give one label per site")
     return labels
 
 

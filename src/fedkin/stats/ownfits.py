@@ -214,11 +214,11 @@ def share_dispersion(fits: OwnFits, total: Array, degrees: Array, lent: Array, f
         without = np.flatnonzero(~own)
         if own.any():
             pooled, pooled_dof = float(lent[own].sum() / degrees[own].sum()), float(degrees[own].sum())
-            others = "taken from another device" if own.sum() == 1 else f"pooled over {own.sum()} other devices"
+            others = "taken from another site" if own.sum() == 1 else f"pooled over {own.sum()} other sites"
             text = f"no residual degrees of freedom: noise variance {others}"
         else:
             pooled, pooled_dof = fallback, float(fits.n.sum())
-            text = "no device has residual degrees of freedom: the mean square of the response stands in for the noise"
+            text = "no site has residual degrees of freedom: the mean square of the response stands in for the noise"
         fits.dispersion[without], fits.dof[without] = pooled, pooled_dof
         fits.note(without, text)
     fits.dispersion = np.maximum(fits.dispersion, 1e-100)

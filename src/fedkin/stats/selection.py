@@ -25,11 +25,11 @@ FAMILY_WISE: tuple[Method, ...] = ("bonferroni", "holm")
 _CHI_SQUARE_DOF = 1e8  # from here on F and chi-square cannot be told apart
 
 ERROR_CONTROLLED: Mapping[str, str] = {
-    "bonferroni": "probability of dropping any edge between devices with equal parameters, at most level",
-    "holm": "probability of dropping any edge between devices with equal parameters, at most level",
-    "bh": "expected share, among the dropped edges, of edges between devices with equal parameters, at most level "
+    "bonferroni": "probability of dropping any edge between sites with equal parameters, at most level",
+    "holm": "probability of dropping any edge between sites with equal parameters, at most level",
+    "bh": "expected share, among the dropped edges, of edges between sites with equal parameters, at most level "
     "(proved for independent or positively dependent tests)",
-    "by": "expected share, among the dropped edges, of edges between devices with equal parameters, at most level, "
+    "by": "expected share, among the dropped edges, of edges between sites with equal parameters, at most level, "
     "whatever the dependence",
 }
 
@@ -159,7 +159,7 @@ def select_edges(
     if local is None:
         local = local_fit(federation, loss, variance or "model")
     elif local.devices != federation.devices:
-        raise ParameterError("local holds fits of other devices than the federation; fit it on this federation")
+        raise ParameterError("local holds fits of other sites than the federation; fit it on this federation")
     elif variance is not None and variance != local.variance:
         raise ParameterError(f"variance={variance!r} was asked for, but local was fitted with {local.variance!r}")
     candidates = Graph.complete(federation.devices) if graph is None else graph.aligned(federation.devices)

@@ -243,7 +243,7 @@ class Sizes:
         graph, theta = graph.aligned(federation.devices), np.asarray(theta_star, dtype=np.float64)
         if theta.ndim != 2 or len(theta) != federation.n_devices:
             raise ParameterError(
-                f"theta_star has shape {theta.shape}, expected a row for each of {federation.n_devices} devices"
+                f"theta_star has shape {theta.shape}, expected a row for each of {federation.n_devices} sites"
             )
         return cls(
             n_samples=int(federation.n_samples.min()),
@@ -515,7 +515,7 @@ def _true_parameters(federation: Federation, theta_star: ArrayLike, terms: Devic
     theta = np.asarray(theta_star, dtype=np.float64)
     expected = (federation.n_devices, terms.n_params)
     if theta.shape != expected:
-        raise ParameterError(f"theta_star has shape {theta.shape}, expected {expected}: a row for every device")
+        raise ParameterError(f"theta_star has shape {theta.shape}, expected {expected}: a row for every site")
     return theta
 
 

@@ -53,7 +53,7 @@ def unsupported(local: LocalShards) -> str | None:
     if local.streams:
         return "it cannot draw from streams"
     if any(other is not loss for other in plan.rows.losses):
-        return "it needs the same loss on every device"
+        return "it needs the same loss on every site"
     if loss.kernel is None:
         return f"it has no {loss.name} loss, only {', '.join(COMPILED_LOSSES)}"
     if ((plan.rows.batch > FLOYD_LIMIT) & (plan.rows.batch < plan.rows.counts)).any():

@@ -164,7 +164,7 @@ def _newton(terms: DeviceTerms, weight: Array, theta: Array, pull: Array) -> Arr
 
     found, converged = damped_newton(value, derivatives, theta)
     if not converged.all():
-        raise SolverError("the local minimisation on a device made no progress; add ridge=1e-3 or so")
+        raise SolverError("the local minimisation on a site made no progress; add ridge=1e-3 or so")
     return found
 
 

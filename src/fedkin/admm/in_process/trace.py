@@ -95,7 +95,7 @@ def reference_theta(problem: Problem, reference: Solution | ArrayLike | None) ->
     theta = reference.theta if isinstance(reference, Solution) else np.asarray(reference, dtype=np.float64)
     expected = (problem.n_devices, problem.n_params)
     if theta.shape != expected:
-        raise ParameterError(f"reference has shape {theta.shape}, expected {expected}: a line for each device")
+        raise ParameterError(f"reference has shape {theta.shape}, expected {expected}: a line for each site")
     return theta
 
 
