@@ -7,7 +7,9 @@ on arrays, and the `Solution` that solvers return. Imports: `losses`, `graph`, `
 predictors), functions, and mixtures. `sums` adds up rows fold by fold. The sub-room `summaries` has what sites say
 about their rows, which takes the place of rows here and in all rooms above. `rows`, `linalg` and `newton` are the
 arithmetic on many devices at once, which other rooms use too; `rerouting` serves certificates on singular designs.
-To add a penalty: `penalties`. A loss is added in `fedkin.losses`.
+To add a penalty: `objective/penalties`; its name in `fitting/options` (`PenaltyName`), `federate/contract/contract`
+(raise `FORMAT`) and `federate/peer` (`_BOUND_KIND`); `solvers/debias` (`_reach`); for compiled loops `solvers/backend`,
+`solvers/kernels/steps`, `admm/in_process/backend` and `admm/in_process/kernels`. A loss is added in `fedkin.losses`.
 """
 
 from __future__ import annotations

@@ -14,11 +14,13 @@ To change what a model directory holds, files in this order:
    and written by `FittedModel.save`.
 3. `fitting/model/loading`: reads what is not in `STORED` or `OPTIONAL_FILES`.
 4. Whoever knows the value passes it on: of fits `fitting/ways/federation` (`fused_model`), `fitting/ways/kin`
-   (`model_of_kin`) and `fitting/ways/summaries` (`_model`), of rounds `cli/shared/contracts`; `fitting/model/units`
+   (`model_of_kin`) and `fitting/ways/summaries` (`_model`), of rounds `cli/shared/contracts` (`**more`, from
+   `cli/site_run` and `cli/mpi_rank`); of a command the modules of `cli/models`, by `replace`; `fitting/model/units`
    hands it to the model. A value of single sites: `FittedModel.part` picks it, `fitting/model/parts` joins it, and
    `join` in `fitting/model/kin_answers` replaces it (the model of a new site begins as the part of the first site).
 5. `federate/sharing/models`: admits names of files that travel, unless they are like ``a_b.json``, ``.csv``, ``.npz``.
-6. docs/file-formats.md. ``tests/test_model.py`` lists files and fields: `test_files_are_open`, `assert_same`.
+6. docs/file-formats.md. ``tests/test_model.py`` lists files, fields and the version: `test_files_are_open`,
+   `assert_same`, `test_other_versions_and_missing_models`.
 Imports: `kin`, `objective` and below; nothing else of `fitting`.
 """
 

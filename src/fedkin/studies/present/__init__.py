@@ -2,7 +2,7 @@
 
 In: the rows of a study. Out: figures, tables, claims with their verdicts, and one HTML page.
 To add a figure of a study: an entry ``[[figure]]`` with name and caption in the study's TOML file
-(``studies/built_in``), and no more, if it is of a kind that exists (`figures`, `maps`, `election`, `kin`; the docstring
+(``studies/built_in``), and no more, if it is of a kind that exists (`figures`, `maps`, `election`; the docstring
 of `figures` describes entries).
 A new kind, files in this order:
 1. `studies/present`: a function ``(spec, rows, folder) -> Figure`` in one of these modules.
