@@ -141,8 +141,8 @@ def _blend(W: Array, c: Array, chains: Chains) -> Blend:
     scales, evidence = scales_without_groups(sites)
     b0, b1 = without_groups(sites, scales), with_groups(chains)
     gain = float(chains.scores.max() - evidence)
-    spread_out = (covariance_without_groups(sites, scales, b0), chains.covariance(b1))
-    degrees = np.array([np.vdot(W, C) for C in spread_out])
+    # one after the other: with many sites each of these arrays is large
+    degrees = np.array([np.vdot(W, covariance_without_groups(sites, scales, b0)), np.vdot(W, chains.covariance(b1))])
     weight = weight_of_none(W, c, b0, b1, degrees, gain)
     b = weight * b0 + (1 - weight) * b1
     spent = float(degrees @ [weight, 1 - weight])

@@ -144,6 +144,7 @@ def find_groups(
         other = bare.sure
         if chosen.sure > bare.sure + max(GRAPH_MARGIN, 2 * deviation):
             chosen, other, with_graph = bare, chosen.sure, False
+        del alone, bare  # with many sites the chains of the choice not taken are large
     if white.whole is None:
         F, W, b, plain_b, degrees = white.F, white.W, chosen.b, chosen.plain, chosen.degrees
         found, plain = chosen.covariance(), chosen.plain_covariance()
