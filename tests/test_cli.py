@@ -243,6 +243,8 @@ def test_columns_are_left_out(place: Path, capsys: pytest.CaptureFixture[str]) -
     fit = ["fit", "sites.csv", *FIT, "--test-size", "0", "--json"]
     assert main([*fit, "--drop", "dose"]) == 0
     assert json.loads(capsys.readouterr().out)["features"] == ["age"]
+    assert main([*fit, "--features", "age", "--features", "dose"]) == 0  # one option for each, or commas
+    assert json.loads(capsys.readouterr().out)["features"] == ["age", "dose"]
     assert main(["predict", "fedkin-model", "sites.csv"]) == 0
     capsys.readouterr()
     assert "no column 'doze' to drop (did you mean 'dose'?)" in failing(capsys, *fit, "--drop", "doze")

@@ -38,6 +38,22 @@ def squares(coef, design):
 # --- covariates -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("sites", "labels", "seed"), [(12, 2, 0), (12, 3, 1), (30, 2, 2)])
+def test_labels_that_mean_nothing_make_no_groups_of_a_continuum(sites, labels, seed):
+    """A graph with plain blocks has plain groups, whatever sites do: these are kin only if their parameters say so."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(sites, 40, 3))
+    truth = 1 + 0.5 * rng.normal(size=(sites, 3))
+    y = np.einsum("unp,up->un", X, truth) + rng.normal(size=(sites, 40))
+    fed = fedkin.Federation({u: (X[u], y[u]) for u in range(sites)})
+    found = find_kin(fed, covariates={u: f"label {u % labels}" for u in range(sites)})
+    alone = find_kin(fed)
+    assert found.graph_use == "ignored" and not found.resolved
+    others = ~np.eye(sites, dtype=bool)
+    assert np.asarray(found.probability)[others].max() < 0.2
+    np.testing.assert_allclose(found.theta, alone.theta, atol=0.05)
+
+
 def test_labels_and_numbers_become_one_graph_with_weights(made):
     _, _, _, _, known = made
     graph = covariate_graph(known, NAMES)

@@ -82,10 +82,10 @@ class Loss(ABC):
         if self.needs_target and y is not None and y.dtype.kind not in "fiub":
             raise DataError(
                 f"site {device!r}: the {self.name} loss needs a numeric target, got {y.dtype}; "
-                "encode the labels as numbers, or use FedADMMClassifier, which does it"
+                "encode the labels as numbers, or use KinClassifier, which does it"
             )
         if y is not None and (bad := self.refused(y)).any():
-            cure = "; encode the labels, or use FedADMMClassifier, which does it" if self.needs_classes else ""
+            cure = "; encode the labels, or use KinClassifier, which does it" if self.needs_classes else ""
             raise DataError(f"site {device!r}: the {self.name} loss needs {self.wanted}, got {y[bad][0]:g}{cure}")
 
     def refused(self, y: NDArray[Any]) -> Mask:

@@ -47,10 +47,10 @@ def fit(
     ] = None,
     target: Annotated[str | None, typer.Option(metavar="COL", help="Column to predict.")] = None,
     features: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Columns to predict from; by default all others.")
+        list[str] | None, typer.Option(metavar="A,B,...", help="Columns to predict from; by default all others.")
     ] = None,
     drop: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Columns to leave out, where all others predict.")
+        list[str] | None, typer.Option(metavar="A,B,...", help="Columns to leave out, where all others predict.")
     ] = None,
     offset: Annotated[
         str | None, typer.Option(metavar="COL", help="Column that is added to the linear predictor as it is.")
@@ -66,7 +66,7 @@ def fit(
         typer.Option(help="Missing cells: refuse the table, drop their rows, fill in means, or also say where."),
     ] = "refuse",
     categories: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Columns whose numbers are names: codes, types.")
+        list[str] | None, typer.Option(metavar="A,B,...", help="Columns whose numbers are names: codes, types.")
     ] = None,
     stream: Annotated[
         bool | None,
@@ -132,8 +132,9 @@ def fit(
         check_page(report)
     if not 0 <= test_size < 1:
         raise ParameterError(f"--test-size must be at least 0 and less than 1, got {test_size:g}")
-    said = {"target": target, "features": features, "drop": drop, "offset": offset, "weight": weight, "time": time}
-    said |= {"categories": categories, "missing": None if missing == "refuse" else missing}
+    said: dict[str, object] = {"target": target, "features": features or None, "drop": drop or None, "offset": offset}
+    said |= {"weight": weight, "time": time, "categories": categories or None}
+    said |= {"missing": None if missing == "refuse" else missing}
     files = EdgeFiles(graph, covariates, site)
     folder = folder_of_summaries(data)
     if folder is not None:
@@ -162,13 +163,13 @@ def fit(
     about_table = {
         "device": site,
         "target": target,
-        "features": None if features is None else _names(features),
-        "drop": _names(drop or ""),
+        "features": _names(features) if features else None,
+        "drop": _names(drop),
         "offset": offset,
         "weight": weight,
         "time": time,
         "missing": missing,
-        "categories": _names(categories or ""),
+        "categories": _names(categories),
     }
     if agreed is None and streams(data, stream, how, target):
         ignored = ("drop", "repeats", "keep_best", *(() if test_size == 0 else ("test_size",)))
@@ -241,8 +242,9 @@ def _refuse_written(context: typer.Context, names: Iterable[str], why: str) -> N
             raise ParameterError(f"{flag(name)} {why}")
 
 
-def _names(given: str) -> list[str]:
-    return [name.strip() for name in given.split(",") if name.strip()]
+def _names(given: list[str] | None) -> list[str]:
+    """Columns, with commas between them or one option for each."""
+    return [name.strip() for part in given or () for name in part.split(",") if name.strip()]
 
 
 def _check_out(out: Path) -> int | None:
@@ -265,7 +267,7 @@ class _Agreed:
         return None if self.schema.target is None else self.schema.target.name
 
 
-def _read_contract(path: Path, about: Mapping[str, str | None]) -> _Agreed:
+def _read_contract(path: Path, about: Mapping[str, object]) -> _Agreed:
     from fedkin.cli.shared.contracts import fit_options
     from fedkin.federate import Contract
 

@@ -9,7 +9,7 @@ import numpy as np
 from fedkin._base import Array
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError
-from fedkin.kin.options import SHARES
+from fedkin.kin.options import SHARES, are_kin
 from fedkin.kin.partitions import log_partitions, log_prior, most_groups
 from fedkin.kin.quadratics import Quadratics
 from fedkin.kin.result.learned import Learned
@@ -132,7 +132,7 @@ def _effect(learned: Learned, W: Array, c: Array) -> tuple[Array, Array, Array]:
             nu = m + C @ (ck + rest)
             joined = np.append(sizes, 1.0) if new else sizes + (np.arange(len(sizes)) == group)
             odds = log_prior(after, joined)
-            kin = (number == group).astype(np.float64) if r == 0 or len(sizes) > 1 else np.zeros(V)
+            kin = (number == group).astype(np.float64) * are_kin(r, len(sizes))
             add(base + odds + joint - alone, nu + SHARES[r] * (e - H @ nu), SHARES[r] * B + B @ C @ B, kin)
     weights = np.exp(np.array(logs) - max(logs))
     weights /= weights.sum()

@@ -10,7 +10,7 @@ from scipy.special import betaln, logsumexp
 from fedkin._base import Array
 from fedkin.kin.diagnostics import effective_size, split_rhat
 from fedkin.kin.kernels.bundles import unpacked
-from fedkin.kin.options import AGREE, ALL_MIXED, MOST_PAIRS, NEARLY, SHARES, Sampling
+from fedkin.kin.options import AGREE, ALL_MIXED, CONTINUUM, MOST_PAIRS, NEARLY, SHARES, Sampling, are_kin
 from fedkin.kin.pairs import Pairs
 from fedkin.kin.quadratics import apply
 from fedkin.kin.sampler.chains import Chains, Scouts, go_on
@@ -98,6 +98,12 @@ class Blend:
         return bool(raw.max() <= NEARLY and np.median(raw) <= AGREE)
 
     @property
+    def continuum(self) -> float:
+        """The chance, with groups, that these differ less than sites inside them, so that nobody is kin."""
+        shares = self.chains.trace(lambda one: SHARES[one.trace[:, 2].astype(np.int64)])
+        return float(self.chains.weights @ (shares > CONTINUUM).mean(axis=1))
+
+    @property
     def same(self) -> Array | Pairs:
         """Probability ``(V, V)`` that two sites have the same parameters but for the spread inside a group."""
         if len(self.b) > MOST_PAIRS:
@@ -109,11 +115,11 @@ class Blend:
         return np.asarray(np.clip(chance, 0.0, 1.0))
 
     def _drawn(self) -> Pairs:
-        """The same from some of the partitions; one group with a spread inside is a continuum, where nobody is kin."""
+        """The same from some of the partitions; in a continuum nobody is kin."""
         labels, chance = [], []
         for weight, record in zip(self.chains.weights, self.chains.records, strict=True):
             lines = np.unique(np.linspace(0, len(record.z) - 1, DRAWS).astype(int))
-            kin = (record.trace[lines, 2] == 0) | (record.trace[lines, 1] > 1)
+            kin = are_kin(record.trace[lines, 2].astype(np.int64), record.trace[lines, 1].astype(np.int64))
             labels.append(record.z[lines])
             chance.append((1 - self.ungrouped) * weight * kin / len(lines))
         stacked = np.concatenate(chance)

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedkin._base import Array, Index, available_threads
 from fedkin.kin.kernels.bundles import unpacked
-from fedkin.kin.options import MANY_SITES, TEMPER, WHOLE_GROUPS, Sampling
+from fedkin.kin.options import MANY_SITES, TEMPER, WHOLE_GROUPS, Sampling, are_kin
 from fedkin.kin.partitions import log_partitions, most_groups
 from fedkin.kin.sampler.record import Record
 from fedkin.kin.sampler.sites import Sites, group_sums
@@ -137,8 +137,7 @@ def run_chain(walk: Walk, burn: int, record: Record) -> float:
     best, scores, nothing = -np.inf, [], np.zeros((0, 0))
     for number in range(burn + len(record.z)):
         s = number - burn
-        # one group with a spread inside is a continuum: nobody is kin
-        counts = s >= 0 and (walk.state.share == 0 or bool(np.ptp(walk.state.z)))
+        counts = s >= 0 and bool(are_kin(walk.state.share, 1 + int(np.ptp(walk.state.z) > 0)))
         score = walk.sweep(record.same if counts else nothing)
         if walk.density > best:
             best = walk.density

@@ -8,12 +8,13 @@ import numpy as np
 
 from fedkin._base import Array, Mask
 from fedkin.kin.mixed import MixedModel, OneModel
-from fedkin.kin.options import MANY_SITES, MOST_PAIRS, TEMPER, Sampling
+from fedkin.kin.options import MANY_SITES, MOST_PAIRS, TEMPER, Sampling, are_kin
 from fedkin.kin.pairs import Pairs
 from fedkin.kin.quadratics import apply
 from fedkin.kin.sampler.blend import Blend, blend, outer, scales_without_groups, weight_of_none
 from fedkin.kin.sampler.chains import Scouts, scout
 from fedkin.kin.sampler.neighbours import Neighbours
+from fedkin.kin.sampler.record import Record
 from fedkin.kin.sampler.sites import Sites, integrate_effects
 from fedkin.kin.sampler.wide import Whole
 
@@ -81,7 +82,7 @@ class Grouped:
         same: Array | Pairs = np.eye(V) if V <= MOST_PAIRS else Pairs(np.zeros((0, V), np.int32), np.zeros(0), 0.0)
         if blend is not None:
             same, weight = blend.same, blend.weight
-            lines = blend.chains.trace(lambda one: one.trace[:, 1].astype(np.int64))
+            lines = blend.chains.trace(_numbers)
             each = [np.bincount(line, minlength=int(lines.max()) + 1) / len(line) for line in lines]
             n_groups = (1 - blend.ungrouped) * (blend.chains.weights @ np.array(each))
             n_groups[1] += blend.ungrouped
@@ -92,6 +93,12 @@ class Grouped:
         else:
             same = self.one + (1 - self.one) * same
         return same, n_groups, self.one + (1 - self.one) * weight
+
+
+def _numbers(record: Record) -> Array:
+    """Numbers of groups, one in a continuum."""
+    groups, share = record.trace[:, 1].astype(np.int64), record.trace[:, 2].astype(np.int64)
+    return np.asarray(np.where(are_kin(share, groups), groups, 1))
 
 
 def find_groups(
@@ -142,7 +149,9 @@ def find_groups(
         apart = chosen.b - bare.b
         deviation = 2 * np.sqrt(max(float((apart * apply(white.W, apart)).sum()), 0.0))
         other = bare.sure
-        if chosen.sure > bare.sure + max(GRAPH_MARGIN, 2 * deviation):
+        # where groups differ less than sites inside them, the graph has drawn them: it stays if estimates gain by it
+        margin = -GRAPH_MARGIN if chosen.continuum > 0.5 else max(GRAPH_MARGIN, 2 * deviation)
+        if chosen.sure > bare.sure + margin:
             chosen, other, with_graph = bare, chosen.sure, False
         del alone, bare  # with many sites the chains of the choice not taken are large
     if white.whole is None:
