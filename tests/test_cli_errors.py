@@ -208,7 +208,8 @@ def test_ctrl_c_in_a_process_of_its_own(place: Path) -> None:
     rows = [[k % 60, *rng.normal(size=12).tolist(), rng.integers(2)] for k in range(6000)]
     write(place / "long.csv", ["site", *(f"x{k}" for k in range(12)), "y"], rows)
     command = "import sys; from fedkin.cli import main; print('up', flush=True); sys.exit(main(sys.argv[1:]))"
-    fit = ["fit", "long.csv", "--site", "site", "--target", "y", "--loss", "logistic", "--select", "none"]
+    # thousands of splits: nobody waits for the end of it
+    fit = ["fit", "long.csv", "--site", "site", "--target", "y", "--loss", "logistic", "--repeats", "5000"]
     process = subprocess.Popen(
         [sys.executable, "-c", command, *fit], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -216,7 +217,10 @@ def test_ctrl_c_in_a_process_of_its_own(place: Path) -> None:
     assert process.stdout.readline() == "up\n"
     time.sleep(2.0)  # into the work; whenever it comes, the end must be the same
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=PATIENCE)
+    try:
+        out, err = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert out == ""
