@@ -1,6 +1,6 @@
 # make demo   sets up .venv with the base dependencies and runs the demonstration
 # make test   adds the development tools (versions of requirements-dev.lock) and runs the tests;
-#             FAST=1 leaves out those that start processes or run studies
+#             FAST=1 leaves out those that start processes or browsers, run studies, or try very many cases
 # make lint   ruff, mypy --strict on src, the direction of imports, and whether docs/architecture.md shows the code
 # make docs   the documentation as a site in build/site, warnings as errors
 # make dist   wheel and sdist, each installed in an empty environment and used there
@@ -51,7 +51,7 @@ demo: $(BASE)
 test: $(DEV)
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
 		echo "no Chromium here: the tests that open pages are skipped"
-	@$(QUICK) $(BIN)/python -m pytest -n $(JOBS) $(if $(FAST),-m 'not processes and not studies')
+	@$(QUICK) $(BIN)/python -m pytest -n $(JOBS) $(if $(FAST),-m 'not processes and not studies and not browser and not exhaustive')
 
 lint: $(DEV)
 	@$(BIN)/ruff check --quiet .

@@ -203,6 +203,7 @@ def test_ctrl_c_ends_a_solver_that_would_go_on(
     assert sorted(path.name for path in place.iterdir()) == ["sites.csv"]
 
 
+@pytest.mark.processes
 def test_ctrl_c_in_a_process_of_its_own(place: Path) -> None:
     rng = np.random.default_rng(0)
     rows = [[k % 60, *rng.normal(size=12).tolist(), rng.integers(2)] for k in range(6000)]

@@ -17,6 +17,8 @@ from fedkin.federate.links.memory import Faults, MemoryNetwork
 from fedkin.federate.peer import Device
 from fedkin.objective import Problem
 
+pytestmark = pytest.mark.exhaustive
+
 QUICK = Patience(first_pull=0.02, last_pull=0.2, complain=0.3, give_up=20.0, linger=5.0)
 
 

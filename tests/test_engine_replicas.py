@@ -27,6 +27,8 @@ from fedkin.objective import Problem
 from fleet import Fleet
 from processes import wait_for
 
+pytestmark = pytest.mark.exhaustive
+
 QUICK = Patience(first_pull=0.05, last_pull=0.3, complain=0.5, give_up=30.0, linger=5.0, gather=5.0, deadline=2.0)
 
 

@@ -18,6 +18,8 @@ from fedkin.federate import enrol, sharing
 from fedkin.objective import Ask
 from flips import flipped
 
+pytestmark = pytest.mark.exhaustive
+
 FLIPS = 10_000
 RUN = "00112233445566ff"
 

@@ -23,6 +23,8 @@ from fedkin.federate.peer import Device
 from fedkin.federate.records import read_record, write_record
 from fedkin.federate.waiting import PeerError
 
+pytestmark = pytest.mark.exhaustive
+
 QUICK = Patience(first_pull=0.02, last_pull=0.2, complain=0.3, give_up=20.0, linger=5.0)
 HASTY = Patience(first_pull=0.02, last_pull=0.2, complain=0.2, give_up=1.0, linger=0.0)
 

@@ -22,6 +22,8 @@ from fedkin.kin.sampler.sites import integrate_effects
 from fedkin.kin.sampler.walk import LOG_SHARES, MEAN_PRECISION, SHAPES, TYPICAL_WIDTH, Course, State, Walk
 from fedkin.kin.sampler.wide import Whole, _Part
 
+pytestmark = pytest.mark.exhaustive
+
 
 def partitions(n):
     """All partitions of n sites, as labels in order of first appearance."""
