@@ -17,6 +17,8 @@ from fedkin.objective import Summaries, Summary
 from fedkin.stats import Budget, local_fit, private_summary, site_summary
 from fedkin.stats.private import noise_multiplier
 
+pytestmark = pytest.mark.exhaustive
+
 NAMES = ("(intercept)", "x1", "x2")
 THETA = np.array([0.2, 0.4, -0.3])
 

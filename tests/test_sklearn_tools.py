@@ -56,6 +56,7 @@ def routing():
 # --- a column of X: nothing else has to know ------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model", CLASSIFIERS)
 def test_everything_works_with_devices_in_a_column(model):
     frame, y, site = sites(classes=True)
@@ -115,6 +116,7 @@ def test_columns_by_number_and_what_is_wrong_with_them():
 # --- routed as metadata ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model", CLASSIFIERS)
 def test_routed_grid_search_with_scores_of_scikit_learn(routing, model):
     frame, y, site = sites(classes=True)
