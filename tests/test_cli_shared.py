@@ -24,7 +24,7 @@ def send(made: enrol.Organiser, shared: sharing.Shared) -> None:
     (made.directory / "summaries" / shared.path.name).write_bytes(shared.path.read_bytes())
 
 
-def four_sites(contract: str = heart.CONTRACT) -> tuple[enrol.Organiser, dict[str, Path]]:
+def four_sites(contract: str = heart.CONTRACT, rank: int | None = None) -> tuple[enrol.Organiser, dict[str, Path]]:
     """The organiser's directory and the directories of sites that have shared their sums; and ``all.csv``."""
     made = heart.organiser(Path(), contract)
     rng = np.random.default_rng(0)
@@ -41,7 +41,7 @@ def four_sites(contract: str = heart.CONTRACT) -> tuple[enrol.Organiser, dict[st
         join = enrol.join(heart.invite_of(made, name), table, Path(name))
         enrol.accept(join.directory, enrol.admit(made, join.request).path)
         places[name] = join.directory
-        send(made, sharing.share(join.directory))
+        send(made, sharing.share(join.directory, rank=rank))
         everything += [[name, *line] for line in lines]
     with Path("all.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["site", "age", "ward", "days", "died"], *everything])
@@ -104,6 +104,21 @@ def test_share_shows_every_number_of_the_file(run) -> None:
     document, _ = json.JSONDecoder().raw_decode(said)  # progress, where it takes long, is on the other stream
     assert document["comparison"]["verdict"] and document["comparison"]["methods"][0]["difference_error"] > 0
     assert document["comparison"]["errors"].keys() == {"Local", "Global", "Site intercepts", "Fedkin"}
+
+
+def test_a_short_message_takes_the_place_of_all_products(run) -> None:
+    _, places = four_sites(rank=2)
+    north = places["north"]
+    said = run("site", "share", str(north), "--rank", "2")
+    assert "products of every two columns, in all, as a diagonal (first) plus 2 directions" in said
+    assert "hessian" not in next((north / "sent").glob("*.summary")).read_text()
+    assert sharing.share(north, dry_run=True).summary.curvature.rank == 2  # the same as before
+    assert "rank 2 were shared before" in run("site", "share", str(north), "--rank", "3", code=2)
+    run("fit", "heart/summaries", "--out", "ours")
+    run("fit", "all.csv", "--contract", "heart.toml", "--site", "site", "--test-size", "0", "--out", "theirs")
+    ours, theirs = fedkin.load("ours"), fedkin.load("theirs")
+    assert ours.kin is not None
+    assert 0 < np.abs(ours.coef - theirs.coef).max() < 0.3 * np.abs(theirs.coef).max()
 
 
 def test_losses_that_need_more_messages_ask_for_them(run) -> None:

@@ -49,8 +49,10 @@ class SummarySource:
         return SummarySource(self.summaries.subset([self.devices[u] for u in order]))
 
     def first(self) -> Quadratics:
-        sums = self.summaries.sums.total()
-        return expansion(self.loss, sums.at, sums.value[:, 0], sums.gradient[:, 0], sums.hessian[:, 0], self.n_samples)
+        sums, n = self.summaries.sums.total(), self.n_samples
+        if self.summaries.curvature is not None:  # directions that are left out have no residuals either
+            n = n - np.array([0 if one is None else one.left_out for one in self.summaries.curvature])
+        return expansion(self.loss, sums.at, sums.value[:, 0], sums.gradient[:, 0], sums.hessian[:, 0], n)
 
     def dispersion(self) -> float:
         """Mean over rows of what sites found for themselves; 1 where the loss leaves nothing open."""

@@ -31,6 +31,7 @@ from fedkin.objective.rows import RowBatch, RowTerms, row_blocks, unit_weights
 from fedkin.objective.summaries import (
     INFINITE,
     Ask,
+    Curvature,
     OwnEstimate,
     Privacy,
     Reader,
@@ -46,6 +47,7 @@ __all__ = [
     "L1",
     "RANK_TOLERANCE",
     "Ask",
+    "Curvature",
     "DeviceTerms",
     "FoldSums",
     "FusedObjective",

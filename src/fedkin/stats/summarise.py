@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,13 @@ from fedkin.stats.local import local_fit
 
 
 def summarise(
-    federation: Federation, loss: str | Loss = "linear", *, folds: int = 5, seed: int = 0, at: Array | None = None
+    federation: Federation,
+    loss: str | Loss = "linear",
+    *,
+    folds: int = 5,
+    seed: int = 0,
+    at: Array | None = None,
+    rank: int | None = None,
 ) -> Summaries:
     """The summary of every site of a federation, each from its own rows alone.
 
@@ -33,6 +39,10 @@ def summarise(
         Of the folds.
     at : array (V, p), optional
         Where to expand the losses. By default 0 for quadratic losses, else the site's own estimate.
+    rank : int, optional
+        For many coefficients: a short message (`Summary.short`) with second derivatives as a diagonal plus this rank,
+        summed over all rows instead of fold by fold. Exact where the rank is at least the number of rows, or of
+        coefficients. By default everything.
 
     Returns
     -------
@@ -49,6 +59,8 @@ def summarise(
     """
     check_whole("folds", folds, least=2)
     check_whole("seed", seed, least=0)
+    if rank is not None:
+        return Summaries.stack(_short(federation, loss, folds, seed, at, rank))
     if not federation.n_samples.all():
         empty = federation.devices[int(np.flatnonzero(federation.n_samples == 0)[0])]
         raise DataError(f"site {empty!r} has no rows to sum up")
@@ -73,10 +85,20 @@ def summarise(
     )
 
 
+def _short(
+    federation: Federation, loss: str | Loss, folds: int, seed: int, at: Array | None, rank: int
+) -> Iterator[Summary]:
+    """One site after another: whole summaries of many coefficients are large."""
+    one = make_loss(loss, federation.y)
+    for u, device in enumerate(federation.devices):
+        point = None if at is None else at[u : u + 1]
+        yield summarise(federation.subset([device]), one, folds=folds, seed=seed, at=point)[device].short(rank)
+
+
 def site_summary(
     site: Hashable, rows: Rows, loss: Loss, *, feature_names: Sequence[str], folds: int = 5, seed: int = 0
 ) -> Summary:
-    """The summary of one site from its prepared rows (as `summarise`)."""
+    """The summary of one site from its prepared rows (as `summarise`); `Summary.short` makes it short."""
     return summarise(Federation({site: rows}, feature_names), loss, folds=folds, seed=seed)[site]
 
 

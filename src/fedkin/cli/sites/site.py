@@ -154,11 +154,18 @@ def share(
         typer.Option(metavar="X", help="Add noise for differential privacy: less is safer and less accurate."),
     ] = None,
     delta: Annotated[float, typer.Option(metavar="X", help="Probability with which that may fail.")] = 1e-5,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="For many coefficients: a shorter message, with products of columns as a diagonal plus this rank.",
+        ),
+    ] = None,
 ) -> None:
     """At the site: sum up the rows in one readable, signed file; every number is shown with what it tells."""
     from fedkin.federate import sharing
 
-    _show(sharing.share(directory, dry_run=dry_run, folds=folds, epsilon=epsilon, delta=delta))
+    _show(sharing.share(directory, dry_run=dry_run, folds=folds, epsilon=epsilon, delta=delta, rank=rank))
 
 
 @site.command()

@@ -47,6 +47,7 @@ def share(
     folds: int | None = None,
     epsilon: float | None = None,
     delta: float = 1e-5,
+    rank: int | None = None,
 ) -> Shared:
     """Sum up the site's rows and write the summary.
 
@@ -62,6 +63,9 @@ def share(
     epsilon, delta : float
         Differential privacy: noise is added so that replacing one row changes the odds of any message by at most
         ``exp(epsilon)``, except with probability ``delta``. For the linear and the mean loss; by default no noise.
+    rank : int, optional
+        For many coefficients: a short message, with products of columns as a diagonal plus this rank, over all rows
+        only (`Summary.short`). For kin; the same rank as before where sums were shared before.
 
     Returns
     -------
@@ -76,14 +80,17 @@ def share(
     site = read_site(directory)
     signer = Signer.site(site.pair())
     rows = site.rows()
-    folds = _chosen_folds(site, rows, folds)
+    rank = _chosen_rank(site, rank)
+    folds = _chosen_folds(site, rows, folds if rank is None else 0)
     _check_enough(site, rows, folds)
     _check_same_rows(site, rows)
     contract = site.contract
     budget = None if epsilon is None else Budget(epsilon, delta, *limits_of(contract))
     _check_noise(site, budget)
-    summary = _summed(site, rows, folds, budget)
-    return _written(site, signer, rows, in_folds(summary, folds, contract.folds), 1, None, dry_run)
+    summary = in_folds(_summed(site, rows, folds, budget), folds, contract.folds)
+    if rank is not None:
+        summary = summary.short(rank)
+    return _written(site, signer, rows, summary, 1, None, dry_run)
 
 
 def _summed(site: Site, rows: Rows, folds: int, budget: Budget | None) -> Summary:
@@ -146,7 +153,10 @@ def answer(directory: Path, question: Path, *, dry_run: bool = False) -> Shared:
         folds=max(folds, 2),
         seed=contract.seed,
     )
-    return _written(site, signer, rows, in_folds(summary, folds, contract.folds), ask.round, digest, dry_run)
+    summary = in_folds(summary, folds, contract.folds)
+    if (curvature := Summary.from_plain(first.summary).curvature) is not None:
+        summary = summary.short(curvature.rank)
+    return _written(site, signer, rows, summary, ask.round, digest, dry_run)
 
 
 def read_ask(path: Path, site: Site) -> tuple[Ask, str]:
@@ -208,6 +218,22 @@ def _chosen_folds(site: Site, rows: Rows, wanted: int | None) -> int:
         raise DataError(
             f"sums {words} were shared before; other folds would tell more about single rows than either of them"
         )
+    return shared
+
+
+def _chosen_rank(site: Site, wanted: int | None) -> int | None:
+    """The rank of the second derivatives to share: that of what was shared before, or the one that is wanted."""
+    if wanted is not None and site.contract.method != "kin":
+        raise ParameterError('--rank is for method = "kin": the fused estimator needs all sums, so leave it out')
+    before = _sent_before(site, 1)
+    if before is None:
+        return wanted
+    curvature = Summary.from_plain(before.summary).curvature
+    shared = None if curvature is None else curvature.rank
+    more = curvature is not None and curvature.exact and wanted is not None and wanted > curvature.rank
+    if wanted not in (None, shared) and not more:
+        words = "everything" if shared is None else f"rank {shared}"
+        raise DataError(f"sums of {words} were shared before: leave out --rank, or say the same")
     return shared
 
 

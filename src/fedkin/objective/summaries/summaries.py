@@ -18,6 +18,7 @@ from fedkin._base import Array, Index, listed
 from fedkin.data import INTERCEPT, HasDevices
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
 from fedkin.losses import Loss, describe_loss
+from fedkin.objective.summaries.curvature import Curvature
 from fedkin.objective.summaries.privacy import Privacy
 from fedkin.objective.summaries.summary import OwnEstimate, Summary
 from fedkin.objective.sums import FoldSums
@@ -45,6 +46,8 @@ class Summaries(HasDevices):
         As in `Summary`.
     privacy : tuple of V Privacy or None, or None
         What each site promises its rows, where sums are noisy.
+    curvature : tuple of V Curvature or None, or None
+        Second derivatives of sites that have sent a short message.
 
     Examples
     --------
@@ -68,6 +71,7 @@ class Summaries(HasDevices):
     own: tuple[OwnEstimate, ...] | None = field(default=None, repr=False)
     gaps: Array | None = field(default=None, repr=False)
     privacy: tuple[Privacy | None, ...] | None = field(default=None, repr=False)
+    curvature: tuple[Curvature | None, ...] | None = field(default=None, repr=False)
 
     @classmethod
     def stack(cls, summaries: Iterable[Summary]) -> Summaries:
@@ -86,8 +90,14 @@ class Summaries(HasDevices):
             _check_alike(first, part)
             if any(part.site == other.site for other in parts[:k]):
                 raise DataError(f"site {part.site!r} has two summaries: keep the newer one")
-        names = ("at", "count", "value", "gradient", "hessian")
-        sums = FoldSums(*(np.stack([getattr(part, name) for part in parts]) for name in names))
+        hessian = np.zeros((len(parts), *first.hessian.shape))
+        for own_sums, part in zip(hessian, parts, strict=True):
+            where = slice(None) if part.curvature is None else slice(-1, None)  # the rest of a large array stays unused
+            own_sums[where] = part.hessian[where]
+        at, count, value, gradient = (
+            np.stack([getattr(part, name) for part in parts]) for name in ("at", "count", "value", "gradient")
+        )
+        sums = FoldSums(at, count, value, gradient, hessian)
         own = [part.own for part in parts if part.own is not None]
         scores = [part.scores for part in parts if part.scores is not None]
         gaps = [part.gap for part in parts if part.gap is not None]
@@ -103,6 +113,7 @@ class Summaries(HasDevices):
             own=tuple(own) if own else None,
             gaps=np.array(gaps) if gaps else None,
             privacy=tuple(part.privacy for part in parts) if any(part.privacy for part in parts) else None,
+            curvature=tuple(part.curvature for part in parts) if any(part.curvature for part in parts) else None,
         )
 
     # --- looking at it, as at a federation ----------------------------------------------------------------------
@@ -165,6 +176,7 @@ class Summaries(HasDevices):
             own=None if self.own is None else self.own[u],
             gap=None if self.gaps is None else float(self.gaps[u]),
             privacy=None if self.privacy is None else self.privacy[u],
+            curvature=None if self.curvature is None else self.curvature[u],
         )
 
     # --- making another one -------------------------------------------------------------------------------------
@@ -192,6 +204,7 @@ class Summaries(HasDevices):
         sums = FoldSums(np.zeros((len(groups), self.n_params)), *(added(getattr(self.sums, name)) for name in names))
         return replace(
             self,
+            curvature=None,
             devices=tuple(groups),
             sums=sums,
             column_sums=added(self.column_sums),
@@ -284,7 +297,7 @@ class Summaries(HasDevices):
         if self.own is not None:
             # a ridge in other coordinates is a matrix; its diagonal is what keeps estimates back
             own = tuple(replace(one, ridge=np.einsum("ij,i,ij->j", T, one.ridge, T)) for one in self.own)
-        return replace(self, sums=sums, own=own)
+        return replace(self, sums=sums, own=own, curvature=None)
 
 
 def parameter_map(mean: Array, scale: Array, *, intercept: bool, blocks: int) -> Array:

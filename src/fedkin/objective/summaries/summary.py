@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from fedkin._base import Array, Index
+from fedkin._base import AnyArray, Array, Index, check_whole
 from fedkin.errors import DataError, ParameterError
 from fedkin.losses import Loss, describe_loss, described_loss
 from fedkin.objective.linalg import least_eigenvalue
+from fedkin.objective.summaries.curvature import Curvature, shortened
 from fedkin.objective.summaries.plain import INFINITE, Reader, upper_triangle
 from fedkin.objective.summaries.privacy import Privacy
 from fedkin.objective.summaries.telling import Told, told_by
@@ -90,6 +91,9 @@ class Summary:
         In the first message about a loss that is not quadratic.
     privacy : Privacy, optional
         Where the sums are noisy: what is promised, and how large the noise is.
+    curvature : Curvature, optional
+        In a short message: the second derivatives of all rows, which are in no fold, as diagonal plus low rank.
+        ``hessian`` has the same as a matrix.
     gap : float, optional
         In answers: how far the site's loss is from its minimum, given what the neighbours pull (its Young gap).
 
@@ -117,6 +121,7 @@ class Summary:
     own: OwnEstimate | None = field(default=None, repr=False)
     gap: float | None = None
     privacy: Privacy | None = None
+    curvature: Curvature | None = field(default=None, repr=False)
 
     @property
     def n_samples(self) -> int:
@@ -145,13 +150,48 @@ class Summary:
         """Every number of the summary, what it is and what it tells about rows, in plain words."""
         return told_by(self)
 
+    def short(self, rank: int) -> Summary:
+        """The same in a shorter message: second derivatives of this rank (plus a diagonal), no folds.
+
+        Nothing but the folds is lost where the rank is at least the number of rows, or of parameters. Otherwise the
+        loss keeps the place and depth of its minimum, and says less about how it rises around it (`Curvature`).
+
+        Examples
+        --------
+        >>> import fedkin
+        >>> fed = fedkin.Federation({"north": ([[1.0, 2.0, 0.0], [2.0, 0.0, 1.0]], [1.0, 3.0])})
+        >>> summary = fedkin.summarise(fed)["north"]
+        >>> short = summary.short(2)  # two rows, so this is exact
+        >>> short.curvature.factor.shape, bool(abs(short.hessian[-1] - summary.hessian.sum(axis=0)).max() < 1e-12)
+        ((3, 2), True)
+        """
+        check_whole("rank", rank, least=1)
+        if self.privacy is not None:
+            raise ParameterError("noisy sums have no low rank: leave out the rank, or the noise")
+        if self.scores is not None:
+            raise ParameterError("the mean loss has the same curvature in all directions: leave out the rank")
+        if self.curvature is not None:
+            raise ParameterError("this summary is short already: shorten the one that was made of the rows")
+        sums = float(self.value.sum()), self.gradient.sum(axis=0), self.hessian.sum(axis=0)
+        value, gradient, curvature = shortened(*sums, rank)
+        return replace(
+            self,
+            count=_in_last(self.folds, self.count.sum(axis=0)),
+            value=_in_last(self.folds, np.asarray(value)),
+            gradient=_in_last(self.folds, gradient),
+            hessian=_in_last(self.folds, curvature.dense()),
+            curvature=curvature,
+        )
+
     # --- as a message -------------------------------------------------------------------------------------------
 
     def to_plain(self) -> dict[str, Any]:
         """Plain numbers and names, as a file holds them; `from_plain` gets back the same bits."""
         if not isinstance(self.site, str):
             raise DataError(f"a site that writes files needs a name, but this one is called {self.site!r}")
-        last = self.folds if self.count[-1] == 0 else self.folds + 1
+        first, last = 0, self.folds if self.count[-1] == 0 else self.folds + 1
+        if self.curvature is not None:
+            first = self.folds
         plain: dict[str, Any] = {
             "site": self.site,
             "loss": describe_loss(self.loss),
@@ -161,12 +201,14 @@ class Summary:
             "column_sums": self.column_sums.tolist(),
             "column_squares": self.column_squares.tolist(),
             "n_folds": self.folds,
-            "folds": [self._plain_part(k) for k in range(last)],
+            "folds": [self._plain_part(k) for k in range(first, last)],
         }
         if self.own is not None:
             plain["own"] = self.own.to_plain()
         if self.privacy is not None:
             plain["privacy"] = self.privacy.to_plain()
+        if self.curvature is not None:
+            plain["curvature"] = self.curvature.to_plain()
         if self.gap is not None:
             plain["gap"] = self.gap if np.isfinite(self.gap) else INFINITE
         return plain
@@ -177,6 +219,8 @@ class Summary:
             "value": float(self.value[k]),
             "gradient": self.gradient[k].tolist(),
         }
+        if self.curvature is not None:
+            return part
         if self.scores is None:
             part["hessian"] = upper_triangle(self.hessian[k])
         else:
@@ -205,18 +249,26 @@ class Summary:
         columns = reader.names("columns")
         p, q, folds = loss.n_params(len(columns)), len(columns), reader.whole("n_folds", least=2)
         location = loss.location and loss.quadratic
+        curvature = None
+        if "curvature" in reader.left and not location:
+            curvature = Curvature.from_plain(reader.take("curvature"), p, reader.what)
         made = cls(
             site,
             loss,
             columns,
             reader.whole("seed"),
             reader.numbers("at", p),
-            *_parts_of(reader, p, folds, location=location),
+            *(
+                _parts_of(reader, p, folds, location=location)
+                if curvature is None
+                else _one_part(reader, folds, curvature)
+            ),
             reader.numbers("column_sums", q),
             reader.numbers("column_squares", q),
             own=OwnEstimate.from_plain(reader.take("own"), p, reader.what) if "own" in reader.left else None,
             gap=reader.number("gap", infinite=True) if "gap" in reader.left else None,
             privacy=Privacy.from_plain(reader.take("privacy"), q, reader.what) if "privacy" in reader.left else None,
+            curvature=curvature,
         )
         reader.done()
         if location:
@@ -232,6 +284,8 @@ class Summary:
         if self.privacy is not None:
             return
         matrices = self.hessian if self.scores is None else self.scores
+        if self.curvature is not None:
+            matrices = np.zeros((1, 1, 1))  # no rows have another sign
         if not (least_eigenvalue(matrices) >= -IMPOSSIBLE).all() or (np.einsum("kpp->kp", matrices) < 0).any():
             reader.refuse("has sums of products that no rows have")
         if (self.n_samples * self.column_squares < (1 - IMPOSSIBLE) * self.column_sums**2).any():
@@ -251,6 +305,26 @@ def _parts_of(reader: Reader, p: int, folds: int, *, location: bool) -> tuple[In
         matrix[k] = own.symmetric("products" if location else "hessian", p)
         own.done()
     return count, value, gradient, matrix
+
+
+def _one_part(reader: Reader, folds: int, curvature: Curvature) -> tuple[Index, Array, Array, Array]:
+    """The same of a short message, whose rows are in no fold."""
+    parts = reader.take("folds")
+    if not isinstance(parts, Sequence) or len(parts) != 1:
+        reader.refuse("is a short one, and needs sums over all rows only")
+    own = Reader(parts[0], f"{reader.what}, sums over all rows,")
+    count, value, gradient = own.whole("rows"), own.number("value"), own.numbers("gradient", len(curvature.diagonal))
+    own.done()
+    sums = np.asarray(count, dtype=np.int64), np.asarray(value), gradient, curvature.dense()
+    rows, *others = (_in_last(folds, one) for one in sums)
+    return rows, others[0], others[1], others[2]
+
+
+def _in_last(folds: int, sums: AnyArray) -> AnyArray:
+    """Sums over all rows as those of rows that are in none of the folds."""
+    out = np.zeros((folds + 1, *sums.shape), dtype=sums.dtype)
+    out[-1] = sums
+    return out
 
 
 @dataclass(frozen=True, eq=False)

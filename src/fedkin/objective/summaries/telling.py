@@ -10,6 +10,7 @@ import numpy as np
 from fedkin.objective.summaries.plain import upper_triangle
 
 if TYPE_CHECKING:
+    from fedkin.objective.summaries.curvature import Curvature
     from fedkin.objective.summaries.privacy import Privacy
     from fedkin.objective.summaries.summary import Summary
 
@@ -57,8 +58,11 @@ def told_by(summary: Summary) -> list[Told]:
         what = "sums of the products of every two columns"
         what += "" if kind == "linear" else ", each row weighted by how uncertain the model at that point is of it"
         tells = _TELLS_PRODUCTS if kind == "linear" else _TELLS_PRODUCTS + " Weights blur these counts a little."
-        hessian = [upper_triangle(summary.hessian[k]) for k in used]
-        entries.append(Told("hessian", f"{what}, {folds}", tells, hessian, parts))
+        if summary.curvature is None:
+            hessian = [upper_triangle(summary.hessian[k]) for k in used]
+            entries.append(Told("hessian", f"{what}, {folds}", tells, hessian, parts))
+        else:
+            entries.append(_told_curvature(summary, summary.curvature, what, tells))
     entries += [
         Told("column_sums", "the sum of every column over all rows", _TELLS_SUMS, summary.column_sums.tolist()),
         Told("column_squares", "the sum of every column's square", _TELLS_SQUARES, summary.column_squares.tolist()),
@@ -101,6 +105,19 @@ def _folds_words(summary: Summary, used: list[int]) -> str:
         return "in all"
     words = "in the one fold" if folds == 1 else f"in each of {folds} folds"
     return words if folds == len(used) else f"{words}, and of rows that are in no fold"
+
+
+def _told_curvature(summary: Summary, curvature: Curvature, what: str, tells: str) -> Told:
+    rank, p = curvature.rank, summary.n_params
+    words = f"{what}, in all, as a diagonal (first) plus {rank} directions of {p} numbers each"
+    words += f"; {curvature.left_out} directions are left out" if curvature.left_out else ""
+    if curvature.exact:
+        tells = "the same as all products, which follow from it: " + tells
+    else:
+        tells = f"products of columns in the {rank} directions in which they are largest, roughly the rest: " + tells
+    if summary.n_samples <= p:
+        tells += " There are no more rows than parameters: rows follow from it up to a rotation."
+    return Told("curvature", words, tells, np.column_stack([curvature.diagonal, curvature.factor]).tolist())
 
 
 def _told_noise(privacy: Privacy) -> Told:
