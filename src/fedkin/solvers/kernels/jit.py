@@ -16,8 +16,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import cfunc, config, njit, types
+from numba import config, njit, types
 from numba.core import cgutils
+from numba.core.caching import FunctionCache
+from numba.core.ccallback import CFunc
+from numba.core.runtime.nrt import rtsys
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -77,9 +80,33 @@ def kernel(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Calla
     def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         # blocks of neighbouring coordinates become vector instructions only with this pass, which numba leaves off
         with _compiling(SLP_VECTORIZE=1):
-            return njit(result(*arguments), cache=True, **_OPTIONS)(function)  # type: ignore[no-any-return]
+            return _compiled(function, result(*arguments))  # type: ignore[no-any-return]
 
     return compiled
+
+
+class _Cache(FunctionCache):
+    """numba's cache, from which kernels are loaded at once: numba would first import all that it can compile."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        rtsys.initialize(target_context)  # loaded kernels call it
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+
+
+def _compiled(function: Callable[..., Any], signature: Any, inner: bool = False) -> Any:
+    """A function compiled for these types, or loaded from the cache; an ``inner`` one for other kernels only."""
+    made: Any
+    if inner:
+        made = CFunc(function, (signature.args, signature.return_type), {}, _OPTIONS)
+        made._cache = _Cache(function)  # type: ignore[no-untyped-call]
+        made.compile()
+        return made
+    made = njit(**_OPTIONS)(function)
+    made._cache = _Cache(function)  # type: ignore[no-untyped-call]
+    made.compile(signature)
+    made.disable_compile()
+    return made
 
 
 @contextmanager
@@ -132,8 +159,7 @@ class Outlined:
         options = {"OPT": level, "LOOP_VECTORIZE": 0} if self._quickly else {"SLP_VECTORIZE": 1}
         with _compiling(**options):
             if self._compiled is None:
-                make = cfunc if self._inner else njit
-                self._compiled = make(self._signature, cache=True, **_OPTIONS)(self._function)
+                self._compiled = _compiled(self._function, self._signature, self._inner)
         return self._compiled
 
     @property
