@@ -6,10 +6,10 @@ probability ``r_in`` inside groups and ``r_out`` between them. Effects ``e`` are
 ``nu``: a chain moves over partitions. For many sites groups are drawn once per sweep instead, which costs p^2 and
 not p^3 for each pair of a site and a group.
 
-`bundles` are what kernels take, `marginals` what groups say, `sweeps` and `drawn` the two kinds of sweep (`choice` is
-what they share), `splits` a part of moves of whole groups. Everything that is cheap is not here but in
-`fedkin.kin.sampler`: every line costs time to compile, on first use. Loading a module loads numba, and compiles what is
-not in its cache.
+`bundles` are what kernels take, `lanes` vectors of eight numbers, `marginals` what groups say, `sweeps` and `drawn` the
+two kinds of sweep (`choice` is what they share), `splits` a part of moves of whole groups. Everything that is cheap is
+not here but in `fedkin.kin.sampler`: every line costs time to compile, on first use. Loading a module loads numba, and
+compiles what is not in its cache.
 """
 
 from __future__ import annotations

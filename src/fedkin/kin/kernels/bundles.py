@@ -47,11 +47,11 @@ class Groups(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Room to work in: ``R (p, p, LANES)``, ``x (p, LANES)``, ``row (p + 1, LANES)``, ``take``, ``out (LANES,)``."""
+    """Work room: ``R (p, p + 1, LANES)``, ``x (p, LANES)``, ``one (1, T + p, LANES)``, ``take``, ``out (LANES,)``."""
 
     R: Any
     x: Any
-    row: Any
+    one: Any
     take: Any
     out: Any
 
@@ -67,12 +67,13 @@ I1 = writable(INT, 1)
 W1, W2, W3 = (writable(FLOAT, n) for n in (1, 2, 3))
 MOVING = bundle(Moving, W2, W1, W1, W1, I1, I1, I1, I1)
 GROUPS = bundle(Groups, W3, I1, I1, W1, W1)
-ROOM = bundle(Room, W3, W2, W2, W1, W1)
+ROOM = bundle(Room, W3, W2, W3, W1, W1)
 PRIOR = bundle(Prior, W1, W1)
 
 
 def make_room(p: int) -> Room:
-    return Room(*(np.zeros(shape) for shape in ((p, p, LANES), (p, LANES), (p + 1, LANES), LANES, LANES)))
+    length = p * (p + 1) // 2 + p
+    return Room(*(np.zeros(shape) for shape in ((p, p + 1, LANES), (p, LANES), (1, length, LANES), LANES, LANES)))
 
 
 def make_groups(most: int, length: int) -> Groups:
@@ -92,7 +93,7 @@ def in_lanes(rows: Array, blocks: int) -> Array:
 
 def packed(matrices: Array) -> Array:
     """Upper triangles ``(..., T)`` of symmetric matrices ``(..., p, p)``, row by row."""
-    i, j = np.triu_indices(matrices.shape[-1])
+    i, j = triangle(matrices.shape[-1])
     return np.asarray(matrices[..., i, j])
 
 
@@ -102,9 +103,16 @@ def unpacked(triangles: Array, p: int) -> Array:
 
 
 @cache
+def triangle(p: int) -> tuple[Index, Index]:
+    """Rows and columns of the entries of a triangle."""
+    i, j = np.triu_indices(p)
+    return i, j
+
+
+@cache
 def _places(p: int) -> Index:
     """Where in its triangle each entry of a symmetric matrix ``(p, p)`` is."""
-    i, j = np.triu_indices(p)
+    i, j = triangle(p)
     places = np.empty((p, p), dtype=np.int64)
     places[i, j] = places[j, i] = np.arange(len(i))
     return places

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from fedkin.kin.kernels.bundles import GROUPS, LANES, MOVING, PRIOR, ROOM, W1, W2, W3
 from fedkin.kin.kernels.choice import choose, edges_to, free_group, move
+from fedkin.kin.kernels.lanes import every, put
 from fedkin.kin.kernels.marginals import reduce_lanes
 from fedkin.solvers.kernels.jit import FLOAT, INT, kernel, part
 
@@ -28,25 +27,17 @@ def log_likelihoods(phi, block, site, new):  # type: ignore[no-untyped-def]
 @part
 def found(phi, k, site, noise, prior, room):  # type: ignore[no-untyped-def]
     """Draw the centre of a group of one site, and what a site's sums are multiplied by for its log likelihood there."""
-    p, t = len(room.x), 0
-    R = room.R
+    p, R, centre = len(room.x), room.R, room.x
     block, lane = k // LANES, k % LANES
-    for i in range(p):
-        for j in range(i, p):
-            for v in range(LANES):
-                R[i, j, v] = site[t]
-            t += 1
-    for i in range(p):
-        for v in range(LANES):
-            room.x[i, v] = site[t + i]
-    reduce_lanes(room, prior)
-    centre = room.row  # its first lane is free now
+    for t in range(site.size):
+        room.one[0, t, 0] = site[t]
+    put(room.take, 0, every(0.0))
+    reduce_lanes(room.one, 0, site, prior, room)  # its first lane
     for i in range(p - 1, -1, -1):
-        pivot = R[i, i, 0]
-        total = (room.x[i, 0] + noise[i]) * math.sqrt(pivot)
+        total = R[i, p, 0] + noise[i]
         for j in range(i + 1, p):
             total -= R[i, j, 0] * centre[j, 0]
-        centre[i, 0] = total / pivot
+        centre[i, 0] = total * R[i, i, 0]
     t = 0
     for i in range(p):
         for j in range(i, p):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fedkin.kin.kernels.bundles import GROUPS, I1, LANES, MOVING, PRIOR, ROOM, W1
-from fedkin.kin.kernels.marginals import load, reduce_lanes
+from fedkin.kin.kernels.marginals import reduce_lanes
 from fedkin.solvers.kernels.jit import FLOAT, kernel
 
 
@@ -22,8 +22,7 @@ def share_out(sites, groups, prior, room, odds, members, side, least):  # type: 
         room.take[v] = 1.0
     for step in range(members.size):
         u = members[step]
-        load(groups, 0, sites.sums[u], room)
-        reduce_lanes(room, prior)
+        reduce_lanes(groups.sums, 0, sites.sums[u], prior, room)
         at = step
         if step > 1:
             ahead = (room.out[1] - groups.log[1] + math.log(groups.n[1])) - (

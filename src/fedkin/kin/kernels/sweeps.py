@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fedkin.kin.kernels.bundles import GROUPS, LANES, MOVING, PRIOR, ROOM, W1, W2
 from fedkin.kin.kernels.choice import choose, edges_to, free_group, move
-from fedkin.kin.kernels.marginals import load, reduce_lanes
+from fedkin.kin.kernels.lanes import lanes, put
+from fedkin.kin.kernels.marginals import reduce_lanes
 from fedkin.solvers.kernels.jit import FLOAT, INT, kernel
 
 
@@ -30,10 +31,8 @@ def sweep(sites, groups, prior, room, odds, weight, same, most):  # type: ignore
                 room.take[v] = -1.0 if k == old else 1.0
                 busy = busy or groups.n[k] > 0
             if busy:
-                load(groups, block, site, room)
-                reduce_lanes(room, prior)
-                for v in range(LANES):
-                    groups.new[block * LANES + v] = room.out[v]
+                reduce_lanes(groups.sums, block, site, prior, room)
+                put(groups.new, block, lanes(room.out, 0))
         if groups.n[old] > 0:  # what it is with the site is known
             without = groups.new[old]
             groups.new[old] = before

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from fedkin._base import Array, Index, available_threads
-from fedkin.kin.kernels.bundles import unpacked
+from fedkin.kin.kernels.bundles import triangle, unpacked
 from fedkin.kin.options import MANY_SITES, TEMPER, WHOLE_GROUPS, Sampling, are_kin
 from fedkin.kin.partitions import log_partitions, most_groups
 from fedkin.kin.sampler.record import Record
@@ -48,7 +48,7 @@ class Chains:
 
         What differs between chains is included.
         """
-        i, j = np.triu_indices(b.shape[1])
+        i, j = triangle(b.shape[1])
         total = np.zeros((len(b), len(i)))
         for weight, record in zip(self.weights, self.records, strict=True):
             apart = record.b[: len(b)] / len(record.z) - b

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedkin._base import Array, Index
-from fedkin.kin.kernels.bundles import packed, unpacked
+from fedkin.kin.kernels.bundles import packed, triangle, unpacked
 from fedkin.kin.options import MOST_PAIRS, SHARES
 from fedkin.kin.quadratics import apply
 from fedkin.kin.sampler.sites import CHUNK
@@ -31,6 +31,7 @@ class Record:
         full = V if keep else 0
         pairs = full if V <= MOST_PAIRS else 0
         self.b = np.zeros((full, p))
+        self.some = np.zeros((full, THIN, p))  # effects of sweeps whose sums are still to be taken
         self.moments, self.same = np.zeros((full, p * (p + 1) // 2)), np.zeros((pairs, pairs))
         self.trace, self.means = np.zeros((keep, 5)), np.zeros((keep, min(full, max(TRACED // p, 1)), p))
         self.z: Index = np.zeros((keep, V), dtype=np.int32)
@@ -39,7 +40,7 @@ class Record:
 
     def covariance(self, some: int) -> Array:
         """Covariances ``(some, T)`` of the first sites' effects (upper triangles) in this chain."""
-        n, (i, j) = len(self.z), np.triu_indices(self.b.shape[1])
+        n, (i, j) = len(self.z), triangle(self.b.shape[1])
         middle = self.b[:some] / n
         return np.asarray(self.moments[:some] / n - middle[:, i] * middle[:, j])
 
@@ -47,7 +48,7 @@ class Record:
         """Add effects given the partition as line ``s``: groups' means plus what sites say about their own effects."""
         state, n = walk.state, len(self.z)
         V, p = self.b.shape
-        share, (i, j) = SHARES[state.share], np.triu_indices(p)
+        share, last = SHARES[state.share], s % THIN == THIN - 1 or s == n - 1
         spread, stands_for = (walk.spread() if s % THIN == 0 else None), n / len(range(0, n, THIN))
         for start in range(0, V, CHUNK):
             part = slice(start, start + CHUNK)
@@ -56,11 +57,14 @@ class Record:
             if share > 0:
                 B = np.eye(p) - share * unpacked(sums[:, :-p], p)
                 b = apply(B, b) + share * sums[:, -p:]
-            self.b[part] += b
-            self.moments[part] += b[:, i] * b[:, j]
+            self.some[part, s % THIN] = b
             if spread is not None:
                 own = packed(share * B + B @ spread[labels] @ B) if share > 0 else packed(spread)[labels]
                 self.moments[part] += stands_for * own
+            if last:
+                some = self.some[part, : s % THIN + 1]
+                self.b[part] += some.sum(axis=1)
+                self.moments[part] += packed(np.swapaxes(some, 1, 2) @ some)
             self.means[s, part] = b[: max(self.means.shape[1] - start, 0)]
         self.z[s], self.m[s], self.w[s] = state.z, state.m, state.w
         self.trace[s, 1:] = walk.n_groups, state.share, *state.rates

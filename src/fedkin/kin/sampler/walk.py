@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.special import betaln, gammaln, logsumexp
+from scipy.special import betaln, gammaln
 
 from fedkin._base import Array, Index
 from fedkin.kin.kernels.bundles import LANES, Groups, Moving, Prior, in_lanes, make_groups, make_room, unpacked
@@ -28,8 +28,8 @@ LEAST, LEAST_RATE = 1e-6, 1e-6
 SHARE_EVERY, ANEW = 3, 10
 #: Sites that move one after another where there are many.
 RUN = 32
-_SCALES, _WIDTH_PRIOR = SHAPES[:, None] * TYPICAL_WIDTH, -gammaln(SHAPES)
-_LOG_SCALES = np.log(_SCALES)
+_SCALES = (SHAPES[:, None] * TYPICAL_WIDTH).ravel()
+_WIDTH_PRIOR = np.repeat(SHAPES, len(TYPICAL_WIDTH)) * np.log(_SCALES) - gammaln(SHAPES).repeat(len(TYPICAL_WIDTH))
 #: Half of the mass on groups without any spread inside.
 LOG_SHARES = np.log([0.5, *[0.5 / (len(SHARES) - 1)] * (len(SHARES) - 1)])
 
@@ -88,7 +88,8 @@ class Walk:
         neighbours = sites.neighbours
         self.edges = float(neighbours.weight.sum()) / 2
         density = (self.edges + 1.0) / (0.5 * V * (V - 1) + 2.0)
-        self.beta = 2.0 * density, 2.0 - 2.0 * density  # prior of the rates
+        self.beta = yes, no = 2.0 * density, 2.0 - 2.0 * density  # prior of the rates
+        self.log_beta = 2.0 * float(betaln(yes, no))
         self.groups, self.room = make_groups(self.course.most, sites.sums.shape[2]), make_room(p)
         self.weight = np.zeros(2 * self.groups.n.size + 2)
         self.phi = np.zeros(self.groups.sums.shape) if not self.course.collapsed else None
@@ -171,12 +172,12 @@ class Walk:
         self.n_groups = len(n)
         self.counts = self._count_edges(n)
         self.evens = self.course.partitions[:, self.n_groups] + log_sizes(n)
-        score = float(self.totals[state.share]) + log + float(logsumexp(self.evens)) - math.log(len(self.evens))
+        score = float(self.totals[state.share]) + log + log_sum(self.evens) - math.log(len(self.evens))
         if self.edges:
             inside, pairs, between, others = self.counts
             yes, no = self.beta
             score += float(betaln([inside + yes, between + yes], [pairs - inside + no, others - between + no]).sum())
-            score -= 2.0 * float(betaln(yes, no))
+            score -= self.log_beta
         self.density = score
         return float(score + entropy + LOG_SHARES[state.share])
 
@@ -232,8 +233,8 @@ class Walk:
         state.even = pick(self.evens, rng)
         inside, pairs, between, others = self.counts
         yes, no = self.beta
-        rates = rng.beta([inside + yes, between + yes], [pairs - inside + no, others - between + no])
-        state.rates = tuple(np.clip(rates, LEAST_RATE, 1 - LEAST_RATE).tolist())
+        r_in, r_out = rng.beta(inside + yes, pairs - inside + no), rng.beta(between + yes, others - between + no)
+        state.rates = _within(r_in, LEAST_RATE, 1 - LEAST_RATE), _within(r_out, LEAST_RATE, 1 - LEAST_RATE)
         return gain
 
     def _move_widths(self) -> float:
@@ -244,12 +245,13 @@ class Walk:
         mean = self.drawn.sum(axis=0) / (state.w * precision) + rng.standard_normal(p) / np.sqrt(precision)
         squares = 0.5 * ((self.drawn - mean) ** 2).sum(axis=0)
         # what widths come from is drawn with the widths integrated out: given those it would hardly move
-        odds = p * (_WIDTH_PRIOR + gammaln(SHAPES + 0.5 * K))[:, None] + p * SHAPES[:, None] * _LOG_SCALES
-        odds -= (SHAPES + 0.5 * K)[:, None] * np.log(_SCALES[:, :, None] + squares).sum(axis=2)
-        i, j = divmod(pick(odds.ravel(), rng), len(TYPICAL_WIDTH))
+        after, each = SHAPES + 0.5 * K, len(TYPICAL_WIDTH)
+        odds = p * (_WIDTH_PRIOR + gammaln(after).repeat(each))
+        odds -= after.repeat(each) * np.log(squares[:, None] + _SCALES).sum(axis=0)
+        i, j = divmod(pick(odds, rng), each)
         state.shape, state.typical = shape, typical = float(SHAPES[i]), float(TYPICAL_WIDTH[j])
         a, b = shape + 0.5 * K, shape * typical + squares
-        width = np.clip(b / rng.standard_gamma(a, p), LEAST, 1.0 / LEAST)
+        width = np.minimum(np.maximum(b / rng.standard_gamma(a, p), LEAST), 1.0 / LEAST)
         logs, inverses = np.log(width), 1.0 / width
         gain = 0.5 * float((np.log(MEAN_PRECISION / precision) - MEAN_PRECISION * mean**2 + 1.0).sum())
         gain += p * (shape * math.log(shape * typical) - math.lgamma(shape) + math.lgamma(a)) - a * np.log(b).sum()
@@ -269,6 +271,16 @@ class Walk:
         if share != state.share:
             state.share = share
             self.collect()
+
+
+def _within(value: float, least: float, most: float) -> float:
+    return min(max(value, least), most)
+
+
+def log_sum(logs: Array) -> float:
+    """The logarithm of the sum of ``exp(logs)``, some of them finite; scipy's takes longer than a small sweep."""
+    top = float(logs.max())
+    return top + math.log(float(np.exp(logs - top).sum()))
 
 
 def pick(logs: Array, rng: np.random.Generator) -> int:
