@@ -160,7 +160,7 @@ def test_scrambled_grids_are_left_to_edges() -> None:
     scrambled = np.random.default_rng(0).permutation(400)[graph.edges]
     objective = objective_on(Graph.from_indices(range(400), scrambled))
     assert isinstance(objective.terms, QuadraticTerms)
-    iteration = start_iteration("numba", objective, objective.terms, None, None, None, np.ones(1))
+    iteration = start_iteration("numba", objective, objective.terms, np.ones(1))
     assert isinstance(iteration, CompiledIteration)
 
 

@@ -224,7 +224,7 @@ def test_uneven_sparsity_and_other_penalties_use_the_edges() -> None:
 def test_an_iteration_that_was_given_no_start_begins_at_each_devices_own_minimiser() -> None:
     terms = QuadraticTerms(np.ones(4), np.arange(8.0).reshape(4, 2), np.zeros(4))
     objective = FusedObjective(terms, Graph.clusters([0, 0, 0, 1]), make_penalty("l1"), 0.0, cliques_from=0)
-    iteration = CliqueIteration(objective, terms, None, None, None, np.ones(1), compiled=False)
+    iteration = CliqueIteration(objective, terms, np.ones(1), compiled=False)
     np.testing.assert_array_equal(iteration.pair().theta, terms.b)
     iteration.advance(3)
     np.testing.assert_allclose(iteration.pair().theta, terms.b)

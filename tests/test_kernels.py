@@ -27,7 +27,7 @@ from fedkin.solvers.kernels import gaps as gap_kernels
 from fedkin.solvers.kernels import steps as kernels
 from fedkin.solvers.kernels.bundles import Edges
 from fedkin.solvers.kernels.jit import Outlined, frozen
-from fedkin.solvers.pdhg import NumpyIteration, initial_rho
+from fedkin.solvers.pdhg import NumpyIteration, Start, initial_rho
 from processes import PATIENCE
 
 
@@ -123,7 +123,7 @@ def started(objective: FusedObjective, **options: Any) -> CompiledIteration:
     assert isinstance(quadratic, QuadraticTerms)
     rho = initial_rho(objective, quadratic)
     zeta = None if objective.sparsity is None else np.zeros_like(quadratic.b)
-    return CompiledIteration(objective, quadratic, None, None, zeta, rho, **options)
+    return CompiledIteration(objective, quadratic, rho, Start(zeta=zeta), **options)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -132,7 +132,7 @@ def test_iterations_follow_numpy(name: str, n_threads: int) -> None:
     objective = OBJECTIVES[name]
     ours = started(objective, n_threads=n_threads)
     assert isinstance(objective.terms, QuadraticTerms)
-    theirs = NumpyIteration(objective, objective.terms, None, None, ours.pair().zeta, ours.rho)
+    theirs = NumpyIteration(objective, objective.terms, ours.rho, Start(zeta=ours.pair().zeta))
     for _ in range(3):  # past two changes of rho
         ours.advance(12)
         theirs.advance(12)

@@ -39,7 +39,7 @@ def large(n: int, p: int, penalty: str, loss: str, edges_per_device: float = 5.0
     }
     del solution
     terms = instance.objective.terms
-    iteration = CompiledIteration(instance.objective, terms, None, None, None, initial_rho(instance.objective, terms))
+    iteration = CompiledIteration(instance.objective, terms, initial_rho(instance.objective, terms))
     iteration.advance(2)
     best = np.inf
     for _ in range(5):

@@ -20,7 +20,7 @@ import numpy as np
 from fedkin._base import Array
 from fedkin.graph import Cliques
 from fedkin.objective import FusedObjective, QuadraticTerms
-from fedkin.solvers.pdhg import RELAXATION, Iteration, PrimalDual, Rebalancing, weights_of_devices
+from fedkin.solvers.pdhg import COLD, RELAXATION, Iteration, PrimalDual, Rebalancing, Start, weights_of_devices
 
 
 class CliqueIteration(Iteration):
@@ -30,10 +30,8 @@ class CliqueIteration(Iteration):
         self,
         objective: FusedObjective,
         quadratic: QuadraticTerms,
-        theta: Array | None,
-        alpha: Array | None,
-        zeta: Array | None,
         rho: Array,
+        start: Start = COLD,
         *,
         compiled: bool,
     ) -> None:
@@ -45,15 +43,10 @@ class CliqueIteration(Iteration):
         # a device in no clique is on its own from the start, unless sparsity holds it
         self._alone = (linked == 0) & (objective.sparsity is None)
         self.regular = not bool(quadratic.singular.any())
-        own = quadratic.minimizers() if theta is None or self._alone.any() else theta
-        self._own = own[self._alone]
-        self._z = np.where(quadratic.singular[:, None], 0.0, own) if theta is None else theta.copy()
-        self._z[self._alone] = self._own
+        self._z, self._own = start.point(quadratic, self._alone)
         shape = quadratic.b.shape
-        self._alpha = np.zeros(shape) if alpha is None else alpha
-        self._zeta = None
-        if objective.sparsity is not None:
-            self._zeta = np.zeros(shape) if zeta is None else zeta
+        self._alpha = np.zeros(shape) if start.alpha is None else start.alpha
+        self._zeta = start.sparsity_duals(objective)
         self._rebalancing = Rebalancing()
         self.n_iter = 0
         self._set_rho(np.array(np.broadcast_to(rho, shape[1:])))

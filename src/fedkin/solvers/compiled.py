@@ -23,12 +23,14 @@ from fedkin.solvers.kernels.checks import Calls, Memory
 from fedkin.solvers.kernels.jit import Outlined, frozen, nothing
 from fedkin.solvers.layout import Grams, Numbering
 from fedkin.solvers.pdhg import (
+    COLD,
     INTERIOR,
     RELAXATION,
     Checked,
     Iteration,
     PrimalDual,
     Rebalancing,
+    Start,
     Stopping,
     weights_of_devices,
 )
@@ -100,10 +102,8 @@ class CompiledIteration(KernelIteration):
         self,
         objective: FusedObjective,
         quadratic: QuadraticTerms,
-        theta: Array | None,
-        alpha: Array | None,
-        zeta: Array | None,
         rho: Array,
+        start: Start = COLD,
         n_threads: int | None = None,
         limits: Limits = USUAL,
     ) -> None:
@@ -124,7 +124,7 @@ class CompiledIteration(KernelIteration):
         #: Whether kernels can certify a pair on their own.
         alone = limits.checks > 0 and self._crew.size == 1 and objective.sparsity is None
         self.checks = alone and (self.regular or self._anchored())
-        self._state = self._started(quadratic, own, theta, alpha, zeta)
+        self._state = self._started(quadratic, own, start)
         self._rebalancing = Rebalancing()
         self._in_one_go = max(1, int(limits.one_go / iteration_work(objective, quadratic)))
         self._factor: Array | None = None
@@ -181,9 +181,8 @@ class CompiledIteration(KernelIteration):
         served[head[mixed]] = served[tail[mixed]] = True
         return bool(served.all())
 
-    def _started(
-        self, quadratic: QuadraticTerms, own: Array | None, theta: Array | None, alpha: Array | None, zeta: Array | None
-    ) -> State:
+    def _started(self, quadratic: QuadraticTerms, own: Array | None, start: Start) -> State:
+        theta, alpha, zeta = start
         (n, p), internal = self._devices.b.shape, self._numbering.devices_to_internal
         alone = self._devices.linked == 0
         if own is None:

@@ -30,9 +30,11 @@ from fedkin.solvers.newton import (
     raised,
 )
 from fedkin.solvers.pdhg import (
+    COLD,
     Iteration,
     NumpyIteration,
     PrimalDual,
+    Start,
     Stopping,
     check_after,
     far_from_fused,
@@ -244,9 +246,9 @@ class Search:
 
     def _run_quadratic(self, terms: QuadraticTerms, start: PrimalDual, warm: bool, fuse_components: bool) -> None:
         # a cold start is each device's own minimiser: closer than 0 for weak penalties, as good as any for strong ones
-        theta, alpha = (start.theta, start.alpha) if warm else (None, None)
+        begin = Start(start.theta, start.alpha, start.zeta) if warm else COLD
         rho = initial_rho(self.objective, terms)
-        iteration = start_iteration(self.backend, self.objective, terms, theta, alpha, start.zeta, rho, self.limits)
+        iteration = start_iteration(self.backend, self.objective, terms, rho, begin, self.limits)
         stopping = Stopping(self.tol, self.floor, self.max_iter, FUSING_HELPS)
         try:
             while self.status != "converged" and self.n_iter < self.max_iter:
@@ -350,7 +352,8 @@ class Search:
         before = local.value(at.theta)
         enough = 0.2 * self.tol * self.scale(float(at.values.sum()))
         done = self.n_iter
-        iteration = start_iteration(self.backend, local, model, at.theta, start.alpha, start.zeta, rho, self.limits)
+        begin = Start(at.theta, start.alpha, start.zeta)
+        iteration = start_iteration(self.backend, local, model, rho, begin, self.limits)
         try:
             while True:
                 iteration.advance(check_after(iteration.n_iter))
@@ -437,26 +440,24 @@ def start_iteration(
     backend: Resolved,
     objective: FusedObjective,
     quadratic: QuadraticTerms,
-    theta: Array | None,
-    alpha: Array | None,
-    zeta: Array | None,
     rho: Array,
+    start: Start = COLD,
     limits: Limits = USUAL,
 ) -> Iteration:
-    """An iteration on that backend; `NumpyIteration` says where it starts."""
+    """An iteration on that backend."""
     if isinstance(objective.cliques, NearCliques):
-        return NearCliqueIteration(objective, quadratic, theta, alpha, rho, compiled=backend == "numba")
+        return NearCliqueIteration(objective, quadratic, rho, start, compiled=backend == "numba")
     if objective.cliques is not None:
-        return CliqueIteration(objective, quadratic, theta, alpha, zeta, rho, compiled=backend == "numba")
+        return CliqueIteration(objective, quadratic, rho, start, compiled=backend == "numba")
     if backend == "numpy":
-        return NumpyIteration(objective, quadratic, theta, alpha, zeta, rho)
+        return NumpyIteration(objective, quadratic, rho, start)
     from fedkin.solvers.chains import ChainIteration, chains_for
     from fedkin.solvers.compiled import CompiledIteration
 
     chains = chains_for(objective, quadratic)
     if chains is not None:
-        return ChainIteration(objective, quadratic, chains, alpha)
-    return CompiledIteration(objective, quadratic, theta, alpha, zeta, rho, limits=limits)
+        return ChainIteration(objective, quadratic, chains, start.alpha)
+    return CompiledIteration(objective, quadratic, rho, start, limits=limits)
 
 
 @dataclass(frozen=True)

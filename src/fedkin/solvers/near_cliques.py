@@ -22,7 +22,7 @@ from fedkin._base import Array
 from fedkin.graph import NearCliques
 from fedkin.objective import FusedObjective, QuadraticTerms
 from fedkin.solvers.cliques import SortedProx
-from fedkin.solvers.pdhg import INTERIOR, RELAXATION, Iteration, PrimalDual, Rebalancing
+from fedkin.solvers.pdhg import COLD, INTERIOR, RELAXATION, Iteration, PrimalDual, Rebalancing, Start
 
 
 class NearCliqueIteration(Iteration):
@@ -32,9 +32,8 @@ class NearCliqueIteration(Iteration):
         self,
         objective: FusedObjective,
         quadratic: QuadraticTerms,
-        theta: Array | None,
-        alpha: Array | None,
         rho: Array,
+        start: Start = COLD,
         *,
         compiled: bool,
     ) -> None:
@@ -44,11 +43,8 @@ class NearCliqueIteration(Iteration):
         self._prox = SortedProx(near.inner, quadratic.n_params, compiled=compiled)
         self.regular = not bool(quadratic.singular.any())
         self._set_weights(near)
-        own = quadratic.minimizers() if theta is None or self._alone.any() else theta
-        self._own = own[self._alone]
-        self._x = np.where(quadratic.singular[:, None], 0.0, own) if theta is None else theta.copy()
-        self._x[self._alone] = self._own
-        self._z = self._x
+        self._x, self._own = start.point(quadratic, self._alone)
+        self._z, alpha = self._x, start.alpha
         self._y = np.zeros((len(near.outer), shape[1])) if alpha is None else self._carried(alpha)
         outer = self._transposed @ self._y
         self._a = np.zeros(shape) if alpha is None else np.where(self._held, alpha - outer, 0.0)

@@ -212,7 +212,7 @@ def solve_levels(
     if not isinstance(terms, QuadraticTerms) or not _fits(objective, terms, strengths, known):
         return []
     start = objective.with_strength(float(strengths[0]))
-    iteration = CompiledIteration(start, terms, None, None, None, initial_rho(start, terms), 1, limits)
+    iteration = CompiledIteration(start, terms, initial_rho(start, terms), n_threads=1, limits=limits)
     if not (iteration.regular or (iteration.checks and not fuse_components)):
         return []
     floor = SCALE_FLOOR * abs(float(terms.c.sum())) + np.finfo(float).tiny

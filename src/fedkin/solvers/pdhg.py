@@ -58,6 +58,35 @@ class PrimalDual:
     n_iter: int
 
 
+class Start(NamedTuple):
+    """Where an iteration starts; what is None is cold.
+
+    ``theta (V, p)`` is then each device's own minimiser (0 where it has many), and the duals ``alpha`` and
+    ``zeta (V, p)`` are 0.
+    """
+
+    theta: Array | None = None
+    alpha: Array | None = None
+    zeta: Array | None = None
+
+    def point(self, quadratic: QuadraticTerms, alone: Mask) -> tuple[Array, Array]:
+        """Parameters ``(V, p)`` to start from, and those of the devices ``alone (V,)``, which stay there."""
+        own = quadratic.minimizers() if self.theta is None or alone.any() else self.theta
+        x = np.where(quadratic.singular[:, None], 0.0, own) if self.theta is None else self.theta.copy()
+        # a device without duals is on its own from the start
+        x[alone] = own[alone]
+        return x, own[alone]
+
+    def sparsity_duals(self, objective: FusedObjective) -> Array | None:
+        """The duals of the sparsity term, None where there is none."""
+        if objective.sparsity is None:
+            return None
+        return np.zeros(objective.sparsity.shape) if self.zeta is None else self.zeta
+
+
+COLD = Start()
+
+
 def initial_rho(objective: FusedObjective, quadratic: QuadraticTerms) -> Array:
     """``4 * mean curvature / mean degree``, per coordinate for a separable penalty."""
     weight, curvature = weights_of_devices(objective), quadratic.mean_curvature
@@ -154,36 +183,19 @@ class Iteration(ABC):
 
 
 class NumpyIteration(Iteration):
-    """The iteration on numpy arrays: the reference. It minimises ``quadratic`` in place of the objective's own terms.
+    """The iteration on numpy arrays, the reference; ``quadratic`` takes the place of the objective's own terms."""
 
-    It starts at ``theta``, ``alpha`` and ``zeta``: where they are None, at each device's own minimiser (0 where it has
-    many) and without duals.
-    """
-
-    def __init__(
-        self,
-        objective: FusedObjective,
-        quadratic: QuadraticTerms,
-        theta: Array | None,
-        alpha: Array | None,
-        zeta: Array | None,
-        rho: Array,
-    ) -> None:
+    def __init__(self, objective: FusedObjective, quadratic: QuadraticTerms, rho: Array, start: Start = COLD) -> None:
         self._objective, self._quadratic = replace(objective, terms=quadratic), quadratic
         self._incidence = objective.graph.incidence()
         self._transposed = sparse.csr_array(self._incidence.T)
         self._linked = weights_of_devices(objective)
         self._weight = np.where(self._linked > 0, self._linked, 1.0)[:, None]
-        # a device without duals is on its own from the start
-        alone = self._linked == 0
-        own = quadratic.minimizers() if theta is None or alone.any() else theta
-        self._alone, self._own = alone, own if alone.any() else None
-        shape = quadratic.b.shape
-        self._x = np.where(quadratic.singular[:, None], 0.0, own) if theta is None else theta
-        self._y = np.zeros((objective.graph.n_edges, shape[1])) if alpha is None else alpha
-        self._z = None
-        if objective.sparsity is not None:
-            self._z = np.zeros(shape) if zeta is None else zeta
+        self._alone = self._linked == 0
+        self._x, self._own = start.point(quadratic, self._alone)
+        edges = objective.graph.n_edges
+        self._y = np.zeros((edges, quadratic.n_params)) if start.alpha is None else start.alpha
+        self._z = start.sparsity_duals(objective)
         self._s = self._balance()
         self.regular = not bool(quadratic.singular.any())
         self._rebalancing = Rebalancing()
@@ -209,8 +221,7 @@ class NumpyIteration(Iteration):
             self._set_rho(self.rho * self._factor)
         x, y, z, rho, objective = self._x, self._y, self._z, self.rho, self._objective
         xhat = self._resolve(self._quadratic.b + self._metric * x - self._s)
-        if self._own is not None:
-            xhat[self._alone] = self._own[self._alone]
+        xhat[self._alone] = self._own
         ahead = 2.0 * xhat - x
         yhat = objective.penalty.project(y + self._half * np.asarray(self._incidence @ ahead), objective.edge_radius)
         self._x, self._y = x + relax * (xhat - x), y + relax * (yhat - y)
