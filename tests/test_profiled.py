@@ -1,14 +1,18 @@
 """Intercepts that no edge pulls at: against cvxpy, cross-validation by hand, and through every door."""
 
+from dataclasses import replace
+
 import cvxpy as cp
 import numpy as np
 import pytest
 
 import fedkin
+from cvxpy_reference import NORMS, mean_loss
 from fedkin import FedADMMRegressor, Graph
 from fedkin.cli import main
-from fedkin.errors import ParameterError
+from fedkin.errors import DegenerateDeviceWarning, ParameterError, SolverError
 from fedkin.fitting import FitOptions, fit_federation, fit_summaries
+from fedkin.losses import UserLoss
 from fedkin.objective import assign_folds
 from fedkin.solvers import ProfiledProblem
 
@@ -109,11 +113,108 @@ def test_summaries_estimators_and_the_command_line(tmp_path, monkeypatch):
     assert again.options["fuse_intercept"] is False
 
 
+def smooth(loss, v=4, n=30, seed=0):
+    """Sites with a target for that loss, levels of their own, and an intercept column."""
+    rng = np.random.default_rng(seed)
+    X, site = rng.normal(size=(v * n, 2)), np.repeat(np.arange(v), n)
+    eta = X @ [0.8, -0.5] + rng.normal(size=v)[site]
+    if loss == "poisson":
+        offset = rng.uniform(-1, 1, v * n)
+        return fedkin.Federation.from_arrays(X, rng.poisson(np.exp(eta + offset)), site, offset=offset).with_intercept()
+    if loss == "multinomial":
+        y = np.argmax(np.column_stack([0 * eta, eta, -eta]) + rng.gumbel(size=(v * n, 3)), axis=1)
+    elif loss == "huber":
+        y = 2 * eta + rng.standard_t(2, v * n)
+    else:
+        y = rng.uniform(size=v * n) < 1 / (1 + np.exp(-eta))
+    return fedkin.Federation.from_arrays(X, y.astype(float), site).with_intercept()
+
+
+@pytest.mark.parametrize(
+    ("loss", "penalty", "sparsity"),
+    [
+        ("logistic", "l1", 0.0),
+        ("logistic", "l2", 0.02),
+        ("poisson", "l1", 0.0),
+        ("poisson", "linf", 0.0),
+        ("huber", "l1", 0.0),
+        ("huber", "l2", 0.0),
+        ("multinomial", "l2", 0.0),
+    ],
+)
+def test_smooth_losses_are_those_of_cvxpy(loss, penalty, sparsity):
+    fed, lam = smooth(loss), 0.02
+    graph, V = Graph.complete(fed.devices), fed.n_devices
+    free = np.tile(FREE, 2 if loss == "multinomial" else 1)
+    shrink = np.tile(sparsity * ~free, (V, 1)) if sparsity else 0.0
+    problem = fedkin.Problem(fed, graph, loss, penalty, sparsity=shrink, ridge=0.05 * ~free)
+    found = ProfiledProblem(problem, free).solve(lam, 1e-9)
+    theta = cp.Variable((V, free.size))
+    value = sum(mean_loss(problem.losses[u], theta[u], fed[u]) for u in range(V))
+    value += 0.025 * cp.sum_squares(theta[:, ~free]) + sparsity * cp.sum(cp.abs(theta[:, ~free]))
+    pulls = [cp.norm((theta[i] - theta[j])[np.flatnonzero(~free)], NORMS[penalty]) for i, j in graph.edges]
+    task = cp.Problem(cp.Minimize(value / V + lam * cp.sum(pulls)))
+    best = task.solve(solver=cp.CLARABEL, tol_gap_abs=1e-9, tol_gap_rel=1e-9)
+    assert found.status == "converged" and found.gap <= 1e-9
+    assert found.objective == pytest.approx(best, rel=1e-7)
+    assert np.allclose(found.theta, theta.value, atol=1e-3)
+    assert np.ptp(found.theta[:, 0]) > 0.1, "levels stay apart"
+    # a certificate that is asked far from the optimum is still an upper bound
+    rough = ProfiledProblem(problem, free).solve(lam, 1e-2)
+    assert rough.objective - best <= rough.gap * max(abs(rough.objective), 1e-6) + 1e-8
+
+
+def test_a_custom_loss_leaves_intercepts_alone_like_a_named_one():
+    def value(theta, X, y, offset):
+        eta = X @ theta
+        return float(np.mean(np.logaddexp(0, eta) - y * eta))
+
+    def gradient(theta, X, y, offset):
+        return X.T @ (1 / (1 + np.exp(-X @ theta)) - y) / len(y)
+
+    fed, how = smooth("logistic"), {"penalty": "l1", "ridge": 0.05 * ~FREE}
+    graph = Graph.complete(fed.devices)
+    named = ProfiledProblem(fedkin.Problem(fed, graph, "logistic", **how), FREE).solve(0.02, 1e-8)
+    custom = ProfiledProblem(fedkin.Problem(fed, graph, UserLoss(value, gradient), **how), FREE).solve(0.02, 1e-7)
+    assert np.allclose(named.theta, custom.theta, atol=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "poisson", "huber"])
+def test_paths_and_cross_validation_of_smooth_losses(loss):
+    fed = smooth(loss)
+    graph, lams = Graph.complete(fed.devices), [0.2, 0.02]
+    profiled = ProfiledProblem(fedkin.Problem(fed, graph, loss), FREE)
+    for lam, solution in fedkin.lam_path(profiled.rest, lams, tol=1e-9):
+        again = profiled.solve(lam, 1e-9)
+        assert solution.objective == pytest.approx(again.objective, rel=1e-8)
+        assert np.allclose(profiled.lifted(solution).theta, again.theta, atol=1e-3)
+    choice, fold_of = profiled.choose(lams, folds=3, seed=1, tol=1e-8), assign_folds(fed, 3, 1)
+    for k in range(3):
+        train, test = fed.take(fold_of != k), fed.take(fold_of == k)
+        for m, lam in enumerate(lams):
+            theta = ProfiledProblem(fedkin.Problem(train, graph, loss), FREE).solve(lam, 1e-8).theta
+            mean = fedkin.Problem(test, graph, loss).terms.values(theta).mean()
+            assert choice.scores[k, m] == pytest.approx(mean, rel=1e-4)
+
+
+def test_a_site_with_one_class_needs_a_ridge_or_edges():
+    fed = smooth("logistic")
+    y = np.where(fed.device_index == 2, 1.0, fed.y)
+    one = fed.replaced(y=y)
+    problem = fedkin.Problem(one, Graph.complete(fed.devices), "logistic")
+    with pytest.raises(SolverError, match="the intercept of site 2 has no finite minimiser where no edge pulls"):
+        ProfiledProblem(problem, FREE).solve(0.1)
+    assert ProfiledProblem(replace(problem, ridge=1e-2), FREE).solve(0.1).gap <= 1e-6
+    rows = fedkin.Federation.from_arrays(one.X[:, 1:], y, one.device_index)
+    for fuse in (False, "auto"):
+        options = FitOptions(loss="logistic", fuse_intercept=fuse, select="none", cv_folds=3)
+        with pytest.warns(DegenerateDeviceWarning, match="a missing one"):
+            model = fit_federation(rows, None, options)
+        assert model.gap <= 1e-6 and np.isfinite(model.coef).all()
+        assert "fuse_intercept" in model.history["choice"]
+
+
 def test_what_cannot_leave_intercepts_alone_says_so():
-    fed = sites()
-    labels = fed.replaced(y=(fed.y > np.median(fed.y)).astype(float), weight=None)
-    with pytest.raises(ParameterError, match="only least squares can leave intercepts unfused"):
-        fit_federation(labels, None, FitOptions(loss="logistic", lam=0.1, fuse_intercept=False))
     with pytest.raises(ParameterError, match="refit pools intercepts"):
         FitOptions(refit=True, fuse_intercept=False)
     with pytest.raises(ParameterError, match="fuse_intercept must be True, False or 'auto'"):

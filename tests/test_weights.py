@@ -24,6 +24,7 @@ def design(loss, seed=0, sites=4, n=25):
         "logistic": (rng.random(eta.size) < 1 / (1 + np.exp(-eta))).astype(float),
         "poisson": rng.poisson(np.exp(0.5 * eta)).astype(float),
         "mean": None,
+        "huber": eta + offset + rng.standard_t(2, eta.size),
     }[loss]
     offset = None if loss == "mean" else offset
     weight = rng.integers(1, 4, device.size)
@@ -36,7 +37,7 @@ def design(loss, seed=0, sites=4, n=25):
     return one, Federation.from_arrays(X[again], taken(y), device[again], offset=taken(offset)), weight
 
 
-LOSSES = ["linear", "logistic", "poisson", "mean"]
+LOSSES = ["linear", "logistic", "poisson", "mean", "huber"]
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -79,7 +80,7 @@ def test_summaries(loss):
     assert np.allclose(one.standardized()[2], two.standardized()[2])
 
 
-@pytest.mark.parametrize("loss", ["linear", "logistic", "poisson"])
+@pytest.mark.parametrize("loss", ["linear", "logistic", "poisson", "huber"])
 def test_kin(loss):
     weighted, repeated, _ = design(loss)
     one, two = (find_kin(fed.with_intercept(), loss=loss, seed=0) for fed in (weighted, repeated))
@@ -120,8 +121,9 @@ def test_weights_of_tables(tmp_path):
 
 def test_what_takes_no_weights_says_so():
     weighted, _, _ = design("linear")
-    with pytest.raises(ParameterError, match="the huber loss takes no weights"):
-        fedkin.local_fit(weighted, "huber")
+    own = fedkin.losses.UserLoss(lambda *rows: 0.0, lambda theta, *rows: 0 * theta)
+    with pytest.raises(ParameterError, match="the user loss takes no weights"):
+        fedkin.local_fit(weighted, own)
     problem = fedkin.Problem(weighted, fedkin.Graph.complete(weighted.devices), lam=0.1)
     with pytest.raises(ParameterError, match="Fed-ADMM draws rows and takes no weights"):
         fedkin.fed_admm(problem, 3)

@@ -89,7 +89,7 @@ class FitOptions:
     fit_intercept: Annotated[bool, "Add a constant; it is fused like the coefficients, but not shrunk."] = True
     fuse_intercept: Annotated[
         bool | Literal["auto"],
-        "Whether edges pull at intercepts, too; if not, sites that share slopes keep their levels (least squares). "
+        "Whether edges pull at intercepts, too; if not, sites that share slopes keep their levels. "
         "auto lets cross-validation say.",
     ] = True
     standardize: Annotated[

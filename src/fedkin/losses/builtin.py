@@ -40,9 +40,11 @@ class MeanLoss(Loss):
     def predict(self, theta: Array, X: Array, offset: Array | None = None) -> Array:
         return np.broadcast_to(theta, X.shape).copy()
 
-    def dispersion(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
-        n, p = X.shape
-        return float(((X - theta) ** 2).sum() / max((n - 1) * p, 1))
+    def dispersion(
+        self, theta: Array, X: Array, y: Array | None, offset: Array | None = None, weight: Array | None = None
+    ) -> float:
+        weight = np.ones(X.shape[0]) if weight is None else weight
+        return float(weight @ ((X - theta) ** 2).sum(axis=1) / max((weight.sum() - 1) * X.shape[1], 1))
 
     def quadratic_terms(
         self, X: Array, y: Array | None, offset: Array | None, weight: Array | None = None
@@ -121,9 +123,13 @@ class LinearLoss(ScalarLoss):
     def _conjugate(self, a: Array, y: Array) -> Array:
         return 0.5 * a**2 + a * y
 
-    def dispersion(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
+    def dispersion(
+        self, theta: Array, X: Array, y: Array | None, offset: Array | None = None, weight: Array | None = None
+    ) -> float:
         residual = self.predictors(theta, X, offset)[:, 0] - given(y)
-        return float(residual @ residual / max(X.shape[0] - X.shape[1], 1))
+        if weight is None:
+            return float(residual @ residual / max(X.shape[0] - X.shape[1], 1))
+        return float(weight @ residual**2 / max(weight.sum() - X.shape[1], 1))
 
     def least_squares_rows(
         self, X: Array, y: Array | None, offset: Array | None, weight: Array | None = None
@@ -296,19 +302,23 @@ class HuberLoss(ScalarLoss):
     def working_response(self, y: Array) -> tuple[Array, Array | None]:
         return y, None
 
-    def dispersion(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
+    def dispersion(
+        self, theta: Array, X: Array, y: Array | None, offset: Array | None = None, weight: Array | None = None
+    ) -> float:
         residual = self.predictors(theta, X, offset)[:, 0] - given(y)
-        psi = np.clip(residual, -self.delta, self.delta)
-        n, p = X.shape
-        inliers = max(float((np.abs(residual) <= self.delta).mean()), 1.0 / n)
+        psi, weight = np.clip(residual, -self.delta, self.delta), np.ones(len(X)) if weight is None else weight
+        n, p = float(weight.sum()), X.shape[1]
+        inliers = max(float(weight @ (np.abs(residual) <= self.delta)) / n, 1.0 / n)
         # Huber's proposal: E psi^2 / (E psi')  against a Hessian that already carries E psi'; the square is his (1973)
         # correction for estimating p parameters from n rows
         correction = (1.0 + p / n * (1.0 - inliers) / inliers) ** 2
-        return float(correction * (psi @ psi) / (max(n - p, 1) * inliers))
+        return float(correction * (weight @ psi**2) / (max(n - p, 1) * inliers))
 
-    def lent_dispersion(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
+    def lent_dispersion(
+        self, theta: Array, X: Array, y: Array | None, offset: Array | None = None, weight: Array | None = None
+    ) -> float:
         # a fit through all its points is as noisy as least squares, however robust the loss
-        return LinearLoss().dispersion(theta, X, y, offset)
+        return LinearLoss().dispersion(theta, X, y, offset, weight)
 
 
 @dataclass(frozen=True)

@@ -93,13 +93,20 @@ class Loss(ABC):
         return np.zeros(y.shape, dtype=bool)
 
     # --- noise ---
-    def dispersion(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
-        """Factor by which the score covariance exceeds the Hessian; 1 for likelihoods without a free scale."""
+    def dispersion(
+        self, theta: Array, X: Array, y: Array | None, offset: Array | None = None, weight: Array | None = None
+    ) -> float:
+        """Factor by which the score covariance exceeds the Hessian; 1 for likelihoods without a free scale.
+
+        A row of ``weight (n,)`` w counts as w rows, for losses on linear predictors.
+        """
         return 1.0
 
-    def lent_dispersion(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
+    def lent_dispersion(
+        self, theta: Array, X: Array, y: Array | None, offset: Array | None = None, weight: Array | None = None
+    ) -> float:
         """The dispersion as a guess for sites whose fit passes through all their points."""
-        return self.dispersion(theta, X, y, offset)
+        return self.dispersion(theta, X, y, offset, weight)
 
     # --- what depends on the kind of loss ---
     @property

@@ -377,7 +377,7 @@ def resolve_losses(loss: LossLike, federation: Federation | Summaries) -> tuple[
         losses = (make_loss(loss, federation.y),) * federation.n_devices
     if federation.weight is not None:
         for one in losses:
-            if (one.rowwise is None and not one.quadratic) or (one.estimates_scale and not one.quadratic):
+            if one.rowwise is None and not one.quadratic:
                 raise ParameterError(f"the {one.name} loss takes no weights of rows: leave weight= out")
     try:
         # the whole column first: the loop over devices is slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -80,6 +80,10 @@ class RowBatch:
     def take(self, who: Index | Mask) -> RowBatch:
         """Some of the devices."""
         return RowBatch(self.loss, self.rows.take(who), None if self.weight is None else self.weight[who])
+
+    def columns(self, features: Index) -> RowBatch:
+        """The same rows with some of their features."""
+        return RowBatch(self.loss, replace(self.rows, X=self.X[:, :, features]), self.weight)
 
     def predictors(self, theta: Array, who: Index | None = None) -> Array:
         """Linear predictors ``(A, n, k)``."""
@@ -182,6 +186,17 @@ class RowTerms(DeviceTerms):
 
     def hessians(self, theta: Array) -> Array:
         return self._grams(theta, self.loss.curvature_at)
+
+    def hessian_blocks(self, theta: Array, columns: Mask) -> Array:
+        # each output has the same features
+        chosen = columns.reshape(self.loss.n_outputs, -1)
+        features = np.flatnonzero(chosen.any(axis=0))
+        inside = chosen[:, features].reshape(-1)
+        out = np.empty((self.n_devices, int(columns.sum()), int(columns.sum())))
+        for devices, batch in self._batches:
+            curvature = self.loss.curvature_at(batch.predictors(theta[devices]), batch.y)
+            out[devices] = batch.columns(features).gram_of(curvature)[:, inside][:, :, inside]
+        return out + np.diag(self.ridge[columns])
 
     def cautious_hessians(self, theta: Array) -> Array:
         return self._grams(theta, self.loss.cautious_at)

@@ -41,6 +41,10 @@ class DeviceTerms(ABC):
     def hessians(self, theta: Array) -> Array:
         """Shape ``(V, p, p)``."""
 
+    def hessian_blocks(self, theta: Array, columns: Mask) -> Array:
+        """The rows and columns ``columns (p,)`` of the Hessians, where all of them would cost more."""
+        return self.hessians(theta)[:, columns][:, :, columns]
+
     def cautious_hessians(self, theta: Array) -> Array:
         """Matrices ``(V, p, p)`` of quadratic models at ``theta`` that can be trusted farther away than Hessians."""
         return self.hessians(theta)

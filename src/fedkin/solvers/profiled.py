@@ -1,24 +1,41 @@
 """Parameters that no edge pulls at, such as intercepts: minimised out, which leaves a problem of the others.
 
-For a quadratic loss the minimum over some parameters is a quadratic of the rest (a Schur complement), so the rest of
-the solvers does not notice: values, duals and certificates are those of the whole objective.
+For a quadratic loss the minimum over some parameters is a quadratic of the rest (a Schur complement); for others Newton
+finds it at every point (`ProfiledTerms`). The rest of the solvers does not notice: values, duals and certificates are
+those of the whole objective.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
-from fedkin.errors import ParameterError
-from fedkin.objective import FoldSums, Problem, QuadraticTerms, Solution, Summaries, assign_folds
+from fedkin.errors import SolverError
+from fedkin.objective import DeviceTerms, Problem, QuadraticTerms, Solution, damped_newton
 from fedkin.solvers.crossvalidation import LamChoice, Rule, choose_level
 from fedkin.solvers.exact import solve
-from fedkin.solvers.folds import Fold
+from fedkin.solvers.folds import Fold, HeldOut, cut_folds
 from fedkin.solvers.grids import checked_grid, lam_grid
+
+#: Share of a matrix above the Hessian that Newton takes where the Hessian may be 0.
+WARY = 0.1
+#: Curvature that has come down to this share of what it was: the parameter has nowhere to stop.
+VANISHED = 1e-12
+
+
+class Lifting(Protocol):
+    """The best free parameters given the others."""
+
+    def __call__(self, rest: Array) -> Array:
+        """All parameters ``(V, p)`` for ``rest (V, p - f)``."""
+
+    def take(self, sites: Index) -> Lifting:
+        """That of some sites."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +81,145 @@ def minimised_out(terms: QuadraticTerms, free: Mask) -> tuple[QuadraticTerms, Li
     return left, Lift(free, start, slope)
 
 
+class ProfiledTerms(DeviceTerms):
+    """Minima of ``terms`` over the ``free (p,)`` parameters, as functions of the others.
+
+    Gradients are those of the terms where the minimum is taken, Hessians their Schur complements. The conjugate is that
+    of the terms, with nothing pulling at the free parameters: so the gap is one of the whole objective, also where
+    Newton left the free parameters a rounding error away from their best.
+    """
+
+    def __init__(self, terms: DeviceTerms, free: Mask) -> None:
+        self.terms, self.free = terms, free
+        self.n_devices, self.n_params = terms.n_devices, int((~free).sum())
+        self._last: tuple[Array, Array] | None = None
+
+    @cached_property
+    def start(self) -> Array:
+        """The best free parameters ``(V, f)`` where all others are 0."""
+        return self._best(np.zeros((self.n_devices, self.free.size)))
+
+    def diverging(self) -> Mask:
+        """Sites ``(V,)`` whose free parameters have no finite best value."""
+        theta = np.zeros((self.n_devices, self.free.size))
+        before = np.linalg.eigvalsh(self.terms.hessian_blocks(theta, self.free))[:, 0]
+        theta[:, self.free] = self.start
+        now = np.linalg.eigvalsh(self.terms.hessian_blocks(theta, self.free))[:, 0]
+        # other losses may be flat where they please
+        return np.asarray((now < VANISHED * before) & (self.terms.caution()[1] == 0))
+
+    def __call__(self, rest: Array) -> Array:
+        """All parameters ``(V, p)`` for ``rest (V, p - f)``."""
+        # one point is asked about several times
+        last = self._last
+        if last is not None and np.array_equal(last[0], rest):
+            return last[1]
+        theta = np.empty((len(rest), self.free.size))
+        theta[:, ~self.free], theta[:, self.free] = rest, self.start
+        theta[:, self.free] = self._best(theta)
+        self._last = rest.copy(), theta
+        return theta
+
+    def _best(self, theta: Array) -> Array:
+        """The best free parameters ``(V, f)``, from where ``theta (V, p)`` has them."""
+        terms, free, wary = self.terms, self.free, np.where(self.terms.caution()[1] > 0, WARY, 0.0)[:, None, None]
+
+        def at(own: Array, who: Index) -> Array:
+            point = theta.copy()
+            point[np.ix_(who, np.flatnonzero(free))] = own
+            return point
+
+        def value(own: Array, who: Index) -> Array:
+            return terms.values(at(own, who))[who]
+
+        def derivatives(own: Array, who: Index) -> tuple[Array, Array]:
+            point = at(own, who)
+            matrix = terms.hessian_blocks(point, free)
+            if wary.any():
+                matrix = (1.0 - wary) * matrix + wary * terms.cautious_hessians(point)[:, free][:, :, free]
+            return terms.gradients(point)[who][:, free], matrix[who]
+
+        return damped_newton(value, derivatives, theta[:, free])[0]
+
+    def values(self, theta: Array) -> Array:
+        return self.terms.values(self(theta))
+
+    def gradients(self, theta: Array) -> Array:
+        return self.terms.gradients(self(theta))[:, ~self.free]
+
+    def hessians(self, theta: Array) -> Array:
+        return schur_complement(self.terms.hessians(self(theta)), self.free)
+
+    def cautious_hessians(self, theta: Array) -> Array:
+        return schur_complement(self.terms.cautious_hessians(self(theta)), self.free)
+
+    def caution(self) -> tuple[Array, Array]:
+        return self.terms.caution()
+
+    def lower_bounds(self) -> Array:
+        return self.terms.lower_bounds()
+
+    def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
+        pull = np.zeros((len(s), self.free.size))
+        pull[:, ~self.free] = s
+        return self.terms.young_gaps(self(theta), pull, radius)
+
+    def take(self, devices: Index) -> ProfiledTerms:
+        return ProfiledTerms(self.terms.take(devices), self.free)
+
+
+def schur_complement(matrices: Array, free: Mask) -> Array:
+    """What is left of ``matrices (V, p, p)`` for the other parameters once the free ones give way."""
+    cross, block = matrices[:, free][:, :, ~free], matrices[:, free][:, :, free]
+    # Hessians that may be 0 (Huber) are then those of the parameters alone
+    regular = np.linalg.eigvalsh(block)[:, 0] > 0
+    out = matrices[:, ~free][:, :, ~free].copy()
+    cross = cross[regular]
+    out[regular] -= np.swapaxes(cross, 1, 2) @ np.linalg.solve(block[regular], cross)
+    return out
+
+
+def profiled(terms: DeviceTerms, free: Mask, sites: Sequence[Hashable]) -> tuple[DeviceTerms, Lifting]:
+    """The minimum of ``terms`` over the ``free (p,)`` parameters as a function of the others, and where it is taken."""
+    if isinstance(terms, QuadraticTerms):
+        return minimised_out(terms, free)
+    made = ProfiledTerms(terms, free)
+    lost = made.diverging()
+    if lost.any():
+        others = f" and {lost.sum() - 1} others" if lost.sum() > 1 else ""
+        raise SolverError(
+            f"the intercept of site {sites[int(lost.argmax())]!r}{others} has no finite minimiser where no edge pulls "
+            "at it (one class only, all-zero counts); add ridge=1e-3 or so, or leave fuse_intercept= out"
+        )
+    return made, made
+
+
+@dataclass(frozen=True, eq=False)
+class RestProblem(Problem):
+    """A problem without its ``free (p,)`` parameters; ``ridge`` is still that of all, ``sparsity`` that of the rest."""
+
+    free: Mask | None = None
+
+    @cached_property
+    def n_params(self) -> int:
+        assert self.free is not None
+        return int((~self.free).sum())
+
+    @cached_property
+    def terms(self) -> DeviceTerms:
+        return self.profile[0]
+
+    @cached_property
+    def profile(self) -> tuple[DeviceTerms, Lifting]:
+        """The terms, and what gives all parameters for those that are left."""
+        assert self.free is not None
+        whole = Problem(self.federation, self.graph, self.loss, self.penalty, lam=self.lam, ridge=self.ridge)
+        return profiled(whole.terms, self.free, self.graph.devices)
+
+
 @dataclass(frozen=True, eq=False)
 class ProfiledProblem:
-    """A problem with a quadratic loss whose edges do not pull at the ``free (p,)`` parameters.
+    """A problem whose edges do not pull at the ``free (p,)`` parameters.
 
     Examples
     --------
@@ -81,47 +234,32 @@ class ProfiledProblem:
     problem: Problem
     free: Mask
 
-    def __post_init__(self) -> None:
-        if not all(loss.quadratic for loss in self.problem.losses):
-            raise ParameterError(
-                f"the {self.problem.losses[0].name} loss is not quadratic: only least squares can leave intercepts "
-                "unfused; leave fuse_intercept= out"
-            )
-
     @cached_property
-    def _all(self) -> tuple[QuadraticTerms, Lift]:
-        ridge = np.broadcast_to(np.asarray(self.problem.ridge, dtype=np.float64), (self.problem.n_params,))
-        return minimised_out(self._sums(2, 0).total().terms(ridge=ridge), self.free)
-
-    @cached_property
-    def rest(self) -> Problem:
+    def rest(self) -> RestProblem:
         """The problem of the other parameters."""
-        problem, (terms, _) = self.problem, self._all
-        data = problem.federation
-        n = np.asarray(data.n_samples if isinstance(data, Summaries) else data.weight_sums, dtype=np.float64)
-        sums = FoldSums(
-            np.zeros_like(terms.b),
-            np.column_stack([0 * n, n]),
-            np.column_stack([0 * n, n * terms.c]),
-            np.stack([0 * terms.b, -n[:, None] * terms.b], axis=1),
-            np.stack([0 * terms.A, n[:, None, None] * terms.A], axis=1),
+        whole = self.problem
+        return RestProblem(
+            whole.federation,
+            whole.graph,
+            whole.loss,
+            whole.penalty,
+            whole.lam,
+            self._sparsity if self._sparsity is not None else 0.0,
+            whole.ridge,
+            whole.radius,
+            self.free,
         )
-        names = tuple(name for name, free in zip(data.feature_names, self.free.tolist(), strict=True) if not free)
-        squares = np.einsum("vii->vi", sums.hessian[:, 1])
-        federation = Summaries(data.devices, problem.losses[0], names, 0, sums, 0 * squares, squares)
-        sparsity = problem.fused.sparsity
-        return replace(
-            problem,
-            federation=federation,
-            ridge=0.0,
-            sparsity=0.0 if sparsity is None else sparsity[:, ~self.free],
-        )
+
+    @cached_property
+    def _sparsity(self) -> Array | None:
+        sparsity = self.problem.fused.sparsity
+        return None if sparsity is None else sparsity[:, ~self.free]
 
     def lifted(self, solution: Solution) -> Solution:
         """A solution of `rest` with all parameters; nothing pulls at the free ones, so their duals are 0."""
         alpha = np.zeros((len(solution.alpha), self.free.size))
         alpha[:, ~self.free] = solution.alpha
-        return replace(solution, theta=self._all[1](solution.theta), alpha=alpha)
+        return replace(solution, theta=self.rest.profile[1](solution.theta), alpha=alpha)
 
     def solve(self, lam: float, tol: float = 1e-6, max_iter: int = 20_000) -> Solution:
         """The solution at a level, as `fedkin.solve` has it."""
@@ -138,31 +276,22 @@ class ProfiledProblem:
         n_jobs: int | None = None,
     ) -> LamChoice:
         """The level that cross-validation chooses, as `cross_validate_lam` does; intercepts are those of training."""
-        problem, sums = self.problem, self._sums(folds, seed)
-        ridge = np.broadcast_to(np.asarray(problem.ridge, dtype=np.float64), (problem.n_params,))
-        forward = not isinstance(problem.federation, Summaries) and problem.federation.ordered
-        cut = []
-        for fold in np.flatnonzero(sums.count[:, :-1].any(axis=0)).tolist()[int(forward) :]:
-            seen = np.flatnonzero(sums.count[:, fold])
-            training, lift = minimised_out(sums.total(without=fold, forward=forward).terms(ridge=ridge), self.free)
-            held_out = _HeldOut(sums.take(seen).terms(fold), lift.take(seen))
-            cut.append(Fold(replace(self.rest.fused, terms=training), held_out, seen))
+        cut = [self._profiled(fold) for fold in cut_folds(self.problem, folds, seed)]
         grid = lam_grid(self.rest) if lams is None else checked_grid(lams)
         return choose_level(cut, grid, rule, tol=tol, n_jobs=n_jobs, abandon=lams is None)
 
-    def _sums(self, folds: int, seed: int) -> FoldSums:
-        data = self.problem.federation
-        if isinstance(data, Summaries):
-            return data.sums
-        return FoldSums.of_rows(data, self.problem.losses, assign_folds(data, folds, seed), folds)
+    def _profiled(self, fold: Fold) -> Fold:
+        training, lift = profiled(fold.objective.terms, self.free, self.problem.graph.devices)
+        objective = replace(fold.objective, terms=training, sparsity=self._sparsity)
+        return Fold(objective, _HeldOut(fold.held_out, lift.take(fold.seen)), fold.seen)
 
 
 class _HeldOut:
     """Losses of rows that are held out, as functions of the parameters that edges pull at."""
 
-    def __init__(self, terms: QuadraticTerms, lift: Lift) -> None:
-        self._terms, self._lift = terms, lift
+    def __init__(self, whole: HeldOut, lift: Lifting) -> None:
+        self._whole, self._lift = whole, lift
 
     def values(self, theta: Array) -> Array:
         """Mean losses ``(V,)``."""
-        return self._terms.values(self._lift(theta))
+        return self._whole.values(self._lift(theta))

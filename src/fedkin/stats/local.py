@@ -34,6 +34,7 @@ from fedkin.stats.ownfits import (
     fit_devices,
     has_means,
     light_ridge,
+    plausible_size,
     ridge_rule,
     why_no_minimiser,
 )
@@ -359,9 +360,11 @@ def _pooled(federation: Federation, members: Index, losses: Sequence[Loss], weig
 def _ridge(batch: RowBatch, loss: RowLoss, n_rows: float) -> Array:
     """The ridge ``(1, p)`` of the rule, for one device that has no others to learn from."""
     scale = column_scale(batch.X[0], loss, None if batch.weight is None else batch.weight[0])[None]
-    size = np.maximum(loss.plausible_size(batch.y, batch.rows.offset), 1e-100)
+    size = np.maximum(plausible_size(batch), 1e-100)
     dispersion = 1.0
     if loss.estimates_scale:
         light = minimise_with_ridge(batch, light_ridge(scale, n_rows))
-        dispersion = max(loss.dispersion(light[0], *batch.rows.take(0).arrays), ROUNDING * float(size[0]))
+        weight = None if batch.weight is None else batch.weight[0] * (n_rows / batch.n_rows)
+        found = loss.dispersion(light[0], *batch.rows.take(0).arrays, weight)
+        dispersion = max(found, ROUNDING * float(size[0]))
     return ridge_rule(scale, n_rows, size, dispersion)

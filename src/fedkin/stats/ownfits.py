@@ -103,7 +103,7 @@ def _fit_rows(fits: OwnFits, loss: RowLoss) -> None:
     rank = np.empty(fits.members.size, dtype=np.int64)
     size = np.empty(fits.members.size)
     for where, batch in batches:
-        rank[where], size[where] = batch.rank, _plausible_size(batch)
+        rank[where], size[where] = batch.rank, plausible_size(batch)
         _fit_own(fits, where, batch)
     unfit = fits.rescued
     size = np.maximum(size, np.average(size, weights=fits.n))
@@ -228,14 +228,10 @@ def _residual_sums(fits: OwnFits, batches: Sequence[tuple[Index, RowBatch]], dis
     """Dispersions times the degrees of freedom that `Loss.dispersion` divides by."""
     total = np.empty(fits.members.size)
     for where, batch in batches:
-        X, y, offset = batch.X, batch.y, batch.rows.offset
-        if batch.weight is not None:  # of quadratic losses
-            scaled = batch.loss.least_squares_rows(X, y, offset, batch.weight)
-            assert scaled is not None
-            X, y, offset = *scaled, None
         for b, k in enumerate(where.tolist()):
-            total[k] = dispersion(fits.theta[k], X[b], y[b], None if offset is None else offset[b])
-        total[where] *= max(batch.n_rows - batch.n_params, 1) * fits.n[where] / batch.n_rows
+            weight = None if batch.weight is None else batch.weight[b] * (fits.n[k] / batch.n_rows)
+            total[k] = dispersion(fits.theta[k], *batch.rows.take(b).arrays, weight)
+        total[where] *= np.maximum(fits.n[where] - batch.n_params, 1)
     return total
 
 
@@ -250,12 +246,12 @@ def _batches(federation: Federation, members: Index, loss: RowLoss) -> Iterator[
             yield np.searchsorted(members, devices[part]), RowBatch(loss, some, unit_weights(some))
 
 
-def _plausible_size(batch: RowBatch) -> Array:
-    """Mean square ``(B,)`` that linear predictors may have, by weights where the loss is least squares."""
-    scaled = batch.loss.least_squares_rows(batch.X, batch.y, batch.rows.offset, batch.weight)
-    if batch.weight is None or scaled is None:
-        return batch.loss.plausible_size(batch.y, batch.rows.offset)
-    return batch.loss.plausible_size(scaled[1], None)
+def plausible_size(batch: RowBatch) -> Array:
+    """Mean square ``(B,)`` that linear predictors may have, by weights where predictors are in the response's units."""
+    y, offset = batch.y, batch.rows.offset
+    if batch.weight is None or not batch.loss.estimates_scale:
+        return batch.loss.plausible_size(y, offset)
+    return batch.loss.plausible_size(np.sqrt(batch.weight) * (y if offset is None else y - offset), None)
 
 
 def light_ridge(scale: Array, n_rows: Array | float) -> Array:

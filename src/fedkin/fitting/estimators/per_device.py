@@ -102,7 +102,7 @@ class PerDevice:
         offset : array (n,), optional
             Known part of the linear predictor, such as the log of an exposure.
         sample_weight : array (n,), optional
-            How many rows each row stands for; rows of weight 0 are left out. The Huber loss takes none.
+            How many rows each row stands for; rows of weight 0 are left out.
         covariates : mapping {site: value, row or {name: value}} or pandas table, optional
             What is known about the sites beside their rows, such as size or region, instead of a graph; its index has
             the sites. See `fedkin.kin.covariate_graph`. An array is in the order of `devices_`.

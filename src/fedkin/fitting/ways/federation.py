@@ -117,9 +117,11 @@ def fused_model(prepared: Prepared, graph: Graph | None, options: FitOptions, sa
     except SolverError:
         if reasons:
             raise
-        # rows held out by a fold can take away the last overlap of two classes
-        reasons = dict.fromkeys(devices, "without the rows of one fold, classes are separated")
-        problem = with_light_ridge(problem, used, list(devices))
+        # rows held out by a fold can take away the last overlap of two classes; where edges do not pull at intercepts,
+        # it is that of a site
+        alone = options.fuse_intercept is not True
+        reasons = dict.fromkeys(devices, "separated classes or a missing one, perhaps only without the rows of a fold")
+        problem = with_light_ridge(problem, Graph.empty(devices) if alone else used, list(devices))
         solved = solved_level(problem, options, free, say)
     note_light_ridge(notes, reasons, stacklevel=4)
     solution = solved.solution

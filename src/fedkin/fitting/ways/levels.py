@@ -11,7 +11,7 @@ import numpy as np
 from fedkin._base import Index, Mask, Say
 from fedkin.data import INTERCEPT
 from fedkin.errors import ConvergenceWarning
-from fedkin.fitting.options import AUTO, FitOptions
+from fedkin.fitting.options import FitOptions
 from fedkin.objective import Problem, Solution
 from fedkin.solvers import (
     LamChoice,
@@ -99,9 +99,8 @@ def chosen_lam(problem: Problem, options: FitOptions, say: Say) -> float:
 
 
 def _chosen(problem: Problem, options: FitOptions, free: Mask, say: Say) -> _Level:
-    quadratic = all(loss.quadratic for loss in problem.losses)
     fuse = options.fuse_intercept
-    if not free.any() or problem.graph.n_edges == 0 or (fuse == AUTO and not quadratic):
+    if not free.any() or problem.graph.n_edges == 0:
         fuse = True  # nothing to leave alone
     if fuse is True or (fuse is False and options.ridge == "cv"):
         level = _with_intercepts_fused(problem, options, say)
