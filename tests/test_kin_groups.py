@@ -12,6 +12,7 @@ from scipy.special import gammaln, logsumexp
 from fedkin import Federation, find_kin, oracle_fit
 from fedkin.datasets import paper_design
 from fedkin.kin.kernels.bundles import unpacked
+from fedkin.kin.matrices import Dense
 from fedkin.kin.options import SHARES, Sampling
 from fedkin.kin.partitions import EVENNESS, log_partitions, log_prior
 from fedkin.kin.sampler.chains import go_on, run_chain, scout
@@ -213,8 +214,8 @@ def test_groups_found_in_some_directions_pool_in_all():
     turn = np.eye(d)[:, :1]
     sites = integrate_effects(W[:, :1, :1], c[:, :1], Neighbours.none(V))
     chains = go_on(scout(sites, 0, Sampling()), Sampling())
-    whole = Whole(np.eye(d), W, c, turn, np.linalg.inv(np.eye(d) + W))
-    b, covariance = whole.effects(chains, 0.0, np.zeros(len(SHARES)))
+    whole = Whole(Dense(W), c, turn, Dense(W).resolved())
+    b, covariance, _ = whole.effects(chains, 0.0, np.zeros(len(SHARES)))
     pooled = np.array([c[labels == k].sum(axis=0) / (20.0 * 10 + 1) for k in (0, 1)])[labels]
     assert b == pytest.approx(pooled, abs=0.12)
     deviation = np.sqrt(np.einsum("ujj->uj", covariance))
@@ -249,10 +250,9 @@ def test_shares_of_many_coefficients_are_those_of_all_that_could_be_asked():
     roots = rng.normal(size=(V, d, d + 2))
     W = roots @ np.swapaxes(roots, 1, 2)
     c = np.einsum("uij,uj->ui", W, rng.normal(size=(3, d))[labels]) + rng.normal(size=(V, d))
-    plain = np.linalg.inv(np.eye(d) + W)
-    whole = Whole(np.eye(d), W, c, np.eye(d), plain)
+    whole = Whole(Dense(W), c, np.eye(d), Dense(W).resolved())
     w, m = np.array([0.5, 2.0, 1.0]), np.array([0.1, 0.0, -0.3])
-    part = _Part(1.0, labels, np.diag(1 / w), m / w)
+    part = _Part(1.0, labels, np.eye(d), m, w)
     member = (labels[:, None] == labels).astype(float)
     logs = []
     for share in SHARES:

@@ -8,7 +8,8 @@ from scipy import optimize, stats
 from statsmodels.regression.mixed_linear_model import MixedLM, MixedLMParams
 
 from fedkin.kin import Priors, Quadratics, common_units, fit_mixed, mixed
-from fedkin.kin.mixed import LEAST_LOG, _Evidence, steadied
+from fedkin.kin.mixed import LEAST_LOG, _Evidence
+from fedkin.kin.noise import steadied
 
 APART = Priors(likeness=np.inf, log_spread=(0.0, np.inf), ridge=1e6)
 

@@ -8,6 +8,7 @@ below.
 |---|---|
 | `find` | leads from `sources` (rows or summaries) to the result; `beginning` where an earlier one is known |
 | `quadratics`, `mixed` | the sites' losses as sums, in common units; mean, spread and noise learned from them |
+| `matrices` | the sites' curvatures, whole or of low rank |
 | `sampler`, `kernels` | groups inside that spread (their prior: `partitions`); the compiled loops, which a fit loads |
 | `display`, `pairs` | probabilities cut into groups, and whether they are resolved; probabilities of many sites |
 | `result` | `Kin` and what can be asked of it: intervals, contrasts, predictions, new sites |

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,7 +16,8 @@ from fedkin.errors import DataError, GraphError
 from fedkin.graph import Graph
 from fedkin.kin.beginning import Beginning, StartFrom, given_groups
 from fedkin.kin.covariates import Covariates, hint_of
-from fedkin.kin.mixed import MixedModel, fit_mixed, mixed_at, without_spread
+from fedkin.kin.matrices import FEW
+from fedkin.kin.mixed import MixedModel, fit_mixed, mixed_at, with_noise, without_spread
 from fedkin.kin.options import ALL_MIXED, MANY_SITES, WHOLE_GROUPS, Sampling
 from fedkin.kin.quadratics import Quadratics, Units, apply, common_units
 from fedkin.kin.result import Kin, Parts, kin_of
@@ -25,10 +27,15 @@ from fedkin.losses import Loss
 from fedkin.objective import Summaries
 from fedkin.stats import FileRows
 
+if TYPE_CHECKING:  # loads the compiled sampler
+    from fedkin.kin.sampler.groups import Grouped
+
 #: Rounds of the mixed model for smooth losses, and the largest change of a standardised parameter that ends them.
 ROUNDS, STEP = 20, 2e-3
 #: The same for rounds with averaged losses.
 AVERAGED_STEP, AVERAGED_NEWTON = 0.01, 3
+#: How often noise is learned again from estimates with groups where there are many coefficients, and what ends it.
+NOISES, NOISE_STEP = 3, 0.03
 #: Newton steps of a site given mean and spread, and how often each is halved.
 NEWTON, HALVINGS = 12, 12
 #: Expansions at the estimate with groups, and the change that ends them.
@@ -174,9 +181,16 @@ def _fit(
         dispersion = source.dispersion() if isinstance(source, SummarySource) else None
         sums = units.fitted(first)
         model = fit_mixed(sums, free, dispersion=dispersion, start=None if begin is None else begin.parameters)
+        found = find_groups(model, ~free, neighbours, seed, sampling)
+        for _ in range(NOISES if dispersion is None and sums.n_params > FEW else 0):
+            factor = _noise_factor(sums, model, found)
+            if abs(np.log(factor)) < NOISE_STEP:
+                break
+            model = with_noise(sums, free, model, factor)
+            found = find_groups(model, ~free, neighbours, seed, sampling)
         one = without_spread(sums, free, model, learned=dispersion is None)
         del first, sums
-        found = find_groups(model, ~free, neighbours, seed, sampling)
+        found = replace(found, whole=None)
         found = found.without_spread(model, one)
         return kin_of(source, Parts(units, model, found, neighbours.neighbour.size > 0))
     mixed = _mixed_rounds(source, units, free, begin)
@@ -201,6 +215,17 @@ def _fit(
     one = without_spread(sums, free, mixed, learned=False)
     found = found.without_spread(model, one)
     return kin_of(source, Parts(units, model, found, neighbours.neighbour.size > 0))
+
+
+def _noise_factor(sums: Quadratics, model: MixedModel, found: Grouped) -> float:
+    """By how much noises are larger than those of the model, by what groups leave.
+
+    Many coefficients explain noise as well where sites have few rows, unless sites share them.
+    """
+    if found.blend is None or found.whole is None or found.blend.weight > 0.5:
+        return 1.0
+    at_mean = 2 * sums.values(np.tile(model.mean, (sums.n_sites, 1))) / model.noise
+    return found.whole.noise(found.blend.chains, float(sums.n.sum()), float(at_mean.sum()))
 
 
 def _mixed_rounds(source: RowSource, units: Units, free: Mask, begin: Beginning | None) -> MixedModel:
@@ -322,4 +347,5 @@ def _expanded(source: RowSource, units: Units, model: MixedModel, at: Array, cov
     """The model with what sites say at another point, of which so much is open."""
     sums = _sums(source, units, at, covariance)
     weight = 1.0 / model.noise
-    return replace(model, precision=sums.G * weight[:, None, None], score=sums.c * weight[:, None])
+    short = None if sums.short is None else sums.short.scaled(np.ones(sums.n_params), weight)
+    return replace(model, precision=sums.G * weight[:, None, None], score=sums.c * weight[:, None], short=short)

@@ -12,9 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import digamma, polygamma
 
 from fedkin._base import Array, Index, Mask
+from fedkin.kin.matrices import FEW, LowRank, dense_sums
+from fedkin.kin.noise import steadied
 from fedkin.kin.quadratics import Quadratics, apply
 from fedkin.kin.scoring import scored
 
@@ -26,8 +27,8 @@ LEAST_LOG = -14.0
 MOST_SITES, FEW_SITES = 2000, 24
 #: ... or from fewer, but not less than those, where they times the cubes of their coefficients are more than this.
 MOST_WORK = 2e9
-#: Excess variance of log noise between sites below which one noise serves all.
-COMMON_NOISE = 1e-3
+#: With many coefficients the noise is learned with spreads this much alike: left apart, they explain noise, too.
+TIED = 0.1
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class MixedModel:
     degrees: Array
     log_likelihood: float
     parameters: Array  # log spread, log ridge, log noise: where the next fit may begin
+    short: LowRank | None = None  # the precision as diagonal plus low rank, where that pays
 
 
 def fit_mixed(
@@ -141,6 +143,8 @@ def fit_mixed(
         few = fit_mixed(sums.take(some), intercepts, dispersion=dispersion, start=start, priors=priors, passes=passes)
         return _with_own_noise(evidence, few.parameters) if dispersion is None else evidence.model(few.parameters)
     for last in range(passes - 1, -1, -1):
+        if dispersion is None and sums.n_params > FEW:
+            evidence.hold_noise(parameters)
         parameters = evidence.maximise(parameters)
         model = evidence.model(parameters)
         if dispersion is not None or not last:
@@ -150,6 +154,19 @@ def fit_mixed(
             break
         evidence.share = share
     return model
+
+
+def with_noise(sums: Quadratics, intercepts: Mask, model: MixedModel, factor: float) -> MixedModel:
+    """The model with noises larger by a factor, and spreads that go with them."""
+    evidence = _Evidence(sums, intercepts, None, Priors())
+    evidence.share = model.noise / np.exp(np.log(model.noise).mean())
+    start = model.parameters.copy()
+    start[-1] = evidence.held = float(np.log(model.noise).mean() + np.log(factor))
+    if (some := _some_sites(sums)) is None:
+        return evidence.model(evidence.maximise(start))
+    few = _Evidence(sums.take(some), intercepts, None, Priors())
+    few.share, few.held = evidence.share[some], evidence.held
+    return evidence.model(few.maximise(start))
 
 
 def mixed_at(sums: Quadratics, intercepts: Mask, dispersion: float, parameters: Array) -> MixedModel:
@@ -187,7 +204,8 @@ def without_spread(sums: Quadratics, intercepts: Mask, model: MixedModel, *, lea
 
 def _some_sites(sums: Quadratics) -> Index | None:
     """Sites from which spreads are learned, or None for all of them."""
-    most = min(MOST_SITES, max(FEW_SITES, int(MOST_WORK / sums.n_params**3)))
+    rank = sums.n_params if sums.short is None else sums.short.factor.shape[2]
+    most = min(MOST_SITES, max(FEW_SITES, int(MOST_WORK / (sums.n_params**2 * rank))))
     if sums.n_sites <= most:
         return None
     return np.linspace(0, sums.n_sites - 1, most).astype(np.int64)
@@ -215,6 +233,13 @@ class _Evidence:
         self.learned = dispersion is None
         self.log_noise = 0.0 if dispersion is None else float(np.log(dispersion))
         self.share = np.ones(sums.n_sites)  # of each site's noise in the common one
+        self.held: float | None = None  # the logarithm of the noise, where it is not free
+
+    def hold_noise(self, start: Array) -> None:
+        """Learn the noise with spreads held together, and leave it there."""
+        alike = _Evidence(self.sums, self.intercepts, None, replace(self.priors, likeness=TIED))
+        alike.share = self.share
+        self.held = float(alike.maximise(start)[-1])
 
     def start(self) -> Array:
         spread = np.where(self.intercepts, 0.3, 0.03)
@@ -229,6 +254,8 @@ class _Evidence:
             low[:p] = high[:p] = spread
         low[p], high[p] = (-9.0, 9.0) if self.priors.ridge is None else (start[p], start[p])
         low[p + 1], high[p + 1] = (-14.0, 14.0) if self.learned else (self.log_noise, self.log_noise)
+        if self.held is not None:
+            low[p + 1] = high[p + 1] = self.held
         return scored(self._negative, start, low, high)
 
     def solve(self, parameters: Array) -> _Solved:
@@ -236,6 +263,8 @@ class _Evidence:
         p = self.sums.n_params
         root = np.exp(0.5 * parameters[:p])
         weight = 1.0 / (np.exp(parameters[p + 1]) * self.share)
+        if self.sums.short is not None:
+            return self._solved_short(self.sums.short, parameters, root, weight)
         B = self.sums.G * (weight[:, None, None] * (root[:, None] * root))
         diagonal = np.arange(p)
         B[:, diagonal, diagonal] += 1.0
@@ -243,9 +272,31 @@ class _Evidence:
         inverse = np.linalg.inv(B)
         scaled = self.sums.c * (weight[:, None] * root)  # T c
         seen = apply(inverse, scaled)
+        covariance, mean, log_likelihood = self._mean(
+            parameters, weight, len(B) * np.eye(p) - inverse.sum(axis=0), scaled, seen, log_det
+        )
+        # effects in units of their spread: B^-1 T (c - S mean) = B^-1 T c - (I - B^-1) T^-1 mean
+        effects = seen - mean / root + (inverse @ (mean / root))
+        return _Solved(root, weight, inverse, covariance, mean, effects, log_likelihood)
+
+    def _solved_short(self, short: LowRank, parameters: Array, root: Array, weight: Array) -> _Solved:
+        """The same from matrices of low rank: ``I - B^-1`` is one, too."""
+        away, logs = short.scaled(root, weight).resolved()
+        scaled = self.sums.c * (weight[:, None] * root)
+        seen = scaled - away.apply(scaled)
+        covariance, mean, log_likelihood = self._mean(parameters, weight, away.sum(), scaled, seen, float(logs.sum()))
+        effects = seen - away.apply(mean / root)
+        return _Solved(root, weight, away, covariance, mean, effects, log_likelihood)
+
+    def _mean(
+        self, parameters: Array, weight: Array, away: Array, scaled: Array, seen: Array, log_det: float
+    ) -> tuple[Array, Array, float]:
+        """Covariance and value of the mean, and the log likelihood, from sums over sites of ``I - B^-1``."""
+        p = self.sums.n_params
+        root = np.exp(0.5 * parameters[:p])
         # sum of S - S C S = T^-1 (I - B^-1) T^-1, and of c - S C c = T^-1 B^-1 T c
         prior = np.where(self.intercepts, FLAT, np.exp(-parameters[p]))
-        A = (len(B) * np.eye(p) - inverse.sum(axis=0)) / (root[:, None] * root) + np.diag(prior)
+        A = away / (root[:, None] * root) + np.diag(prior)
         A = 0.5 * (A + A.T)
         covariance = np.linalg.inv(A)
         pulled = seen.sum(axis=0) / root
@@ -259,9 +310,7 @@ class _Evidence:
             + np.linalg.slogdet(A)[1]
             - np.log(prior).sum()
         )
-        # effects in units of their spread: B^-1 T (c - S mean) = B^-1 T c - (I - B^-1) T^-1 mean
-        effects = seen - mean / root + (inverse @ (mean / root))
-        return _Solved(root, weight, inverse, covariance, mean, effects, float(log_likelihood))
+        return covariance, mean, float(log_likelihood)
 
     def _negative(self, parameters: Array) -> tuple[float, Array, Array]:
         """Minus the log evidence, its gradient, and its expected second derivatives, those by way of the mean left out.
@@ -272,13 +321,15 @@ class _Evidence:
         p, priors = self.sums.n_params, self.priors
         at = self.solve(parameters)
         value, gradient = at.log_likelihood, np.zeros(p + 2)
-        away = np.eye(p) - at.inverse  # I - B^-1
-        scaled = at.covariance / (at.root[:, None] * at.root)
-        spent = ((away.reshape(-1, p) @ scaled) * away.reshape(-1, p)).reshape(away.shape).sum(axis=(0, 2))
-        square = (at.effects**2).sum(axis=0) + np.einsum("ujj->j", at.inverse) + spent
-        gradient[:p] = 0.5 * (square - len(away))
+        V, scaled = self.sums.n_sites, at.covariance / (at.root[:, None] * at.root)
+        if isinstance(at.inverse, LowRank):
+            sums = at.inverse.sums(scaled)
+        else:
+            sums = dense_sums(at.inverse, scaled, noise=self.learned)
+        square = (at.effects**2).sum(axis=0) + sums.open + sums.spent
+        gradient[:p] = 0.5 * (square - V)
         information = np.zeros((p + 2, p + 2))
-        information[:p, :p] = 0.5 * np.einsum("ujk,ujk->jk", away, away)
+        information[:p, :p] = 0.5 * sums.squares
         if self.slopes.any():
             means = at.mean[self.slopes] ** 2 + np.diag(at.covariance)[self.slopes]
             gradient[p] = 0.5 * (means * np.exp(-parameters[p]) - 1).sum()
@@ -286,13 +337,10 @@ class _Evidence:
             information[p, p] = 0.5 * float(told @ told)
         if self.learned:
             theta = at.mean + at.effects * at.root
-            stacked = at.inverse.reshape(-1, p)
-            squares = stacked.T @ stacked
-            inner = at.inverse.sum(axis=0) - squares
-            traces = np.einsum("ujj->", away) + (scaled * inner).sum()
+            traces = sums.trace + (scaled * sums.inner).sum()
             gradient[p + 1] = 0.5 * (2 * self.sums.values(theta) @ at.weight + traces - self.sums.n.sum())
-            information[:p, p + 1] = information[p + 1, :p] = 0.5 * np.diag(inner)
-            information[p + 1, p + 1] = 0.5 * float(self.sums.n.sum() - len(away) * p + np.trace(squares))
+            information[:p, p + 1] = information[p + 1, :p] = 0.5 * np.diag(sums.inner)
+            information[p + 1, p + 1] = 0.5 * float(self.sums.n.sum() - V * p + sums.rest)
         logs = parameters[:p]
         if self.slopes.sum() > 1 and np.isfinite(priors.likeness):
             apart = np.where(self.slopes, logs - logs[self.slopes].mean(), 0.0) / priors.likeness
@@ -311,8 +359,12 @@ class _Evidence:
         at, p = self.solve(parameters), self.sums.n_params
         outer = at.root[:, None] * at.root
         precision = self.sums.G * at.weight[:, None, None]
-        keep = at.root[:, None] * at.inverse / at.root  # I - C S
-        covariance = outer * at.inverse + keep @ at.covariance @ np.swapaxes(keep, 1, 2)
+        short = self.sums.short
+        if isinstance(at.inverse, LowRank):
+            covariance = np.stack([outer * one for one in at.inverse.opened(at.covariance / outer)])
+        else:
+            keep = at.root[:, None] * at.inverse / at.root  # I - C S
+            covariance = outer * at.inverse + keep @ at.covariance @ np.swapaxes(keep, 1, 2)
         return MixedModel(
             mean=at.mean,
             mean_covariance=at.covariance,
@@ -326,6 +378,7 @@ class _Evidence:
             degrees=(precision * covariance).sum(axis=(1, 2)),
             log_likelihood=at.log_likelihood,
             parameters=parameters,
+            short=None if short is None else short.scaled(np.ones(p), at.weight),
         )
 
 
@@ -335,48 +388,8 @@ class _Solved:
 
     root: Array  # (p,) square roots of the spreads
     weight: Array  # (V,) 1 / noise
-    inverse: Array  # (V, p, p) of B
+    inverse: Array | LowRank  # (V, p, p) of B; or what it leaves of I, of low rank
     covariance: Array  # (p, p) of the mean
     mean: Array
     effects: Array
     log_likelihood: float
-
-
-def steadied(variance: Array, degrees: Array) -> Array:
-    """Variances ``(V,)`` with few degrees of freedom, pulled to what most sites have (limma; Smyth 2004).
-
-    Log variances scatter by more than their degrees of freedom explain by as much as the true ones do. Where that is
-    nothing, all get the pooled variance.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedkin.kin.mixed import steadied
-    >>> steadied(np.array([1.0, 1.1, 0.9, 1.0]), np.full(4, 5.0)).round(6).tolist()
-    [1.0, 1.0, 1.0, 1.0]
-    """
-    use = (degrees > 0.5) & (variance > 0)
-    if not use.any():
-        return np.ones_like(variance)
-    s, half = variance[use], 0.5 * degrees[use]
-    pooled = float((s * half).sum() / half.sum())
-    if use.sum() < 3:
-        return np.full(len(variance), pooled)
-    logs = np.log(s) - digamma(half) + np.log(half)
-    chance = polygamma(1, half)
-    weight = (1 / chance) / (1 / chance).sum()
-    middle = float(weight @ logs)
-    excess = float(weight @ (logs - middle) ** 2 - weight @ chance)
-    if excess <= COMMON_NOISE:
-        return np.full(len(variance), pooled)
-    prior = _inverse_trigamma(excess)
-    typical = np.exp(middle + digamma(prior) - np.log(prior))
-    own = np.where(use, 0.5 * degrees, 0.0)
-    return np.asarray((prior * typical + own * np.where(use, variance, 0.0)) / (prior + own))
-
-
-def _inverse_trigamma(value: float) -> float:
-    x = 0.5 + 1 / value  # Newton's method on 1 / trigamma, which is nearly linear
-    for _ in range(50):
-        x += float(polygamma(1, x) * (1 - polygamma(1, x) / value) / polygamma(2, x))
-    return x

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
+from fedkin.kin.matrices import LowRank, low_rank
 
 #: A column whose variance is below this share of its mean square is constant.
 CONSTANT = 1e-10
@@ -26,6 +28,8 @@ class Quadratics:
     yy : array (V,)
     n : array (V,)
         Numbers behind the noise: rows, or rows times columns for the mean loss.
+    known : LowRank, optional
+        ``G`` as diagonal plus low rank, where sites have said it so.
 
     Examples
     --------
@@ -40,6 +44,12 @@ class Quadratics:
     c: Array
     yy: Array
     n: Array
+    known: LowRank | None = field(default=None, repr=False)
+
+    @cached_property
+    def short(self) -> LowRank | None:
+        """``G`` as diagonal plus low rank; None where whole matrices are as good."""
+        return low_rank(self.G, int(self.n.max(initial=0.0))) if self.known is None else self.known
 
     @property
     def n_sites(self) -> int:
@@ -55,7 +65,8 @@ class Quadratics:
 
     def take(self, sites: Index) -> Quadratics:
         """Some sites, in that order."""
-        return Quadratics(self.G[sites], self.c[sites], self.yy[sites], self.n[sites])
+        known = None if self.known is None else self.known.take(sites)
+        return Quadratics(self.G[sites], self.c[sites], self.yy[sites], self.n[sites], known)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +86,8 @@ class Units:
         scaled = self.A / self.target
         c = (sums.c - sums.G @ self.shift) @ scaled / self.target
         yy = (sums.yy - (2 * sums.c - sums.G @ self.shift) @ self.shift) / self.target**2
-        return Quadratics(scaled.T @ sums.G @ scaled, c, np.maximum(yy, 0.0), sums.n)
+        known = None if sums.known is None else sums.known.turned(scaled)
+        return Quadratics(scaled.T @ sums.G @ scaled, c, np.maximum(yy, 0.0), sums.n, known)
 
     def theta(self, fitted: Array) -> Array:
         """Parameters ``(..., p)`` in the user's units."""

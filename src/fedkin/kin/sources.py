@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Iterable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from fedkin._base import Array, Index, Mask
 from fedkin.data import INTERCEPT, Federation, Rows
 from fedkin.errors import DataError, DegenerateDeviceWarning
+from fedkin.kin.matrices import FEW, SHORT, LowRank
 from fedkin.kin.quadratics import Quadratics, apply
 from fedkin.losses import Loss
 from fedkin.objective import Summaries, build_terms, resolve_losses
@@ -52,7 +54,22 @@ class SummarySource:
         sums, n = self.summaries.sums.total(), self.n_samples
         if self.summaries.curvature is not None:  # directions that are left out have no residuals either
             n = n - np.array([0 if one is None else one.left_out for one in self.summaries.curvature])
-        return expansion(self.loss, sums.at, sums.value[:, 0], sums.gradient[:, 0], sums.hessian[:, 0], n)
+        made = expansion(self.loss, sums.at, sums.value[:, 0], sums.gradient[:, 0], sums.hessian[:, 0], n)
+        return replace(made, known=self._short())
+
+    def _short(self) -> LowRank | None:
+        """What sites said as diagonal plus low rank, if all did and it pays; without a diagonal it is found anyway."""
+        said = self.summaries.curvature
+        if said is None or self.summaries.n_params <= FEW or not all(one is not None for one in said):
+            return None
+        each = [one for one in said if one is not None]
+        rank, p = max(max(one.rank for one in each), 1), self.summaries.n_params
+        if rank > SHORT * p or not any(one.diagonal.any() for one in each):
+            return None
+        factor = np.zeros((len(each), p, rank))
+        for out, one in zip(factor, each, strict=True):
+            out[:, : one.rank] = one.factor
+        return LowRank(np.stack([one.diagonal for one in each]), factor)
 
     def dispersion(self) -> float:
         """Mean over rows of what sites found for themselves; 1 where the loss leaves nothing open."""
@@ -280,5 +297,7 @@ def intercepts_of(names: tuple[str, ...], n_outputs: int) -> Mask:
 def canonical_order(sums: Quadratics, devices: tuple[Hashable, ...]) -> Index:
     """An order of the sites that depends on what they say, and on their names only where two say the same."""
     names = np.argsort(np.argsort(np.array([repr(device) for device in devices])))
-    keys = [names, *sums.G.reshape(len(names), -1).T, sums.yy, *sums.c.T, sums.n]
+    # sites that say the same otherwise do not differ beside the diagonal: of many coefficients that takes long
+    rest = sums.G.reshape(len(names), -1) if sums.n_params <= FEW else np.einsum("ujj->uj", sums.G)
+    keys = [names, *rest.T, sums.yy, *sums.c.T, sums.n]
     return np.lexsort(keys).astype(np.int64)

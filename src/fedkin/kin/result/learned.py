@@ -126,7 +126,9 @@ class Learned:
 def learned_from(units: Units, model: MixedModel, found: Grouped) -> Learned:
     """What to remember of a fit."""
     blend, states, p = found.blend, None, len(model.mean)
-    if blend is not None:
+    if found.kept is not None:
+        states = States(*found.kept) if len(found.kept.weight) else None
+    elif blend is not None:
         chains = [
             _thinned(weight, record, len(blend.chains.records))
             for weight, record in zip(blend.chains.weights, blend.chains.records, strict=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedkin._base import Array, Mask
+from fedkin.kin.matrices import Dense, shrunk
 from fedkin.kin.mixed import MixedModel, OneModel
 from fedkin.kin.options import MANY_SITES, MOST_PAIRS, TEMPER, Sampling, are_kin
 from fedkin.kin.pairs import Pairs
@@ -16,7 +17,7 @@ from fedkin.kin.sampler.chains import Scouts, scout
 from fedkin.kin.sampler.neighbours import Neighbours
 from fedkin.kin.sampler.record import Record
 from fedkin.kin.sampler.sites import Sites, integrate_effects
-from fedkin.kin.sampler.wide import Whole
+from fedkin.kin.sampler.wide import Kept, Whole
 
 #: Directions of parameters about which sites know less than this share of what their spread leaves open are left out.
 SEEN = 0.02
@@ -43,7 +44,8 @@ class Grouped:
     ``mean_covariance`` is what is open about the mean given effects, ``F (p, d)`` maps whitened effects to parameters;
     ``blend`` is None where there are too few sites or nothing differs between them.
     ``with_graph`` says whether the graph's edges count, ``sure_other`` the SURE of the choice not taken, ``one`` is the
-    probability that sites do not differ at all, and ``common`` the model that they then have.
+    probability that sites do not differ at all, and ``common`` the model that they then have. Where groups were looked
+    for in some directions, ``kept`` are partitions in all of them, and ``whole`` is what sites say there.
     """
 
     theta: Array
@@ -58,6 +60,8 @@ class Grouped:
     sure_other: float | None
     one: float = 0.0
     common: OneModel | None = None
+    kept: Kept | None = None
+    whole: Whole | None = None
 
     def without_spread(self, model: MixedModel, one: OneModel) -> Grouped:
         """The same, averaged with one model for all.
@@ -154,25 +158,33 @@ def find_groups(
         if chosen.sure > bare.sure + margin:
             chosen, other, with_graph = bare, chosen.sure, False
         del alone, bare  # with many sites the chains of the choice not taken are large
-    if white.whole is None:
-        F, W, b, plain_b, degrees = white.F, white.W, chosen.b, chosen.plain, chosen.degrees
-        found, plain = chosen.covariance(), chosen.plain_covariance()
-    else:
-        F, W = white.whole.F, white.whole.W
-        b, found = white.whole.effects(chosen.chains, chosen.weight, chosen.scales)
-        plain = white.whole.plain
-        plain_b, degrees = apply(plain, white.whole.c), float(np.vdot(W, found))
-    theta = white.theta + (b - plain_b) @ F.T
+    if white.whole is not None:
+        return _in_all_directions(model, white.spread, white.whole, chosen, with_graph, other)
+    F, W, plain = white.F, white.W, chosen.plain_covariance()
+    theta = white.theta + (chosen.b - chosen.plain) @ F.T
     open_mean = _open_mean(model.mean_covariance, F, chosen.weight)
     centre = white.covariance(model, open_mean)
-    degrees += float(np.vdot(model.precision, centre)) - float(np.vdot(W, plain))
-    found -= plain
-    covariance = centre
-    for u in range(V) if white.whole else ():  # one site after another: such arrays are large
-        covariance[u] += F @ found[u] @ F.T
-    if white.whole is None:
-        covariance = centre + F @ found @ F.T
+    degrees = chosen.degrees + (float(np.vdot(model.precision, centre)) - float(np.vdot(W, plain)))
+    covariance = centre + F @ (chosen.covariance() - plain) @ F.T
     return Grouped(theta, covariance, degrees, white.spread, model.mean, open_mean, white.F, chosen, with_graph, other)
+
+
+def _in_all_directions(
+    model: MixedModel, spread: Array, whole: Whole, chosen: Blend, with_graph: bool, other: float | None
+) -> Grouped:
+    """Estimates with groups that were found in some directions, and pool in all."""
+    root, weight = np.sqrt(spread), chosen.weight
+    b, covariance, kept = whole.effects(chosen.chains, weight, chosen.scales)
+    values, vectors = np.linalg.eigh(whole.W.sum() / len(b))
+    open_mean = _open_mean(model.mean_covariance, root[:, None] * vectors[:, values > SEEN], weight)
+    apart, outer_root = open_mean / np.outer(root, root), np.outer(root, root)
+    for u in range(len(b)):  # one site after another: such arrays are large
+        covariance[u] = outer_root * (covariance[u] + shrunk(whole.mixed[0], u, apart))
+    theta, degrees = model.mean + root * b, float(np.vdot(model.precision, covariance))
+    F = root[:, None] * whole.basis()
+    return Grouped(
+        theta, covariance, degrees, spread, model.mean, open_mean, F, chosen, with_graph, other, kept=kept, whole=whole
+    )
 
 
 def _share_alike(scouts: list[Scouts], slopes: Mask) -> float:
@@ -219,6 +231,8 @@ class _White:
             spread = np.where(slopes, together * spread[slopes].mean() + (1 - together) * spread, spread)
         root = np.sqrt(spread)
         rest = model.score - S @ model.mean
+        if len(root) > MOST_DIRECTIONS and (wide := cls._wide(model, spread, rest)) is not None:
+            return wide
         scaled = root[:, None] * S * root
         values, vectors = np.linalg.eigh(scaled.mean(axis=0))
         # LAPACK leaves signs to rounding: fixed, sums from rows and from summaries are sampled alike
@@ -227,15 +241,20 @@ class _White:
         scaled[:, np.arange(len(root)), np.arange(len(root))] += 1.0
         effects = root * np.linalg.solve(scaled, (root * rest)[:, :, None])[:, :, 0]
         W, c = F.T @ S @ F, rest @ F
-        whole = None
-        if F.shape[1] > MOST_DIRECTIONS:
-            W = 0.5 * (W + np.swapaxes(W, 1, 2))
-            turn, less, score, plain = _most_different(W, c)
-            stretch = _stretch(plain, turn.shape[1])
-            score /= np.sqrt(stretch)
-            whole = Whole(F, W, c, turn, plain, stretch)
-            F, W, c = np.sqrt(stretch) * (F @ turn), less, score
-        return cls(spread, F, 0.5 * (W + np.swapaxes(W, 1, 2)), c, model.mean + effects, whole)
+        return cls(spread, F, 0.5 * (W + np.swapaxes(W, 1, 2)), c, model.mean + effects, None)
+
+    @classmethod
+    def _wide(cls, model: MixedModel, spread: Array, rest: Array) -> _White | None:
+        """In the directions in which sites differ most, where there are too many to sample."""
+        root, V = np.sqrt(spread), len(rest)
+        S = Dense(model.precision) if model.short is None else model.short
+        scaled = S.scaled(root, np.ones(V))
+        if (np.linalg.eigvalsh(scaled.sum() / V) > SEEN).sum() <= MOST_DIRECTIONS:
+            return None
+        whole = Whole.of(scaled, root * rest, MOST_DIRECTIONS)
+        W, c = whole.sampled()
+        F = np.sqrt(whole.stretch) * (root[:, None] * whole.turn)
+        return cls(spread, F, 0.5 * (W + np.swapaxes(W, 1, 2)), c, model.theta, whole)
 
     def sites(self, neighbours: Neighbours) -> Sites:
         """What sites say about groups."""
@@ -247,30 +266,3 @@ class _White:
         own = np.linalg.inv(np.eye(len(root)) + root[:, None] * S * root) * np.outer(root, root)
         keep = np.eye(len(root)) - own @ S
         return np.asarray(own + keep @ open_mean @ np.swapaxes(keep, 1, 2))
-
-
-def _most_different(W: Array, c: Array) -> tuple[Array, Array, Array, Array]:
-    """The directions ``(d, k)`` in which the mixed model's effects differ most, and what sites say about them alone.
-
-    With the covariances of the mixed model ``(V, d, d)``. Effects in the other directions are integrated out as the
-    mixed model has them.
-    """
-    d = W.shape[1]
-    posterior = np.asarray(np.linalg.inv(W + np.eye(d)), dtype=np.float64)
-    effects = apply(posterior, c)
-    _, _, directions = np.linalg.svd(effects, full_matrices=False)
-    turn = directions[:MOST_DIRECTIONS].T
-    inside = np.asarray(np.linalg.inv(turn.T @ posterior @ turn), dtype=np.float64)
-    return turn, inside - np.eye(turn.shape[1]), apply(inside, effects @ turn), posterior
-
-
-def _stretch(plain: Array, k: int) -> float:
-    """How much larger noise is in the k directions in which sites differ most than in others that were not chosen so.
-
-    Of sites that differ at random, by simulation: their effects vary as much as those of the mixed model do.
-    """
-    V, d = len(plain), plain.shape[1]
-    known = np.maximum(np.linalg.eigvalsh(np.eye(d) - plain.mean(axis=0)), 0.0)
-    drawn = np.random.default_rng(0).standard_normal((V, d)) * np.sqrt(known)
-    _, sizes, directions = np.linalg.svd(drawn, full_matrices=False)
-    return float((sizes[:k] ** 2).sum() / (V * (directions[:k] ** 2 @ known).sum()))

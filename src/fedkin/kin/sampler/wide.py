@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from fedkin._base import Array, Index
+from fedkin.kin.matrices import Matrices, shrunk
 from fedkin.kin.options import SHARES
-from fedkin.kin.quadratics import apply
 from fedkin.kin.sampler.chains import Chains
 from fedkin.kin.sampler.walk import LOG_SHARES
 
@@ -17,31 +17,66 @@ from fedkin.kin.sampler.walk import LOG_SHARES
 SWEEPS, PARTITIONS = 20, 6
 #: Chances below this are nothing, and so is what log evidences that are lower by this leave.
 LEAST, FAR = 1e-3, 8.0
+#: Noise may be smaller or larger by these factors than before groups were found.
+FACTORS = np.geomspace(0.3, 10.0, 15)
+
+
+class Kept(NamedTuple):
+    """Partitions and shares with their chances, in the coordinates of a basis: what `States` of a result holds."""
+
+    weight: Array  # (S,)
+    share: Index  # (S,)
+    z: Index  # (S, V)
+    m: Array  # (S, d)
+    w: Array  # (S, d)
 
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """Effects in all directions: ``F (p, d)``, ``W (V, d, d)``, ``c (V, d)``; ``turn (d, k)``: those sampled.
+    """Effects in all directions: what sites say, ``W`` of V matrices ``(d, d)`` and ``c (V, d)``.
 
-    ``plain (V, d, d)``: ``(I + W)^-1``, covariances of the mixed model. What was sampled are effects over the root of
-    ``stretch``: noise is larger in directions that were chosen for how much sites differ there.
+    ``turn (d, k)`` are the directions that are sampled; ``mixed`` are ``W (I + W)^-1``, and ``log |I + W|``. What was
+    sampled are effects over the root of ``stretch``:
+    noise is larger in directions that were chosen for how much sites differ there.
     """
 
-    F: Array
-    W: Array
+    W: Matrices
     c: Array
     turn: Array
-    plain: Array
+    mixed: tuple[Matrices, Array]
     stretch: float = 1.0
 
-    def effects(self, chains: Chains, weight: float, scales: Array) -> tuple[Array, Array]:
+    @classmethod
+    def of(cls, W: Matrices, c: Array, most: int) -> Whole:
+        """The directions, at most so many, in which effects of the mixed model differ most."""
+        mixed: tuple[Matrices, Array] = W.resolved()
+        H = mixed[0]
+        _, _, directions = np.linalg.svd(c - H.apply(c), full_matrices=False)
+        turn = directions[:most].T
+        return cls(W, c, turn, mixed, _stretch(H.sum() / len(c), len(c), turn.shape[1]))
+
+    def sampled(self) -> tuple[Array, Array]:
+        """What sites say about effects in the directions of ``turn``: matrices ``(V, k, k)`` and vectors ``(V, k)``.
+
+        Effects in the other directions are integrated out as the mixed model has them.
+        """
+        H, k = self.mixed[0], self.turn.shape[1]
+        effects = (self.c - H.apply(self.c)) @ self.turn
+        seen = np.stack([self.turn.T @ H.times(u, self.turn) for u in range(len(self.c))])
+        inside = np.asarray(np.linalg.inv(np.eye(k) - seen), dtype=np.float64)
+        score = np.matmul(inside, effects[:, :, None])[:, :, 0]
+        return inside - np.eye(k), np.asarray(score / np.sqrt(self.stretch))
+
+    def effects(self, chains: Chains, weight: float, scales: Array) -> tuple[Array, Array, Kept]:
         """Means ``(V, d)`` and covariances ``(V, d, d)``, given the weight of the model without groups.
 
-        In directions that were not sampled, groups have the spread of the mixed model.
+        In directions that were not sampled, groups have the spread of the mixed model. With the partitions by which
+        they were averaged, in the coordinates of `basis`.
         """
         parts = self._partitions(chains, weight) if weight < 1 - LEAST else []
         odds = self._shares(parts)
-        chances, means, total = [], [], np.zeros_like(self.W)
+        (V, d), kept = self.c.shape, []
+        chances, means, total = [], [], np.zeros((V, d, d))
         for r, share in enumerate(SHARES):
             none = weight * float(scales[r])
             if none < LEAST and not any(part.chance * odds[k, r] > LEAST for k, part in enumerate(parts)):
@@ -50,22 +85,65 @@ class Whole:
             if none > LEAST:
                 chances.append(none)
                 means.append(share * inside.c)
-                total += none * share * inside.B
+                for u in range(V) if share else ():
+                    total[u] += none * share * (np.eye(d) - share * inside.H.of(u))
             for part, chance in zip(parts, odds, strict=True):
                 each = part.chance * float(chance[r])
                 if each > LEAST:
                     chances.append(each)
                     means.append(part.add_effects(inside, each, total))
+                    kept.append((each, r, part.z, part.m, part.w))
         chance = np.array(chances) / sum(chances)
         middle = np.tensordot(chance, np.array(means), 1)
         total /= sum(chances)
         for one, mean in zip(chance, means, strict=True):
-            total += one * (mean - middle)[:, :, None] * (mean - middle)[:, None, :]
-        return np.asarray(middle), total
+            apart = mean - middle
+            for u in range(V) if one < 1 else ():
+                total[u] += one * np.outer(apart[u], apart[u])
+        return np.asarray(middle), total, self._kept(kept)
+
+    def noise(self, chains: Chains, n: float, misfit: float) -> float:
+        """The factor on the noise by which the likeliest partition explains ``n`` numbers best.
+
+        ``misfit`` is what they leave where effects are 0, in units of the noise. The share of the spread inside groups
+        and the noise explain much of the same: both are asked, the share from none on, as long as more is better.
+        """
+        part, factors = self._partitions(chains, 0.0)[0], FACTORS
+        best, found = -np.inf, 1.0
+        for r, share in enumerate(SHARES[:-1]):
+            logs = LOG_SHARES[r] + np.array([self._log_noisy(part, one, float(share), n, misfit) for one in factors])
+            k = int(np.argmax(logs))
+            if logs[k] < best:
+                break
+            best, found = float(logs[k]), float(factors[k])
+            if not r and 0 < k < len(factors) - 1:  # without a share it costs little to be exact
+                bend = logs[k - 1] - 2 * logs[k] + logs[k + 1]
+                found *= (factors[1] / factors[0]) ** (0.5 * (logs[k - 1] - logs[k + 1]) / min(bend, -1e-9))
+            factors = found * np.array([1.0, 0.87, 0.75])
+        return found
+
+    def _log_noisy(self, part: _Part, factor: float, share: float, n: float, misfit: float) -> float:
+        V, d = self.c.shape
+        less = replace(self, W=self.W.scaled(np.ones(d), np.full(V, 1.0 / factor)), c=self.c / factor)
+        return part.log_evidence(less._within(share)) - 0.5 * float(n * np.log(factor) + misfit / factor)
+
+    def basis(self) -> Array:
+        """An orthonormal basis ``(d, d)`` that begins with the sampled directions."""
+        whole, _ = np.linalg.qr(np.concatenate([self.turn, np.eye(len(self.turn))], axis=1))
+        k = self.turn.shape[1]
+        return np.concatenate([self.turn, whole[:, k:]], axis=1)
+
+    def _kept(self, kept: list[tuple[float, int, Index, Array, Array]]) -> Kept:
+        V, d = self.c.shape
+        m, w = np.zeros((len(kept), d)), np.ones((len(kept), d))
+        for s, (*_, mean, width) in enumerate(kept):
+            m[s, : len(mean)], w[s, : len(width)] = mean, width
+        weight = np.array([one[0] for one in kept])
+        z = np.array([one[2] for one in kept], dtype=np.int64).reshape(len(kept), V)
+        return Kept(weight / weight.sum(), np.array([one[1] for one in kept], dtype=np.int64), z, m, w)
 
     def _partitions(self, chains: Chains, weight: float) -> list[_Part]:
         """The likeliest partitions of the chains; one that was drawn again counts once more, with mean widths."""
-        rest = np.eye(len(self.turn)) - self.turn @ self.turn.T
         found: dict[bytes, list[tuple[float, Array, Array]]] = {}
         for each, record in zip((1 - weight) * chains.weights, chains.records, strict=True):
             lines = np.unique(np.linspace(0, len(record.z) - 1, SWEEPS).astype(int)).tolist()
@@ -78,9 +156,8 @@ class Whole:
             share = np.array([one[0] for one in drawn])
             m = np.average([one[1] for one in drawn], axis=0, weights=share)
             w = np.exp(np.average([np.log(one[2]) for one in drawn], axis=0, weights=share))
-            m, w = np.sqrt(self.stretch) * m, self.stretch * w
-            precision = (self.turn / w) @ self.turn.T + rest
-            made.append(_Part(float(share.sum()), np.frombuffer(z_bytes, np.int64), precision, self.turn @ (m / w)))
+            z = np.frombuffer(z_bytes, np.int64)
+            made.append(_Part(float(share.sum()), z, self.turn, np.sqrt(self.stretch) * m, self.stretch * w))
         return made
 
     def _shares(self, parts: list[_Part]) -> Array:
@@ -98,41 +175,43 @@ class Whole:
         return np.asarray(odds / odds.sum(axis=1, keepdims=True))
 
     def _within(self, share: float) -> _Inside:
-        V, d = self.c.shape
         if share == 0:
-            return _Inside(share, np.broadcast_to(np.eye(d), (V, d, d)), self.W, self.c, 0.0)
-        B = self.plain if share == 1 else np.asarray(np.linalg.inv(np.eye(d) + share * self.W), dtype=np.float64)
-        c = apply(B, self.c)
-        log = 0.5 * (share * float((c * self.c).sum()) + float(np.linalg.slogdet(B)[1].sum()))
-        H = (np.eye(d) - B) / share  # B W
-        return _Inside(share, B, np.asarray(H), c, log)
+            return _Inside(share, self.W, self.c, 0.0)
+        V, d = self.c.shape
+        one = np.ones(d)
+        H, logs = self.mixed if share == 1 else self.W.scaled(one, np.full(V, share)).resolved()
+        c = self.c - H.apply(self.c)
+        log = 0.5 * (share * float((c * self.c).sum()) - float(logs.sum()))
+        return _Inside(share, H.scaled(one, np.full(V, 1.0 / share)), c, log)
 
 
 class _Inside(NamedTuple):
-    """With effects inside groups integrated out: ``B = (I + share W)^-1``, ``H = B W``, ``c``, and the log evidence."""
+    """With effects inside groups integrated out: ``H = W (I + share W)^-1``, ``c``, and the log evidence."""
 
     share: float
-    B: Array
-    H: Array
+    H: Matrices
     c: Array
     log: float
 
 
 class _Part(NamedTuple):
-    """A partition ``z (V,)`` with its chance, and the prior of its groups' centres."""
+    """A partition ``z (V,)`` with its chance, and the prior of its groups' centres.
+
+    Means ``m (k,)`` and variances ``w (k,)`` in the directions ``turn (d, k)``, 0 and 1 in others.
+    """
 
     chance: float
     z: Index
-    precision: Array
-    pull: Array
+    turn: Array
+    m: Array
+    w: Array
 
     def groups(self, inside: _Inside) -> list[tuple[Index, Array, Array]]:
         """Members of each group, and what they say about its centre: precision ``(d, d)`` and pull ``(d,)``."""
         members = [np.flatnonzero(self.z == group) for group in range(int(self.z.max()) + 1)]
-        return [
-            (mine, inside.H[mine].sum(axis=0) + self.precision, inside.c[mine].sum(axis=0) + self.pull)
-            for mine in members
-        ]
+        precision = np.eye(len(self.turn)) + (self.turn * (1.0 / self.w - 1.0)) @ self.turn.T
+        pull = self.turn @ (self.m / self.w)
+        return [(mine, inside.H.sum(mine) + precision, inside.c[mine].sum(axis=0) + pull) for mine in members]
 
     def log_evidence(self, inside: _Inside) -> float:
         """But for a constant of the partition."""
@@ -144,11 +223,27 @@ class _Part(NamedTuple):
 
     def add_effects(self, inside: _Inside, chance: float, total: Array) -> Array:
         """Means ``(V, d)`` of effects; adds ``chance`` times their covariances to ``total (V, d, d)``."""
-        mean = inside.share * inside.c
+        share, H, mean = inside.share, inside.H, inside.share * inside.c
         for mine, Q, e in self.groups(inside):
             C = np.asarray(np.linalg.inv(Q))
-            mean[mine] += inside.B[mine] @ (C @ e)
+            C = 0.5 * (C + C.T)
+            centre = C @ e
             for u in mine.tolist():
-                B = inside.B[u]
-                total[u] += chance * (inside.share * B + B @ C @ B if inside.share else C)
+                mean[u] += centre - share * H.times(u, centre[:, None])[:, 0]
+                if share:
+                    total[u] += chance * (share * (np.eye(len(C)) - share * H.of(u)) + shrunk(H, u, C, share))
+                else:
+                    total[u] += chance * C
         return np.asarray(mean)
+
+
+def _stretch(known: Array, V: int, k: int) -> float:
+    """How much larger noise is in the k directions in which V sites differ most than in others that were not chosen so.
+
+    Of sites that differ at random, by simulation: their effects vary as much as those of the mixed model do, by
+    ``known (d, d)``.
+    """
+    sizes = np.maximum(np.linalg.eigvalsh(known), 0.0)
+    drawn = np.random.default_rng(0).standard_normal((V, len(sizes))) * np.sqrt(sizes)
+    _, found, directions = np.linalg.svd(drawn, full_matrices=False)
+    return float((found[:k] ** 2).sum() / (V * (directions[:k] ** 2 @ sizes).sum()))
