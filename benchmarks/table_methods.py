@@ -14,9 +14,8 @@ from sklearn.linear_model import LogisticRegressionCV, RidgeCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from fedkin import find_kin
 from fedkin.data import Federation
-from fedkin.fitting import FitOptions, FittedModel, baseline_models, fit_federation, prepare
+from fedkin.fitting import FitOptions, FittedModel, baseline_models, fit_after_kin, fit_federation, prepare
 from fedkin.kin import Quadratics, fit_mixed
 from fedkin.objective import build_terms, resolve_losses
 
@@ -221,11 +220,8 @@ def _fused(train: Federation, loss: str) -> Fitted:
 
 
 def _fused_after_kin(train: Federation, loss: str) -> Fitted:
-    """The fused estimator on edges weighted by the probability of being kin, lam by cross-validation, no test."""
-    prepared = prepare(train, FitOptions(loss=loss))
-    graph = find_kin(prepared.rows, loss=prepared.loss).graph("probability")
-    graph = graph if graph.degree.all() else None  # a site without kin would be on its own, without any ridge
-    model = fit_federation(train, graph, FitOptions(loss=loss, method="fused", select="none"))
+    """The fused estimator on kin's groups (all pairs where none are resolved), in units of kin's spreads."""
+    model = fit_after_kin(train, FitOptions(loss=loss))
     return _of_model(model, model.n_clusters)
 
 

@@ -37,6 +37,8 @@ class Prepared:
     federation: Federation | Summaries
     original: Federation | Summaries
     units: ColumnUnits
+    #: The columns of `federation` are those of `units` times this ``(q,)``; None where they are the same.
+    stretch: Array | None = None
 
     @property
     def rows(self) -> Federation:
@@ -63,6 +65,8 @@ class Prepared:
 
     def model(self, theta: Array, graph: Graph, options: FitOptions, **more: Any) -> FittedModel:
         """A model with these parameters ``(V, p)``, in the user's units; ``more`` as in `ColumnUnits.model`."""
+        if self.stretch is not None:
+            theta = theta * np.tile(self.stretch, theta.shape[1] // self.stretch.size)
         rows = self.original.n_samples
         return self.units.model(theta, graph, rows, options.penalty, options=options.plain(), **more)
 

@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 #: Penalties that have kernels.
 COMPILED_PENALTIES = ("l1", "l2", "linf")
-#: Seconds of numpy work that outweigh loading the kernels from their cache, and compiling them.
-LOADING_PAYS, COMPILING_PAYS = 1.0, 15.0
+#: Seconds of numpy work that outweigh loading kernels from their cache, and compiling them: all, or that of cliques.
+LOADING_PAYS, COMPILING_PAYS, COMPILING_ONE_PAYS = 1.0, 15.0, 3.0
 #: What a solve usually takes: iterations, and numpy's nanoseconds for an edge's coordinate and for an entry of a Gram.
 USUAL_ITERATIONS, NUMPY_EDGE_COST, NUMPY_GRAM_COST = 60, 20.0, 3.0
 #: Nanoseconds of one thread for an edge's coordinate, and for an entry of a Gram matrix, in compiled iterations.
@@ -75,7 +75,8 @@ def resolve_backend(
     work = n_solves * expected_seconds(objective)
     if work < LOADING_PAYS:
         return "numpy"
-    return _compiled(objective) if work > COMPILING_PAYS or in_cache() else "numpy"
+    pays = COMPILING_PAYS if objective.cliques is None else COMPILING_ONE_PAYS
+    return _compiled(objective) if work > pays or in_cache() else "numpy"
 
 
 def _compiled(objective: FusedObjective) -> Resolved:

@@ -3,6 +3,7 @@
 In: a `Federation` (`fit_federation`) or `Summaries` (`fit_summaries`, message by message: `SummaryFit`), and
 `FitOptions`, whose ``chosen`` says which estimator. Out: a `FittedModel`.
 `federation` and `summaries` hold the fused estimator, `levels` its choice of ``lam``, `kin` the call of `find_kin`;
+`after_kin` gives the fused estimator what kin found;
 `asks` says what sites are asked in the next message, `history` how the fit came about, `naive` intervals of fused fits.
 To add a way to fit: a module here, a word in `fedkin.fitting.options`, and a branch in `federation` and `summaries`.
 Imports: `fitting.preparation`, `fitting.options`, `fitting.model`, and the rooms below `fitting`.
@@ -10,6 +11,7 @@ Imports: `fitting.preparation`, `fitting.options`, `fitting.model`, and the room
 
 from __future__ import annotations
 
+from fedkin.fitting.ways.after_kin import fit_after_kin
 from fedkin.fitting.ways.asks import Asks
 from fedkin.fitting.ways.federation import fit_federation, fit_prepared, silent
 from fedkin.fitting.ways.files import fit_files
@@ -22,6 +24,7 @@ __all__ = [
     "Asks",
     "SummaryFit",
     "data_record",
+    "fit_after_kin",
     "fit_federation",
     "fit_files",
     "fit_prepared",
