@@ -11,8 +11,12 @@ To add a command: a module in `models` or `sites`, an entry in `app`, and an exa
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
+
+#: New objects between two searches for garbage. Python's 700 has it search all that was imported again and again.
+_OBJECTS = 100_000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from fedkin.cli.shared.console import guarded, interrupts_later
     except KeyboardInterrupt:
         return 130  # there is nothing to say it with yet
+    own_process = arguments is None
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if own_process:
+        gc.set_threshold(_OBJECTS, 20, 20)
 
     def run() -> None:
         with interrupts_later():
@@ -47,4 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             app = make_app(words)
         app(args=words, prog_name="fedkin", obj=words)
 
-    return guarded(run)
+    code = guarded(run)
+    if own_process:
+        gc.freeze()  # the end of the process is no time to search for garbage
+    return code

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import sparse
 
 from fedkin._base import Array, Index, count, frozen, html_card, some_of
 from fedkin.data import HasDevices
 from fedkin.graph.cliques import Cliques, NearCliques, found_cliques, near_cliques
 from fedkin.graph.matrices import component_labels, incidence_matrix, laplacian_matrix
 from fedkin.graph.spectrum import smallest_nonzero_eigenvalue
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)

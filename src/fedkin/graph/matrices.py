@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy import sparse
 
 from fedkin._base import Array, Index
 from fedkin.errors import GraphError
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 _ROUNDING = 1e-12  # how far, against its largest entry, a matrix may be from symmetric
 
 
 def square_matrix(matrix: Any) -> sparse.csr_array:
     """The user's matrix as a sparse square one of numbers, or the error that says what it is instead."""
+    from scipy import sparse  # slow to load
+
     try:
         square = sparse.csr_array(matrix)
     except (TypeError, ValueError) as error:
@@ -29,6 +33,8 @@ def square_matrix(matrix: Any) -> sparse.csr_array:
 
 def pairs_of_matrix(square: sparse.csr_array, ids: tuple[Hashable, ...]) -> tuple[Index, Array]:
     """Pairs ``(E, 2)`` and weights ``(E,)`` of a symmetric weight matrix; a diagonal comes out as self-loops."""
+    from scipy import sparse  # slow to load
+
     square = square.astype(np.float64)
     square.sum_duplicates()
     square.eliminate_zeros()
@@ -49,6 +55,8 @@ def pairs_of_matrix(square: sparse.csr_array, ids: tuple[Hashable, ...]) -> tupl
 
 def incidence_matrix(size: int, edges: Index) -> sparse.csr_array:
     """D of shape (E, V): +1 at i and -1 at j for the edge (i, j), i > j."""
+    from scipy import sparse  # slow to load
+
     columns = edges[:, ::-1].ravel()  # ascending within a row, as csr likes it
     signs = np.tile([-1.0, 1.0], len(edges))
     starts = np.arange(0, 2 * len(edges) + 1, 2)
@@ -57,6 +65,8 @@ def incidence_matrix(size: int, edges: Index) -> sparse.csr_array:
 
 def laplacian_matrix(size: int, edges: Index, weights: Array) -> sparse.csr_array:
     """D'WD of shape (V, V): degrees minus adjacency."""
+    from scipy import sparse  # slow to load
+
     i, j = edges.T
     diagonal = np.arange(size)
     degree = np.bincount(i, weights, size) + np.bincount(j, weights, size)
@@ -67,6 +77,7 @@ def laplacian_matrix(size: int, edges: Index, weights: Array) -> sparse.csr_arra
 
 def component_labels(size: int, edges: Index) -> Index:
     """Number of the connected component of each position (V,), numbered by first appearance."""
+    from scipy import sparse  # slow to load
     from scipy.sparse.csgraph import connected_components
 
     i, j = edges.T

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import sparse
 
 from fedkin._base import Array, Index
 from fedkin.errors import GraphError
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 
 def smallest_nonzero_eigenvalue(
@@ -20,6 +23,8 @@ def smallest_nonzero_eigenvalue(
     Components of more than ``dense_size`` devices are left to an iterative routine, which is quicker there; it uses a
     sparse factor that has no more than ``factor_entries``.
     """
+    from scipy import sparse  # slow to load
+
     order = np.argsort(labels, kind="stable")
     sizes = np.bincount(labels)
     smallest = math.inf
@@ -61,6 +66,7 @@ def _grounded_solver(laplacian: sparse.csr_array, factor_entries: int) -> Callab
     The band under a Cuthill-McKee order says how large a factor may get: small for paths, grids and maps, where
     the iteration is slow; large for random graphs, where it takes a few steps.
     """
+    from scipy import sparse  # slow to load
     from scipy.sparse.csgraph import reverse_cuthill_mckee
     from scipy.sparse.linalg import LinearOperator, cg, splu
 

@@ -42,24 +42,55 @@ def display_groups(same: Array | Pairs) -> Index:
     V = len(same)
     if V < 2:
         return np.zeros(V, dtype=np.int64)
-    from scipy.cluster.hierarchy import linkage  # slow to load, and few ask for it
-    from scipy.spatial.distance import squareform
-
-    distance = np.clip(1.0 - same, 0.0, 1.0)
-    np.fill_diagonal(distance, 0.0)
-    tree = linkage(squareform(distance, checks=False), "average")
-    cuts = list(_cuts(tree, V))
+    cuts = list(_cuts(average_linkage(np.clip(1.0 - same, 0.0, 1.0)), V))
     costs = [expected_variation(same, cut) for cut in cuts]
     return by_size(cuts[int(np.argmin(costs))])
 
 
-def _cuts(tree: Array, V: int) -> Iterator[Index]:
+def average_linkage(distance: Array) -> Index:
+    """The merges ``(V - 1, 2)`` of average linkage, as `scipy.cluster.hierarchy.linkage` counts them; scipy takes long
+    to load.
+
+    Every step joins the two clusters with the least mean distance between their members. Single sites are 0 to V - 1,
+    and merge i makes the cluster V + i.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedkin.kin.display import average_linkage
+    >>> average_linkage(np.array([[0, 5.0, 1.0], [5.0, 0, 4.0], [1.0, 4.0, 0]])).tolist()
+    [[0, 2], [1, 3]]
+    """
+    V = len(distance)
+    D, size, name = distance.astype(np.float64), np.ones(V), np.arange(V)
+    np.fill_diagonal(D, np.inf)
+    nearest, tree = D.argmin(axis=1), np.empty((V - 1, 2), dtype=np.int64)
+    least = D[name, nearest]
+    for merge in range(V - 1):
+        a = int(least.argmin())
+        b = int(nearest[a])
+        tree[merge] = sorted((name[a], name[b]))
+        row = (size[a] * D[a] + size[b] * D[b]) / (size[a] + size[b])
+        row[[a, b]] = np.inf
+        D[a], D[:, a] = row, row
+        D[b], D[:, b] = np.inf, np.inf
+        size[a], name[a] = size[a] + size[b], V + merge
+        least[b] = np.inf
+        # who was next to one of the two looks again; for others the new cluster may be nearer only on a tie
+        changed = np.flatnonzero(((nearest == a) | (nearest == b)) & np.isfinite(least))
+        changed = np.append(changed, a)
+        nearest[changed] = D[changed].argmin(axis=1)
+        least[changed] = D[changed, nearest[changed]]
+    return tree
+
+
+def _cuts(tree: Index, V: int) -> Iterator[Index]:
     """Labels after every merge that leaves few enough groups, the single sites among them (scipy's cut_tree trips on
     ties)."""
     labels = np.arange(V)
     if V <= MOST_SHOWN:
         yield labels.copy()
-    for merge, (a, b) in enumerate(tree[:, :2].astype(np.int64).tolist()):
+    for merge, (a, b) in enumerate(tree.tolist()):
         labels[(labels == a) | (labels == b)] = V + merge
         if V - merge - 1 <= MOST_SHOWN:
             yield labels.copy()

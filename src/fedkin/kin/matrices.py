@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg.lapack import dpstrf
 
 from fedkin._base import Array, Index
 
@@ -202,6 +201,8 @@ def low_rank(G: Array, most: int) -> LowRank | None:
 
     ``most`` is what ranks are at most, as far as the number of rows tells.
     """
+    from scipy.linalg.lapack import dpstrf  # slow to load
+
     V, p = G.shape[:2]
     if p <= FEW or most > SHORT * p:
         return None

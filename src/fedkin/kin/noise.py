@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import digamma, polygamma
 
 from fedkin._base import Array
+from fedkin.kin.special import digamma, tetragamma, trigamma
 
 #: Excess variance of log noise between sites below which one noise serves all.
 COMMON_NOISE = 1e-3
@@ -32,7 +32,7 @@ def steadied(variance: Array, degrees: Array) -> Array:
     if use.sum() < 3:
         return np.full(len(variance), pooled)
     logs = np.log(s) - digamma(half) + np.log(half)
-    chance = polygamma(1, half)
+    chance = trigamma(half)
     weight = (1 / chance) / (1 / chance).sum()
     middle = float(weight @ logs)
     excess = float(weight @ (logs - middle) ** 2 - weight @ chance)
@@ -47,5 +47,9 @@ def steadied(variance: Array, degrees: Array) -> Array:
 def _inverse_trigamma(value: float) -> float:
     x = 0.5 + 1 / value  # Newton's method on 1 / trigamma, which is nearly linear
     for _ in range(50):
-        x += float(polygamma(1, x) * (1 - polygamma(1, x) / value) / polygamma(2, x))
+        now = float(trigamma(x))
+        step = now * (1 - now / value) / float(tetragamma(x))
+        x += step
+        if abs(step) < 1e-15 * x:
+            break
     return x

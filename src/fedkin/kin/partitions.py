@@ -8,9 +8,9 @@ groups beside the true ones as sites become many.
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import gammaln, logsumexp
 
 from fedkin._base import Array, Index
+from fedkin.kin.special import log_gamma
 
 #: How even the kinds' shares may be, all alike beforehand: parameters of the Dirichlet distribution, 1 is uniform.
 EVENNESS = np.array([1.0, 3.0, 10.0, 30.0])
@@ -29,20 +29,21 @@ def log_partitions(V: int, most: int) -> Array:
     first column (no groups) and the last (more than ``most``) are minus infinity.
     """
     kinds = np.arange(1.0, most + 1)
-    prior = gammaln(kinds + 2) - gammaln(kinds + 7)
-    prior -= logsumexp(prior)
+    prior = log_gamma(kinds + 2) - log_gamma(kinds + 7)
+    prior -= np.logaddexp.reduce(prior)
     even = EVENNESS[:, None]
-    each = prior + gammaln(kinds + 1) + gammaln(even * kinds) - gammaln(even * kinds + V)
+    each = prior + log_gamma(kinds + 1) + log_gamma(even * kinds) - log_gamma(even * kinds + V)
+    orders, group = log_gamma(kinds), log_gamma(EVENNESS)
     logs = np.full((len(EVENNESS), most + 2), -np.inf)
     for t in range(1, most + 1):
-        ways = each[:, t - 1 :] - gammaln(kinds[t - 1 :] - t + 1)
-        logs[:, t] = logsumexp(ways, axis=1) - t * gammaln(EVENNESS)
+        ways = each[:, t - 1 :] - orders[: most - t + 1]
+        logs[:, t] = np.logaddexp.reduce(ways, axis=1) - t * group
     return logs
 
 
 def log_sizes(sizes: Array | Index) -> Array:
     """What the groups' sizes add to the log prior of their partition, for each evenness ``(E,)``."""
-    return np.asarray(gammaln(np.asarray(sizes, dtype=np.float64) + EVENNESS[:, None]).sum(axis=1))
+    return np.asarray(log_gamma(np.asarray(sizes, dtype=np.float64) + EVENNESS[:, None]).sum(axis=1))
 
 
 def log_prior(table: Array, sizes: Array | Index) -> float:
@@ -59,4 +60,4 @@ def log_prior(table: Array, sizes: Array | Index) -> float:
     >>> round(float(whole + 3 * pairs + single), 6)
     1.0
     """
-    return float(logsumexp(table[:, len(sizes)] + log_sizes(sizes)) - np.log(len(EVENNESS)))
+    return float(np.logaddexp.reduce(table[:, len(sizes)] + log_sizes(sizes)) - np.log(len(EVENNESS)))

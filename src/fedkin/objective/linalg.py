@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy import sparse
 
 from fedkin._base import Array, Index, Mask
 
@@ -87,6 +86,8 @@ def inverse_of(matrices: Array) -> Array:
 
 def sum_groups(values: Array, labels: Index, groups: int) -> Array:
     """Sums of ``values (V, ...)`` over each group, ``(groups, ...)``, in the order of the devices."""
+    from scipy import sparse  # slow to load
+
     # a sparse product: several times quicker than np.add.at
     members = sparse.csr_array((np.ones(labels.size), (labels, np.arange(labels.size))), shape=(groups, labels.size))
     return np.asarray(members @ values.reshape(labels.size, -1)).reshape(groups, *values.shape[1:])

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy import sparse
 
 from fedkin._base import Array
 from fedkin.graph import Cliques, Graph
@@ -23,6 +22,8 @@ class Rerouting:
     """How pulls at singular devices go to their regular neighbours; one that has none keeps its pull."""
 
     def __init__(self, terms: QuadraticTerms, graph: Graph) -> None:
+        from scipy import sparse  # slow to load
+
         bad = terms.singular
         first = bad[graph.edges[:, 0]]
         self._edges = np.flatnonzero(first != bad[graph.edges[:, 1]])

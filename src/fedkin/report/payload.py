@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import ndtri
 
 from fedkin._base import Array, Index
 from fedkin.kin.display import by_size
@@ -217,6 +216,8 @@ def _differences(kin: Kin, half: Array, chosen: Index) -> str | None:
 
     A byte is 255 times the root of a quarter of the ratio to the width that independent sites would have.
     """
+    from scipy.special import ndtri  # slow to load
+
     V = len(half)
     if V * (V - 1) // 2 * chosen.size > MOST_DIFFERENCES:
         return None

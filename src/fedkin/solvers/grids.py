@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from scipy import sparse
 
 from fedkin._base import Array, Mask, check_positive, check_whole
 from fedkin.errors import ParameterError
@@ -160,6 +159,7 @@ def _repaired(graph: Graph, flow: Array, gradient: Array) -> Array:
 
 def _potential(graph: Graph, missing: Array, rounding: float) -> Array:
     """A solution ``(V, p)`` of the Laplace equation with that right-hand side, up to ``rounding``."""
+    from scipy import sparse  # slow to load
     from scipy.sparse.linalg import cg, spsolve
 
     laplacian, potential = graph.laplacian(weighted=True), np.zeros_like(missing)
@@ -206,6 +206,7 @@ def _densest_cut(graph: Graph, gradient: Array, lower: float) -> float:
 
 def _minimum_cut(graph: Graph, gradient: Array, level: float) -> Mask:
     """Devices S ``(V,)`` with the largest ``-g(S) - level * w(edges that leave S)``."""
+    from scipy import sparse  # slow to load
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
     n = graph.n_devices

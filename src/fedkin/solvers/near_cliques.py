@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from scipy import sparse
 
 from fedkin._base import Array
 from fedkin.graph import NearCliques
@@ -54,6 +53,8 @@ class NearCliqueIteration(Iteration):
         self._set_rho(np.array(np.broadcast_to(rho, shape[1:])))
 
     def _set_weights(self, near: NearCliques) -> None:
+        from scipy import sparse  # slow to load
+
         (first, second), inner = near.outer.T, near.inner
         n, m = near.n_devices, first.size
         on = self._objective.strength > 0
@@ -74,6 +75,8 @@ class NearCliqueIteration(Iteration):
 
         The others share the rest of what their device of the cover has to carry.
         """
+        from scipy import sparse  # slow to load
+
         first, apart = self._near.outer[:, 0], np.sign(self._incidence @ self._x)
         y, ties = self._radius * apart, apart == 0
         mine = sparse.csr_array((np.ones(first.size), (first, np.arange(first.size))), shape=self._transposed.shape)

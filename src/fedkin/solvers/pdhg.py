@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy import sparse
 
 from fedkin._base import Array, Index, Mask
 from fedkin.graph import Graph
@@ -186,6 +185,8 @@ class NumpyIteration(Iteration):
     """The iteration on numpy arrays, the reference; ``quadratic`` takes the place of the objective's own terms."""
 
     def __init__(self, objective: FusedObjective, quadratic: QuadraticTerms, rho: Array, start: Start = COLD) -> None:
+        from scipy import sparse  # slow to load
+
         self._objective, self._quadratic = replace(objective, terms=quadratic), quadratic
         self._incidence = objective.graph.incidence()
         self._transposed = sparse.csr_array(self._incidence.T)

@@ -14,7 +14,6 @@ from fedkin.cli.shared.console import messages, print_json
 from fedkin.cli.shared.options import Json, Model
 from fedkin.errors import ParameterError
 from fedkin.fitting import FittedModel, data_record, load
-from fedkin.report import read_coordinates, report_page
 
 Coordinates = Annotated[
     Path | None,
@@ -51,6 +50,8 @@ def check_page(out: Path) -> None:
 
 def write_report(model: FittedModel, out: Path, coordinates: Path | None = None) -> int:
     """Write the page of a model, and return its size in bytes."""
+    from fedkin.report import read_coordinates, report_page  # not for fits without a page
+
     places = None if coordinates is None else read_coordinates(coordinates, model.devices)
     page = report_page(model, places).encode()
     write_file(out, page)

@@ -92,13 +92,11 @@ def pooled_ridge(rows: SiteRows, holds: Array | None = None) -> Array:
     ``holds`` are the strengths that are tried, ``sum_u hold b_u^2`` beside the sum of squares: site u's intercept is
     the common one plus ``b_u``. Without them all rows of ``theta`` are equal.
     """
-    first, root = int(rows.intercept), np.sqrt(rows.weight)
-    Z, one, target = rows.X[:, first:] * root[:, None], root * rows.intercept, rows.y * root
-    total = np.add.reduceat(rows.weight, rows.starts[:-1])
+    first, pooled = int(rows.intercept), _Pooled.of(rows)
     best: tuple[float, Array, Array] | None = None
     for hold in (np.inf,) if holds is None else holds:
-        share = np.zeros(rows.n_sites) if np.isinf(hold) else 1.0 / (total + hold)
-        found = _at_hold(Z, one, target, rows.site, rows.starts, share, root)
+        share = np.zeros(rows.n_sites) if np.isinf(hold) else 1.0 / (pooled.total + hold)
+        found = pooled.tuned(share)
         best = found if best is None or found[0] < best[0] else best
     assert best is not None
     _, common, own = best
@@ -108,35 +106,59 @@ def pooled_ridge(rows: SiteRows, holds: Array | None = None) -> Array:
     return theta
 
 
-def _at_hold(
-    Z: Array, one: Array, target: Array, site: Index, starts: Index, share: Array, root: Array
-) -> tuple[float, Array, Array]:
-    """Squared error without each row, common parameters ``(1 + q,)`` and what sites add to the intercept ``(V,)``.
+class _Pooled(NamedTuple):
+    """Rows times the roots of their weights, ``Z (N, q)`` and ``target (N,)``, and their sums at sites and over all."""
 
-    With site intercepts eliminated, least squares is in the metric ``M = I - share_u 1 1'`` on the rows of site u.
-    """
+    Z: Array
+    target: Array
+    root: Array
+    site: Index
+    intercept: bool
+    total: Array  # (V,), weights
+    columns: Array  # (V, q)
+    targets: Array  # (V,)
+    gram: Array  # (q, q)
+    cross: Array  # (q,)
 
-    def sums(part: Array) -> Array:
-        return np.add.reduceat(part * (root if part.ndim == 1 else root[:, None]), starts[:-1], axis=0)
+    @classmethod
+    def of(cls, rows: SiteRows) -> _Pooled:
+        root, plain, first = np.sqrt(rows.weight), rows.X[:, int(rows.intercept) :], rows.starts[:-1]
+        unit = bool((rows.weight == 1).all())
+        Z, target = (plain, rows.y) if unit else (plain * root[:, None], rows.y * root)
+        total, targets = np.add.reduceat(rows.weight, first), np.add.reduceat(target * root, first)
+        columns = np.add.reduceat(plain if unit else Z * root[:, None], first, axis=0)
+        return cls(Z, target, root, rows.site, rows.intercept, total, columns, targets, Z.T @ Z, Z.T @ target)
 
-    def moved(part: Array) -> Array:  # M part
-        shift = (share * sums(part).T).T[site]
-        return np.asarray(part - (root * shift.T).T)
+    def tuned(self, share: Array) -> tuple[float, Array, Array]:
+        """Squared error without each row, common parameters ``(1 + q,)``, what sites add to the intercept ``(V,)``.
 
-    MZ, M1, My = moved(Z), moved(one), moved(target)
-    mass, cross = float(one @ M1), MZ.T @ one
-    has_common = mass > 1e-10 * max(float(one @ one), 1e-300)
-    mean = cross / mass if has_common else np.zeros_like(cross)
-    middle = float(one @ My) / mass if has_common else 0.0
-    size, turn = np.linalg.eigh(Z.T @ MZ - mass * np.outer(mean, mean))
-    U = (MZ - np.outer(M1, mean)) @ turn
-    along = turn.T @ (Z.T @ My - mass * mean * middle)
-    shrunk = 1.0 / (np.maximum(size, 0.0)[:, None] + RIDGES)
-    leverage = (U**2) @ shrunk + (root**2 * share[site] + (M1**2 / mass if has_common else 0.0))[:, None]
-    left = (My - M1 * middle)[:, None] - U @ (along[:, None] * shrunk)
-    score = ((left / np.maximum(1.0 - leverage, _LEAST_FREEDOM)) ** 2).sum(axis=0)
-    best = int(_largest_best(score[None])[0])
-    slopes = turn @ (along * shrunk[:, best])
-    common = np.concatenate([[middle - float(mean @ slopes)], slopes])
-    own = share * sums(target - one * common[0] - Z @ slopes)
-    return float(score[best]), common, own
+        With site intercepts eliminated, least squares is in the metric ``M = I - share_u 1 1'`` on the rows of site u,
+        so ``M x`` is x less ``share_u`` times the site's sum; ``left`` is what that leaves of ones.
+        """
+        left = (1.0 - share * self.total) if self.intercept else 0.0 * share
+        mass = float(left @ self.total)
+        has_common = mass > 1e-10 * max(float(self.total.sum()) * self.intercept, 1e-300)
+        mean, middle = np.zeros(self.Z.shape[1]), 0.0
+        if has_common:
+            mean, middle = left @ self.columns / mass, float(left @ self.targets) / mass
+        shrunk_sums = share[:, None] * self.columns
+        size, turn = np.linalg.eigh(self.gram - self.columns.T @ shrunk_sums - mass * np.outer(mean, mean))
+        along = turn.T @ (self.cross - shrunk_sums.T @ self.targets - mass * mean * middle)
+        shrunk = 1.0 / (np.maximum(size, 0.0)[:, None] + RIDGES)
+        U = self.Z @ turn
+        U -= self._at_rows((shrunk_sums + np.outer(left, mean)) @ turn)
+        fitted = U @ (along[:, None] * shrunk)
+        missed = self.target[:, None] - self._at_rows((share * self.targets + left * middle)[:, None]) - fitted
+        np.square(U, out=U)
+        constant = self.root**2 * (share + (left**2 / mass if has_common else 0.0))[self.site]
+        missed /= np.maximum((1.0 - constant)[:, None] - U @ shrunk, _LEAST_FREEDOM)
+        score = np.einsum("na,na->a", missed, missed)
+        best = int(_largest_best(score[None])[0])
+        slopes = turn @ (along * shrunk[:, best])
+        common = np.concatenate([[middle - float(mean @ slopes)], slopes])
+        own = share * (self.targets - self.total * self.intercept * common[0] - self.columns @ slopes)
+        return float(score[best]), common, own
+
+    def _at_rows(self, of_sites: Array) -> Array:
+        """What sites have ``(V, k)``, at their rows."""
+        return np.asarray(of_sites[self.site] * self.root[:, None])

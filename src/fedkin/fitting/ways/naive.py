@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import ndtri
 
 from fedkin._base import Array
 from fedkin.data import Federation
@@ -45,6 +44,8 @@ def naive_confint(model: FittedModel, federation: Federation, level: float = 0.9
     >>> naive_confint(model, design.federation).shape
     (6, 3, 2)
     """
+    from scipy.special import ndtri  # slow to load
+
     if not 0 < level < 1:
         raise ParameterError(f"level must lie between 0 and 1, got {level!r}")
     options = FitOptions(model.loss, fit_intercept=model.fit_intercept, standardize=False)

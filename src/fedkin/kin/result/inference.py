@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
-from scipy.special import chdtrc, ndtr, ndtri, pdtr
 
 from fedkin._base import Array, Index, check_choice
 from fedkin.errors import DataError, ParameterError
@@ -58,6 +57,8 @@ class Contrast:
     @property
     def wald(self) -> tuple[float, int, float]:
         """Wald's statistic that all are 0, its degrees of freedom, and the tail area of chi-square."""
+        from scipy.special import chdtrc  # slow to load, as all of scipy
+
         if not np.isfinite(self.covariance).all():
             return 0.0, 0, 1.0
         values, vectors = np.linalg.eigh(self.covariance)
@@ -252,6 +253,8 @@ class Inference:
 
 def interval(estimate: Array, error: Array, level: float) -> Array:
     """Normal intervals ``(..., 2)``."""
+    from scipy.special import ndtri
+
     if not 0 < level < 1:
         raise ParameterError(f"level must lie between 0 and 1, got {level!r}")
     half = ndtri(0.5 + level / 2) * error
@@ -260,6 +263,8 @@ def interval(estimate: Array, error: Array, level: float) -> Array:
 
 def two_sided(estimate: Array, error: Array) -> Array:
     """Tail areas of normal estimates against 0; 1 where an error is infinite."""
+    from scipy.special import ndtr
+
     return np.asarray(2 * ndtr(-np.abs(estimate) / np.where(error > 0, error, np.finfo(float).tiny)))
 
 
@@ -368,6 +373,8 @@ class How:
 
 def _counts(eta: Array, error: Array, level: float) -> tuple[Array, Array]:
     """Quantiles of Poisson counts whose log mean is uncertain."""
+    from scipy.special import pdtr
+
     nodes, weights = np.polynomial.hermite_e.hermegauss(15)
     weights = weights / weights.sum()
     rates = np.exp(eta[:, None] + error[:, None] * nodes)

@@ -6,7 +6,6 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import ndtri
 
 from fedkin._base import count, some_of
 from fedkin.kin.result.inference import Contrast, Kind, contrast
@@ -114,6 +113,8 @@ def _header(kin: Kin) -> list[str]:
 
 
 def _coefficients(kin: Kin, level: float) -> list[str]:
+    from scipy.special import ndtri  # slow to load
+
     error = np.sqrt(np.diag(kin.mean_covariance))
     reach = ndtri(0.5 + level / 2) * error
     low, high = f"[{(1 - level) / 2:.3f}", f"{(1 + level) / 2:.3f}]"

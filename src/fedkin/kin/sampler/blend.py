@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import betaln, logsumexp
 
 from fedkin._base import Array
 from fedkin.kin.diagnostics import effective_size, split_rhat
@@ -15,6 +14,7 @@ from fedkin.kin.pairs import Pairs
 from fedkin.kin.quadratics import apply
 from fedkin.kin.sampler.chains import Chains, Scouts, go_on
 from fedkin.kin.sampler.sites import Sites
+from fedkin.kin.special import log_beta
 
 #: How firmly the weight of the mixed model is held at what the evidence says, when SURE hardly tells.
 HOLD, HOLD_PER_GAIN = 4.0, 10.0
@@ -191,10 +191,10 @@ def scales_without_groups(sites: Sites) -> tuple[Array, float]:
     V, _ = sites.size
     pairs, edges = V * (V - 1) / 2, float(sites.neighbours.weight.sum()) / 2
     each = sites.k.sum(axis=1)
-    evidence = float(logsumexp(each)) - np.log(len(SHARES))
+    evidence = float(np.logaddexp.reduce(each)) - np.log(len(SHARES))
     if edges:
         yes = 2 * (edges + 1) / (pairs + 2)
-        evidence += float(betaln(edges + yes, pairs - edges + 2 - yes) - betaln(yes, 2 - yes))
+        evidence += float(log_beta(edges + yes, pairs - edges + 2 - yes) - log_beta(yes, 2 - yes))
     weight = np.exp(each + LOG_SCALES - (each + LOG_SCALES).max())
     return weight / weight.sum(), float(evidence)
 

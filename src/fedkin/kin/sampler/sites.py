@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from fedkin._base import Array, Index
 from fedkin.kin.kernels.bundles import packed
@@ -17,7 +16,7 @@ from fedkin.kin.sampler.neighbours import Neighbours
 #: Sites whose matrices are turned at once.
 CHUNK = 2048
 #: Groups times sites up to which membership is a dense matrix.
-DENSE = 5000
+DENSE = 20_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,10 +78,14 @@ def integrate_effects(W: Array, c: Array, neighbours: Neighbours) -> Sites:
 def group_sums(sums: Array, z: Index, n_groups: int) -> Array:
     """Sums ``(..., K, T + p)`` over the members of each group, of ``sums (..., V, T + p)``."""
     V = len(z)
+    if n_groups == V == np.unique(z).size:  # single sites
+        return np.asarray(sums[..., np.argsort(z), :])
     if n_groups * V <= DENSE:
         member = np.zeros((n_groups, V))
         member[z, np.arange(V)] = 1.0
         return np.asarray(member @ sums)
+    from scipy.sparse import csr_array  # slow to load
+
     first = np.concatenate([[0], np.cumsum(np.bincount(z, minlength=n_groups))])
     sparse = csr_array((np.ones(V), np.argsort(z, kind="stable"), first), shape=(n_groups, V))
     each = [sparse @ part for part in sums.reshape(-1, V, sums.shape[-1])]

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import gammaln
 
 from fedkin._base import Array, Index
 from fedkin.kin.kernels.bundles import LANES, Groups, make_groups
 from fedkin.kin.kernels.splits import share_out
 from fedkin.kin.sampler.walk import Walk
+from fedkin.kin.special import log_gamma
 
 #: Pairs of sites in a sweep, and how often they may split: rarely, since that takes longest, and merging is what chains
 #: from fine starts need.
@@ -54,7 +54,7 @@ def _apart(walk: Walk, a: Index, b: Index) -> Array:
     sums = groups.sums[a // LANES, :, a % LANES] + groups.sums[b // LANES, :, b % LANES]
     gain = groups.log[a] + groups.log[b] - 2 * walk.base - walk.log_marginals(sums)
     even = walk.odds[3]
-    gain += _prior(walk, 0) + gammaln(n[a] + even) + gammaln(n[b] + even) - gammaln(n[a] + n[b] + even)
+    gain += _prior(walk, 0) + log_gamma(n[a] + even) + log_gamma(n[b] + even) - log_gamma(n[a] + n[b] + even)
     if walk.edges:
         edges = walk.sites.neighbours.between(walk.state.z, int(groups.used[0]))[a, b]
         gain -= edges * walk.odds[1] + (n[a] * n[b] - edges) * walk.odds[2]
@@ -102,7 +102,7 @@ def _gain_of_halves(walk: Walk, halves: Groups, whole: int, side: Index) -> floa
     n = halves.n[:2]
     gain = float(halves.log[:2].sum() - walk.groups.log[whole]) - walk.base + _prior(walk, 1)
     even = walk.odds[3]
-    gain += float(gammaln(n + even).sum() - gammaln(n.sum() + even))
+    gain += float(log_gamma(n + even).sum() - log_gamma(n.sum() + even))
     if walk.edges:
         edges = float(walk.sites.neighbours.between(side + 1, 3)[1, 2])
         gain -= edges * walk.odds[1] + (float(n[0]) * float(n[1]) - edges) * walk.odds[2]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import sparse
 
 from fedkin._base import Array, Index
 from fedkin.kin.display import by_size
@@ -95,13 +94,17 @@ def modularity_directions(neighbours: Neighbours) -> tuple[Array, Array]:
     first, neighbour, weight = neighbours
     V = len(first) - 1
     k = min(GRAPH_DIRECTIONS, V // 2)
-    A = sparse.csr_array((weight, neighbour, first), shape=(V, V))
-    degree = np.asarray(A.sum(axis=1), dtype=np.float64)
+    row = np.repeat(np.arange(V), np.diff(first))
+    degree = np.bincount(row, weights=weight, minlength=V)
     if V <= DENSE:
-        values, vectors = np.linalg.eigh(A.toarray() - np.outer(degree, degree) / degree.sum())
+        dense = np.zeros((V, V))
+        np.add.at(dense, (row, neighbour), weight)
+        values, vectors = np.linalg.eigh(dense - np.outer(degree, degree) / degree.sum())
     else:
+        from scipy.sparse import csr_array
         from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
+        A = csr_array((weight, neighbour, first), shape=(V, V))
         operator = LinearOperator(
             (V, V), matvec=lambda x: A @ x - degree * (degree @ x) / degree.sum(), dtype=np.float64
         )

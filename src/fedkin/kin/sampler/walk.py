@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.special import betaln, gammaln
 
 from fedkin._base import Array, Index
 from fedkin.kin.kernels.bundles import LANES, Groups, Moving, Prior, in_lanes, make_groups, make_room, unpacked
@@ -15,6 +14,7 @@ from fedkin.kin.kernels.sweeps import sweep
 from fedkin.kin.options import MANY_SITES, SHARES
 from fedkin.kin.partitions import EVENNESS, log_sizes
 from fedkin.kin.sampler.sites import Sites, group_sums
+from fedkin.kin.special import log_beta, log_gamma
 
 #: Prior precision of the groups' common mean, in units of the spread between sites.
 MEAN_PRECISION = 4.0
@@ -29,7 +29,7 @@ SHARE_EVERY, ANEW = 3, 10
 #: Sites that move one after another where there are many.
 RUN = 32
 _SCALES = (SHAPES[:, None] * TYPICAL_WIDTH).ravel()
-_WIDTH_PRIOR = np.repeat(SHAPES, len(TYPICAL_WIDTH)) * np.log(_SCALES) - gammaln(SHAPES).repeat(len(TYPICAL_WIDTH))
+_WIDTH_PRIOR = np.repeat(SHAPES, len(TYPICAL_WIDTH)) * np.log(_SCALES) - log_gamma(SHAPES).repeat(len(TYPICAL_WIDTH))
 #: Half of the mass on groups without any spread inside.
 LOG_SHARES = np.log([0.5, *[0.5 / (len(SHARES) - 1)] * (len(SHARES) - 1)])
 
@@ -89,7 +89,7 @@ class Walk:
         self.edges = float(neighbours.weight.sum()) / 2
         density = (self.edges + 1.0) / (0.5 * V * (V - 1) + 2.0)
         self.beta = yes, no = 2.0 * density, 2.0 - 2.0 * density  # prior of the rates
-        self.log_beta = 2.0 * float(betaln(yes, no))
+        self.log_beta = 2.0 * float(log_beta(yes, no))
         self.groups, self.room = make_groups(self.course.most, sites.sums.shape[2]), make_room(p)
         self.weight = np.zeros(2 * self.groups.n.size + 2)
         self.phi = np.zeros(self.groups.sums.shape) if not self.course.collapsed else None
@@ -176,7 +176,7 @@ class Walk:
         if self.edges:
             inside, pairs, between, others = self.counts
             yes, no = self.beta
-            score += float(betaln([inside + yes, between + yes], [pairs - inside + no, others - between + no]).sum())
+            score += float(log_beta([inside + yes, between + yes], [pairs - inside + no, others - between + no]).sum())
             score -= self.log_beta
         self.density = score
         return float(score + entropy + LOG_SHARES[state.share])
@@ -246,7 +246,7 @@ class Walk:
         squares = 0.5 * ((self.drawn - mean) ** 2).sum(axis=0)
         # what widths come from is drawn with the widths integrated out: given those it would hardly move
         after, each = SHAPES + 0.5 * K, len(TYPICAL_WIDTH)
-        odds = p * (_WIDTH_PRIOR + gammaln(after).repeat(each))
+        odds = p * (_WIDTH_PRIOR + log_gamma(after).repeat(each))
         odds -= after.repeat(each) * np.log(squares[:, None] + _SCALES).sum(axis=0)
         i, j = divmod(pick(odds, rng), each)
         state.shape, state.typical = shape, typical = float(SHAPES[i]), float(TYPICAL_WIDTH[j])
