@@ -14,7 +14,7 @@ below.
 | `result` | `Kin` and what can be asked of it: intervals, contrasts, predictions, new sites |
 
 `options` has the numbers that sampler and results share, `diagnostics` says how well chains have mixed;
-`covariates` makes a graph of what is known about sites.
+`covariates` makes a graph of what is known about sites, `special` has what scipy takes long to load.
 To change when groups count as resolved: `display`. To add a question that a fit can answer: `result`.
 """
 
