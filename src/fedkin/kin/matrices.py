@@ -201,11 +201,11 @@ def low_rank(G: Array, most: int) -> LowRank | None:
 
     ``most`` is what ranks are at most, as far as the number of rows tells.
     """
-    from scipy.linalg.lapack import dpstrf  # slow to load
-
     V, p = G.shape[:2]
     if p <= FEW or most > SHORT * p:
         return None
+    from scipy.linalg.lapack import dpstrf  # slow to load
+
     found = []
     for matrix in G:
         upper, pivots, rank, _ = dpstrf(matrix, tol=ROUNDING * max(float(matrix.diagonal().max()), 1e-300))

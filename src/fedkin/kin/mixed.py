@@ -27,8 +27,9 @@ LEAST_LOG = -14.0
 MOST_SITES, FEW_SITES = 2000, 24
 #: ... or from fewer, but not less than those, where they times the cubes of their coefficients are more than this.
 MOST_WORK = 2e9
-#: With many coefficients the noise is learned with spreads this much alike: left apart, they explain noise, too.
-TIED = 0.1
+#: With many coefficients the noise is learned with spreads this much alike, unless there are so many rows for each:
+#: left apart, spreads explain noise, too.
+TIED, ENOUGH_ROWS = 0.1, 2.0
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def fit_mixed(
         few = fit_mixed(sums.take(some), intercepts, dispersion=dispersion, start=start, priors=priors, passes=passes)
         return _with_own_noise(evidence, few.parameters) if dispersion is None else evidence.model(few.parameters)
     for last in range(passes - 1, -1, -1):
-        if dispersion is None and sums.n_params > FEW:
+        if dispersion is None and sums.n_params > FEW and sums.n.mean() < ENOUGH_ROWS * sums.n_params:
             evidence.hold_noise(parameters)
         parameters = evidence.maximise(parameters)
         model = evidence.model(parameters)

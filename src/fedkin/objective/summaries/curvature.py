@@ -12,6 +12,9 @@ from fedkin.objective.summaries.plain import Reader
 
 #: Directions with less than this share of the largest curvature are those that rows say nothing about.
 NOTHING = 1e-10
+#: A diagonal stands for the rest if it keeps so much of it, and this times the share of directions that are kept: of
+#: about as many rows as parameters it would know next to nothing, and not how little.
+WORTH, WORTH_PER_RANK = 0.3, 1.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +95,7 @@ def shortened(value: float, gradient: Array, hessian: Array, rank: int) -> tuple
     -----
     The factor holds the directions of most curvature, in units in which every parameter alone has curvature 1. For
     least squares, directions that are left out are rows of a rotated table that are left out: less is known, and what
-    is known is right. Where rows tell something about all parameters, the diagonal stands for the rest, scaled so that
+    is known is right. Where rows tell enough about all parameters, the diagonal stands for the rest, scaled so that
     the minimum is as far from the truth as it promises, on average over directions: ``trace(short / hessian) = p``.
     """
     size = np.sqrt(np.maximum(np.diag(hessian), 0.0))
@@ -109,7 +112,8 @@ def shortened(value: float, gradient: Array, hessian: Array, rank: int) -> tuple
     if seen == p:
         rest = np.maximum(1.0 - (vectors[:, :kept] ** 2) @ values[:kept], 0.0)
         scale = (p - kept) / float(rest @ (vectors**2 @ (1.0 / values)))
-        diagonal, left_out = scale * rest * size**2, 0
+        if scale > max(WORTH, WORTH_PER_RANK * kept / p):
+            diagonal, left_out = scale * rest * size**2, 0
     made = Curvature(diagonal, factor, left_out)
     bend = made.apply(step)
     return value + 0.5 * float(gradient @ step) + 0.5 * float(step @ bend), -bend, made
