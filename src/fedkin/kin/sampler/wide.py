@@ -18,7 +18,7 @@ SWEEPS, PARTITIONS = 20, 6
 #: Chances below this are nothing, and so is what log evidences that are lower by this leave.
 LEAST, FAR = 1e-3, 8.0
 #: Noise may be smaller or larger by these factors than before groups were found.
-FACTORS = np.geomspace(0.3, 10.0, 15)
+FACTORS = np.geomspace(0.1, 1e5, 41)
 
 
 class Kept(NamedTuple):
