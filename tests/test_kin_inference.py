@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +16,10 @@ from fedkin.data import Column, Rows, Schema
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
 from fedkin.fitting import FitOptions, fit_federation, naive_confint
+from fedkin.kin.mixed import OneModel
 from fedkin.kin.result.combine import combined_covariance, covariance_of_sum
+from fedkin.kin.sampler.blend import outer
+from fedkin.kin.sampler.groups import MOSTLY_ONE, Grouped
 from fedkin.stats import site_summary
 
 
@@ -175,9 +180,28 @@ def test_contrasts_know_that_perhaps_no_site_differs():
         if not whole:
             assert (made.diagonal() < 0.8 * given.diagonal()).all()
             assert kin.contrast(0, 7).covariance == pytest.approx(made)
-    # of a single site it is the covariance of its estimate, but for the states that were kept
-    single = covariance_of_sum(learned, kin.theta, sites[:1], np.ones(1))
-    assert single.diagonal() == pytest.approx(kin.covariance[0].diagonal(), rel=0.2)
+    # a site's own covariance is that of one of the two, around the average
+    common = learned.units.covariance(learned.one_covariance)
+    off = learned.units.theta(learned.one_mean) - kin.theta[0]
+    assert learned.one > MOSTLY_ONE
+    assert kin.covariance[0] == pytest.approx(common + np.outer(off, off))
+
+
+def test_covariances_are_of_sites_that_differ_or_of_one_model_for_all():
+    rng = np.random.default_rng(0)
+    V, p = 6, 2
+    theta, S = rng.normal(size=(V, p)), np.tile(50 * np.eye(p), (V, 1, 1))
+    score = 50 * (theta + 0.1 * rng.normal(size=(V, p)))
+    covariance = np.tile(0.02 * np.eye(p), (V, 1, 1))
+    nothing = np.zeros((p, 0))
+    found = Grouped(theta, covariance, 6.0, np.ones(p), np.zeros(p), np.eye(p), nothing, None, False, None)
+    model = SimpleNamespace(precision=S, score=score)
+    differ = found.without_spread(model, OneModel(2.0, score.mean(axis=0) / 50, 1e-3 * np.eye(p)))
+    assert differ.one < 0.1 and differ.covariance == pytest.approx(covariance + outer(theta - differ.theta))
+    far = replace(found, theta=np.tile(score.mean(axis=0) / 50, (V, 1)) + 1e-3 * theta)
+    alike = far.without_spread(model, OneModel(-60.0, score.mean(axis=0) / 50, 1e-3 * np.eye(p)))
+    assert alike.one > MOSTLY_ONE
+    assert alike.covariance == pytest.approx(1e-3 * np.eye(p) + outer(score.mean(axis=0) / 50 - alike.theta))
 
 
 def test_a_contrast_of_one_site_is_its_estimate(clear):

@@ -11,7 +11,7 @@ from fedkin.kin import Priors, Quadratics, common_units, fit_mixed, mixed
 from fedkin.kin.mixed import LEAST_LOG, _Evidence
 from fedkin.kin.noise import steadied
 
-APART = Priors(likeness=np.inf, log_spread=(0.0, np.inf), ridge=1e6)
+APART = Priors(likeness=np.inf, log_spread=(0.0, np.inf), ridge=1e6, level=0.0)
 
 
 def sites(V=30, n=12, spread=(0.6, 0.5, 0.4), noise=0.7, seed=0):
@@ -222,3 +222,33 @@ def test_spreads_of_many_coefficients_are_learned_from_some_sites(monkeypatch):
     assert some.spread == pytest.approx(theirs.spread)
     assert some.theta.shape == every.theta.shape
     assert np.abs(some.theta - every.theta).max() < 0.5 * np.sqrt(every.covariance[:, 0, 0]).max()
+
+
+def test_spreads_of_slopes_do_not_come_out_as_nothing_where_the_likelihood_hardly_tells():
+    """One column of ones, as a slope: the likelihood of its spread has a closed form."""
+    V, n = 20, 5.0
+    rng = np.random.default_rng(0)
+    means = rng.normal(size=V)
+    means = (means - means.mean()) / np.sqrt(((means - means.mean()) ** 2).mean()) * np.sqrt(0.8 / n)  # less than noise
+    sums = Quadratics(np.full((V, 1, 1), n), n * means[:, None], n * means**2, np.full(V, n))
+    slope = np.array([False])
+
+    def negative(log_spread, power):
+        total = np.exp(log_spread) + 1 / n
+        square = (means**2).sum() / total
+        return 0.5 * ((V - 1) * np.log(total) + square) - power * log_spread
+
+    found = {}
+    for power in (0.0, 0.5, 1.0):
+        priors = Priors(log_spread=(0.0, np.inf), ridge=1e9, level=power)
+        found[power] = fit_mixed(sums, slope, dispersion=1.0, priors=priors).spread[0]
+        peer = optimize.minimize_scalar(
+            negative, bounds=(-14, 8), args=(power,), method="bounded", options={"xatol": 1e-8}
+        )
+        if power:
+            assert found[power] == pytest.approx(np.exp(peer.x), rel=1e-2)
+    error = np.sqrt(2 / V) / n
+    assert found[0.0] < 1e-3 * error  # the likelihood alone says that nothing differs
+    assert 0.3 * error < found[0.5] < error < 2 * found[1.0]
+    few = Quadratics(*(getattr(sums, name)[:2] for name in ("G", "c", "yy", "n")))
+    assert fit_mixed(few, slope, dispersion=1.0).spread[0] < 1.0  # two sites do not hold against a prior that rises

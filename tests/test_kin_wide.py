@@ -10,8 +10,9 @@ import pytest
 import fedkin
 from fedkin.data import Federation
 from fedkin.kin.matrices import Dense, LowRank, dense_sums, low_rank
-from fedkin.kin.mixed import Priors, _Evidence, fit_mixed, with_noise
+from fedkin.kin.mixed import _Evidence, fit_mixed, with_noise
 from fedkin.kin.options import Sampling
+from fedkin.kin.priors import Priors
 from fedkin.kin.quadratics import Quadratics, common_units
 from fedkin.kin.sampler.groups import find_groups
 from fedkin.kin.sampler.neighbours import Neighbours

@@ -24,9 +24,10 @@ from fedkin.kin.covariates import Covariates, covariate_graph, covariate_names, 
 from fedkin.kin.diagnostics import effective_size, split_rhat
 from fedkin.kin.display import display_groups
 from fedkin.kin.find import find_kin
-from fedkin.kin.mixed import MixedModel, Priors, fit_mixed
+from fedkin.kin.mixed import MixedModel, fit_mixed
 from fedkin.kin.options import QUICK, Length
 from fedkin.kin.pairs import Pairs, in_order
+from fedkin.kin.priors import Priors
 from fedkin.kin.quadratics import Quadratics, Units, common_units
 from fedkin.kin.result import (
     Contrast,

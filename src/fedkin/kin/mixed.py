@@ -3,8 +3,9 @@
 ``theta_u = mean + b_u`` with ``b_uj ~ N(0, spread_j)``, noise ``sigma2_u``, and ``mean_j ~ N(0, ridge)`` except for
 intercepts. Local fits, one model for all, site intercepts and random slopes are its corners. Spread, ridge and noise
 maximise the likelihood with mean and effects integrated out (restricted maximum likelihood, as in lme4), lightly held
-by `Priors`. With ``T = diag sqrt(spread)`` only ``B_u = I + T S_u T`` is ever inverted, where ``S_u = G_u / sigma2_u``:
-one row, collinear columns, constant columns and sites with one class are harmless.
+by `Priors`, which also keep slopes' spreads away from nothing. With ``T = diag sqrt(spread)`` only
+``B_u = I + T S_u T`` is ever inverted, where ``S_u = G_u / sigma2_u``: one row, collinear columns, constant columns and
+sites with one class are harmless.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from fedkin._base import Array, Index, Mask
 from fedkin.kin.matrices import FEW, LowRank, dense_sums
 from fedkin.kin.noise import steadied
+from fedkin.kin.priors import Priors
 from fedkin.kin.quadratics import Quadratics, apply
 from fedkin.kin.scoring import scored
 
@@ -30,26 +32,6 @@ MOST_WORK = 2e9
 #: With many coefficients the noise is learned with spreads this much alike, unless there are so many rows for each:
 #: left apart, spreads explain noise, too.
 TIED, ENOUGH_ROWS = 0.1, 2.0
-
-
-@dataclass(frozen=True)
-class Priors:
-    """What is believed before any row, in standardised units.
-
-    Attributes
-    ----------
-    likeness : float
-        Standard deviation of the slopes' log spreads around their mean: it steadies few sites and many columns.
-        Infinite to leave them apart.
-    log_spread : (float, float)
-        Mean and standard deviation of any log spread, a very weak hold against running away.
-    ridge : float or None
-        Variance of the slopes' means; None to learn it.
-    """
-
-    likeness: float = 0.7
-    log_spread: tuple[float, float] = (-8.0, 20.0)
-    ridge: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -342,19 +324,10 @@ class _Evidence:
             gradient[p + 1] = 0.5 * (2 * self.sums.values(theta) @ at.weight + traces - self.sums.n.sum())
             information[:p, p + 1] = information[p + 1, :p] = 0.5 * np.diag(sums.inner)
             information[p + 1, p + 1] = 0.5 * float(self.sums.n.sum() - V * p + sums.rest)
-        logs = parameters[:p]
-        if self.slopes.sum() > 1 and np.isfinite(priors.likeness):
-            apart = np.where(self.slopes, logs - logs[self.slopes].mean(), 0.0) / priors.likeness
-            value -= 0.5 * float(apart @ apart)
-            gradient[:p] -= apart / priors.likeness
-            centring = np.diag(self.slopes * 1.0) - np.outer(self.slopes, self.slopes / self.slopes.sum())
-            information[:p, :p] += centring / priors.likeness**2
-        centre, width = priors.log_spread
-        if np.isfinite(width):
-            value -= 0.5 * float((((logs - centre) / width) ** 2).sum())
-            gradient[:p] -= (logs - centre) / width**2
-            information[:p, :p] += np.eye(p) / width**2
-        return -value, -gradient, information
+        held, pull, curvature = priors.of(parameters[:p], self.slopes, V)
+        gradient[:p] += pull
+        information[:p, :p] += curvature
+        return -value - held, -gradient, information
 
     def model(self, parameters: Array) -> MixedModel:
         at, p = self.solve(parameters), self.sums.n_params

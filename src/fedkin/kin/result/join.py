@@ -75,37 +75,65 @@ def join_site(learned: Learned, loss: Loss, names: tuple[str, ...], site: Rows |
 
 
 def _posterior(learned: Learned, sums: Quadratics) -> Joined:
-    """The posterior of one site with these sums, in fitted units, given all that the fit has learned."""
-    units, p = learned.units, len(learned.mean)
+    """The posterior of one site with these sums, in fitted units, given all that the fit has learned.
+
+    With some probability no site differs from any other, the new one included: its rows say how much so. It is never
+    certain beforehand: where none of V differs, the next one does with a chance of 1 in V + 2 (the rule of succession).
+    """
+    units, one = learned.units, min(learned.one, 1.0 - 1.0 / (len(learned.score) + 2))
     S, c = sums.G[0] / learned.noise, sums.c[0] / learned.noise
-    root = np.sqrt(learned.spread)
+    theta, covariance, same, log = _among_others(learned, S, c)
+    if one > 0:
+        mean, left, log_one = _normal(learned.one_mean, learned.one_covariance, S, c)
+        one = one / (one + (1 - one) * float(np.exp(np.clip(log - log_one, -700.0, 700.0))))
+        apart = mean - theta
+        theta = theta + one * apart
+        covariance = (1 - one) * covariance + one * left + one * (1 - one) * np.outer(apart, apart)
+        same = one + (1 - one) * same
+    return Joined(units.theta(theta), units.covariance(covariance), same, S, c)
+
+
+def _among_others(learned: Learned, S: Array, c: Array) -> tuple[Array, Array, Array, float]:
+    """Mean ``(p,)`` and covariance ``(p, p)`` of a new site where sites differ, its kin ``(V,)``, and the evidence."""
+    p, root = len(learned.mean), np.sqrt(learned.spread)
     rest = c - S @ learned.mean
     own = np.linalg.inv(np.eye(p) + root[:, None] * S * root) * np.outer(root, root)
     keep = np.eye(p) - own @ S
     theta = learned.mean + own @ rest
     covariance = own + keep @ learned.mean_covariance @ keep.T
+    log = _normal(learned.mean, np.diag(learned.spread) + learned.mean_covariance, S, c)[2]
     if learned.states is None:
-        return Joined(units.theta(theta), units.covariance(covariance), np.zeros(len(learned.score)), S, c)
+        return theta, covariance, np.zeros(len(learned.score)), log
     F = learned.F
     W, e = F.T @ S @ F, F.T @ rest
-    plain = np.linalg.inv(np.eye(len(W)) + W)
-    b, spread, same = _effect(learned, 0.5 * (W + W.T), e)
+    plain, plain_log = np.linalg.inv(np.eye(len(W)) + W), _within(W, e, 1.0)[2]
+    b, spread, same, group_log = _effect(learned, 0.5 * (W + W.T), e)
     theta = theta + F @ (b - plain @ e)
     covariance = covariance + F @ (spread - plain) @ F.T
-    return Joined(units.theta(theta), units.covariance(covariance), same, S, c)
+    return theta, covariance, same, log + group_log - plain_log
 
 
-def _effect(learned: Learned, W: Array, c: Array) -> tuple[Array, Array, Array]:
-    """Mean ``(d,)`` and covariance ``(d, d)`` of a new effect, and who shares its group ``(V,)``."""
+def _normal(mean: Array, covariance: Array, S: Array, c: Array) -> tuple[Array, Array, float]:
+    """Posterior mean and covariance of normal parameters given ``exp(c'x - x'S x / 2)``, and the log of its mean."""
+    turn = np.eye(len(c)) + covariance @ S
+    left = np.linalg.solve(turn, covariance)
+    left, rest = 0.5 * (left + left.T), c - S @ mean
+    log = float(mean @ (c - 0.5 * S @ mean) + 0.5 * rest @ left @ rest - 0.5 * np.linalg.slogdet(turn)[1])
+    return mean + left @ rest, left, log
+
+
+def _effect(learned: Learned, W: Array, c: Array) -> tuple[Array, Array, Array, float]:
+    """Mean ``(d,)`` and covariance ``(d, d)`` of a new effect, who shares its group ``(V,)``, and the log evidence."""
     states, d, V = learned.states, len(c), len(learned.score)
     assert states is not None
-    logs, means, covariances, same = [], [], [], []
+    chances, logs, means, covariances, same = [], [], [], [], []
     within = [_within(W, c, share) for share in SHARES]
     most = most_groups(V)
     before, after = log_partitions(V, most), log_partitions(V + 1, most)
 
-    def add(log: float, mean: Array, covariance: Array, kin: Array) -> None:
-        logs.append(log)
+    def add(chance: float, log: float, mean: Array, covariance: Array, kin: Array) -> None:
+        chances.append(chance)
+        logs.append(chance + log)
         means.append(mean)
         covariances.append(covariance)
         same.append(kin)
@@ -113,15 +141,15 @@ def _effect(learned: Learned, W: Array, c: Array) -> tuple[Array, Array, Array]:
     for chance, share, (H, e, k) in zip(learned.scales, SHARES, within, strict=True):
         if chance > 1e-12 and learned.weight > 0:
             everybody = np.full(V, float(share == 0))
-            add(np.log(learned.weight * chance) + k, share * e, share * (np.eye(d) - share * H), everybody)
+            add(np.log(learned.weight * chance), k, share * e, share * (np.eye(d) - share * H), everybody)
     for s, (sizes, Hs, cs) in enumerate(learned.group_sums):
         if (1 - learned.weight) * states.weight[s] < 1e-12:
             continue
         r, m, prior = int(states.share[s]), states.m[s], 1.0 / states.w[s]
         H, e, k = within[r]
-        base = np.log((1 - learned.weight) * states.weight[s]) + k + m @ (e - 0.5 * H @ m) - log_prior(before, sizes)
+        base = np.log((1 - learned.weight) * states.weight[s]) - log_prior(before, sizes)
         B = np.eye(d) - SHARES[r] * H
-        rest = e - H @ m
+        rest, at_mean = e - H @ m, k + m @ (e - 0.5 * H @ m)
         number = np.unique(states.z[s], return_inverse=True)[1]
         for group in range(-1, len(sizes)):
             new = group < 0
@@ -131,15 +159,16 @@ def _effect(learned: Learned, W: Array, c: Array) -> tuple[Array, Array, Array]:
             C = np.linalg.inv(Hk + H + np.diag(prior))
             nu = m + C @ (ck + rest)
             joined = np.append(sizes, 1.0) if new else sizes + (np.arange(len(sizes)) == group)
-            odds = log_prior(after, joined)
             kin = (number == group).astype(np.float64) * are_kin(r, len(sizes))
-            add(base + odds + joint - alone, nu + SHARES[r] * (e - H @ nu), SHARES[r] * B + B @ C @ B, kin)
+            chance = base + log_prior(after, joined)
+            add(chance, at_mean + joint - alone, nu + SHARES[r] * (e - H @ nu), SHARES[r] * B + B @ C @ B, kin)
     weights = np.exp(np.array(logs) - max(logs))
+    log = max(logs) + float(np.log(weights.sum()) - np.log(np.exp(chances).sum()))
     weights /= weights.sum()
     mean = weights @ np.array(means)
     apart = np.array(means) - mean
     covariance = np.tensordot(weights, np.array(covariances), 1) + (weights[:, None] * apart).T @ apart
-    return mean, covariance, weights @ np.array(same)
+    return mean, covariance, weights @ np.array(same), log
 
 
 def _within(W: Array, c: Array, share: float) -> tuple[Array, Array, float]:

@@ -27,6 +27,8 @@ MOST_DIRECTIONS = 50
 GRAPH_MARGIN = 10.0
 #: Probabilities of one model for all below this are nothing.
 LEAST_ONE = 1e-6
+#: With a higher probability that no site differs, two to one, covariances are those of one model for all.
+MOSTLY_ONE = 2 / 3
 #: With less weight than this of groups, spreads that the model has apart are held together less.
 HARDLY = 0.1
 #: Sweeps of the chains that are asked how well they explain the data.
@@ -67,7 +69,8 @@ class Grouped:
         """The same, averaged with one model for all.
 
         Its weight is the probability that sites do not differ, or where the likelihood hardly tells, what SURE says:
-        a graph may show groups that the spread alone does not.
+        a graph may show groups that the spread alone does not. Estimates are averaged, covariances are those of one of
+        the two, around the average: the mean of both would be too wide if sites are alike, and too narrow if not.
         """
         S, every = model.precision, np.tile(one.mean, (len(self.theta), 1))
         degrees = np.array([float(np.vdot(S.sum(axis=0), one.covariance)), self.degrees])
@@ -75,8 +78,10 @@ class Grouped:
         if weight < LEAST_ONE:
             return self
         theta = (1 - weight) * self.theta + weight * one.mean
-        total = (1 - weight) * (self.covariance + outer(self.theta - theta))
-        total += weight * (one.covariance + outer(one.mean - theta))
+        if weight > MOSTLY_ONE:
+            total = one.covariance + outer(one.mean - theta)
+        else:
+            total = self.covariance + outer(self.theta - theta)
         return replace(self, theta=theta, covariance=total, one=weight, common=one)
 
     def kinship(self) -> tuple[Array | Pairs, Array, float]:
