@@ -65,6 +65,22 @@ class Grouped:
     kept: Kept | None = None
     whole: Whole | None = None
 
+    @classmethod
+    def none(cls, model: MixedModel) -> Grouped:
+        """The mixed model alone: nobody has looked for groups."""
+        return cls(
+            theta=model.theta,
+            covariance=model.covariance,
+            degrees=float(model.degrees.sum()),
+            spread=model.spread,
+            mean=model.mean,
+            mean_covariance=model.mean_covariance,
+            F=np.zeros((len(model.mean), 0)),
+            blend=None,
+            with_graph=False,
+            sure_other=None,
+        )
+
     def without_spread(self, model: MixedModel, one: OneModel) -> Grouped:
         """The same, averaged with one model for all.
 
@@ -125,20 +141,7 @@ def find_groups(
     ends = [_White.of(model, slopes, share) for share in (0.0, 1.0)] if alike else []
     white, share = _White.of(model, slopes, 0.5 * several), 0.5 * several
     if V < FEWEST or not all(one.F.shape[1] for one in (*ends, white)):
-        degrees, nothing = float(model.degrees.sum()), np.zeros((len(model.mean), 0))
-        return Grouped(
-            model.theta,
-            model.covariance,
-            degrees,
-            model.spread,
-            model.mean,
-            model.mean_covariance,
-            nothing,
-            None,
-            False,
-            None,
-        )
-
+        return Grouped.none(model)
     scouts = scout(white.sites(neighbours), seed, sampling)
     if alike:
         scouts = scouts.walk(sampling.burn, sampling.chains)
