@@ -47,7 +47,7 @@ class Groups(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Work room: ``R (p, p + 1, LANES)``, ``x (p, LANES)``, ``one (1, T + p, LANES)``, ``take``, ``out (LANES,)``."""
+    """To work in: ``R (T + p, LANES)``, ``x (p, LANES)``, ``one (1, T + p, LANES)``, ``take``, ``out (LANES,)``."""
 
     R: Any
     x: Any
@@ -67,13 +67,13 @@ I1 = writable(INT, 1)
 W1, W2, W3 = (writable(FLOAT, n) for n in (1, 2, 3))
 MOVING = bundle(Moving, W2, W1, W1, W1, I1, I1, I1, I1)
 GROUPS = bundle(Groups, W3, I1, I1, W1, W1)
-ROOM = bundle(Room, W3, W2, W3, W1, W1)
+ROOM = bundle(Room, W2, W2, W3, W1, W1)
 PRIOR = bundle(Prior, W1, W1)
 
 
 def make_room(p: int) -> Room:
     length = p * (p + 1) // 2 + p
-    return Room(*(np.zeros(shape) for shape in ((p, p + 1, LANES), (p, LANES), (1, length, LANES), LANES, LANES)))
+    return Room(*(np.zeros(shape) for shape in ((length, LANES), (p, LANES), (1, length, LANES), LANES, LANES)))
 
 
 def make_groups(most: int, length: int) -> Groups:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedkin.kin.kernels.bundles import GROUPS, LANES, MOVING, PRIOR, ROOM, W1, W2, W3
 from fedkin.kin.kernels.choice import choose, edges_to, free_group, move
 from fedkin.kin.kernels.lanes import every, put
-from fedkin.kin.kernels.marginals import reduce_lanes
+from fedkin.kin.kernels.marginals import reduce_lanes, row_of
 from fedkin.solvers.kernels.jit import FLOAT, INT, kernel, part
 
 
@@ -34,10 +34,11 @@ def found(phi, k, site, noise, prior, room):  # type: ignore[no-untyped-def]
     put(room.take, 0, every(0.0))
     reduce_lanes(room.one, 0, site, prior, room)  # its first lane
     for i in range(p - 1, -1, -1):
-        total = R[i, p, 0] + noise[i]
+        row = row_of(i, p)
+        total = R[row + p, 0] + noise[i]
         for j in range(i + 1, p):
-            total -= R[i, j, 0] * centre[j, 0]
-        centre[i, 0] = total * R[i, i, 0]
+            total -= R[row + j, 0] * centre[j, 0]
+        centre[i, 0] = total * R[row + i, 0]
     t = 0
     for i in range(p):
         for j in range(i, p):

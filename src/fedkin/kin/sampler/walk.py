@@ -285,5 +285,5 @@ def log_sum(logs: Array) -> float:
 
 def pick(logs: Array, rng: np.random.Generator) -> int:
     """A position, drawn with probability proportional to ``exp(logs)``."""
-    chance = np.cumsum(np.exp(logs - logs.max()))
-    return int(np.searchsorted(chance, rng.random() * chance[-1]))
+    chance = np.exp(logs - logs.max()).cumsum()
+    return int(chance.searchsorted(rng.random() * chance[-1]))
