@@ -196,19 +196,22 @@ def _fit(
     mixed = _mixed_rounds(source, units, free, begin)
     limits = source.values(units.theta(mixed.theta)) + 0.5 * mixed.theta.shape[1]
     model = _expanded(source, units, mixed, mixed.theta, mixed.covariance)
-    found = find_groups(model, ~free, neighbours, seed, sampling)
-    for _ in range(AGAIN):
-        if found.blend is None or found.blend.weight > ALL_MIXED:
+    # short chains say where to expand; where groups count for nothing, so does the length of chains
+    length, moved = sampling.brief(), np.inf
+    found = find_groups(model, ~free, neighbours, seed, length)
+    for turn in range(1, AGAIN + 1):
+        if found.blend is None or found.blend.weight > ALL_MIXED or length is sampling:
             break
         at = _held(source, units, found.theta, mixed.theta, limits)
         there = _expanded(source, units, mixed, at, found.covariance)
+        if turn == AGAIN or moved < AGAIN_STEP:
+            length = sampling
         kept = neighbours if found.with_graph else Neighbours.none(len(mixed.theta))
-        again = find_groups(there, ~free, kept, seed, sampling, guard=False)
+        again = find_groups(there, ~free, kept, seed, length, guard=False)
         if source.value(units.theta(again.theta)) > limits.sum():
             break  # the quadratics do not hold that far
+        moved = float(np.abs(again.theta - at).max())
         model, found = there, replace(again, sure_other=found.sure_other)  # what the guard has said stays said
-        if np.abs(found.theta - at).max() < AGAIN_STEP:
-            break
     if source.value(units.theta(found.theta)) > limits.sum():
         found = replace(found, theta=mixed.theta, covariance=mixed.covariance)
     sums = _sums(source, units, mixed.theta, mixed.covariance)

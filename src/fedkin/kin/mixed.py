@@ -19,7 +19,7 @@ from fedkin.kin.matrices import FEW, LowRank, dense_sums
 from fedkin.kin.noise import steadied
 from fedkin.kin.priors import Priors
 from fedkin.kin.quadratics import Quadratics, apply
-from fedkin.kin.scoring import scored
+from fedkin.kin.scoring import ENOUGH, ROUGHLY, scored
 
 #: Precision of an intercept's mean: flat for every purpose.
 FLAT = 1e-8
@@ -125,18 +125,19 @@ def fit_mixed(
     if (some := _some_sites(sums)) is not None:
         few = fit_mixed(sums.take(some), intercepts, dispersion=dispersion, start=start, priors=priors, passes=passes)
         return _with_own_noise(evidence, few.parameters) if dispersion is None else evidence.model(few.parameters)
-    for last in range(passes - 1, -1, -1):
-        if dispersion is None and sums.n_params > FEW and sums.n.mean() < ENOUGH_ROWS * sums.n_params:
+    hold = dispersion is None and sums.n_params > FEW and sums.n.mean() < ENOUGH_ROWS * sums.n_params
+    for _ in range(passes - 1 if dispersion is None else 0):
+        if hold:
             evidence.hold_noise(parameters)
-        parameters = evidence.maximise(parameters)
-        model = evidence.model(parameters)
-        if dispersion is not None or not last:
-            break
-        share = _noise_share(sums, model)
-        if np.abs(np.log(share / evidence.share)).max() < 1e-3:
-            break
+        parameters = evidence.maximise(parameters, enough=ROUGHLY)
+        share = _noise_share(sums, evidence.model(parameters))
+        moved = np.abs(np.log(share / evidence.share)).max()
         evidence.share = share
-    return model
+        if moved < 1e-3:
+            break
+    if hold:
+        evidence.hold_noise(parameters)
+    return evidence.model(evidence.maximise(parameters))
 
 
 def with_noise(sums: Quadratics, intercepts: Mask, model: MixedModel, factor: float) -> MixedModel:
@@ -230,7 +231,7 @@ class _Evidence:
         noise = 0.5 if self.learned else np.exp(self.log_noise)
         return np.asarray(np.log(np.concatenate([spread, [ridge, noise]])))
 
-    def maximise(self, start: Array, spread: float | None = None) -> Array:
+    def maximise(self, start: Array, spread: float | None = None, enough: float = ENOUGH) -> Array:
         p = self.sums.n_params
         low, high = np.full(p + 2, LEAST_LOG), np.full(p + 2, 8.0)
         if spread is not None:
@@ -239,7 +240,7 @@ class _Evidence:
         low[p + 1], high[p + 1] = (-14.0, 14.0) if self.learned else (self.log_noise, self.log_noise)
         if self.held is not None:
             low[p + 1] = high[p + 1] = self.held
-        return scored(self._negative, start, low, high)
+        return scored(self._negative, start, low, high, enough=enough)
 
     def solve(self, parameters: Array) -> _Solved:
         """The model at given parameters."""

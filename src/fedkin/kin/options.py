@@ -51,7 +51,7 @@ class Sampling:
     Attributes
     ----------
     scout : int
-        Sweeps of the chain from each start.
+        Sweeps of the chain from each start, and of those that are asked whether spreads are alike.
     burn, keep : int
         Sweeps of the chains that go on from the best scouts, before and after the first that is kept.
     chains : int
@@ -77,6 +77,10 @@ class Sampling:
             return replace(usual, chains=chains, longer=V < MANY_SITES and chains > 1)
         # short chains have short beginnings
         return cls(min(usual.scout, max(6, sweeps // 3)), min(usual.burn, max(6, sweeps // 3)), sweeps, chains)
+
+    def brief(self) -> Sampling:
+        """For estimates from which one goes on."""
+        return replace(Sampling.of(0, min(self.keep, QUICK["sweeps"]), self.chains), given=self.given)
 
     def again(self, V: int, d: int) -> Sampling | None:
         """Twice as long without a beginning, for chains that disagree about d coefficients; None where it is enough."""

@@ -13,12 +13,20 @@ STEPS, HALVINGS = 60, 25
 #: No parameter moves by more than this in one step; they are logarithms.
 FARTHEST = 2.0
 #: Half of the squared length of a step, measured by the curvature, that ends the search: units of log likelihood.
-ENOUGH = 1e-6
+#: Little of it matters to what is estimated from it, and less of it where the search goes on from there anyway.
+ENOUGH, ROUGHLY = 1e-5, 1e-2
 #: Share of the promised gain that a step must bring.
 _SHARE = 1e-4
 
 
-def scored(negative: Callable[[Array], tuple[float, Array, Array]], start: Array, low: Array, high: Array) -> Array:
+def scored(
+    negative: Callable[[Array], tuple[float, Array, Array]],
+    start: Array,
+    low: Array,
+    high: Array,
+    *,
+    enough: float = ENOUGH,
+) -> Array:
     """Where a negative log likelihood is least, from ``start`` on, within ``low <= x <= high``.
 
     Parameters
@@ -27,6 +35,8 @@ def scored(negative: Callable[[Array], tuple[float, Array, Array]], start: Array
         Value, gradient ``(n,)`` and expected second derivatives ``(n, n)``, at least positive semidefinite.
     start, low, high : arrays (n,)
         Parameters with equal bounds stay there.
+    enough : float
+        A step that promises to gain less than this ends the search.
 
     Examples
     --------
@@ -49,7 +59,7 @@ def scored(negative: Callable[[Array], tuple[float, Array, Array]], start: Array
         step = np.zeros_like(x)
         step[free] = -np.linalg.solve(curvature[inside] + light[inside], gradient[free])
         step *= min(1.0, FARTHEST / max(float(np.abs(step).max()), 1e-300))
-        if -0.5 * float(gradient @ step) < ENOUGH:
+        if -0.5 * float(gradient @ step) < enough:
             break
         for _ in range(HALVINGS):
             trial = np.clip(x + step, low, high)

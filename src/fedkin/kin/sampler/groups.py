@@ -31,8 +31,6 @@ LEAST_ONE = 1e-6
 MOSTLY_ONE = 2 / 3
 #: With less weight than this of groups, spreads that the model has apart are held together less.
 HARDLY = 0.1
-#: Sweeps of the chains that are asked how well they explain the data.
-ASKED = 16
 #: Shares below this are nothing, and from one minus this on all.
 LEAST_SHARE = 0.02
 #: Fewer sites than this have no groups.
@@ -145,7 +143,8 @@ def find_groups(
     scouts = scout(white.sites(neighbours), seed, sampling)
     if alike:
         scouts = scouts.walk(sampling.burn, sampling.chains)
-        share = _share_alike([scouts.in_units(end.sites(neighbours)) for end in ends], slopes)
+        asked = [scouts.in_units(end.sites(neighbours)).walk(sampling.scout, 1) for end in ends]
+        share = _share_alike(asked, slopes)
         white = _White.of(model, slopes, share)
         scouts = scouts.in_units(white.sites(neighbours))
         sampling = replace(sampling, burn=sampling.burn // 2)
@@ -200,7 +199,7 @@ def _share_alike(scouts: list[Scouts], slopes: Mask) -> float:
 
     It saves a parameter for each slope but one.
     """
-    apart, alike = (max(float(one.walk(ASKED, 1).scores[0]), scales_without_groups(one.sites)[1]) for one in scouts)
+    apart, alike = (max(float(one.scores[0]), scales_without_groups(one.sites)[1]) for one in scouts)
     ahead = (alike + float(slopes.sum()) - 1 - apart) / TEMPER
     return _ends(1.0 / (1.0 + float(np.exp(-np.clip(ahead, -50.0, 50.0)))))
 
