@@ -197,20 +197,20 @@ def _fit(
     limits = source.values(units.theta(mixed.theta)) + 0.5 * mixed.theta.shape[1]
     model = _expanded(source, units, mixed, mixed.theta, mixed.covariance)
     # short chains say where to expand; where groups count for nothing, so does the length of chains
-    length, moved = sampling.brief(), np.inf
-    found = find_groups(model, ~free, neighbours, seed, length)
+    brief, moved, last = sampling.brief(), np.inf, False
+    found = find_groups(model, ~free, neighbours, seed, brief)
     for turn in range(1, AGAIN + 1):
-        if found.blend is None or found.blend.weight > ALL_MIXED or length is sampling:
+        if found.blend is None or found.blend.weight > ALL_MIXED or last:
             break
         at = _held(source, units, found.theta, mixed.theta, limits)
         there = _expanded(source, units, mixed, at, found.covariance)
-        if turn == AGAIN or moved < AGAIN_STEP:
-            length = sampling
+        last = turn == AGAIN or moved < AGAIN_STEP
         kept = neighbours if found.with_graph else Neighbours.none(len(mixed.theta))
-        again = find_groups(there, ~free, kept, seed, length, guard=False)
+        again = find_groups(there, ~free, kept, seed, sampling if last else brief, guard=False)
         if source.value(units.theta(again.theta)) > limits.sum():
             break  # the quadratics do not hold that far
         moved = float(np.abs(again.theta - at).max())
+        last = last or (moved < AGAIN_STEP and brief.keep == sampling.keep)
         model, found = there, replace(again, sure_other=found.sure_other)  # what the guard has said stays said
     if source.value(units.theta(found.theta)) > limits.sum():
         found = replace(found, theta=mixed.theta, covariance=mixed.covariance)
