@@ -25,13 +25,15 @@ class Sums(NamedTuple):
     """Sums over sites, of ``A = M (I + M)^-1`` and of ``I - A``, that the evidence of spreads needs.
 
     ``spent (p,)`` the diagonal of ``A C A``; ``open (p,)`` that of ``I - A``; ``squares (p, p)`` the squared entries of
-    ``A``; ``inner (p, p)`` ``A (I - A)``, ``trace`` that of ``A``, and ``rest`` that of the square of ``I - A``.
+    ``A``; ``inner (p,)`` the diagonal of ``A (I - A)``, and ``pull`` the trace of that matrix times ``C``; ``trace``
+    that of ``A``, and ``rest`` that of the square of ``I - A``.
     """
 
     spent: Array
     open: Array
     squares: Array
     inner: Array
+    pull: float
     trace: float
     rest: float
 
@@ -156,21 +158,17 @@ class LowRank:
     def sums(self, C: Array) -> Sums:
         """Of ``A`` that these matrices are, with ``C (p, p)``: one site after another, such matrices are large."""
         V, p = self.shape
-        spent, squares, square = np.zeros(p), np.zeros((p, p)), np.zeros((p, p))
+        spent, squares = np.zeros(p), np.zeros((p, p))
         for u in range(V):
             a, N = self.diagonal[u], self.factor[u]
-            A = self.of(u)
-            squares += A * A
+            squares += self.of(u) ** 2
             CN = C @ N
             # the diagonal of (a + N N') C (a + N N')
             spent += a**2 * np.diag(C) + 2 * a * (CN * N).sum(axis=1) + ((N @ (N.T @ CN)) * N).sum(axis=1)
-            square += N @ ((N.T @ N) @ N.T)
-            if a.any():
-                cross = a[:, None] * (A - np.diag(a))
-                square += cross + cross.T + np.diag(a**2)
         total = self.sum()
-        trace, more = float(np.trace(total)), float(np.trace(square))
-        return Sums(spent, V - np.diag(total), squares, total - square, trace, V * p - 2 * trace + more)
+        trace, inner = float(np.trace(total)), np.diag(total) - squares.sum(axis=1)
+        pull = float((C * total).sum() - spent.sum())
+        return Sums(spent, V - np.diag(total), squares, inner, pull, trace, V * p - 2 * trace + float(squares.sum()))
 
 
 Matrices = Dense | LowRank
@@ -189,11 +187,12 @@ def dense_sums(inverse: Array, C: Array, *, noise: bool) -> Sums:
     spent = ((A.reshape(-1, p) @ C) * A.reshape(-1, p)).reshape(A.shape).sum(axis=(0, 2))
     opened, squares = np.einsum("ujj->j", inverse), np.einsum("ujk,ujk->jk", A, A)
     if not noise:
-        return Sums(spent, opened, squares, np.zeros((0, 0)), 0.0, 0.0)
+        return Sums(spent, opened, squares, np.zeros(0), 0.0, 0.0, 0.0)
     stacked = inverse.reshape(-1, p)
     square = stacked.T @ stacked
     inner = inverse.sum(axis=0) - square
-    return Sums(spent, opened, squares, inner, float(np.einsum("ujj->", A)), float(np.trace(square)))
+    pull, trace = float((C * inner).sum()), float(np.einsum("ujj->", A))
+    return Sums(spent, opened, squares, np.diag(inner), pull, trace, float(np.trace(square)))
 
 
 def low_rank(G: Array, most: int) -> LowRank | None:

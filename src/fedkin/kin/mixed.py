@@ -128,7 +128,7 @@ def fit_mixed(
     hold = dispersion is None and sums.n_params > FEW and sums.n.mean() < ENOUGH_ROWS * sums.n_params
     for _ in range(passes - 1 if dispersion is None else 0):
         if hold:
-            evidence.hold_noise(parameters)
+            parameters = evidence.hold_noise(parameters)
         parameters = evidence.maximise(parameters, enough=ROUGHLY)
         share = _noise_share(sums, evidence.model(parameters))
         moved = np.abs(np.log(share / evidence.share)).max()
@@ -136,7 +136,7 @@ def fit_mixed(
         if moved < 1e-3:
             break
     if hold:
-        evidence.hold_noise(parameters)
+        parameters = evidence.hold_noise(parameters)
     return evidence.model(evidence.maximise(parameters))
 
 
@@ -219,11 +219,13 @@ class _Evidence:
         self.share = np.ones(sums.n_sites)  # of each site's noise in the common one
         self.held: float | None = None  # the logarithm of the noise, where it is not free
 
-    def hold_noise(self, start: Array) -> None:
-        """Learn the noise with spreads held together, and leave it there."""
+    def hold_noise(self, start: Array) -> Array:
+        """Learn the noise with spreads held together, and leave it there; returns the parameters then."""
         alike = _Evidence(self.sums, self.intercepts, None, replace(self.priors, likeness=TIED))
         alike.share = self.share
-        self.held = float(alike.maximise(start)[-1])
+        found = alike.maximise(start)
+        self.held = float(found[-1])
+        return found
 
     def start(self) -> Array:
         spread = np.where(self.intercepts, 0.3, 0.03)
@@ -321,9 +323,9 @@ class _Evidence:
             information[p, p] = 0.5 * float(told @ told)
         if self.learned:
             theta = at.mean + at.effects * at.root
-            traces = sums.trace + (scaled * sums.inner).sum()
+            traces = sums.trace + sums.pull
             gradient[p + 1] = 0.5 * (2 * self.sums.values(theta) @ at.weight + traces - self.sums.n.sum())
-            information[:p, p + 1] = information[p + 1, :p] = 0.5 * np.diag(sums.inner)
+            information[:p, p + 1] = information[p + 1, :p] = 0.5 * sums.inner
             information[p + 1, p + 1] = 0.5 * float(self.sums.n.sum() - V * p + sums.rest)
         held, pull, curvature = priors.of(parameters[:p], self.slopes, V)
         gradient[:p] += pull

@@ -88,8 +88,12 @@ class FoldSums:
         """The sums over all rows (or all but those of one fold and, ``forward``, of later ones), as one part."""
         last = self.folds if without is None or not forward else without
         kept = [k for k in (*range(last), self.folds) if k != without]  # the last part always trains
-        parts = (getattr(self, name)[:, kept] for name in ("count", "value", "gradient", "hessian"))
-        return FoldSums(self.at, *(part.sum(axis=1, keepdims=True) for part in parts))
+        parts = (getattr(self, name)[:, kept] for name in ("count", "value", "gradient"))
+        hessian = self.hessian[:, kept[:1]]
+        for k in kept[1:]:  # one after another: of many coefficients they are large
+            hessian += self.hessian[:, k : k + 1]
+        count, value, gradient = (part.sum(axis=1, keepdims=True) for part in parts)
+        return FoldSums(self.at, count, value, gradient, hessian)
 
     def terms(self, part: int = 0, ridge: Array | None = None) -> QuadraticTerms:
         """Mean losses of one part as quadratics around ``at``, with ``sum_c ridge_c theta_c^2 / 2`` on each device.
