@@ -9,6 +9,7 @@ import pytest
 
 import fedkin
 from fedkin.cli import main
+from fedkin.cli.models.streamed import streams
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting import FitOptions, fit_federation, fit_files, fit_summaries
@@ -107,6 +108,18 @@ def test_columns_that_tell_nothing_or_too_much(tmp_path):
     for other in ({"time": "x"}, {"drop": ["x"]}):
         with pytest.raises(ParameterError, match=f"{next(iter(other))}=.* needs all rows in memory"):
             fedkin.summarise_files(tmp_path / "rows" / "*.parquet", **ROLES, **other)
+
+
+def test_rows_that_do_not_fit_are_refused_before_they_are_read(tmp_path, capsys):
+    columns = table()
+    path = written(tmp_path / "rows", {**columns, "y": np.where(columns["y"] > 10, "high", "low").tolist()})
+    fused = FitOptions(method="fused", loss="logistic")
+    with pytest.raises(ParameterError, match=r"900 rows take about .* GB are free, but the fused estimator keeps all"):
+        streams(path, None, fused, "y", free=1e5)
+    assert not streams(path, None, fused, "y", free=1e9)
+    assert not streams(path, False, fused, "y", free=1e5), "who insists may try"
+    assert streams(path, None, FitOptions(loss="logistic"), "y", free=1e5), "kin reads again"
+    assert "read once for every Newton step" in capsys.readouterr().err
 
 
 def test_the_command_line_streams_when_asked_to(tmp_path, capsys, monkeypatch):

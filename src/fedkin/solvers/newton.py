@@ -19,6 +19,8 @@ RAISED, HOPELESS = 0.1, 1e8
 #: What slows the solver down: sizes of features that differ by more than this factor, and Gram matrices (in units of
 #: their diagonals) with a larger condition number than this.
 UNEVEN, COLLINEAR = 1e3, 1e6
+#: Share of its mean curvature that a model gets in all directions where it is flat in some.
+CURB = 1e-5
 #: Hessians with more entries than this are not looked at.
 ROOM = 20_000_000
 
@@ -53,6 +55,15 @@ class Expansion:
         if wary.any():
             share = caution[wary, None, None]
             A[wary] = np.maximum(1.0 - share, 0.0) * A[wary] + share * self.cautious[wary]
+        model = self._quadratic(A)
+        if model.singular.any():
+            # where a model is flat, nothing but a ball certifies it, and slowly: curb steps there instead
+            bad, one = model.singular, np.eye(self.terms.n_params)
+            A[bad] += (CURB * np.einsum("vii->v", A[bad]) / self.terms.n_params)[:, None, None] * one
+            model = self._quadratic(A)
+        return model
+
+    def _quadratic(self, A: Array) -> QuadraticTerms:
         b = np.einsum("vij,vj->vi", A, self.theta) - self.gradients
         return QuadraticTerms(A, b, np.zeros(self.terms.n_devices))
 

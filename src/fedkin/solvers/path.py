@@ -141,7 +141,8 @@ def path_stretch(
     """Solutions along a stretch of a path, with their positions, each started from where the others point to.
 
     ``part`` are consecutive positions in the decreasing ``strengths (m,)``. ``fuse_components`` says whether it matters
-    that components are fused exactly where they are at the optimum.
+    that components are fused exactly where they are at the optimum, and that every level of a smooth loss has a
+    certificate.
     """
     known: list[tuple[float, Solution]] = []
     # near the top solutions change abruptly: go there from below. Elsewhere go down, where steps are shorter.
@@ -169,9 +170,8 @@ def _next_solutions(
             return several
     at = objective.with_strength(float(strengths[0]))
     start = _predicted(known, at)
-    solution = solve_fused(
-        at, tol, max_iter=max_iter, warm_start=start, quiet=True, fuse_components=fuse_components, backend=backend
-    )
+    exactly = {"fuse_components": fuse_components, "certify": fuse_components}
+    solution = solve_fused(at, tol, max_iter=max_iter, warm_start=start, quiet=True, backend=backend, **exactly)
     return [solution]
 
 

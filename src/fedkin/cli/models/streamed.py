@@ -39,10 +39,13 @@ _COPIES = 4
 _GIGABYTE = 1e9
 
 
-def streams(data: Path, asked: bool | None, how: FitOptions, target: str | None) -> bool:
+def streams(
+    data: Path, asked: bool | None, how: FitOptions, target: str | None, free: float | None = None
+) -> bool:
     """Whether to leave rows in their files: as asked, or where they would not fit into half of the memory that is free.
 
-    What will be in memory is said first, for a table of more than a gigabyte in any case.
+    What will be in memory is said first, for a table of more than a gigabyte in any case; where all rows are needed and
+    do not fit, that is an error. ``free`` is the memory in bytes, by default what the system says.
     """
     check_exists(data)
     parquet = all(file.suffix.lower() in PARQUET_SUFFIXES for file in files_of(data))
@@ -55,7 +58,7 @@ def streams(data: Path, asked: bool | None, how: FitOptions, target: str | None)
         )
     rows, columns = table_size(data)
     needed = _COPIES * 8.0 * rows * columns
-    free = _free_memory()
+    free = _free_memory() if free is None else free
     if asked or ((sums or how.chosen == "kin") and free is not None and needed > 0.5 * free):
         parts = how.cv_folds + 1 if sums else 4  # sums by fold; or expansions, of which a few are in use at once
         site = 8 * parts * (columns + 2) ** 2
@@ -65,6 +68,12 @@ def streams(data: Path, asked: bool | None, how: FitOptions, target: str | None)
             f"memory; {way}, {site / 1000:.3g} kB for each site"
         )
         return True
+    if free is not None and needed > free:
+        raise ParameterError(
+            f"{data}: {count(rows, 'row')} take about {needed / _GIGABYTE:.2g} GB of memory and {free / _GIGABYTE:.2g} GB "
+            "are free, but the fused estimator keeps all rows unless the loss is linear: take --method kin, which "
+            "leaves them in their files, or add --no-stream to try it all the same"
+        )
     if needed > _GIGABYTE:
         way_out = " (--stream leaves rows in their files)" if sums or how.chosen == "kin" else ""
         note(f"{data}: {count(rows, 'row')} take about {needed / _GIGABYTE:.2g} GB of memory{way_out}")
