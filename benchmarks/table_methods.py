@@ -34,12 +34,13 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to fit, and whether it counts among the baselines that the best is taken of."""
+    """A way to fit, whether it counts among the baselines that the best is taken of, and for how many splits to try."""
 
     name: str
     fit: Callable[[Federation, str], Fitted]
     baseline: bool = False
     skip: Callable[[str, Federation], str | None] = lambda loss, train: None
+    splits: int = 10
 
 
 def score(fitted: Fitted, loss: str, train: Federation, test: Federation) -> dict[str, float]:
@@ -226,7 +227,7 @@ def _fused_after_kin(train: Federation, loss: str) -> Fitted:
 
 
 METHODS = (
-    Method("ridge at each site, scikit-learn", _each_site, baseline=True),
+    Method("ridge at each site, scikit-learn", _each_site, baseline=True, splits=3),
     Method("ridge at each site", _local, baseline=True),
     Method("one ridge", _pooled, baseline=True),
     Method("site intercepts", _intercepts, baseline=True),
@@ -234,6 +235,6 @@ METHODS = (
     Method("mixed model, Fedkin's corner", _mixed, baseline=True),
     Method("gradient boosting", _boosting),
     Method("kin", _kin),
-    Method("fused", _fused),
-    Method("fused after kin", _fused_after_kin),
+    Method("fused", _fused, splits=5),
+    Method("fused after kin", _fused_after_kin, splits=5),
 )

@@ -69,13 +69,14 @@ def _section(name: str, rows: list[Row]) -> tuple[str, str, list[str]]:
     first = next((row for row in rows if "error" in row), rows[0])
     more = [key for key in MORE if key in first]
     error = ERRORS.get(more[0], "error") if more else "deviance"
-    done = {row["method"]: {r["split"]: r for r in rows if r["method"] == row["method"]} for row in rows}
-    means = {
-        method: float(np.mean([row["error"] for row in each.values()]))
-        for method, each in done.items()
-        if each and all("error" in row for row in each.values())
+    done = {
+        row["method"]: {r["split"]: r for r in rows if r["method"] == row["method"] and "error" in r} for row in rows
     }
-    best = min((method for method in means if method in BASELINES), key=lambda method: means[method])
+    means = {method: float(np.mean([row["error"] for row in each.values()])) for method, each in done.items() if each}
+    baselines = [method for method in means if method in BASELINES]
+    if not baselines:
+        return f"### {name}\n\nNo baseline has been measured.", f"| {name} |" + " - |" * (len(GLANCE) + 1), []
+    best = min(baselines, key=lambda method: means[method])
     made = "generated, like " if first["generated"] else ""
     columns = f"{first['features']} {_plural(first['features'])}"
     head = f"### {made}{name}: {first['sites']} sites, {first['rows']} rows, {columns}"
@@ -84,9 +85,10 @@ def _section(name: str, rows: list[Row]) -> tuple[str, str, list[str]]:
     losses, skipped = [], []
     for method in (one.name for one in METHODS if one.name in done):
         each = done[method]
+        why = [row["failed"] for row in rows if row["method"] == method and "failed" in row]
+        if why:
+            skipped.append(f"{method}: {why[0]}" + (f" in split {len(each) + 1}, then left" if each else ""))
         if method not in means:
-            why = next(row["failed"] for row in each.values() if "failed" in row)
-            skipped.append(f"{method}: {why}")
             continue
         cells, lost = _cells(each, done[best], done.get(REFERENCE, {}), more)
         mark = "**" if means[method] == min(means.values()) else ""

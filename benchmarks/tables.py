@@ -1,12 +1,13 @@
 """Quality and time on public tables, beside what people would use instead, in one run.
 
     python benchmarks/tables.py --data FOLDER            # or FEDKIN_DATA; tables that are not there are generated
-    python benchmarks/tables.py --only landmine --splits 10 --keep
-    python benchmarks/tables.py --docs                   # the table goes into docs/real-data.md
+    python benchmarks/tables.py --only landmine --methods fused --splits 3
+    python benchmarks/tables.py --minutes 25 --docs      # the table goes into docs/real-data.md
 
 Every method gets the same training rows of the same splits and is tuned on them alone. Rows go to
-bench-out/tables.jsonl with versions, CPU and load. Processor time is compared with ridge fits at each site by
-scikit-learn, in the same split: read the ratios.
+bench-out/tables.jsonl with versions, CPU and load; what is there already is not measured again (`--fresh` does), so an
+interrupted run goes on where it ended. Splits come one after the other, each with all tables and methods, on one core
+per job. Processor time is compared with ridge fits at each site by scikit-learn, in the same split: read the ratios.
 """
 
 from __future__ import annotations
@@ -14,18 +15,23 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import multiprocessing
+import os
 import signal
 import sys
 import time
 import traceback
 import warnings
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fedkin.data import Federation
-from fedkin.datasets import PublicTable, load_table, look_alike, table_names
+from fedkin.datasets import PublicTable, load_table, look_alike, paper_design, table_names
 from fedkin.errors import DataError
 from solvers.measure import surroundings
 from solvers.tables import insert
@@ -35,66 +41,140 @@ from table_pages import render
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "real-data.md"
 
 
+class Task(NamedTuple):
+    """One fit: which table from where, which split, which method; what is known of it is under `key`."""
+
+    table: str
+    folder: Path | None
+    generated: bool
+    split: int
+    method: str
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        return self.table, self.split, self.method
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with the public tables; FEDKIN_DATA by default")
     parser.add_argument("--generated", action="store_true", help="look-alikes even where the files are there")
     parser.add_argument("--only", default="", help="tables whose names contain one of these words, with commas")
     parser.add_argument("--methods", default="", help="methods whose names begin with one of these words, with commas")
-    parser.add_argument("--splits", type=int, default=3)
+    parser.add_argument("--splits", type=int, default=10, help="most splits; slow methods have fewer")
     parser.add_argument("--limit", type=float, default=120.0, help="processor seconds after which a fit is given up")
+    parser.add_argument("--minutes", type=float, default=25.0, help="no fit begins later than this, by the clock")
+    parser.add_argument("--jobs", type=int, default=1, help="fits at the same time, each on a core of its own")
     parser.add_argument("--out", type=Path, default=Path("bench-out"))
-    parser.add_argument("--keep", action="store_true", help="keep rows of earlier runs that are not measured again")
+    parser.add_argument("--fresh", action="store_true", help="forget what earlier runs have measured")
     parser.add_argument("--docs", action="store_true", help="put the tables into docs/real-data.md")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "tables.jsonl"
+    if options.fresh:
+        path.unlink(missing_ok=True)
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     here = surroundings() | {"date": datetime.datetime.now(tz=datetime.UTC).date().isoformat()}
-    with path.open("a" if options.keep else "w") as file:
-        for name in table_names():
-            if any(word in name for word in options.only.split(",")):
-                for row in measured(tables(name, options), options):
-                    file.write(json.dumps(row | here) + "\n")
-                    file.flush()
-    text = render([json.loads(line) for line in path.read_text().splitlines()])
+    with path.open("a") as file:
+        for row in measured(wanted(options), rows, options):
+            rows.append(row | here)
+            file.write(json.dumps(rows[-1]) + "\n")
+            file.flush()
+            print({key: row[key] for key in row if key in BRIEF}, file=sys.stderr, flush=True)
+    text = render(rows)
     print(text)
+    for row in rows:
+        if "not done" in row.get("failed", ""):
+            print(f"{row['table']}, {row['method']}, split {row['split']}: {row['failed']}", file=sys.stderr)
     if options.docs:
         insert(DOCS, text)
 
 
-def tables(name: str, options: argparse.Namespace) -> PublicTable:
-    if not options.generated:
+BRIEF = ("table", "method", "split", "error", "seconds", "failed", "groups")
+
+
+def wanted(options: argparse.Namespace) -> list[Task]:
+    """All fits, split by split."""
+    names = [name for name in table_names() if any(word in name for word in options.only.split(","))]
+    methods = [one for one in METHODS if any(one.name.startswith(word) for word in options.methods.split(","))]
+    return [
+        Task(name, options.data, options.generated, split, method.name)
+        for split in range(options.splits)
+        for name in names
+        for method in methods
+        if split < method.splits
+    ]
+
+
+def measured(tasks: list[Task], known: list[dict[str, Any]], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for every fit that nothing is known of yet, as they end; a method that failed on a table rests there."""
+    done = {(row["table"], row["split"], row["method"]) for row in known}
+    given_up = {(row["table"], row["method"]) for row in known if "failed" in row}
+    until = time.monotonic() + 60 * options.minutes
+    if options.jobs == 1:
+        for task in tasks:
+            if task.key in done or (task.table, task.method) in given_up or time.monotonic() > until:
+                continue
+            row = one_row(task, options.limit)
+            if "failed" in row:
+                given_up.add((task.table, task.method))
+            yield row
+        return
+    left = [task for task in tasks if task.key not in done]
+    cores = multiprocessing.get_context("spawn").Queue()
+    for core in sorted(os.sched_getaffinity(0)):
+        cores.put(core)
+    running: set[Future[dict[str, Any]]] = set()
+    with ProcessPoolExecutor(
+        options.jobs, multiprocessing.get_context("spawn"), initializer=settle_down, initargs=(cores,)
+    ) as pool:
+        while left or running:
+            while left and len(running) < options.jobs and time.monotonic() <= until:
+                task = left.pop(0)
+                if (task.table, task.method) not in given_up:
+                    running.add(pool.submit(one_row, task, options.limit))
+            if not running:
+                return
+            ended, running = wait(running, return_when=FIRST_COMPLETED)
+            for row in (future.result() for future in ended):
+                if "failed" in row:
+                    given_up.add((row["table"], row["method"]))
+                yield row
+
+
+def settle_down(cores: Any) -> None:
+    """A worker takes a core of its own, and fits something small by every method: kernels are compiled or loaded."""
+    core = cores.get()
+    os.sched_setaffinity(0, {core})
+    for loss in ("linear", "logistic"):
+        design = paper_design(n_devices=12, n_samples=30, n_features=3, n_clusters=2, loss=loss, seed=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for method in METHODS:
+                if method.name in ("kin", "fused", "fused after kin"):
+                    method.fit(design.federation, loss)
+
+
+@cache
+def tables(name: str, folder: Path | None, generated: bool) -> PublicTable:
+    if not generated:
         try:
-            return load_table(name, options.data)
+            return load_table(name, folder)
         except DataError as error:
             print(f"{name}: a look-alike, since {error}", file=sys.stderr)
     return look_alike(name)
 
 
-def measured(table: PublicTable, options: argparse.Namespace) -> Any:
-    """A row for every split and method."""
-    wanted = [one for one in METHODS if any(one.name.startswith(word) for word in options.methods.split(","))]
-    given_up: set[str] = set()
-    for number in range(options.splits):
-        held_out = table.held_out(number)
-        train, test = table.federation.take(~held_out), table.federation.take(held_out, allow_empty=True)
-        for method in wanted:
-            why = method.skip(table.loss, train)
-            if why is None and method.name not in given_up:
-                row = one_fit(method, table, train, test, options.limit)
-                if "failed" in row:
-                    given_up.add(method.name)
-            elif why is not None:
-                row = {"failed": why}
-            else:
-                continue
-            row |= {"table": table.name, "generated": table.generated, "method": method.name, "split": number}
-            row |= {"sites": train.n_devices, "rows": len(table.federation.X), "features": train.n_features}
-            print({key: row[key] for key in row if key in BRIEF}, file=sys.stderr, flush=True)
-            yield row
-
-
-BRIEF = ("table", "method", "split", "error", "seconds", "failed", "groups")
+def one_row(task: Task, limit: float) -> dict[str, Any]:
+    """What a fit gives, or why there is none."""
+    table = tables(task.table, task.folder, task.generated)
+    method = next(one for one in METHODS if one.name == task.method)
+    held_out = table.held_out(task.split)
+    train, test = table.federation.take(~held_out), table.federation.take(held_out, allow_empty=True)
+    why = method.skip(table.loss, train)
+    row = {"failed": why} if why is not None else one_fit(method, table, train, test, limit)
+    row |= {"table": table.name, "generated": table.generated, "method": method.name, "split": task.split}
+    return row | {"sites": train.n_devices, "rows": len(table.federation.X), "features": train.n_features}
 
 
 def one_fit(method: Method, table: PublicTable, train: Federation, test: Federation, limit: float) -> dict[str, Any]:

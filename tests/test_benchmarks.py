@@ -89,6 +89,18 @@ def test_tables_are_measured_and_losses_are_shown(
     assert "### generated, like melanoma: 9 sites, 189 rows, 1 feature" in shown.out
     assert "| kin |" in shown.out or "| **kin** |" in shown.out
     assert "Not run: mixed model, statsmodels: least squares only." in shown.out
+    rows = (tmp_path / "tables.jsonl").read_text().splitlines()
+    tables.main()
+    assert "'table'" not in capsys.readouterr().err, "what is known is not measured again"
+    assert (tmp_path / "tables.jsonl").read_text().splitlines() == rows
+    for path, more in ((tmp_path / "short", ["--limit", "0.01"]), (tmp_path / "late", ["--minutes", "0"])):
+        monkeypatch.setattr(sys, "argv", ["tables.py", *words[:2], "--methods", "kin,one", "--out", str(path), *more])
+        if more[0] == "--minutes":
+            tables.main()
+            assert (path / "tables.jsonl").read_text() == ""
+        else:
+            tables.main()
+            assert "melanoma, kin, split 0: not done after 0 s" in capsys.readouterr().err
     from table_pages import render
 
     rows = [

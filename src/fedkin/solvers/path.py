@@ -170,8 +170,16 @@ def _next_solutions(
             return several
     at = objective.with_strength(float(strengths[0]))
     start = _predicted(known, at)
-    exactly = {"fuse_components": fuse_components, "certify": fuse_components}
-    solution = solve_fused(at, tol, max_iter=max_iter, warm_start=start, quiet=True, backend=backend, **exactly)
+    solution = solve_fused(
+        at,
+        tol,
+        max_iter=max_iter,
+        warm_start=start,
+        quiet=True,
+        fuse_components=fuse_components,
+        certify=fuse_components,
+        backend=backend,
+    )
     return [solution]
 
 

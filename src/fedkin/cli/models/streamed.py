@@ -69,10 +69,11 @@ def streams(
         )
         return True
     if free is not None and needed > free:
+        size = f"{needed / _GIGABYTE:.2g} GB of memory and {free / _GIGABYTE:.2g} GB are free"
         raise ParameterError(
-            f"{data}: {count(rows, 'row')} take about {needed / _GIGABYTE:.2g} GB of memory and {free / _GIGABYTE:.2g} GB "
-            "are free, but the fused estimator keeps all rows unless the loss is linear: take --method kin, which "
-            "leaves them in their files, or add --no-stream to try it all the same"
+            f"{data}: {count(rows, 'row')} take about {size}, but the fused estimator keeps all rows "
+            "unless the loss is linear: take --method kin, which leaves them in their files, or add --no-stream to try "
+            "it all the same"
         )
     if needed > _GIGABYTE:
         way_out = " (--stream leaves rows in their files)" if sums or how.chosen == "kin" else ""
@@ -86,6 +87,13 @@ def sums_tell(data: Path, how: FitOptions, target: str | None) -> bool:
 
 
 def _free_memory() -> float | None:
+    try:
+        # what the system keeps of files counts as free
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024.0 * float(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        pass
     try:
         return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (ValueError, OSError, AttributeError):
