@@ -12,6 +12,7 @@ from fedkin._base.cores import available_cores, available_threads, one_blas_thre
 from fedkin._base.files import (
     PRIVATE_DIRECTORY,
     PRIVATE_FILE,
+    in_file,
     replacing,
     replacing_directory,
     write_arrays,
@@ -40,6 +41,7 @@ __all__ = [
     "count",
     "frozen",
     "html_card",
+    "in_file",
     "is_locked",
     "listed",
     "listening",

@@ -17,6 +17,24 @@ PRIVATE_FILE, PRIVATE_DIRECTORY = 0o600, 0o700
 
 
 @contextmanager
+def in_file(path: str | os.PathLike[str], kind: type[Exception]) -> Iterator[None]:
+    """Within this context, errors of a kind begin with the file whose content is wrong.
+
+    Examples
+    --------
+    >>> from fedkin.errors import DataError
+    >>> with in_file("rows.csv", DataError):
+    ...     raise DataError("there are no rows")
+    Traceback (most recent call last):
+    fedkin.errors.DataError: rows.csv: there are no rows
+    """
+    try:
+        yield
+    except kind as error:
+        raise kind(f"{path}: {error}") from None
+
+
+@contextmanager
 def replacing(path: str | os.PathLike[str], *, private: bool = False, durable: bool = False) -> Iterator[Path]:
     """A temporary path in the same directory that takes the place of ``path`` when the block ends well.
 

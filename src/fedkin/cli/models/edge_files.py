@@ -6,10 +6,11 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedkin._base import in_file
 from fedkin.cli.shared.kin_words import graph_use_words
 from fedkin.cli.shared.model_words import graph_words
-from fedkin.cli.shared.reading import check_exists, naming
-from fedkin.errors import ParameterError
+from fedkin.cli.shared.reading import check_exists
+from fedkin.errors import DataError, ParameterError
 from fedkin.fitting import FittedModel
 from fedkin.graph import Graph
 from fedkin.kin import Covariates, covariate_graph, read_covariates
@@ -38,7 +39,7 @@ class EdgeFiles:
             return None if self.graph is None else Graph.read(self.graph, devices), None
         check_exists(self.covariates)
         known = read_covariates(self.covariates, devices, self.device)
-        with naming(self.covariates):
+        with in_file(self.covariates, DataError):
             return covariate_graph(known, devices), known
 
     def words(self, model: FittedModel, without: str = "all pairs of sites") -> dict[str, str]:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkin._base import AnyArray, count, listed
+from fedkin._base import AnyArray, count, in_file, listed
 from fedkin.cli.shared.console import note
-from fedkin.cli.shared.reading import naming
 from fedkin.data import device_ids, read_columns
 from fedkin.errors import DataError, UnknownDeviceError
 from fedkin.fitting import FittedModel, position_of
@@ -48,7 +47,7 @@ def models_of(
 
 def _by_site(path: Path, column: str | None) -> dict[str, dict[str, AnyArray]]:
     """Labelled rows of each site."""
-    with naming(path):
+    with in_file(path, DataError):
         columns = read_columns(path)
         if column is None or column not in columns:
             raise DataError(f"say which column holds the sites: --site COL; there are {listed(columns, 20)}")

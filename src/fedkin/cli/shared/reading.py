@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from glob import has_magic
 from pathlib import Path
 from typing import Any
 
-from fedkin._base import AnyArray, Array
+from fedkin._base import AnyArray, Array, in_file
 from fedkin.cli.shared.console import note
 from fedkin.data import (
     CSV_SUFFIXES,
@@ -53,7 +52,7 @@ def agreed_federation(path: Path, device: str | None, schema: Schema) -> Federat
     columns, site, _ = _schema_columns(path, device, schema, target=True)
     if site is None:
         raise DataError(f"say which column of {path} holds the sites: --site COL{_has(list(columns))}")
-    with naming(path):
+    with in_file(path, DataError):
         return schema.federation(columns, site)
 
 
@@ -82,7 +81,7 @@ def rows_to_predict(
             f"say which column of {path} holds the sites: --site COL{_has(list(columns))}; the model has "
             f"{model.n_devices} of them"
         )
-    with naming(path):
+    with in_file(path, DataError):
         raise_findings(needed.check(columns, target=False, at=places))
     return ids, columns, None if offset is None else needed.offset_of(columns)
 
@@ -96,15 +95,6 @@ def _schema_columns(
         return columns, device, row_places(path, columns)
     names = [column.name for column in (schema.columns if target else schema.features)]
     return read_directory(path, device, [*names, *([schema.offset] if schema.offset else [])])
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Within this context, errors about data begin with the file."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
 
 
 def _column_names(path: Path) -> list[str]:

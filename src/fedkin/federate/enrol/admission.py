@@ -11,11 +11,11 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from fedkin._base import check_nonnegative, check_positive, check_whole, write_file
+from fedkin._base import check_nonnegative, check_positive, check_whole, in_file, write_file
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate.contract.manifest import CENTRE
 from fedkin.federate.enrol import files
-from fedkin.federate.enrol.files import Admit, Member, Order, Request, Revoked, Steps, checked, in_file, read_text
+from fedkin.federate.enrol.files import Admit, Member, Order, Request, Revoked, Steps, checked, read_text
 from fedkin.federate.enrol.notices import NOTICE_SUFFIX, read_notice
 from fedkin.federate.enrol.organiser import INVITE_SUFFIX, Organiser, read_invite
 from fedkin.federate.enrol.places import host_of
@@ -99,7 +99,7 @@ def admit(
         When the request is not for this federation, contract and invite, or not by the site that it names.
     """
     text = read_text(path)
-    with in_file(path):
+    with in_file(path, SecurityError):
         if kind_of(text) == "notice":
             return _note_leave(organiser, path, text)
         sealed = unseal_request(text, "request", "request", organiser.authority, now=now)
@@ -151,7 +151,7 @@ def _own_record(organiser: Organiser, name: str, suffix: str, kind: str, form: t
     path = organiser.directory / files.ADMITTED / f"{name}{suffix}"
     if not path.exists():
         return None
-    with in_file(path):
+    with in_file(path, SecurityError):
         found = checked(unseal_by_authority(read_text(path), kind, organiser.authority), form)
         if (found.run, found.site) != (organiser.charter.run, name):
             raise SecurityError(f"it is for {found.site} of run {found.run}")
@@ -164,7 +164,7 @@ def admitted_steps(organiser: Organiser) -> dict[str, Steps]:
     for member in organiser.members:
         path = organiser.directory / files.ADMITTED / f"{member.name}{REQUEST_SUFFIX}"
         if path.exists():
-            with in_file(path):
+            with in_file(path, SecurityError):
                 body = unseal_request(read_text(path), "request", "request", organiser.authority).body
                 steps = checked(body, Request).steps
             if steps is not None:
@@ -229,7 +229,7 @@ def read_order(path: Path, organiser: Organiser) -> Order | None:
     """The newest order; None before there was one."""
     if not path.exists():
         return None
-    with in_file(path):
+    with in_file(path, SecurityError):
         return checked(unseal_by_authority(read_text(path), "order", organiser.authority), Order)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -142,15 +140,6 @@ def checked(body: dict[str, Any], kind: type[_T]) -> _T:
 def contract_of(body: dict[str, Any]) -> Contract:
     """The contract in an invite or charter."""
     return Contract.from_bytes(canonical(body))
-
-
-@contextmanager
-def in_file(path: Path) -> Iterator[None]:
-    """Within this context, a `SecurityError` names the file whose content is wrong."""
-    try:
-        yield
-    except SecurityError as error:
-        raise SecurityError(f"{path}: {error}") from None
 
 
 def read_text(path: Path) -> bytes:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from fedkin._base import PRIVATE_DIRECTORY, write_file
+from fedkin._base import PRIVATE_DIRECTORY, in_file, write_file
 from fedkin.data import Finding, Rows, raise_findings, read_columns, row_places
 from fedkin.errors import DataError
 from fedkin.federate.contract.contract import Contract
 from fedkin.federate.enrol import files
-from fedkin.federate.enrol.files import Invite, Request, Steps, contract_of, in_file, read_text
+from fedkin.federate.enrol.files import Invite, Request, Steps, contract_of, read_text
 from fedkin.federate.enrol.notices import NOTICE_SUFFIX, make_notice, read_notice
 from fedkin.federate.enrol.organiser import read_invite
 from fedkin.federate.enrol.settings import SiteSettings
@@ -166,7 +166,7 @@ def accept(directory: Path, path: Path) -> str:
     """
     site = read_site(directory)
     text = read_text(path)
-    with in_file(path):
+    with in_file(path, SecurityError):
         kind = kind_of(text)
     if kind == "admit":
         return _accept_admit(site, path, text)
@@ -224,7 +224,7 @@ def renew(directory: Path, steps: StepMaker | None = None) -> tuple[Path, bool]:
 
 def _accept_admit(site: Site, path: Path, text: bytes) -> str:
     certificate = read_admit(path, site.invite, site.contract)
-    with in_file(path):
+    with in_file(path, SecurityError):
         check_issued(certificate, site.authority)
     key_of(site.directory, certificate, path)
     write_file(site.directory / files.ADMIT, text, private=True, durable=True)

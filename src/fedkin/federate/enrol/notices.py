@@ -12,7 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from fedkin.federate.enrol.files import Notice, checked, in_file, read_text
+from fedkin._base import in_file
+from fedkin.federate.enrol.files import Notice, checked, read_text
 from fedkin.federate.trust import SecurityError, Signer, seal, unseal
 
 NOTICE_SUFFIX = ".notice"
@@ -32,7 +33,7 @@ def read_notice(path: Path, run: str, authority: bytes) -> Notice:
     SecurityError
         When it was not, or belongs to another federation.
     """
-    with in_file(path):
+    with in_file(path, SecurityError):
         sealed = unseal(read_text(path), "notice", authority, ended=True)
         notice = checked(sealed.body, Notice)
         if notice.run != run:

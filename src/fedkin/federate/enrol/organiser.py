@@ -18,13 +18,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fedkin._base import PRIVATE_DIRECTORY, Index, write_file
+from fedkin._base import PRIVATE_DIRECTORY, Index, in_file, write_file
 from fedkin.data import write_csv
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
 from fedkin.federate.contract.contract import Contract
 from fedkin.federate.contract.manifest import plain_names
 from fedkin.federate.enrol import files
-from fedkin.federate.enrol.files import Charter, Invite, Member, Neighbour, contract_of, in_file, read_text
+from fedkin.federate.enrol.files import Charter, Invite, Member, Neighbour, contract_of, read_text
 from fedkin.federate.enrol.notices import NOTICE_SUFFIX, make_notice, read_notices
 from fedkin.federate.enrol.places import centre_endpoint, read_sites, site_ids
 from fedkin.federate.trust import (
@@ -95,7 +95,7 @@ class Organiser:
             cure = f"; {own}" if ca_key is None else ""
             raise SecurityError(f"{path} is missing, so nothing can be signed{cure}")
         pair = Pair(self.authority, read_private(path))
-        with in_file(path):
+        with in_file(path, SecurityError):
             fit = belong_together(pair.certificate, pair.key)
         if not fit:
             raise SecurityError(f"{path} is not the key of the authority that signed {self.directory}")
@@ -197,7 +197,7 @@ def read_charter(path: Path) -> Charter:
     """What an organiser fixed, from ``federation.json``, which may be passed on: it holds no secrets."""
     if not path.exists():
         raise DataError(f"{path.parent} is not an organiser's directory: it has no {path.name}")
-    with in_file(path):
+    with in_file(path, SecurityError):
         return files.checked(unseal_invitation(read_text(path), "federation", "authority"), Charter)
 
 
@@ -255,7 +255,7 @@ def expel(organiser: Organiser, name: str, ca_key: Path | None = None) -> tuple[
 
 def read_invite(path: Path) -> tuple[Invite, str]:
     """An invite and the digest by which an answer shows that it was seen; raises `SecurityError`."""
-    with in_file(path):
+    with in_file(path, SecurityError):
         body = unseal_invitation(read_text(path), "invite", "authority")
         return files.checked(body, Invite), hashlib.sha256(canonical(body)).hexdigest()
 

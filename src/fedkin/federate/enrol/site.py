@@ -12,12 +12,13 @@ from typing import Any
 
 import msgspec
 
+from fedkin._base import in_file
 from fedkin.data import Rows
 from fedkin.errors import DataError
 from fedkin.federate.contract.contract import Contract, Thresholds
 from fedkin.federate.contract.words import in_words
 from fedkin.federate.enrol import files
-from fedkin.federate.enrol.files import Admit, Invite, Order, Request, checked, contract_of, in_file, read_text
+from fedkin.federate.enrol.files import Admit, Invite, Order, Request, checked, contract_of, read_text
 from fedkin.federate.enrol.notices import read_notices
 from fedkin.federate.enrol.organiser import read_invite
 from fedkin.federate.enrol.settings import SiteSettings, read_settings
@@ -87,7 +88,7 @@ class Site:
             )
         if self.name in self.out:
             raise SecurityError(f"{self.directory}: {self.name} has left or was expelled, for good")
-        with in_file(self.directory / files.ADMIT):
+        with in_file(self.directory / files.ADMIT, SecurityError):
             check_issued(self.certificate, self.authority, now)
         return Pair(self.certificate, self.key)
 
@@ -185,7 +186,7 @@ def departures(directory: Path) -> frozenset[str]:
 
 def read_order(path: Path, invite: Invite, contract: Contract) -> Order:
     """An order that is for this federation."""
-    with in_file(path):
+    with in_file(path, SecurityError):
         order = checked(unseal_by_authority(read_text(path), "order", invite.authority.encode()), Order)
         _check_same(order.run, order.contract, invite, contract)
     return order
@@ -193,7 +194,7 @@ def read_order(path: Path, invite: Invite, contract: Contract) -> Order:
 
 def read_admit(path: Path, invite: Invite, contract: Contract) -> bytes:
     """The certificate in an admit file that is for this site."""
-    with in_file(path):
+    with in_file(path, SecurityError):
         admit = checked(unseal_by_authority(read_text(path), "admit", invite.authority.encode()), Admit)
         _check_same(admit.run, admit.contract, invite, contract)
         if admit.site != invite.site.name:
@@ -213,7 +214,7 @@ def key_of(directory: Path, certificate: bytes, where: Path) -> bytes:
     for path in (directory / files.KEY, directory / files.NEXT_KEY):
         if path == directory / files.KEY or path.exists():
             key = read_private(path)
-            with in_file(path):
+            with in_file(path, SecurityError):
                 if belong_together(certificate, key):
                     return key
     raise SecurityError(
@@ -228,5 +229,5 @@ def request_file(directory: Path, name: str) -> Path:
 
 def _asked_for(path: Path) -> bytes:
     """The certificate request that a site sent."""
-    with in_file(path):
+    with in_file(path, SecurityError):
         return checked(unseal_request(read_text(path), "request", "request", b"").body, Request).request.encode()

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from fedkin._base import listed, write_file
+from fedkin._base import in_file, listed, write_file
 from fedkin.errors import DataError, FedkinError
 from fedkin.federate.contract.contract import Contract
 from fedkin.federate.enrol import files
 from fedkin.federate.enrol.admission import revoked
-from fedkin.federate.enrol.files import Charter, checked, contract_of, in_file, read_text
+from fedkin.federate.enrol.files import Charter, checked, contract_of, read_text
 from fedkin.federate.enrol.notices import read_notices
 from fedkin.federate.enrol.organiser import Organiser, read_charter, read_federation
 from fedkin.federate.sharing.files import ASK_SUFFIX, SUMMARY_SUFFIX, AskFile, SummaryFile, round_file
@@ -144,7 +144,7 @@ def read_state(organiser: Organiser) -> dict[str, Any] | None:
     path = organiser.directory / files.ASKS / _STATE
     if not path.exists():
         return None
-    with in_file(path):
+    with in_file(path, SecurityError):
         body = unseal_by_authority(read_text(path), "fit", organiser.authority)
         if (body.get("run"), body.get("contract")) != (organiser.charter.run, organiser.contract.digest):
             raise SecurityError("it belongs to another federation")
@@ -173,7 +173,7 @@ def _organiser_at(directory: Path) -> Organiser | None:
 
 def _read_one(path: Path, charter: Charter, contract: Contract, now: datetime | None) -> tuple[SummaryFile, str]:
     """A summary of the federation, and the fingerprint of the key that signed it."""
-    with in_file(path):
+    with in_file(path, SecurityError):
         sealed = unseal(read_text(path), "summary", charter.authority.encode(), now=now)
         found = checked(sealed.body, SummaryFile)
         if sealed.certificate is None or sealed.signer != found.site:

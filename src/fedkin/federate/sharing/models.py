@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from fedkin._base import PRIVATE_DIRECTORY, replacing_directory, write_file
+from fedkin._base import PRIVATE_DIRECTORY, in_file, replacing_directory, write_file
 from fedkin.errors import DataError
 from fedkin.federate.enrol.admission import revoked
-from fedkin.federate.enrol.files import MODEL, checked, in_file, read_text
+from fedkin.federate.enrol.files import MODEL, checked, read_text
 from fedkin.federate.enrol.organiser import Organiser
 from fedkin.federate.enrol.site import read_site
 from fedkin.federate.sharing.files import MODEL_SUFFIX, SENT, ModelFile
@@ -54,7 +54,7 @@ def deliver(organiser: Organiser, folders: Mapping[str, Path], ca_key: Path | No
 def accept_model(directory: Path, path: Path) -> str:
     """Keep the site's part of a model, which the organiser signed; returns what it was, in words."""
     site = read_site(directory)
-    with in_file(path):
+    with in_file(path, SecurityError):
         found = checked(unseal_by_authority(read_text(path), "model", site.authority), ModelFile)
         _check(found, site.invite.run, site.contract.digest)
         if found.site != site.name:
@@ -90,7 +90,7 @@ def publish(directory: Path, dropped: frozenset[str] = frozenset()) -> Path:
 
 def read_published(organiser: Organiser, path: Path) -> ModelFile:
     """What a site published: signed by itself, with a key that it has not lost, under this contract."""
-    with in_file(path):
+    with in_file(path, SecurityError):
         sealed = unseal(read_text(path), "model", organiser.authority)
         found = checked(sealed.body, ModelFile)
         if sealed.certificate is None or sealed.signer != found.site:

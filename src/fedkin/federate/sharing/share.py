@@ -15,11 +15,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from fedkin._base import PRIVATE_DIRECTORY, AnyArray, write_file
+from fedkin._base import PRIVATE_DIRECTORY, AnyArray, in_file, write_file
 from fedkin.data import INTERCEPT, Finding, Rows
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate.contract.contract import Contract
-from fedkin.federate.enrol.files import checked, in_file, read_text
+from fedkin.federate.enrol.files import checked, read_text
 from fedkin.federate.enrol.site import Site, read_site
 from fedkin.federate.sharing.files import SENT, SUMMARY_SUFFIX, AskFile, SummaryFile, round_file
 from fedkin.federate.sharing.limits import limits_of
@@ -161,7 +161,7 @@ def answer(directory: Path, question: Path, *, dry_run: bool = False) -> Shared:
 
 def read_ask(path: Path, site: Site) -> tuple[Ask, str]:
     """A question to this site, and its digest."""
-    with in_file(path):
+    with in_file(path, SecurityError):
         body = unseal_by_authority(read_text(path), "ask", site.authority)
         file = checked(body, AskFile)
         if file.run != site.invite.run:
@@ -303,7 +303,7 @@ def _sent_before(site: Site, number: int) -> SummaryFile | None:
     path = round_file(site.directory / SENT, site.name, number, SUMMARY_SUFFIX)
     if not path.exists():
         return None
-    with in_file(path):
+    with in_file(path, SecurityError):
         return checked(unseal(read_text(path), "summary", site.authority, ended=True).body, SummaryFile)
 
 
