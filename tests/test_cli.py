@@ -254,14 +254,6 @@ def test_columns_are_left_out(place: Path, capsys: pytest.CaptureFixture[str]) -
     assert "unexpected 'dose': lists have commas" in failing(capsys, *fit, "--features", "age", "dose")
 
 
-def test_a_model_that_is_replaced_is_told_of(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fit = ["fit", "sites.csv", *FIT, "--test-size", "0"]
-    assert main(fit) == 0
-    assert "replaces" not in capsys.readouterr().err
-    assert main(fit) == 0
-    assert "fedkin-model replaces the model of 6 sites that was there" in capsys.readouterr().err
-
-
 def test_many_groups_and_features_are_summarised(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(4)
     rows = [[k // 20, *rng.normal(size=12).tolist(), 10.0 * (k // 20) + rng.normal()] for k in range(300)]

@@ -165,7 +165,7 @@ def test_the_command_line_reads_a_table_of_sites(run, made, tmp_path):
     assert document["kin"]["covariates"] == document["options"]["covariates"] == ["region", "size"]
     assert document["kin"]["graph_use"] == "used"
     assert fedkin.load(tmp_path / "fedkin-model").kin.graph_use == "used"
-    assert "covariates" in json.loads(run(*FIT, "--test-size", "0", "--json"))
+    assert "covariates" in json.loads(run(*FIT, "--test-size", "0", "--json", "--out", "other"))
 
 
 def test_what_is_wrong_with_a_table_of_sites_is_said(run, made, tmp_path):

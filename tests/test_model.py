@@ -128,7 +128,7 @@ def test_several_devices_need_names():
 def test_unknown_devices_are_named_with_a_hint():
     with pytest.raises(UnknownDeviceError, match=r"site 'z' was not part of the fit.*'a', 'b', 'c'"):
         made().predict([[0.0, 0.0]], "z")
-    with pytest.raises(UnknownDeviceError, match=r"Did you mean 7 \(int instead of str\)"):
+    with pytest.raises(UnknownDeviceError, match=r"site '7' \(did you mean 7, int instead of str\?\) was not"):
         made(devices=(7, 8)).predict([[0.0, 0.0]], ["7"])
     many = made(devices=range(200))
     with pytest.raises(UnknownDeviceError, match="and 195 more"):

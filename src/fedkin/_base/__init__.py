@@ -7,7 +7,7 @@ threads, files written in one step, locks, waits, loops that tell how far they a
 from __future__ import annotations
 
 from fedkin._base.arrays import AnyArray, Array, Index, Mask, frozen
-from fedkin._base.checks import check_choice, check_nonnegative, check_positive, check_whole
+from fedkin._base.checks import check_choice, check_level, check_nonnegative, check_positive, check_whole
 from fedkin._base.cores import available_cores, available_threads, one_blas_thread
 from fedkin._base.files import (
     PRIVATE_DIRECTORY,
@@ -35,6 +35,7 @@ __all__ = [
     "available_cores",
     "available_threads",
     "check_choice",
+    "check_level",
     "check_nonnegative",
     "check_positive",
     "check_whole",

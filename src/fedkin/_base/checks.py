@@ -13,6 +13,20 @@ def check_whole(name: str, value: object, *, least: int) -> None:
         raise ParameterError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
+def check_level(value: float) -> None:
+    """Raise `ParameterError` unless a level lies between 0 and 1.
+
+    Examples
+    --------
+    >>> check_level(95)
+    Traceback (most recent call last):
+    fedkin.errors.ParameterError: level must lie between 0 and 1, got 95: say 0.95 for 95%
+    """
+    if not 0 < value < 1:
+        cure = f": say {value / 100:g} for {value:g}%" if 1 < value < 100 else ""
+        raise ParameterError(f"level must lie between 0 and 1, got {value:g}{cure}")
+
+
 def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     """Raise `ParameterError` unless ``value`` is one of ``choices``."""
     if value not in choices:

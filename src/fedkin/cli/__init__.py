@@ -19,6 +19,10 @@ from collections.abc import Sequence
 _OBJECTS = 100_000
 
 
+#: Options by the names that they once had.
+_RENAMED = {"--device": "--site", "--site-column": "--site", "--devices": "--sites"}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
@@ -51,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with interrupts_later():
             from fedkin.cli.app import make_app
 
+            _check_names(words)
             app = make_app(words)
         app(args=words, prog_name="fedkin", obj=words)
 
@@ -58,3 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if own_process:
         gc.freeze()  # the end of the process is no time to search for garbage
     return code
+
+
+def _check_names(words: Sequence[str]) -> None:
+    for word in words:
+        old = word.split("=")[0]
+        if old in _RENAMED:
+            from fedkin.errors import ParameterError
+
+            raise ParameterError(f"there is no option {old}: it is called {_RENAMED[old]}")

@@ -196,7 +196,7 @@ class Federation(StackedRows):
         if len(codes) != len(X):
             raise DataError(f"X has {count(len(X), 'row')}, but device= has {len(codes)}: give every row its site")
         if not devices:
-            raise DataError("a federation needs at least one row, got none")
+            raise DataError("there are no rows, at least one row is needed")
         rows = RowNames(devices, codes, None)
         check_finite(X, names, rows)
         target = None if y is None else checked_target(y, len(X), "")

@@ -82,8 +82,9 @@ class StackedRows(HasDevices):
         try:
             return self.index[device]
         except (KeyError, TypeError):
+            plain = device.item() if isinstance(device, np.generic) else device
             raise UnknownDeviceError(
-                f"site {device!r} is not among the {self.n_devices} sites of the federation ({listed(self.devices)})"
+                f"site {plain!r} is not among the {self.n_devices} sites of the federation ({listed(self.devices)})"
             ) from None
 
     def __len__(self) -> int:

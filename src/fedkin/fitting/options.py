@@ -8,7 +8,7 @@ from itertools import chain
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from fedkin._base import check_choice, check_nonnegative, check_positive, check_whole
+from fedkin._base import check_choice, check_level, check_nonnegative, check_positive, check_whole
 from fedkin.errors import ParameterError
 from fedkin.losses import LOSS_NAMES, Loss, describe_loss
 from fedkin.stats import Method, Variance
@@ -134,8 +134,7 @@ class FitOptions:
         for name in ("method", "penalty", "select", "variance", "cv_rule", "solver", "debias"):
             allowed: tuple[object, ...] = (*choices(name), *((None,) if name == "select" else ()))
             check_choice(name, getattr(self, name), allowed)
-        if not 0 < self.level < 1:
-            raise ParameterError(f"level must lie between 0 and 1, got {self.level!r}")
+        check_level(self.level)
         check_positive("tol", self.tol)
         check_whole("cv_folds", self.cv_folds, least=2)
         check_whole("max_iter", self.max_iter, least=1)

@@ -20,7 +20,14 @@ To change when groups count as resolved: `display`. To add a question that a fit
 
 from __future__ import annotations
 
-from fedkin.kin.covariates import Covariates, covariate_graph, covariate_names, hint_of, read_covariates
+from fedkin.kin.covariates import (
+    Covariates,
+    covariate_graph,
+    covariate_names,
+    covariate_remarks,
+    hint_of,
+    read_covariates,
+)
 from fedkin.kin.diagnostics import effective_size, split_rhat
 from fedkin.kin.display import display_groups
 from fedkin.kin.find import find_kin
@@ -58,6 +65,7 @@ __all__ = [
     "common_units",
     "covariate_graph",
     "covariate_names",
+    "covariate_remarks",
     "display_groups",
     "effective_size",
     "find_kin",

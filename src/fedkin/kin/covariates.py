@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkin._base import Array, Index, listed
+from fedkin._base import Array, Index, count, listed
 from fedkin.data import device_id, device_ids, is_missing, is_missing_text, near_name, read_columns
 from fedkin.errors import DataError, ParameterError
 from fedkin.graph import Graph
@@ -84,6 +84,39 @@ def covariate_names(covariates: Covariates) -> tuple[str, ...]:
     given = _as_mapping(covariates)
     row = next(iter(given.values() if isinstance(given, Mapping) else given), ())
     return tuple(_row(row))
+
+
+def covariate_remarks(covariates: Mapping[Hashable, Mapping[str, Any]]) -> list[str]:
+    """What may be meant otherwise: numbers that a word makes labels, and columns that tell nothing.
+
+    Examples
+    --------
+    >>> from fedkin.kin import covariate_remarks
+    >>> covariate_remarks({"a": {"beds": "80"}, "b": {"beds": "ninety"}, "c": {"beds": "85"}})
+    ["'beds' is read as labels, since 'ninety' (site 'b') is no number: correct it for sites to be near by number"]
+    """
+    remarks = []
+    for name in covariate_names(covariates):
+        cells = {site: row[name] for site, row in covariates.items() if name in row}
+        words = [site for site, cell in cells.items() if not _is_number(cell) and not _reads_as_number(str(cell))]
+        if len(set(cells.values())) == 1 < len(cells):
+            remarks.append(f"{name!r} is the same for all sites and tells nothing")
+        elif 0 < 2 * len(words) < len(cells):
+            remarks.append(
+                f"{name!r} is read as labels, since {cells[words[0]]!r} (site {words[0]!r}) is no number: correct it "
+                "for sites to be near by number"
+            )
+        elif len(words) == len(cells) == len(set(cells.values())):
+            remarks.append(f"{name!r} is a label that no two sites share and tells nothing")
+    return remarks
+
+
+def _reads_as_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def hint_of(graph: Graph | None, covariates: Covariates | None, devices: Sequence[Hashable]) -> Graph | None:
@@ -176,7 +209,10 @@ def _columns(covariates: Covariates, devices: tuple[Hashable, ...]) -> dict[str,
         rows = [_row(given[device]) for device in devices]
     else:
         if len(given) != len(devices):
-            raise DataError(f"covariates have {len(given)} rows, and there are {len(devices)} sites")
+            raise DataError(
+                f"covariates have {count(len(given), 'row')}, and there are {count(len(devices), 'site')}: give one "
+                "row for each site in their order, or a mapping {site: row}"
+            )
         rows = [_row(one) for one in given]
     names = tuple(rows[0]) if rows else ()
     for device, row in zip(devices, rows, strict=True):

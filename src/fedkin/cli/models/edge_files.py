@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedkin._base import in_file
+from fedkin.cli.shared.console import note
 from fedkin.cli.shared.kin_words import graph_use_words
 from fedkin.cli.shared.model_words import graph_words
 from fedkin.cli.shared.reading import check_exists
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting import FittedModel
 from fedkin.graph import Graph
-from fedkin.kin import Covariates, covariate_graph, read_covariates
+from fedkin.kin import Covariates, covariate_graph, covariate_remarks, read_covariates
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,13 @@ class EdgeFiles:
         if self.covariates is None:
             return None if self.graph is None else Graph.read(self.graph, devices), None
         check_exists(self.covariates)
+        if self.covariates.is_dir():
+            raise ParameterError(
+                f"--covariates: {self.covariates} is a directory, expected a file with a line for each site"
+            )
         known = read_covariates(self.covariates, devices, self.device)
+        for words in covariate_remarks(known):
+            note(f"{self.covariates}: {words}")
         with in_file(self.covariates, DataError):
             return covariate_graph(known, devices), known
 

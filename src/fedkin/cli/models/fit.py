@@ -13,7 +13,7 @@ from fedkin._base import count, listed
 from fedkin.cli.models.edge_files import EdgeFiles
 from fedkin.cli.models.fit_shared import Asked, fit_shared, folder_of_summaries
 from fedkin.cli.models.fit_table import Comparing, checked, fit_table
-from fedkin.cli.models.report import check_page, command_line, with_origin, write_report
+from fedkin.cli.models.report import command_line, with_origin, write_report
 from fedkin.cli.models.results import (
     method_words,
     print_comparison,
@@ -24,7 +24,7 @@ from fedkin.cli.models.results import (
 from fedkin.cli.models.streamed import fit_streamed, streams
 from fedkin.cli.shared.console import note, working
 from fedkin.cli.shared.options import Json, flag, takes_fit_options, with_contract
-from fedkin.cli.shared.reading import agreed_federation, read_table
+from fedkin.cli.shared.reading import agreed_federation, check_new_file, read_table
 from fedkin.cli.shared.tables import print_facts
 from fedkin.data import Schema
 from fedkin.errors import DataError, ModelFileError, ParameterError
@@ -129,7 +129,7 @@ def fit(
             "file or directory, or a pattern in quotes"
         )
     if report is not None:
-        check_page(report)
+        check_new_file(report, "report.html")
     if not 0 <= test_size < 1:
         raise ParameterError(f"--test-size must be at least 0 and less than 1, got {test_size:g}")
     said: dict[str, object] = {"target": target, "features": features or None, "drop": drop or None, "offset": offset}
@@ -144,12 +144,12 @@ def fit(
                 raise ParameterError(f"{flag(name)} is for tables; summaries have their contract: leave it out")
         about = "summaries, whose sites have said the folds to compare on: leave it out"
         _refuse_written(context, ("test_size", "repeats", "keep_best", "stream"), f"is not for {about}")
-        replaced = _check_out(out)
+        _check_out(out)
         shared = fit_shared(Asked(folder, files, federation, options, command_line(context)), out, as_json)
         if shared is not None and report is not None:
             write_report(shared, report)
         if shared is not None and not as_json:
-            _print_end(out, shared, False, report, replaced)
+            _print_end(out, shared, False, report)
         return
     if federation is not None:
         raise ParameterError(f"--federation is for a directory of summaries, and {data} has none")
@@ -159,7 +159,7 @@ def fit(
         _check_target(target, how)
     else:
         target, offset = agreed.target, agreed.schema.offset
-    replaced = _check_out(out)
+    _check_out(out)
     about_table = {
         "device": site,
         "target": target,
@@ -188,7 +188,7 @@ def fit(
             return
         if folds is not None:
             print_fold_comparison(folds, model.kin is not None)
-        _print_end(out, model, False, report, replaced)
+        _print_end(out, model, False, report)
         return
     with working(f"reading {data}") as say:
         if agreed is None:
@@ -223,13 +223,11 @@ def fit(
     )
     if comparison is not None:
         print_comparison(comparison)
-    _print_end(out, model, comparison is not None, report, replaced)
+    _print_end(out, model, comparison is not None, report)
 
 
-def _print_end(out: Path, model: FittedModel, compared: bool, report: Path | None, replaced: int | None) -> None:
+def _print_end(out: Path, model: FittedModel, compared: bool, report: Path | None) -> None:
     print_model(out, model, compared)
-    if replaced is not None:
-        note(f"{out} replaces the model of {count(replaced, 'site')} that was there")
     if report is not None:
         print_facts({"report": f"{report}, opens in any browser"})
 
@@ -247,12 +245,14 @@ def _names(given: list[str] | None) -> list[str]:
     return [name.strip() for part in given or () for name in part.split(",") if name.strip()]
 
 
-def _check_out(out: Path) -> int | None:
-    """How many sites the model has that will be replaced, if there is one."""
+def _check_out(out: Path) -> None:
+    """Refuse a place that has something else than a model, and say that a model will be replaced."""
     try:
-        return check_model_place(out)
+        replaced = check_model_place(out)
     except ModelFileError as error:
         raise ModelFileError(f"--out: {error}") from None
+    if replaced is not None:
+        note(f"{out} has a model of {count(replaced, 'site')}: it will be replaced (--out DIR keeps both)")
 
 
 @dataclass(frozen=True)

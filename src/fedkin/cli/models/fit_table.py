@@ -50,16 +50,22 @@ def checked(rows: Federation, how: FitOptions) -> FitOptions:
 
 
 def _remark_on_sites(rows: Federation) -> None:
-    """Name sites with a single row, and those where the target, a number, is always the same."""
+    """Name sites with a single row, and those where the target is always the same."""
     held, y = np.diff(rows.starts), rows.y
     single = _named(rows, held == 1)
     if single:
         note(f"one row only at {single}: it is never held out, and the model there rests on the others")
-    if y is not None and y.dtype.kind == "f" and np.unique(y).size > 2:
-        low, high = (every.reduceat(y, rows.starts[:-1]) for every in (np.minimum, np.maximum))
-        flat = _named(rows, (low == high) & (held > 2))
-        if flat:
-            note(f"the target {rows.target_name!r} never changes at {flat}: check that it was recorded there")
+    if y is None:
+        return
+    values, code = np.unique(y, return_inverse=True)
+    low, high = (every.reduceat(code, rows.starts[:-1]) for every in (np.minimum, np.maximum))
+    flat = _named(rows, (low == high) & (held > 2))
+    if not flat:
+        return
+    if y.dtype.kind == "f" and values.size > 2:
+        note(f"the target {rows.target_name!r} never changes at {flat}: check that it was recorded there")
+    else:
+        note(f"the target {rows.target_name!r} has one class only at {flat}: how it varies there rests on other sites")
 
 
 def _named(rows: Federation, which: Mask) -> str:

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedkin._base import Array
 from fedkin.cli.shared.console import note
 from fedkin.data import Federation
 from fedkin.fitting import FitOptions
 
 #: Whole numbers with a larger mean than this are rarely counts of events, unless 0 is among them.
 _MEAN_OF_COUNTS = 10.0
+#: Up to this share of the rows, values beside 0 and 1 may be typing errors.
+_STRAY = 0.01
 
 
 def with_loss(federation: Federation, how: FitOptions) -> FitOptions:
@@ -26,6 +29,8 @@ def with_loss(federation: Federation, how: FitOptions) -> FitOptions:
     if values.tolist() == [0.0, 1.0]:
         note(f"the target {name!r} is 0 or 1 everywhere: its probabilities are modelled; --loss linear fits numbers")
         return replace(how, loss="logistic")
+    if _stray(federation, values):
+        return how
     whole = values.size > 2 and values[0] >= 0 and bool((values == np.floor(values)).all())
     if whole and (values[0] == 0 or y.mean() <= _MEAN_OF_COUNTS):
         note(
@@ -33,3 +38,21 @@ def with_loss(federation: Federation, how: FitOptions) -> FitOptions:
             "events, add --loss poisson"
         )
     return how
+
+
+def _stray(federation: Federation, values: Array) -> bool:
+    """Whether a target is 0 or 1 but for a few rows; says which ones."""
+    y = federation.y
+    assert y is not None
+    odd = np.flatnonzero((y != 0) & (y != 1))
+    if not np.isin([0.0, 1.0], values).all() or not 0 < odd.size <= max(1.0, _STRAY * len(y)) or len(y) < 20:
+        return False
+    first = int(odd[0])
+    site = federation.devices[int(federation.device_index[first])]
+    rest = f"one of {len(y)} rows" if odd.size == 1 else f"{odd.size} of {len(y)} rows"
+    note(
+        f"the target {federation.target_name!r} is 0 or 1 but for {rest} ({y[first]:g} at site {site!r}): a typing "
+        "error? As it is, it is modelled by least squares, and with 0 and 1 alone by probabilities; if it counts "
+        "events, add --loss poisson"
+    )
+    return True

@@ -12,7 +12,7 @@ import typer
 from fedkin._base import write_file
 from fedkin.cli.shared.console import messages, print_json
 from fedkin.cli.shared.options import Json, Model
-from fedkin.errors import ParameterError
+from fedkin.cli.shared.reading import check_new_file
 from fedkin.fitting import FittedModel, data_record, load
 
 Coordinates = Annotated[
@@ -32,20 +32,12 @@ def report(
     It shows who is kin and how sure that is, what each site gained, coefficients with intervals, and how to make it
     again. For example: fedkin report fedkin-model --out report.html
     """
-    check_page(out)
+    check_new_file(out, "report.html")
     size = write_report(load(model), out, coordinates)
     if as_json:
         print_json({"model": str(model), "report": str(out), "bytes": size})
     else:
         messages().print(f"{out}: {size / 1024:.0f} KB, opens in any browser", soft_wrap=True)
-
-
-def check_page(out: Path) -> None:
-    """Raise `ParameterError` for a place that cannot hold a page: before the long work, not after it."""
-    if out.is_dir():
-        raise ParameterError(f"{out} is a directory, expected the name of a page: {out / 'report.html'}, for example")
-    if not out.absolute().parent.is_dir():
-        raise ParameterError(f"there is no directory {out.absolute().parent} for the page: make it first")
 
 
 def write_report(model: FittedModel, out: Path, coordinates: Path | None = None) -> int:

@@ -15,7 +15,7 @@ from fedkin.cli.shared.console import note, output, print_json
 from fedkin.cli.shared.kin_words import kin_document, kin_facts, kin_table
 from fedkin.cli.shared.model_words import gap_words, group_words, groups_table, model_document, note_lines
 from fedkin.cli.shared.options import flag
-from fedkin.cli.shared.tables import MOST_GROUPS, add_row, plain_table, print_facts
+from fedkin.cli.shared.tables import MOST_GROUPS, add_row, plain_table, print_facts, rounded
 from fedkin.errors import SolverError
 from fedkin.fitting import Comparison, FitOptions, FittedModel, FoldComparison
 from fedkin.kin import Kin
@@ -79,16 +79,12 @@ def _errors_table(
     table = plain_table("method", comparison.metric, "s.e.", "more than Fedkin", "s.e. of it", *more)
     best = min(means, key=lambda name: means[name])
     for name, mean in means.items():
-        apart = [f"{comparison.difference(name):+.2g}", _spread(comparison.difference_error(name))]
+        apart = [rounded(comparison.difference(name), sign=True), rounded(comparison.difference_error(name))]
         cells = ["-", "-"] if name == "Fedkin" else apart
-        extra = [f"{values[name]:.4g}" for values in more.values()]
-        spread = _spread(comparison.standard_error(name))
-        add_row(table, name, f"{mean:.4g}", spread, *cells, *extra, style="bold green" if name == best else "")
+        extra = [rounded(values[name], 4) for values in more.values()]
+        spread = rounded(comparison.standard_error(name))
+        add_row(table, name, rounded(mean, 4), spread, *cells, *extra, style="bold green" if name == best else "")
     return table
-
-
-def _spread(error: float) -> str:
-    return "-" if np.isnan(error) else f"{error:.2g}"
 
 
 def check_converged(model: FittedModel, how: FitOptions) -> None:
@@ -145,5 +141,5 @@ def _site_lines(comparison: Comparison) -> list[str]:
     worst = [u for u in np.argsort(np.where(known, gain, np.inf))[:3].tolist() if gain[u] < 0]
     if not worst:
         return [said]
-    named = ", ".join(f"{comparison.devices[u]} ({-gain[u]:+.3g})" for u in worst)
+    named = ", ".join(f"{comparison.devices[u]} ({rounded(-gain[u], 3, sign=True)})" for u in worst)
     return [said, f"most is lost at (error more by): {named}"]

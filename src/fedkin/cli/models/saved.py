@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from fedkin._base import AnyArray, Array, count
+from fedkin._base import AnyArray, Array, check_level, count
 from fedkin.cli.models.new_sites import models_of
 from fedkin.cli.shared.console import messages, output, print_json
 from fedkin.cli.shared.kin_words import Question, answer, kin_document, kin_facts, kin_table, spread_table
@@ -26,8 +26,8 @@ from fedkin.cli.shared.model_words import (
     origin_words,
 )
 from fedkin.cli.shared.options import Json, Model
-from fedkin.cli.shared.reading import read_table, rows_to_predict
-from fedkin.cli.shared.tables import add_row, plain_table, print_facts, schema_table
+from fedkin.cli.shared.reading import check_new_file, read_table, rows_to_predict
+from fedkin.cli.shared.tables import add_row, plain_table, print_facts, rounded, schema_table
 from fedkin.data import TableSchema, write_csv
 from fedkin.errors import ParameterError
 from fedkin.fitting import FittedModel, load
@@ -62,6 +62,10 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Predict rows with a fitted model, each with the model of its site."""
+    if level is not None:
+        check_level(level)
+    if out is not None:
+        check_new_file(out, "predictions.csv")
     fitted = load(model)
     column = site or fitted.options.get("device_column")
     if fitted.schema is None:
@@ -262,16 +266,11 @@ def _print_comparison(found: Mapping[str, Any]) -> None:
     """The comparison that was made when the model was fitted."""
     table = plain_table("method", str(found["metric"]), "s.e.", "more than Fedkin", "s.e. of it")
     for one in found["methods"]:
-        own = one["name"] == "Fedkin"
-        apart = ["-", "-"] if own else [_cell(one, "difference", "+.3g"), _cell(one, "difference_error", ".2g")]
-        add_row(table, str(one["name"]), _cell(one, "mean", ".4g"), _cell(one, "standard_error", ".2g"), *apart)
+        apart = [rounded(one.get("difference"), sign=True), rounded(one.get("difference_error"))]
+        cells = ["-", "-"] if one["name"] == "Fedkin" else apart
+        add_row(table, str(one["name"]), rounded(one.get("mean"), 4), rounded(one.get("standard_error")), *cells)
     console = output()
     console.print("Error of predictions of rows that were held out, when the model was fitted", style="bold")
     console.print("(lower is better)")
     console.print(table)
     console.print(str(found.get("verdict", "")), soft_wrap=True)
-
-
-def _cell(line: Mapping[str, Any], key: str, form: str) -> str:
-    value = line.get(key)
-    return "-" if value is None else format(value, form)

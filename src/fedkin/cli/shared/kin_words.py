@@ -63,7 +63,7 @@ def graph_use_words(model: FittedModel) -> dict[str, str]:
     kin, names = model.kin, model.options.get("covariates")
     assert kin is not None
     rates = ""
-    if kin.rates is not None:
+    if kin.rates is not None and kin.graph_use in ("used", "inverted"):
         rates = f" (edges: {kin.rates[0]:.0%} of pairs inside groups, {kin.rates[1]:.0%} between)"
     if names and kin.graph_use in _COVARIATES:
         return {"covariates": f"{', '.join(names)}: {_COVARIATES[kin.graph_use]}{rates}"}
@@ -100,7 +100,7 @@ def kin_table(kin: Kin) -> Table:
             table,
             str(k + 1),
             str(len(group)),
-            f"{inside[k]:.2f}",
+            f"{inside[k]:.2f}" if len(group) > 1 else "-",
             members([kin.devices[u] for u in group], 60),
         )
     rest = int((labels >= MOST_GROUPS).sum())

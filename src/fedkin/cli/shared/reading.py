@@ -23,7 +23,7 @@ from fedkin.data import (
     read_directory,
     row_places,
 )
-from fedkin.errors import DataError, FedkinError, TableWarning
+from fedkin.errors import DataError, FedkinError, ParameterError, TableWarning
 from fedkin.fitting import FittedModel
 
 
@@ -45,6 +45,14 @@ def check_exists(path: Path) -> None:
     if not path.exists() and not has_magic(str(path)):
         near = near_name(path.name, _siblings(path), 0.8)
         raise DataError(f"there is no file or directory {path}{near}: check the path")
+
+
+def check_new_file(out: Path, example: str) -> None:
+    """Raise `ParameterError` for a place that cannot hold a file: before the long work, not after it."""
+    if out.is_dir():
+        raise ParameterError(f"{out} is a directory, expected the name of a file: {out / example}, for example")
+    if not out.absolute().parent.is_dir():
+        raise ParameterError(f"there is no directory {out.absolute().parent} for {out.name}: make it first")
 
 
 def agreed_federation(path: Path, device: str | None, schema: Schema) -> Federation:

@@ -44,6 +44,20 @@ def add_row(table: Table, *cells: str, style: str = "") -> None:
     table.add_row(*(Text(cell, style=style) for cell in cells))
 
 
+def rounded(value: float | None, digits: int = 2, sign: bool = False) -> str:
+    """A number with so many digits that count, "-" where there is none; an exponent only where it saves space.
+
+    Examples
+    --------
+    >>> rounded(189.3), rounded(189.3, sign=True), rounded(0.0123456, 3), rounded(1.23e9), rounded(None)
+    ('190', '+190', '0.0123', '1.2e+09', '-')
+    """
+    if value is None or value != value:
+        return "-"
+    text = f"{value:{'+' if sign else ''}.{digits}g}"
+    return f"{float(text):{'+' if sign else ''}.0f}" if "e+" in text and abs(value) < 1e6 else text
+
+
 def members(group: Sequence[Hashable], room: int = _ROOM) -> str:
     """The ids of a group, as many as there is room for."""
     words = [str(device) for device in group]

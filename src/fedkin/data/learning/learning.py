@@ -97,7 +97,7 @@ class _Learning:
         raise_findings(self.findings)
         kept, gaps = self._complete(known)
         if not kept.size:
-            raise DataError("a federation needs at least one row, got none")
+            raise DataError("there are no rows, at least one row is needed")
         if self.roles.features is None and self.roles.target is not None:
             known = self._telling(known, kept)
         if not known and self.roles.features is None:

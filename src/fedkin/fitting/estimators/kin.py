@@ -75,7 +75,8 @@ class KinRegressor(_Kin, PerDeviceRegressor):
         A row per site, in the order of `devices_`.
     intercept_ : array (V,)
     clusters_ : int array (V,)
-        Groups that are resolved; where none are, every site is its own.
+        Groups that are resolved; where none are, every site is its own, also where all may be equal: estimates differ
+        as far as the rows leave open. `kin_.probability` has who is kin, and how likely.
     graph_ : Graph
         The graph that was given, that of the covariates, or one without edges.
     model_ : FittedModel

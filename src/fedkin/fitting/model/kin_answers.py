@@ -100,8 +100,9 @@ class KinAnswers:
             Probability that the intervals promise, on average over sites.
         target : "mean" or "observation"
             New observations have noise of their own (linear and Poisson losses). Of classes, the mean is the
-            probability of the second one, as in `predict_proba`; intervals are of the probabilities that are possible,
-            so that at low levels their mean need not be inside.
+            probability of the second one, as in `predict_proba`, and intervals are of the probabilities that are
+            possible: what is possible is skewed where it is near 0 or 1, so their mean may lie in one of the tails.
+            The interval ends at the mean then, and is as probable as others, with tails that are not equal.
 
         Examples
         --------

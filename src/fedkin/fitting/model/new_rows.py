@@ -74,13 +74,13 @@ def position_of(device: Hashable, index: Mapping[Hashable, int]) -> int:
     if device in index:
         return index[device]
     alike = [known for known in index if str(known) == str(device)]
+    guess, cure = "", ". Fit again with rows of this site, or predict with a site like it"
     if alike:
-        cure = f"Did you mean {alike[0]!r} ({type(alike[0]).__name__} instead of {type(device).__name__})?"
-    else:
-        cure = "Fit again with rows of this site, or predict with a site like it"
+        kinds = f"{type(alike[0]).__name__} instead of {type(device).__name__}"
+        guess, cure = f" (did you mean {alike[0]!r}, {kinds}?)", ""
     raise UnknownDeviceError(
-        f"site {device!r} was not part of the fit, so it has no model; the {len(index)} known sites are "
-        f"{listed(index)}. {cure}"
+        f"site {device!r}{guess} was not part of the fit, so it has no model; the {len(index)} known sites are "
+        f"{listed(index)}{cure}"
     )
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedkin._base import Array
+from fedkin._base import Array, check_level
 from fedkin.data import Federation
-from fedkin.errors import ParameterError
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import prepare
@@ -46,8 +45,7 @@ def naive_confint(model: FittedModel, federation: Federation, level: float = 0.9
     """
     from scipy.special import ndtri  # slow to load
 
-    if not 0 < level < 1:
-        raise ParameterError(f"level must lie between 0 and 1, got {level!r}")
+    check_level(level)
     options = FitOptions(model.loss, fit_intercept=model.fit_intercept, standardize=False)
     rows = prepare(federation.subset(model.devices), options).rows
     pooled = Federation.from_arrays(rows.X, rows.y, model.clusters[rows.device_index], offset=rows.offset)

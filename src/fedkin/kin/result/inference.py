@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 
-from fedkin._base import Array, Index, check_choice
+from fedkin._base import Array, Index, check_choice, check_level
 from fedkin.errors import DataError, ParameterError
 from fedkin.kin.result.combine import covariance_of_sum, difference_errors, unseen
 
@@ -255,8 +255,7 @@ def interval(estimate: Array, error: Array, level: float) -> Array:
     """Normal intervals ``(..., 2)``."""
     from scipy.special import ndtri
 
-    if not 0 < level < 1:
-        raise ParameterError(f"level must lie between 0 and 1, got {level!r}")
+    check_level(level)
     half = ndtri(0.5 + level / 2) * error
     return np.stack([estimate - half, estimate + half], axis=-1)
 
@@ -349,8 +348,9 @@ def predicted(kin: Kin, X: Array, theta: Array, covariance: Array, noise: float,
     def response(values: Array) -> Array:
         return np.asarray(loss.response(values[:, None])).reshape(len(values), -1)[:, 0]
 
+    averaged = loss.averaged_predictor(eta[:, None], (error**2)[:, None, None])[:, 0]
     if how.target == "mean":
-        low, high = (response(end) for end in np.moveaxis(interval(eta, error, how.level), 1, 0))
+        low, high = (response(end) for end in _around(eta, error, averaged, how.level))
     elif kin.loss.noise == "normal":
         low, high = np.moveaxis(interval(eta, np.sqrt(error**2 + noise), how.level), 1, 0)
     elif kin.loss.noise == "poisson":
@@ -359,7 +359,26 @@ def predicted(kin: Kin, X: Array, theta: Array, covariance: Array, noise: float,
         raise ParameterError(
             f'there are no intervals for new observations of the {kin.loss.name} loss: take target="mean"'
         )
-    return Predicted(response(loss.averaged_predictor(eta[:, None], (error**2)[:, None, None])[:, 0]), low, high)
+    return Predicted(response(averaged), low, high)
+
+
+def _around(eta: Array, error: Array, averaged: Array, level: float) -> tuple[Array, Array]:
+    """Ends ``(n,)`` of an interval that normal predictors lie in with probability ``level``, ``averaged`` inside.
+
+    Its tails are equal, unless ``averaged`` lies in one of them. Then that end is ``averaged``, and the other one comes
+    nearer by as much as keeps the probability.
+    """
+    from scipy.special import ndtr, ndtri
+
+    low, high = np.moveaxis(interval(eta, error, level), 1, 0)
+    away = np.abs(averaged - eta) / np.where(error > 0, error, np.inf)
+    # the share of predictors on the near side of averaged is more than the level
+    other = ndtri(np.maximum(ndtr(away) - level, (1 - level) / 2)) * error
+    above, below = averaged > high, averaged < low
+    return (
+        np.where(above, eta + other, np.where(below, averaged, low)),
+        np.where(below, eta - other, np.where(above, averaged, high)),
+    )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fedkin._base import Array, Index, check_choice, count, html_card, some_of
-from fedkin.data import Rows
+from fedkin.data import Rows, device_id
 from fedkin.errors import ParameterError, UnknownDeviceError
 from fedkin.graph import Graph
 from fedkin.kin.diagnostics import effective_size, split_rhat
@@ -220,6 +220,7 @@ class Kin(Inference):
 
     def position(self, device: Hashable) -> int:
         """Where a site is in ``devices``."""
+        device = device_id(device)
         try:
             return self.devices.index(device)
         except ValueError:

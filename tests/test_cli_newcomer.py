@@ -1,0 +1,168 @@
+"""What people meet who try the command line on a table of their own: remarks, hints, and numbers that agree."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedkin
+from fedkin.cli import main
+from fedkin.cli.shared.kin_words import graph_use_words, kin_table
+from fedkin.datasets import paper_design
+from fedkin.errors import DataError, ParameterError, UnknownDeviceError
+from fedkin.kin import covariate_graph, covariate_remarks
+from fedkin.kin.result.inference import How, predicted
+
+FIT = ["--site", "site", "--target", "y", "--test-size", "0"]
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A function that writes ``rows.csv`` of five sites; its argument changes the target of a site's row."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(change=lambda site, row, y: y) -> str:
+        rng = np.random.default_rng(0)
+        lines = ["site,x,y"]
+        for site in range(5):
+            for row in range(14):
+                y = int(rng.random() < 0.5)
+                lines.append(f"s{site},{rng.normal():.3f},{change(site, row, y)}")
+        Path("rows.csv").write_text("\n".join(lines) + "\n")
+        return "rows.csv"
+
+    return write
+
+
+def said(capsys, *words: str) -> str:
+    main([str(word) for word in words])
+    found = capsys.readouterr()
+    return " ".join((found.out + found.err).split())
+
+
+def test_a_model_that_will_be_replaced_is_told_of_first(table, capsys):
+    assert "it will be replaced" not in said(capsys, "fit", table(), *FIT)
+    assert main(["fit", table(), *FIT]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "note: fedkin-model has a model of 5 sites: it will be replaced (--out DIR keeps both)"
+
+
+def test_a_site_with_one_class_is_named(table, capsys):
+    found = said(capsys, "fit", table(lambda site, row, y: 0 if site == 1 else y), *FIT)
+    assert "has one class only at site 's1'" in found
+    found = said(capsys, "fit", table(lambda site, row, y: "no" if site == 1 else ("yes" if y else "no")), *FIT)
+    assert "has one class only at site 's1'" in found
+
+
+def test_a_stray_value_beside_zeros_and_ones_is_pointed_at(table, capsys):
+    found = said(capsys, "fit", table(lambda site, row, y: 2 if (site, row) == (3, 5) else y), *FIT)
+    assert "is 0 or 1 but for one of 70 rows (2 at site 's3'): a typing error?" in found
+    # values that are not rare are no errors
+    assert "a typing error" not in said(capsys, "fit", table(lambda site, row, y: 2 if row == 5 else y), *FIT)
+
+
+def test_a_header_alone_has_no_rows(table, capsys):
+    Path("head.csv").write_text("site,x,y\n")
+    assert "head.csv: there are no rows, at least one row is needed" in said(capsys, "fit", "head.csv", *FIT)
+
+
+@pytest.mark.parametrize(("old", "new"), [("--device", "--site"), ("--device=site", "--site")])
+def test_an_old_name_hints_at_the_new_one(table, capsys, old, new):
+    assert f"there is no option --device: it is called {new}" in said(capsys, "fit", table(), old, "site")
+
+
+def test_places_and_levels_of_predictions_are_checked_first(table, capsys, tmp_path):
+    assert main(["fit", table(), *FIT]) == 0
+    capsys.readouterr()
+    Path("folder").mkdir()
+    found = said(capsys, "predict", "fedkin-model", "rows.csv", "--out", "folder")
+    assert "folder is a directory, expected the name of a file: folder/predictions.csv, for example" in found
+    assert "there is no directory" in said(capsys, "predict", "fedkin-model", "rows.csv", "--out", "no/rows.csv")
+    for command in (["predict", "fedkin-model", "rows.csv"], ["inspect", "fedkin-model", "--site", "s0"]):
+        assert "level must lie between 0 and 1, got 95: say 0.95 for 95%" in said(capsys, *command, "--level", "95")
+
+
+def test_remarks_on_covariates(table, capsys):
+    Path("sites.csv").write_text("site,beds,country\ns0,10,DE\ns1,20,DE\ns2,twelve,DE\ns3,30,DE\ns4,10,DE\n")
+    found = said(capsys, "fit", table(), *FIT, "--covariates", "sites.csv")
+    assert "sites.csv: 'beds' is read as labels, since 'twelve' (site 's2') is no number" in found
+    assert "sites.csv: 'country' is the same for all sites and tells nothing" in found
+    if "ignored" in found:
+        assert "edges:" not in found
+    found = said(capsys, "fit", table(), *FIT, "--covariates", ".")
+    assert "--covariates: . is a directory, expected a file with a line for each site" in found
+    assert covariate_remarks({"a": {"n": 1.0, "t": "x"}, "b": {"n": 2.0, "t": "x"}, "c": {"n": 2.0, "t": "y"}}) == []
+    with pytest.raises(DataError, match="covariates have 1 row, and there are 3 sites: give one row for each site"):
+        covariate_graph(np.ones((1, 2)), ("a", "b", "c"))
+
+
+def test_the_same_numbers_in_fit_and_inspect(table, capsys):
+    """Differences of hundreds are written out, in both places alike."""
+    rng = np.random.default_rng(1)
+    path = table(lambda site, row, y: round(float(100 * rng.normal() + 300 * site), 1))
+    fitted = said(capsys, "fit", path, "--site", "site", "--target", "y", "--repeats", "2")
+    shown = said(capsys, "inspect", "fedkin-model")
+    for name in ("Local", "Global", "Site intercepts"):
+        one, other = (re.findall(rf"{name} (-?\d\S* \S+ [-+]\S+ \S+)", text) for text in (fitted, shown))
+        assert len(one) == len(other) == 1
+        assert one == other
+        assert "e+0" not in one[0]
+
+
+def test_groups_of_one_site_have_no_probability():
+    design = paper_design(n_devices=9, n_samples=80, n_features=3, n_clusters=1, signal=1, seed=0)
+    rows = {site: design.federation[site] for site in range(9)}
+    y = {site: one.y + (30 * one.X[:, 0] if site == 4 else 0.0) for site, one in rows.items()}
+    kin = fedkin.find_kin(fedkin.Federation({site: (rows[site].X, y[site]) for site in rows}))
+    assert kin.resolved and sorted(np.bincount(kin.groups)) == [1, 8]
+    cells = list(kin_table(kin).columns[2].cells)
+    assert str(cells[1]) == "-" and float(str(cells[0])) > 0.5
+    with pytest.raises(UnknownDeviceError, match=r"^site 77 was not"):
+        kin.position(np.int64(77))
+
+
+@pytest.mark.parametrize("level", [0.05, 0.5, 0.95])
+def test_intervals_of_probabilities_hold_the_mean_and_what_they_promise(level):
+    """Small probabilities are skewed: their mean may lie beyond either end of an interval with equal tails."""
+    design = paper_design(n_devices=4, n_samples=30, n_features=2, n_clusters=1, seed=0, loss="logistic")
+    kin = fedkin.find_kin(design.federation, loss="logistic")
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(400, 2)) * np.linspace(0, 40, 400)[:, None]
+    theta, covariance = np.array([1.0, 0.5]), np.array([[0.3, 0.1], [0.1, 0.4]])
+    found = predicted(kin, X, theta, covariance, 1.0, How(level, "mean"))
+    assert (found.low <= found.mean).all() and (found.mean <= found.high).all()
+    plain = predicted(kin, X[:5], theta, 1e-6 * covariance, 1.0, How(level, "mean"))
+    error = np.sqrt(np.einsum("np,pq,nq->n", X[:5], 1e-6 * covariance, X[:5]))
+    draws = X[:5] @ theta + error * rng.normal(size=(20_000, 5))
+    inside = ((1 / (1 + np.exp(-draws)) >= plain.low) & (1 / (1 + np.exp(-draws)) <= plain.high)).mean(axis=0)
+    np.testing.assert_allclose(inside[1:], level, atol=0.02)
+    # where equal tails would leave the mean out, too
+    wide = slice(20, 60)
+    error = np.sqrt(np.einsum("np,pq,nq->n", X[wide], covariance, X[wide]))
+    draws = 1 / (1 + np.exp(-(X[wide] @ theta + error * rng.normal(size=(20_000, 40)))))
+    inside = ((draws >= found.low[wide]) & (draws <= found.high[wide])).mean(axis=0)
+    np.testing.assert_allclose(inside, level, atol=0.02)
+    with pytest.raises(ParameterError, match=r"say 0\.9 for 90%"):
+        predicted(kin, X, theta, covariance, 1.0, How(90, "mean"))
+
+
+def test_predicted_probabilities_lie_inside_their_intervals(table, capsys):
+    """Those of the command line, in a file; a site whose rows say little has skewed ones."""
+    assert main(["fit", table(lambda site, row, y: int(row == 0)), *FIT]) == 0
+    assert main(["predict", "fedkin-model", "rows.csv", "--level", "0.3", "--out", "out.csv"]) == 0
+    with Path("out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert all(float(row["low"]) <= float(row["probability:1"]) <= float(row["high"]) for row in rows)
+
+
+def test_rates_are_told_of_graphs_that_are_used_only():
+    design = paper_design(n_devices=20, n_samples=60, n_features=3, n_clusters=2, signal=2, seed=0)
+    from fedkin.fitting import fit_federation
+
+    model = fit_federation(design.federation, design.graph)
+    words = graph_use_words(model)["graph"]
+    assert words.startswith("used") and "edges:" in words
