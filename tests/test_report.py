@@ -287,6 +287,6 @@ def test_fit_and_report_write_the_same_page(tmp_path: Path, capsys: pytest.Captu
 
 def test_places_that_cannot_hold_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["report", str(tmp_path / "none"), "--out", str(tmp_path)]) == 2
-    assert "is a directory, expected the name of a page" in capsys.readouterr().err
+    assert "is a directory, expected the name of a file" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "none"), "--out", str(tmp_path / "no" / "page.html")]) == 2
     assert "make it first" in capsys.readouterr().err.replace("\n", " ")
