@@ -252,3 +252,28 @@ def test_spreads_of_slopes_do_not_come_out_as_nothing_where_the_likelihood_hardl
     assert 0.3 * error < found[0.5] < error < 2 * found[1.0]
     few = Quadratics(*(getattr(sums, name)[:2] for name in ("G", "c", "yy", "n")))
     assert fit_mixed(few, slope, dispersion=1.0).spread[0] < 1.0  # two sites do not hold against a prior that rises
+
+
+def test_the_freedom_of_spreads_costs_what_the_integral_over_them_does():
+    """A quadratic log likelihood of three log spreads: the integral over their differences by quadrature."""
+    peak, told = np.array([-3.0, -2.2, -2.6]), np.diag([4.0, 7.0, 2.0])
+    priors = Priors(likeness=0.7)
+    level = peak.mean()
+    turn = np.linalg.svd(np.ones((1, 3)))[2][1:]  # differences
+    grid = np.linspace(-6, 6, 801)
+    u, v = np.meshgrid(grid, grid, indexing="ij")
+    logs = level + u[..., None] * turn[0] + v[..., None] * turn[1]
+    density = np.exp(-0.5 * (u**2 + v**2) / 0.49) / (2 * np.pi * 0.49)
+
+    def evidence(centre):
+        off = logs - centre
+        return float(
+            (np.exp(-0.5 * np.einsum("abj,jk,abk->ab", off, told, off)) * density).sum() * np.diff(grid)[0] ** 2
+        )
+
+    # where likelihood and prior agree best, as a fit has it
+    best = np.linalg.solve(turn @ told @ turn.T + np.eye(2) / 0.49, turn @ told @ (peak - level)) @ turn + level
+    at_best = np.exp(-0.5 * (best - peak) @ told @ (best - peak))
+    expected = np.log(at_best) - np.log(evidence(peak))
+    assert priors.freedom(best, np.ones(3, dtype=bool), told) == pytest.approx(expected, rel=1e-6)
+    assert priors.freedom(best, np.array([True, False, False]), told) == 0.0

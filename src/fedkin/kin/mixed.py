@@ -171,8 +171,9 @@ def without_spread(sums: Quadratics, intercepts: Mask, model: MixedModel, *, lea
     """How probable it is that sites do not differ at all, given their losses and a model that was fitted to them.
 
     Both have the same prior probability. A spread costs half the logarithm of the number of sites for the level of the
-    intercepts' spreads and for that of the slopes' (as in the Bayesian information criterion). ``learned`` says
-    whether the noise is, and has to be learned anew.
+    intercepts' spreads and for that of the slopes' (as in the Bayesian information criterion), and what the slopes'
+    freedom to have spreads of their own costs (`Priors.freedom`). ``learned`` says whether the noise is, and has to be
+    learned anew.
     """
     if (some := _some_sites(sums)) is not None:
         return without_spread(sums.take(some), intercepts, replace(model, noise=model.noise[some]), learned=learned)
@@ -183,7 +184,11 @@ def without_spread(sums: Quadratics, intercepts: Mask, model: MixedModel, *, lea
     alone = evidence.solve(evidence.maximise(start, spread=LEAST_LOG))
     levels = int(intercepts.any()) + int((~intercepts).any())
     gain = evidence.solve(model.parameters).log_likelihood - alone.log_likelihood
-    return OneModel(float(gain - 0.5 * levels * np.log(sums.n_sites)), alone.mean, alone.covariance)
+    told = evidence.information(model.parameters)
+    cost = 0.5 * levels * np.log(sums.n_sites) + evidence.priors.freedom(
+        model.parameters[: len(told)], ~intercepts, told
+    )
+    return OneModel(float(gain - cost), alone.mean, alone.covariance)
 
 
 def _some_sites(sums: Quadratics) -> Index | None:
@@ -331,6 +336,12 @@ class _Evidence:
         gradient[:p] += pull
         information[:p, :p] += curvature
         return -value - held, -gradient, information
+
+    def information(self, parameters: Array) -> Array:
+        """What the likelihood alone tells about log spreads ``(p, p)``, expected."""
+        p = self.sums.n_params
+        held = self.priors.of(parameters[:p], self.slopes, self.sums.n_sites)[2]
+        return np.asarray(self._negative(parameters)[2][:p, :p] - held)
 
     def model(self, parameters: Array) -> MixedModel:
         at, p = self.solve(parameters), self.sums.n_params

@@ -64,3 +64,17 @@ class Priors:
             gradient -= (logs - centre) / width**2
             curvature += np.eye(len(logs)) / width**2
         return value, gradient, curvature
+
+    def freedom(self, logs: Array, slopes: Mask, information: Array) -> float:
+        """What the log evidence is less by because slopes have spreads of their own, which the likelihood does not say.
+
+        Laplace's approximation of the integral over the log spreads' differences, about which the likelihood tells
+        ``information (p, p)``: the log prior where they are, and how much narrower than the prior they are known.
+        """
+        if slopes.sum() < 2 or not np.isfinite(self.likeness):
+            return 0.0
+        apart = (logs[slopes] - logs[slopes].mean()) / self.likeness
+        told = information[np.ix_(slopes, slopes)] * self.likeness**2
+        told = told - told.mean(axis=0)
+        told = told - told.mean(axis=1)[:, None]
+        return float(0.5 * apart @ apart + 0.5 * np.linalg.slogdet(np.eye(len(told)) + told)[1])
