@@ -19,6 +19,8 @@ SWEEPS, PARTITIONS = 20, 6
 LEAST, FAR = 1e-3, 8.0
 #: Noise may be smaller or larger by these factors than before groups were found.
 FACTORS = np.geomspace(0.1, 1e5, 41)
+#: How far around a factor a better one is looked for, and where noise is less if sites differ inside groups.
+NEAR, FEWER = np.geomspace(0.75, 1.35, 25), np.array([1.0, 0.87, 0.75])
 
 
 class Kept(NamedTuple):
@@ -108,24 +110,29 @@ class Whole:
         ``misfit`` is what they leave where effects are 0, in units of the noise. The share of the spread inside groups
         and the noise explain much of the same: both are asked, the share from none on, as long as more is better.
         """
-        part, factors = self._partitions(chains, 0.0)[0], FACTORS
-        best, found = -np.inf, 1.0
-        for r, share in enumerate(SHARES[:-1]):
-            logs = LOG_SHARES[r] + np.array([self._log_noisy(part, one, float(share), n, misfit) for one in factors])
-            k = int(np.argmax(logs))
-            if logs[k] < best:
-                break
-            best, found = float(logs[k]), float(factors[k])
-            if not r and 0 < k < len(factors) - 1:  # without a share it costs little to be exact
-                bend = logs[k - 1] - 2 * logs[k] + logs[k + 1]
-                found *= (factors[1] / factors[0]) ** (0.5 * (logs[k - 1] - logs[k + 1]) / min(bend, -1e-9))
-            factors = found * np.array([1.0, 0.87, 0.75])
-        return found
+        part = self._partitions(chains, 0.0)[0]
 
-    def _log_noisy(self, part: _Part, factor: float, share: float, n: float, misfit: float) -> float:
-        V, d = self.c.shape
-        less = replace(self, W=self.W.scaled(np.ones(d), np.full(V, 1.0 / factor)), c=self.c / factor)
-        return part.log_evidence(less._within(share)) - 0.5 * float(n * np.log(factor) + misfit / factor)
+        plain = [(self.W.sum(mine), self.c[mine].sum(axis=0)) for mine in part.members()]
+
+        def log_noisy(factor: float, r: int) -> float:
+            free = -0.5 * float(n * np.log(factor) + misfit / factor) + float(LOG_SHARES[r])
+            if not r:  # without a share, sums of groups are only scaled
+                return free + part.log_centres([(Q / factor, e / factor) for Q, e in plain])
+            V, d = self.c.shape
+            less = replace(self, W=self.W.scaled(np.ones(d), np.full(V, 1.0 / factor)), c=self.c / factor)
+            return free + part.log_evidence(less._within(float(SHARES[r])))
+
+        def asked(factors: Array, r: int) -> tuple[float, float]:
+            return max((log_noisy(float(one), r), float(one)) for one in factors)
+
+        _, found = asked(FACTORS, 0)  # without a share it costs little to be exact
+        best, found = asked(found * NEAR, 0)
+        for r in range(1, len(SHARES) - 1):
+            log, factor = asked(found * FEWER, r)
+            if log < best:
+                break
+            best, found = log, factor
+        return found
 
     def basis(self) -> Array:
         """An orthonormal basis ``(d, d)`` that begins with the sampled directions."""
@@ -206,25 +213,36 @@ class _Part(NamedTuple):
     m: Array
     w: Array
 
-    def groups(self, inside: _Inside) -> list[tuple[Index, Array, Array]]:
-        """Members of each group, and what they say about its centre: precision ``(d, d)`` and pull ``(d,)``."""
-        members = [np.flatnonzero(self.z == group) for group in range(int(self.z.max()) + 1)]
+    def members(self) -> list[Index]:
+        """Of each group."""
+        return [np.flatnonzero(self.z == group) for group in range(int(self.z.max()) + 1)]
+
+    def with_prior(self, sums: list[tuple[Array, Array]]) -> list[tuple[Array, Array]]:
+        """What is known about each centre, precision ``(d, d)`` and pull ``(d,)``, from what its members say."""
         precision = np.eye(len(self.turn)) + (self.turn * (1.0 / self.w - 1.0)) @ self.turn.T
         pull = self.turn @ (self.m / self.w)
-        return [(mine, inside.H.sum(mine) + precision, inside.c[mine].sum(axis=0) + pull) for mine in members]
+        return [(Q + precision, e + pull) for Q, e in sums]
 
-    def log_evidence(self, inside: _Inside) -> float:
-        """But for a constant of the partition."""
-        log = inside.log
-        for _, Q, e in self.groups(inside):
+    def sums(self, inside: _Inside) -> list[tuple[Array, Array]]:
+        """What the members of each group say about its centre."""
+        return [(inside.H.sum(mine), inside.c[mine].sum(axis=0)) for mine in self.members()]
+
+    def log_centres(self, sums: list[tuple[Array, Array]]) -> float:
+        """The log evidence of what groups say about their centres, but for a constant of the partition."""
+        log = 0.0
+        for Q, e in self.with_prior(sums):
             root = np.linalg.cholesky(0.5 * (Q + Q.T))
             log += 0.5 * float((np.linalg.solve(root, e) ** 2).sum()) - float(np.log(np.diag(root)).sum())
         return log
 
+    def log_evidence(self, inside: _Inside) -> float:
+        """But for a constant of the partition."""
+        return inside.log + self.log_centres(self.sums(inside))
+
     def add_effects(self, inside: _Inside, chance: float, total: Array) -> Array:
         """Means ``(V, d)`` of effects; adds ``chance`` times their covariances to ``total (V, d, d)``."""
         share, H, mean = inside.share, inside.H, inside.share * inside.c
-        for mine, Q, e in self.groups(inside):
+        for mine, (Q, e) in zip(self.members(), self.with_prior(self.sums(inside)), strict=True):
             C = np.asarray(np.linalg.inv(Q))
             C = 0.5 * (C + C.T)
             centre = C @ e
