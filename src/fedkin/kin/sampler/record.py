@@ -15,6 +15,8 @@ from fedkin.kin.sampler.walk import Walk
 TRACED = 5_000
 #: Sweeps from one whose covariances given the partition are computed to the next.
 THIN = 5
+#: Up to this many sites matrices are kept from one sweep to the next.
+FEW = 300
 
 
 class Record:
@@ -37,12 +39,23 @@ class Record:
         self.z: Index = np.zeros((keep, V), dtype=np.int32)
         self.m, self.w = np.zeros((keep, p)), np.zeros((keep, p))
         self.best: Index = np.zeros(V, dtype=np.int64)
+        self._lefts: dict[int, Array] = {}  # what `_left` has made, where there are few sites
 
     def covariance(self, some: int) -> Array:
         """Covariances ``(some, T)`` of the first sites' effects (upper triangles) in this chain."""
         n, (i, j) = len(self.z), triangle(self.b.shape[1])
         middle = self.b[:some] / n
         return np.asarray(self.moments[:some] / n - middle[:, i] * middle[:, j])
+
+    def _left(self, walk: Walk, part: slice) -> Array:
+        """``I - rho H_u (n, p, p)``: what sites leave of their group's centre, at the share rho of the spread inside."""
+        number, p = walk.state.share, self.b.shape[1]
+        if number in self._lefts:
+            return self._lefts[number]
+        made = np.asarray(np.eye(p) - SHARES[number] * unpacked(walk.sums[part, :-p], p))
+        if len(self.b) <= FEW:
+            self._lefts[number] = made
+        return made
 
     def keep(self, walk: Walk, s: int) -> None:
         """Add effects given the partition as line ``s``: groups' means plus what sites say about their own effects."""
@@ -55,7 +68,7 @@ class Record:
             labels, sums = walk.labels[part], walk.sums[part]
             b = walk.mean[labels]
             if share > 0:
-                B = np.eye(p) - share * unpacked(sums[:, :-p], p)
+                B = self._left(walk, part)
                 b = apply(B, b) + share * sums[:, -p:]
             self.some[part, s % THIN] = b
             if spread is not None:
