@@ -33,7 +33,7 @@ class Record:
         full = V if keep else 0
         pairs = full if V <= MOST_PAIRS else 0
         self.b = np.zeros((full, p))
-        self.some = np.zeros((full, THIN, p))  # effects of sweeps whose sums are still to be taken
+        self.some = np.zeros((full, THIN if V <= FEW else 1, p))  # effects of sweeps whose sums are still to be taken
         self.moments, self.same = np.zeros((full, p * (p + 1) // 2)), np.zeros((pairs, pairs))
         self.trace, self.means = np.zeros((keep, 5)), np.zeros((keep, min(full, max(TRACED // p, 1)), p))
         self.z: Index = np.zeros((keep, V), dtype=np.int32)
@@ -48,7 +48,7 @@ class Record:
         return np.asarray(self.moments[:some] / n - middle[:, i] * middle[:, j])
 
     def _left(self, walk: Walk, part: slice) -> Array:
-        """``I - rho H_u (n, p, p)``: what sites leave of their group's centre, at the share rho of the spread inside."""
+        """``I - rho H_u (n, p, p)``: what sites leave of a group's centre at the share rho of the spread inside."""
         number, p = walk.state.share, self.b.shape[1]
         if number in self._lefts:
             return self._lefts[number]
@@ -61,7 +61,8 @@ class Record:
         """Add effects given the partition as line ``s``: groups' means plus what sites say about their own effects."""
         state, n = walk.state, len(self.z)
         V, p = self.b.shape
-        share, last = SHARES[state.share], s % THIN == THIN - 1 or s == n - 1
+        share, held = SHARES[state.share], s % self.some.shape[1]
+        full = held == self.some.shape[1] - 1 or s == n - 1
         spread, stands_for = (walk.spread() if s % THIN == 0 else None), n / len(range(0, n, THIN))
         for start in range(0, V, CHUNK):
             part = slice(start, start + CHUNK)
@@ -70,12 +71,12 @@ class Record:
             if share > 0:
                 B = self._left(walk, part)
                 b = apply(B, b) + share * sums[:, -p:]
-            self.some[part, s % THIN] = b
+            self.some[part, held] = b
             if spread is not None:
                 own = packed(share * B + B @ spread[labels] @ B) if share > 0 else packed(spread)[labels]
                 self.moments[part] += stands_for * own
-            if last:
-                some = self.some[part, : s % THIN + 1]
+            if full:
+                some = self.some[part, : held + 1]
                 self.b[part] += some.sum(axis=1)
                 self.moments[part] += packed(np.swapaxes(some, 1, 2) @ some)
             self.means[s, part] = b[: max(self.means.shape[1] - start, 0)]
