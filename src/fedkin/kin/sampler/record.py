@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from fedkin._base import Array, Index
-from fedkin.kin.kernels.bundles import packed, triangle, unpacked
-from fedkin.kin.options import MOST_PAIRS, SHARES
+from fedkin.kin.kernels.bundles import packed, triangle
+from fedkin.kin.options import MANY_SITES, MOST_PAIRS, SHARES
 from fedkin.kin.quadratics import apply
 from fedkin.kin.sampler.sites import CHUNK
 from fedkin.kin.sampler.walk import Walk
@@ -15,8 +15,6 @@ from fedkin.kin.sampler.walk import Walk
 TRACED = 5_000
 #: Sweeps from one whose covariances given the partition are computed to the next.
 THIN = 5
-#: Up to this many sites matrices are kept from one sweep to the next.
-FEW = 300
 
 
 class Record:
@@ -33,29 +31,18 @@ class Record:
         full = V if keep else 0
         pairs = full if V <= MOST_PAIRS else 0
         self.b = np.zeros((full, p))
-        self.some = np.zeros((full, THIN if V <= FEW else 1, p))  # effects of sweeps whose sums are still to be taken
+        self.some = np.zeros((full, THIN if V < MANY_SITES else 1, p))  # of sweeps whose sums are still to be taken
         self.moments, self.same = np.zeros((full, p * (p + 1) // 2)), np.zeros((pairs, pairs))
         self.trace, self.means = np.zeros((keep, 5)), np.zeros((keep, min(full, max(TRACED // p, 1)), p))
         self.z: Index = np.zeros((keep, V), dtype=np.int32)
         self.m, self.w = np.zeros((keep, p)), np.zeros((keep, p))
         self.best: Index = np.zeros(V, dtype=np.int64)
-        self._lefts: dict[int, Array] = {}  # what `_left` has made, where there are few sites
 
     def covariance(self, some: int) -> Array:
         """Covariances ``(some, T)`` of the first sites' effects (upper triangles) in this chain."""
         n, (i, j) = len(self.z), triangle(self.b.shape[1])
         middle = self.b[:some] / n
         return np.asarray(self.moments[:some] / n - middle[:, i] * middle[:, j])
-
-    def _left(self, walk: Walk, part: slice) -> Array:
-        """``I - rho H_u (n, p, p)``: what sites leave of a group's centre at the share rho of the spread inside."""
-        number, p = walk.state.share, self.b.shape[1]
-        if number in self._lefts:
-            return self._lefts[number]
-        made = np.asarray(np.eye(p) - SHARES[number] * unpacked(walk.sums[part, :-p], p))
-        if len(self.b) <= FEW:
-            self._lefts[number] = made
-        return made
 
     def keep(self, walk: Walk, s: int) -> None:
         """Add effects given the partition as line ``s``: groups' means plus what sites say about their own effects."""
@@ -69,7 +56,7 @@ class Record:
             labels, sums = walk.labels[part], walk.sums[part]
             b = walk.mean[labels]
             if share > 0:
-                B = self._left(walk, part)
+                B = walk.left(part)
                 b = apply(B, b) + share * sums[:, -p:]
             self.some[part, held] = b
             if spread is not None:

@@ -98,6 +98,7 @@ class Walk:
             np.zeros(4 + self.course.partitions.shape[1]),
             sites.k.sum(axis=1),
         )
+        self.lefts: dict[int, Array] = {}
         self.collect()
 
     def collect(self) -> None:
@@ -208,6 +209,19 @@ class Walk:
         p = len(self.state.m)
         precision = unpacked(self.groups.sums[self.live // LANES, :-p, self.live % LANES], p)
         return np.asarray(np.linalg.inv(precision + np.diag(self.prior.precision)))
+
+    def left(self, part: slice) -> Array:
+        """``I - rho H_u (n, p, p)``: what some sites leave of a group's centre at the share rho of the spread inside.
+
+        Few sites have them kept from one sweep to the next.
+        """
+        number, p = self.state.share, len(self.state.m)
+        if number in self.lefts:
+            return self.lefts[number]
+        made = np.asarray(np.eye(p) - SHARES[number] * unpacked(self.sums[part, :-p], p))
+        if len(self.alone) < MANY_SITES:
+            self.lefts[number] = made
+        return made
 
     def _set_phi(self, centres: Array) -> None:
         """What makes a site's sums its log likelihood at the groups' centres."""
