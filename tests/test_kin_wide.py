@@ -112,7 +112,7 @@ def test_noise_is_not_explained_by_coefficients():
     # twice the noise has spreads of its own
     sums, free = in_units(RowSource(made, "linear")), np.zeros(60, dtype=bool)
     model = fit_mixed(sums, free)
-    twice = with_noise(sums, free, model, 2.0)
+    twice = with_noise(sums, free, 2 * model.noise, model.parameters)
     np.testing.assert_allclose(twice.noise, 2 * model.noise)
     assert twice.spread.sum() < model.spread.sum()
 

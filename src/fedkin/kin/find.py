@@ -186,7 +186,9 @@ def _fit(
             factor = _noise_factor(sums, model, found)
             if abs(np.log(factor)) < NOISE_STEP:
                 break
-            model = with_noise(sums, free, model, factor)
+            noise, parameters = model.noise, model.parameters
+            del model, found  # of many coefficients they are large
+            model = with_noise(sums, free, noise * factor, parameters)
             found = find_groups(model, ~free, neighbours, seed, sampling)
         one = without_spread(sums, free, model, learned=dispersion is None)
         del first, sums

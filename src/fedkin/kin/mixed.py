@@ -140,12 +140,12 @@ def fit_mixed(
     return evidence.model(evidence.maximise(parameters))
 
 
-def with_noise(sums: Quadratics, intercepts: Mask, model: MixedModel, factor: float) -> MixedModel:
-    """The model with noises larger by a factor, and spreads that go with them."""
+def with_noise(sums: Quadratics, intercepts: Mask, noise: Array, parameters: Array) -> MixedModel:
+    """The model with these noises ``(V,)``, and spreads that go with them; ``parameters`` are where to begin."""
     evidence = _Evidence(sums, intercepts, None, Priors())
-    evidence.share = model.noise / np.exp(np.log(model.noise).mean())
-    start = model.parameters.copy()
-    start[-1] = evidence.held = float(np.log(model.noise).mean() + np.log(factor))
+    evidence.share = noise / np.exp(np.log(noise).mean())
+    start = parameters.copy()
+    start[-1] = evidence.held = float(np.log(noise).mean())
     if (some := _some_sites(sums)) is None:
         return evidence.model(evidence.maximise(start))
     few = _Evidence(sums.take(some), intercepts, None, Priors())
@@ -349,7 +349,9 @@ class _Evidence:
         precision = self.sums.G * at.weight[:, None, None]
         short = self.sums.short
         if isinstance(at.inverse, LowRank):
-            covariance = np.stack([outer * one for one in at.inverse.opened(at.covariance / outer)])
+            covariance = np.empty_like(precision)
+            for u, one in enumerate(at.inverse.opened(at.covariance / outer)):
+                covariance[u] = outer * one
         else:
             keep = at.root[:, None] * at.inverse / at.root  # I - C S
             covariance = outer * at.inverse + keep @ at.covariance @ np.swapaxes(keep, 1, 2)
