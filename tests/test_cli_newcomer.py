@@ -157,6 +157,12 @@ def test_predicted_probabilities_lie_inside_their_intervals(table, capsys):
     with Path("out.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert all(float(row["low"]) <= float(row["probability:1"]) <= float(row["high"]) for row in rows)
+    # in Python, too, to the last digit
+    model = fedkin.load("fedkin-model")
+    X, site = np.random.default_rng(0).normal(scale=30, size=(500, 1)), ["s0"] * 500
+    found, chance = model.predict_interval(X, site, level=0.6), model.predict_proba(X, site)[:, 1]
+    assert np.array_equal(found.mean, chance)
+    assert ((found.low <= chance) & (chance <= found.high)).all()
 
 
 def test_rates_are_told_of_graphs_that_are_used_only():

@@ -124,6 +124,9 @@ class KinAnswers:
             how = How(level, target, None if shift is None else shift[own])
             found = predicted(kin, rows[own], kin.theta[u], kin.covariance[u], float(kin.noise[u]), how)
             ends[:, own] = found.mean, found.low, found.high
+        if self._model.classes is not None:  # to the last digit what predict_proba gives, which rounds elsewhere
+            mean = self._model.predict_proba(X, device, offset)[:, 1]
+            ends = np.stack([mean, np.minimum(ends[1], mean), np.maximum(ends[2], mean)])
         return Predicted(*ends)
 
     def _open_predictor(self, rows: Array, position: Index) -> Array:
