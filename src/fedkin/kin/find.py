@@ -76,7 +76,8 @@ def find_kin(
         Of the sampler.
     sweeps : int
         Sweeps that each chain keeps, at least 4. By default 70, and up to 280 where chains disagree about few sites and
-        coefficients; 30 from 300 sites on.
+        coefficients; 30 from 300 sites on. Losses other than least squares are first expanded where shorter chains
+        (24 sweeps) say, which is all where these give groups no weight.
     chains : int
         Chains, at least 2 for diagnostics.
     start : Kin, Graph, mapping {site: label} or sequence of V labels, optional
