@@ -20,8 +20,8 @@ from fedkin.solvers import cross_validate_lam, lam_grid
 
 #: Powers of the spread that cross-validation chooses among: 0 leaves coefficients as they are.
 POWERS = (0.0, 0.5, 1.0)
-#: Levels by which a power is judged, and the relative gap of their solutions.
-LEVELS, ROUGH_GAP = 6, 1e-3
+#: Levels by which a power is judged, down to this share of the one that fuses all, and the gap of their solutions.
+LEVELS, SHARE, ROUGH_GAP = 5, 0.01, 1e-3
 #: No spread counts for less than this share of the largest.
 LEAST = 1e-3
 
@@ -93,7 +93,7 @@ def _loss(prepared: Prepared, graph: Graph, options: FitOptions) -> float:
         warnings.simplefilter("ignore", ConvergenceWarning)
         choice = cross_validate_lam(
             problem,
-            lam_grid(problem, LEVELS),
+            lam_grid(problem, LEVELS + 1, SHARE)[1:],
             folds=options.cv_folds,
             seed=options.seed,
             tol=ROUGH_GAP,
