@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -15,10 +16,15 @@ from fedkin.kin.options import SHARES
 from fedkin.kin.partitions import log_partitions, log_prior, most_groups
 
 
-def fitted(V, one, weight=None, **more):
-    """A small fit that says how probable it is that no site differs."""
+@cache
+def small_fit(V):
     made = paper_design(n_devices=V, n_samples=25, n_features=2, n_clusters=2, signal=0.7, seed=4)
-    kin = find_kin(made.federation, sweeps=30)
+    return find_kin(made.federation, sweeps=30)
+
+
+def fitted(V, one, weight=None, **more):
+    """A small fit that is told how probable it is that no site differs."""
+    kin = small_fit(V)
     given = {
         "one": one,
         "one_mean": kin.learned.mean + 0.1,

@@ -28,7 +28,8 @@ class Joined:
     Attributes
     ----------
     theta, covariance : arrays (p,), (p, p)
-        Posterior mean and covariance of its parameters; without rows, those of a site like the others.
+        Posterior mean and covariance of its parameters; without rows, those of a site like the others. That perhaps no
+        site differs at all counts, as far as its own rows allow.
     probability : array (V,)
         That it is kin with each site of the fit.
     precision, score : arrays (p, p), (p,)

@@ -98,7 +98,9 @@ class Kin(Inference):
         Standard deviation of each coefficient between sites.
     theta, covariance : arrays (V, p), (V, p, p)
         Posterior means and covariances of the sites' parameters, averaged over all groupings. Intervals from them
-        cover as often as they promise on average over sites; a site unlike all others is covered less often.
+        cover as often as they promise on average over sites; a site unlike all others is covered less often. Where
+        perhaps no site differs, means are averaged over that, and covariances are those of the likelier case: of one
+        model for all from a probability of 2/3 on.
     noise : array (V,)
         Noise variance of each site, or its dispersion.
     probability : array (V, V), or Pairs
