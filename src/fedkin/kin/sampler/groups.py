@@ -188,7 +188,7 @@ def _in_all_directions(
     for u in range(len(b)):  # one site after another: such arrays are large
         covariance[u] = outer_root * (covariance[u] + shrunk(whole.mixed[0], u, apart))
     theta, degrees = model.mean + root * b, float(np.vdot(model.precision, covariance))
-    F = root[:, None] * whole.basis()
+    F = np.diag(root)
     return Grouped(
         theta, covariance, degrees, spread, model.mean, open_mean, F, chosen, with_graph, other, kept=kept, whole=whole
     )

@@ -24,7 +24,7 @@ NEAR, FEWER = np.geomspace(0.75, 1.35, 25), np.array([1.0, 0.87, 0.75])
 
 
 class Kept(NamedTuple):
-    """Partitions and shares with their chances, in the coordinates of a basis: what `States` of a result holds."""
+    """Partitions and shares with their chances: what `States` of a result holds."""
 
     weight: Array  # (S,)
     share: Index  # (S,)
@@ -72,8 +72,9 @@ class Whole:
     def effects(self, chains: Chains, weight: float, scales: Array) -> tuple[Array, Array, Kept]:
         """Means ``(V, d)`` and covariances ``(V, d, d)``, given the weight of the model without groups.
 
-        In directions that were not sampled, groups have the spread of the mixed model. With the partitions by which
-        they were averaged, in the coordinates of `basis`.
+        Groups have the spread of the mixed model in all directions. Widths that were sampled are of directions which
+        the data have chosen: around the few that tell groups apart, centres look nearer to each other than they are.
+        With the partitions by which effects were averaged.
         """
         parts = self._partitions(chains, weight) if weight < 1 - LEAST else []
         odds = self._shares(parts)
@@ -94,7 +95,7 @@ class Whole:
                 if each > LEAST:
                     chances.append(each)
                     means.append(part.add_effects(inside, each, total))
-                    kept.append((each, r, part.z, part.m, part.w))
+                    kept.append((each, r, part.z))
         chance = np.array(chances) / sum(chances)
         middle = np.tensordot(chance, np.array(means), 1)
         total /= sum(chances)
@@ -134,38 +135,23 @@ class Whole:
             best, found = log, factor
         return found
 
-    def basis(self) -> Array:
-        """An orthonormal basis ``(d, d)`` that begins with the sampled directions."""
-        whole, _ = np.linalg.qr(np.concatenate([self.turn, np.eye(len(self.turn))], axis=1))
-        k = self.turn.shape[1]
-        return np.concatenate([self.turn, whole[:, k:]], axis=1)
-
-    def _kept(self, kept: list[tuple[float, int, Index, Array, Array]]) -> Kept:
+    def _kept(self, kept: list[tuple[float, int, Index]]) -> Kept:
         V, d = self.c.shape
-        m, w = np.zeros((len(kept), d)), np.ones((len(kept), d))
-        for s, (*_, mean, width) in enumerate(kept):
-            m[s, : len(mean)], w[s, : len(width)] = mean, width
-        weight = np.array([one[0] for one in kept])
+        weight, share = np.array([one[0] for one in kept]), np.array([one[1] for one in kept], dtype=np.int64)
         z = np.array([one[2] for one in kept], dtype=np.int64).reshape(len(kept), V)
-        return Kept(weight / weight.sum(), np.array([one[1] for one in kept], dtype=np.int64), z, m, w)
+        return Kept(weight / weight.sum(), share, z, np.zeros((len(kept), d)), np.ones((len(kept), d)))
 
     def _partitions(self, chains: Chains, weight: float) -> list[_Part]:
-        """The likeliest partitions of the chains; one that was drawn again counts once more, with mean widths."""
-        found: dict[bytes, list[tuple[float, Array, Array]]] = {}
+        """The likeliest partitions of the chains; one that was drawn again counts once more."""
+        found: dict[bytes, float] = {}
         for each, record in zip((1 - weight) * chains.weights, chains.records, strict=True):
             lines = np.unique(np.linspace(0, len(record.z) - 1, SWEEPS).astype(int)).tolist()
             for s in lines:
                 groups = np.unique(record.z[s], return_index=True, return_inverse=True)
                 z = np.argsort(np.argsort(groups[1]))[groups[2]].astype(np.int64)  # by first member
-                found.setdefault(z.tobytes(), []).append((each / len(lines), record.m[s], record.w[s]))
-        made = []
-        for z_bytes, drawn in sorted(found.items(), key=lambda item: -sum(one[0] for one in item[1]))[:PARTITIONS]:
-            share = np.array([one[0] for one in drawn])
-            m = np.average([one[1] for one in drawn], axis=0, weights=share)
-            w = np.exp(np.average([np.log(one[2]) for one in drawn], axis=0, weights=share))
-            z = np.frombuffer(z_bytes, np.int64)
-            made.append(_Part(float(share.sum()), z, self.turn, np.sqrt(self.stretch) * m, self.stretch * w))
-        return made
+                found[z.tobytes()] = found.get(z.tobytes(), 0.0) + float(each) / len(lines)
+        likeliest = sorted(found.items(), key=lambda item: -item[1])[:PARTITIONS]
+        return [_Part(chance, np.frombuffer(z_bytes, np.int64)) for z_bytes, chance in likeliest]
 
     def _shares(self, parts: list[_Part]) -> Array:
         """Probabilities ``(P, R)`` of the shares of the spread inside groups, learned anew: there is more to see.
@@ -202,36 +188,24 @@ class _Inside(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A partition ``z (V,)`` with its chance, and the prior of its groups' centres.
-
-    Means ``m (k,)`` and variances ``w (k,)`` in the directions ``turn (d, k)``, 0 and 1 in others.
-    """
+    """A partition ``z (V,)`` with its chance. Centres of groups have mean 0 and variance 1 in every direction."""
 
     chance: float
     z: Index
-    turn: Array
-    m: Array
-    w: Array
 
     def members(self) -> list[Index]:
         """Of each group."""
         return [np.flatnonzero(self.z == group) for group in range(int(self.z.max()) + 1)]
 
-    def with_prior(self, sums: list[tuple[Array, Array]]) -> list[tuple[Array, Array]]:
-        """What is known about each centre, precision ``(d, d)`` and pull ``(d,)``, from what its members say."""
-        precision = np.eye(len(self.turn)) + (self.turn * (1.0 / self.w - 1.0)) @ self.turn.T
-        pull = self.turn @ (self.m / self.w)
-        return [(Q + precision, e + pull) for Q, e in sums]
-
     def sums(self, inside: _Inside) -> list[tuple[Array, Array]]:
-        """What the members of each group say about its centre."""
+        """What the members of each group say about its centre: precision ``(d, d)`` and pull ``(d,)``."""
         return [(inside.H.sum(mine), inside.c[mine].sum(axis=0)) for mine in self.members()]
 
     def log_centres(self, sums: list[tuple[Array, Array]]) -> float:
         """The log evidence of what groups say about their centres, but for a constant of the partition."""
         log = 0.0
-        for Q, e in self.with_prior(sums):
-            root = np.linalg.cholesky(0.5 * (Q + Q.T))
+        for Q, e in sums:
+            root = np.linalg.cholesky(0.5 * (Q + Q.T) + np.eye(len(e)))
             log += 0.5 * float((np.linalg.solve(root, e) ** 2).sum()) - float(np.log(np.diag(root)).sum())
         return log
 
@@ -242,8 +216,8 @@ class _Part(NamedTuple):
     def add_effects(self, inside: _Inside, chance: float, total: Array) -> Array:
         """Means ``(V, d)`` of effects; adds ``chance`` times their covariances to ``total (V, d, d)``."""
         share, H, mean = inside.share, inside.H, inside.share * inside.c
-        for mine, (Q, e) in zip(self.members(), self.with_prior(self.sums(inside)), strict=True):
-            C = np.asarray(np.linalg.inv(Q))
+        for mine, (Q, e) in zip(self.members(), self.sums(inside), strict=True):
+            C = np.asarray(np.linalg.inv(Q + np.eye(len(e))))
             C = 0.5 * (C + C.T)
             centre = C @ e
             for u in mine.tolist():
