@@ -11,6 +11,7 @@ from exact_checks import check_against, check_gaps
 from fedkin import Federation, Graph, Problem, cross_validate_lam, solve
 from fedkin.errors import ParameterError, SolverError
 from fedkin.losses import HuberLoss
+from fedkin.solvers import solve_fused
 
 # --- fewer rows than parameters --------------------------------------------------------------------------------------
 
@@ -206,3 +207,19 @@ def test_units_degrees_weights_and_near_collinearity_are_bearable(penalty: str) 
     assert iterations(X, spread, 1e-4) < 1000
     almost = np.concatenate([X, X[:, :, :1] + 1e-2 * rng.normal(size=(60, 30, 1))], axis=2)
     assert iterations(almost, dense, 1e-3) < 10_000
+
+
+def test_models_that_are_flat_at_every_site_do_not_hold_it_up():
+    rng, v, n, p = np.random.default_rng(0), 8, 16, 24
+    X = rng.normal(size=(v * n, 4)) @ rng.normal(size=(4, p)) + 0.1 * rng.normal(size=(v * n, p))
+    X /= X.std(axis=0)
+    y = rng.random(v * n) < 1 / (1 + np.exp(-X @ (0.2 * rng.normal(size=p))))
+    fed = Federation.from_arrays(X, y.astype(float), np.repeat(np.arange(v), n))
+    problem = Problem(fed, Graph.complete(range(v)), "logistic", lam=3e-4)
+    solution = solve(problem, 1e-4)
+    assert solution.status == "converged"
+    assert solution.n_iter < 1800  # without a curb on steps where models are flat it takes 2200
+    assert solution.objective == pytest.approx(reference(problem, 1e-8).objective, rel=1e-5)
+    rough = solve_fused(problem.fused, 1e-4, quiet=True, certify=False)
+    assert rough.n_iter <= solution.n_iter
+    assert rough.objective / v == pytest.approx(solution.objective, rel=1e-3)
