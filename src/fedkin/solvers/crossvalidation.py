@@ -84,7 +84,8 @@ def cross_validate_lam(
     seed : int
         Of the folds.
     tol : float
-        Relative gap of the solutions along the path.
+        Relative gap of the solutions along the path. Other losses than quadratic ones may also end with a Newton step
+        that lowers the objective by a smaller share than this, without a certificate.
     n_jobs : int, optional
         How much to run at the same time. With compiled kernels these are threads, by default as many as there are
         cores; with numpy they are processes, as in joblib, by default one. The result is the same.
