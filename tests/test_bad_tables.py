@@ -501,3 +501,63 @@ def test_sites_with_one_row_and_targets_that_never_change_are_named(tmp_path, ca
     assert "the target 'days' never changes at site '002': check that it was recorded there" in said
     _, said = fitted(tmp_path, capsys, frame(60), "--test-size", "0")
     assert "one row only" not in said and "never changes" not in said
+
+
+# --- what newcomers have in cells -----------------------------------------------------------------------------
+
+
+def with_cells(tmp_path, write, column="age"):
+    """The table with each cell of a column written by a function of its number and its row."""
+    table = frame()
+    table[column] = [write(number, row) for row, number in enumerate(table[column])]
+    return saved(tmp_path, table)
+
+
+def test_commas_between_thousands_are_to_be_removed(tmp_path):
+    cure = "thousands commas: remove them (if they are decimal commas, write points)"
+    assert cure in refused(with_cells(tmp_path, lambda age, row: f"{round(200 * age):,}"))
+    found = refused(with_cells(tmp_path, lambda age, row: f"{round(200_000 * age):,}"))
+    assert cure in found and "such as" not in found
+    # one comma that parts no thousands tells that none does
+    path = with_cells(tmp_path, lambda age, row: "9,990" if row else "9,5")
+    assert "write decimal points, not commas" in refused(path)
+    path = with_cells(tmp_path, lambda age, row: "0,125" if row else "0,250")
+    assert "write decimal points, not commas" in refused(path)
+
+
+@pytest.mark.parametrize("unit", ["%", " y", " kg/m2".replace("2", "²"), " mmol/L"])
+def test_numbers_with_a_unit_are_no_categories(tmp_path, unit):
+    found = refused(with_cells(tmp_path, lambda age, row: f"{age}{unit}"))
+    assert re.match(rf"the table does not fit: age: 60 of 60 cells are not numbers: '[\d.]+{unit}' in line 2", found)
+    assert found.endswith("leave units and remarks out of the cells; if these are names, say so with categories=")
+    path = with_cells(tmp_path, lambda age, row: f"{round(age)}{unit}" if row % 2 else round(age))
+    assert "30 of 60 cells are not numbers" in refused(path)
+    assert read(path, categories=["age"]).schema.features[0].kind == "category"
+    found = refused(with_cells(tmp_path, lambda days, row: f"{days}{unit}", "days"))
+    assert "days: 60 of 60 cells are not numbers" in found and "leave units" in found
+
+
+@pytest.mark.parametrize("levels", [["0-9", "10-19", "65+"], ["1st", "2nd", "3rd"], ["5 stars", "4 stars"]])
+def test_levels_that_begin_with_a_digit_stay_categories(tmp_path, levels):
+    path = with_cells(tmp_path, lambda age, row: levels[row % len(levels)])
+    assert read(path).schema.features[0].levels == tuple(sorted(levels))
+
+
+def test_names_that_differ_in_case_only_are_told_of(tmp_path):
+    path = with_cells(tmp_path, lambda days, row: "Yes" if row == 3 else "yes" if days > 5 else "no", "days")
+    with pytest.warns(TableWarning, match="the target 'days' has 'Yes' and 'yes' as different classes"):
+        read(path)
+    path = with_cells(tmp_path, lambda site, row: "C1" if row == 3 else f"c{row % 3}", "site")
+    with pytest.warns(TableWarning, match="sites 'c1' and 'C1' differ in case only, and are taken for different ones"):
+        read(path)
+
+
+@pytest.mark.parametrize("column", ["age", "days"])
+def test_numbers_that_cannot_be_right(tmp_path, column):
+    found = refused(with_cells(tmp_path, lambda age, row: 1e160 if row == 4 else age, column))
+    assert f"{column}: 1 of 60 values is too large to compute with: 1e+160 in line 6; correct the cell" in found
+    with pytest.warns(TableWarning, match=rf"'{column}' is -7e\+09 in line 6, and [\d.]+ in the middle of all rows"):
+        read(with_cells(tmp_path, lambda age, row: -7e9 if row == 4 else age, column))
+    with pytest.warns(TableWarning, match=rf"'{column}' is 3e\+08 in line 9"):
+        read(with_cells(tmp_path, lambda age, row: 3e8 if row == 7 else float(row % 9 == 0), column))
+    assert read(with_cells(tmp_path, lambda age, row: float(row == 7), column)).notes == ()

@@ -172,3 +172,37 @@ def test_rates_are_told_of_graphs_that_are_used_only():
     model = fit_federation(design.federation, design.graph)
     words = graph_use_words(model)["graph"]
     assert words.startswith("used") and "edges:" in words
+
+
+def test_outputs_never_replace_what_a_command_reads(table, capsys):
+    path = Path(table())
+    assert main(["fit", str(path), *FIT]) == 0
+    folder, link = Path("parts"), Path("link.csv")
+    folder.mkdir()
+    (folder / "s0.csv").write_text("x,y\n1,0\n")
+    link.symlink_to(path)
+    Path("sites.csv").write_text("site,beds\n" + "".join(f"s{k},{k}\n" for k in range(5)))
+    model = Path("fedkin-model/model.json")
+    before = {file: file.read_bytes() for file in (path, Path("sites.csv"), folder / "s0.csv", model)}
+    capsys.readouterr()
+    fit = ["fit", str(path), *FIT, "--report"]
+    for command in (
+        ["predict", "fedkin-model", "rows.csv", "--out", "rows.csv"],
+        ["predict", "fedkin-model", "rows.csv", "--out", "link.csv"],
+        ["predict", "fedkin-model", "rows.csv", "--out", "../" + Path.cwd().name + "/rows.csv"],
+        ["predict", "fedkin-model", "row*.csv", "--out", "rows.csv"],
+        ["predict", "fedkin-model", "parts", "--out", "parts/s0.csv"],
+        ["predict", "fedkin-model", "rows.csv", "--out", "fedkin-model/model.json"],
+        [*fit, "rows.csv"],
+        [*fit, "sites.csv", "--covariates", "sites.csv"],
+        [*fit, "sites.csv", "--graph", "sites.csv"],
+        ["report", "fedkin-model", "--out", "sites.csv", "--coordinates", "sites.csv"],
+    ):
+        assert "is what this command reads, and would be lost" in said(capsys, *command), command
+    assert all(file.read_bytes() == content for file, content in before.items())
+    assert main(["predict", "fedkin-model", "rows.csv", "--out", "new.csv"]) == 0
+
+
+def test_the_place_of_a_report_is_tried_before_the_fit(table, capsys):
+    found = said(capsys, "fit", table(), *FIT, "--report", "/proc/page.html")
+    assert "error: /proc/page.html cannot be written" in found and not Path("fedkin-model").exists()

@@ -129,7 +129,7 @@ def fit(
             "file or directory, or a pattern in quotes"
         )
     if report is not None:
-        check_new_file(report, "report.html")
+        check_new_file(report, "report.html", data, graph, covariates, contract, federation)
     if not 0 <= test_size < 1:
         raise ParameterError(f"--test-size must be at least 0 and less than 1, got {test_size:g}")
     said: dict[str, object] = {"target": target, "features": features or None, "drop": drop or None, "offset": offset}

@@ -32,7 +32,7 @@ def report(
     It shows who is kin and how sure that is, what each site gained, coefficients with intervals, and how to make it
     again. For example: fedkin report fedkin-model --out report.html
     """
-    check_new_file(out, "report.html")
+    check_new_file(out, "report.html", model, coordinates)
     size = write_report(load(model), out, coordinates)
     if as_json:
         print_json({"model": str(model), "report": str(out), "bytes": size})

@@ -65,7 +65,7 @@ def predict(
     if level is not None:
         check_level(level)
     if out is not None:
-        check_new_file(out, "predictions.csv")
+        check_new_file(out, "predictions.csv", data, rows, model)
     fitted = load(model)
     column = site or fitted.options.get("device_column")
     if fitted.schema is None:

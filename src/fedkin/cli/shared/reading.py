@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from glob import has_magic
+from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,32 @@ def check_exists(path: Path) -> None:
         raise DataError(f"there is no file or directory {path}{near}: check the path")
 
 
-def check_new_file(out: Path, example: str) -> None:
-    """Raise `ParameterError` for a place that cannot hold a file: before the long work, not after it."""
+def check_new_file(out: Path, example: str, *inputs: Path | None) -> None:
+    """Raise `ParameterError` for a place that cannot hold a new file: before the long work, not after it.
+
+    A file that the command reads is no such place, neither is one of a directory that it reads; ``inputs`` are its
+    files, directories and patterns.
+    """
     if out.is_dir():
         raise ParameterError(f"{out} is a directory, expected the name of a file: {out / example}, for example")
-    if not out.absolute().parent.is_dir():
-        raise ParameterError(f"there is no directory {out.absolute().parent} for {out.name}: make it first")
+    folder = out.absolute().parent
+    if not folder.is_dir():
+        raise ParameterError(f"there is no directory {folder} for {out.name}: make it first")
+    for path in inputs:
+        if path is not None and out.exists() and out.resolve() in _files_read(path):
+            raise ParameterError(f"{out} is what this command reads, and would be lost: choose another name")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ParameterError(f"{out} cannot be written ({error.strerror}): choose another place") from None
+
+
+def _files_read(path: Path) -> set[Path]:
+    """The files that a path stands for: itself, all in a directory, or those of a pattern."""
+    files = [Path(name) for name in glob(str(path), recursive=True)] if has_magic(str(path)) else []  # noqa: PTH207
+    files = [path] if path.exists() else files
+    return {file.resolve() for one in files for file in (one.iterdir() if one.is_dir() else [one])}
 
 
 def agreed_federation(path: Path, device: str | None, schema: Schema) -> Federation:

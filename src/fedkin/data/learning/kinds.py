@@ -9,15 +9,22 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedkin._base import AnyArray
+from fedkin._base import AnyArray, Array
 from fedkin.data.ids import is_missing
 from fedkin.data.schema import level_text, looks_like_date
-from fedkin.data.tables import DECIMAL_COMMA, LEADING_ZERO, NUMBERS_PER_WORD, is_missing_text, number_of
+from fedkin.data.tables import COMMA_NUMBER, LEADING_ZERO, NUMBERS_PER_WORD, UNIT_NUMBER, is_missing_text, number_of
 
 Kind = Literal["number", "category", "date", "empty"]
 #: Text that has more levels than this, or more than half as many as rows, is rather a name or an id.
 MOST_LEVELS = 200
 _FEW_LEVELS = 10
+_MOST_UNITS = 3
+#: Beyond so many standard deviations from the median no number is right.
+_FAR = 1e6
+#: Median deviations in a standard deviation, if numbers are normal.
+_DEVIATIONS = 1.4826
+#: Rows that tell what is usual in a column.
+_SAMPLE = 10_000
 _INDEX_NAMES = re.compile(r"|unnamed: ?\d+|index|level_\d+|__index_level_\d+__|row|rownames?|\.\.\.1", re.IGNORECASE)
 _CODE_NAME = re.compile(
     r"(^|[_\W])(code|type|kind|class|category|region|zone|district|ward|zip|zipcode|postcode|id|nr|no)$", re.IGNORECASE
@@ -40,7 +47,7 @@ def look_at(column: AnyArray, *, category: bool = False) -> Looked:
 
     A column of text is a category, unless most of its cells are dates, or all of them are numbers, or so many are, or
     such ones, that the rest must be mistakes: words among amounts such as 17.5 are. Numbers with leading zeros are
-    codes, so that they stay text.
+    codes, so that they stay text. Amounts with a unit, such as 5.2% or 53 y, are numbers to mend.
 
     Examples
     --------
@@ -49,6 +56,8 @@ def look_at(column: AnyArray, *, category: bool = False) -> Looked:
     >>> look_at(np.array(["17.5", "18", "oops", "21"], dtype=object)).kind
     'number'
     >>> look_at(np.array(["1,5", "2,25"], dtype=object)).kind, look_at(np.array(["007", "12"], dtype=object)).kind
+    ('number', 'category')
+    >>> look_at(np.array(["5.2%", "7%", "6.1%"], dtype=object)).kind, look_at(np.array(["1 star", "2 stars"])).kind
     ('number', 'category')
     """
     if column.dtype.kind in "fb" and not category:
@@ -64,7 +73,7 @@ def look_at(column: AnyArray, *, category: bool = False) -> Looked:
     if not words:
         codes = any(isinstance(cell, str) and LEADING_ZERO.fullmatch(cell.strip()) for cell in counted)
         return Looked("category", _levels(counted)) if codes else Looked("number")
-    if all(DECIMAL_COMMA.fullmatch(cell.strip()) for cell in words):
+    if all(COMMA_NUMBER.fullmatch(cell.strip()) for cell in words) or _have_units(counted):
         return Looked("number")
     wrong = sum(words.values())
     right = sum(counted.values()) - wrong
@@ -99,6 +108,46 @@ def _amounts(counted: Counter[Hashable], *, fraction: bool = False) -> bool:
     numbers = {number for text in texts if (number := number_of(text)) is not None}
     numbers |= {float(cell) for cell in counted if isinstance(cell, (int, float)) and not isinstance(cell, bool)}
     return len(numbers) >= 3 and not (fraction and all(number.is_integer() for number in numbers))
+
+
+def _have_units(counted: Counter[Hashable]) -> bool:
+    """Whether most cells are amounts, some with a unit: one of a few units, and numbers too many for levels."""
+    units: Counter[str] = Counter()
+    plain, numbers = 0, set()
+    for cell, n in counted.items():
+        found = UNIT_NUMBER.fullmatch(cell.strip()) if isinstance(cell, str) else None
+        if found is None or LEADING_ZERO.fullmatch(found["number"]):
+            continue
+        unit = found["before"] + found["after"].strip().lower()
+        numbers.add(found["number"])
+        if unit:
+            units[unit] += n
+        else:
+            plain += n
+    told = sum(n for _, n in units.most_common(_MOST_UNITS))
+    many = len(numbers) > _FEW_LEVELS or (len(numbers) >= 3 and any("." in number for number in numbers))
+    return told > 0 and many and 2 * (plain + told) > sum(counted.values())
+
+
+def far_row(values: Array) -> int | None:
+    """The number that lies absurdly far from all others, by its row; None where there is none.
+
+    Examples
+    --------
+    >>> far_row(np.array([51.0, 48.0, 5e9, 53.0])), far_row(np.array([0.0, 0.0, 1.0, 0.0]))
+    (2, None)
+    """
+    there = values[np.isfinite(values)]
+    some = there[:: 1 + len(there) // _SAMPLE]
+    if len(some) < 3:
+        return None
+    middle = float(np.median(some))
+    away = np.abs(some - middle)
+    # of a column that is mostly the same: how far the others are
+    spread = float(np.median(away)) or float(np.median(away[away > 0]) if away.any() else 0.0)
+    if spread == 0 or max(there.max() - middle, middle - there.min()) <= _FAR * _DEVIATIONS * spread:
+        return None
+    return int(np.nanargmax(np.abs(values - middle)))
 
 
 def _counted(column: AnyArray) -> Counter[Hashable]:

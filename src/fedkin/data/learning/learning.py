@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +11,7 @@ from fedkin._base import AnyArray, Array, Index, Mask, check_choice, count, list
 from fedkin.data.learning.columns import Roles
 from fedkin.data.learning.kinds import (
     Looked,
+    far_row,
     has_slips,
     is_row_number,
     look_at,
@@ -29,7 +30,7 @@ from fedkin.data.schema import (
     parsed_numbers,
     raise_findings,
 )
-from fedkin.data.tables import DECIMAL_COMMA, NUMBERS_PER_WORD, Columns, number_of
+from fedkin.data.tables import COMMA_NUMBER, NUMBERS_PER_WORD, Columns, number_of
 from fedkin.errors import DataError
 
 #: Fewer rows than this say nothing about columns that are alike by chance.
@@ -94,6 +95,10 @@ class _Learning:
         known = [column for name in chosen if (column := self._feature(name)) is not None]
         target = None if self.roles.target is None else self._target(self.roles.target)
         self._check_roles()
+        sites = self.columns[self.roles.device]
+        if sites.dtype.kind == "O":
+            names = dict.fromkeys(cell for cell in sites.tolist() if isinstance(cell, str))
+            self._tell_case(names, lambda pair: f"sites {pair} differ in case only, and are taken for different ones")
         raise_findings(self.findings)
         kept, gaps = self._complete(known)
         if not kept.size:
@@ -150,7 +155,7 @@ class _Learning:
         column = Column(name)
         found = column.findings(cells, "fill", self.at)
         wrong = [str(cell).strip() for _, cell in parsed_numbers(cells).wrong]
-        many = NUMBERS_PER_WORD * len(wrong) > len(cells) and not all(map(DECIMAL_COMMA.fullmatch, wrong))
+        many = NUMBERS_PER_WORD * len(wrong) > len(cells) and not all(map(COMMA_NUMBER.fullmatch, wrong))
         more = "; if these are names, say so with categories=" if many else ""
         self.findings += [self._with_cure(one, 'missing="drop" or missing="mean"', more) for one in found]
         return column
@@ -180,12 +185,16 @@ class _Learning:
                 )
             )
             return None
-        lower: dict[str, str] = {}
-        for level in levels:
-            if lower.setdefault(level.lower(), level) != level:
-                self.notes.append(f"column {name!r} has {lower[level.lower()]!r} and {level!r} as different levels")
-                break
+        self._tell_case(levels, lambda pair: f"column {name!r} has {pair} as different levels")
         return Column(name, "category", levels=levels)
+
+    def _tell_case(self, names: Iterable[str], words: Callable[[str], str]) -> None:
+        """Remark on the first two names that are the same but for capital letters."""
+        lower: dict[str, str] = {}
+        for name in names:
+            if lower.setdefault(name.lower(), name) != name:
+                self.notes.append(words(f"{lower[name.lower()]!r} and {name!r}"))
+                return
 
     def _target(self, name: str) -> Column | None:
         cells = self.columns[name]
@@ -212,6 +221,7 @@ class _Learning:
             )
         elif cells.dtype.kind == "b":
             return Column(name, "category", levels=(False, True))
+        self._tell_case(looked.levels, lambda pair: f"the target {name!r} has {pair} as different classes")
         return Column(name, "category", levels=looked.levels) if len(looked.levels) > 1 else None
 
     def _check_roles(self) -> None:
@@ -307,6 +317,15 @@ class _Learning:
             self.done.append(f"{cells} filled by {means}: {', '.join(parts[:10])}{more}")
 
     def _remark_on(self, known: Sequence[Column]) -> None:
+        amounts = [c.name for c in known if c.kind == "number"]
+        if self.roles.target is not None and self.columns[self.roles.target].dtype.kind == "f":
+            amounts.append(self.roles.target)
+        for name in amounts:
+            values = parsed_numbers(self.columns[name]).values
+            row = far_row(values)
+            if row is not None:
+                usual = f"{np.nanmedian(values):g} in the middle of all rows"
+                self.notes.append(f"{name!r} is {values[row]:g} in {self.at(row)}, and {usual}: a typing error?")
         numbers = [c.name for c in known if c.kind == "number"] if self.roles.features is None else []
         ids = [name for name in numbers if looks_like_id(name, self.columns[name])]
         if ids:

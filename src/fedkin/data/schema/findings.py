@@ -17,6 +17,7 @@ import numpy as np
 from fedkin._base import AnyArray, Array, Mask, count, listed
 from fedkin.data.schema.labels import Label, level_codes, level_text, looks_like_date, parsed_numbers
 from fedkin.data.schema.units import other_unit
+from fedkin.data.tables import COMMA_NUMBER, THOUSANDS, UNIT_NUMBER
 from fedkin.errors import DataError
 
 Range = tuple[float | None, float | None]
@@ -31,6 +32,8 @@ LEAVE_EMPTY = "leave it empty"
 FILL_IN = "fill them in, or leave these rows out"
 #: Numbers that people write where there is none.
 _MISSING_CODES = frozenset({-1.0, -9.0, -99.0, -999.0, -9999.0, 9.0, 99.0, 999.0, 9999.0, 99999.0})
+#: No amount is larger; squares of such numbers, and their sums, are finite.
+_LARGEST = 1e100
 #: Cells and levels that a finding shows.
 _SHOWN = 3
 #: Values in less than this share of the plausible range are more likely to be in another unit.
@@ -157,6 +160,11 @@ def check_number(
     values = numbers.values[usable]
     if values.size == 0:
         return findings
+    large = np.flatnonzero(np.abs(values) > _LARGEST)
+    if large.size:
+        row = int(usable[large[0]])
+        words = f"{_of(large.size, values.size)} too large to compute with: {numbers.values[row]:g} in {at(row)}"
+        return [*findings, Finding(name, f"{words}; correct the cell, or {LEAVE_EMPTY}")]
     if whole and (fractions := np.flatnonzero(values != np.floor(values))).size:
         row = usable[fractions[0]]
         findings.append(
@@ -197,11 +205,14 @@ def _not_numbers(wrong: list[tuple[int, object]], n: int, at: RowWords) -> str:
     first = wrong[0][1]
     if looks_like_date(first):
         return f"{words}; turn dates into numbers, for example an age in years or days since admission"
-    if isinstance(first, str) and "," in first and first.replace(",", "", 1).lstrip("+-").isdigit():
+    with_commas = [cell.strip() for _, cell in wrong if isinstance(cell, str) and "," in cell]
+    if with_commas and all(map(THOUSANDS.fullmatch, with_commas)):
+        return f"{words}; thousands commas: remove them (if they are decimal commas, write points)"
+    if isinstance(first, str) and COMMA_NUMBER.fullmatch(first.strip()):
         return f"{words}; write decimal points, not commas"
     if isinstance(first, str) and first[:1] in "<>":
         return f"{words}; a limit of detection is not a value: agree on what to write there"
-    if isinstance(first, str) and first[:1].isdigit():
+    if isinstance(first, str) and (first[:1].isdigit() or UNIT_NUMBER.fullmatch(first.strip())):
         return f"{words}; leave units and remarks out of the cells"
     return f"{words}; correct the cell, or {LEAVE_EMPTY}"
 

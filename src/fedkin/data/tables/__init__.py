@@ -9,9 +9,11 @@ Imports: `data.ids`.
 from __future__ import annotations
 
 from fedkin.data.tables.cells import (
-    DECIMAL_COMMA,
+    COMMA_NUMBER,
     LEADING_ZERO,
     NUMBERS_PER_WORD,
+    THOUSANDS,
+    UNIT_NUMBER,
     infer_column,
     is_missing_text,
     number_of,
@@ -29,11 +31,13 @@ from fedkin.data.tables.tables import (
 )
 
 __all__ = [
+    "COMMA_NUMBER",
     "CSV_SUFFIXES",
-    "DECIMAL_COMMA",
     "LEADING_ZERO",
     "NUMBERS_PER_WORD",
     "PARQUET_SUFFIXES",
+    "THOUSANDS",
+    "UNIT_NUMBER",
     "Columns",
     "RowPlaces",
     "as_column",

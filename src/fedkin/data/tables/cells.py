@@ -24,7 +24,14 @@ _NUMBER_TEXT = re.compile(r"[0-9+\-.eE\n]*")
 _SPECIAL_NUMBER = re.compile(r"^[+-]?(?:0[0-9]+|[0-9]{16,})$", re.MULTILINE)  # a leading zero, or maybe beyond 2**53
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 LEADING_ZERO = re.compile(r"[+-]?0[0-9]+")
-DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+(?:[eE][+-]?[0-9]+)?")
+THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]*)?")
+#: A number with a decimal comma, or with commas between thousands.
+COMMA_NUMBER = re.compile(rf"[+-]?[0-9]*,[0-9]+(?:[eE][+-]?[0-9]+)?|{THOUSANDS.pattern}")
+#: A number with a unit, or the sign of a currency: 5.2%, 53 y, $ 9,990.
+UNIT_NUMBER = re.compile(
+    r"(?P<before>[$€£¥]?)\s*(?P<number>[+-]?(?:[0-9][0-9,]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
+    r"\s*(?P<after>(?:[^\W\d_]|[%‰°$€£¥])\D*|)"
+)
 #: So many numbers for each word make a column of numbers with mistakes, not of labels.
 NUMBERS_PER_WORD = 20
 _TRUTH = {"True": True, "False": False, "true": True, "false": False, "TRUE": True, "FALSE": False}
@@ -49,7 +56,7 @@ def read_cells(path: str | os.PathLike[str]) -> tuple[list[str], list[list[str]]
                 header = [name.strip() for name in row]
             elif len(row) != len(header):
                 commas = len(row) > len(header) and delimiter_of(text) == ","
-                points = ", or write decimal points, not commas" if commas else ""
+                points = ", or write decimal points, not commas, and none between thousands" if commas else ""
                 raise DataError(
                     f"{path}, line {line}: {count(len(row), 'cell')}, but the header has {len(header)}; "
                     f"add or remove cells, or put quotes around a cell that contains the separator{points}"
