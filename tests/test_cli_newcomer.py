@@ -11,7 +11,9 @@ import pytest
 
 import fedkin
 from fedkin.cli import main
+from fedkin.cli.shared.console import output
 from fedkin.cli.shared.kin_words import graph_use_words, kin_table
+from fedkin.cli.shared.tables import add_row, plain_table
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, ParameterError, UnknownDeviceError
 from fedkin.kin import covariate_graph, covariate_remarks
@@ -163,6 +165,21 @@ def test_predicted_probabilities_lie_inside_their_intervals(table, capsys):
     found, chance = model.predict_interval(X, site, level=0.6), model.predict_proba(X, site)[:, 1]
     assert np.array_equal(found.mean, chance)
     assert ((found.low <= chance) & (chance <= found.high)).all()
+
+
+@pytest.mark.parametrize("width", [80, 66, 120])
+def test_numbers_in_tables_are_never_cut(monkeypatch, capsys, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    heads = ("method", "mean squared error", "s.e.", "more than Fedkin", "s.e. of it", "explained variance")
+    numbers = ("0.003045", "0.00012", "+0.000345", "0.00023", "0.9876")
+    table = plain_table(*heads)
+    add_row(table, "Site intercepts", *numbers)
+    add_row(table, "Local", *numbers)
+    output().print(table)
+    found = capsys.readouterr().out
+    assert "…" not in found and max(map(len, found.splitlines())) <= width
+    assert all(found.count(f" {number}") == 2 for number in numbers)
+    assert all(word in found for head in heads for word in head.split())
 
 
 def test_rates_are_told_of_graphs_that_are_used_only():

@@ -184,6 +184,19 @@ def test_a_model_with_a_larger_error_is_not_recommended_where_rows_cannot_tell()
 
 
 @pytest.mark.parametrize(
+    ("apart", "error", "words"),
+    [
+        (20.0, 90.0, "the difference cannot be told: rows differ too much"),  # 160% smaller is no error
+        (0.015, 0.01, "equal to the digits shown"),
+        (8.0, 4.01, "its error could be less than 0.1% smaller or 16% larger"),
+        (2.0, 5.0, "its error could be 8% smaller or 12% larger"),
+    ],
+)
+def test_shares_that_the_verdict_names_can_be_true(apart, error, words):
+    assert f"one model for all ({words})" in verdict(100.0, {"Global": apart}, {"Global": error})
+
+
+@pytest.mark.parametrize(
     ("apart", "error", "start"),
     [
         (0.9, 1.0, "One model for all sites does"),  # 0.9 + 2 is below 5

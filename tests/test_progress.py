@@ -131,7 +131,9 @@ def test_ctrl_c_keeps_the_best_if_asked(place, capsys, monkeypatch):
     assert fedkin.load("two").n_samples.sum() == 96
     interrupted_fit(monkeypatch, 3)
     assert main([*FIT, "--keep-best", "--repeats", "2", "--out", "last"]) == 0
-    assert "interrupted: the model is that of the last split, 72 rows" in capsys.readouterr().err
+    found = capsys.readouterr()
+    assert "interrupted: the model is that of the last split, 72 rows" in found.err
+    assert "fitted on 72 of 96 rows, those of the last split: the fit of all rows was interrupted" in found.out
     assert fedkin.load("last").n_samples.sum() == 72
 
 
@@ -139,5 +141,8 @@ def test_ctrl_c_ends_the_command_otherwise(place, capsys, monkeypatch):
     interrupted_fit(monkeypatch, 3)
     assert main([*FIT, "--repeats", "4"]) == 130
     interrupted_fit(monkeypatch, 1)
-    assert main([*FIT, "--keep-best"]) == 130  # there is nothing yet to keep
+    capsys.readouterr()
+    assert main([*FIT, "--keep-best"]) == 130
+    found = capsys.readouterr().err
+    assert "no split was done, so there is nothing to keep yet" in found and "nothing was left half-written" in found
     assert not (place / "fedkin-model").exists()

@@ -14,7 +14,7 @@ export function coefficientsSection(model: Model, state: State): HTMLElement {
   const { level, left_out } = model.payload.coefficients;
   const target = model.payload.about.target;
   const intervals = model.halves
-    ? `Lines are ${Math.round(100 * level)}% intervals.`
+    ? `Lines of sites are ${Math.round(100 * level)}% intervals.`
     : "A fused model has no intervals.";
   const of = target ? `Effects on ${target}, ` : "Effects ";
   const scale =

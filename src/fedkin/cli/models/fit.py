@@ -105,7 +105,10 @@ def fit(
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Splits to compare on.")] = REPEATS,
     keep_best: Annotated[
         bool,
-        typer.Option("--keep-best", help="After Ctrl-C go on with the splits that are done, and save the best model."),
+        typer.Option(
+            "--keep-best",
+            help="After Ctrl-C go on with the splits that are done; if none is left, save the last one's model.",
+        ),
     ] = False,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the model.")] = Path("fedkin-model"),
     report: Annotated[
@@ -223,11 +226,11 @@ def fit(
     )
     if comparison is not None:
         print_comparison(comparison)
-    _print_end(out, model, comparison is not None, report)
+    _print_end(out, model, comparison is not None, report, len(rows.X))
 
 
-def _print_end(out: Path, model: FittedModel, compared: bool, report: Path | None) -> None:
-    print_model(out, model, compared)
+def _print_end(out: Path, model: FittedModel, compared: bool, report: Path | None, n_rows: int | None = None) -> None:
+    print_model(out, model, compared, n_rows)
     if report is not None:
         print_facts({"report": f"{report}, opens in any browser"})
 

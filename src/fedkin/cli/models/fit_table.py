@@ -82,32 +82,33 @@ def fit_table(
     schema: Schema | None,
 ) -> tuple[Comparison | None, FittedModel]:
     """The comparison on held-out rows, and the model of all rows, which has converged."""
-    comparison, best = None, None
+    comparison, last = None, None
     with warnings.catch_warnings(), stopping_early(how_compared.keep_best):
         # both are said by the model: by its status, and by its notes
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", DegenerateDeviceWarning)
-        if how_compared.test_size > 0:
-            comparison = compare(
-                federation,
-                graph,
-                how,
-                repeats=how_compared.repeats,
-                test_size=how_compared.test_size,
-                keep_best=how_compared.keep_best,
-                progress=lambda words: say(f"comparison: {words}"),
-                schema=schema,
-            )
-            best = comparison.models[-1]["Fedkin"]
         try:
+            if how_compared.test_size > 0:
+                comparison = compare(
+                    federation,
+                    graph,
+                    how,
+                    repeats=how_compared.repeats,
+                    test_size=how_compared.test_size,
+                    keep_best=how_compared.keep_best,
+                    progress=lambda words: say(f"comparison: {words}"),
+                    schema=schema,
+                )
+                last = comparison.models[-1]["Fedkin"]
             model = fit_federation(federation, graph, how, lambda words: say(f"all rows: {words}"), schema)
         except KeyboardInterrupt:
-            if best is None:
+            if last is None:
+                note("--keep-best: no split was done, so there is nothing to keep yet")
                 raise Interrupted from None
-            model = best
-            note(f"interrupted: the model is that of the last split, {count(int(best.n_samples.sum()), 'row')}")
+            model = last
+            note(f"interrupted: the model is that of the last split, {count(int(last.n_samples.sum()), 'row')}")
     if model.status == "interrupted" and how_compared.keep_best:
-        note(f"interrupted: the model is the best so far, with a relative gap of {model.gap:.1e}")
+        note(f"interrupted: the model is as far as the fit of all rows came, with a relative gap of {model.gap:.1e}")
     else:
         check_converged(model, how)
     for part in () if comparison is None else comparison.models:

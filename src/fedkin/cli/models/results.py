@@ -21,11 +21,18 @@ from fedkin.fitting import Comparison, FitOptions, FittedModel, FoldComparison
 from fedkin.kin import Kin
 
 
-def print_model(out: Path, model: FittedModel, compared: bool) -> None:
-    """Groups, facts, where the model is, and remarks; ``compared``: whether a comparison held rows out before."""
+def print_model(out: Path, model: FittedModel, compared: bool, n_rows: int | None = None) -> None:
+    """Groups, facts, where the model is, and remarks; ``compared``: whether a comparison held rows out before.
+
+    Where the table has more rows, ``n_rows``, the model is that of a split.
+    """
     facts = _fused_facts(model) if model.kin is None else _kin_facts(model, model.kin)
-    rows = f"{out}, fitted on all {count(int(model.n_samples.sum()), 'row')}"
-    print_facts({**facts, "saved": rows + (" (the comparison held some out)" if compared else "")})
+    fitted = int(model.n_samples.sum())
+    if n_rows is None or fitted == n_rows:
+        rows = f"all {count(fitted, 'row')}" + (" (the comparison held some out)" if compared else "")
+    else:
+        rows = f"{fitted} of {count(n_rows, 'row')}, those of the last split: the fit of all rows was interrupted"
+    print_facts({**facts, "saved": f"{out}, fitted on {rows}"})
     for words in note_lines(model.notes):
         note(words)
 

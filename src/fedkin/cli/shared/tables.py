@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -33,10 +35,24 @@ def schema_table(schema: Schema) -> Table:
 
 def plain_table(*columns: str, numbers_from: int = 1) -> Table:
     """A table without much ink; columns from `numbers_from` on are aligned to the right."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = _PlainTable(box=SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(columns):
         table.add_column(Text(name), justify="right" if number >= numbers_from else "left", no_wrap=number == 0)
     return table
+
+
+class _PlainTable(Table):
+    """A table whose numbers are never cut: where there is little room, headers are folded, then text."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = [max(cell_len(str(cell)) for cell in (one.header, *one.cells)) for one in self.columns]
+        if sum(widths) + 3 * len(widths) > options.max_width:
+            for column in self.columns:
+                column.no_wrap, column.overflow = False, "fold"
+                if column.justify == "right":
+                    cells = [*str(column.header).split(), *map(str, column.cells)]
+                    column.width = max(map(cell_len, cells))
+        yield from super().__rich_console__(console, options)
 
 
 def add_row(table: Table, *cells: str, style: str = "") -> None:

@@ -15,6 +15,8 @@ CLEAR = 2.0
 #: A simpler model is recommended only where its interval excludes that its error is larger by more than this share of
 #: Fedkin's. As its difference is within one standard error, the estimated loss is a third of this at most.
 RELEVANT = 0.05
+#: Smaller shares round to 0.0%.
+_SHOWN = 0.0005
 
 NAMES = {GLOBAL: "one model for all", INTERCEPTS: "site intercepts", LOCAL: "the sites' own models"}
 _SIMPLER = {
@@ -111,10 +113,18 @@ def _unknown(scale: float, names: list[str], apart: Mapping[str, float], error: 
     best = min(names, key=lambda name: apart[name])
     low, high = ((apart[best] + side * error[best]) / abs(scale or 1.0) for side in (-CLEAR, CLEAR))
     whose = "its error" if len(names) == 1 and best != LOCAL else f"the error of {NAMES[best]}"
-    told = f"{whose} could be {_percent(-low)} smaller or {_percent(high)} larger"
-    told = told if np.isfinite(high) else "no standard error"
+    if not np.isfinite(high):
+        told = "no standard error"
+    elif low <= -1:  # no error can shrink by more than all of it
+        told = "the difference cannot be told: rows differ too much"
+    elif max(-low, high) < _SHOWN:
+        told = "equal to the digits shown"
+    else:
+        told = f"{whose} could be {_percent(-low)} smaller or {_percent(high)} larger"
     return f"{' or '.join(NAMES[name] for name in names)} ({told})"
 
 
 def _percent(share: float) -> str:
+    if share < _SHOWN:
+        return f"less than {2 * _SHOWN:.1%}"
     return f"{share:.0%}" if share >= 0.01 else f"{share:.1%}"
