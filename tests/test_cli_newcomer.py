@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -223,3 +225,53 @@ def test_outputs_never_replace_what_a_command_reads(table, capsys):
 def test_the_place_of_a_report_is_tried_before_the_fit(table, capsys):
     found = said(capsys, "fit", table(), *FIT, "--report", "/proc/page.html")
     assert "error: /proc/page.html cannot be written" in found and not Path("fedkin-model").exists()
+
+
+def test_tables_with_one_site_or_one_row_each_name_the_cure(table, capsys):
+    lines = Path(table()).read_text().splitlines()
+    Path("single.csv").write_text(
+        "\n".join([lines[0], *(f"r{k}{line[2:]}" for k, line in enumerate(lines[1:]))]) + "\n"
+    )
+    found = said(capsys, "fit", "single.csv", "--site", "site", "--target", "y")
+    assert "every site has one row only, so that none can be held out: is --site the right column?" in found
+    assert "--test-size 0 fits without a comparison" in found and not Path("fedkin-model").exists()
+    Path("one.csv").write_text("\n".join(lines[:15]) + "\n")
+    assert "there is one site only, 's0': kin needs several sites" in said(capsys, "fit", "one.csv", *FIT)
+
+
+def test_weights_that_leave_no_row(table, capsys):
+    lines = Path(table()).read_text().splitlines()
+    Path("rows.csv").write_text("\n".join([f"{lines[0]},w", *(f"{line},0" for line in lines[1:])]) + "\n")
+    found = said(capsys, "fit", "rows.csv", *FIT, "--weight", "w")
+    assert "error: rows.csv: the weight 'w' is 0 in every row, so no row is left" in found
+
+
+def test_rows_to_predict_are_named_by_their_lines(table, capsys):
+    lines = Path(table()).read_text().splitlines()
+    levels = [f"{line},{'AB'[k % 2]}" for k, line in enumerate(lines[1:])]
+    Path("rows.csv").write_text("\n".join([f"{lines[0]},ward", *levels]) + "\n")
+    assert main(["fit", "rows.csv", *FIT]) == 0
+    Path("new.csv").write_text("site,x,ward\n\ns0,1,A\ns1,2,Z\n")
+    found = said(capsys, "predict", "fedkin-model", "new.csv")
+    assert found.count("unknown level 'Z' (1 row), first in line 4") == found.count("unknown level") == 1
+    Path("new.csv").write_text("site,x,ward\n\ns0,1,A\n,2,B\n")
+    found = said(capsys, "predict", "fedkin-model", "new.csv", "--out", "out.csv")
+    assert "error: new.csv, line 4: the site is missing (column 'site')" in found
+
+
+def test_inspect_shows_numbers_that_are_not_finite(table, capsys):
+    assert main(["fit", table(), "--site", "site", "--target", "y", "--repeats", "1"]) == 0
+    model = fedkin.load("fedkin-model")
+    assert model.comparison is not None
+    methods = [{**one, "mean": math.inf, "difference": math.nan} for one in model.comparison["methods"]]
+    replace(model, comparison={**model.comparison, "methods": methods}).save("odd")
+    capsys.readouterr()
+    assert main(["inspect", "odd"]) == 0
+    assert re.search(r"Local +inf ", capsys.readouterr().out)
+
+
+def test_summaries_are_of_federations():
+    design = paper_design(n_devices=4, n_samples=30, n_features=3, n_clusters=2, seed=0)
+    with pytest.raises(ParameterError, match=r"for one site, federation\.subset\(\[site\]\)"):
+        fedkin.summarise(design.federation[0])
+    assert fedkin.summarise(design.federation.subset([0])).devices == (0,)

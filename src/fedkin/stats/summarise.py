@@ -9,7 +9,7 @@ import numpy as np
 
 from fedkin._base import Array, check_whole
 from fedkin.data import Federation, Rows
-from fedkin.errors import DataError
+from fedkin.errors import DataError, ParameterError
 from fedkin.losses import Loss, make_loss
 from fedkin.objective import Ask, FoldSums, OwnEstimate, Summaries, Summary, assign_folds, build_terms, resolve_losses
 from fedkin.stats.local import local_fit
@@ -57,6 +57,10 @@ def summarise(
     >>> summaries.n_devices, summaries.sums.hessian.shape
     (4, (4, 6, 3, 3))
     """
+    if not isinstance(federation, Federation):
+        raise ParameterError(
+            f"summarise takes a federation, got {type(federation).__name__}: for one site, federation.subset([site])"
+        )
     check_whole("folds", folds, least=2)
     check_whole("seed", seed, least=0)
     if rank is not None:

@@ -107,7 +107,7 @@ def fit(
         bool,
         typer.Option(
             "--keep-best",
-            help="After Ctrl-C go on with the splits that are done; if none is left, save the last one's model.",
+            help="After Ctrl-C go on with the splits that are done, or in the last fit with the last split's model.",
         ),
     ] = False,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the model.")] = Path("fedkin-model"),

@@ -52,6 +52,8 @@ def checked(rows: Federation, how: FitOptions) -> FitOptions:
 def _remark_on_sites(rows: Federation) -> None:
     """Name sites with a single row, and those where the target is always the same."""
     held, y = np.diff(rows.starts), rows.y
+    if len(held) == 1:
+        note(f"there is one site only, {rows.devices[0]!r}: kin needs several sites; is --site the right column?")
     single = _named(rows, held == 1)
     if single:
         note(f"one row only at {single}: it is never held out, and the model there rests on the others")
@@ -82,6 +84,11 @@ def fit_table(
     schema: Schema | None,
 ) -> tuple[Comparison | None, FittedModel]:
     """The comparison on held-out rows, and the model of all rows, which has converged."""
+    if how_compared.test_size > 0 and (np.diff(federation.starts) <= 1).all():
+        raise DataError(
+            "every site has one row only, so that none can be held out: is --site the right column? If so, "
+            "--test-size 0 fits without a comparison"
+        )
     comparison, last = None, None
     with warnings.catch_warnings(), stopping_early(how_compared.keep_best):
         # both are said by the model: by its status, and by its notes

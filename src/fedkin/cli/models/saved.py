@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +30,7 @@ from fedkin.cli.shared.options import Json, Model
 from fedkin.cli.shared.reading import check_new_file, read_table, rows_to_predict
 from fedkin.cli.shared.tables import add_row, plain_table, print_facts, rounded, schema_table
 from fedkin.data import TableSchema, write_csv
-from fedkin.errors import ParameterError
+from fedkin.errors import ParameterError, TableWarning
 from fedkin.fitting import FittedModel, load
 
 _MOST_FEATURES = 10  # features that inspect shows
@@ -83,7 +84,9 @@ def predict(
     if rows is not None and not new_site:
         raise ParameterError("--rows are the labelled rows of new sites: add --new-site")
     models = models_of(fitted, devices, new_site, rows, column)
-    columns = _columns(models, X, devices, shift, level)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TableWarning)  # reading has told of them, with their lines
+        columns = _columns(models, X, devices, shift, level)
     header = ["row", column or "site", *columns]
     table: list[list[Any]] = [
         [number, *cells] for number, cells in enumerate(zip(devices, *columns.values(), strict=True))

@@ -102,6 +102,9 @@ def rows_to_predict(
             f"{path}: there is no column {device!r} for the site{near_name(device, columns)}{_has([*columns])}"
         )
     if site is not None and site in columns:
+        gap = next((row for row, cell in enumerate(columns[site].tolist()) if cell is None or cell != cell), None)
+        if gap is not None:
+            raise DataError(f"{path}, {places(gap)}: the site is missing (column {site!r}): fill it in")
         ids = device_ids(columns[site])
     elif model.n_devices == 1:
         ids = [model.devices[0]] * len(next(iter(columns.values()), ()))
@@ -111,7 +114,11 @@ def rows_to_predict(
             f"{model.n_devices} of them"
         )
     with in_file(path, DataError):
-        raise_findings(needed.check(columns, target=False, at=places))
+        found = needed.check(columns, target=False, at=places)
+        raise_findings(found)
+    for one in found:
+        if "unknown level" in one.words:
+            note(str(one))
     return ids, columns, None if offset is None else needed.offset_of(columns)
 
 

@@ -60,7 +60,7 @@ def add_row(table: Table, *cells: str, style: str = "") -> None:
     table.add_row(*(Text(cell, style=style) for cell in cells))
 
 
-def rounded(value: float | None, digits: int = 2, sign: bool = False) -> str:
+def rounded(value: float | str | None, digits: int = 2, sign: bool = False) -> str:
     """A number with so many digits that count, "-" where there is none; an exponent only where it saves space.
 
     Examples
@@ -68,6 +68,7 @@ def rounded(value: float | None, digits: int = 2, sign: bool = False) -> str:
     >>> rounded(189.3), rounded(189.3, sign=True), rounded(0.0123456, 3), rounded(1.23e9), rounded(None)
     ('190', '+190', '0.0123', '1.2e+09', '-')
     """
+    value = float(value) if isinstance(value, str) else value  # how files of models hold numbers that are not finite
     if value is None or value != value:
         return "-"
     text = f"{value:{'+' if sign else ''}.{digits}g}"

@@ -264,6 +264,10 @@ class _Learning:
         kept = ~lost
         if self.roles.weight is not None:
             kept &= parsed_numbers(self.columns[self.roles.weight]).values > 0
+            if not kept.any() and n:
+                raise DataError(
+                    f"the weight {self.roles.weight!r} is 0 in every row, so no row is left: check the column"
+                )
         return np.flatnonzero(kept).astype(np.int64), {name for name, mask in gaps.items() if mask[kept].any()}
 
     # --- columns that tell nothing, or too much --------------------------------------------------------------------
