@@ -12,7 +12,7 @@ from fedkin._base import Index, Mask
 #: Shares of the spread between sites that may be inside groups: 0 is groups alone, 1 no groups.
 SHARES = np.array([0.0, 0.03, 0.1, 0.3, 0.6, 1.0])
 #: With more than this share of the spread inside groups these say little, whatever a graph says: a continuum.
-CONTINUUM = 0.5
+CONTINUUM = 2 / 3
 #: Chains' scores are bounds on the evidence, not evidences: differences count a quarter.
 TEMPER = 4.0
 #: With a weight of the mixed model above this there are no groups.
@@ -32,7 +32,7 @@ MOST_PAIRS = 3000
 def are_kin(share: Index | int, groups: Index | int) -> Mask:
     """Whether members of a group are kin, given the number of the share of the spread inside groups, and of groups.
 
-    Not with one group that has a spread inside, nor where groups differ less than sites inside them.
+    Not with one group that has a spread inside, nor where less than a third of what differs is between groups.
     """
     return np.asarray((np.asarray(share) == 0) | ((np.asarray(groups) > 1) & (SHARES[share] <= CONTINUUM)))
 

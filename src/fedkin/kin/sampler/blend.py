@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,7 +100,7 @@ class Blend:
 
     @property
     def continuum(self) -> float:
-        """The chance, with groups, that these differ less than sites inside them, so that nobody is kin."""
+        """The chance, with groups, that hardly anything differs between these, so that nobody is kin."""
         shares = self.chains.trace(lambda one: SHARES[one.trace[:, 2].astype(np.int64)])
         return float(self.chains.weights @ (shares > CONTINUUM).mean(axis=1))
 
@@ -205,11 +206,27 @@ def weight_of_none(W: Array, c: Array, b0: Array, b1: Array, degrees: Array, gai
     The evidence of groups is a lower bound, loose where groups are weak: one that favours groups is to be believed,
     one that does not leaves the choice to SURE, which is unbiased whatever the model.
     """
-    apart = b0 - b1
     hold = HOLD + HOLD_PER_GAIN * max(gain, 0.0)
-    curvature = (apart * apply(W, apart)).sum()
-    slope = (apart * (apply(W, b1) - c)).sum() + degrees[0] - degrees[1]
+    slope, curvature = _sure(W, c, b0, b1, degrees)
     return float(np.clip((hold * _believed(gain) - slope) / (hold + curvature), 0.0, 1.0))
+
+
+def chance_of_none(W: Array, c: Array, b0: Array, b1: Array, degrees: Array) -> float:
+    """How probable ``b0`` may be at most, where SURE favours ``b1``: the tail area, on both sides, of the difference.
+
+    The weight of `weight_of_none` serves estimates best, which is not to say that it is a probability.
+    """
+    slope, curvature = _sure(W, c, b0, b1, degrees)
+    if (more := 2 * slope + curvature) <= 0:
+        return 1.0
+    return math.erfc(more / math.sqrt(8 * curvature))  # SURE's standard deviation is twice the root of the curvature
+
+
+def _sure(W: Array, c: Array, b0: Array, b1: Array, degrees: Array) -> tuple[float, float]:
+    """Slope and curvature of ``SURE(w) / 2`` of ``w b0 + (1 - w) b1`` at w = 0."""
+    apart = b0 - b1
+    slope = (apart * (apply(W, b1) - c)).sum() + degrees[0] - degrees[1]
+    return float(slope), float((apart * apply(W, apart)).sum())
 
 
 def _believed(gain: float) -> float:

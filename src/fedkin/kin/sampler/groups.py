@@ -12,7 +12,7 @@ from fedkin.kin.mixed import MixedModel, OneModel
 from fedkin.kin.options import MANY_SITES, MOST_PAIRS, TEMPER, Sampling, are_kin
 from fedkin.kin.pairs import Pairs
 from fedkin.kin.quadratics import apply
-from fedkin.kin.sampler.blend import Blend, blend, outer, scales_without_groups, weight_of_none
+from fedkin.kin.sampler.blend import Blend, blend, chance_of_none, outer, scales_without_groups, weight_of_none
 from fedkin.kin.sampler.chains import Scouts, scout
 from fedkin.kin.sampler.neighbours import Neighbours
 from fedkin.kin.sampler.record import Record
@@ -44,8 +44,8 @@ class Grouped:
     ``mean_covariance`` is what is open about the mean given effects, ``F (p, d)`` maps whitened effects to parameters;
     ``blend`` is None where there are too few sites or nothing differs between them.
     ``with_graph`` says whether the graph's edges count, ``sure_other`` the SURE of the choice not taken, ``one`` is the
-    probability that sites do not differ at all, and ``common`` the model that they then have. Where groups were looked
-    for in some directions, ``kept`` are partitions in all of them, and ``whole`` is what sites say there.
+    weight of one model for all, ``common``, and ``alike`` the probability that sites do not differ at all. Where groups
+    were looked for in some directions, ``kept`` are partitions in all of them, and ``whole`` is what sites say there.
     """
 
     theta: Array
@@ -59,6 +59,7 @@ class Grouped:
     with_graph: bool
     sure_other: float | None
     one: float = 0.0
+    alike: float = 0.0
     common: OneModel | None = None
     kept: Kept | None = None
     whole: Whole | None = None
@@ -96,7 +97,8 @@ class Grouped:
             total = one.covariance + outer(one.mean - theta)
         else:
             total = self.covariance + outer(self.theta - theta)
-        return replace(self, theta=theta, covariance=total, one=weight, common=one)
+        alike = min(weight, chance_of_none(S, model.score, every, self.theta, degrees))
+        return replace(self, theta=theta, covariance=total, one=weight, alike=alike, common=one)
 
     def kinship(self) -> tuple[Array | Pairs, Array, float]:
         """Probabilities of being kin, of 0, 1, 2... groups, and the weight of models without groups in estimates."""
@@ -109,12 +111,12 @@ class Grouped:
             each = [np.bincount(line, minlength=int(lines.max()) + 1) / len(line) for line in lines]
             n_groups = (1 - blend.ungrouped) * (blend.chains.weights @ np.array(each))
             n_groups[1] += blend.ungrouped
-        n_groups = (1 - self.one) * n_groups
-        n_groups[1] += self.one
+        n_groups = (1 - self.alike) * n_groups
+        n_groups[1] += self.alike
         if isinstance(same, Pairs):
-            same = Pairs(same.labels, (1 - self.one) * same.chance, self.one + (1 - self.one) * same.base)
+            same = Pairs(same.labels, (1 - self.alike) * same.chance, self.alike + (1 - self.alike) * same.base)
         else:
-            same = self.one + (1 - self.one) * same
+            same = self.alike + (1 - self.alike) * same
         return same, n_groups, self.one + (1 - self.one) * weight
 
 
