@@ -10,6 +10,7 @@ from statsmodels.regression.mixed_linear_model import MixedLM, MixedLMParams
 from fedkin.kin import Priors, Quadratics, common_units, fit_mixed, mixed
 from fedkin.kin.mixed import LEAST_LOG, _Evidence
 from fedkin.kin.noise import steadied
+from fedkin.kin.sampler.blend import chance_of_none
 
 APART = Priors(likeness=np.inf, log_spread=(0.0, np.inf), ridge=1e6, level=0.0)
 
@@ -277,3 +278,24 @@ def test_the_freedom_of_spreads_costs_what_the_integral_over_them_does():
     expected = np.log(at_best) - np.log(evidence(peak))
     assert priors.freedom(best, np.ones(3, dtype=bool), told) == pytest.approx(expected, rel=1e-6)
     assert priors.freedom(best, np.array([True, False, False]), told) == 0.0
+
+
+def test_what_sure_allows_is_the_tail_area_of_its_difference():
+    """Under the mean that b0 names, SURE favours b1 by so much with no more than the stated probability."""
+    rng = np.random.default_rng(3)
+    V, d = 40, 3
+    W = np.tile(np.eye(d), (V, 1, 1))
+    tails = []
+    for _ in range(400):
+        c = rng.normal(size=(V, d))  # sites do not differ, and their mean is 0
+        b0, b1 = np.zeros((V, d)), 0.5 * c  # one model that is right, and half way to every site's own
+        tails.append(chance_of_none(W, c, b0, b1, np.array([0.0, 0.5 * V * d])))
+    tails = np.array(tails)
+    assert (tails <= 0.05).mean() <= 0.05 and (tails == 1.0).mean() > 0.9
+    c = rng.normal(size=(V, d)) * 2  # they differ: one model loses by many standard deviations
+    assert chance_of_none(W, c, np.zeros((V, d)), 0.75 * c, np.array([0.0, 0.75 * V * d])) < 1e-4
+    # by hand: SURE(b) = sum |c - b|^2 + 2 degrees, and the standard deviation of its difference is twice the distance
+    b0, b1, degrees = 0.1 * c, 0.75 * c, np.array([0.1, 0.75]) * V * d
+    sure = [((c - b) ** 2).sum() + 2 * k for b, k in zip((b0, b1), degrees, strict=True)]
+    z = (sure[0] - sure[1]) / (2 * np.sqrt(((b0 - b1) ** 2).sum()))
+    np.testing.assert_allclose(chance_of_none(W, c, b0, b1, degrees), 2 * stats.norm.sf(z), rtol=1e-10)

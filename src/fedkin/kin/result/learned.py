@@ -68,7 +68,7 @@ class Learned:
         Probabilities that the spread is this multiple of the learned one, if there are no groups.
     states : States or None
     one : float
-        Probability that no site differs from any other.
+        Weight of one model for all sites in the estimates: how much is believed that no site differs from any other.
     one_mean, one_covariance : arrays (p,), (p, p)
         The model that all of them have then.
     whole : bool

@@ -162,7 +162,7 @@ def find_groups(
         apart = chosen.b - bare.b
         deviation = 2 * np.sqrt(max(float((apart * apply(white.W, apart)).sum()), 0.0))
         other = bare.sure
-        # where groups differ less than sites inside them, the graph has drawn them: it stays if estimates gain by it
+        # where hardly anything differs between groups, the graph has drawn them: it stays if estimates gain by it
         margin = -GRAPH_MARGIN if chosen.continuum > 0.5 else max(GRAPH_MARGIN, 2 * deviation)
         if chosen.sure > bare.sure + margin:
             chosen, other, with_graph = bare, chosen.sure, False
