@@ -16,6 +16,7 @@ from fedkin.kin.priors import Priors
 from fedkin.kin.quadratics import Quadratics, common_units
 from fedkin.kin.sampler.groups import find_groups
 from fedkin.kin.sampler.neighbours import Neighbours
+from fedkin.kin.sampler.wide import Whole
 from fedkin.kin.sources import RowSource, SummarySource
 
 
@@ -153,3 +154,15 @@ def test_contrasts_use_all_directions():
     np.testing.assert_allclose(apart.standard_error, told, rtol=0.15)
     joined = kin.join(everybody[12])
     assert joined.probability[labels == 0].min() > 0.9 > 0.1 > joined.probability[labels == 1].max()
+
+
+def test_signs_of_directions_are_not_left_to_rounding():
+    """Rows in another order, and sums of them, are sampled alike only if directions have the same signs."""
+    rng = np.random.default_rng(0)
+    c, half = rng.normal(size=(16, 60)), rng.normal(size=(16, 60, 90))
+    W = half @ np.swapaxes(half, 1, 2)
+    turn = Whole.of(Dense(W), c, 50).turn
+    for _ in range(5):
+        order = rng.permutation(16)
+        np.testing.assert_allclose(Whole.of(Dense(W[order]), c[order], 50).turn, turn, atol=1e-9)
+    np.testing.assert_allclose(Whole.of(Dense(W), -c, 50).turn, turn, atol=1e-9)

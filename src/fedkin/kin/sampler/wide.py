@@ -54,7 +54,9 @@ class Whole:
         mixed: tuple[Matrices, Array] = W.resolved()
         H = mixed[0]
         _, _, directions = np.linalg.svd(c - H.apply(c), full_matrices=False)
+        # as in `_White.of`: LAPACK leaves signs to rounding
         turn = directions[:most].T
+        turn = turn * np.where(1.0 / np.sqrt(np.arange(2.0, len(turn) + 2)) @ turn < 0, -1.0, 1.0)
         return cls(W, c, turn, mixed, _stretch(H.sum() / len(c), len(c), turn.shape[1]))
 
     def sampled(self) -> tuple[Array, Array]:
