@@ -17,8 +17,10 @@ from fedkin import Federation, Graph, find_kin
 from fedkin.data import Rows
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, GraphError, ParameterError, UnknownDeviceError
-from fedkin.kin import Pairs, display_groups
+from fedkin.kin import Pairs, display_groups, find
 from fedkin.kin.display import agreement, between_probability, inside_probabilities, resolved
+from fedkin.kin.options import Sampling
+from fedkin.kin.sources import RowSource
 from fedkin.stats import oracle_fit, summarise
 
 DATA = Path(os.environ.get("FEDKIN_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data"))
@@ -510,6 +512,40 @@ def test_nothing_is_warned_about():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         find_kin(made.federation)
+
+
+def test_long_chains_run_where_an_expansion_is_not_taken(monkeypatch):
+    """What short chains have found is not the result, also where the next expansion explains the rows too badly."""
+    rng = np.random.default_rng(0)
+    slopes = np.array([[2.0, 0.0], [-2.0, 1.0]])
+    rows = {}
+    for u in range(12):
+        X = rng.normal(size=(60, 2))
+        rows[u] = X, rng.random(60) < 1 / (1 + np.exp(-X @ slopes[u % 2]))
+    held, value, refused = find._held, RowSource.value, []
+
+    def held_once(*parts):
+        refused.append(True)
+        return held(*parts)
+
+    def value_of(self, theta):
+        if refused == [True]:
+            refused.append(False)
+            return np.inf
+        return value(self, theta)
+
+    monkeypatch.setattr(find, "_held", held_once)
+    monkeypatch.setattr(RowSource, "value", value_of)
+    kin = find_kin(Federation(rows), loss="logistic")
+    assert refused == [True, False]
+    assert kin.diagnostics.draws >= 70
+
+
+def test_some_hundred_sites_are_sampled_longer_where_chains_disagree():
+    """There is no jump at 300 sites: few coefficients cost little. Many sites and coefficients are sampled once."""
+    assert Sampling.of(300, None, 3).again(300, 3).keep == 60
+    assert Sampling.of(5000, None, 3).again(5000, 20) is None
+    assert Sampling.of(300, 30, 3).again(300, 3) is None  # whoever asks for so many sweeps gets them
 
 
 @pytest.mark.realdata

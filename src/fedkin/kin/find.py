@@ -76,8 +76,8 @@ def find_kin(
         Of the sampler.
     sweeps : int
         Sweeps that each chain keeps, at least 4. By default 70, and up to 280 where chains disagree about few sites and
-        coefficients; 30 from 300 sites on. Losses other than least squares are first expanded where shorter chains
-        (24 sweeps) say, which is all where these give groups no weight.
+        coefficients; 30, and up to 240, from 300 sites on. Losses other than least squares are first expanded where
+        shorter chains (24 sweeps) say, which is all where these give groups no weight.
     chains : int
         Chains, at least 2 for diagnostics.
     start : Kin, Graph, mapping {site: label} or sequence of V labels, optional
@@ -200,7 +200,7 @@ def _fit(
     limits = source.values(units.theta(mixed.theta)) + 0.5 * mixed.theta.shape[1]
     model = _expanded(source, units, mixed, mixed.theta, mixed.covariance)
     # short chains say where to expand; where groups count for nothing, so does the length of chains
-    brief, moved, last = sampling.brief(), np.inf, False
+    brief, moved, last, short = sampling.brief(), np.inf, False, True
     found = find_groups(model, ~free, neighbours, seed, brief)
     for turn in range(1, AGAIN + 1):
         if found.blend is None or found.blend.weight > ALL_MIXED or last:
@@ -212,9 +212,16 @@ def _fit(
         again = find_groups(there, ~free, kept, seed, sampling if last else brief, guard=False)
         if source.value(units.theta(again.theta)) > limits.sum():
             break  # the quadratics do not hold that far
+        short = not last
         moved = float(np.abs(again.theta - at).max())
         last = last or (moved < AGAIN_STEP and brief.keep == sampling.keep)
         model, found = there, replace(again, sure_other=found.sure_other)  # what the guard has said stays said
+    if short and brief.keep < sampling.keep and found.blend is not None and found.blend.weight <= ALL_MIXED:
+        # the last expansion was not taken, so that long chains have still to run where short ones have stayed
+        kept = neighbours if found.with_graph else Neighbours.none(len(mixed.theta))
+        again = find_groups(model, ~free, kept, seed, sampling, guard=False)
+        if source.value(units.theta(again.theta)) <= limits.sum():
+            found = replace(again, sure_other=found.sure_other)
     if source.value(units.theta(found.theta)) > limits.sum():
         found = replace(found, theta=mixed.theta, covariance=mixed.covariance)
     sums = _sums(source, units, mixed.theta, mixed.covariance)

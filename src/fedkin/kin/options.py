@@ -74,7 +74,7 @@ class Sampling:
         """For V sites: many of them leave little open, so that fewer sweeps do."""
         usual = cls() if V < MANY_SITES else cls(scout=8, burn=10, keep=30)
         if sweeps is None:
-            return replace(usual, chains=chains, longer=V < MANY_SITES and chains > 1)
+            return replace(usual, chains=chains, longer=chains > 1)
         # short chains have short beginnings
         return cls(min(usual.scout, max(6, sweeps // 3)), min(usual.burn, max(6, sweeps // 3)), sweeps, chains)
 
