@@ -259,7 +259,7 @@ def test_rows_to_predict_are_named_by_their_lines(table, capsys):
     assert "error: new.csv, line 4: the site is missing (column 'site')" in found
 
 
-def test_inspect_shows_numbers_that_are_not_finite(table, capsys):
+def test_numbers_that_are_not_finite_are_shown(table, capsys):
     assert main(["fit", table(), "--site", "site", "--target", "y", "--repeats", "1"]) == 0
     model = fedkin.load("fedkin-model")
     assert model.comparison is not None
@@ -268,6 +268,8 @@ def test_inspect_shows_numbers_that_are_not_finite(table, capsys):
     capsys.readouterr()
     assert main(["inspect", "odd"]) == 0
     assert re.search(r"Local +inf ", capsys.readouterr().out)
+    assert "| Local | - |" in said(capsys, "inspect", "odd", "--card")
+    assert main(["report", "odd", "--out", "page.html"]) == 0
 
 
 def test_summaries_are_of_federations():

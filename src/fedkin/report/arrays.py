@@ -28,15 +28,17 @@ def packed(values: ArrayLike, kind: str) -> str:
     return base64.b64encode(np.ascontiguousarray(values, dtype=np.dtype(kind).newbyteorder("<")).tobytes()).decode()
 
 
-def number(value: float | None) -> float | None:
+def number(value: float | str | None) -> float | None:
     """A number of six significant digits, or None for what is no number; JSON has no others.
+
+    Files of models hold numbers that are not finite as text.
 
     Examples
     --------
-    >>> number(1 / 3), number(float("nan"))
-    (0.333333, None)
+    >>> number(1 / 3), number(float("nan")), number("inf")
+    (0.333333, None, None)
     """
-    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+    return None if value is None or not math.isfinite(float(value)) else float(f"{float(value):.6g}")
 
 
 def numbers(values: ArrayLike) -> list[float | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedkin._base import count, listed
+from fedkin.report.arrays import number
 from fedkin.report.payload import group_labels
 from fedkin.report.words import headline, reproduction, trust
 
@@ -85,8 +86,9 @@ def _comparison(found: Any) -> str:
     better = "lower" if found.get("lower_is_better", True) else "higher"
     lines = [f"| method | {found['metric']} | standard error |", "|---|---|---|"]
     for one in found["methods"]:
-        error = one.get("standard_error")
-        lines.append(f"| {one['name']} | {one['mean']:.4g} | {'-' if error is None else format(error, '.2g')} |")
+        mean, error = (number(one.get(key)) for key in ("mean", "standard_error"))
+        cells = ["-" if mean is None else f"{mean:.4g}", "-" if error is None else f"{error:.2g}"]
+        lines.append(f"| {one['name']} | {' | '.join(cells)} |")
     cuts = count(int(found["repeats"]), "split") if "repeats" in found else count(int(found["folds"]), "fold")
     how = f"On held-out rows of the same sites, {cuts}; {better} is better."
     return f"## How well it predicts\n\n{how}\n\n" + "\n".join(lines)

@@ -37,14 +37,16 @@ def _environment() -> Environment:
     return made
 
 
-def readable(value: float) -> str:
-    """A number with four digits that count, thousands apart.
+def readable(value: float | None) -> str:
+    """A number with four digits that count, thousands apart; a dash where there is none.
 
     Examples
     --------
     >>> readable(11358800000.0), readable(0.19814), readable(107.0948)
     ('11 360 000 000', '0.1981', '107.1')
     """
+    if value is None:
+        return "–"
     if not 1e4 <= abs(value) < 1e15:
         return f"{value:.4g}"
     return f"{float(f'{value:.3e}'):,.0f}".replace(",", " ")
