@@ -20,7 +20,16 @@ from fedkin.errors import DataError, DegenerateDeviceWarning, ParameterError
 from fedkin.fitting.model import ColumnUnits, FittedModel, class_numbers
 from fedkin.fitting.options import AUTO, FitOptions
 from fedkin.graph import Graph
-from fedkin.losses import CLASS_LOSSES, LOGIT_SIZE, LogisticLoss, Loss, MultinomialLoss, make_loss
+from fedkin.losses import (
+    CLASS_LOSSES,
+    LOGIT_SIZE,
+    HuberLoss,
+    LogisticLoss,
+    Loss,
+    MultinomialLoss,
+    make_loss,
+    scaled_huber,
+)
 from fedkin.objective import RANK_TOLERANCE, Problem, Summaries, least_eigenvalue, parameter_map
 from fedkin.stats import local_fit
 
@@ -84,7 +93,8 @@ def prepare(federation: Federation | Summaries, options: FitOptions, schema: Sch
         empty = federation.devices[int(np.flatnonzero(federation.n_samples == 0)[0])]
         raise DataError(f"site {empty!r} has no rows to fit: leave it out or give it data")
     federation, learned = _filled(federation)
-    loss, classes, encoded = _encoded(federation, options.loss, None if schema is None else schema.classes)
+    wanted = options.loss if schema is not None else _with_scale(options.loss, federation)
+    loss, classes, encoded = _encoded(federation, wanted, None if schema is None else schema.classes)
     has_intercept = options.fit_intercept and not loss.location
     if schema is not None:
         units = ColumnUnits.of_schema(schema, loss, has_intercept)
@@ -146,6 +156,14 @@ def _standardized(federation: Federation, options: FitOptions, centre: bool) -> 
         return centred, mean, scale
     # without an intercept a shift of the features would be another model
     return federation.replaced(X=federation.X / scale), np.zeros_like(mean), scale
+
+
+def _with_scale(loss: str | Loss, federation: Federation) -> str | Loss:
+    """The loss, its corner measured by these rows where it has one and only its name was given."""
+    y = federation.y
+    if loss != HuberLoss.name or y is None or y.dtype.kind not in "fiub":
+        return loss
+    return scaled_huber(federation.X, y, federation.device_index, federation.offset, federation.weight)
 
 
 def _encoded(

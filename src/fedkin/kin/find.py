@@ -12,7 +12,7 @@ import numpy as np
 
 from fedkin._base import Array, Index, Mask, check_whole, one_blas_thread, tracked
 from fedkin.data import Federation
-from fedkin.errors import DataError, GraphError
+from fedkin.errors import DataError, GraphError, SolverError
 from fedkin.graph import Graph
 from fedkin.kin.beginning import Beginning, StartFrom, given_groups
 from fedkin.kin.covariates import Covariates, hint_of
@@ -42,6 +42,8 @@ NEWTON, HALVINGS = 12, 12
 AGAIN, AGAIN_STEP = 3, 0.02
 #: How often the way back to the mixed model is halved for a site that an estimate with groups does not suit.
 BACK = 8
+#: What to do about a fit that has gone astray.
+CURE = "look for columns or targets of extreme size, or take another loss"
 
 
 def find_kin(
@@ -116,6 +118,7 @@ def find_kin(
     source: RowSource | SummarySource
     if isinstance(data, Summaries):
         source = SummarySource(data)
+        source.refuse_small_corner()
     elif isinstance(data, Federation):
         source = RowSource(data, loss)
     elif isinstance(data, FileRows):
@@ -132,6 +135,8 @@ def find_kin(
     begin = Beginning.of(start, ordered.devices, ordered.names) if isinstance(start, Kin) else None
     with one_blas_thread():
         found = _fit(ordered, neighbours, seed, replace(sampling, given=given), begin)
+    if not (np.isfinite(found.theta).all() and np.isfinite(found.covariance).all()):
+        raise SolverError(f"no finite estimates were found: {CURE}")
     return found.reordered(np.argsort(order))
 
 
@@ -177,9 +182,10 @@ def _fit(
     intercepts = intercepts_of(source.names, loss.n_outputs)
     # a point among the rows has no units of its own: every coordinate is like an intercept
     free = np.ones_like(intercepts) if loss.location else intercepts
-    units = common_units(first, intercepts, has_scale=loss.quadratic, location=loss.location)
+    has_scale = loss.quadratic or loss.corner is not None
+    units = common_units(first, intercepts, has_scale=has_scale, location=loss.location)
     if not isinstance(source, RowSource):
-        dispersion = source.dispersion() if isinstance(source, SummarySource) else None
+        dispersion = source.dispersion() / units.target**2 if isinstance(source, SummarySource) else None
         sums = units.fitted(first)
         model = fit_mixed(sums, free, dispersion=dispersion, start=None if begin is None else begin.parameters)
         found = find_groups(model, ~free, neighbours, seed, sampling)
@@ -197,7 +203,8 @@ def _fit(
         found = found.without_spread(model, one)
         return kin_of(source, Parts(units, model, found, neighbours.neighbour.size > 0))
     mixed = _mixed_rounds(source, units, free, begin)
-    limits = source.values(units.theta(mixed.theta)) + 0.5 * mixed.theta.shape[1]
+    slack = 0.5 * mixed.theta.shape[1] * (1.0 if loss.corner is None else float(mixed.noise[0]) * units.target**2)
+    limits = source.values(units.theta(mixed.theta)) + slack
     model = _expanded(source, units, mixed, mixed.theta, mixed.covariance)
     # short chains say where to expand; where groups count for nothing, so does the length of chains
     brief, moved, last, short = sampling.brief(), np.inf, False, True
@@ -224,10 +231,23 @@ def _fit(
             found = replace(again, sure_other=found.sure_other)
     if source.value(units.theta(found.theta)) > limits.sum():
         found = replace(found, theta=mixed.theta, covariance=mixed.covariance)
+    _refuse_worse(source, units.theta(found.theta), slack)
     sums = _sums(source, units, mixed.theta, mixed.covariance)
     one = without_spread(sums, free, mixed, learned=False)
     found = found.without_spread(model, one)
     return kin_of(source, Parts(units, model, found, neighbours.neighbour.size > 0))
+
+
+def _refuse_worse(source: RowSource, theta: Array, slack: float) -> None:
+    """Raise `SolverError` where estimates suit the sites' rows less than the one model for all that rounds began with.
+
+    Not for classes, where one model for all may fit without error, and what is open about a site is averaged.
+    """
+    if source.loss.needs_classes:
+        return
+    start, end = source.value(source.start()), source.value(theta)
+    if not end <= start + slack * len(theta):
+        raise SolverError(f"the fit ended with a loss of {end:.4g}, but one model for all has {start:.4g}: {CURE}")
 
 
 def _noise_factor(sums: Quadratics, model: MixedModel, found: Grouped) -> float:
@@ -259,7 +279,7 @@ def _mixed_rounds(source: RowSource, units: Units, free: Mask, begin: Beginning 
         mean, spread = model.mean, model.spread
         if np.abs(theta - before).max() < STEP and turn >= 2:
             break
-        dispersion = source.dispersion(units.theta(theta), units.A, float(model.degrees.sum()))
+        dispersion = source.dispersion(units.theta(theta), units.A, float(model.degrees.sum())) / units.target**2
         parameters = np.concatenate([model.parameters[:-1], [np.log(dispersion)]])
     settled = replace(model, theta=_settled(source, units, theta, mean, spread, dispersion))
     return _averaged_rounds(source, units, free, settled) if source.averages else settled
@@ -326,7 +346,8 @@ def _settled(source: RowSource, units: Units, theta: Array, mean: Array, spread:
     penalty = 1.0 / (spread + 1e-9)
 
     def cost(at: Array) -> Array:
-        return np.asarray(source.values(units.theta(at)) / dispersion + 0.5 * (at - mean) ** 2 @ penalty)
+        losses = source.values(units.theta(at)) / units.target**2
+        return np.asarray(losses / dispersion + 0.5 * (at - mean) ** 2 @ penalty)
 
     now = cost(theta)
     for _ in range(NEWTON):

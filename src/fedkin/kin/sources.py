@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from fedkin._base import Array, Index, Mask
 from fedkin.data import INTERCEPT, Federation, Rows
 from fedkin.errors import DataError, DegenerateDeviceWarning
+from fedkin.kin.corners import CORNERS, estimated_slack, expected_shares, gram_sums, residual_counts
 from fedkin.kin.matrices import FEW, SHORT, LowRank
 from fedkin.kin.quadratics import Quadratics, apply
 from fedkin.losses import Loss
@@ -20,6 +22,9 @@ from fedkin.stats import FileRows, global_fit
 
 #: Steps of Newton's method for one model of all rows, where rows are in files.
 POOLED = 10
+
+#: Least share of rows within the corner of a loss that summaries need.
+SUMMED_SHARE = 0.35
 
 #: Gauss-Hermite nodes of a standard normal, and their shares.
 NODES, SHARE_OF_NODES = np.polynomial.hermite_e.hermegauss(7)
@@ -56,6 +61,18 @@ class SummarySource:
             n = n - np.array([0 if one is None else one.left_out for one in self.summaries.curvature])
         made = expansion(self.loss, sums.at, sums.value[:, 0], sums.gradient[:, 0], sums.hessian[:, 0], n)
         return replace(made, known=self._short())
+
+    def refuse_small_corner(self) -> None:
+        """Raise `DataError` where most rows are beyond the corner of the loss: their curvature tells nothing."""
+        if self.loss.corner is None or not self.summaries.has_intercept:
+            return
+        share = float(self.summaries.sums.total().hessian[:, 0, 0, 0].sum() / self.n_samples.sum())
+        if share < SUMMED_SHARE:
+            raise DataError(
+                f"{max(share, 0.0):.0%} of the rows are within delta={self.loss.corner:g} of predictions, too few for "
+                f"summaries of the {self.loss.name} loss: agree on a larger delta, in units of the target (about "
+                "1.3 standard deviations of the noise)"
+            )
 
     def _short(self) -> LowRank | None:
         """What sites said as diagonal plus low rank, if all did and it pays; without a diagonal it is found anyway."""
@@ -98,17 +115,27 @@ class RowSource:
             else tuple(f"{name} [class {k + 1}]" for k in range(p // len(names)) for name in names)
         )
         self.terms = build_terms(federation, losses, np.zeros(p), np.zeros(len(losses), dtype=bool))
+        self.gram = None if self.loss.corner is None else gram_sums(federation)
 
     def take(self, order: Index) -> RowSource:
         return RowSource(self.federation.subset([self.devices[u] for u in order]), self.loss)
 
     def first(self) -> Quadratics:
-        return self.expand(np.zeros((len(self.devices), len(self.names))))
+        if self.loss.corner is None:
+            return self.expand(np.zeros((len(self.devices), len(self.names))))
+        # where residuals are small; as least squares, whose curvature is 1
+        sums = self.expand(self.start())
+        assert self.gram is not None
+        share = max(float(np.einsum("ujj->", sums.G) / max(np.einsum("ujj->", self.gram), 1e-300)), 1e-300)
+        return Quadratics(sums.G / share, sums.c / share, sums.yy / share, sums.n)
 
     def expand(self, theta: Array) -> Quadratics:
         """Quadratics around ``theta (V, p)``."""
         n, terms = self.n_samples.astype(np.float64), self.terms
-        hessian = terms.hessians(theta) * n[:, None, None]
+        if self.gram is None:
+            hessian = terms.hessians(theta) * n[:, None, None]
+        else:
+            hessian = self.gram * expected_shares(residual_counts(self.loss, self.federation, theta))[:, None, None]
         gradient = terms.gradients(theta) * n[:, None]
         return expansion(self.loss, theta, terms.values(theta) * n, gradient, hessian, self.n_samples)
 
@@ -149,9 +176,13 @@ class RowSource:
 
     def start(self) -> Array:
         """One parameter for all sites, ``(V, p)``."""
+        return np.tile(self._pooled, (len(self.devices), 1))
+
+    @cached_property
+    def _pooled(self) -> Array:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DegenerateDeviceWarning)
-            return np.tile(global_fit(self.federation, self.loss), (len(self.devices), 1))
+            return global_fit(self.federation, self.loss)
 
     def dispersion(self, theta: Array, A: Array, degrees: float) -> float:
         """How much scores scatter beyond what Hessians promise, for scores in the units of ``A``.
@@ -166,6 +197,9 @@ class RowSource:
         promised = np.einsum("uij,ik,jk->", self.expand(theta).G, A, A)
         n = float(self.n_samples.sum())
         found = squares / max(float(promised), 1e-300) * n / max(n - degrees, 1.0)
+        if self.gram is not None:
+            share = float(promised) / max(float(np.einsum("uij,ik,jk->", self.gram, A, A)), 1e-300)
+            found *= estimated_slack(share, degrees / n)
         likelihood = self.loss.rowwise is not None and not self.loss.estimates_scale
         return max(found, 1.0) if likelihood else max(found, 1e-12)
 
@@ -182,6 +216,7 @@ class FileSource(RowSource):
         blocks = range(p // len(names))
         self.names = names if len(blocks) == 1 else tuple(f"{one} [class {k + 1}]" for k in blocks for one in names)
         self._last: tuple[Array, Array, Quadratics] | None = None
+        self.gram: Array | None = None
 
     def take(self, order: Index) -> FileSource:
         return FileSource(self.rows, self.order[order])
@@ -194,6 +229,7 @@ class FileSource(RowSource):
             return self._last
         V, p = theta.shape
         value, gradient, hessian = np.zeros(V), np.zeros((V, p)), np.zeros((V, p, p))
+        counts = None if self.loss.corner is None else np.zeros((V, CORNERS))
         position = {device: u for u, device in enumerate(self.devices)}
         with np.errstate(over="ignore", invalid="ignore"):
             for batch in self._batches():
@@ -202,7 +238,13 @@ class FileSource(RowSource):
                 terms, n = build_terms(batch, losses, np.zeros(p), alone), batch.weight_sums
                 value[at] += n * terms.values(theta[at])
                 gradient[at] += n[:, None] * terms.gradients(theta[at])
-                hessian[at] += n[:, None, None] * terms.hessians(theta[at])
+                if counts is None:
+                    hessian[at] += n[:, None, None] * terms.hessians(theta[at])
+                else:
+                    hessian[at] += gram_sums(batch)
+                    counts[at] += residual_counts(self.loss, batch, theta[at])
+        if counts is not None:
+            self.gram, hessian = hessian, hessian * expected_shares(counts)[:, None, None]
         made = expansion(self.loss, theta, value, gradient, hessian, self.n_samples)
         self._last = theta.copy(), value, made
         return self._last
@@ -214,7 +256,8 @@ class FileSource(RowSource):
         value = self._evaluated(theta)[1]
         return np.asarray(np.where(np.isfinite(value), value, np.inf))
 
-    def start(self) -> Array:
+    @cached_property
+    def _pooled(self) -> Array:
         theta, value = np.zeros(len(self.names)), np.inf
         for _ in range(POOLED):
             sums, now = self.expand(np.tile(theta, (len(self.devices), 1))), self._last
@@ -228,7 +271,7 @@ class FileSource(RowSource):
             step, theta = np.abs(new - theta).max(), new
             if step <= 1e-3 * (1.0 + np.abs(theta).max()):
                 break
-        return np.tile(theta, (len(self.devices), 1))
+        return theta
 
     def dispersion(self, theta: Array, A: Array, degrees: float) -> float:
         if self.loss.needs_classes:

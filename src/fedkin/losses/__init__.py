@@ -41,6 +41,7 @@ from fedkin.losses.named import (
     make_loss,
     restore_loss,
 )
+from fedkin.losses.scale import scaled_huber
 
 __all__ = [
     "CLASS_LOSSES",
@@ -62,5 +63,6 @@ __all__ = [
     "described_loss",
     "make_loss",
     "restore_loss",
+    "scaled_huber",
     "weighted_gram",
 ]

@@ -256,7 +256,11 @@ class PoissonLoss(ScalarLoss):
 
 @dataclass(frozen=True)
 class HuberLoss(ScalarLoss):
-    """Squared loss for residuals up to ``delta``, absolute beyond it."""
+    """Squared loss for residuals up to ``delta``, absolute beyond it.
+
+    ``delta`` is in units of the target. Fits of tables by the name "huber" take 1.345 standard deviations of the rows
+    (`fedkin.losses.scaled_huber`).
+    """
 
     delta: float = 1.345
 
@@ -272,6 +276,10 @@ class HuberLoss(ScalarLoss):
 
     @property
     def _kernel_parameter(self) -> float:  # type: ignore[override]
+        return self.delta
+
+    @property
+    def corner(self) -> float:  # type: ignore[override]
         return self.delta
 
     def _value(self, eta: Array, y: Array) -> Array:

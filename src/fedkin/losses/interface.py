@@ -42,6 +42,8 @@ class Loss(ABC):
     strong_convexity: float = 0.0
     #: Linear predictors of a row; 0 for losses that are not a `RowLoss`.
     n_outputs: int = 0
+    #: Size of a residual beyond which a row's loss is linear, so that it has no curvature; None where there is none.
+    corner: float | None = None
     #: True when `dispersion` is an estimate: then tests refer to F instead of chi-square.
     estimates_scale: bool = False
     #: False when `predict` is no more than the linear predictor.

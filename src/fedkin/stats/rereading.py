@@ -26,7 +26,7 @@ from fedkin.data import (
     parsed_numbers,
 )
 from fedkin.errors import DataError
-from fedkin.losses import CLASS_LOSSES, Loss, make_loss
+from fedkin.losses import CLASS_LOSSES, HuberLoss, Loss, make_loss, scaled_huber
 from fedkin.objective import FoldSums, Summaries
 from fedkin.stats.streaming import Stream, learned_features, opened_file, parquet_files, stream_of, telling_columns
 
@@ -186,7 +186,12 @@ def rows_in_files(
     )
     n = np.array(list(counts.values()))
     notes, again = tuple(stream.notes), replace(stream, notes=[], gaps={})
-    return FileRows(tuple(counts), n, made, schema, classes, fit_intercept, notes, again)
+    rows = FileRows(tuple(counts), n, made, schema, classes, fit_intercept, notes, again)
+    if named != HuberLoss.name:
+        return rows
+    head = next(replace(rows, intercept=False).batches())  # a batch tells the scale well enough
+    y = np.asarray(head.y, dtype=np.float64)
+    return replace(rows, loss=scaled_huber(head.X, y, head.device_index, head.offset, head.weight))
 
 
 def holds_labels(path: str | os.PathLike[str], target: str) -> bool:

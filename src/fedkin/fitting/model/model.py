@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedkin import __version__
 from fedkin._base import Array, Index, count, html_card, some_of
 from fedkin.data import HasDevices, Schema, columns_of, raise_findings
-from fedkin.errors import ParameterError
+from fedkin.errors import ParameterError, SolverError
 from fedkin.fitting.model.files import (
     COEFFICIENTS_FILE,
     EDGES_FILE,
@@ -128,6 +128,14 @@ class FittedModel(KinAnswers, HasDevices):
     kin: KinField = KinField()  # noqa: RUF009
     comparison: Mapping[str, Any] | None = None
     history: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        wrong = ~(np.isfinite(self.coef).all(axis=(1, 2)) & np.isfinite(self.intercept).all(axis=1))
+        if wrong.any():
+            raise SolverError(
+                f"the parameters of site {self.devices[int(np.argmax(wrong))]!r} are not finite, so there is no model: "
+                "look for columns or targets of extreme size, or take another loss"
+            )
 
     # --- looking at it ----------------------------------------------------------------------------------------
 

@@ -62,12 +62,13 @@ def join_site(learned: Learned, loss: Loss, names: tuple[str, ...], site: Rows |
     if loss.quadratic or isinstance(source, SummarySource):
         return _posterior(learned, learned.units.fitted(source.first()))
     units, at = learned.units, learned.mean[None]
+    much = 1.0 if loss.corner is None else learned.noise * units.target**2
     for _ in range(ROUNDS):
         found = _posterior(learned, units.fitted(source.expand(units.theta(at))))
         new = units.to_fitted(found.theta[None])
         step, now = 1.0, source.value(units.theta(at))
         # never to where the rows are much less likely
-        while step > 1e-3 and source.value(units.theta(at + step * (new - at))) > now + 1.0:
+        while step > 1e-3 and source.value(units.theta(at + step * (new - at))) > now + much:
             step /= 2
         at = at + step * (new - at)
         if np.abs(new - at).max() < STEP:
