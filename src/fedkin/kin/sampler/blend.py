@@ -217,7 +217,7 @@ def chance_of_none(W: Array, c: Array, b0: Array, b1: Array, degrees: Array) -> 
     The weight of `weight_of_none` serves estimates best, which is not to say that it is a probability.
     """
     slope, curvature = _sure(W, c, b0, b1, degrees)
-    if (more := 2 * slope + curvature) <= 0:
+    if (more := 2 * slope + curvature) <= 0 or curvature <= 0:  # or both say the same
         return 1.0
     return math.erfc(more / math.sqrt(8 * curvature))  # SURE's standard deviation is twice the root of the curvature
 
