@@ -11,7 +11,6 @@ found. Set OMP_NUM_THREADS=1 to measure one thread.
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import time
@@ -22,6 +21,7 @@ import numpy as np
 from sklearn.metrics import adjusted_rand_score
 
 from fedkin import Federation, Summaries, find_kin, oracle_fit, summarise
+from kin_sizes import drawn, sized
 
 
 def whole_message(rows: Federation, loss: str) -> Summaries:
@@ -36,18 +36,13 @@ def whole_message(rows: Federation, loss: str) -> Summaries:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    for name, usual in (("sites", 60), ("coefficients", 200), ("groups", 4), ("rows", 200), ("seed", 0)):
-        parser.add_argument(f"--{name}", type=int, default=usual)
+    parser = sized(__doc__, signal=0.2, sites=60, coefficients=200, groups=4, rows=200, seed=0)
     parser.add_argument("--rank", type=int)
-    parser.add_argument("--signal", type=float, default=0.2)
     parser.add_argument("--loss", choices=("linear", "logistic"), default="linear")
     asked = parser.parse_args()
-    V, p, K, n = asked.sites, asked.coefficients, asked.groups, asked.rows
-    rng = np.random.default_rng(asked.seed)
-    labels = np.arange(V) * K // V
-    centres = asked.signal * rng.standard_normal((K, p))
-    X = rng.standard_normal((V * n, p))
+    V, n = asked.sites, asked.rows
+    rng, labels, centres, X = drawn(asked)
+    p = centres.shape[1]
     eta = np.concatenate([X[u * n : (u + 1) * n] @ centres[labels[u]] for u in range(V)])
     y = eta + rng.standard_normal(V * n) if asked.loss == "linear" else rng.random(V * n) < 1 / (1 + np.exp(-eta))
     rows = Federation.from_arrays(X, y.astype(np.float64), np.repeat(np.arange(V), n))

@@ -29,18 +29,30 @@ def sparse_graph(labels: np.ndarray, rng: np.random.Generator) -> Graph:
     return Graph.from_indices(range(V), np.unique(pairs[pairs[:, 0] < pairs[:, 1]], axis=0))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    for name, usual in (("sites", 50_000), ("coefficients", 20), ("groups", 20), ("rows", 50), ("seed", 0)):
-        parser.add_argument(f"--{name}", type=int, default=usual)
-    parser.add_argument("--signal", type=float, default=1.0)
-    parser.add_argument("--no-graph", action="store_true")
-    asked = parser.parse_args()
+def sized(doc: str | None, signal: float, **usual: int) -> argparse.ArgumentParser:
+    """A command's parser, with the sizes of a federation and these defaults."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    for name, value in usual.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--signal", type=float, default=signal)
+    return parser
+
+
+def drawn(asked: argparse.Namespace) -> tuple[np.random.Generator, np.ndarray, np.ndarray, np.ndarray]:
+    """The stream, the sites' groups ``(V,)``, the groups' centres ``(K, p)`` and all rows ``(V n, p)``."""
     V, p, K, n = asked.sites, asked.coefficients, asked.groups, asked.rows
     rng = np.random.default_rng(asked.seed)
-    labels = np.arange(V) * K // V
     centres = asked.signal * rng.standard_normal((K, p))
-    X = rng.standard_normal((V * n, p))
+    return rng, np.arange(V) * K // V, centres, rng.standard_normal((V * n, p))
+
+
+def main() -> None:
+    parser = sized(__doc__, signal=1.0, sites=50_000, coefficients=20, groups=20, rows=50, seed=0)
+    parser.add_argument("--no-graph", action="store_true")
+    asked = parser.parse_args()
+    V, K, n = asked.sites, asked.groups, asked.rows
+    rng, labels, centres, X = drawn(asked)
+    p = centres.shape[1]
     site = np.repeat(np.arange(V), n)
     y = rng.standard_normal(V * n)
     for u in range(V):
