@@ -22,7 +22,7 @@ STRENGTH = {"linear": 0.01, "logistic": 0.003}
 
 
 def the_paper(loss: str, V: int = 100, n: int = 100) -> tuple[Design, Problem]:
-    design = paper_design(n_devices=V, n_samples=n, loss=loss, seed=0)
+    design = paper_design(n_sites=V, n_samples=n, loss=loss, seed=0)
     return design, Problem(design.federation, design.graph, loss=loss, lam=STRENGTH[loss] / V)
 
 
@@ -51,14 +51,14 @@ def reduction() -> None:
     for loss in ("linear", "logistic"):
         _, problem = the_paper(loss)
         exact = solve(problem, 1e-13)
-        size = (exact.theta**2).sum() / problem.n_devices
+        size = (exact.theta**2).sum() / problem.n_sites
         rounds = {
             "linear": {"plain": 1000, "saga": 1000, "svrg": 400},
             "logistic": {"plain": 4000, "saga": 4000, "svrg": 1600},
         }
         for gradient, count in rounds[loss].items():
             run = fed_admm(problem, count, 10, gradient=gradient, reference=exact)  # type: ignore[arg-type]
-            rows = run.trace["rows"][-1] / problem.n_devices
+            rows = run.trace["rows"][-1] / problem.n_sites
             print(
                 f"| {loss} | {gradient} | {count} | {rows:.0f} per site | {at(run, count) / size:.1e} |", flush=True
             )
@@ -101,7 +101,7 @@ def order(rounds: int, seed: int) -> None:
     ]
     for n in (50, 100):
         for V in (40, 60, 80):
-            design = paper_design(n_devices=V, n_samples=n, seed=seed)
+            design = paper_design(n_sites=V, n_samples=n, seed=seed)
             problem = Problem(design.federation, design.graph)
             problem = problem.with_lam(cross_validate_lam(problem).lam)
             exact = solve(problem, 1e-10)

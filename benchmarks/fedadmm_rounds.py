@@ -1,7 +1,7 @@
 """Rounds per second of Fed-ADMM, side by side with a plain vectorised numpy round and with the memory's bandwidth.
 
     python benchmarks/fedadmm_rounds.py small large            # |V| = 100 and 100,000
-    python benchmarks/fedadmm_rounds.py million                # 10^6 devices, 5*10^6 edges, p = 10: does it run, in
+    python benchmarks/fedadmm_rounds.py million                # 10^6 sites, 5*10^6 edges, p = 10: does it run, in
     how much memory
 
 Every variant does the same round: batch of 10 without variance reduction, l1 edges. Times are the best of several
@@ -23,7 +23,7 @@ import numpy as np
 import scipy
 from scipy import sparse
 
-from fedkin.admm import LocalShards, Settings, device_rows, fed_admm, plan_run
+from fedkin.admm import LocalShards, Settings, fed_admm, plan_run, site_rows
 from fedkin.admm.curvature import Curvature
 from fedkin.admm.in_process.compiled import CompiledRounds
 from fedkin.data import Federation
@@ -39,7 +39,7 @@ class LiteralNumpy:
 
     def __init__(self, problem: Problem, rho: float, kappa: float) -> None:
         fed, graph = problem.federation, problem.graph
-        self.V, self.p, self.n = problem.n_devices, problem.n_params, int(fed.n_samples[0])
+        self.V, self.p, self.n = problem.n_sites, problem.n_params, int(fed.n_samples[0])
         self.X, self.y = fed.X.reshape(self.V, self.n, self.p), fed.y.reshape(self.V, self.n)
         self.i, self.j = graph.edges.T
         self.L, self.rho, self.kappa = problem.fused.edge_radius[:, None], rho, kappa
@@ -77,7 +77,7 @@ def small() -> Problem:
 
 
 def large(V: int = 100_000, E: int = 500_000, p: int = 20, n: int = 20) -> Problem:
-    """Clusters of 100 devices, 90% of the edges within them."""
+    """Clusters of 100 sites, 90% of the edges within them."""
     rng = np.random.default_rng(0)
     first = rng.integers(0, V, size=3 * E)
     near, anywhere = first // 100 * 100 + rng.integers(0, 100, 3 * E), rng.integers(0, V, 3 * E)
@@ -110,12 +110,12 @@ def best(works: list[Callable[[], object]], repeats: int) -> list[float]:
 
 
 def shards_for(problem: Problem) -> LocalShards:
-    ones = np.ones(problem.n_devices)
-    rows = device_rows(problem, BATCH, set())
+    ones = np.ones(problem.n_sites)
+    rows = site_rows(problem, BATCH, set())
     curvature = Curvature(0.2 * ones, ones, 3.0 * ones, 20.0 * ones, 40.0 * ones)  # steps do not matter for the speed
     plan = plan_run(problem, Settings(batch_size=BATCH), rows, curvature, noisy=True)
-    theta = np.zeros((problem.n_devices, problem.n_params))
-    return LocalShards(plan, np.zeros(problem.n_devices, dtype=np.int64), theta)
+    theta = np.zeros((problem.n_sites, problem.n_params))
+    return LocalShards(plan, np.zeros(problem.n_sites, dtype=np.int64), theta)
 
 
 def compare(name: str, problem: Problem, rounds: int, repeats: int) -> list[dict[str, object]]:
@@ -133,8 +133,8 @@ def compare(name: str, problem: Problem, rounds: int, repeats: int) -> list[dict
     for work in variants.values():
         work(1)
     times = best([lambda k=k: variants[k](amount[k]) for k in variants], repeats)
-    V, E, p = problem.n_devices, problem.graph.n_edges, problem.n_params
-    # duals read and written, edge ends and radii, five arrays of the devices read and written, and the batch
+    V, E, p = problem.n_sites, problem.graph.n_edges, problem.n_params
+    # duals read and written, edge ends and radii, five arrays of the sites read and written, and the batch
     moved = 8 * (2 * E * p + 2 * E + 10 * V * p + V * BATCH * (p + 1))
     limit = bandwidth() / moved
     base = amount["literal numpy"] / times[0]

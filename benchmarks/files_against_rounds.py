@@ -70,7 +70,7 @@ def design(loss: str, n_sites: int, n: int, q: int, groups: int) -> tuple[Federa
     alike = pairs[:, 0] % groups == pairs[:, 1] % groups
     keep = np.where(alike, 0.8, 0.4) > rng.random(len(pairs))
     fed = Federation(rows, ["(intercept)", *(f"x{k}" for k in range(q))])
-    return fed, Graph.from_indices(fed.devices, pairs[keep])
+    return fed, Graph.from_indices(fed.sites, pairs[keep])
 
 
 def by_files(fed: Federation, graph: Graph, options: FitOptions) -> tuple[FittedModel, int]:

@@ -31,7 +31,7 @@ def grouped(signal: float, varrho: float | None = None, **more: object) -> Calla
     """The paper's design; no graph without ``varrho``."""
 
     def make(seed: int) -> Made:
-        sizes = {"n_devices": 60, "n_samples": 50, "n_features": 20, "n_clusters": 5, **more}
+        sizes = {"n_sites": 60, "n_samples": 50, "n_features": 20, "n_clusters": 5, **more}
         found = paper_design(varrho=0.1 if varrho is None else varrho, signal=signal, seed=seed, **sizes)
         graph = None if varrho is None else found.graph
         return found.federation, graph, found.theta_star, found.labels, str(more.get("loss", "linear"))
@@ -43,7 +43,7 @@ def other_graph(signal: float, V: int, p: int, groups: int = 5) -> Callable[[int
     """A clear graph of groups that have nothing to do with those of the parameters."""
 
     def make(seed: int) -> Made:
-        more = {"n_devices": V, "n_samples": 2 * p + 10, "n_features": p, "n_clusters": groups}
+        more = {"n_sites": V, "n_samples": 2 * p + 10, "n_features": p, "n_clusters": groups}
         rows, _, truth, labels, loss = grouped(signal, **more)(seed)
         rng = np.random.default_rng([seed, 1])
         wrong = rng.permutation(V) % groups
@@ -83,7 +83,7 @@ DESIGNS: dict[str, Callable[[int], Made]] = {
     "continuum 0.3": continuous(0.3),
     "continuum, 30 sites": continuous(0.5, V=30, n=25, p=4),
     "continuum in 3 of 20": continuous(0.5, differ=3),
-    "logistic, groups": grouped(1.0, loss="logistic", n_devices=30, n_samples=200, n_features=5, n_clusters=3),
+    "logistic, groups": grouped(1.0, loss="logistic", n_sites=30, n_samples=200, n_features=5, n_clusters=3),
     "logistic, one group": continuous(0.0, V=30, n=200, p=5, loss="logistic"),
     "logistic, continuum": continuous(0.5, V=30, n=200, p=5, loss="logistic"),
     "other graph, V p = 200": other_graph(0.5, 40, 5),
@@ -131,8 +131,8 @@ def reference(rows: Federation, truth: np.ndarray, labels: np.ndarray | None, lo
         return float("nan")
     spread, mean = truth.var(axis=0), truth.mean(axis=0)
     root, error = np.sqrt(spread), 0.0
-    for u, device in enumerate(rows.devices):
-        X, y = rows[device].X, rows[device].y
+    for u, site in enumerate(rows.sites):
+        X, y = rows[site].X, rows[site].y
         own = np.linalg.solve(np.eye(len(root)) + root[:, None] * (X.T @ X) * root, root * (X.T @ (y - X @ mean)))
         error += float(((mean + root * own - truth[u]) ** 2).sum())
     return error

@@ -27,8 +27,8 @@ from kin_sizes import drawn, sized
 def whole_message(rows: Federation, loss: str) -> Summaries:
     """Summaries of everything, over all rows: one site after another, since sums by fold are large."""
     parts = []
-    for device in rows.devices:
-        one = summarise(rows.subset([device]), loss, folds=2)[device]
+    for site in rows.sites:
+        one = summarise(rows.subset([site]), loss, folds=2)[site]
         sums = {name: getattr(one, name) for name in ("count", "value", "gradient", "hessian")}
         moved = {name: np.stack([np.zeros_like(each[0])] * 2 + [each.sum(axis=0)]) for name, each in sums.items()}
         parts.append(replace(one, **moved))

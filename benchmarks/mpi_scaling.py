@@ -1,9 +1,9 @@
 """Rounds of Fed-ADMM on K ranks against what one rank's costs predict: the check of docs/scaling.md.
 
     python benchmarks/mpi_scaling.py                       # runs itself under mpiexec with 1 and 2 ranks
-    python benchmarks/mpi_scaling.py --devices 20000 --ranks 1 2
+    python benchmarks/mpi_scaling.py --sites 20000 --ranks 1 2
 
-Each rank makes the rows of its own devices. The prediction for K ranks is one rank's time over K, plus the time that
+Each rank makes the rows of its own sites. The prediction for K ranks is one rank's time over K, plus the time that
 the thetas at the cut take at the bandwidth and latency that the ranks measure between them.
 """
 
@@ -78,7 +78,7 @@ def rank_main(n: int, p: int, rounds: int) -> None:
     if world.size > 1:
         result |= _wire(world)
     if world.rank == 0:
-        print(json.dumps(result | {"devices": n, "edges": len(edges), "p": p}))
+        print(json.dumps(result | {"sites": n, "edges": len(edges), "p": p}))
 
 
 def _wire(world) -> dict[str, float]:  # type: ignore[no-untyped-def]
@@ -103,14 +103,14 @@ def _wire(world) -> dict[str, float]:  # type: ignore[no-untyped-def]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", type=int, default=20_000)
+    parser.add_argument("--sites", type=int, default=20_000)
     parser.add_argument("--p", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        rank_main(options.devices, options.p, options.rounds)
+        rank_main(options.sites, options.p, options.rounds)
         return
     mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
     if mpiexec is None:
@@ -118,7 +118,7 @@ def main() -> None:
     one: dict[str, float] = {}
     for ranks in options.ranks:
         command = [mpiexec, "--oversubscribe", "--allow-run-as-root", "-n", str(ranks), sys.executable, __file__]
-        command += ["--rank", *(f"--{name}={getattr(options, name)}" for name in ("devices", "p", "rounds"))]
+        command += ["--rank", *(f"--{name}={getattr(options, name)}" for name in ("sites", "p", "rounds"))]
         done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=True)
         found = json.loads(done.stdout.strip().splitlines()[-1])
         one = one or found

@@ -172,14 +172,14 @@ def site_round(place: Path) -> int:
         return max(Store(f"{copy}/state.db", site_view(place).run).saved_rounds(), default=0)
 
 
-def measure(devices: int, p: int, turns: int, seconds: float) -> dict[str, object]:
-    ports = range(PORT, PORT + devices)
+def measure(sites: int, p: int, turns: int, seconds: float) -> dict[str, object]:
+    ports = range(PORT, PORT + sites)
     with tempfile.TemporaryDirectory(prefix="fedkin-bench-") as temporary:
         folder = Path(temporary)
-        bare_places = make_sites(folder / "bare", devices, p, BARE_PORT)
-        places = make_sites(folder / "sites", devices, p, PORT)
+        bare_places = make_sites(folder / "bare", sites, p, BARE_PORT)
+        places = make_sites(folder / "sites", sites, p, PORT)
         degree = np.array([len(site_view(place).edges) for place in places])
-        row: dict[str, object] = {"devices": devices, "edges": int(degree.sum()) // 2, "p": p, "turns": turns}
+        row: dict[str, object] = {"sites": sites, "edges": int(degree.sum()) // 2, "p": p, "turns": turns}
         for place in bare_places:
             prepare_bare(place)
         bare_program = [str(Path(__file__).with_name("bare_exchange.py"))]
@@ -224,15 +224,15 @@ def measure(devices: int, p: int, turns: int, seconds: float) -> dict[str, objec
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("devices", nargs="*", default=["10"])
+    parser.add_argument("sites", nargs="*", default=["10"])
     parser.add_argument("--p", type=int, default=20)
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=1.0, help="of a turn")
     parser.add_argument("--out", type=Path, help="CSV file to append to")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that devices are ended, too
-    for devices in map(int, given.devices):
-        row = measure(devices, given.p, given.turns, given.seconds)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that sites are ended, too
+    for sites in map(int, given.sites):
+        row = measure(sites, given.p, given.turns, given.seconds)
         print(
             "  ".join(
                 f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in row.items()

@@ -1,7 +1,7 @@
 """The exact solver and its peers, side by side. ``make bench`` runs this.
 
     python benchmarks/run.py --quick        # small instances, a minute: does everything work?
-    python benchmarks/run.py                # everything but the million devices
+    python benchmarks/run.py                # everything but the million sites
     python benchmarks/run.py --million      # these too: 4 GB and a few minutes
     python benchmarks/run.py --only paper   # instances and sections whose names contain a word
     python benchmarks/run.py --only grid --keep     # add to the rows of earlier runs, or replace them
@@ -43,7 +43,7 @@ FIGURE = HERE.parent / "docs" / "figures" / "scaling.svg"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small instances")
-    parser.add_argument("--million", action="store_true", help="also 10^6 devices and 5*10^6 edges")
+    parser.add_argument("--million", action="store_true", help="also 10^6 sites and 5*10^6 edges")
     parser.add_argument("--only", default="", help="instances and sections whose names contain this")
     parser.add_argument("--contenders", default="", help="words, with commas: only contenders whose names contain one")
     parser.add_argument("--repeats", type=int, default=0, help="0: as many as there are contenders")
@@ -101,7 +101,7 @@ def paths(quick: bool) -> Iterator[Row]:
     compile_kernels()
     cores = available_threads()
     for penalty, strength in (("l1", 0.007), ("l2", 0.03)):
-        instance = paper(penalty, strength) if not quick else paper(penalty, strength, n_devices=30, n_features=5)
+        instance = paper(penalty, strength) if not quick else paper(penalty, strength, n_sites=30, n_features=5)
         problem = instance.problem
         assert problem is not None
         lams = fedkin.lam_max(problem, tol=0.01) * np.geomspace(1.0, 1e-3, 20)
@@ -114,7 +114,7 @@ def paths(quick: bool) -> Iterator[Row]:
                 module.available_threads = available_threads
 
         def cold_levels(problem=problem, lams=lams):  # type: ignore[no-untyped-def]
-            for strength in lams * problem.n_devices:
+            for strength in lams * problem.n_sites:
                 solve_fused(fresh(problem).fused.with_strength(float(strength)), 1e-6)
 
         def path(problem=problem, lams=lams):  # type: ignore[no-untyped-def]
@@ -167,7 +167,7 @@ def scaling(quick: bool) -> Iterator[Row]:
     usual = {"n": 1_000 if quick else 20_000, "p": 5 if quick else 10, "penalty": "l2", "loss": "linear"}
     n = usual["n"]
     cases = [("|V|", size, usual | {"n": size}) for size in ((n, 2 * n) if quick else (1_000, 10_000, 100_000))]
-    cases += [("|E|", d * n, usual | {"edges_per_device": d}) for d in (2.5, 5.0, 10.0, 20.0)[: 2 if quick else 4]]
+    cases += [("|E|", d * n, usual | {"edges_per_site": d}) for d in (2.5, 5.0, 10.0, 20.0)[: 2 if quick else 4]]
     cases += [("p", p, usual | {"p": p}) for p in ((2, 5) if quick else (2, 5, 10, 20, 40))]
     for against, value, case in cases:
         yield {"against": against, "value": value} | case | alone("large", case)
@@ -176,7 +176,7 @@ def scaling(quick: bool) -> Iterator[Row]:
 
 
 def million(quick: bool) -> Iterator[Row]:
-    """10^6 devices and 5 * 10^6 edges."""
+    """10^6 sites and 5 * 10^6 edges."""
     n = 10_000 if quick else 1_000_000
     for case in (
         {"p": 10, "penalty": "l2", "loss": "linear"},

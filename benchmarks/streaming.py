@@ -61,7 +61,7 @@ def peak() -> int:
 
 
 def measure(way: str, pattern: str) -> None:
-    roles = {"device": "site", "target": "y"}
+    roles = {"site": "site", "target": "y"}
     before, start = peak(), time.process_time()
     if way == "one pass":
         summaries = fedkin.summarise_files(pattern, **roles).summaries
@@ -69,7 +69,7 @@ def measure(way: str, pattern: str) -> None:
         summaries = fedkin.summarise(fedkin.Federation.read(pattern, **roles).with_intercept(), "linear")
     seconds = time.process_time() - start
     memory = (peak() - before) / 1e3
-    order = np.argsort(np.array(summaries.devices, dtype=str))
+    order = np.argsort(np.array(summaries.sites, dtype=str))
     sums = summaries.sums.total().gradient[order, 0]
     print(json.dumps({"memory": memory, "seconds": seconds, "sums": sums.tolist()}))
 

@@ -53,7 +53,7 @@ def score(fitted: Fitted, loss: str, train: Federation, test: Federation) -> dic
     if loss == "poisson":
         return {"error": float(metrics.mean_poisson_deviance(y, np.maximum(found, 1e-12)))}
     chance = np.clip(found, 1e-12, 1 - 1e-12)
-    own = [test.device_index == u for u in range(test.n_devices)]
+    own = [test.site_index == u for u in range(test.n_sites)]
     areas = [metrics.roc_auc_score(y[one], chance[one]) for one in own if np.unique(y[one]).size == 2]
     return {
         "error": float(metrics.log_loss(y, chance, labels=[0, 1])),
@@ -90,12 +90,12 @@ def _sklearn_fit(loss: str, X: Values, y: Values) -> Any:
 def _each_site(train: Federation, loss: str) -> Fitted:
     if loss == "poisson":
         return _of_model(baseline_models(train, FitOptions(loss=loss))["Local"])
-    models = [_sklearn_fit(loss, train[u].X, train[u].y.astype(float)) for u in train.devices]
+    models = [_sklearn_fit(loss, train[u].X, train[u].y.astype(float)) for u in train.sites]
 
     def predict(test: Federation) -> Values:
         out = np.empty(len(test.X))
         for u in np.flatnonzero(test.n_samples):
-            own = test.device_index == u
+            own = test.site_index == u
             out[own] = _response(models[u], test.X[own])
         return out
 
@@ -113,7 +113,7 @@ def _boosting(train: Federation, loss: str) -> Fitted:
     kinds = {"linear": "squared_error", "poisson": "poisson"}
     site = [True] + [False] * train.n_features
     shared = {"categorical_features": site, "random_state": 0, "early_stopping": True}
-    X = np.column_stack([train.device_index, train.X])
+    X = np.column_stack([train.site_index, train.X])
     if loss == "logistic":
         model: Any = HistGradientBoostingClassifier(**shared).fit(X, train.y)
     elif train.offset is None:
@@ -124,7 +124,7 @@ def _boosting(train: Federation, loss: str) -> Fitted:
         model.fit(X, train.y / exposure, sample_weight=exposure)
 
     def predict(test: Federation) -> Values:
-        out = _response(model, np.column_stack([test.device_index, test.X]))
+        out = _response(model, np.column_stack([test.site_index, test.X]))
         return out if test.offset is None else out * np.exp(test.offset)
 
     return Fitted(predict)
@@ -143,9 +143,9 @@ def _statsmodels(train: Federation, loss: str) -> Fitted:
         return np.column_stack([np.ones(len(X)), (X - mean) / scale])
 
     Z = columns(train.X)
-    found = sm.MixedLM(train.y, Z, groups=train.device_index, exog_re=Z).fit(reml=True)
-    theta = np.array([found.fe_params + np.asarray(found.random_effects[u]) for u in range(train.n_devices)])
-    return Fitted(lambda test: np.asarray((columns(test.X) * theta[test.device_index]).sum(axis=1)))
+    found = sm.MixedLM(train.y, Z, groups=train.site_index, exog_re=Z).fit(reml=True)
+    theta = np.array([found.fe_params + np.asarray(found.random_effects[u]) for u in range(train.n_sites)])
+    return Fitted(lambda test: np.asarray((columns(test.X) * theta[test.site_index]).sum(axis=1)))
 
 
 def _few_slopes(loss: str, train: Federation) -> str | None:
@@ -161,7 +161,7 @@ def _mixed(train: Federation, loss: str) -> Fitted:
     fed, made = prepared.rows, prepared.loss
     n, p = fed.n_samples.astype(float), fed.n_features
     terms = build_terms(fed, resolve_losses(made, fed), np.zeros(p))
-    free, theta = np.arange(p) == 0, np.zeros((fed.n_devices, p))
+    free, theta = np.arange(p) == 0, np.zeros((fed.n_sites, p))
     middle, spread = (train.y.mean(), train.y.std()) if loss == "linear" else (0.0, 1.0)
     if loss == "poisson":
         theta[:, 0] = np.log(train.y.sum() / np.exp(train.offset).sum())
@@ -186,7 +186,7 @@ def _mixed(train: Federation, loss: str) -> Fitted:
             theta = theta + step
     from fedkin.graph import Graph
 
-    return _of_model(prepared.model(theta, Graph.empty(train.devices), options))
+    return _of_model(prepared.model(theta, Graph.empty(train.sites), options))
 
 
 # --- Fedkin ---------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def _mixed(train: Federation, loss: str) -> Fitted:
 
 def _of_model(model: FittedModel, groups: int | None = None) -> Fitted:
     def predict(test: Federation) -> Values:
-        ids = [test.devices[u] for u in test.device_index.tolist()]
+        ids = [test.sites[u] for u in test.site_index.tolist()]
         if model.classes is not None:
             return model.predict_proba(test.X, ids, test.offset)[:, 1]
         return np.asarray(model.predict(test.X, ids, test.offset), dtype=float)
@@ -212,7 +212,7 @@ def _intercepts(train: Federation, loss: str) -> Fitted:
 
 def _kin(train: Federation, loss: str) -> Fitted:
     model = fit_federation(train, None, FitOptions(loss=loss, method="kin"))
-    return _of_model(model, model.n_clusters if model.n_clusters < model.n_devices else 1)
+    return _of_model(model, model.n_clusters if model.n_clusters < model.n_sites else 1)
 
 
 def _fused(train: Federation, loss: str) -> Fitted:

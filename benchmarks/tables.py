@@ -150,7 +150,7 @@ def settle_down(cores: Any) -> None:
     os.sched_setaffinity(0, {core})
     compile_kernels()
     for loss in ("linear", "logistic"):
-        design = paper_design(n_devices=12, n_samples=30, n_features=3, n_clusters=2, loss=loss, seed=0)
+        design = paper_design(n_sites=12, n_samples=30, n_features=3, n_clusters=2, loss=loss, seed=0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for method in METHODS:
@@ -177,7 +177,7 @@ def one_row(task: Task, limit: float) -> dict[str, Any]:
     why = method.skip(table.loss, train)
     row = {"failed": why} if why is not None else one_fit(method, table, train, test, limit)
     row |= {"table": table.name, "generated": table.generated, "method": method.name, "split": task.split}
-    return row | {"sites": train.n_devices, "rows": len(table.federation.X), "features": train.n_features}
+    return row | {"sites": train.n_sites, "rows": len(table.federation.X), "features": train.n_features}
 
 
 def one_fit(method: Method, table: PublicTable, train: Federation, test: Federation, limit: float) -> dict[str, Any]:

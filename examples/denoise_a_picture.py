@@ -1,4 +1,4 @@
-"""A picture as a federation: every pixel is a device with one number, joined to its neighbours on a grid.
+"""A picture as a federation: every pixel is a site with one number, joined to its neighbours on a grid.
 
 With the mean loss and the l1 penalty the problem is total-variation denoising, so an old friend shows what the penalty
 does: neighbours that agree are fused to the bit, edges of the picture stay. With a file name as argument, it is drawn.
@@ -18,7 +18,7 @@ picture[10:14, 2:7] = -1.0
 noisy = picture + 0.3 * rng.normal(size=picture.shape)
 
 graph = Graph.grid(SIDE, SIDE)
-pixels = Federation({(r, c): [[noisy[r, c]]] for r, c in graph.devices})
+pixels = Federation({(r, c): [[noisy[r, c]]] for r, c in graph.sites})
 solution = solve(Problem(pixels, graph, loss="mean", penalty="l1", lam=0.35 / SIDE**2))
 denoised = solution.theta.reshape(SIDE, SIDE)
 

@@ -15,10 +15,10 @@ X = rng.normal(size=(800, 4))
 slopes = np.array([[1.0, 0.5, 0.0, -1.0], [0.0, 0.5, 2.0, 1.0]])
 y = (X * slopes[kind]).sum(axis=1) + rng.normal(size=800)
 
-model = FedADMMRegressor().fit(X, y, device=clinic)
+model = FedADMMRegressor().fit(X, y, site=clinic)
 
 for number in range(model.clusters_.max() + 1):
-    members = [name for name, group in zip(model.devices_, model.clusters_, strict=True) if group == number]
+    members = [name for name, group in zip(model.sites_, model.clusters_, strict=True) if group == number]
     print(f"group {number}: {', '.join(members)}")
 print("coefficients of clinic 0:", model.coef_[0].round(2), "in truth", slopes[0])
 print("coefficients of clinic 1:", model.coef_[1].round(2), "in truth", slopes[1])

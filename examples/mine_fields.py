@@ -15,17 +15,17 @@ from fedkin.datasets import load_landmine, look_alike
 
 table = load_landmine(os.environ["FEDKIN_DATA"]) if "FEDKIN_DATA" in os.environ else look_alike("landmine")
 rows = table.federation
-fields = [rows.devices[u] for u in rows.device_index]
-model = KinClassifier().fit(rows.X, rows.y, device=fields)
+fields = [rows.sites[u] for u in rows.site_index]
+model = KinClassifier().fit(rows.X, rows.y, site=fields)
 
 kin = model.kin_
 if kin.resolved:
     for number in range(kin.groups.max() + 1):
-        members = [str(field) for field, group in zip(kin.devices, kin.groups, strict=True) if group == number]
+        members = [str(field) for field, group in zip(kin.sites, kin.groups, strict=True) if group == number]
         print(f"group {number + 1}: {', '.join(members)}")
 else:
     print("no groups resolved")
-first, last = kin.devices[0], kin.devices[-1]
+first, last = kin.sites[0], kin.sites[-1]
 print(f"{first} and {last} are kin with probability {kin.probability[0, -1]:.2f}")
 
 if len(sys.argv) > 1:

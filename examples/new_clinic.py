@@ -11,7 +11,7 @@ import numpy as np
 from fedkin import find_kin
 from fedkin.datasets import paper_design
 
-design = paper_design(n_devices=20, n_samples=60, n_features=4, n_clusters=2, signal=1.0, seed=3)
+design = paper_design(n_sites=20, n_samples=60, n_features=4, n_clusters=2, signal=1.0, seed=3)
 newcomer = design.federation[19]
 kin = find_kin(design.federation.subset(range(19)))
 kind = design.labels[:19] == design.labels[19]

@@ -12,7 +12,7 @@ SHARE = 0.8
 
 
 def value(theta, X, y, offset):
-    """Mean loss of the rows of one device."""
+    """Mean loss of the rows of one site."""
     residual = y - X @ theta
     return float(np.mean(np.where(residual > 0, SHARE, 1 - SHARE) * residual**2))
 

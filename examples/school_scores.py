@@ -17,12 +17,12 @@ from fedkin.datasets import load_school, look_alike
 
 table = load_school(os.environ["FEDKIN_DATA"]) if "FEDKIN_DATA" in os.environ else look_alike("school")
 rows = table.federation
-schools = [rows.devices[u] for u in rows.device_index]
-model = KinRegressor().fit(rows.X, rows.y, device=schools)
+schools = [rows.sites[u] for u in rows.site_index]
+model = KinRegressor().fit(rows.X, rows.y, site=schools)
 
-same = np.tile(rows.X.mean(axis=0), (len(rows.devices), 1))  # one average pupil for each school
-score = model.model_.predict_interval(same, list(rows.devices))
-raw = np.array([rows.y[rows.device_index == u].mean() for u in range(len(rows.devices))])
+same = np.tile(rows.X.mean(axis=0), (len(rows.sites), 1))  # one average pupil for each school
+score = model.model_.predict_interval(same, list(rows.sites))
+raw = np.array([rows.y[rows.site_index == u].mean() for u in range(len(rows.sites))])
 
 print(f"mean scores of schools: from {raw.min():.1f} to {raw.max():.1f}, standard deviation {raw.std():.1f}")
 print(f"the same pupil: from {score.mean.min():.1f} to {score.mean.max():.1f}, {score.mean.std():.1f}")

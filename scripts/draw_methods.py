@@ -16,7 +16,7 @@ TARGET = Path(__file__).resolve().parent.parent / "docs" / "figures" / "methods.
 
 def main() -> None:
     """Fit the four, and draw them side by side."""
-    design = paper_design(n_devices=24, n_samples=40, n_features=8, n_clusters=3, varrho=0.2, signal=0.4, seed=4)
+    design = paper_design(n_sites=24, n_samples=40, n_features=8, n_clusters=3, varrho=0.2, signal=0.4, seed=4)
     federation, shown = design.federation, int(np.ptp(design.theta_star, axis=0).argmax())
     kept = fedkin.select_edges(federation, design.graph).graph
     lam = fedkin.cross_validate_lam(fedkin.Problem(federation, kept)).lam

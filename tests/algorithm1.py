@@ -39,10 +39,10 @@ PROX = {"l1": prox_l1, "l2": prox_l2, "linf": prox_linf}
 
 
 class Algorithm1:
-    """Devices and edges as dictionaries, one vector at a time.
+    """Sites and edges as dictionaries, one vector at a time.
 
     ``L`` is the strength lam * |V| times the edge weights; ``gradient(i, theta_i, t)`` is the batch gradient of
-    device i.
+    site i.
     """
 
     def __init__(self, theta, edges, L, rho, eta: Callable, gradient: Callable, prox: Callable) -> None:

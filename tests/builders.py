@@ -29,12 +29,12 @@ def ring(n: int) -> Graph:
 
 
 def star(n: int) -> Graph:
-    """Device 0 in the centre."""
+    """Site 0 in the centre."""
     return Graph.from_indices(range(n), [[0, u] for u in range(1, n)])
 
 
 def grid(rows: int, columns: int, by_column: bool = False) -> Graph:
-    """Devices numbered row by row, or column by column."""
+    """Sites numbered row by row, or column by column."""
     number = np.arange(rows * columns).reshape(rows, columns)
     if by_column:
         number = np.arange(rows * columns).reshape(columns, rows).T
@@ -43,24 +43,24 @@ def grid(rows: int, columns: int, by_column: bool = False) -> Graph:
     return Graph.from_indices(range(rows * columns), np.concatenate([across, down]))
 
 
-def random_graph(n_devices: int, share: float, seed: int = 0, weighted: bool = False) -> Graph:
+def random_graph(n_sites: int, share: float, seed: int = 0, weighted: bool = False) -> Graph:
     """Each pair is an edge with that probability."""
     rng = np.random.default_rng(seed)
-    pairs = np.column_stack(np.triu_indices(n_devices, 1))
+    pairs = np.column_stack(np.triu_indices(n_sites, 1))
     pairs = pairs[rng.random(len(pairs)) < share]
-    return Graph.from_indices(range(n_devices), pairs, rng.uniform(0.3, 3.0, len(pairs)) if weighted else None)
+    return Graph.from_indices(range(n_sites), pairs, rng.uniform(0.3, 3.0, len(pairs)) if weighted else None)
 
 
 @st.composite
 def random_graphs(draw, most=12, weighted=True):
-    """Devices with arbitrary ids, edges in arbitrary orientation and order, positive weights."""
+    """Sites with arbitrary ids, edges in arbitrary orientation and order, positive weights."""
     names = st.one_of(st.integers(-50, 50), st.text(min_size=1, max_size=3), st.tuples(st.integers(0, 5)))
-    devices = draw(st.lists(names, min_size=1, max_size=most, unique=True))
-    pairs = [(i, j) for i in range(len(devices)) for j in range(i)]
+    sites = draw(st.lists(names, min_size=1, max_size=most, unique=True))
+    pairs = [(i, j) for i in range(len(sites)) for j in range(i)]
     chosen = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
-    turned = [(devices[j], devices[i]) if draw(st.booleans()) else (devices[i], devices[j]) for i, j in chosen]
+    turned = [(sites[j], sites[i]) if draw(st.booleans()) else (sites[i], sites[j]) for i, j in chosen]
     weights = [draw(st.floats(0.01, 100)) for _ in turned] if weighted else None
-    return devices, turned, weights
+    return sites, turned, weights
 
 
 def edge_weights(graph: Graph) -> dict[frozenset[Any], float]:
@@ -86,7 +86,7 @@ TABLE = {
 
 
 def of_sizes(*sizes: int, q: int = 2) -> Federation:
-    """Devices d0, d1, ... with that many rows; y is the row's number."""
+    """Sites d0, d1, ... with that many rows; y is the row's number."""
     n = sum(sizes)
     X = np.random.default_rng(0).standard_normal((n, q))
     return Federation.from_arrays(X, np.arange(n), np.repeat([f"d{u}" for u in range(len(sizes))], sizes))
@@ -95,7 +95,7 @@ def of_sizes(*sizes: int, q: int = 2) -> Federation:
 def federation(
     loss: str, sizes: tuple[int, ...], q: int = 2, seed: int = 0, offset: bool = False, groups: int | None = None
 ) -> Federation:
-    """Random devices with a target that fits the loss; devices share the parameters of their group."""
+    """Random sites with a target that fits the loss; sites share the parameters of their group."""
     rng = np.random.default_rng(seed)
     data = {}
     centres = rng.normal(size=(groups or len(sizes), q))
@@ -128,7 +128,7 @@ def responses(kind: str, eta: np.ndarray, rng: np.random.Generator) -> np.ndarra
 
 
 def sites(kind: str, sizes=(80, 120, 120), q: int = 3, seed: int = 0, offset: bool = False) -> Federation:
-    """Devices "site 0", "site 1", ... of moderate size, whose first column is 1."""
+    """Sites "site 0", "site 1", ... of moderate size, whose first column is 1."""
     rng = np.random.default_rng(seed)
     data = {}
     for u, n in enumerate(sizes):
@@ -201,23 +201,23 @@ def design_problem(
     **more: Any,
 ) -> Problem:
     """The paper's design with ``groups`` groups, on its graph with some false edges."""
-    design = paper_design(n_devices=V, n_samples=n, n_features=p, n_clusters=groups, loss=loss, seed=1)
+    design = paper_design(n_sites=V, n_samples=n, n_features=p, n_clusters=groups, loss=loss, seed=1)
     return Problem(design.federation, design.graph, loss=loss, penalty=penalty, lam=lam, **more)
 
 
 def small_problem(
-    n_devices: int = 5, p: int = 3, n: int = 12, seed: int = 0, penalty: str = "l1", lam: float = 0.02
+    n_sites: int = 5, p: int = 3, n: int = 12, seed: int = 0, penalty: str = "l1", lam: float = 0.02
 ) -> Problem:
-    """Linear regression in two groups, on a ring with some chords; devices d0, d1, ..."""
+    """Linear regression in two groups, on a ring with some chords; sites d0, d1, ..."""
     rng = np.random.default_rng(seed)
-    names = [f"d{u}" for u in range(n_devices)]
-    truth = np.where(np.arange(n_devices)[:, None] < n_devices / 2, 1.0, -1.0) * np.ones(p)
+    names = [f"d{u}" for u in range(n_sites)]
+    truth = np.where(np.arange(n_sites)[:, None] < n_sites / 2, 1.0, -1.0) * np.ones(p)
     data = {}
     for name, theta in zip(names, truth, strict=True):
         X = rng.normal(size=(n, p))
         data[name] = (X, X @ theta + 0.3 * rng.normal(size=n))
     pairs = {
-        (max(u, (u + step) % n_devices), min(u, (u + step) % n_devices)) for u in range(n_devices) for step in (1, 3)
+        (max(u, (u + step) % n_sites), min(u, (u + step) % n_sites)) for u in range(n_sites) for step in (1, 3)
     }
     pairs = {(i, j) for i, j in pairs if i != j}
     graph = Graph(names, [(names[i], names[j]) for i, j in sorted(pairs)])

@@ -25,13 +25,13 @@ class Reference:
 def reference(problem: Problem, tol: float = 1e-10) -> Reference:
     """Solve ``problem`` by cvxpy and Clarabel."""
     federation, graph = problem.federation, problem.graph
-    n_devices, p = problem.n_devices, problem.n_params
-    theta = cp.Variable((n_devices, p))
-    rows = [federation[device] for device in federation.devices]
+    n_sites, p = problem.n_sites, problem.n_params
+    theta = cp.Variable((n_sites, p))
+    rows = [federation[site] for site in federation.sites]
     total = sum(mean_loss(one, theta[u], rows[u]) for u, one in enumerate(problem.losses))
-    total += 0.5 * cp.sum(cp.multiply(np.broadcast_to(problem.ridge, (n_devices, p)), cp.square(theta)))
+    total += 0.5 * cp.sum(cp.multiply(np.broadcast_to(problem.ridge, (n_sites, p)), cp.square(theta)))
     total += cp.sum(cp.multiply(sparsity_matrix(problem), cp.abs(theta)))
-    total = total / n_devices
+    total = total / n_sites
     for (i, j), weight in zip(graph.edges, graph.weights, strict=True):
         total += problem.lam * weight * cp.norm(theta[i] - theta[j], NORMS[problem.penalty.name])
     task = cp.Problem(cp.Minimize(total))
@@ -50,15 +50,15 @@ def reference(problem: Problem, tol: float = 1e-10) -> Reference:
 def sparsity_matrix(problem: Problem) -> np.ndarray:
     sparsity = problem.sparsity
     if isinstance(sparsity, dict):
-        sparsity = [sparsity.get(device, 0.0) for device in problem.federation.devices]
+        sparsity = [sparsity.get(site, 0.0) for site in problem.federation.sites]
     sparsity = np.asarray(sparsity, dtype=float)
     if sparsity.ndim == 1:
         sparsity = sparsity[:, None]
-    return np.broadcast_to(sparsity, (problem.n_devices, problem.n_params))
+    return np.broadcast_to(sparsity, (problem.n_sites, problem.n_params))
 
 
 def mean_loss(loss: Loss, theta: cp.Expression, rows: object) -> cp.Expression:
-    """A device's mean loss, term by term as in the documentation."""
+    """A site's mean loss, term by term as in the documentation."""
     X, y, offset = rows.X, rows.y, rows.offset
     n = X.shape[0]
     if loss.name == "mean":

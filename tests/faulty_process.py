@@ -1,4 +1,4 @@
-"""A device process whose network loses, doubles and delays 10% of the pushed messages and of the answers to pulls."""
+"""A site process whose network loses, doubles and delays 10% of the pushed messages and of the answers to pulls."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from builders import small_problem
-from fedkin.admm import Availability, LocalShards, device_keys, fed_admm
+from fedkin.admm import Availability, LocalShards, fed_admm, site_keys
 from fedkin.data import Rows, write_csv
 from fedkin.federate import Contract, enrol
 from fedkin.federate.contract.manifest import Manifest, Member, Steps
@@ -26,7 +26,7 @@ from processes import free_ports
 
 def manifest_of(problem: Problem, rounds: int, batch: int | None = 4, ports: int = 0, **changes: Any) -> Manifest:
     """The view of somebody who sees all sites of a run with fixed, sensible steps, and theta that starts from 0."""
-    degree, v = problem.graph.degree, problem.n_devices
+    degree, v = problem.graph.degree, problem.n_sites
     start, growth = changes.pop("start", 4.0), changes.pop("growth", 0.2)
     zero = (0.0,) * problem.n_params
     manifest = Manifest(
@@ -34,7 +34,7 @@ def manifest_of(problem: Problem, rounds: int, batch: int | None = 4, ports: int
         here=0,
         n_sites=v,
         members=tuple(
-            Member(name, name, u, f"tls/127.0.0.1:{ports + u}") for u, name in enumerate(problem.federation.devices)
+            Member(name, name, u, f"tls/127.0.0.1:{ports + u}") for u, name in enumerate(problem.federation.sites)
         ),
         edges=[(i, j) for i, j in problem.graph.edges.tolist()],
         edge_radius=problem.fused.edge_radius.tolist(),
@@ -91,15 +91,15 @@ def _component(manifest: Manifest, u: int) -> set[int]:
 def rows_of(problem: Problem) -> dict[int, Rows]:
     """The rows of each site, by number."""
     fed = problem.federation
-    return {u: fed[name] for u, name in enumerate(fed.devices)}
+    return {u: fed[name] for u, name in enumerate(fed.sites)}
 
 
 def in_process(problem: Problem, manifest: Manifest) -> LocalShards:
     """The same run, in one process and one shard."""
     plan = plan_of(manifest, rows_of(problem))
-    assert np.array_equal(plan.rows.keys, device_keys(problem.federation.devices))
-    starts = starts_of(manifest, range(problem.n_devices))
-    local = LocalShards(plan, np.zeros(problem.n_devices, dtype=np.int64), starts)
+    assert np.array_equal(plan.rows.keys, site_keys(problem.federation.sites))
+    starts = starts_of(manifest, range(problem.n_sites))
+    local = LocalShards(plan, np.zeros(problem.n_sites, dtype=np.int64), starts)
     local.run(1, manifest.rounds)
     return local
 
@@ -152,7 +152,7 @@ def make_heart(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "small.toml").write_text(contract_text(problem, rounds))
     problem.graph.write(folder / "edges.csv")
-    names, port = problem.federation.devices, free_ports(problem.n_devices + 1)
+    names, port = problem.federation.sites, free_ports(problem.n_sites + 1)
     ports = [port + k for k in range(len(names))] if ports is None else ports
     lines = [[name, "127.0.0.1" if own else "", own] for name, own in zip(names, ports, strict=True)]
     write_csv(folder / "list.csv", ["site", "host", "port"], lines)
@@ -189,7 +189,7 @@ def join_site(heart: enrol.Organiser, problem: Problem, name: str) -> Path:
 def make_sites(folder: Path, problem: Problem, **rounds: Any) -> enrol.Organiser:
     """Organiser and all sites, side by side in a folder; nothing of it runs."""
     heart = make_heart(folder, problem, **rounds)
-    for name in problem.federation.devices:
+    for name in problem.federation.sites:
         join_site(heart, problem, name)
     if rounds.get("placement") == "replicas":
         for path, names in enrol.order(heart):
@@ -220,7 +220,7 @@ def write_tables(problem: Problem, folder: Path) -> None:
     with (folder / "rows.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["site", *fed.feature_names, "y"])
-        for name in fed.devices:
+        for name in fed.sites:
             for x, y in zip(fed[name].X.tolist(), fed[name].y.tolist(), strict=True):
                 writer.writerow([name, *map(repr, x), repr(y)])
     problem.graph.write(folder / "edges.csv")
@@ -241,7 +241,7 @@ def whole_job(problem: Problem, **rounds: Any) -> Manifest:
 
 
 def in_threads(live: Callable[[int], object], n: int, seconds: float = 90.0) -> None:
-    """``live(u)`` for every device on a thread of its own; what one raises is raised here, and none may hang."""
+    """``live(u)`` for every site on a thread of its own; what one raises is raised here, and none may hang."""
     failures: list[BaseException] = []
 
     def one(u: int) -> None:

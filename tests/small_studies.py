@@ -67,7 +67,7 @@ task = "estimation"
 replications = 2
 block = 2
 [[grid]]
-n_devices = [8]
+n_sites = [8]
 false_edges = [0, 3]
 [options]
 generator = "false_edges"

@@ -27,7 +27,7 @@ def test_coefficients_that_differ_much_are_pulled_less():
         ("after", fit_after_kin(train)),
         ("plain", fit_federation(train, None, FitOptions(method="fused", select="none"))),
     ):
-        found = model.predict(test.X, test.device_index)
+        found = model.predict(test.X, test.site_index)
         errors[name] = float(np.mean((found - test.y) ** 2))
         assert model.gap <= 1e-6
     assert errors["after"] < 0.95 * errors["plain"]
@@ -42,15 +42,15 @@ def test_a_power_of_the_spread_is_a_change_of_units():
     spread = find_kin(prepared.rows).spread
     stretch = spread / np.exp(np.log(spread).mean())
     rows = prepared.rows.replaced(X=prepared.rows.X * stretch)
-    solution = fedkin.solve(fedkin.Problem(rows, Graph.complete(train.devices), lam=0.02), 1e-9)
-    again = prepared.model(solution.theta * stretch, Graph.complete(train.devices), options)
+    solution = fedkin.solve(fedkin.Problem(rows, Graph.complete(train.sites), lam=0.02), 1e-9)
+    again = prepared.model(solution.theta * stretch, Graph.complete(train.sites), options)
     assert np.allclose(model.coef, again.coef, atol=1e-4)
 
 
 @pytest.mark.parametrize("loss", ["linear", "logistic"])
 def test_groups_are_cliques(loss):
     design = paper_design(
-        n_devices=10, n_samples=80, n_features=3, n_clusters=2, signal=3, seed=0, loss=loss, noise=0.5
+        n_sites=10, n_samples=80, n_features=3, n_clusters=2, signal=3, seed=0, loss=loss, noise=0.5
     )
     said = []
     model = fit_after_kin(design.federation, FitOptions(loss=loss, cv_folds=3), said.append)

@@ -1,4 +1,4 @@
-"""Devices that come and go: the patterns, the weighting, and two placements with one trajectory."""
+"""Sites that come and go: the patterns, the weighting, and two placements with one trajectory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from scipy import stats
 
 from builders import design_problem
-from fedkin.admm import Availability, LocalShards, Plan, StepRule, device_rows, fed_admm
+from fedkin.admm import Availability, LocalShards, Plan, StepRule, fed_admm, site_rows
 from fedkin.admm.shard import node_update
-from fedkin.errors import DataError, ParameterError, UnknownDeviceError
+from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 from fedkin.solvers import solve
@@ -29,7 +29,7 @@ def test_bernoulli_shares_and_independence():
     assert abs(np.corrcoef(available[1:, 1], available[:-1, 1])[0, 1]) < 0.03
 
 
-def test_presence_depends_on_seed_device_and_round_only():
+def test_presence_depends_on_seed_site_and_round_only():
     whole = Availability.bernoulli(0.5).bind(["a", "b", "c"], seed=4)
     together = whole.rounds(1, 50)[0]
     pieces = Availability.bernoulli(0.5).bind(["c", "a"], seed=4)
@@ -72,7 +72,7 @@ def test_recorded_traces(tmp_path):
     lines = ["round,c,a,b", *(f"{t},{int(v[2])},{int(v[0])},{int(v[1])}" for t, v in enumerate(values))]
     csv.write_text("\n".join(lines) + "\n")
     npz, unnamed = tmp_path / "trace.npz", tmp_path / "unnamed.npz"
-    np.savez(npz, available=values[:, ::-1], devices=np.array(["c", "b", "a"]))
+    np.savez(npz, available=values[:, ::-1], sites=np.array(["c", "b", "a"]))
     np.savez(unnamed, available=values)
     for source in (csv, npz, unnamed, values, str(csv)):
         available, probability = Availability.recorded(source).bind(["a", "b", "c"], seed=0).rounds(1, 30)
@@ -99,7 +99,7 @@ def test_bad_input(tmp_path):
     ]:
         with pytest.raises(ParameterError, match=message):
             Availability.bernoulli(p).bind(["a", "b"])
-    with pytest.raises(UnknownDeviceError, match="p names site 'z'"):
+    with pytest.raises(UnknownSiteError, match="p names site 'z'"):
         Availability.bernoulli({"a": 0.5, "b": 0.5, "z": 0.5}).bind(["a", "b"])
     with pytest.raises(ParameterError, match="weighting must be one of"):
         Availability.bernoulli(0.5, weighting="guess")
@@ -107,7 +107,7 @@ def test_bad_input(tmp_path):
         Availability.bernoulli(0.5, placement="cloud")
     with pytest.raises(ParameterError, match="blocks has 1 labels for 2"):
         Availability.bernoulli(0.5, blocks=[1]).bind(["a", "b"])
-    with pytest.raises(UnknownDeviceError, match="groups has no label for site 'b'"):
+    with pytest.raises(UnknownSiteError, match="groups has no label for site 'b'"):
         Availability.adversarial(0.5, groups={"a": 1}).bind(["a", "b"])
     with pytest.raises(ParameterError, match="less than one round"):
         Availability.adversarial(0.01, period=10).bind(["a"])
@@ -130,7 +130,7 @@ def test_bad_input(tmp_path):
         Availability.recorded(tmp_path / "u.npz")
     with pytest.raises(DataError, match="only 0 and 1"):
         Availability.recorded([[0.5, 1.0]])
-    with pytest.raises(UnknownDeviceError, match="no column for site 'c'"):
+    with pytest.raises(UnknownSiteError, match="no column for site 'c'"):
         Availability.recorded(file("t.csv", "a,b\n1,0\n1,1\n")).bind(["a", "b", "c"])
     with pytest.raises(DataError, match="2 columns for 3 sites"):
         Availability.recorded([[1, 0]]).bind(["a", "b", "c"])
@@ -162,14 +162,14 @@ def test_converges_to_the_same_minimiser(availability):
 
 
 def test_without_weighting_the_limit_would_be_wrong():
-    # devices of very different reliability: dividing by p_i is what keeps their weights equal
+    # sites of very different reliability: dividing by p_i is what keeps their weights equal
     problem = design_problem()
     exact = solve(problem, 1e-10)
     unequal = np.where(np.arange(12) % 2, 1.0, 0.2)
     right = fed_admm(problem, 4000, 10, availability=Availability.bernoulli(unequal), reference=exact, backend="numba")
 
     plan_p = Availability.bernoulli(unequal)
-    presence = plan_p.bind(problem.federation.devices, 0)
+    presence = plan_p.bind(problem.federation.sites, 0)
     available, _ = presence.rounds(1, 4000)
     plan = _plan(problem, 10)
     wrong = LocalShards(plan, np.zeros(12, dtype=np.int64), np.zeros((12, 4)))
@@ -179,9 +179,9 @@ def test_without_weighting_the_limit_would_be_wrong():
 
 
 def _plan(problem, batch):
-    rows = device_rows(problem, batch, set())
+    rows = site_rows(problem, batch, set())
     degree = problem.graph.degree.astype(float)
-    steps = StepRule(np.full(problem.n_devices, 8.0), np.full(problem.n_devices, 0.4), 0.2 * degree)
+    steps = StepRule(np.full(problem.n_sites, 8.0), np.full(problem.n_sites, 0.4), 0.2 * degree)
     objective = problem.fused
     return Plan(
         rows, problem.graph.edges, objective.edge_radius, objective.penalty, 0.2, steps, 0, "plain", 1, "tail",
@@ -210,7 +210,7 @@ def test_central_machine_and_replicas_give_one_trajectory(kind):
     own = [plan.shard(np.array([u])).gradients for u in range(12)]
 
     def step_of(u, t, theta, pull):
-        """What device u computes on its own machine from its theta and the pull of its edges."""
+        """What site u computes on its own machine from its theta and the pull of its edges."""
         chance = probability[t - 1, [u]]
         gradient = own[u](t, theta[None])
         steps = StepRule(plan.steps.start[[u]], plan.steps.growth[[u]], plan.steps.damping[[u]])
@@ -220,7 +220,7 @@ def test_central_machine_and_replicas_give_one_trajectory(kind):
     def without_rows(members):
         return plan.shard(members, theta=start[members], rowless=True)
 
-    # a central machine S with all edge state; it takes the steps of absent devices itself
+    # a central machine S with all edge state; it takes the steps of absent sites itself
     centre, sent = without_rows(np.arange(12)), 0
     for t in range(1, rounds + 1):
         theta, pull = centre.theta.copy(), centre.pull()
@@ -236,7 +236,7 @@ def test_central_machine_and_replicas_give_one_trajectory(kind):
     counted = fed_admm(problem, rounds, 5, seed=3, availability=Availability.bernoulli(0.5), record_every=rounds)
     assert counted.trace["vectors"][-1] == sent
 
-    # no central machine: every device keeps a replica of its component, and takes absent devices' steps in it
+    # no central machine: every site keeps a replica of its component, and takes absent sites' steps in it
     labels = graph.components()
     replicas = {u: without_rows(np.flatnonzero(labels == labels[u])) for u in range(12)}
     received = 0
@@ -244,18 +244,18 @@ def test_central_machine_and_replicas_give_one_trajectory(kind):
         present = np.flatnonzero(available[t - 1])
         told = {}
         for u in present:
-            here = np.flatnonzero(replicas[u].devices == u)[0]
+            here = np.flatnonzero(replicas[u].sites == u)[0]
             told[u] = step_of(u, t, replicas[u].theta[here], replicas[u].pull()[here])
         for replica in replicas.values():
-            replica.node_step(t, np.zeros(replica.devices.size, dtype=bool), probability[t - 1, replica.devices])
-            known = np.array([u for u in present if u in replica.devices], dtype=np.int64)
+            replica.node_step(t, np.zeros(replica.sites.size, dtype=bool), probability[t - 1, replica.sites])
+            known = np.array([u for u in present if u in replica.sites], dtype=np.int64)
             received += known.size
             replica.take(known, np.array([told[u] for u in known]).reshape(-1, p))
             replica.edge_step()
         received -= present.size  # nobody sends to itself
     for u, replica in replicas.items():
-        assert np.array_equal(replica.theta, together.gather("theta")[replica.devices]), u
-        assert np.array_equal(replica.average, together.gather("average")[replica.devices])
+        assert np.array_equal(replica.theta, together.gather("theta")[replica.sites]), u
+        assert np.array_equal(replica.average, together.gather("average")[replica.sites])
     counted = fed_admm(
         problem, rounds, 5, seed=3, availability=Availability.bernoulli(0.5, placement="replicas"), record_every=rounds
     )

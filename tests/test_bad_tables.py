@@ -34,7 +34,7 @@ def saved(tmp_path, table, name="table.csv", **more):
 
 
 def read(path, **more):
-    return Federation.read(path, **{"device": "site", "target": "days", **more})
+    return Federation.read(path, **{"site": "site", "target": "days", **more})
 
 
 def refused(path, **more):
@@ -93,7 +93,7 @@ def test_means_of_training_rows_fill_gaps(tmp_path, missing):
     # the table, its encoded rows and the file of the model predict alike
     model.save(tmp_path / "model")
     again = fedkin.load(tmp_path / "model")
-    ids = [test.devices[u] for u in test.device_index]
+    ids = [test.sites[u] for u in test.site_index]
     by_table = again.predict(table.iloc[test.row_order].drop(columns="days"), ids)
     assert np.array_equal(by_table, model.predict(test.X, ids))
     filled = test.X.copy()
@@ -228,11 +228,11 @@ def test_names_are_no_category(tmp_path):
 
 def test_ids_stay_text(tmp_path):
     fed = read(saved(tmp_path, frame()))
-    assert fed.devices == ("000", "001", "002")
+    assert fed.sites == ("000", "001", "002")
     (tmp_path / "files").mkdir()
     saved(tmp_path / "files", frame(6).assign(site="007"), "a.csv")
     saved(tmp_path / "files", frame(6).assign(site="12"), "b.csv")
-    assert read(tmp_path / "files").devices == ("007", "12")
+    assert read(tmp_path / "files").sites == ("007", "12")
 
 
 def test_levels_in_other_letters_are_remarked(tmp_path):
@@ -314,7 +314,7 @@ def test_duplicated_columns(tmp_path):
 
 
 def test_several_missing_columns_are_named_at_once(tmp_path):
-    words = refused(saved(tmp_path, frame()), device="sit", target="dys", features=["aged", "dose"])
+    words = refused(saved(tmp_path, frame()), site="sit", target="dys", features=["aged", "dose"])
     assert words == (
         "there is no column 'sit' for the site (did you mean 'site'?) and no column 'dys' for the target (did you "
         "mean 'days'?) and no column 'aged' for the features (did you mean 'age'?); the table has 'site', 'age', "
@@ -344,7 +344,7 @@ def test_zero_and_one_stored_as_text_are_classes_and_amounts_numbers():
     table = frame()
     table["days"] = (table["days"] > table["days"].mean()).astype(int).astype(str)
     table["dose"] = table["dose"].astype(str)
-    fed = Federation.from_frame(table, device="site", target="days")
+    fed = Federation.from_frame(table, site="site", target="days")
     assert fed.feature_names[1] == "dose"
     assert fed.X[:, 1].tolist() == table["dose"].astype(float)[fed.row_order].tolist()
     assert set(fed.y) == {"0", "1"}
@@ -392,7 +392,7 @@ def test_a_target_that_is_constant_at_one_site_and_a_site_with_one_row(tmp_path)
     model = fit_federation(fed, None, OPTIONS)
     assert np.isfinite(model.coef).all()
     labels = read(saved(tmp_path, table.assign(days=np.where(table["days"] > 4, "long", "short"))))
-    with pytest.warns(fedkin.errors.DegenerateDeviceWarning, match="a ridge of 1/25 of a row was added"):
+    with pytest.warns(fedkin.errors.DegenerateSiteWarning, match="a ridge of 1/25 of a row was added"):
         model = fit_federation(labels, None, FitOptions(lam=0.0, select="none"))
     assert np.isfinite(model.coef).all()
     assert any("1/25 of a row" in line for line in model.notes["001"])
@@ -400,7 +400,7 @@ def test_a_target_that_is_constant_at_one_site_and_a_site_with_one_row(tmp_path)
 
 def test_ten_thousand_sites_with_two_rows(tmp_path):
     fed = read(saved(tmp_path, frame(20_000, 10_000)[["site", "age", "dose", "days"]]))
-    assert fed.n_devices == 10_000
+    assert fed.n_sites == 10_000
     assert set(fed.n_samples) == {2}
     model = fit_federation(fed)
     assert np.isfinite(model.coef).all()

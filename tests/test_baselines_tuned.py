@@ -47,7 +47,7 @@ def standardised(fed):
 def test_ridge_at_each_site_is_that_of_scikit_learn():
     fed = sites()
     local = baseline_models(fed)["Local"]
-    for u in fed.devices:
+    for u in fed.sites:
         known = make_pipeline(StandardScaler(), RidgeCV(RIDGES)).fit(fed[u].X, fed[u].y)
         np.testing.assert_allclose(local.predict(fed[u].X, u), known.predict(fed[u].X), rtol=1e-8, atol=1e-10)
 
@@ -55,7 +55,7 @@ def test_ridge_at_each_site_is_that_of_scikit_learn():
 def test_one_ridge_for_all_is_that_of_scikit_learn():
     fed = sites()
     known = make_pipeline(StandardScaler(), RidgeCV(RIDGES)).fit(fed.X, fed.y)
-    found = baseline_models(fed)["Global"].predict(fed.X, fed.device_index.tolist())
+    found = baseline_models(fed)["Global"].predict(fed.X, fed.site_index.tolist())
     np.testing.assert_allclose(found, known.predict(fed.X), rtol=1e-8, atol=1e-10)
 
 
@@ -63,7 +63,7 @@ def test_site_intercepts_predict_best_without_each_row():
     """Every ridge and hold, every row left out: by hand, as ridge regressions with columns for sites."""
     fed = sites(sizes=(9, 5, 4))
     rows = standardised(fed)
-    member = (fed.device_index[:, None] == np.arange(3)).astype(float)
+    member = (fed.site_index[:, None] == np.arange(3)).astype(float)
 
     def fitted(keep, ridge, hold):
         # a ridge on scaled columns is a ridge of its own for each kind of column
@@ -80,12 +80,12 @@ def test_site_intercepts_predict_best_without_each_row():
     _, ridge, hold = min((score(ridge, hold), ridge, hold) for ridge in RIDGES for hold in HOLDS)
     Z, known = fitted(slice(None), ridge, hold)
     found = pooled_ridge(rows, HOLDS)
-    np.testing.assert_allclose((rows.X * found[fed.device_index]).sum(axis=1), known.predict(Z), rtol=1e-7)
+    np.testing.assert_allclose((rows.X * found[fed.site_index]).sum(axis=1), known.predict(Z), rtol=1e-7)
 
 
 def test_sites_with_one_row_constant_columns_and_weights():
     fed = sites(sizes=(8, 1, 2, 1), q=2)
-    fed = Federation.from_arrays(np.column_stack([fed.X, np.full(12, 7.0)]), fed.y, fed.device_index)
+    fed = Federation.from_arrays(np.column_stack([fed.X, np.full(12, 7.0)]), fed.y, fed.site_index)
     for model in baseline_models(fed).values():
         assert np.isfinite(model.coef).all()
         assert np.isfinite(model.intercept).all()
@@ -126,7 +126,7 @@ def without_each_row(make, X, y):
 def test_logistic_ridges_at_each_site():
     fed = sites("logistic", sizes=(40, 25))
     local = baseline_models(fed, FitOptions(loss="logistic"))["Local"]
-    for u in fed.devices:
+    for u in fed.sites:
         X = StandardScaler().fit_transform(fed[u].X)
 
         def make(ridge, n):
@@ -160,12 +160,12 @@ def test_logistic_ridges_are_as_good_as_those_of_cross_validation():
             )
             .fit(train[u].X, train[u].y)
             .predict_proba(test[u].X)
-            for u in fed.devices
+            for u in fed.sites
         ]
     )
-    ours = log_loss(test.y, found["Local"].predict_proba(test.X, test.device_index.tolist()))
+    ours = log_loss(test.y, found["Local"].predict_proba(test.X, test.site_index.tolist()))
     assert ours <= log_loss(test.y, known) + 0.005
-    with_intercepts = log_loss(test.y, found["Site intercepts"].predict_proba(test.X, test.device_index.tolist()))
+    with_intercepts = log_loss(test.y, found["Site intercepts"].predict_proba(test.X, test.site_index.tolist()))
     assert with_intercepts <= ours  # the sites differ in nothing else
 
 
@@ -176,7 +176,7 @@ def test_site_intercepts_of_smooth_losses_minimise_what_they_should(loss):
     start = np.zeros(made.n_params(4))
     theta = with_site_intercepts(made, rows, None, start).reshape(4, made.n_outputs, 4)
     assert (np.ptp(theta[:, :, 1:], axis=0) < 1e-12).all()
-    slope = made.slope_at(np.einsum("np,nkp->nk", rows.X, theta[fed.device_index]), fed.y)
+    slope = made.slope_at(np.einsum("np,nkp->nk", rows.X, theta[fed.site_index]), fed.y)
     pull = np.add.reduceat(slope, fed.starts[:-1], axis=0)
     # a site's gradient is balanced by its hold, the same one for all: sum slope + hold b = 0
     own = theta[:, :, 0] - theta[:, :, 0].mean(axis=0)
@@ -189,7 +189,7 @@ def test_poisson_with_offset():
     fed = sites("poisson", sizes=(50, 50))
     exposure = np.log(np.random.default_rng(0).uniform(1, 20, len(fed.y)))
     y = np.random.default_rng(1).poisson(np.exp(0.3 * fed.X[:, 0] + exposure))
-    made = Federation.from_arrays(fed.X, y, fed.device_index, offset=exposure)
+    made = Federation.from_arrays(fed.X, y, fed.site_index, offset=exposure)
     found = baseline_models(made, FitOptions(loss="poisson"))
     scale = made.X.std(axis=0)
     rates, weight = y / np.exp(exposure), np.exp(exposure)
@@ -205,8 +205,8 @@ def test_poisson_with_offset():
 
 def test_one_class_at_a_site_is_finite():
     fed = sites("logistic", sizes=(30, 20, 10))
-    y = np.where(fed.device_index == 2, 1.0, fed.y)
-    found = baseline_models(Federation.from_arrays(fed.X, y, fed.device_index), FitOptions(loss="logistic"))
+    y = np.where(fed.site_index == 2, 1.0, fed.y)
+    found = baseline_models(Federation.from_arrays(fed.X, y, fed.site_index), FitOptions(loss="logistic"))
     chances = found["Local"].predict_proba(fed[2].X, 2)[:, 1]
     assert ((chances > 0.9) & (chances < 1)).all()
 
@@ -216,7 +216,7 @@ def test_other_losses(loss):
     fed = sites()
     found = baseline_models(fed, FitOptions(loss=loss)) if loss == "huber" else None
     if found is None:
-        rows = Federation.from_arrays(fed.X, None, fed.device_index)
+        rows = Federation.from_arrays(fed.X, None, fed.site_index)
         found = baseline_models(rows, FitOptions(loss="mean"))
         assert list(found) == ["Local", "Global"]
         np.testing.assert_allclose(found["Local"].coef[0, 0], fed[0].X.mean(axis=0))

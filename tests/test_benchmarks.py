@@ -24,7 +24,7 @@ def test_what_does_not_apply_is_said_before_what_is_not_installed(benchmarks: No
     from solvers.instances import grid, paper
 
     monkeypatch.setattr(contenders, "PEERS_PYTHON", sys.executable)  # which has neither of the two
-    linear = paper("l2", 0.03, n_devices=10, n_features=3)
+    linear = paper("l2", 0.03, n_sites=10, n_features=3)
     total_variation = grid(8, 0.2)
     for package in ("prox_tv", "pycut-pursuit"):
         peer = contenders.External(package, ())
@@ -34,7 +34,7 @@ def test_what_does_not_apply_is_said_before_what_is_not_installed(benchmarks: No
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "osqp" else found(name))
     osqp = contenders.Convex("OSQP", lambda eps: {})
     assert osqp.skip(linear) == "not a quadratic program"
-    assert osqp.skip(paper("l1", 0.007, n_devices=10, n_features=3)) == "osqp is not installed"
+    assert osqp.skip(paper("l1", 0.007, n_sites=10, n_features=3)) == "osqp is not installed"
 
 
 def test_a_quick_run_says_so(benchmarks: None):

@@ -15,7 +15,7 @@ from fedkin.report import model_card
 
 @pytest.fixture(scope="module")
 def model() -> FittedModel:
-    design = paper_design(n_devices=6, n_samples=30, n_features=3, n_clusters=2, signal=2, seed=0)
+    design = paper_design(n_sites=6, n_samples=30, n_features=3, n_clusters=2, signal=2, seed=0)
     return fit_federation(design.federation, design.truth, FitOptions(lam=0.1, select="none"))
 
 

@@ -21,7 +21,7 @@ from fedkin.solvers.kernels.jit import frozen
 
 def objective_on(graph: Graph, p: int = 1, strength: float = 0.3, seed: int = 0, even: bool = False) -> FusedObjective:
     rng = np.random.default_rng(seed)
-    n = graph.n_devices
+    n = graph.n_sites
     a = np.ones(n) if even else rng.uniform(0.5, 2.0, n)
     centre = np.cumsum(rng.normal(size=(n, p)) * (rng.random((n, 1)) < 0.1), axis=0)
     b = a[:, None] * (centre + 0.3 * rng.normal(size=(n, p)))
@@ -189,5 +189,5 @@ def test_chains_cover_every_edge_once() -> None:
     used = np.concatenate([chains.edges[chains.edges >= 0] for chains in sets])
     np.testing.assert_array_equal(np.sort(used), np.arange(graph.n_edges))
     for chains in sets:
-        np.testing.assert_array_equal(np.sort(chains.nodes), np.arange(graph.n_devices))
+        np.testing.assert_array_equal(np.sort(chains.nodes), np.arange(graph.n_sites))
     assert module.WORTHWHILE > 1

@@ -41,7 +41,7 @@ def test_fit_shows_errors_groups_and_place(place: Path, capsys: pytest.CaptureFi
 def test_fit_as_json_agrees_with_the_library(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "sites.csv", *FIT, "--test-size", "0.5", "--seed", "3", "--json", "--out", "model"]) == 0
     document = json.loads(capsys.readouterr().out)
-    federation = fedkin.Federation.read("sites.csv", device="clinic", target="outcome")
+    federation = fedkin.Federation.read("sites.csv", site="clinic", target="outcome")
     options = FitOptions(lam=0.01, seed=3)
     expected = compare(federation, None, options, test_size=0.5)
     assert document["comparison"] == json.loads(json.dumps(expected.plain()))
@@ -57,7 +57,7 @@ def test_sites_that_a_graph_does_not_name_have_no_edges(place: Path, capsys: pyt
     assert main(["fit", "sites.csv", *FIT, "--graph", "graph.csv", "--test-size", "0", "--out", "model"]) == 0
     assert "note: the graph does not name 2 sites" in capsys.readouterr().err
     model = fedkin.load(place / "model")
-    degree = dict(zip(model.devices, model.graph.degree.tolist(), strict=True))
+    degree = dict(zip(model.sites, model.graph.degree.tolist(), strict=True))
     assert degree == {"Bern": 1, "Zürich": 1, "Lugano": 1, "Como": 1, "[red]Basel[/]": 0, "東京": 0}
 
 
@@ -87,7 +87,7 @@ def test_the_defaults_are_those_of_python(place: Path, capsys: pytest.CaptureFix
     columns = ["--site", "clinic", "--target", "outcome"]
     table = np.array([row[1:] for row in clinic_rows()], dtype=float)
     ids = [row[0] for row in clinic_rows()]
-    federation = fedkin.Federation.read("sites.csv", device="clinic", target="outcome")
+    federation = fedkin.Federation.read("sites.csv", site="clinic", target="outcome")
     for options, words in (
         ({"method": "fused"}, ["--select", "bonferroni"]),
         ({"select": "none"}, ["--select", "none"]),
@@ -99,9 +99,9 @@ def test_the_defaults_are_those_of_python(place: Path, capsys: pytest.CaptureFix
         fitted = fit_federation(federation, None, FitOptions(**options))
         face = fedkin.FedADMMRegressor if options else fedkin.KinRegressor
         own = {name: value for name, value in options.items() if name != "method"}
-        estimator = face(**own).fit(table[:, :2], table[:, 2], device=ids)
+        estimator = face(**own).fit(table[:, :2], table[:, 2], site=ids)
         for other in (fitted, estimator.model_):
-            assert (model.devices, model.lam) == (other.devices, other.lam)
+            assert (model.sites, model.lam) == (other.sites, other.lam)
             np.testing.assert_array_equal(model.coef, other.coef)
             np.testing.assert_array_equal(model.intercept, other.intercept)
         assert model.graph.n_edges == (0 if not options else 6 if "method" in options else 15)
@@ -122,7 +122,7 @@ def test_every_option_of_a_fit_is_an_option_of_the_command(capsys: pytest.Captur
             assert known[item.name].default == words.get(item.name, item.default)
 
 
-def test_one_file_per_device(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_file_per_site(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "sites").mkdir()
     for clinic in NORTH[:2] + SOUTH[:2]:
         rows = [row[1:] for row in clinic_rows() if row[0] == clinic]
@@ -177,7 +177,7 @@ def test_zero_one_targets_are_classes(place: Path, capsys: pytest.CaptureFixture
     assert "--loss linear fits numbers" in shown.err and "logistic loss, target state" in shown.out
 
 
-def test_degenerate_devices_are_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_degenerate_sites_are_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(2)
     ages = rng.normal(size=120).tolist()
     rows = [[f"s{k % 3}", x, "yes" if k % 3 == 2 or x + rng.logistic() > 0 else "no"] for k, x in enumerate(ages)]
@@ -214,7 +214,7 @@ def test_counts_with_an_offset(place: Path, capsys: pytest.CaptureFixture[str]) 
     predicted = [row[2] for row in json.loads(capsys.readouterr().out)["predictions"]]
     model = fedkin.load("fedkin-model")
     county = np.arange(90) % 3
-    assert model.devices == (0, 1, 2)
+    assert model.sites == (0, 1, 2)
     rate = np.exp(model.intercept[county, 0] + model.coef[county, 0, 0] * dose)
     np.testing.assert_allclose(predicted, exposure * rate)
 
@@ -235,7 +235,7 @@ def test_inspect(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert words in shown
     assert main(["inspect", "fedkin-model", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["options"]["device_column"] == "clinic"
+    assert document["options"]["site_column"] == "clinic"
     assert document["n_rows"] == 144
 
 

@@ -77,12 +77,12 @@ def test_the_pooled_fit_prepares_rows_as_the_contract_says(tables, tmp_path, cap
     rows = contract.prepare(columns)
     prepared = fedkin.Federation.from_arrays(rows.X, rows.y, columns["hospital"])
     how = FitOptions(lam=0.01, select="none", fit_intercept=False, standardize=False)
-    same = fit_federation(prepared, fedkin.Graph.read(tables / "graph.csv", prepared.devices), how)
+    same = fit_federation(prepared, fedkin.Graph.read(tables / "graph.csv", prepared.sites), how)
     ids = columns["hospital"].tolist()
     np.testing.assert_allclose(model.predict(columns, ids), same.predict(rows.X, ids), atol=1e-6)
     assert model.schema == contract.schema
     assert model.clusters.tolist() == same.clusters.tolist()
-    assert model.options["device_column"] == "hospital"
+    assert model.options["site_column"] == "hospital"
 
 
 def test_parameters_of_prepared_rows_make_the_pooled_model(tables, tmp_path, capsys):
@@ -95,11 +95,11 @@ def test_parameters_of_prepared_rows_make_the_pooled_model(tables, tmp_path, cap
     columns = read_columns(tables / "all.csv")
     rows = contract.prepare(columns)
     sites = fedkin.Federation.from_arrays(rows.X, rows.y, columns["hospital"])
-    graph = fedkin.Graph.read(tables / "graph.csv", sites.devices)
+    graph = fedkin.Graph.read(tables / "graph.csv", sites.sites)
     ridge = contract.per_parameter(contract.ridge)
     problem = fedkin.Problem(sites, graph, contract.loss_object(), contract.penalty, 0.01, ridge=ridge)
-    theta = dict(zip(sites.devices, fedkin.solve(problem, 1e-9).theta, strict=True))
-    counts = dict(zip(sites.devices, sites.n_samples.tolist(), strict=True))
+    theta = dict(zip(sites.sites, fedkin.solve(problem, 1e-9).theta, strict=True))
+    counts = dict(zip(sites.sites, sites.n_samples.tolist(), strict=True))
     model = model_of_rounds(contract, theta, graph, counts, lam=0.01, rounds=1)
     np.testing.assert_allclose(model.coef, pooled.coef, atol=1e-7)
     np.testing.assert_allclose(model.intercept, pooled.intercept, atol=1e-5)

@@ -38,7 +38,7 @@ def test_demo(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert abs(sum(each) / 20 - held_out) < 1e-4
     fit = ["fit", "report/data.csv", "--site", "site", "--target", "y", "--graph", "report/graph.csv"]
     assert main([*fit, "--lam", "0.01", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["n_devices"] == 20
+    assert json.loads(capsys.readouterr().out)["n_sites"] == 20
 
 
 def test_demo_in_words(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

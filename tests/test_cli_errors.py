@@ -92,7 +92,7 @@ def test_wrong_predictions(place: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "clinics" in failing(capsys, "predict", "fedkin-model", "sites.csv", "--site", "clinics")
     assert "nowhere" in failing(capsys, "predict", "nowhere", "sites.csv")
     assert "no directory" in failing(capsys, "predict", "fedkin-model", "sites.csv", "--out", "no/where.csv")
-    (place / "fedkin-model" / "coefficients.csv").write_text("device\n", encoding="utf-8")
+    (place / "fedkin-model" / "coefficients.csv").write_text("site\n", encoding="utf-8")
     assert "coefficients.csv" in failing(capsys, "inspect", "fedkin-model")
 
 
@@ -108,7 +108,7 @@ def test_solver_failures_have_their_own_exit_code(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise SolverError("device 'Bern' runs away: add ridge=1e-3")
+        raise SolverError("site 'Bern' runs away: add ridge=1e-3")
 
     monkeypatch.setattr(fedkin.cli.models.fit_table, "compare", fail)
     assert "'Bern' runs away" in failing(capsys, "fit", "sites.csv", *FIT, code=1)

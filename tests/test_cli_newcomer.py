@@ -17,7 +17,7 @@ from fedkin.cli.shared.console import output
 from fedkin.cli.shared.kin_words import graph_use_words, kin_table
 from fedkin.cli.shared.tables import add_row, plain_table
 from fedkin.datasets import paper_design
-from fedkin.errors import DataError, ParameterError, UnknownDeviceError
+from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.kin import covariate_graph, covariate_remarks
 from fedkin.kin.result.inference import How, predicted
 
@@ -74,9 +74,9 @@ def test_a_header_alone_has_no_rows(table, capsys):
     assert "head.csv: there are no rows, at least one row is needed" in said(capsys, "fit", "head.csv", *FIT)
 
 
-@pytest.mark.parametrize(("old", "new"), [("--device", "--site"), ("--device=site", "--site")])
+@pytest.mark.parametrize(("old", "new"), [("--site", "--site"), ("--site=site", "--site")])
 def test_an_old_name_hints_at_the_new_one(table, capsys, old, new):
-    assert f"there is no option --device: it is called {new}" in said(capsys, "fit", table(), old, "site")
+    assert f"there is no option --site: it is called {new}" in said(capsys, "fit", table(), old, "site")
 
 
 def test_places_and_levels_of_predictions_are_checked_first(table, capsys, tmp_path):
@@ -118,21 +118,21 @@ def test_the_same_numbers_in_fit_and_inspect(table, capsys):
 
 
 def test_groups_of_one_site_have_no_probability():
-    design = paper_design(n_devices=9, n_samples=80, n_features=3, n_clusters=1, signal=1, seed=0)
+    design = paper_design(n_sites=9, n_samples=80, n_features=3, n_clusters=1, signal=1, seed=0)
     rows = {site: design.federation[site] for site in range(9)}
     y = {site: one.y + (30 * one.X[:, 0] if site == 4 else 0.0) for site, one in rows.items()}
     kin = fedkin.find_kin(fedkin.Federation({site: (rows[site].X, y[site]) for site in rows}))
     assert kin.resolved and sorted(np.bincount(kin.groups)) == [1, 8]
     cells = list(kin_table(kin).columns[2].cells)
     assert str(cells[1]) == "-" and float(str(cells[0])) > 0.5
-    with pytest.raises(UnknownDeviceError, match=r"^site 77 was not"):
+    with pytest.raises(UnknownSiteError, match=r"^site 77 was not"):
         kin.position(np.int64(77))
 
 
 @pytest.mark.parametrize("level", [0.05, 0.5, 0.95])
 def test_intervals_of_probabilities_hold_the_mean_and_what_they_promise(level):
     """Small probabilities are skewed: their mean may lie beyond either end of an interval with equal tails."""
-    design = paper_design(n_devices=4, n_samples=30, n_features=2, n_clusters=1, seed=0, loss="logistic")
+    design = paper_design(n_sites=4, n_samples=30, n_features=2, n_clusters=1, seed=0, loss="logistic")
     kin = fedkin.find_kin(design.federation, loss="logistic")
     rng = np.random.default_rng(0)
     X = rng.normal(size=(400, 2)) * np.linspace(0, 40, 400)[:, None]
@@ -185,7 +185,7 @@ def test_numbers_in_tables_are_never_cut(monkeypatch, capsys, width):
 
 
 def test_rates_are_told_of_graphs_that_are_used_only():
-    design = paper_design(n_devices=20, n_samples=60, n_features=3, n_clusters=2, signal=2, seed=0)
+    design = paper_design(n_sites=20, n_samples=60, n_features=3, n_clusters=2, signal=2, seed=0)
     from fedkin.fitting import fit_federation
 
     model = fit_federation(design.federation, design.graph)
@@ -273,7 +273,7 @@ def test_numbers_that_are_not_finite_are_shown(table, capsys):
 
 
 def test_summaries_are_of_federations():
-    design = paper_design(n_devices=4, n_samples=30, n_features=3, n_clusters=2, seed=0)
+    design = paper_design(n_sites=4, n_samples=30, n_features=3, n_clusters=2, seed=0)
     with pytest.raises(ParameterError, match=r"for one site, federation\.subset\(\[site\]\)"):
         fedkin.summarise(design.federation[0])
-    assert fedkin.summarise(design.federation.subset([0])).devices == (0,)
+    assert fedkin.summarise(design.federation.subset([0])).sites == (0,)

@@ -28,15 +28,15 @@ def listed(graph: Graph) -> Graph:
         return graph
     weights = graph.weights.copy()
     weights[0] *= 1 + 1e-15
-    return Graph.from_indices(graph.devices, graph.edges, weights)
+    return Graph.from_indices(graph.sites, graph.edges, weights)
 
 
-def groups(n_devices: int, p: int, n: int, seed: int) -> Federation:
+def groups(n_sites: int, p: int, n: int, seed: int) -> Federation:
     rng = np.random.default_rng(seed)
-    beta = rng.normal(size=(3, p))[rng.integers(0, 3, n_devices)]
-    X = rng.normal(size=(n_devices, n, p))
-    y = np.einsum("vnp,vp->vn", X, beta) + rng.normal(size=(n_devices, n))
-    return Federation.from_arrays(X.reshape(-1, p), y.ravel(), np.repeat(np.arange(n_devices), n))
+    beta = rng.normal(size=(3, p))[rng.integers(0, 3, n_sites)]
+    X = rng.normal(size=(n_sites, n, p))
+    y = np.einsum("vnp,vp->vn", X, beta) + rng.normal(size=(n_sites, n))
+    return Federation.from_arrays(X.reshape(-1, p), y.ravel(), np.repeat(np.arange(n_sites), n))
 
 
 # --- the graph --------------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ def test_cliques_are_the_graph_of_their_edges(labels: list[int]) -> None:
 
 def test_cliques_are_found_among_edges() -> None:
     graph = Graph.clusters([0, 0, 0, 1, 1, 2])
-    found = Graph.from_indices(graph.devices, graph.edges, np.full(graph.n_edges, 4.0)).cliques
+    found = Graph.from_indices(graph.sites, graph.edges, np.full(graph.n_edges, 4.0)).cliques
     assert found is not None
     np.testing.assert_array_equal(found.labels, graph.components())
     np.testing.assert_allclose(found.weights[:5], 2.0)
@@ -74,7 +74,7 @@ def test_a_hundred_thousand_sites_have_all_pairs_without_a_list() -> None:
         _ = graph.edges
 
 
-def test_devices_of_cliques_may_come_in_another_order_or_be_left_out() -> None:
+def test_sites_of_cliques_may_come_in_another_order_or_be_left_out() -> None:
     graph = Graph.clusters({"a": 0, "b": 1, "c": 0, "d": 1, "e": 0})
     moved = graph.aligned(["e", "d", "c", "b", "a"])
     assert moved == Graph.clusters({"e": 0, "d": 1, "c": 0, "b": 1, "a": 0})
@@ -86,14 +86,14 @@ def test_devices_of_cliques_may_come_in_another_order_or_be_left_out() -> None:
 
 
 @pytest.mark.parametrize("weights", [[1.0, 2.0], [1.0, -1.0, 1.0], "abc"])
-def test_weights_of_devices_are_checked(weights: object) -> None:
+def test_weights_of_sites_are_checked(weights: object) -> None:
     with pytest.raises(GraphError, match="3 positive numbers"):
         Graph.clusters([0, 0, 1], weights=weights)  # type: ignore[arg-type]
 
 
 @given(st.integers(0, 10_000), st.integers(1, 9), st.integers(1, 3))
 @settings(max_examples=40, deadline=None)
-def test_sums_over_sorted_devices_are_sums_over_edges(seed: int, n: int, p: int) -> None:
+def test_sums_over_sorted_sites_are_sums_over_edges(seed: int, n: int, p: int) -> None:
     rng = np.random.default_rng(seed)
     weights, labels = rng.uniform(0.5, 2.0, n), rng.integers(0, 3, n).tolist()
     graph, cliques = Graph.clusters(labels, weights=weights), Cliques.of(labels, weights)
@@ -145,7 +145,7 @@ def test_compiled_and_plain_prox_agree_on_long_cliques() -> None:
 def test_solutions_are_those_of_cvxpy(loss: str, sparsity: float, weighted: bool, backend: str) -> None:
     fed = federation(loss, (15, 18, 15, 20, 16, 17), q=2, seed=3)
     weights = np.linspace(0.7, 1.4, 6) if weighted else np.ones(6)
-    graph = Graph.clusters([0, 1, 0, 0, 1, 0], devices=fed.devices, weights=weights)
+    graph = Graph.clusters([0, 1, 0, 0, 1, 0], sites=fed.sites, weights=weights)
     for lam in (0.003, 0.03):
         one = Problem(fed, graph, loss, lam=lam, sparsity=sparsity * weights, ridge=1e-3)
         objective = replace(one.fused, cliques_from=0)
@@ -160,7 +160,7 @@ def test_solutions_are_those_of_cvxpy(loss: str, sparsity: float, weighted: bool
 
 def test_all_pairs_are_solved_as_cliques_by_default_and_as_edges_give() -> None:
     fed = groups(120, 4, 12, seed=1)
-    graph = Graph.complete(fed.devices)
+    graph = Graph.complete(fed.sites)
     quick, slow = Problem(fed, graph), Problem(fed, listed(graph))
     assert quick.fused.cliques is not None
     assert slow.fused.cliques is None
@@ -176,7 +176,7 @@ def test_all_pairs_are_solved_as_cliques_by_default_and_as_edges_give() -> None:
     np.testing.assert_allclose(scores[0], scores[1], rtol=1e-3)
 
 
-def test_devices_with_too_few_rows_are_certified_through_the_others() -> None:
+def test_sites_with_too_few_rows_are_certified_through_the_others() -> None:
     fed = groups(110, 4, 3, seed=2)
     more = groups(20, 4, 30, seed=2)
     rows = [(fed, u) for u in range(110)] + [(more, u) for u in range(20)]
@@ -192,11 +192,11 @@ def test_devices_with_too_few_rows_are_certified_through_the_others() -> None:
     assert solution.objective - expected.objective <= 1e-6 * solution.objective
 
 
-def test_fused_devices_are_equal_to_the_bit() -> None:
+def test_fused_sites_are_equal_to_the_bit() -> None:
     fed = groups(110, 3, 20, seed=4)
-    one = Problem(fed, Graph.clusters([u % 2 for u in fed.devices], devices=fed.devices))
+    one = Problem(fed, Graph.clusters([u % 2 for u in fed.sites], sites=fed.sites))
     assert one.fused.cliques is None  # two cliques of 55 have fewer edges than pay
-    one = Problem(fed, Graph.complete(fed.devices))
+    one = Problem(fed, Graph.complete(fed.sites))
     top = solve(one.with_lam(1.001 * lam_max(one)))
     assert set(top.clusters(one.graph)) == {0}
     assert len(np.unique(top.theta, axis=0)) == 1
@@ -214,14 +214,14 @@ def test_warm_starts_are_taken_up() -> None:
 
 def test_uneven_sparsity_and_other_penalties_use_the_edges() -> None:
     fed = groups(110, 2, 12, seed=6)
-    graph = Graph.complete(fed.devices)
+    graph = Graph.complete(fed.sites)
     uneven = np.linspace(0.0, 0.1, 110)
     assert Problem(fed, graph, sparsity=uneven).fused.cliques is None
     assert Problem(fed, graph, penalty="l2").fused.cliques is None
     assert Problem(fed, graph, sparsity=0.1).fused.cliques is not None
 
 
-def test_an_iteration_that_was_given_no_start_begins_at_each_devices_own_minimiser() -> None:
+def test_an_iteration_that_was_given_no_start_begins_at_each_sites_own_minimiser() -> None:
     terms = QuadraticTerms(np.ones(4), np.arange(8.0).reshape(4, 2), np.zeros(4))
     objective = FusedObjective(terms, Graph.clusters([0, 0, 0, 1]), make_penalty("l1"), 0.0, cliques_from=0)
     iteration = CliqueIteration(objective, terms, np.ones(1), compiled=False)
@@ -323,7 +323,7 @@ def test_a_clique_that_lacks_edges_agrees_with_cvxpy() -> None:
 
 def test_smooth_losses_on_cliques_that_lack_edges() -> None:
     data = groups(60, 2, 20, 4)
-    labels = Federation.from_arrays(data.X, (data.y > 0).astype(float), data.device_index)
+    labels = Federation.from_arrays(data.X, (data.y > 0).astype(float), data.site_index)
     problem = Problem(labels, lacking(60, 2, 3), loss="logistic", lam=0.01 / 60, ridge=0.01)
     found = solve_fused(replace(problem.fused, cliques_from=0), 1e-6)
     edges = solve_fused(problem.fused, 1e-6)

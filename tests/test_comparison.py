@@ -50,7 +50,7 @@ def sites(kind="linear", sizes=(60, 40, 30), slope=(1.0, 1.0, 1.0), spread=1.0, 
 
 
 def ids(federation):
-    return [federation.devices[u] for u in federation.device_index]
+    return [federation.sites[u] for u in federation.site_index]
 
 
 # --- by hand --------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def test_every_number_by_hand():
     local, pooled, ours = [], [], []
     for seed in (0, 1):
         train, test = fed.split(0.3, seed)
-        own = np.concatenate([alphas.fit(train[u].X, train[u].y).predict(test[u].X) for u in fed.devices])
+        own = np.concatenate([alphas.fit(train[u].X, train[u].y).predict(test[u].X) for u in fed.sites])
         local.append(mean_squared_error(test.y, own))
         pooled.append(mean_squared_error(test.y, alphas.fit(train.X, train.y).predict(test.X)))
         ours.append(mean_squared_error(test.y, fit_federation(train, None, PLAIN).predict(test.X, ids(test))))
@@ -97,7 +97,7 @@ def test_metrics_agree_with_scikit_learn(kind):
         chosen = model.predict(test.X, ids(test)).astype(str)
         assert more["accuracy"] == pytest.approx(accuracy_score(labels, chosen, sample_weight=weight))
         if kind == "logistic":
-            areas = [roc_auc_score(test[u].y == "yes", model.predict_proba(test[u].X, u)[:, 1]) for u in test.devices]
+            areas = [roc_auc_score(test[u].y == "yes", model.predict_proba(test[u].X, u)[:, 1]) for u in test.sites]
             assert more["AUC per site"] == pytest.approx(np.mean(areas), rel=1e-12)
 
 

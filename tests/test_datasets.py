@@ -16,10 +16,10 @@ def test_the_design_of_the_benchmarks() -> None:
     design = paper_design(seed=0)
     assert design.graph.n_edges == 1284
     assert design.truth.n_edges == 5 * 190
-    assert design.federation.n_devices == 100
+    assert design.federation.n_sites == 100
     assert (design.federation.n_samples == 100).all()
     assert design.theta_star.shape == (100, 20)
-    assert design.federation.devices == design.graph.devices == design.truth.devices
+    assert design.federation.sites == design.graph.sites == design.truth.sites
 
 
 def test_the_draws_are_in_their_order() -> None:
@@ -46,16 +46,16 @@ def test_the_moments_are_those_of_the_paper() -> None:
     assert fed.X.var() == pytest.approx(1.0, rel=0.03)
     # a covariance of p^(-1/2) I
     assert design.theta_star.var() == pytest.approx(16**-0.5, rel=0.1)
-    residual = fed.y - np.einsum("np,np->n", fed.X, design.theta_star[fed.device_index])
+    residual = fed.y - np.einsum("np,np->n", fed.X, design.theta_star[fed.site_index])
     assert residual.var() == pytest.approx(1.0, rel=0.05)
-    # 200 clusters of one device: every edge is a flip
+    # 200 clusters of one site: every edge is a flip
     assert design.graph.n_edges / (200 * 199 / 2) == pytest.approx(0.3, abs=0.01)
 
 
 def test_signal_noise_and_corruption() -> None:
     plain, loud = paper_design(6, 9, 3, 2), paper_design(6, 9, 3, 2, signal=10.0, noise=0.0)
     np.testing.assert_allclose(loud.theta_star, 10 * plain.theta_star)
-    fitted = np.einsum("np,np->n", loud.federation.X, loud.theta_star[loud.federation.device_index])
+    fitted = np.einsum("np,np->n", loud.federation.X, loud.theta_star[loud.federation.site_index])
     np.testing.assert_allclose(loud.federation.y, fitted)
     clean = paper_design(6, 9, 3, 2, varrho=0.0)
     assert clean.graph == clean.truth == Graph.clusters([0, 0, 0, 1, 1, 1])
@@ -72,7 +72,7 @@ def test_logistic_responses() -> None:
     design = paper_design(50, 200, 3, 2, loss="logistic", signal=2.0, seed=1)
     fed = design.federation
     assert set(np.unique(fed.y)) == {0.0, 1.0}
-    eta = np.einsum("np,np->n", fed.X, design.theta_star[fed.device_index])
+    eta = np.einsum("np,np->n", fed.X, design.theta_star[fed.site_index])
     for low, high in ((-2.0, -1.5), (-0.2, 0.2), (1.5, 2.0)):
         chosen = (eta > low) & (eta < high)
         expected = (1 / (1 + np.exp(-eta[chosen]))).mean()
@@ -98,7 +98,7 @@ def test_the_error_of_local_and_oracle_fits() -> None:
 
 
 def test_senseless_arguments() -> None:
-    with pytest.raises(ParameterError, match="n_clusters must lie between 1 and n_devices=5, got 6"):
+    with pytest.raises(ParameterError, match="n_clusters must lie between 1 and n_sites=5, got 6"):
         paper_design(5, 9, 2, 6)
     with pytest.raises(ParameterError, match="loss must be 'linear' or 'logistic', got 'huber'"):
         paper_design(5, 9, 2, 2, loss="huber")

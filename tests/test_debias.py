@@ -50,7 +50,7 @@ def test_each_step_solves_the_convex_problem_with_its_weights() -> None:
     problem = Problem(fed, Graph.complete(range(6)), "mean", lam=0.03)
     first, second, *_ = solve_debiased(problem, gamma=8.0, tol=1e-9)
     i, j = problem.graph.edges.T
-    reach = problem.strength * 5.0  # five edges of weight 1 at every device, curvature 1
+    reach = problem.strength * 5.0  # five edges of weight 1 at every site, curvature 1
     factor = np.maximum(1.0 - np.abs(first.theta[i] - first.theta[j])[:, 0] / (8.0 * reach), 0.0)
     assert ((factor > 0) & (factor < 1)).any()
     graph = problem.graph.reweighted(np.where(factor > 0, factor, 1.0)).keep(factor > 0)

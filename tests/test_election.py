@@ -126,7 +126,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_loading_recodes_joins_and_leaves_out(folder: Path):
     found = load_election(folder, more_than=19)
-    assert found.federation.devices == ("CA", "SD")
+    assert found.federation.sites == ("CA", "SD")
     assert found.federation.n_samples.tolist() == [20, 20]  # with the renamed county
     assert found.federation.feature_names == ("A1", "B2")
     assert found.lean == {"CA": "blue", "SD": "red", "AK": "red"}
@@ -256,8 +256,8 @@ def test_nothing_is_learnt_from_test_rows():
     rows = test.row_order
     spoilt[rows] = 1e3 * np.random.default_rng(0).normal(size=(len(rows), 3))
     target[rows] = 1 - target[rows]
-    devices = [made.federation.devices[u] for u in made.federation.device_index]
-    other = Split(replace(made, federation=fedkin.Federation.from_arrays(spoilt, target, devices)), PROTOCOL, seed=4)
+    sites = [made.federation.sites[u] for u in made.federation.site_index]
+    other = Split(replace(made, federation=fedkin.Federation.from_arrays(spoilt, target, sites)), PROTOCOL, seed=4)
     np.testing.assert_array_equal(other.raw[0].X, train.X)
     np.testing.assert_array_equal(other.train.X, split.train.X)
 
@@ -276,7 +276,7 @@ def test_standards_come_from_training_rows():
     np.testing.assert_allclose(pooled.train.X[:, 1:].std(axis=0), 1)
     assert (pooled.train.X[:, 0] == 1).all()
     by_state = Split(made, replace(PROTOCOL, standardize="state", intercept=False), seed=4)
-    for state in by_state.train.devices:
+    for state in by_state.train.sites:
         np.testing.assert_allclose(by_state.train[state].X.mean(axis=0), 0, atol=1e-12)
     logs = Split(made, replace(PROTOCOL, standardize="logs", intercept=False), seed=4)
     train, test = logs.raw
@@ -303,11 +303,11 @@ def test_ridge_fits_against_scikit_learn(name: str):
 
     split = Split(_made_up(), replace(PROTOCOL, intercept=False), seed=4)
     found = METHODS[name](split)
-    groups = [[state] for state in split.train.devices] if name == "local" else [list(split.train.devices)]
+    groups = [[state] for state in split.train.sites] if name == "local" else [list(split.train.sites)]
     expected = np.empty(len(split.test.X))
     for states in groups:
-        rows = np.isin([split.train.devices[u] for u in split.train.device_index], states)
-        of_test = np.isin([split.test.devices[u] for u in split.test.device_index], states)
+        rows = np.isin([split.train.sites[u] for u in split.train.site_index], states)
+        of_test = np.isin([split.test.sites[u] for u in split.test.site_index], states)
         C = 1 / (found.ridge * rows.sum())
         model = LogisticRegression(C=C, fit_intercept=False, tol=1e-10, max_iter=1000)
         model.fit(split.train.X[rows], split.train.y[rows])
@@ -331,7 +331,7 @@ def test_ridge_and_lam_are_the_best_of_the_inner_cross_validation():
     from sklearn.metrics import log_loss
 
     split = Split(_made_up(), PROTOCOL, seed=4)
-    graph = Graph.complete(split.train.devices)
+    graph = Graph.complete(split.train.sites)
     found = split.penalised(graph)
     loss = {}
     for ridge in PROTOCOL.fed_ridges:
@@ -342,7 +342,7 @@ def test_ridge_and_lam_are_the_best_of_the_inner_cross_validation():
                 vector = np.array([PROTOCOL.intercept_ridge, ridge, ridge, ridge])
                 problem = fedkin.Problem(kept, graph, loss="logistic", lam=lam, ridge=vector)
                 theta = fedkin.solve(problem, 1e-8).theta
-                probability = 1 / (1 + np.exp(-(held_out.X * theta[held_out.device_index]).sum(axis=1)))
+                probability = 1 / (1 + np.exp(-(held_out.X * theta[held_out.site_index]).sum(axis=1)))
                 total += log_loss(held_out.y, probability, normalize=False)
             loss[ridge, lam] = total
     assert (found.ridge, found.lam) == min(loss, key=loss.get)
@@ -350,7 +350,7 @@ def test_ridge_and_lam_are_the_best_of_the_inner_cross_validation():
 
 def test_historical_graph_joins_states_of_a_lean():
     made = _made_up()
-    graph = historical_graph(made, made.federation.devices)
+    graph = historical_graph(made, made.federation.sites)
     assert graph.n_components == 2 and graph.n_edges == 3 + 1
 
 
@@ -449,7 +449,7 @@ def test_one_model_with_state_intercepts_against_scikit_learn():
     # with one ridge for all slopes and intercepts, and almost none for the common intercept
     protocol = replace(PROTOCOL, ridges=(1e-2,), state_ridges=(1e-2,), intercept_ridge=1e-9)
     split = Split(_made_up(), protocol, seed=4)
-    wide = [np.column_stack([rows.X[:, 1:], np.eye(5)[rows.device_index]]) for rows in (split.train, split.test)]
+    wide = [np.column_stack([rows.X[:, 1:], np.eye(5)[rows.site_index]]) for rows in (split.train, split.test)]
     model = LogisticRegression(C=1 / (1e-2 * len(wide[0])), tol=1e-10, max_iter=1000).fit(wide[0], split.train.y)
     found = split.state_intercepts()
     np.testing.assert_allclose(found.probability, model.predict_proba(wide[1])[:, 1], atol=1e-4)
@@ -467,7 +467,7 @@ def test_kin_says_how_far_a_state_is_from_the_mean():
     plain, test = split.probabilities(kin.theta), split.test
     assert np.array_equal(found.probability > 0.5, plain > 0.5)
     assert (np.abs(found.probability - 0.5) <= np.abs(plain - 0.5)).all()
-    variance = np.einsum("np,npq,nq->n", test.X, kin.covariance[test.device_index], test.X)
+    variance = np.einsum("np,npq,nq->n", test.X, kin.covariance[test.site_index], test.X)
     odds = np.log(plain / (1 - plain)) / np.sqrt(1 + np.pi * variance / 8)
     np.testing.assert_allclose(found.probability, 1 / (1 + np.exp(-odds)), atol=0.02)
 
@@ -516,7 +516,7 @@ def test_the_real_files(real_data: Path):
     folder = real_data / "election"
     found = load_election(folder)
     federation = found.federation
-    assert (federation.n_devices, len(federation.X), federation.n_features) == (30, 2710, 51)
+    assert (federation.n_sites, len(federation.X), federation.n_features) == (30, 2710, 51)
     assert federation["SD"].n_samples == 66  # 65 without the recoding
     assert len(found.shapes) == 51
     assert round(float(federation.y.mean()), 3) == 0.143

@@ -1,4 +1,4 @@
-"""Algorithm 2 with a central machine as a process of its own: the bits of `fed_admm` with the same devices absent."""
+"""Algorithm 2 with a central machine as a process of its own: the bits of `fed_admm` with the same sites absent."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def test_questions_and_answers_have_the_bits_of_fed_admm(tmp_path: Path, penalty
     here = np.random.default_rng(1).random((80, 6)) < 0.7
     heart = make_sites(tmp_path, problem, rounds=80, batch_size=4, placement="central")
     hub = Hub(centre_view(heart))
-    sites = [read_site(tmp_path / name) for name in problem.federation.devices]
-    devices = [NodeWorker(site_view(site), site.rows()) for site in sites]
+    sites = [read_site(tmp_path / name) for name in problem.federation.sites]
+    workers = [NodeWorker(site_view(site), site.rows()) for site in sites]
     for t in range(1, 81):
         questions = hub.questions()
-        hub.finish({u: devices[u].answer(t, questions[u]) for u in np.flatnonzero(here[t - 1]).tolist()})
+        hub.finish({u: workers[u].answer(t, questions[u]) for u in np.flatnonzero(here[t - 1]).tolist()})
     assert hub.shard.average.tobytes() == expected(problem, whole_of(heart, problem), here).tobytes()
 
 
@@ -67,7 +67,7 @@ def _starts(fleet: Fleet, name: str) -> int:
 
 
 @pytest.mark.processes
-def test_devices_that_come_and_go_and_a_central_machine_that_dies(tmp_path: Path) -> None:
+def test_sites_that_come_and_go_and_a_central_machine_that_dies(tmp_path: Path) -> None:
     problem = small_problem(4)
     with star(tmp_path / "fed", problem, 1500) as fleet:
         fleet.start(options=OPTIONS)
@@ -88,7 +88,7 @@ def test_devices_that_come_and_go_and_a_central_machine_that_dies(tmp_path: Path
         here = presence(fleet)
         assert here.shape == (1500, 4)
         assert 0 < (~here[:, 1]).sum() < 1500
-        # S wrote down who was there; Algorithm 2 in one process, with the same devices absent, gives the same bits
+        # S wrote down who was there; Algorithm 2 in one process, with the same sites absent, gives the same bits
         assert fleet.theta().tobytes() == expected(problem, fleet.manifest, here).tobytes()
         exact = solve(problem, 1e-8).theta
         assert np.abs(fleet.theta() - exact).max() < 0.1

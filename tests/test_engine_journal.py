@@ -1,4 +1,4 @@
-"""A device's log: private, structured, and bounded whatever an intruder does."""
+"""A site's log: private, structured, and bounded whatever an intruder does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_lines_are_json_and_private(tmp_path: Path) -> None:
     journal.close()
     (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
     entry = json.loads(line)
-    assert (entry["device"], entry["event"], entry["round"]) == ("north", "started", 3)
+    assert (entry["site"], entry["event"], entry["round"]) == ("north", "started", 3)
     assert (tmp_path / "log.jsonl").stat().st_mode & 0o077 == 0
 
 
@@ -32,7 +32,7 @@ def test_a_flood_of_refusals_takes_twenty_lines(tmp_path: Path) -> None:
 def test_what_others_choose_cannot_make_a_line_of_its_own(tmp_path: Path) -> None:
     """A certificate whose name, or a message whose reason, has a line break in it."""
     journal = Journal("north", tmp_path / "log.jsonl")
-    forged = json.dumps({"device": "north", "event": "edge dropped", "peer": "south"})
+    forged = json.dumps({"site": "north", "event": "edge dropped", "peer": "south"})
     for end in ("\n", "\r\n", "\u2028", "\x00", "\x85"):
         journal.write("info", "link opened", peer=f"mallory{end}{forged}{end}")
     journal.close()

@@ -1,4 +1,4 @@
-"""Devices that are killed, stopped, cut off or out of disk: when all are back, the bits are those of a quiet run."""
+"""Sites that are killed, stopped, cut off or out of disk: when all are back, the bits are those of a quiet run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def assert_same_bits(fleet: Fleet, problem: Problem) -> None:
 
 
 @pytest.mark.parametrize(("victims", "gradient"), [(1, "plain"), (3, "saga")])
-def test_killed_devices_start_again_and_nothing_is_lost(tmp_path: Path, victims: int, gradient: str) -> None:
+def test_killed_sites_start_again_and_nothing_is_lost(tmp_path: Path, victims: int, gradient: str) -> None:
     problem = small_problem(5)
     rng = np.random.default_rng(victims)
     with Fleet.make(tmp_path / "fed", problem, 500, gradient=gradient, average="tail", checkpoint_every=20) as fleet:
@@ -47,7 +47,7 @@ def test_killed_devices_start_again_and_nothing_is_lost(tmp_path: Path, victims:
         assert_same_bits(fleet, problem)
 
 
-def test_a_device_that_sleeps_longer_than_the_lease(tmp_path: Path) -> None:
+def test_a_site_that_sleeps_longer_than_the_lease(tmp_path: Path) -> None:
     problem = small_problem(4)
     with Fleet.make(tmp_path / "fed", problem, 500) as fleet:
         fleet.start(options=("--lease", "1"))
@@ -100,7 +100,7 @@ def test_a_network_that_loses_doubles_and_reorders_a_tenth(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("power", [True, False])
-def test_a_killed_device_goes_on_where_it_was_or_else_from_its_checkpoint(tmp_path: Path, power: bool) -> None:
+def test_a_killed_site_goes_on_where_it_was_or_else_from_its_checkpoint(tmp_path: Path, power: bool) -> None:
     problem = small_problem(4)
     with Fleet.make(tmp_path / "fed", problem, 1500, checkpoint_every=400) as fleet:
         fleet.start()
@@ -117,7 +117,7 @@ def test_a_killed_device_goes_on_where_it_was_or_else_from_its_checkpoint(tmp_pa
         assert_same_bits(fleet, problem)
 
 
-def test_a_full_disk_holds_the_device_until_there_is_room(tmp_path: Path) -> None:
+def test_a_full_disk_holds_the_site_until_there_is_room(tmp_path: Path) -> None:
     def tight() -> None:
         capped()
         resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
@@ -135,7 +135,7 @@ def test_a_full_disk_holds_the_device_until_there_is_room(tmp_path: Path) -> Non
         assert_same_bits(fleet, problem)
 
 
-def test_sigterm_ends_a_device_and_the_same_command_continues(tmp_path: Path) -> None:
+def test_sigterm_ends_a_site_and_the_same_command_continues(tmp_path: Path) -> None:
     problem = small_problem(3)
     with Fleet.make(tmp_path / "fed", problem, 400, checkpoint_every=1) as fleet:
         fleet.start()
@@ -147,7 +147,7 @@ def test_sigterm_ends_a_device_and_the_same_command_continues(tmp_path: Path) ->
         assert_same_bits(fleet, problem)
 
 
-def test_a_device_runs_once(tmp_path: Path) -> None:
+def test_a_site_runs_once(tmp_path: Path) -> None:
     with Fleet.make(tmp_path / "fed", small_problem(3), 10) as fleet:
         fleet.start("d0")
         wait_for(lambda: fleet.log("d0"))

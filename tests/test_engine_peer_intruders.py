@@ -93,7 +93,7 @@ def test_strangers_with_and_without_the_right_authority(waiting: Fleet, tmp_path
         opened.put(f"{run}/theta/d1", forged)
         assert pulled(opened, f"{run}/theta/d0") == []
         assert [one for one in heard if one[1] != forged] == []
-    # d4 is a device of this federation, but no neighbour of d0 (ring with chords of three)
+    # d4 is a site of this federation, but no neighbour of d0 (ring with chords of three)
     assert 4 not in manifest.neighbours(0).tolist()
     with session(authority, authority.certificate, "d4", manifest.members[0].endpoint) as opened:
         heard = listen(opened)

@@ -1,4 +1,4 @@
-"""Devices as threads over a network in memory that loses, doubles and reorders messages: the bits must not care."""
+"""Sites as threads over a network in memory that loses, doubles and reorders messages: the bits must not care."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedkin.federate import Patience
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Faults, MemoryNetwork
-from fedkin.federate.peer import Device
+from fedkin.federate.peer import Peer
 from fedkin.objective import Problem
 
 pytestmark = pytest.mark.exhaustive
@@ -22,28 +22,28 @@ pytestmark = pytest.mark.exhaustive
 QUICK = Patience(first_pull=0.02, last_pull=0.2, complain=0.3, give_up=20.0, linger=5.0)
 
 
-def run_devices(problem: Problem, manifest: Manifest, network: MemoryNetwork, **options: Any) -> dict[int, Device]:
-    """All devices in threads, to the end."""
-    rows, devices = rows_of(problem), {}
+def run_sites(problem: Problem, manifest: Manifest, network: MemoryNetwork, **options: Any) -> dict[int, Peer]:
+    """All sites in threads, to the end."""
+    rows, sites = rows_of(problem), {}
 
     def one(u: int) -> None:
-        devices[u] = device = Device(
+        sites[u] = site = Peer(
             view_of(manifest, u), rows[u], network.join(), Journal(manifest.name(u)), patience=QUICK, **options
         )
-        device.run()
-        device.linger()
+        site.run()
+        site.linger()
 
-    in_threads(one, problem.n_devices, 60)
-    return devices
+    in_threads(one, problem.n_sites, 60)
+    return sites
 
 
-def same_bits(devices: dict[int, Device], problem: Problem, manifest: Manifest) -> None:
+def same_bits(sites: dict[int, Peer], problem: Problem, manifest: Manifest) -> None:
     whole = in_process(problem, manifest)
-    for u, device in devices.items():
-        assert device.shard.theta[0].tobytes() == whole.gather("theta")[u].tobytes()
-        assert device.shard.average[0].tobytes() == whole.gather("average")[u].tobytes()
+    for u, site in sites.items():
+        assert site.shard.theta[0].tobytes() == whole.gather("theta")[u].tobytes()
+        assert site.shard.average[0].tobytes() == whole.gather("average")[u].tobytes()
         mine = (manifest.edge_array == u).any(axis=1)
-        assert device.shard.alpha.tobytes() == whole.gather("alpha")[mine].tobytes()
+        assert site.shard.alpha.tobytes() == whole.gather("alpha")[mine].tobytes()
 
 
 @pytest.fixture
@@ -65,21 +65,21 @@ def network(request: pytest.FixtureRequest) -> Any:
         {"penalty": "linf"},
     ],
 )
-def test_devices_over_a_good_network_have_the_bits_of_one_process(
+def test_sites_over_a_good_network_have_the_bits_of_one_process(
     network: MemoryNetwork, changes: dict[str, Any]
 ) -> None:
     problem = small_problem(5)
     manifest = manifest_of(problem, 60, **({"compare_every": 20} | changes))
-    same_bits(run_devices(problem, manifest, network), problem, manifest)
+    same_bits(run_sites(problem, manifest, network), problem, manifest)
 
 
 @pytest.mark.parametrize("network", [Faults(loss=0.1, duplication=0.1, delay=0.005)], indirect=True)
 def test_loss_duplication_and_reordering_do_not_change_a_bit(network: MemoryNetwork) -> None:
     problem = small_problem(5)
     manifest = manifest_of(problem, 60, compare_every=10)
-    devices = run_devices(problem, manifest, network)
+    sites = run_sites(problem, manifest, network)
     assert network.lost > 50
-    same_bits(devices, problem, manifest)
+    same_bits(sites, problem, manifest)
 
 
 class Crash(Exception):
@@ -87,18 +87,18 @@ class Crash(Exception):
 
 
 @pytest.mark.parametrize(("every", "gradient"), [(1, "plain"), (3, "saga"), (10, "svrg"), (50, "plain")])
-def test_a_device_that_dies_in_any_round_catches_up(
+def test_a_site_that_dies_in_any_round_catches_up(
     network: MemoryNetwork, tmp_path: Path, every: int, gradient: str
 ) -> None:
     problem = small_problem(4)
     manifest = manifest_of(problem, 40, checkpoint_every=every, compare_every=8, gradient=gradient)
     rows, rng = rows_of(problem), np.random.default_rng(every)
     crashes = {u: sorted(rng.choice(np.arange(1, 40), 4, replace=False).tolist(), reverse=True) for u in (1, 2)}
-    finished: dict[int, Device] = {}
+    finished: dict[int, Peer] = {}
 
     def live(u: int) -> None:
-        def tick(device: Device) -> None:
-            if crashes.get(u) and device.done >= crashes[u][-1]:
+        def tick(site: Peer) -> None:
+            if crashes.get(u) and site.done >= crashes[u][-1]:
                 crashes[u].pop()
                 raise Crash
 
@@ -106,7 +106,7 @@ def test_a_device_that_dies_in_any_round_catches_up(
             transport = network.join()
             state = tmp_path / f"{u}.npz"
             try:
-                device = Device(
+                site = Peer(
                     view_of(manifest, u),
                     rows[u],
                     transport,
@@ -115,9 +115,9 @@ def test_a_device_that_dies_in_any_round_catches_up(
                     patience=QUICK,
                     tick=tick,
                 )
-                device.run()
-                device.linger()
-                finished[u] = device
+                site.run()
+                site.linger()
+                finished[u] = site
             except Crash:
                 transport.close()
 
@@ -131,31 +131,31 @@ def test_a_replica_that_went_wrong_is_repaired_by_the_other_end(network: MemoryN
     problem = small_problem(4)
     manifest = manifest_of(problem, 60, compare_every=10, average="last", growth=0.0, batch=None)
 
-    def tick(device: Device) -> None:
-        if device.position == 3 and device.done == 33:
-            device.shard.alpha[-1] *= 0.5  # as after a lost message that nobody noticed
+    def tick(site: Peer) -> None:
+        if site.position == 3 and site.done == 33:
+            site.shard.alpha[-1] *= 0.5  # as after a lost message that nobody noticed
 
-    devices = run_devices(problem, manifest, network, tick=tick)
-    assert [device.status.repaired for _, device in sorted(devices.items())] == [0, 0, 0, 1]
-    for u, device in devices.items():
-        for edge, (i, j) in enumerate(device.shard.edges.tolist()):
-            other = devices[j if u == i else i]
+    sites = run_sites(problem, manifest, network, tick=tick)
+    assert [site.status.repaired for _, site in sorted(sites.items())] == [0, 0, 0, 1]
+    for u, site in sites.items():
+        for edge, (i, j) in enumerate(site.shard.edges.tolist()):
+            other = sites[j if u == i else i]
             there = other.shard.edges.tolist().index([i, j])
-            assert device.shard.alpha[edge].tobytes() == other.shard.alpha[there].tobytes()
+            assert site.shard.alpha[edge].tobytes() == other.shard.alpha[there].tobytes()
 
 
 def test_float32_on_the_wire_changes_the_result_by_rounding_only(network: MemoryNetwork) -> None:
     problem = small_problem(4)
     changes = {"average": "last", "growth": 0.0, "batch": None, "compare_every": 5}
     narrow = manifest_of(problem, 200, wire="float32", **changes)
-    devices = run_devices(problem, narrow, network)
-    assert not any(device.status.repaired for device in devices.values())
+    sites = run_sites(problem, narrow, network)
+    assert not any(site.status.repaired for site in sites.values())
     wide = in_process(problem, manifest_of(problem, 200, **changes)).gather("theta")
-    difference = max(np.abs(device.shard.theta[0] - wide[u]).max() for u, device in devices.items())
+    difference = max(np.abs(site.shard.theta[0] - wide[u]).max() for u, site in sites.items())
     assert 0 < difference < 1e-5
 
 
-def test_a_device_alone_needs_nobody(network: MemoryNetwork) -> None:
+def test_a_site_alone_needs_nobody(network: MemoryNetwork) -> None:
     problem = small_problem(1)
     manifest = manifest_of(problem, 20)
-    same_bits(run_devices(problem, manifest, network), problem, manifest)
+    same_bits(run_sites(problem, manifest, network), problem, manifest)

@@ -24,7 +24,7 @@ def test_five_sites_over_tls_have_the_bits_of_fed_admm_and_end_with_models(tmp_p
         theta = reference(problem, fleet.manifest)
         assert fleet.theta().tobytes() == theta.tobytes()
         model = load(fleet.place("d3") / "model")
-        assert model.devices == ("d3",) and model.n_samples.tolist() == [12]
+        assert model.sites == ("d3",) and model.n_samples.tolist() == [12]
         row = {name: [1.0] for name in problem.federation.feature_names}
         assert model.predict(row)[0] == pytest.approx(theta[3].sum())
 

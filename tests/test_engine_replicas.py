@@ -1,4 +1,4 @@
-"""Algorithm 2 without a central machine: replicas of the component on each of its devices."""
+"""Algorithm 2 without a central machine: replicas of the component on each of its sites."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def replica_manifest(problem: Problem, rounds: int, **changes: Any) -> Manifest:
 def together(problem: Problem, manifest: Manifest, availability: Availability) -> LocalShards:
     """The same run in one process."""
     plan = plan_of(manifest, rows_of(problem))
-    v = problem.n_devices
+    v = problem.n_sites
     local = LocalShards(plan, np.zeros(v, dtype=np.int64), np.zeros((v, problem.n_params)))
     local.run(
-        1, manifest.rounds, *availability.bind(problem.federation.devices, manifest.seed).rounds(1, manifest.rounds)
+        1, manifest.rounds, *availability.bind(problem.federation.sites, manifest.seed).rounds(1, manifest.rounds)
     )
     return local
 
 
 def two_components(v: int = 6) -> Problem:
     problem = small_problem(v)
-    names = problem.federation.devices
+    names = problem.federation.sites
     return replace(problem, graph=Graph(names, [("d1", "d0"), ("d4", "d1"), ("d3", "d2"), ("d5", "d3"), ("d5", "d2")]))
 
 
@@ -58,26 +58,26 @@ class Crash(Exception):
 
 
 def crashing(problem: Problem, make: Any, crashes: dict[int, list[int]], pause: float = 0.0) -> dict[int, Replica]:
-    """Run devices that die in given rounds and start again."""
+    """Run sites that die in given rounds and start again."""
     finished: dict[int, Replica] = {}
 
     def live(u: int) -> None:
-        def tick(device: Replica) -> None:
-            if crashes.get(u) and device.done >= crashes[u][-1]:
+        def tick(site: Replica) -> None:
+            if crashes.get(u) and site.done >= crashes[u][-1]:
                 crashes[u].pop()
                 raise Crash
 
         while u not in finished:
-            device, transport = make(u, tick)
+            site, transport = make(u, tick)
             try:
-                device.run()
-                device.linger()
-                finished[u] = device
+                site.run()
+                site.linger()
+                finished[u] = site
             except Crash:
                 transport.close()
                 time.sleep(pause)
 
-    in_threads(live, problem.n_devices)
+    in_threads(live, problem.n_sites)
     assert not any(crashes.values())
     return finished
 
@@ -108,9 +108,9 @@ def test_a_leader_repeats_what_happened_and_all_have_its_bits(tmp_path: Path, fa
     assert history.shape == (80, 5)
     assert not history.all()
     whole = together(problem, manifest, Availability.recorded(history, weighting="estimated"))
-    for u, device in finished.items():
-        assert device.component.shard.theta.tobytes() == whole.gather("theta").tobytes(), u
-        assert device.component.shard.average.tobytes() == whole.gather("average").tobytes(), u
+    for u, site in finished.items():
+        assert site.component.shard.theta.tobytes() == whole.gather("theta").tobytes(), u
+        assert site.component.shard.average.tobytes() == whole.gather("average").tobytes(), u
 
 
 def test_without_absence_nothing_is_weighted(tmp_path: Path) -> None:
@@ -120,8 +120,8 @@ def test_without_absence_nothing_is_weighted(tmp_path: Path) -> None:
     finished = crashing(problem, observers(problem, manifest, network, tmp_path), {})
     network.close()
     whole = together(problem, manifest, Availability.recorded(np.ones((40, 6)), weighting="estimated"))
-    for u, device in finished.items():
-        assert device.component.shard.theta.tobytes() == whole.gather("theta")[device.component.members].tobytes(), u
+    for u, site in finished.items():
+        assert site.component.shard.theta.tobytes() == whole.gather("theta")[site.component.members].tobytes(), u
     assert [view_of(manifest, u).leader() for u in range(6)] == [0, 0, 2, 2, 0, 2]
 
 
@@ -152,7 +152,7 @@ def test_a_leader_that_dies_after_writing_down_a_round_decides_it_as_before(tmp_
     network.close()
     alone = np.zeros((20, 3))
     alone[:, 0] = 1
-    # two devices that were never there: known shares would be 0, so compare with the shard's own steps
+    # two sites that were never there: known shares would be 0, so compare with the shard's own steps
     plan = plan_of(manifest, rows)
     local = LocalShards(plan, np.zeros(3, dtype=np.int64), np.zeros((3, problem.n_params)))
     chance = np.stack([np.ones(20), 1.0 / np.arange(1, 21), 1.0 / np.arange(1, 21)], axis=1)
@@ -205,7 +205,7 @@ def test_a_process_that_is_killed_for_good_is_stepped_for_by_the_others(tmp_path
         fleet.start("d0")
         fleet.join()
         with np.load(fleet.place("d0") / "presence.npz") as file:
-            history, names = file["available"], file["devices"].tolist()
+            history, names = file["available"], file["sites"].tolist()
         assert names == [f"d{u}" for u in range(5)]
         assert history.shape == (rounds, 5)
         there = history[:, 3]
@@ -223,9 +223,9 @@ def test_a_process_that_is_killed_for_good_is_stepped_for_by_the_others(tmp_path
 
 
 def minimiser(problem: Problem, counted: Any) -> Any:
-    """The minimiser of the objective with the losses of some devices only, by another program."""
+    """The minimiser of the objective with the losses of some sites only, by another program."""
     cvxpy = pytest.importorskip("cvxpy")
-    theta = cvxpy.Variable((problem.n_devices, problem.n_params))
+    theta = cvxpy.Variable((problem.n_sites, problem.n_params))
     value = 0.0
     for u in counted:
         data = problem.federation[f"d{u}"]
@@ -238,7 +238,7 @@ def minimiser(problem: Problem, counted: Any) -> Any:
 
 @pytest.mark.processes
 def test_a_process_that_was_away_for_a_while_leaves_the_error_of_algorithm_2(tmp_path: Path) -> None:
-    """Absence in some rounds costs accuracy, but does not change where the devices go."""
+    """Absence in some rounds costs accuracy, but does not change where the sites go."""
     pytest.importorskip("zenoh")
     problem = small_problem(4, n=30, lam=0.05)
     rounds = 1500

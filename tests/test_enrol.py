@@ -94,9 +94,9 @@ def test_private_keys_and_rows_stay_at_the_site(four):
 
 def test_names_that_cannot_be_file_names_are_replaced(tmp_path):
     made = heart.organiser(tmp_path, names=("a/b", "..", "plain"))
-    assert [(one.id, one.name) for one in made.members] == [("a/b", "device-0"), ("..", "device-1"), ("plain", "plain")]
+    assert [(one.id, one.name) for one in made.members] == [("a/b", "site-0"), ("..", "site-1"), ("plain", "plain")]
     assert made.member("a/b").number == 0
-    assert heart.joined(made, "device-0").invite.site.id == "a/b"
+    assert heart.joined(made, "site-0").invite.site.id == "a/b"
 
 
 def test_without_a_graph_sites_share_only(tmp_path):

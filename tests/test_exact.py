@@ -55,7 +55,7 @@ def test_reported_gaps_are_never_below_the_true_ones(loss: str, penalty: str) ->
 @pytest.mark.parametrize("penalty", PENALTY_NAMES)
 @pytest.mark.parametrize("loss", ["linear", "huber", "logistic", "poisson", "multinomial"])
 def test_fewer_rows_than_parameters(loss: str, penalty: str) -> None:
-    """The minimiser is not unique device by device, but gaps must hold all the same."""
+    """The minimiser is not unique site by site, but gaps must hold all the same."""
     fed = federation(loss, (2, 3, 2, 3, 9), q=4, seed=6)
     # a ridge keeps pooled likelihoods from running away; it is too light to help with the certificate
     ridge = 0.0 if loss in ("linear", "huber") else 1e-3
@@ -66,7 +66,7 @@ def test_fewer_rows_than_parameters(loss: str, penalty: str) -> None:
 
 
 @pytest.mark.parametrize("penalty", PENALTY_NAMES)
-def test_losses_that_differ_between_devices(penalty: str) -> None:
+def test_losses_that_differ_between_sites(penalty: str) -> None:
     fed = federation("logistic", (12, 14, 12, 16, 10, 12), q=2, seed=7)
     loss = {0: "linear", 1: "logistic", 2: "poisson", 3: HuberLoss(0.3), 4: "mean", 5: "logistic"}
     check_against(Problem(fed, random_graph(6, 0.6, seed=3), loss, penalty, lam=0.02, sparsity=0.01))
@@ -128,15 +128,15 @@ def test_local_logistic_is_that_of_scikit_learn() -> None:
 
 
 @pytest.mark.parametrize("penalty", PENALTY_NAMES)
-def test_a_large_lam_is_global_with_every_device_weighted_alike(penalty: str) -> None:
+def test_a_large_lam_is_global_with_every_site_weighted_alike(penalty: str) -> None:
     fed = federation("linear", (5, 50, 20), q=2)
     solution = solve(Problem(fed, Graph.complete(range(3)), "linear", penalty, lam=1e3), 1e-10)
     assert len(set(solution.clusters(Graph.complete(range(3))).tolist())) == 1
-    weight = np.sqrt(1.0 / fed.n_samples)[fed.device_index]
-    each_device, *_ = np.linalg.lstsq(fed.X * weight[:, None], fed.y * weight)
+    weight = np.sqrt(1.0 / fed.n_samples)[fed.site_index]
+    each_site, *_ = np.linalg.lstsq(fed.X * weight[:, None], fed.y * weight)
     each_row, *_ = np.linalg.lstsq(fed.X, fed.y)
-    np.testing.assert_allclose(solution.theta, np.tile(each_device, (3, 1)), atol=1e-6)
-    assert np.abs(each_device - each_row).max() > 0.05, "pooling the rows would be something else"
+    np.testing.assert_allclose(solution.theta, np.tile(each_site, (3, 1)), atol=1e-6)
+    assert np.abs(each_site - each_row).max() > 0.05, "pooling the rows would be something else"
 
 
 def test_global_per_component() -> None:
@@ -147,7 +147,7 @@ def test_global_per_component() -> None:
     np.testing.assert_allclose(solution.theta[2:], means[2:].mean(axis=0) * np.ones((2, 1)), atol=1e-7)
 
 
-def test_two_devices_by_hand() -> None:
+def test_two_sites_by_hand() -> None:
     """|V| F = (a^2 + (b - 2)^2) / 2 + 2 lam |a - b|: both move by 2 lam until they meet at lam = 0.5."""
     fed = Federation({"a": [[0.0]], "b": [[2.0]]})
     graph = Graph.complete(["a", "b"])
@@ -165,8 +165,8 @@ def test_mean_on_a_grid_is_total_variation_denoising() -> None:
     picture[2:5, 1:4] = 1.0
     picture += 0.2 * rng.normal(size=picture.shape)
     grid = Graph.grid(7, 6)
-    fed = Federation.from_arrays(picture.reshape(-1, 1), None, np.array([str(device) for device in grid.devices]))
-    graph = Graph.from_indices(fed.devices, grid.edges)
+    fed = Federation.from_arrays(picture.reshape(-1, 1), None, np.array([str(site) for site in grid.sites]))
+    graph = Graph.from_indices(fed.sites, grid.edges)
     strength = 0.2
     solution = solve(Problem(fed, graph, "mean", lam=strength / 42), 1e-12)
     x = cp.Variable(picture.shape)
@@ -179,7 +179,7 @@ def test_mean_on_a_grid_is_total_variation_denoising() -> None:
 
 @pytest.mark.parametrize("penalty", PENALTY_NAMES)
 @pytest.mark.parametrize("loss", ["linear", "logistic"])
-def test_relabelling_the_devices_changes_nothing(loss: str, penalty: str) -> None:
+def test_relabelling_the_sites_changes_nothing(loss: str, penalty: str) -> None:
     fed = federation(loss, (9, 12, 10, 8, 9), q=2, seed=9)
     graph = random_graph(5, 0.7, seed=5, weighted=True)
     order = [3, 0, 4, 2, 1]
@@ -190,7 +190,7 @@ def test_relabelling_the_devices_changes_nothing(loss: str, penalty: str) -> Non
     assert other.objective == pytest.approx(one.objective, rel=1e-9)
 
 
-def test_one_device() -> None:
+def test_one_site() -> None:
     fed = federation("logistic", (20,), q=2)
     solution = solve(Problem(fed, Graph.empty([0]), "logistic", lam=1.0))
     assert solution.status == "converged"
@@ -198,7 +198,7 @@ def test_one_device() -> None:
     assert solution.alpha.shape == (0, 2)
 
 
-def test_isolated_devices_keep_their_own_fit() -> None:
+def test_isolated_sites_keep_their_own_fit() -> None:
     fed = federation("linear", (10, 12, 9, 11), q=2)
     graph = Graph(range(4), [(0, 1)])
     for lam in (0.05, 1e4):
@@ -209,7 +209,7 @@ def test_isolated_devices_keep_their_own_fit() -> None:
 
 
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
-def test_isolated_devices_with_fewer_rows_than_parameters(backend: str) -> None:
+def test_isolated_sites_with_fewer_rows_than_parameters(backend: str) -> None:
     fed = federation("linear", (2, 3, 9), q=4)
     solution = solve(Problem(fed, Graph(range(3), [(1, 2)]), lam=0.05), backend=backend)
     assert solution.status == "converged"
@@ -246,7 +246,7 @@ def test_a_large_sparsity_is_exactly_zero(loss: str, penalty: str) -> None:
 
 @pytest.mark.parametrize("penalty", ["l1", "l2"])
 @pytest.mark.parametrize("loss", ["linear", "logistic"])
-def test_devices_of_a_cluster_come_out_exactly_equal(loss: str, penalty: str) -> None:
+def test_sites_of_a_cluster_come_out_exactly_equal(loss: str, penalty: str) -> None:
     design = paper_design(12, 60, 3, 3, loss=loss, varrho=0.0, signal=3.0)
     lam = 0.05 if loss == "linear" else 0.03
     solution = solve(Problem(design.federation, design.truth, loss, penalty, lam=lam))
@@ -265,8 +265,8 @@ def test_l1_fuses_coordinate_by_coordinate() -> None:
 # --- size ------------------------------------------------------------------------------------------------------------
 
 
-def test_many_devices_need_nothing_quadratic_in_their_number() -> None:
-    """20,000 devices: a single V x V array of numbers would be 3.2 GB."""
+def test_many_sites_need_nothing_quadratic_in_their_number() -> None:
+    """20,000 sites: a single V x V array of numbers would be 3.2 GB."""
     n = 20_000
     rng = np.random.default_rng(0)
     labels = np.arange(n) // 100

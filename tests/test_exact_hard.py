@@ -17,13 +17,13 @@ from fedkin.solvers import solve_fused
 
 
 def scarce(penalty: str, lam: float) -> Problem:
-    """Every other device has 1 to 3 rows for 4 parameters, and neighbours with 30."""
+    """Every other site has 1 to 3 rows for 4 parameters, and neighbours with 30."""
     rng, truth = np.random.default_rng(3), np.array([1.0, -2.0, 0.5, 3.0])
-    device = np.repeat(np.arange(12), [1 + u % 3 if u % 2 else 30 for u in range(12)])
-    X = np.column_stack([np.ones(device.size), rng.normal(size=(device.size, 3))])
-    y = 100.0 * (X @ truth + rng.normal(size=device.size) + (device % 4) * X[:, 1])
-    fed = Federation.from_arrays(X, y, device)
-    return Problem(fed, Graph.complete(fed.devices), penalty=penalty, lam=lam)
+    site = np.repeat(np.arange(12), [1 + u % 3 if u % 2 else 30 for u in range(12)])
+    X = np.column_stack([np.ones(site.size), rng.normal(size=(site.size, 3))])
+    y = 100.0 * (X @ truth + rng.normal(size=site.size) + (site % 4) * X[:, 1])
+    fed = Federation.from_arrays(X, y, site)
+    return Problem(fed, Graph.complete(fed.sites), penalty=penalty, lam=lam)
 
 
 @pytest.mark.parametrize("penalty", PENALTY_NAMES)
@@ -38,19 +38,19 @@ def test_gaps_hold_where_regular_neighbours_take_over_the_pull(penalty: str, lam
 
 @pytest.mark.parametrize(("lam", "most"), [(0.05, 500), (0.5, 250), (2.0, 100)])
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
-def test_devices_with_few_rows_do_not_delay_the_certificate(lam: float, most: int, backend: str) -> None:
+def test_sites_with_few_rows_do_not_delay_the_certificate(lam: float, most: int, backend: str) -> None:
     # with nothing but a proven ball it took 978, 310 and 150 iterations
     assert solve(scarce("l1", lam), 1e-6, backend=backend).n_iter <= most
 
 
 @pytest.mark.parametrize("penalty", ["l1", "l2"])
-def test_kernels_and_numpy_find_the_same_gaps_where_some_devices_have_few_rows(penalty: str) -> None:
+def test_kernels_and_numpy_find_the_same_gaps_where_some_sites_have_few_rows(penalty: str) -> None:
     one, other = (solve(scarce(penalty, 0.5), 1e-6, backend=backend).trace for backend in ("numpy", "numba"))
     for name in ("n_iter", "objective", "gap"):
         np.testing.assert_allclose(one[name][:4], other[name][:4], rtol=1e-6)
 
 
-def test_paths_with_few_rows_on_some_devices_are_those_of_single_solves() -> None:
+def test_paths_with_few_rows_on_some_sites_are_those_of_single_solves() -> None:
     problem = scarce("l1", 0.5)
     choice = cross_validate_lam(problem, [2.0, 1.0, 0.5, 0.25], folds=3, tol=1e-8, backend="numba")
     reference = cross_validate_lam(problem, [2.0, 1.0, 0.5, 0.25], folds=3, tol=1e-8, backend="numpy")
@@ -81,14 +81,14 @@ def test_separable_classes_without_a_ridge_have_no_minimiser() -> None:
     y[1] = X[1, :, 0] > 0
     fed = Federation({f"site {u}": (X[u], y[u]) for u in range(3)})
     with pytest.raises(SolverError, match=r"'site 1' run away.*add ridge"):
-        solve(Problem(fed, Graph.empty(fed.devices), "logistic"))
+        solve(Problem(fed, Graph.empty(fed.sites), "logistic"))
     # neighbours hold it
-    assert solve(Problem(fed, Graph.complete(fed.devices), "logistic", lam=0.05)).status == "converged"
+    assert solve(Problem(fed, Graph.complete(fed.sites), "logistic", lam=0.05)).status == "converged"
 
 
 @pytest.mark.parametrize("penalty", ["l1", "l2"])
 @pytest.mark.parametrize("lam", [0.01, 10.0])
-def test_devices_that_are_separable_together_have_no_minimiser(penalty: str, lam: float) -> None:
+def test_sites_that_are_separable_together_have_no_minimiser(penalty: str, lam: float) -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(4, 40, 2))
     y = (X[:, :, 0] > 0).astype(float)
@@ -123,8 +123,8 @@ def test_wrong_options_are_named(backend: str, options: dict[str, object], messa
 def test_counts_that_are_all_zero_have_no_minimiser() -> None:
     fed = Federation({"a": (np.ones((5, 1)), np.zeros(5)), "b": (np.ones((5, 1)), np.arange(5.0))})
     with pytest.raises(SolverError, match="'a' run away"):
-        solve(Problem(fed, Graph.empty(fed.devices), "poisson"))
-    check_against(Problem(fed, Graph.complete(fed.devices), "poisson", lam=0.1))
+        solve(Problem(fed, Graph.empty(fed.sites), "poisson"))
+    check_against(Problem(fed, Graph.complete(fed.sites), "poisson", lam=0.1))
 
 
 def test_poisson_with_huge_counts_and_exposures() -> None:
@@ -159,7 +159,7 @@ def test_huber_with_outliers_everywhere(penalty: str) -> None:
     assert solution.n_iter < 3000
 
 
-def test_multinomial_with_a_class_missing_on_a_device() -> None:
+def test_multinomial_with_a_class_missing_on_a_site() -> None:
     rng = np.random.default_rng(0)
     data = {u: (rng.normal(size=(15, 2)), rng.integers(0, 3 if u else 2, size=15).astype(float)) for u in range(4)}
     check_against(Problem(Federation(data), ring(4), "multinomial", lam=0.02), theta_tol=1e-3)

@@ -60,7 +60,7 @@ def test_a_gradient_that_does_not_belong_to_the_loss_is_found_out(wrong: str) ->
     fed = Federation(
         {f"site {u}": (rows.X, rows.y) for u, rows in enumerate(map(federation("linear", (8, 9)).__getitem__, (0, 1)))}
     )
-    problem = Problem(fed, Graph.complete(fed.devices), {"site 0": plain, "site 1": liar}, lam=0.01)
+    problem = Problem(fed, Graph.complete(fed.sites), {"site 0": plain, "site 1": liar}, lam=0.01)
     with pytest.raises(SolverError, match=r"'site 1' does not fall as its gradient says.*check gradient_fn"):
         solve(problem)
 
@@ -70,10 +70,10 @@ def test_losses_that_are_not_finite_are_named() -> None:
         {"a": (np.ones((3, 1)), np.ones(3), np.zeros(3)), "b": (np.ones((3, 1)), np.ones(3), np.full(3, 800.0))}
     )
     with pytest.raises(SolverError, match="loss at theta = 0 of site 'b' is not finite; scale"):
-        solve(Problem(fed, Graph.complete(fed.devices), "poisson", lam=0.1))
+        solve(Problem(fed, Graph.complete(fed.sites), "poisson", lam=0.1))
     broken = replace(log_cosh(), gradient_fn=lambda *rows: np.full(1, np.nan))
     with pytest.raises(SolverError, match="gradient of site 'a' is not finite"):
-        solve(Problem(fed, Graph.complete(fed.devices), {"a": broken, "b": log_cosh()}, lam=0.1))
+        solve(Problem(fed, Graph.complete(fed.sites), {"a": broken, "b": log_cosh()}, lam=0.1))
 
 
 # --- the ball that holds a minimiser ---------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from builders import design_problem, expectile
 from fedkin.admm import Availability, fed_admm, subgradient_descent
 from fedkin.data import Federation
 from fedkin.datasets import paper_design
-from fedkin.errors import ConvergenceWarning, DataError, GraphError, ParameterError, SolverError, UnknownDeviceError
+from fedkin.errors import ConvergenceWarning, DataError, GraphError, ParameterError, SolverError, UnknownSiteError
 from fedkin.graph import Graph
 from fedkin.objective import Problem
 from fedkin.solvers import solve
@@ -85,7 +85,7 @@ def test_absence_costs_what_corollary_1_says():
 
 def test_ahead_of_the_papers_sgd_and_gd():
     # the paper's baselines have steps c/sqrt(t) and no average; docs/fed-admm.md has stronger ones, and where they win
-    design = paper_design(n_devices=40, n_samples=50, seed=1)
+    design = paper_design(n_sites=40, n_samples=50, seed=1)
     problem = Problem(design.federation, design.graph, lam=0.02 / 40)
     exact = solve(problem, 1e-10)
     rounds = 800
@@ -161,13 +161,13 @@ def test_special_cases():
     assert np.abs(together - np.linalg.solve(gram, moment)).max() < 1e-4
 
 
-def test_relabelling_devices_changes_nothing_but_their_order():
+def test_relabelling_sites_changes_nothing_but_their_order():
     problem = design_problem()
     order = np.random.default_rng(0).permutation(12)
     federation = problem.federation.subset(order.tolist())
     other = Problem(federation, problem.graph, lam=0.002)
     one, two = fed_admm(problem, 50, 5), fed_admm(other, 50, 5)
-    # batches follow the device's id; sums over neighbours are taken in another order
+    # batches follow the site's id; sums over neighbours are taken in another order
     assert np.abs(one.theta[order] - two.theta).max() < 1e-12
 
 
@@ -223,7 +223,7 @@ def test_warm_start_and_callbacks():
 
 
 @pytest.mark.parametrize("penalty", ["l1", "l2"])
-def test_fused_devices_are_equal_to_the_bit_on_request(penalty):
+def test_fused_sites_are_equal_to_the_bit_on_request(penalty):
     problem = design_problem(penalty=penalty, lam={"l1": 0.004, "l2": 0.01}[penalty], sparsity=0.01)
     exact = solve(problem, 1e-12)
     plain = fed_admm(problem, 3000)
@@ -255,10 +255,10 @@ def test_streams_of_new_samples():
     rng = np.random.default_rng(0)
     truth = {"a": np.array([1.0, -1.0]), "b": np.array([1.0, -1.0]), "c": np.array([-2.0, 0.5])}
 
-    def samples(device):
+    def samples(site):
         while True:
             x = rng.normal(size=2)
-            yield x, x @ truth[device] + 0.5 * rng.normal()
+            yield x, x @ truth[site] + 0.5 * rng.normal()
 
     few = {d: tuple(np.array(part) for part in zip(*itertools.islice(samples(d), 12), strict=True)) for d in truth}
     problem = Problem(Federation(few), Graph(list(truth), [("a", "b")]), lam=0.05)
@@ -271,7 +271,7 @@ def test_streams_of_new_samples():
     assert np.abs(part.theta[2] - truth["c"]).max() < 0.15
     with pytest.raises(SolverError, match="samples of site 'c' ended in round 6 after 20 rows"):
         fed_admm(problem, 50, 4, streams={"c": itertools.islice(samples("c"), 20)})
-    with pytest.raises(UnknownDeviceError, match="streams names site 'z'"):
+    with pytest.raises(UnknownSiteError, match="streams names site 'z'"):
         fed_admm(problem, 50, 4, streams={"z": samples("c")})
     with pytest.raises(ParameterError, match="looks at rows again"):
         fed_admm(problem, 50, 4, streams={"c": samples("c")}, gradient="saga")
@@ -283,7 +283,7 @@ def test_streams_of_new_samples():
 
 
 def test_a_run_that_explodes_is_an_error():
-    design = paper_design(n_devices=20, n_samples=30, seed=0)
+    design = paper_design(n_sites=20, n_samples=30, seed=0)
     problem = Problem(design.federation, design.graph, lam=0.001)
     with pytest.raises(SolverError, match="with the literal step kappa/t; use step='auto'"):
         fed_admm(problem, 200, 10, step="literal", kappa=20.0, rho=10.0)
@@ -344,7 +344,7 @@ def test_bad_arguments():
         fed_admm(problem, 5, warm_start=solve(design_problem(V=9)))
     with pytest.raises(ParameterError, match=r"p of site 3 is 0\.0, expected a number above 0"):
         fed_admm(problem, 5, availability=Availability.bernoulli([0.5] * 3 + [0.0] + [0.5] * 8))
-    # an edge to a device without data
+    # an edge to a site without data
     with pytest.raises(GraphError, match="99"):
         Problem(problem.federation, Graph([*range(12), 99], [(0, 99)]), lam=0.1)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from builders import of_sizes
 from fedkin.data import Federation, Rows
-from fedkin.errors import DataError, UnknownDeviceError
+from fedkin.errors import DataError, UnknownSiteError
 
 IDS = st.one_of(st.integers(-5, 5), st.sampled_from(["a", "b", "東京"]), st.tuples(st.integers(0, 2)))
 
@@ -21,14 +21,14 @@ IDS = st.one_of(st.integers(-5, 5), st.sampled_from(["a", "b", "東京"]), st.tu
 
 
 @given(st.lists(IDS, min_size=1, max_size=30))
-def test_rows_are_grouped_stably_by_first_appearance(device):
-    n = len(device)
+def test_rows_are_grouped_stably_by_first_appearance(site):
+    n = len(site)
     X = np.arange(2.0 * n).reshape(n, 2)
-    fed = Federation.from_arrays(X, np.arange(n), device, offset=-np.arange(n))
-    assert fed.devices == tuple(dict.fromkeys(device))
-    assert fed.n_devices == len(fed) == len(set(device))
-    for u, name in enumerate(fed.devices):
-        rows = [k for k in range(n) if device[k] == name]
+    fed = Federation.from_arrays(X, np.arange(n), site, offset=-np.arange(n))
+    assert fed.sites == tuple(dict.fromkeys(site))
+    assert fed.n_sites == len(fed) == len(set(site))
+    for u, name in enumerate(fed.sites):
+        rows = [k for k in range(n) if site[k] == name]
         assert fed.y[fed.starts[u] : fed.starts[u + 1]].tolist() == rows
         assert fed[name].y.tolist() == rows
         np.testing.assert_array_equal(fed[name].X, X[rows])
@@ -36,16 +36,16 @@ def test_rows_are_grouped_stably_by_first_appearance(device):
         assert fed[name].n_samples == fed.n_samples[u] == len(rows)
         assert fed.index[name] == u
     np.testing.assert_array_equal(X[fed.row_order], fed.X)
-    assert [fed.devices[u] for u in fed.device_index] == [device[k] for k in fed.row_order]
+    assert [fed.sites[u] for u in fed.site_index] == [site[k] for k in fed.row_order]
     # the mapping way gives the same federation
     again = Federation({name: (fed[name].X, fed[name].y, fed[name].offset) for name in fed})
-    assert again.devices == fed.devices
-    for name in ("starts", "X", "y", "offset", "n_samples", "device_index"):
+    assert again.sites == fed.sites
+    for name in ("starts", "X", "y", "offset", "n_samples", "site_index"):
         np.testing.assert_array_equal(getattr(again, name), getattr(fed, name))
 
 
 @pytest.mark.parametrize(
-    "device",
+    "site",
     [
         [3, 1, 3],
         np.array([3, 1, 3]),
@@ -59,37 +59,37 @@ def test_rows_are_grouped_stably_by_first_appearance(device):
         pa.chunked_array([[3, 1], [3]]),
         (k for k in [np.int32(3), 1, 3.0]),
     ],
-    ids=lambda device: type(device).__name__,
+    ids=lambda site: type(site).__name__,
 )
-def test_integer_ids_of_any_kind_become_ints(device):
-    fed = Federation.from_arrays([[0.0], [1.0], [2.0]], None, device)
-    assert fed.devices == (3, 1)
-    assert [type(name) for name in fed.devices] == [int, int]
+def test_integer_ids_of_any_kind_become_ints(site):
+    fed = Federation.from_arrays([[0.0], [1.0], [2.0]], None, site)
+    assert fed.sites == (3, 1)
+    assert [type(name) for name in fed.sites] == [int, int]
     assert fed.row_order.tolist() == [0, 2, 1]
 
 
 @pytest.mark.parametrize(
-    "device",
+    "site",
     [np.array(["b", "a", "b"]), pd.Series(["b", "a", "b"]), pl.Series(["b", "a", "b"]), pa.array(["b", "a", "b"])],
-    ids=lambda device: type(device).__module__,
+    ids=lambda site: type(site).__module__,
 )
-def test_text_ids_of_any_kind_become_str(device):
-    fed = Federation.from_arrays([[0.0], [1.0], [2.0]], None, device)
-    assert fed.devices == ("b", "a")
-    assert [type(name) for name in fed.devices] == [str, str]
+def test_text_ids_of_any_kind_become_str(site):
+    fed = Federation.from_arrays([[0.0], [1.0], [2.0]], None, site)
+    assert fed.sites == ("b", "a")
+    assert [type(name) for name in fed.sites] == [str, str]
 
 
 def test_truth_values_and_numpy_keys():
-    assert Federation.from_arrays([[0.0], [1.0]], None, np.array([True, False])).devices == (True, False)
+    assert Federation.from_arrays([[0.0], [1.0]], None, np.array([True, False])).sites == (True, False)
     fed = Federation({np.int64(4): [[1.0]], np.str_("x"): [[2.0]]})
-    assert [type(name) for name in fed.devices] == [int, str]
+    assert [type(name) for name in fed.sites] == [int, str]
     assert fed[np.int64(4)].X.tolist() == [[1.0]]
 
 
 def test_dtypes_and_shapes():
     fed = Federation.from_arrays(np.ones((3, 2), dtype=np.float32), [1, 2, 3], [0, 0, 1], feature_names=["a", "b"])
     assert fed.X.dtype == fed.y.dtype == np.float64
-    assert fed.starts.dtype == fed.row_order.dtype == fed.device_index.dtype == fed.n_samples.dtype == np.int64
+    assert fed.starts.dtype == fed.row_order.dtype == fed.site_index.dtype == fed.n_samples.dtype == np.int64
     assert fed.starts.tolist() == [0, 2, 3]
     assert fed.feature_names == ("a", "b")
     assert (fed.n_features, fed.target_name, fed.offset) == (2, None, None)
@@ -133,7 +133,7 @@ def test_immutable_and_not_shared_with_the_caller():
         Federation.from_arrays(X, y, [0, 1], offset=offset),
         Federation({0: (X, y, offset)}),
         Federation({0: (X, flags)}),
-        Federation.from_frame({"d": [0, 1], "x": X[:, 0], "y": flags}, device="d", target="y"),
+        Federation.from_frame({"d": [0, 1], "x": X[:, 0], "y": flags}, site="d", target="y"),
     ):
         X[0] = y[0] = offset[0] = 5.0  # must still be possible, and do nothing to the federation
         flags[0] = False
@@ -141,7 +141,7 @@ def test_immutable_and_not_shared_with_the_caller():
         assert fed.y[0] == 1.0
         X[0] = y[0] = offset[0] = 1.0
         flags[0] = True
-        arrays = [fed.X, fed.y, fed.starts, fed.row_order, fed.n_samples, fed.device_index, fed[0].X, fed[0].y]
+        arrays = [fed.X, fed.y, fed.starts, fed.row_order, fed.n_samples, fed.site_index, fed[0].X, fed[0].y]
         for array in arrays:
             with pytest.raises(ValueError, match="read-only"):
                 array[0] = 0
@@ -158,7 +158,7 @@ def test_access():
     assert repr(fed) == "Federation(2 sites, 3 rows, 2 features)"
     assert repr(of_sizes(1, q=1)) == "Federation(1 site, 1 row, 1 feature)"
     for name in ("x", ["d0"], 0):
-        with pytest.raises(UnknownDeviceError, match=r"is not among the 2 sites of the federation \('d0', 'd1'\)"):
+        with pytest.raises(UnknownSiteError, match=r"is not among the 2 sites of the federation \('d0', 'd1'\)"):
             fed[name]
     with pytest.raises(KeyError):
         fed["x"]
@@ -172,7 +172,7 @@ GOOD = ([[1.0, 2.0], [3.0, 4.0]], [0.0, 1.0])
     ("data", "message"),
     [
         ({}, "at least one site"),
-        ([GOOD], r"takes a mapping \{device: \(X, y\)\}, got list"),
+        ([GOOD], r"takes a mapping \{site: \(X, y\)\}, got list"),
         ({"a": (np.array([1.0, 2.0]), [0, 1])}, r"site 'a': X has shape \(2,\), .*; for one feature use X\.reshape"),
         ({"a": np.zeros((2, 2, 2))}, r"site 'a': X has shape \(2, 2, 2\), expected two dimensions"),
         ({"a": 3.0}, r"site 'a': X has shape \(\)"),
@@ -224,14 +224,14 @@ X3 = np.arange(6.0).reshape(3, 2)
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((X3, None, ["a", "b"]), {}, "X has 3 rows, but device= has 2"),
+        ((X3, None, ["a", "b"]), {}, "X has 3 rows, but site= has 2"),
         ((X3, [1, 2], ["a", "b", "a"]), {}, "y has 2 values, but X has 3 rows"),
         ((X3, None, ["a", None, "a"]), {}, "a site id is missing"),
         ((X3, None, np.array([1.0, np.nan, 1.0])), {}, "a site id is missing"),
         ((X3, None, ["a", ["b"], "a"]), {}, "cannot be hashed"),
         ((X3, None, "abc"), {}, "one id per row, got 'abc'"),
         ((X3, None, 7), {}, "one id per row, got 7"),
-        ((X3, None, np.zeros((3, 1))), {}, r"device has shape \(3, 1\)"),
+        ((X3, None, np.zeros((3, 1))), {}, r"site has shape \(3, 1\)"),
         ((np.empty((0, 2)), None, []), {}, "at least one row"),
         ((X3[:, 0], None, ["a"] * 3), {}, r"X has shape \(3,\)"),
         ((np.where(X3 == 4, np.nan, X3), None, ["a", "b", "c"]), {}, r"row 2 \(site 'c'\), feature 'x0' is nan"),

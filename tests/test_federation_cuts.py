@@ -11,17 +11,17 @@ from sklearn.preprocessing import StandardScaler
 
 from builders import TABLE, of_sizes
 from fedkin.data import Federation, deal_folds
-from fedkin.errors import DataError, ParameterError, UnknownDeviceError
+from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from processes import PATIENCE
 
 # --- take and subset ------------------------------------------------------------------------------------------
 
 
-def test_take_keeps_all_devices():
+def test_take_keeps_all_sites():
     fed = of_sizes(3, 2, 1)
     for rows in ([True, False, True, True, False, True], [0, 2, 3, 5], [5, 3, 0, 2], np.array([5, 0, 3, 2])):
         taken = fed.take(rows)
-        assert taken.devices == fed.devices
+        assert taken.sites == fed.sites
         assert sorted(taken.y.tolist()) == [0.0, 2.0, 3.0, 5.0]
         assert taken.n_samples.tolist() == [2, 1, 1]
         np.testing.assert_array_equal(taken.X, fed.X[taken.row_order])
@@ -29,7 +29,7 @@ def test_take_keeps_all_devices():
     assert fed.take([0, 0, 3, 5]).y.tolist() == [0.0, 0.0, 3.0, 5.0]
 
 
-def test_take_tells_of_devices_left_without_rows():
+def test_take_tells_of_sites_left_without_rows():
     fed = of_sizes(3, 2, 1)
     with pytest.raises(DataError, match="no rows would be left for 'd1', 'd2'"):
         fed.take([0, 1])
@@ -49,8 +49,8 @@ def test_take_tells_of_devices_left_without_rows():
 
 
 def test_row_order_leads_back_to_the_caller_after_every_cut():
-    device = np.random.default_rng(1).integers(0, 4, 40)
-    fed = Federation.from_arrays(np.arange(40.0)[:, None], np.arange(40), device)
+    site = np.random.default_rng(1).integers(0, 4, 40)
+    fed = Federation.from_arrays(np.arange(40.0)[:, None], np.arange(40), site)
     train, test = fed.split(0.3, seed=2)
     for part in (fed, train, test, train.subset([2, 0]), test.take([3, 1, 0], allow_empty=True)):
         np.testing.assert_array_equal(part.row_order, part.y)
@@ -59,10 +59,10 @@ def test_row_order_leads_back_to_the_caller_after_every_cut():
 def test_subset():
     fed = of_sizes(3, 2, 1)
     sub = fed.subset(["d2", "d0"])
-    assert sub.devices == ("d2", "d0")
+    assert sub.sites == ("d2", "d0")
     assert sub.y.tolist() == [5.0, 0.0, 1.0, 2.0]
     assert sub.subset(fed.subset(["d0"])).y.tolist() == [0.0, 1.0, 2.0]
-    with pytest.raises(UnknownDeviceError, match="'x'"):
+    with pytest.raises(UnknownSiteError, match="'x'"):
         fed.subset(["d0", "x"])
     with pytest.raises(DataError, match="given twice"):
         fed.subset(["d0", "d0"])
@@ -78,10 +78,10 @@ def test_subset():
     st.floats(0.01, 0.99),
     st.integers(0, 2**32),
 )
-def test_split_within_devices(sizes, test_size, seed):
+def test_split_within_sites(sizes, test_size, seed):
     fed = of_sizes(*sizes)
     train, test = fed.split(test_size, seed)
-    assert train.devices == test.devices == fed.devices
+    assert train.sites == test.sites == fed.sites
     assert sorted(train.y.tolist() + test.y.tolist()) == fed.y.tolist()
     for u, n in enumerate(sizes):
         expected = 0 if n == 1 else min(max(round(test_size * n), 1), n - 1)
@@ -89,18 +89,18 @@ def test_split_within_devices(sizes, test_size, seed):
         assert sorted(train[f"d{u}"].y) == train[f"d{u}"].y.tolist()  # rows keep their order
 
 
-def test_the_split_of_a_device_does_not_depend_on_the_others():
+def test_the_split_of_a_site_does_not_depend_on_the_others():
     fed = of_sizes(10, 15, 20)
     _, test = fed.split(0.4, seed=7)
-    for devices in (["d1"], ["d2", "d1"], ["d1", "d0"]):
-        _, alone = fed.subset(devices).split(0.4, seed=7)
+    for sites in (["d1"], ["d2", "d1"], ["d1", "d0"]):
+        _, alone = fed.subset(sites).split(0.4, seed=7)
         np.testing.assert_array_equal(alone["d1"].y, test["d1"].y)
         np.testing.assert_array_equal(alone.subset(["d1"]).row_order, test.subset(["d1"]).row_order)
     _, other = fed.split(0.4, seed=8)
     assert not np.array_equal(other.y, test.y)
 
 
-def test_devices_are_cut_differently():
+def test_sites_are_cut_differently():
     fed = of_sizes(*[12] * 30)
     _, test = fed.split(0.5, seed=0)
     cuts = {tuple((test[name].y % 12).tolist()) for name in fed}
@@ -136,7 +136,7 @@ def test_every_row_is_held_out_equally_often():
 
 
 @given(st.lists(st.integers(1, 12), min_size=2, max_size=6), st.integers(2, 6), st.integers(0, 99))
-def test_folds_within_devices(sizes, k, seed):
+def test_folds_within_sites(sizes, k, seed):
     fed = of_sizes(*sizes)
     if k > sum(sizes):
         with pytest.raises(ParameterError, match="number of folds"):
@@ -151,13 +151,13 @@ def test_folds_within_devices(sizes, k, seed):
         assert len(set(mine.tolist())) == min(n, k)
         assert np.ptp(np.bincount(mine, minlength=k)) <= 1
         # a site that is alone with its rows deals them in the same way
-        np.testing.assert_array_equal(mine, deal_folds(fed.devices[u], n, k, seed))
+        np.testing.assert_array_equal(mine, deal_folds(fed.sites[u], n, k, seed))
     np.testing.assert_array_equal(folds, fed.folds(k, seed))
 
 
-def test_folds_of_all_devices_together_are_of_similar_size():
+def test_folds_of_all_sites_together_are_of_similar_size():
     sizes = np.bincount(of_sizes(*[7] * 200).folds(5))
-    assert abs(sizes - 280).max() < 4.5 * np.sqrt(200 * 0.24)  # each device gives one or two rows to a fold
+    assert abs(sizes - 280).max() < 4.5 * np.sqrt(200 * 0.24)  # each site gives one or two rows to a fold
 
 
 def test_folds_are_shuffled_by_the_seed():
@@ -223,7 +223,7 @@ def test_standardizing_no_rows():
 
 
 def test_cuts_keep_names_targets_and_offsets():
-    fed = Federation.from_frame(TABLE, device="site", target="score", offset="log_time")
+    fed = Federation.from_frame(TABLE, site="site", target="score", offset="log_time")
     train, test = fed.split(0.5)
     for part in (train, test, fed.subset(["n"]), fed.take([0, 2]), fed.standardized()[0]):
         assert part.feature_names == ("age", "smoker")
@@ -240,14 +240,14 @@ def test_rows_are_put_in_order_and_cuts_hold_out_later_ones():
     time = rng.permutation(24).astype(float)
     fed = Federation.from_arrays(time[:, None], time, ["a", "b", "b"] * 8, time=time)
     assert fed.ordered
-    for device in fed.devices:
-        assert (np.diff(fed[device].X[:, 0]) > 0).all()
+    for site in fed.sites:
+        assert (np.diff(fed[site].X[:, 0]) > 0).all()
     assert time[fed.row_order].tolist() == fed.X[:, 0].tolist()
     for seed in (0, 1):
         train, test = fed.split(0.25, seed)
         assert train.ordered
-        for device in fed.devices:
-            assert train[device].X.max() < test[device].X.min()
+        for site in fed.sites:
+            assert train[site].X.max() < test[site].X.min()
     assert fed.folds(3)[:8].tolist() == [0, 0, 0, 1, 1, 1, 2, 2]
 
 

@@ -16,8 +16,8 @@ from fedkin.errors import DataError
 
 @pytest.mark.parametrize("make", [dict, pd.DataFrame, pl.DataFrame, pl.LazyFrame, pa.table])
 def test_frames_of_every_make(make):
-    fed = Federation.from_frame(make(TABLE), device="site", target="score", offset="log_time")
-    assert fed.devices == ("n", "s")
+    fed = Federation.from_frame(make(TABLE), site="site", target="score", offset="log_time")
+    assert fed.sites == ("n", "s")
     assert fed.feature_names == ("age", "smoker")
     assert fed.target_name == "score"
     assert fed.X.tolist() == [[40.0, 1.0], [60.0, 1.0], [50.0, 0.0]]
@@ -27,23 +27,23 @@ def test_frames_of_every_make(make):
 
 
 def test_chosen_features_come_in_the_order_asked_for():
-    fed = Federation.from_frame(TABLE, device="age", target="site", features=["score", "smoker"])
+    fed = Federation.from_frame(TABLE, site="age", target="site", features=["score", "smoker"])
     assert fed.feature_names == ("score", "smoker")
-    assert fed.devices == (40, 50, 60)
+    assert fed.sites == (40, 50, 60)
     assert fed.y.tolist() == ["n", "s", "n"]
-    assert Federation.from_frame(TABLE, device="site", target="score", features="age").feature_names == ("age",)
-    assert Federation.from_frame(TABLE, device="site", target="score", features=[]).X.shape == (3, 0)
+    assert Federation.from_frame(TABLE, site="site", target="score", features="age").feature_names == ("age",)
+    assert Federation.from_frame(TABLE, site="site", target="score", features=[]).X.shape == (3, 0)
 
 
 def test_large_ids_of_frames_are_exact():
     ids = [2**60, 2**60 + 1]
-    assert Federation.from_frame(pd.DataFrame({"id": ids, "x": [1.0, 2.0]}), device="id").devices == tuple(ids)
+    assert Federation.from_frame(pd.DataFrame({"id": ids, "x": [1.0, 2.0]}), site="id").sites == tuple(ids)
 
 
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        ({}, {"device": "place"}, "there is no column 'place' for the site; the table has 'site', 'age'"),
+        ({}, {"site": "place"}, "there is no column 'place' for the site; the table has 'site', 'age'"),
         ({}, {"target": "grade"}, "there is no column 'grade' for the target"),
         ({}, {"features": ["height"]}, "there is no column 'height' for the feature"),
         ({}, {"offset": "time"}, "there is no column 'time' for the offset"),
@@ -61,14 +61,14 @@ def test_large_ids_of_frames_are_exact():
 )
 def test_bad_frames(changes, options, message):
     with pytest.raises(DataError, match=message):
-        Federation.from_frame({**TABLE, **changes}, **{"device": "site", "target": "score", **options})
+        Federation.from_frame({**TABLE, **changes}, **{"site": "site", "target": "score", **options})
 
 
 def test_frames_without_features_or_rows():
     with pytest.raises(DataError, match="no column is left for the features beside 'a', 'b'"):
-        Federation.from_frame({"a": [1], "b": [2]}, device="a", target="b")
+        Federation.from_frame({"a": [1], "b": [2]}, site="a", target="b")
     with pytest.raises(DataError, match="at least one row"):
-        Federation.from_frame({"a": [], "b": []}, device="a")
+        Federation.from_frame({"a": [], "b": []}, site="a")
 
 
 # --- files ----------------------------------------------------------------------------------------------------
@@ -77,37 +77,37 @@ def test_frames_without_features_or_rows():
 def test_one_csv_file(tmp_path):
     path = tmp_path / "sites.csv"
     path.write_text("site,x,y\n01,1,2\n02,3,4\n01,5,6\n")
-    fed = Federation.read(path, device="site", target="y")
-    assert fed.devices == ("01", "02")
+    fed = Federation.read(path, site="site", target="y")
+    assert fed.sites == ("01", "02")
     assert fed["01"].X.tolist() == [[1.0], [5.0]]
     path.write_text("site,x,y\n7,1,2\n8,3,4\n")
-    assert Federation.read(str(path), device="site", target="y").devices == (7, 8)
+    assert Federation.read(str(path), site="site", target="y").sites == (7, 8)
 
 
 def test_one_parquet_file(tmp_path):
     pq.write_table(pa.table(TABLE), tmp_path / "table.parquet")
-    fed = Federation.read(tmp_path / "table.parquet", device="site", target="score", features=["age"])
+    fed = Federation.read(tmp_path / "table.parquet", site="site", target="score", features=["age"])
     assert fed["n"].X.tolist() == [[40.0], [60.0]]
 
 
-def test_directory_with_a_file_per_device(tmp_path):
+def test_directory_with_a_file_per_site(tmp_path):
     (tmp_path / "02.csv").write_text("x,y\n1,2\n3,4\n")
     (tmp_path / "01.csv").write_text("y,x\n6,5\n")  # another order of the columns
     pq.write_table(pa.table({"x": [7.0], "y": [8.0]}), tmp_path / "03.parquet")
     (tmp_path / "README.md").write_text("not data")
     (tmp_path / ".hidden.csv").write_text("not data")
     fed = Federation.read(tmp_path, target="y")
-    assert fed.devices == ("01", "02", "03")
+    assert fed.sites == ("01", "02", "03")
     assert fed.feature_names == ("x",)
     assert fed["02"].X.tolist() == [[1.0], [3.0]]
     assert fed["01"].y.tolist() == [6.0]
     assert fed["03"].y.tolist() == [8.0]
 
 
-def test_directory_with_a_device_column(tmp_path):
+def test_directory_with_a_site_column(tmp_path):
     (tmp_path / "monday.csv").write_text("site,x,y,note\nn,1,2,hello\ns,3,4,\n")
     (tmp_path / "tuesday.csv").write_text("site,x,y,note\nn,5,6,\n")
-    fed = Federation.read(tmp_path, device="site", target="y", features="x")
+    fed = Federation.read(tmp_path, site="site", target="y", features="x")
     assert fed["n"].X.tolist() == [[1.0], [5.0]]
     assert fed.row_order.tolist() == [0, 2, 1]
 
@@ -142,12 +142,12 @@ def test_bad_directories(tmp_path, files, options, message):
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("site,x\na,1\n", {}, "say which column holds the sites, device=...; it has 'site', 'x'"),
-        ("site,x\na,1\n", {"device": "place"}, "there is no column 'place'"),
-        ("site,x\na,1\na,\n", {"device": "site"}, r"cells are missing: 'x' in 1 \(first in line 3\), of 2 rows"),
-        ("site,x\n\n,1\n", {"device": "site"}, r"'site' in 1 \(first in line 3\), of 1 row\. Fill them in"),
-        ("site,x\n", {"device": "site"}, "at least one row"),
-        ("", {"device": "site"}, "is empty"),
+        ("site,x\na,1\n", {}, "say which column holds the sites, site=...; it has 'site', 'x'"),
+        ("site,x\na,1\n", {"site": "place"}, "there is no column 'place'"),
+        ("site,x\na,1\na,\n", {"site": "site"}, r"cells are missing: 'x' in 1 \(first in line 3\), of 2 rows"),
+        ("site,x\n\n,1\n", {"site": "site"}, r"'site' in 1 \(first in line 3\), of 1 row\. Fill them in"),
+        ("site,x\n", {"site": "site"}, "at least one row"),
+        ("", {"site": "site"}, "is empty"),
     ],
 )
 def test_bad_files_are_named(tmp_path, content, options, message):
@@ -160,7 +160,7 @@ def test_bad_files_are_named(tmp_path, content, options, message):
 
 def test_absent_file(tmp_path):
     with pytest.raises(DataError, match="there is no file"):
-        Federation.read(tmp_path / "absent.csv", device="site")
+        Federation.read(tmp_path / "absent.csv", site="site")
 
 
 # --- numbers that are not -------------------------------------------------------------------------------------
@@ -176,16 +176,16 @@ def test_a_word_among_the_numbers_of_the_target_is_named_at_once(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text(numbers_with("oops"))
     with pytest.raises(DataError) as caught:
-        Federation.read(path, device="site", target="y")
+        Federation.read(path, site="site", target="y")
     assert str(caught.value) == (
         f"{path}: the table does not fit: y: 1 of 60 cells is not a number: 'oops' in line 19; "
         'correct the cell, or leave it empty and add missing="drop"; if these are classes, give each a letter (c1, c2)'
     )
     table = {"site": ["a", "b"] * 30, "x": range(60), "y": [str(k) for k in range(59)] + ["?"]}
     with pytest.raises(DataError, match=r"y: 1 of 60 cells is not a number: '\?' in row 59"):
-        Federation.from_frame(table, device="site", target="y")
+        Federation.from_frame(table, site="site", target="y")
     with pytest.raises(DataError, match=r"y: 1 of 60 cells is not a number: 'oops' in line 19"):
-        Federation.read(path, device="site", target="x")
+        Federation.read(path, site="site", target="x")
 
 
 def test_a_word_in_one_file_of_a_directory_is_named(tmp_path):
@@ -200,16 +200,16 @@ def test_labels_stay_labels_also_where_some_are_numbers(tmp_path):
     for labels in (["yes", "no"], ["0", "1", "2", "3+"], ["01", "02"], ["c1", "c2"]):
         cells = [labels[k % len(labels)] for k in range(40)]
         path.write_text("site,x,y\n" + "".join(f"a,{k},{cell}\n" for k, cell in enumerate(cells)))
-        assert Federation.read(path, device="site", target="y").y.tolist() == cells
+        assert Federation.read(path, site="site", target="y").y.tolist() == cells
 
 
 def test_decimal_commas_get_a_hint(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("site;x;y\na;1,5;2,5\nb;2;3\n")
     with pytest.raises(DataError) as caught:
-        Federation.read(path, device="site", target="y")
+        Federation.read(path, site="site", target="y")
     assert "x: 1 of 2 cells is not a number: '1,5' in line 2; write decimal points, not commas\n" in str(caught.value)
     assert "y: 1 of 2 cells is not a number: '2,5' in line 2; write decimal points, not commas" in str(caught.value)
     path.write_text("site,x,y\na,1,5,2\n")
     with pytest.raises(DataError, match=r"line 2: 4 cells, but the header has 3.*decimal points, not commas"):
-        Federation.read(path, device="site", target="y")
+        Federation.read(path, site="site", target="y")

@@ -29,7 +29,7 @@ def site_dummies(X, site):
 
 def errors(kind, fed, train, test, ridge):
     """Squared errors of the test rows, by scikit-learn, each divided by two."""
-    X, y, site = fed.X, fed.y, fed.device_index
+    X, y, site = fed.X, fed.y, fed.site_index
     out = np.empty(test.sum())
     if kind == "Local":
         for u in range(V):
@@ -52,18 +52,18 @@ def test_ridges_are_tuned_by_the_folds_that_train(kind):
         train, test = (fold != 0) & (fold != k), fold == k
         for m, ridge in enumerate(RIDGES):
             each = errors(kind, fed, train, test, np.full(V, ridge))
-            loss[m] += np.bincount(fed.device_index[test], each, V)
+            loss[m] += np.bincount(fed.site_index[test], each, V)
     best = RIDGES[loss.argmin(axis=0)] if kind == "Local" else np.full(V, RIDGES[loss.sum(axis=1).argmin()])
     test = fold == 0
     Z = fed.with_intercept().X[test]
-    mine = 0.5 * ((Z * ours[fed.device_index[test]]).sum(axis=1) - fed.y[test]) ** 2
+    mine = 0.5 * ((Z * ours[fed.site_index[test]]).sum(axis=1) - fed.y[test]) ** 2
     assert np.allclose(mine, errors(kind, fed, ~test, test, best), rtol=1e-5, atol=1e-7)
 
 
 def test_the_comparison_has_four_methods_and_few_rows_do_no_harm():
     fed = rows(n=5)
     fed = fedkin.Federation.from_arrays(
-        np.vstack([fed.X, [[0.1, 0.2, 0.3]]]), np.append(fed.y, 1.0), [*fed.device_index.tolist(), 99]
+        np.vstack([fed.X, [[0.1, 0.2, 0.3]]]), np.append(fed.y, 1.0), [*fed.site_index.tolist(), 99]
     )
     summaries = fedkin.summarise(fed.with_intercept(), folds=5)
     options = FitOptions(method="fused", select="none", fuse_intercept=False)

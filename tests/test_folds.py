@@ -20,12 +20,12 @@ from fedkin.solvers.folds import _fold_of_rows, cut_folds
 def uneven(loss: str, ridge: float | list[float] = 0.0) -> Problem:
     rng = np.random.default_rng(0)
     sizes = [1, 2, 5, 9, 14]
-    device = np.repeat(np.arange(5), sizes)
-    X = rng.normal(size=(device.size, 3))
-    y = None if loss == "mean" else X @ [1.0, -1.0, 0.5] + rng.normal(size=device.size)
-    offset = None if loss == "mean" else rng.normal(size=device.size)
-    federation = Federation.from_arrays(X, y, device, offset=offset)
-    return Problem(federation, Graph.complete(federation.devices), loss=loss, ridge=ridge, lam=0.1)
+    site = np.repeat(np.arange(5), sizes)
+    X = rng.normal(size=(site.size, 3))
+    y = None if loss == "mean" else X @ [1.0, -1.0, 0.5] + rng.normal(size=site.size)
+    offset = None if loss == "mean" else rng.normal(size=site.size)
+    federation = Federation.from_arrays(X, y, site, offset=offset)
+    return Problem(federation, Graph.complete(federation.sites), loss=loss, ridge=ridge, lam=0.1)
 
 
 @pytest.mark.parametrize("ridge", [0.0, 0.3, [0.1, 0.0, 0.7]])
@@ -34,7 +34,7 @@ def test_sums_of_parts_are_the_terms_of_the_rows(loss: str, ridge: float | list[
     problem = uneven(loss, ridge)
     rows = problem.rows_for("this test")
     fold_of = rows.folds(3, 0)
-    fold_of[(rows.n_samples < 2)[rows.device_index]] = -1
+    fold_of[(rows.n_samples < 2)[rows.site_index]] = -1
     for fold, found in zip(range(3), cut_folds(problem, 3, 0), strict=True):
         expected = _fold_of_rows(problem, rows, fold_of == fold, fold_of != fold)
         ours, theirs = found.objective.terms, expected.objective.terms
@@ -86,7 +86,7 @@ def test_folds_in_time_train_on_earlier_rows_only(loss):
     X, time = rng.normal(size=(60, 2)), rng.permutation(60)
     y = (X[:, 0] + rng.normal(size=60) > 0).astype(float)
     fed = fedkin.Federation.from_arrays(X, y, np.arange(60) % 3, time=time)
-    problem = fedkin.Problem(fed, fedkin.Graph.complete(fed.devices), loss, lam=0.1)
+    problem = fedkin.Problem(fed, fedkin.Graph.complete(fed.sites), loss, lam=0.1)
     cut = cut_folds(problem, 4, 0)
     assert len(cut) == 3  # the earliest rows are never held out
     theta = rng.normal(size=(3, 2))
@@ -103,8 +103,8 @@ def test_folds_in_time_train_on_earlier_rows_only(loss):
 
 
 def test_levels_that_are_clearly_worse_are_not_looked_at() -> None:
-    """Small ones where all devices are alike, large ones where all differ; what is tried scores as it always does."""
-    design = paper_design(n_devices=20, n_samples=12, n_features=6, n_clusters=1, seed=0)
+    """Small ones where all sites are alike, large ones where all differ; what is tried scores as it always does."""
+    design = paper_design(n_sites=20, n_samples=12, n_features=6, n_clusters=1, seed=0)
     apart = Federation({u: [[float(10 * u)], [10.0 * u + 1], [10.0 * u + 2], [10.0 * u + 3]] for u in range(8)})
     problems = Problem(design.federation, design.truth), Problem(apart, Graph.complete(range(8)), "mean")
     for problem, end in zip(problems, (0, -1), strict=True):
@@ -131,7 +131,7 @@ def test_large_levels_are_looked_at_where_all_fused_is_as_good(monkeypatch: pyte
 def test_a_ridge_is_chosen_together_with_lam() -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(6, 14, 10))
-    beta = 0.2 * rng.normal(size=(6, 10))  # every device on its own, and weak
+    beta = 0.2 * rng.normal(size=(6, 10))  # every site on its own, and weak
     y = np.einsum("vnp,vp->vn", X, beta) + rng.normal(size=(6, 14))
     fed = Federation.from_arrays(X.reshape(-1, 10), y.ravel(), np.repeat(np.arange(6), 14))
     problem = Problem(fed, Graph.complete(range(6)))

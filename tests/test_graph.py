@@ -24,37 +24,37 @@ from processes import PATIENCE
 
 @given(random_graphs())
 def test_edges_are_oriented_sorted_and_carry_their_weights(given_graph):
-    devices, edges, weights = given_graph
-    graph = Graph(devices, edges, weights)
-    assert graph.devices == tuple(devices)
+    sites, edges, weights = given_graph
+    graph = Graph(sites, edges, weights)
+    assert graph.sites == tuple(sites)
     assert graph.edges.dtype == np.int64
     assert graph.edges.shape == (len(edges), 2)
     assert (graph.edges[:, 0] > graph.edges[:, 1]).all()
     assert graph.edges.tolist() == sorted(graph.edges.tolist())
     assert edge_weights(graph) == {frozenset(pair): w for pair, w in zip(edges, weights, strict=True)}
-    assert [graph.index[device] for device in devices] == list(range(len(devices)))
+    assert [graph.index[site] for site in sites] == list(range(len(sites)))
 
 
 @given(random_graphs(), st.randoms(use_true_random=False))
 def test_orientation_and_order_of_the_edges_do_not_matter(given_graph, random):
-    devices, edges, weights = given_graph
+    sites, edges, weights = given_graph
     shuffled = list(zip(edges, weights, strict=True))
     random.shuffle(shuffled)
-    turned = Graph(devices, [pair[::-1] for pair, _ in shuffled], [w for _, w in shuffled])
-    assert turned == Graph(devices, edges, weights)
+    turned = Graph(sites, [pair[::-1] for pair, _ in shuffled], [w for _, w in shuffled])
+    assert turned == Graph(sites, edges, weights)
 
 
 @given(random_graphs(), st.randoms(use_true_random=False))
 def test_relabelling_changes_nothing(given_graph, random):
-    devices, edges, weights = given_graph
-    graph = Graph(devices, edges, weights)
-    order = random.sample(devices, len(devices))
+    sites, edges, weights = given_graph
+    graph = Graph(sites, edges, weights)
+    order = random.sample(sites, len(sites))
     moved = graph.aligned(order)
     assert moved == Graph(order, edges, weights)
-    assert moved.aligned(devices) == graph
+    assert moved.aligned(sites) == graph
     assert moved.n_components == graph.n_components
     assert moved.algebraic_connectivity() == pytest.approx(graph.algebraic_connectivity(), rel=1e-9)
-    at = [graph.index[device] for device in order]
+    at = [graph.index[site] for site in order]
     np.testing.assert_allclose(moved.laplacian().toarray(), graph.laplacian().toarray()[np.ix_(at, at)], rtol=1e-12)
     np.testing.assert_array_equal(moved.degree, graph.degree[at])
     np.testing.assert_array_equal(Graph.from_indices(order, moved.edges, moved.weights).weights, moved.weights)
@@ -65,21 +65,21 @@ def test_from_indices_is_the_same_graph():
     pairs = np.array(list(nx.gnm_random_graph(30, 100, seed=1).edges))
     weights = rng.random(100) + 0.1
     flipped = np.where(rng.random((100, 1)) < 0.5, pairs, pairs[:, ::-1])
-    devices = [f"site {k}" for k in range(30)]
-    by_name = Graph(devices, [(devices[i], devices[j]) for i, j in pairs], weights)
-    assert Graph.from_indices(devices, flipped, weights) == by_name
-    assert Graph.from_indices(devices, flipped.astype(np.uint16), weights) == by_name
+    sites = [f"site {k}" for k in range(30)]
+    by_name = Graph(sites, [(sites[i], sites[j]) for i, j in pairs], weights)
+    assert Graph.from_indices(sites, flipped, weights) == by_name
+    assert Graph.from_indices(sites, flipped.astype(np.uint16), weights) == by_name
 
 
 def test_numpy_ids_become_plain():
     graph = Graph(np.arange(3), np.array([[0, 1], [2, 1]]))
-    assert [type(device) for device in graph.devices] == [int] * 3
+    assert [type(site) for site in graph.sites] == [int] * 3
     assert graph.edges.tolist() == [[1, 0], [2, 1]]
-    assert Graph(pd.Series(["a", "b"]), [np.array(["a", "b"])]).devices == ("a", "b")
+    assert Graph(pd.Series(["a", "b"]), [np.array(["a", "b"])]).sites == ("a", "b")
     assert Graph([0, 1], [(np.int64(1), np.int64(0))]).n_edges == 1
 
 
-def test_edges_from_a_generator_and_one_device():
+def test_edges_from_a_generator_and_one_site():
     assert Graph("abc", (pair for pair in [("a", "b")])).n_edges == 1
     alone = Graph(["only"], [])
     assert repr(alone) == "Graph(1 site, 0 edges, 1 component)"
@@ -98,7 +98,7 @@ def test_immutable():
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
     with pytest.raises(AttributeError):
-        graph.devices = ("x",)
+        graph.sites = ("x",)
 
 
 def test_equality():
@@ -113,7 +113,7 @@ def test_equality():
 
 
 @pytest.mark.parametrize(
-    ("devices", "edges", "weights", "message"),
+    ("sites", "edges", "weights", "message"),
     [
         (range(10), [(7, 12)], None, r"edge \(7, 12\) names site 12, which is not among the 10 sites"),
         (["a"], [("a", "b")], None, r"edge \('a', 'b'\) names site 'b', which is not among the 1 site of"),
@@ -135,15 +135,15 @@ def test_equality():
         ([], [], None, "at least one site"),
         (["a", "b", "a"], [], None, "site 'a' is given twice"),
         ([1, 1.0], [], None, "site 1 is given twice"),
-        (["a", None], [], None, r"devices: a site id is missing \(None\)"),
+        (["a", None], [], None, r"sites: a site id is missing \(None\)"),
         ([1.5, math.nan], [], None, "a site id is missing"),
         ([["a"]], [], None, "cannot be hashed"),
         (5, [], None, r"use range\(5\)"),
     ],
 )
-def test_bad_graphs(devices, edges, weights, message):
+def test_bad_graphs(sites, edges, weights, message):
     with pytest.raises(GraphError, match=message):
-        Graph(devices, edges, weights)
+        Graph(sites, edges, weights)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_keep_and_reweighted():
     graph = Graph("abc", [("a", "b"), ("b", "c"), ("c", "a")], [1.0, 2.0, 3.0])
     kept = graph.keep(graph.weights > 1.5)
     assert edge_weights(kept) == {frozenset("bc"): 2.0, frozenset("ca"): 3.0}
-    assert kept.devices == graph.devices
+    assert kept.sites == graph.sites
     assert graph.keep([False] * 3) == Graph.empty("abc")
     assert Graph.empty("abc").keep([]) == Graph.empty("abc")
     assert graph.reweighted([1, 1, 1]) == Graph.complete("abc")
@@ -199,11 +199,11 @@ def test_edges_that_come_again_count_once(weights):
         assert Graph.from_indices("ab", [[0, 1], [1, 0], [0, 1]]).edges.tolist() == [[1, 0]]
 
 
-def test_devices_that_a_graph_does_not_name_have_no_edges():
+def test_sites_that_a_graph_does_not_name_have_no_edges():
     graph = Graph.complete(range(4))
     with pytest.warns(GraphWarning, match="does not name site 9, which has no edges"):
         wider = graph.aligned([9, 0, 1, 2, 3])
-    assert wider.devices == (9, 0, 1, 2, 3)
+    assert wider.sites == (9, 0, 1, 2, 3)
     assert wider.n_edges == 6 and wider.degree.tolist() == [0, 3, 3, 3, 3]
     with pytest.warns(GraphWarning, match="does not name 7 sites 4, 5, 6, 7, 8 and 2 more, which have no edges"):
         graph.aligned(range(11))

@@ -24,35 +24,35 @@ TEXT_IDS = st.text(st.characters(categories=["L", "P", "S"]), min_size=1, max_si
     st.data(),
 )
 @pytest.mark.parametrize("suffix", [".csv", ".graphml"])
-def test_files_keep_the_graph(tmp_path_factory, suffix, devices, data):
-    pairs = [(u, v) for k, u in enumerate(devices) for v in devices[:k]]
+def test_files_keep_the_graph(tmp_path_factory, suffix, sites, data):
+    pairs = [(u, v) for k, u in enumerate(sites) for v in sites[:k]]
     edges = data.draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
     weights = data.draw(st.one_of(st.none(), st.just([0.1 * (k + 1) for k in range(len(edges))])))
-    graph = Graph(devices, edges, weights)
+    graph = Graph(sites, edges, weights)
     path = tmp_path_factory.mktemp("graph") / f"graph{suffix}"
     graph.write(path)
-    assert Graph.read(path) == graph  # ids, isolated devices, order and weights
-    assert Graph.read(path, devices=devices[::-1]) == graph.aligned(devices[::-1])
+    assert Graph.read(path) == graph  # ids, isolated sites, order and weights
+    assert Graph.read(path, sites=sites[::-1]) == graph.aligned(sites[::-1])
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".graphml", ".TXT"])
 def test_ids_of_other_types_come_back_by_their_text(tmp_path, suffix):
     graph = Graph([(0, 1), 2.5, "7", True], [((0, 1), "7"), (2.5, True)])
     graph.write(tmp_path / f"graph{suffix}")
-    assert Graph.read(tmp_path / f"graph{suffix}", devices=graph.devices) == graph
-    assert Graph.read(tmp_path / f"graph{suffix}").devices == ("(0, 1)", "2.5", "7", "True")
+    assert Graph.read(tmp_path / f"graph{suffix}", sites=graph.sites) == graph
+    assert Graph.read(tmp_path / f"graph{suffix}").sites == ("(0, 1)", "2.5", "7", "True")
 
 
 def test_edge_list_as_others_write_it(tmp_path):
     path = tmp_path / "graph.csv"
     path.write_text("from;to;note;Weight\na;b;x;2\nc;;;\nb;d;y;0.5\n")
     graph = Graph.read(path)
-    assert graph.devices == ("a", "b", "c", "d")
+    assert graph.sites == ("a", "b", "c", "d")
     assert edge_weights(graph) == {frozenset("ab"): 2.0, frozenset("bd"): 0.5}
     path.write_text("weight,target,source\n2,b,a\n")
     assert Graph.read(path) == Graph("ab", [("a", "b")], [2.0])
     path.write_text("u,v\n01,2\n")
-    assert Graph.read(path).devices == ("01", "2")
+    assert Graph.read(path).sites == ("01", "2")
 
 
 def test_pandas_makes_floats_of_ids_next_to_gaps(tmp_path):
@@ -61,20 +61,20 @@ def test_pandas_makes_floats_of_ids_next_to_gaps(tmp_path):
     assert "2.0" in (tmp_path / "graph.csv").read_text()
     graph = Graph.read(tmp_path / "graph.csv")
     assert graph == Graph([1, 2, 3, 4], [(1, 2), (2, 3)])
-    assert [type(device) for device in graph.devices] == [int] * 4
-    assert Graph.read(tmp_path / "graph.csv", devices=[1, 2, 3, 4]) == graph
+    assert [type(site) for site in graph.sites] == [int] * 4
+    assert Graph.read(tmp_path / "graph.csv", sites=[1, 2, 3, 4]) == graph
 
 
-def test_devices_may_be_read_from_a_generator_and_be_more_than_the_file_has(tmp_path):
+def test_sites_may_be_read_from_a_generator_and_be_more_than_the_file_has(tmp_path):
     Graph([1, 2], [(1, 2)]).write(tmp_path / "graph.csv")
     with pytest.warns(GraphWarning, match="does not name site 3"):
-        graph = Graph.read(tmp_path / "graph.csv", devices=(k for k in (3, 2, 1)))
-    assert graph.devices == (3, 2, 1)
+        graph = Graph.read(tmp_path / "graph.csv", sites=(k for k in (3, 2, 1)))
+    assert graph.sites == (3, 2, 1)
     assert list(graph.edge_ids()) == [(1, 2)]
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "devices", "message"),
+    ("name", "content", "sites", "message"),
     [
         ("g.csv", "", None, "is empty"),
         ("g.csv", "a\n1\n", None, "needs two columns for the ends, got 'a'"),
@@ -95,10 +95,10 @@ def test_devices_may_be_read_from_a_generator_and_be_more_than_the_file_has(tmp_
         ("g.xlsx", "", None, r"suffix '\.xlsx', expected one of"),
     ],
 )
-def test_bad_files(tmp_path, name, content, devices, message):
+def test_bad_files(tmp_path, name, content, sites, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(GraphError, match=message) as caught:
-        Graph.read(tmp_path / name, devices)
+        Graph.read(tmp_path / name, sites)
     assert str(tmp_path / name) in str(caught.value)
 
 
@@ -123,11 +123,11 @@ def test_graphml_of_networkx_with_text_weights(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("devices", "message"), [([1, "1"], "look the same"), (["", "a"], "empty or padded"), ([" a"], "empty or padded")]
+    ("sites", "message"), [([1, "1"], "look the same"), (["", "a"], "empty or padded"), ([" a"], "empty or padded")]
 )
-def test_ids_that_a_file_cannot_keep(tmp_path, devices, message):
+def test_ids_that_a_file_cannot_keep(tmp_path, sites, message):
     with pytest.raises(GraphError, match=message):
-        Graph.empty(devices).write(tmp_path / "graph.csv")
+        Graph.empty(sites).write(tmp_path / "graph.csv")
     assert not list(tmp_path.iterdir())
 
 
@@ -138,7 +138,7 @@ def test_writing_nowhere(tmp_path):
         Graph.empty("ab").write(tmp_path / "graph.json")
 
 
-def test_files_with_repeated_edges_and_without_some_devices(tmp_path):
+def test_files_with_repeated_edges_and_without_some_sites(tmp_path):
     path = tmp_path / "g.csv"
     path.write_text("source,target\n1,2\n2,1\n")
     with pytest.warns(GraphWarning, match=r"edge \(1, 2\) is given twice"):
@@ -146,7 +146,7 @@ def test_files_with_repeated_edges_and_without_some_devices(tmp_path):
     assert graph == Graph([1, 2], [(1, 2)])
     path.write_text("source,target\n1,2\n4,\n")
     with pytest.warns(GraphWarning, match="does not name site 3, which has no edges"):
-        read = Graph.read(path, devices=[1, 2, 3, 4])
+        read = Graph.read(path, sites=[1, 2, 3, 4])
     with pytest.warns(GraphWarning, match="does not name site 3, which has no edges"):
         aligned = Graph.read(path).aligned([1, 2, 3, 4])
     assert read == aligned == Graph([1, 2, 3, 4], [(1, 2)])  # a file and Python treat them alike

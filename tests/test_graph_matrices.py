@@ -28,28 +28,28 @@ def test_what_networkx_says(given_graph):
     graph = Graph(*given_graph)
     g = graph.to_networkx()
     for weight in ("weight", None):
-        expected = nx.laplacian_matrix(g, nodelist=graph.devices, weight=weight).toarray()
+        expected = nx.laplacian_matrix(g, nodelist=graph.sites, weight=weight).toarray()
         np.testing.assert_allclose(graph.laplacian(weighted=weight is not None).toarray(), expected, rtol=1e-12)
     assert graph.n_components == nx.number_connected_components(g)
     labels = graph.components()
     for component in nx.connected_components(g):
-        assert len({int(labels[graph.index[device]]) for device in component}) == 1
+        assert len({int(labels[graph.index[site]]) for site in component}) == 1
     assert list(dict.fromkeys(labels.tolist())) == list(range(graph.n_components))
-    assert graph.degree.tolist() == [g.degree[device] for device in graph.devices]
-    oriented = [(graph.devices[j], graph.devices[i]) for i, j in graph.edges]
-    incidence = nx.incidence_matrix(g, nodelist=graph.devices, edgelist=oriented, oriented=True).toarray().T
-    np.testing.assert_array_equal(graph.incidence().toarray(), incidence.reshape(graph.n_edges, graph.n_devices))
+    assert graph.degree.tolist() == [g.degree[site] for site in graph.sites]
+    oriented = [(graph.sites[j], graph.sites[i]) for i, j in graph.edges]
+    incidence = nx.incidence_matrix(g, nodelist=graph.sites, edgelist=oriented, oriented=True).toarray().T
+    np.testing.assert_array_equal(graph.incidence().toarray(), incidence.reshape(graph.n_edges, graph.n_sites))
 
 
 @given(random_graphs())
 def test_incidence_makes_the_laplacian_and_differences(given_graph):
     graph = Graph(*given_graph)
     D = graph.incidence()
-    assert D.shape == (graph.n_edges, graph.n_devices)
+    assert D.shape == (graph.n_edges, graph.n_sites)
     assert D.has_sorted_indices
     W = scipy.sparse.diags_array(graph.weights)
     np.testing.assert_allclose((D.T @ W @ D).toarray(), graph.laplacian().toarray(), rtol=1e-9, atol=1e-12)
-    theta = np.arange(graph.n_devices) ** 2.0
+    theta = np.arange(graph.n_sites) ** 2.0
     np.testing.assert_array_equal(D @ theta, theta[graph.edges[:, 0]] - theta[graph.edges[:, 1]])
 
 
@@ -57,8 +57,8 @@ def test_incidence_makes_the_laplacian_and_differences(given_graph):
 def test_scipy_round_trip(given_graph):
     graph = Graph(*given_graph)
     adjacency = scipy.sparse.diags_array(graph.laplacian().diagonal()) - graph.laplacian()
-    assert edge_weights(Graph.from_scipy(adjacency, graph.devices)) == edge_weights(graph)
-    assert edge_weights(Graph.from_scipy(adjacency.toarray(), graph.devices)) == edge_weights(graph)
+    assert edge_weights(Graph.from_scipy(adjacency, graph.sites)) == edge_weights(graph)
+    assert edge_weights(Graph.from_scipy(adjacency.toarray(), graph.sites)) == edge_weights(graph)
 
 
 def test_scipy_of_other_kinds():
@@ -75,7 +75,7 @@ def test_scipy_of_other_kinds():
 
 
 @pytest.mark.parametrize(
-    ("matrix", "devices", "message"),
+    ("matrix", "sites", "message"),
     [
         ([[0, 1], [2, 0]], "ab", r"not symmetric: 1\.0 from site 'a' to 'b', but 2\.0 back"),
         ([[0, 1], [0, 0]], None, "not symmetric"),
@@ -88,9 +88,9 @@ def test_scipy_of_other_kinds():
         ("matrix", None, "expected a matrix"),
     ],
 )
-def test_bad_matrices(matrix, devices, message):
+def test_bad_matrices(matrix, sites, message):
     with pytest.raises(GraphError, match=message):
-        Graph.from_scipy(np.array(matrix) if isinstance(matrix, list) else matrix, devices)
+        Graph.from_scipy(np.array(matrix) if isinstance(matrix, list) else matrix, sites)
 
 
 def test_bad_networkx():
@@ -130,7 +130,7 @@ def test_fidelity_at_the_values_the_paper_names():
     assert Graph(range(V), [(4 * k, 4 * k + j) for k in range(K) for j in (1, 2, 3)]).fidelity(truth) == 1.0
 
 
-def test_fidelity_matches_devices_by_their_ids():
+def test_fidelity_matches_sites_by_their_ids():
     truth = Graph("abcd", [("a", "b"), ("c", "d")])
     guess = Graph("dcba", [("a", "b"), ("b", "c")])
     assert guess.fidelity(truth) == 2 / (2 + 1)
@@ -161,7 +161,7 @@ def test_algebraic_connectivity_is_the_smallest_nonzero_eigenvalue(given_graph):
     eigenvalues = np.linalg.eigvalsh(D.T @ D)
     nonzero = eigenvalues[eigenvalues > 1e-9]
     assert graph.algebraic_connectivity() == pytest.approx(nonzero.min() if len(nonzero) else math.inf, rel=1e-8)
-    if graph.n_devices > 1 and graph.n_components == 1:
+    if graph.n_sites > 1 and graph.n_components == 1:
         expected = nx.algebraic_connectivity(graph.to_networkx(), weight=None, method="tracemin_lu", tol=1e-12)
         assert graph.algebraic_connectivity() == pytest.approx(expected, rel=1e-6)
 

@@ -39,8 +39,8 @@ def test_clusters(labels):
     assert set(map(tuple, graph.edges.tolist())) == pairs
     assert graph.edges.tolist() == sorted(graph.edges.tolist())
     assert graph.n_components == len(set(labels))
-    devices = [f"d{k}" for k in range(len(labels))]
-    assert Graph.clusters(dict(zip(devices, labels, strict=True))) == Graph.clusters(labels, devices=devices)
+    sites = [f"d{k}" for k in range(len(labels))]
+    assert Graph.clusters(dict(zip(sites, labels, strict=True))) == Graph.clusters(labels, sites=sites)
     # the labels themselves, numbered by first appearance
     numbered = [list(dict.fromkeys(labels)).index(label) for label in labels]
     assert graph.components().tolist() == numbered
@@ -64,7 +64,7 @@ def test_bad_clusters(arguments, message):
 def test_grid(rows, cols):
     graph = Graph.grid(rows, cols)
     assert nx.utils.graphs_equal(graph.to_networkx(), unit_weights(nx.grid_2d_graph(rows, cols)))
-    assert graph.devices == tuple((r, c) for r in range(rows) for c in range(cols))
+    assert graph.sites == tuple((r, c) for r in range(rows) for c in range(cols))
 
 
 def test_bad_grid():
@@ -84,16 +84,16 @@ def test_nearest_neighbours_by_brute_force(k):
     assert (graph.degree >= k).all()
 
 
-def test_devices_at_one_place_are_neighbours():
+def test_sites_at_one_place_are_neighbours():
     graph = Graph.knn(np.zeros((30, 2)), k=3)
     assert (graph.degree >= 3).all()
     assert (graph.edges[:, 0] != graph.edges[:, 1]).all()
-    twins = Graph.knn([0.0, 0.0, 10.0, 10.0], k=1, devices="abcd")
+    twins = Graph.knn([0.0, 0.0, 10.0, 10.0], k=1, sites="abcd")
     assert list(twins.edge_ids()) == [("b", "a"), ("d", "c")]
 
 
 @pytest.mark.parametrize(
-    ("coordinates", "k", "devices", "error", "message"),
+    ("coordinates", "k", "sites", "error", "message"),
     [
         ([0.0, 1.0], 2, None, ParameterError, "k must be from 1 to 1 for 2 sites, got 2"),
         ([0.0, 1.0], 0, None, ParameterError, "got 0"),
@@ -102,9 +102,9 @@ def test_devices_at_one_place_are_neighbours():
         ([0.0, 1.0], 1, "abc", GraphError, "2 coordinates for 3 sites"),
     ],
 )
-def test_bad_coordinates(coordinates, k, devices, error, message):
+def test_bad_coordinates(coordinates, k, sites, error, message):
     with pytest.raises(error, match=message):
-        Graph.knn(coordinates, k, devices)
+        Graph.knn(coordinates, k, sites)
 
 
 # --- flipped pairs --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a neighbour that lies, floods or flaps can do to a device, and what a damaged disk can: nothing that counts."""
+"""What a neighbour that lies, floods or flaps can do to a site, and what a damaged disk can: nothing that counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedkin.federate.contract.manifest import asking_keys, keys_of, presence_key
 from fedkin.federate.frames import Kind, encode
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import MemoryNetwork
-from fedkin.federate.peer import Device
+from fedkin.federate.peer import Peer
 from fedkin.federate.records import read_record, write_record
 from fedkin.federate.waiting import PeerError
 
@@ -49,23 +49,23 @@ def test_a_theta_outside_the_ball_does_not_count_and_its_sender_is_named(
     manifest = manifest_of(problem, 20, penalty=penalty)
     liar = network.join()
     forged = encode(manifest.run_bytes, Kind.THETA, 1, 1, np.array([size, -size, size / 2]))
-    devices = {
-        u: Device(view_of(manifest, u), rows, network.join(), Journal(f"d{u}", tmp_path / f"{u}.jsonl"), patience=QUICK)
+    sites = {
+        u: Peer(view_of(manifest, u), rows, network.join(), Journal(f"d{u}", tmp_path / f"{u}.jsonl"), patience=QUICK)
         for u, rows in rows_of(problem).items()
     }
     liar.publish(keys_of(manifest, 1, 1)[Kind.THETA], forged)
     network.settle()
 
     def live(u: int) -> None:
-        devices[u].run()
-        devices[u].linger()
+        sites[u].run()
+        sites[u].linger()
 
     in_threads(live, 3)
     refused = [one for one in entries(tmp_path / "0.jsonl") if one["event"] == "message refused"]
     assert refused and {one["peer"] for one in refused} == {"d1"}
     assert "but at most 1e+06 is possible" in refused[0]["why"]
     right = in_process(problem, manifest).gather("average")
-    assert all(devices[u].shard.average[0].tobytes() == right[u].tobytes() for u in range(3))
+    assert all(sites[u].shard.average[0].tobytes() == right[u].tobytes() for u in range(3))
 
 
 def test_who_waits_says_of_each_neighbour_what_is_the_matter(network: MemoryNetwork) -> None:
@@ -76,12 +76,12 @@ def test_who_waits_says_of_each_neighbour_what_is_the_matter(network: MemoryNetw
     transport = network.join()
     transport.announce(presence_key(manifest, silent))
     transport.announce(presence_key(manifest, liar))
-    device = Device(view_of(manifest, 0), rows_of(problem)[0], network.join(), Journal("d0"), patience=HASTY)
+    site = Peer(view_of(manifest, 0), rows_of(problem)[0], network.join(), Journal("d0"), patience=HASTY)
     forged = encode(manifest.run_bytes, Kind.THETA, liar, 1, np.full(3, 1e300))
     transport.publish(keys_of(manifest, liar, 0)[Kind.THETA], forged)
     network.settle()
     with pytest.raises(PeerError) as told:
-        device.run()
+        site.run()
     words = str(told.value)
     assert f"d{down} (it is down: start it, then this site)" in words
     assert f"d{silent} (it is up: see in its log whom it waits for itself)" in words
@@ -93,9 +93,9 @@ def test_who_asks_for_a_round_that_is_gone_is_named(network: MemoryNetwork, tmp_
     problem = small_problem(6)
     manifest = manifest_of(problem, 200, checkpoint_every=1)
     journal = Journal("d0", tmp_path / "log.jsonl")
-    device = Device(view_of(manifest, 0), rows_of(problem)[0], network.join(), journal, patience=QUICK)
+    site = Peer(view_of(manifest, 0), rows_of(problem)[0], network.join(), journal, patience=QUICK)
     for t in range(1, 50):
-        device.link.remember(Kind.THETA, t, np.zeros(3))
+        site.link.remember(Kind.THETA, t, np.zeros(3))
     first, *_, last = manifest.neighbours(0).tolist()
     asker = network.join()
     for v in (first, last):
@@ -109,7 +109,7 @@ def test_a_neighbour_that_comes_and_goes_fills_no_disk(network: MemoryNetwork, t
     problem = small_problem(3)
     manifest = manifest_of(problem, 20)
     journal = Journal("d0", tmp_path / "log.jsonl")
-    Device(view_of(manifest, 0), rows_of(problem)[0], network.join(), journal, patience=QUICK)
+    Peer(view_of(manifest, 0), rows_of(problem)[0], network.join(), journal, patience=QUICK)
     for _ in range(3000):
         flapping = network.join()
         flapping.announce(presence_key(manifest, 1))
@@ -175,7 +175,7 @@ def test_no_flipped_bit_of_a_checkpoint_counts(tmp_path: Path, durable: bool) ->
     saved = {}
     for t in (1, 2):
         saved[t] = {"theta": rng.normal(size=(1, 5)), "alpha": rng.normal(size=(3, 5))}
-        store.save(t, saved[t], {"device": "d0"}, durable=durable)
+        store.save(t, saved[t], {"site": "d0"}, durable=durable)
     whole = {one: one.read_bytes() for one in (path, wal) if one.exists()}
     damaged = wal if not durable else path
     store.close()
@@ -192,7 +192,7 @@ def test_no_flipped_bit_of_a_checkpoint_counts(tmp_path: Path, durable: bool) ->
             continue
         except sqlite3.Error as error:
             raise AssertionError(f"{error!r} should have been told as a damaged checkpoint") from error
-        if state is None:  # what the next save would write over is of another run, it seems; a device refuses it
+        if state is None:  # what the next save would write over is of another run, it seems; a site refuses it
             assert not durable or Store(path, "run-1").others()
             continue
         assert durable <= (state.round == 2)

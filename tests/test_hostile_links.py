@@ -1,4 +1,4 @@
-"""What can be done to a device from outside: giant messages, connections that say nothing."""
+"""What can be done to a site from outside: giant messages, connections that say nothing."""
 
 from __future__ import annotations
 

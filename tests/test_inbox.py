@@ -1,4 +1,4 @@
-"""What neighbours send waits in line until the device looks at it; it is checked, bounded, and wakes whoever waits."""
+"""What neighbours send waits in line until the site looks at it; it is checked, bounded, and wakes whoever waits."""
 
 from __future__ import annotations
 

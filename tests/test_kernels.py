@@ -48,7 +48,7 @@ def gram_objective(
     seed: int = 0,
     sparse: bool = False,
 ) -> FusedObjective:
-    """Least squares; devices n-2 and n-1 have no edges."""
+    """Least squares; sites n-2 and n-1 have no edges."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n, rows, p))
     y = X @ rng.normal(size=p) + rng.normal(size=(n, rows))
@@ -97,7 +97,7 @@ def test_backends_agree(name: str) -> None:
     np.testing.assert_allclose(other.theta, one.theta, atol=1e-10, rtol=0)
     np.testing.assert_allclose(other.alpha, one.alpha, atol=1e-10, rtol=0)
     np.testing.assert_allclose(other.objective, one.objective, rtol=1e-12)
-    # fused devices are bitwise equal in both
+    # fused sites are bitwise equal in both
     edges = objective.graph.edges
     fused = [(solution.theta[edges[:, 0]] == solution.theta[edges[:, 1]]) for solution in (one, other)]
     np.testing.assert_array_equal(*fused)
@@ -156,13 +156,13 @@ def test_certificate_without_stored_inverses() -> None:
     stored, factorised = started(objective), started(objective, limits=Limits(room=0))
     for iteration in (stored, factorised):
         iteration.advance(10)
-    assert not factorised._devices.own_inverse.size
+    assert not factorised._sites.own_inverse.size
     np.testing.assert_allclose(factorised.certificate(), stored.certificate(), rtol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["linear l1", "linear l2", "sparse l1", "mean l2, p=3", "singular designs"])
 def test_renumbering_changes_nothing(name: str) -> None:
-    objective, limits = OBJECTIVES[name], Limits(scrambled_devices=10)
+    objective, limits = OBJECTIVES[name], Limits(scrambled_sites=10)
     expected = solve_fused(objective, 1e-8, backend="numba")
     assert started(objective, limits=limits)._numbering.changed
     moved = solve_fused(objective, 1e-8, backend="numba", limits=limits)
@@ -250,7 +250,7 @@ def test_fusion(name: str, seed: int) -> None:
     shape = (objective.graph.n_edges, objective.terms.n_params)
     alpha = objective.penalty.project(rng.normal(size=shape), objective.edge_radius)
     alpha[rng.random(shape[0]) < 0.2] *= 0.9
-    theta = rng.normal(size=(objective.terms.n_devices, shape[1]))
+    theta = rng.normal(size=(objective.terms.n_sites, shape[1]))
     zeta = None
     if objective.sparsity is not None:
         zeta = np.clip(rng.normal(size=theta.shape), -objective.sparsity, objective.sparsity)
@@ -372,7 +372,7 @@ import sys
 import fedkin
 from fedkin.datasets import paper_design
 assert "numba" not in sys.modules
-design = paper_design(n_devices=20, n_samples=30, n_features=3, n_clusters=2)
+design = paper_design(n_sites=20, n_samples=30, n_features=3, n_clusters=2)
 fedkin.solve(fedkin.Problem(design.federation, design.graph, lam=1e-4))
 assert "numba" not in sys.modules, "a small fit loaded the compiler"
 """
@@ -386,7 +386,7 @@ LOADED = """
 import sys
 import fedkin
 from fedkin.datasets import paper_design
-fedkin.find_kin(paper_design(n_devices=5, n_samples=20, n_features=2, n_clusters=2).federation)
+fedkin.find_kin(paper_design(n_sites=5, n_samples=20, n_features=2, n_clusters=2).federation)
 assert "numba" in sys.modules
 print("numba.np.arraymath" in sys.modules)
 """

@@ -16,7 +16,7 @@ from builders import expectile, federation, log_cosh
 from fedkin import Federation, Graph, find_kin
 from fedkin.data import Rows
 from fedkin.datasets import paper_design
-from fedkin.errors import DataError, GraphError, ParameterError, UnknownDeviceError
+from fedkin.errors import DataError, GraphError, ParameterError, UnknownSiteError
 from fedkin.kin import Pairs, display_groups, find
 from fedkin.kin.display import agreement, between_probability, inside_probabilities, resolved
 from fedkin.kin.options import Sampling
@@ -28,7 +28,7 @@ DATA = Path(os.environ.get("FEDKIN_DATA", Path(__file__).resolve().parents[1].pa
 
 def design(signal=1.0, varrho=0.1, seed=0, V=30, n=40, p=5, groups=3, **more):
     return paper_design(
-        n_devices=V, n_samples=n, n_features=p, n_clusters=groups, varrho=varrho, signal=signal, seed=seed, **more
+        n_sites=V, n_samples=n, n_features=p, n_clusters=groups, varrho=varrho, signal=signal, seed=seed, **more
     )
 
 
@@ -133,13 +133,13 @@ def test_graph_used_inverted_ignored():
     edges = made.graph.edges
     everything = {(i, j) for i in range(30) for j in range(i)}
     others = sorted(everything - {(int(i), int(j)) for i, j in edges})
-    inverted = find_kin(made.federation, Graph.from_indices(made.graph.devices, others))
+    inverted = find_kin(made.federation, Graph.from_indices(made.graph.sites, others))
     assert inverted.graph_use == "inverted"
     assert inverted.rates is not None
     assert inverted.rates[0] < 0.3
     assert find_kin(made.federation).graph_use == "none"
     chance = np.random.default_rng(0).random(len(everything)) < 0.4
-    noise = Graph.from_indices(made.graph.devices, np.array(sorted(everything))[chance])
+    noise = Graph.from_indices(made.graph.sites, np.array(sorted(everything))[chance])
     assert find_kin(made.federation, noise).graph_use == "ignored"
 
 
@@ -156,12 +156,12 @@ def test_edges_count_by_their_weight():
     made = design(signal=0.35)
     i, j = np.tril_indices(30, -1)
     right = made.labels[i] == made.labels[j]
-    everything = Graph.from_indices(made.graph.devices, np.column_stack([i, j]), np.where(right, 1.0, 0.1))
+    everything = Graph.from_indices(made.graph.sites, np.column_stack([i, j]), np.where(right, 1.0, 0.1))
     kin = find_kin(made.federation, everything)
     assert kin.graph_use == "used"
     assert kin.rates == pytest.approx((1.0, 0.1), abs=0.05)
     assert kin.groups.tolist() == made.labels.tolist()
-    even = Graph.from_indices(made.graph.devices, np.column_stack([i, j]), np.full(len(i), 0.5))
+    even = Graph.from_indices(made.graph.sites, np.column_stack([i, j]), np.full(len(i), 0.5))
     flat = find_kin(made.federation, even)
     assert flat.graph_use == "ignored"  # every pair the same: nothing is said
 
@@ -178,7 +178,7 @@ def test_a_graph_about_other_groups_does_not_hurt():
 def test_a_graph_may_leave_sites_out_but_not_name_others(clear):
     made, _ = clear
     with pytest.raises(GraphError, match="names site 'x', which has no data"):
-        find_kin(made.federation, Graph([*made.federation.devices, "x"], [(0, "x")]))
+        find_kin(made.federation, Graph([*made.federation.sites, "x"], [(0, "x")]))
     part = Graph.from_indices(range(10), [[1, 0], [2, 1]])
     assert find_kin(made.federation, part, sweeps=4).groups.tolist() == made.labels.tolist()
 
@@ -190,7 +190,7 @@ def test_order_of_sites_does_not_matter(clear):
     made, kin = clear
     order = np.random.default_rng(0).permutation(30)
     moved = find_kin(made.federation.subset(order.tolist()), made.graph)
-    assert moved.devices == tuple(order.tolist())
+    assert moved.sites == tuple(order.tolist())
     for one, two in ((moved.theta, kin.theta), (moved.covariance, kin.covariance), (moved.noise, kin.noise)):
         assert np.array_equal(one, two[order])
     assert np.array_equal(moved.probability, kin.probability[np.ix_(order, order)])
@@ -212,7 +212,7 @@ def test_units_do_not_matter(clear):
     made, kin = clear
     scale = np.array([1e-3, 1.0, 50.0, 1.0, 7.0])
     fed = made.federation
-    changed = Federation({u: (fed[u].X * scale, 100 * fed[u].y) for u in fed.devices})
+    changed = Federation({u: (fed[u].X * scale, 100 * fed[u].y) for u in fed.sites})
     other = find_kin(changed, made.graph)
     assert other.groups.tolist() == kin.groups.tolist()
     assert other.theta * scale / 100 == pytest.approx(kin.theta, abs=0.02)
@@ -265,7 +265,7 @@ def test_logistic_two_rounds_of_summaries():
 def test_sites_of_one_class_and_separable_sites_are_harmless():
     made = design(signal=1.5, n=60, groups=2, V=12, p=2, loss="logistic")
     fed = made.federation
-    data = {u: fed[u] for u in fed.devices}
+    data = {u: fed[u] for u in fed.sites}
     data[0] = replace(data[0], y=np.ones(60))
     data[1] = replace(data[1], y=(data[1].X[:, 0] > 0).astype(float))
     data[2] = data[2].take(slice(0, 1))
@@ -277,7 +277,7 @@ def test_sites_of_one_class_and_separable_sites_are_harmless():
 def test_rows_far_out_that_are_badly_predicted_are_harmless():
     """Such a row has a large gradient and next to no curvature: quadratics must not be trusted far from a fit."""
     made = design(signal=3.0, n=120, groups=2, V=16, p=3, loss="logistic")
-    data = {u: made.federation[u] for u in made.federation.devices}
+    data = {u: made.federation[u] for u in made.federation.sites}
     for u in (0, 5, 9):
         X, y = data[u].X.copy(), data[u].y.copy()
         X[:2] *= 60.0
@@ -310,7 +310,7 @@ def test_few_sites_have_no_groups(V):
 def test_collinear_constant_and_single_rows():
     made = design(V=12, groups=2)
     data = {}
-    for u in made.federation.devices:
+    for u in made.federation.sites:
         rows = made.federation[u]
         X = np.column_stack([rows.X, rows.X[:, 0], np.full(40, 2.0)])
         data[u] = (X[:1], rows.y[:1]) if u == 5 else (X, rows.y)
@@ -411,7 +411,7 @@ def test_diagnostics_and_summary(clear):
 def test_positions_and_bad_arguments(clear):
     made, kin = clear
     assert kin.position(7) == 7
-    with pytest.raises(UnknownDeviceError, match="was not part of the fit"):
+    with pytest.raises(UnknownSiteError, match="was not part of the fit"):
         kin.position("x")
     with pytest.raises(DataError, match="find_kin takes a Federation or Summaries"):
         find_kin({"a": 1})
@@ -483,7 +483,7 @@ def test_covariates_help_and_ones_about_something_else_do_not_hurt():
     near = np.array([[0, 0], [0, 4], [4, 0], [4, 4]])[made.labels] + rng.normal(size=(40, 2))
     bare = find_kin(made.federation)
     helped = find_kin(made.federation, covariates=near)
-    by_name = find_kin(made.federation, covariates=dict(zip(made.federation.devices, near, strict=True)))
+    by_name = find_kin(made.federation, covariates=dict(zip(made.federation.sites, near, strict=True)))
     other = find_kin(made.federation, covariates=rng.normal(size=(40, 2)))
     assert helped.graph_use == "used"
     assert error(helped.theta, made.theta_star) < 0.9 * error(bare.theta, made.theta_star)
@@ -551,9 +551,9 @@ def test_some_hundred_sites_are_sampled_longer_where_chains_disagree():
 @pytest.mark.realdata
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"no data in {DATA}: set FEDKIN_DATA to the directory that has them")
 def test_the_two_kinds_of_ground_of_the_landmine_data():
-    fed = Federation.read(DATA / "landmine" / "landmine.csv", device="task", target="label").with_intercept()
+    fed = Federation.read(DATA / "landmine" / "landmine.csv", site="task", target="label").with_intercept()
     kin = find_kin(fed, loss="logistic")
-    foliated = np.array(fed.devices) <= 15
+    foliated = np.array(fed.sites) <= 15
     assert kin.resolved
     members = [foliated[kin.groups == k] for k in range(int(kin.groups.max()) + 1)]
     # groups have one kind of ground each, but for at most one field: 23 lies between two groups, and seeds decide
@@ -565,7 +565,7 @@ def test_the_two_kinds_of_ground_of_the_landmine_data():
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"no data in {DATA}: set FEDKIN_DATA to the directory that has them")
 def test_house_prices_by_zip_have_no_groups():
     table = DATA / "sacramento" / "sacramento_real_estate.csv"
-    fed = Federation.read(table, device="zip", target="price", features=["beds", "baths", "sq__ft"]).with_intercept()
+    fed = Federation.read(table, site="zip", target="price", features=["beds", "baths", "sq__ft"]).with_intercept()
     kin = find_kin(fed)
     assert not kin.resolved  # one large group, and some that nobody is sure of
     assert set(kin.groups.tolist()) == {0}

@@ -11,7 +11,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import fedkin
 from fedkin import KinClassifier, KinRegressor
 from fedkin.datasets import paper_design
-from fedkin.errors import ParameterError, UnknownDeviceError
+from fedkin.errors import ParameterError, UnknownSiteError
 
 
 @pytest.mark.filterwarnings("ignore:fit was not told the sites:fedkin.errors.FedkinWarning")
@@ -28,17 +28,17 @@ def test_scikit_learns_own_checks(estimator, check):
 
 
 def rows(loss="linear", labels=None, **more):
-    made = paper_design(n_devices=12, n_samples=60, n_features=4, n_clusters=2, signal=2, seed=0, loss=loss, **more)
+    made = paper_design(n_sites=12, n_samples=60, n_features=4, n_clusters=2, signal=2, seed=0, loss=loss, **more)
     fed = made.federation
     y = fed.y if labels is None else np.array(labels)[fed.y.astype(int)]
     names = np.array([f"site {u}" for u in range(12)])
-    return made, fed.X, y, names[fed.device_index]
+    return made, fed.X, y, names[fed.site_index]
 
 
 def test_sites_and_groups():
     made, X, y, site = rows()
     X = X * [1.0, 10.0, 0.1, 1.0] + [5.0, 0.0, -3.0, 0.0]
-    model = KinRegressor().fit(X, y, device=site)
+    model = KinRegressor().fit(X, y, site=site)
     assert model.clusters_.tolist() == made.labels.tolist()
     assert model.coef_ * [1.0, 10.0, 0.1, 1.0] == pytest.approx(made.theta_star, abs=0.2)
     for k in (0, 1):
@@ -49,26 +49,26 @@ def test_sites_and_groups():
             own = site[mine] == one
             alone[own] = LinearRegression().fit(X[mine][own], y[mine][own]).predict(X[mine][own])
         # far closer to a model of the whole group than sites come by themselves
-        off = model.predict(X[mine], device=site[mine]) - pooled
+        off = model.predict(X[mine], site=site[mine]) - pooled
         assert np.sqrt(np.mean(off**2)) < 0.5 * np.sqrt(np.mean((alone - pooled) ** 2))
-    assert model.score(X, y, device=site) > LinearRegression().fit(X, y).score(X, y) + 0.1
+    assert model.score(X, y, site=site) > LinearRegression().fit(X, y).score(X, y) + 0.1
     assert model.graph_.n_edges == 0
     assert model.kin_.names[0] == "(intercept)"
     assert model.kin_.theta[:, 1:] == pytest.approx(model.coef_)
     assert model.kin_.theta[:, 0] == pytest.approx(model.intercept_)
-    with pytest.raises(UnknownDeviceError):
-        model.predict(X[:1], device="site 99")
+    with pytest.raises(UnknownSiteError):
+        model.predict(X[:1], site="site 99")
 
 
 def test_graph_and_seed_are_passed_on():
     made, X, y, site = rows(varrho=0.1)
     graph = fedkin.Graph([f"site {u}" for u in range(12)], [(f"site {i}", f"site {j}") for i, j in made.truth.edges])
-    model = KinRegressor(random_state=3).fit(X, y, device=site, graph=graph)
+    model = KinRegressor(random_state=3).fit(X, y, site=site, graph=graph)
     assert model.kin_.graph_use in ("used", "ignored")
     assert model.kin_.graph_use != "none"
-    again = clone(model).fit(X, y, device=site, graph=graph)
+    again = clone(model).fit(X, y, site=site, graph=graph)
     assert np.array_equal(again.coef_, model.coef_)
-    without = KinRegressor(fit_intercept=False).fit(X, y, device=site)
+    without = KinRegressor(fit_intercept=False).fit(X, y, site=site)
     assert (without.intercept_ == 0).all()
     assert without.kin_.theta.shape == (12, 4)
 
@@ -76,25 +76,25 @@ def test_graph_and_seed_are_passed_on():
 @pytest.mark.parametrize("labels", [["no", "yes"], [False, True], [-1, 1]])
 def test_classes_of_any_kind(labels):
     _, X, y, site = rows("logistic", labels)
-    model = KinClassifier().fit(X, y, device=site)
+    model = KinClassifier().fit(X, y, site=site)
     assert model.classes_.tolist() == labels
-    chances = model.predict_proba(X, device=site)
+    chances = model.predict_proba(X, site=site)
     assert chances.sum(axis=1) == pytest.approx(1.0)
-    assert (model.predict(X, device=site) == model.classes_[chances.argmax(axis=1)]).all()
+    assert (model.predict(X, site=site) == model.classes_[chances.argmax(axis=1)]).all()
     pooled = LogisticRegression().fit(X, y)
-    assert model.score(X, y, device=site) > pooled.score(X, y)
+    assert model.score(X, y, site=site) > pooled.score(X, y)
     with pytest.raises(ParameterError, match="is not for classes"):
-        KinClassifier(loss="linear").fit(X, y, device=site)
+        KinClassifier(loss="linear").fit(X, y, site=site)
     with pytest.raises(ParameterError, match="use it with KinClassifier"):
-        KinRegressor(loss="logistic").fit(X, y == labels[1], device=site)
+        KinRegressor(loss="logistic").fit(X, y == labels[1], site=site)
 
 
 def test_models_are_saved_and_loaded(tmp_path):
     _, X, y, site = rows("logistic", ["no", "yes"])
-    model = KinClassifier().fit(X, y, device=site)
+    model = KinClassifier().fit(X, y, site=site)
     model.model_.save(tmp_path / "model")
     loaded = fedkin.load(tmp_path / "model")
-    assert np.array_equal(loaded.predict_proba(X, site), model.predict_proba(X, device=site))
+    assert np.array_equal(loaded.predict_proba(X, site), model.predict_proba(X, site=site))
     assert loaded.clusters.tolist() == model.clusters_.tolist()
     assert loaded.options["method"] == "kin"
 
@@ -103,8 +103,8 @@ def test_three_classes_and_unresolved_sites():
     rng = np.random.default_rng(0)
     X, site = rng.normal(size=(300, 2)), np.repeat(np.arange(6), 50)
     y = np.digitize(X[:, 0] + 0.5 * rng.logistic(size=300), [-0.5, 0.5])
-    model = KinClassifier().fit(X, y, device=site)
+    model = KinClassifier().fit(X, y, site=site)
     assert model.coef_.shape == (6, 2, 2)
-    assert model.score(X, y, device=site) > 0.6
+    assert model.score(X, y, site=site) > 0.6
     if not model.kin_.resolved:
         assert model.clusters_.tolist() == list(range(6))

@@ -225,7 +225,7 @@ def test_groups_found_in_some_directions_pool_in_all():
 
 def test_more_coefficients_than_directions_are_pooled_in_groups():
     """Sixty coefficients, looked at in fifty directions: as good as being told."""
-    made = paper_design(n_devices=16, n_samples=90, n_features=60, n_clusters=2, signal=0.5, seed=0)
+    made = paper_design(n_sites=16, n_samples=90, n_features=60, n_clusters=2, signal=0.5, seed=0)
     kin = find_kin(made.federation)
     told = oracle_fit(made.federation, made.labels)
     assert kin.resolved and kin.groups.tolist() == made.labels.tolist()

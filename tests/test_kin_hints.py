@@ -12,7 +12,7 @@ from sklearn import config_context
 from sklearn.model_selection import cross_validate
 
 import fedkin
-from fedkin import KinClassifier, KinRegressor, WithinDeviceKFold, find_kin
+from fedkin import KinClassifier, KinRegressor, WithinSiteKFold, find_kin
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting import FitOptions, fit_federation, fit_summaries
@@ -24,11 +24,11 @@ NAMES = [f"site {u}" for u in range(24)]
 @pytest.fixture(scope="module")
 def made():
     """Groups so weak that rows alone do not show them, and a region and a size that do."""
-    design = paper_design(n_devices=24, n_samples=20, n_features=5, n_clusters=3, signal=0.45, seed=1)
+    design = paper_design(n_sites=24, n_samples=20, n_features=5, n_clusters=3, signal=0.45, seed=1)
     fed = design.federation
     rng = np.random.default_rng(0)
     rows = [{"region": "abc"[k], "size": 10.0 * k + rng.normal()} for k in design.labels]
-    return design, fed.X, fed.y, np.array(NAMES)[fed.device_index], dict(zip(NAMES, rows, strict=True))
+    return design, fed.X, fed.y, np.array(NAMES)[fed.site_index], dict(zip(NAMES, rows, strict=True))
 
 
 def squares(coef, design):
@@ -92,15 +92,15 @@ def test_a_column_that_tells_nothing_is_left_out():
 @pytest.mark.parametrize("way", ["estimator", "rows", "summaries", "later rows"])
 def test_covariates_help_in_every_face(made, way):
     design, X, y, site, known = made
-    bare = KinRegressor(fit_intercept=False).fit(X, y, device=site).model_
+    bare = KinRegressor(fit_intercept=False).fit(X, y, site=site).model_
     fed = fedkin.Federation.from_arrays(X, y, site)
     options = FitOptions(fit_intercept=False)
     if way == "estimator":
-        model = KinRegressor(fit_intercept=False).fit(X, y, device=site, covariates=known).model_
+        model = KinRegressor(fit_intercept=False).fit(X, y, site=site, covariates=known).model_
     elif way == "later rows":
         some = np.arange(len(y)) % 2 == 0
-        one = KinRegressor(fit_intercept=False).fit(X[some], y[some], device=site[some])
-        model = one.partial_fit(X[~some], y[~some], device=site[~some], covariates=known).model_
+        one = KinRegressor(fit_intercept=False).fit(X[some], y[some], site=site[some])
+        model = one.partial_fit(X[~some], y[~some], site=site[~some], covariates=known).model_
     elif way == "rows":
         model = fit_federation(fed, None, options, covariates=known)
     else:
@@ -120,8 +120,8 @@ def test_covariates_are_routed_through_cross_validation(made):
             KinClassifier(),
             X,
             y > 0,
-            cv=WithinDeviceKFold(3),
-            params={"device": site, "groups": site, "covariates": more},
+            cv=WithinSiteKFold(3),
+            params={"site": site, "groups": site, "covariates": more},
             return_estimator=True,
             error_score="raise",
         )
@@ -131,9 +131,9 @@ def test_covariates_are_routed_through_cross_validation(made):
 def test_a_graph_and_covariates_are_one_too_many(made):
     _, X, y, site, known = made
     with pytest.raises(ParameterError, match="not both"):
-        KinRegressor().fit(X, y, device=site, graph=fedkin.Graph.complete(NAMES), covariates=known)
+        KinRegressor().fit(X, y, site=site, graph=fedkin.Graph.complete(NAMES), covariates=known)
     with pytest.raises(DataError, match=r"no covariates of site 'site 2' \(did you mean"):
-        KinRegressor().fit(X, y, device=site, covariates={name: 1.0 for name in NAMES if name != "site 2"})
+        KinRegressor().fit(X, y, site=site, covariates={name: 1.0 for name in NAMES if name != "site 2"})
 
 
 def table_of_rows(place, made):
@@ -198,12 +198,12 @@ def test_ids_that_are_numbers_in_one_file_and_text_in_the_other(tmp_path):
 
 
 def test_groups_to_start_from_are_a_start_and_no_data():
-    made = paper_design(n_devices=20, n_samples=40, n_features=5, n_clusters=3, signal=1.0, seed=0)
+    made = paper_design(n_sites=20, n_samples=40, n_features=5, n_clusters=3, signal=1.0, seed=0)
     bare = find_kin(made.federation)
     labels = find_kin(made.federation, start=[f"group {k}" for k in made.labels], chains=8)
     assert "given" in labels.diagnostics.starts
     assert labels.graph_use == "none"
-    for start in (made.labels, dict(zip(made.federation.devices, made.labels, strict=True))):
+    for start in (made.labels, dict(zip(made.federation.sites, made.labels, strict=True))):
         again = find_kin(made.federation, start=start, chains=8)
         assert np.array_equal(again.theta, labels.theta)
     bad = find_kin(made.federation, start=np.arange(20) % 4)
@@ -212,8 +212,8 @@ def test_groups_to_start_from_are_a_start_and_no_data():
 
 
 def test_kept_edges_are_a_start():
-    made = paper_design(n_devices=20, n_samples=40, n_features=5, n_clusters=3, signal=1.0, seed=0)
-    kept = fedkin.select_edges(made.federation, fedkin.Graph.complete(made.federation.devices)).graph
+    made = paper_design(n_sites=20, n_samples=40, n_features=5, n_clusters=3, signal=1.0, seed=0)
+    kept = fedkin.select_edges(made.federation, fedkin.Graph.complete(made.federation.sites)).graph
     found = find_kin(made.federation, start=kept, chains=8)
     assert "given" in found.diagnostics.starts
     # one stray edge joins two groups into one component: neighbours still tell them apart
@@ -226,7 +226,7 @@ def test_kept_edges_are_a_start():
 
 
 def test_starts_that_cannot_be_read():
-    made = paper_design(n_devices=6, n_samples=20, n_features=2, n_clusters=2, seed=0)
+    made = paper_design(n_sites=6, n_samples=20, n_features=2, n_clusters=2, seed=0)
     with pytest.raises(DataError, match="no label of site 5"):
         find_kin(made.federation, start=dict.fromkeys(range(5), "a"))
     with pytest.raises(DataError, match="a label for each of the 6 sites"):

@@ -112,9 +112,9 @@ def test_summaries_with_a_corner_that_is_too_small_are_refused():
 
 def test_rows_in_files_give_what_rows_in_memory_give(tmp_path):
     fed = table(V=4, unit=100.0)[0]
-    columns = {"site": [f"s{u}" for u in fed.device_index], **{f"x{k}": fed.X[:, k] for k in range(3)}, "y": fed.y}
+    columns = {"site": [f"s{u}" for u in fed.site_index], **{f"x{k}": fed.X[:, k] for k in range(3)}, "y": fed.y}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
-    rows = rows_in_files(tmp_path / "*.parquet", device="site", target="y", loss="huber")
+    rows = rows_in_files(tmp_path / "*.parquet", site="site", target="y", loss="huber")
     stayed, loaded = fit_files(rows), fit_federation(fed, None, FitOptions(loss="huber"))
     assert stayed.loss.delta == pytest.approx(loaded.loss.delta, rel=1e-9)
     assert parameters(stayed) == pytest.approx(parameters(loaded), abs=0.1)  # targets are hundreds
@@ -189,4 +189,4 @@ def test_no_model_has_parameters_that_are_not_finite(part):
     about = {"clusters": np.zeros(2, dtype=np.int64), "n_samples": np.ones(2, dtype=np.int64), "loss": LinearLoss()}
     rest = {"penalty": "none", "lam": 0.0, "gap": 0.0, "n_iter": 0, "status": "converged"}
     with pytest.raises(SolverError, match="the parameters of site 'b' are not finite"):
-        FittedModel(devices=("a", "b"), feature_names=("x",), graph=Graph.empty(["a", "b"]), **numbers, **about, **rest)
+        FittedModel(sites=("a", "b"), feature_names=("x",), graph=Graph.empty(["a", "b"]), **numbers, **about, **rest)

@@ -14,7 +14,7 @@ from fedkin import Federation, find_kin
 from fedkin.cli import main
 from fedkin.data import Column, Rows, Schema
 from fedkin.datasets import paper_design
-from fedkin.errors import DataError, ParameterError, UnknownDeviceError
+from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.fitting import FitOptions, fit_federation, naive_confint
 from fedkin.kin.mixed import OneModel
 from fedkin.kin.result.combine import combined_covariance, covariance_of_sum
@@ -25,7 +25,7 @@ from fedkin.stats import site_summary
 
 def design(signal=1.0, seed=0, V=12, n=40, p=3, groups=2, **more):
     return paper_design(
-        n_devices=V, n_samples=n, n_features=p, n_clusters=groups, signal=signal, seed=seed, varrho=0.1, **more
+        n_sites=V, n_samples=n, n_features=p, n_clusters=groups, signal=signal, seed=seed, varrho=0.1, **more
     )
 
 
@@ -143,7 +143,7 @@ def test_errors_of_all_differences_are_those_of_contrasts(signal):
 
 def test_sites_that_are_together_in_all_kept_states_are_not_told_apart():
     """The kept states are few: that two sites are apart with a small probability shows in their estimates only."""
-    made = paper_design(n_devices=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
+    made = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
     kin = find_kin(made.federation)
     alike = [(a, b) for a in range(12) for b in range(a) if made.labels[a] == made.labels[b]]
     together = [(a, b) for a, b in alike if (kin.learned.states.z[:, a] == kin.learned.states.z[:, b]).all()]
@@ -236,7 +236,7 @@ def test_differences_of_sites_and_groups(clear):
         kin.contrast(0, weights={"age": 1.0})
     with pytest.raises(ParameterError, match="there is no group 7"):
         kin.members(7)
-    with pytest.raises(UnknownDeviceError):
+    with pytest.raises(UnknownSiteError):
         kin.contrast("x", 0)
 
 
@@ -263,7 +263,7 @@ def test_fused_models_have_naive_intervals_only():
         members = np.flatnonzero(model.clusters == k)
         assert (ends[members] == ends[members[0]]).all()
     pooled = made.federation.with_intercept()
-    mine = np.isin(pooled.device_index, np.flatnonzero(model.clusters == 0))
+    mine = np.isin(pooled.site_index, np.flatnonzero(model.clusters == 0))
     theta = np.linalg.lstsq(pooled.X[mine], pooled.y[mine], rcond=None)[0]
     assert ends[0].mean(axis=1) == pytest.approx(theta)
 
@@ -277,11 +277,11 @@ def test_prediction_intervals_cover_new_rows():
     y = np.einsum("unp,up->un", X, theta) + rng.normal(size=(30, 40))
     train, test = Federation({u: (X[u], y[u]) for u in range(30)}).split(0.3, seed=0)
     model = fit_federation(train)
-    ids = [test.devices[u] for u in test.device_index]
+    ids = [test.sites[u] for u in test.site_index]
     new = model.predict_interval(test.X, ids, level=0.9, target="observation")
     assert 0.86 < ((new.low < test.y) & (test.y < new.high)).mean() < 0.94
     mean = model.predict_interval(test.X, ids, level=0.9)
-    truth = np.einsum("np,np->n", test.X, theta[test.device_index])
+    truth = np.einsum("np,np->n", test.X, theta[test.site_index])
     assert 0.82 < ((mean.low < truth) & (truth < mean.high)).mean() < 0.98
     assert mean.mean == pytest.approx(model.predict(test.X, ids))
     assert (new.low < mean.low).all()
@@ -323,7 +323,7 @@ def test_a_new_sites_intervals_shrink_with_rows():
     assert steps[3].groups.max() > 0.8
     assert steps[0].groups.max() < 0.8
     last = steps[3].model
-    assert last.devices == ("new",)
+    assert last.sites == ("new",)
     assert last.n_samples.tolist() == [60]
     assert last.predict(rows.X[:2]) == pytest.approx(rows.X[:2] @ last.coef[0, 0] + last.intercept[0, 0])
     assert np.isfinite(last.confint(kind="site")).all()
@@ -338,7 +338,7 @@ def test_new_sites_come_as_rows_tables_and_summaries():
     names = fed.feature_names
     schema = Schema(tuple(Column(name, low=-8.0, high=9.0) for name in names), Column("y"))
     columns = {name: fed.X[:, j] for j, name in enumerate(names)} | {"y": fed.y}
-    columns["site"] = np.array([f"s{u}" for u in fed.device_index])
+    columns["site"] = np.array([f"s{u}" for u in fed.site_index])
     own = columns["site"] == "s0"
     agreed = schema.federation({name: values[~own] for name, values in columns.items()}, "site")
     model = fit_federation(agreed, None, schema=schema)
@@ -374,10 +374,10 @@ def test_new_sites_of_classes():
 
 
 def write_table(path, fed, sites, target=True):
-    kept = [k for k, u in enumerate(fed.device_index.tolist()) if u in sites]
+    kept = [k for k, u in enumerate(fed.site_index.tolist()) if u in sites]
     head = ["site", *(["y"] if target else []), *fed.feature_names]
     lines = [
-        [f"s{fed.device_index[k]}", *([repr(float(fed.y[k]))] if target else []), *map(repr, fed.X[k].tolist())]
+        [f"s{fed.site_index[k]}", *([repr(float(fed.y[k]))] if target else []), *map(repr, fed.X[k].tolist())]
         for k in kept
     ]
     path.write_text("\n".join(",".join(line) for line in [head, *lines]) + "\n")

@@ -18,7 +18,7 @@ from fedkin.kin.partitions import log_partitions, log_prior, most_groups
 
 @cache
 def small_fit(V):
-    made = paper_design(n_devices=V, n_samples=25, n_features=2, n_clusters=2, signal=0.7, seed=4)
+    made = paper_design(n_sites=V, n_samples=25, n_features=2, n_clusters=2, signal=0.7, seed=4)
     return find_kin(made.federation, sweeps=30)
 
 
@@ -121,7 +121,7 @@ def test_without_groups_what_is_open_about_the_mean_counts(n):
 
 
 def test_where_all_sites_are_alike_a_new_one_is_told_so_before_it_has_rows():
-    made = paper_design(n_devices=30, n_samples=60, n_features=3, n_clusters=1, signal=1.0, seed=1)
+    made = paper_design(n_sites=30, n_samples=60, n_features=3, n_clusters=1, signal=1.0, seed=1)
     kin = find_kin(made.federation, sweeps=30)
     assert kin.learned.one > 0.5
     joined, unmixed = kin.join(), replace(kin, learned=replace(kin.learned, one=0.0)).join()

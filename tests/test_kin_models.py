@@ -21,7 +21,7 @@ from fedkin.stats import site_answer
 
 
 def design(loss="linear", V=12, n=60, p=3, seed=0, **more):
-    return paper_design(n_devices=V, n_samples=n, n_features=p, n_clusters=2, signal=2, seed=seed, loss=loss, **more)
+    return paper_design(n_sites=V, n_samples=n, n_features=p, n_clusters=2, signal=2, seed=seed, loss=loss, **more)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_damaged_files_are_refused(fitted, tmp_path):
 def test_a_part_tells_about_its_sites_only(fitted, tmp_path):
     _, model = fitted
     part = model.part([5, 2])
-    assert part.kin.devices == (5, 2)
+    assert part.kin.sites == (5, 2)
     assert np.array_equal(part.kin.theta, model.kin.theta[[5, 2]])
     assert part.kin.confint(kind="site") == pytest.approx(model.kin.confint(kind="site")[[5, 2]])
     with pytest.raises(ParameterError, match="a new one can join only all of them"):
@@ -144,7 +144,7 @@ def test_one_message_of_a_quadratic_loss():
 
 
 def test_two_messages_of_a_smooth_loss():
-    made = paper_design(n_devices=10, n_samples=120, n_features=2, n_clusters=2, signal=6, seed=0, loss="logistic")
+    made = paper_design(n_sites=10, n_samples=120, n_features=2, n_clusters=2, signal=6, seed=0, loss="logistic")
     fed = made.federation.with_intercept()
     said, fit, rounds = fedkin.summarise(fed, "logistic"), SummaryFit(), 1
     while isinstance(found := fit.step(said), Asks):
@@ -175,7 +175,7 @@ def test_a_schemas_scale_does_not_matter(seed):
     made = design(seed=seed)
     fed = made.federation
     columns = {name: fed.X[:, j] for j, name in enumerate(fed.feature_names)} | {"y": fed.y}
-    columns["site"] = np.array(fed.devices)[fed.device_index]
+    columns["site"] = np.array(fed.sites)[fed.site_index]
     scaled = Schema(
         tuple(Column(name, low=-6.0 - j, high=9.0) for j, name in enumerate(fed.feature_names)), Column("y")
     )
@@ -211,7 +211,7 @@ def write_table(path, made):
     fed = made.federation
     lines = [
         f"s{u},{y!r}," + ",".join(map(repr, x))
-        for u, y, x in zip(fed.device_index, fed.y.tolist(), fed.X.tolist(), strict=True)
+        for u, y, x in zip(fed.site_index, fed.y.tolist(), fed.X.tolist(), strict=True)
     ]
     path.write_text("\n".join(["site,y," + ",".join(fed.feature_names), *lines]) + "\n")
 
@@ -247,7 +247,7 @@ def test_fit_and_inspect_in_words(tmp_path, monkeypatch, capsys):
 
 def test_no_groups_in_words(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    write_table(tmp_path / "sites.csv", paper_design(n_devices=8, n_samples=30, n_features=2, n_clusters=1, seed=0))
+    write_table(tmp_path / "sites.csv", paper_design(n_sites=8, n_samples=30, n_features=2, n_clusters=1, seed=0))
     assert main(["fit", "sites.csv", "--site", "site", "--target", "y", "--repeats", "1"]) == 0
     fitted = capsys.readouterr().out
     assert "no groups resolved" in fitted
@@ -288,7 +288,7 @@ def test_probabilities_of_many_sites_are_saved_as_partitions(fitted, tmp_path):
 
 
 def test_kin_weights_the_edges_of_the_fused_estimator():
-    made = paper_design(n_devices=20, n_samples=40, n_features=5, n_clusters=4, signal=1.2, seed=1)
+    made = paper_design(n_sites=20, n_samples=40, n_features=5, n_clusters=4, signal=1.2, seed=1)
     kin = fedkin.find_kin(made.federation)
     weighted = kin.graph("probability")
     assert weighted.n_edges

@@ -75,7 +75,7 @@ def test_counts_and_numbers_are_predicted_at_the_estimates():
 
 @pytest.fixture(scope="module")
 def made():
-    return paper_design(n_devices=15, n_samples=15, n_features=3, n_clusters=2, signal=3, seed=0, loss="logistic")
+    return paper_design(n_sites=15, n_samples=15, n_features=3, n_clusters=2, signal=3, seed=0, loss="logistic")
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_probabilities_of_a_model_are_means_over_draws(made, model):
 
 def test_every_face_gives_the_same_probabilities(made, model, tmp_path):
     fed = made.federation
-    site = [fed.devices[u] for u in fed.device_index]
+    site = [fed.sites[u] for u in fed.site_index]
     chances = model.predict_proba(fed.X, site)
     assert np.array_equal(model.predict(fed.X, site), np.array(model.classes)[chances.argmax(axis=1)])
     model.save(tmp_path / "model")
@@ -106,9 +106,9 @@ def test_every_face_gives_the_same_probabilities(made, model, tmp_path):
     assert model.kin.predict(np.column_stack([np.ones(15), fed[3].X]), 3).mean == pytest.approx(
         model.predict_proba(fed[3].X, 3)[:, 1]
     )
-    estimator = KinClassifier().fit(fed.X, fed.y, device=site)
-    assert estimator.predict_proba(fed.X, device=site) == pytest.approx(chances)
-    odds = estimator.decision_function(fed.X, device=site)
+    estimator = KinClassifier().fit(fed.X, fed.y, site=site)
+    assert estimator.predict_proba(fed.X, site=site) == pytest.approx(chances)
+    odds = estimator.decision_function(fed.X, site=site)
     assert expit(odds) == pytest.approx(chances[:, 1])
     assert np.array_equal(odds > 0, model.linear_predictor(fed.X, site)[:, 0] > 0)
 
@@ -127,11 +127,11 @@ def test_three_classes_from_rows_to_decisions():
     rng = np.random.default_rng(0)
     X, site = rng.normal(size=(240, 2)), np.repeat(np.arange(8), 30)
     y = np.array(["a", "b", "c"])[np.argmax(np.column_stack([X, X.sum(axis=1)]) + rng.gumbel(size=(240, 3)), axis=1)]
-    found = KinClassifier().fit(X, y, device=site)
-    chances, odds = found.predict_proba(X, device=site), found.decision_function(X, device=site)
+    found = KinClassifier().fit(X, y, site=site)
+    chances, odds = found.predict_proba(X, site=site), found.decision_function(X, site=site)
     assert chances.sum(axis=1) == pytest.approx(1.0)
     assert softmax(odds, axis=1) == pytest.approx(chances)
-    assert np.array_equal(found.predict(X, device=site), found.classes_[odds.argmax(axis=1)])
+    assert np.array_equal(found.predict(X, site=site), found.classes_[odds.argmax(axis=1)])
     plain = softmax(np.column_stack([np.zeros(240), found.model_.linear_predictor(X, site)]), axis=1)
     assert chances.max(axis=1).mean() < plain.max(axis=1).mean()
 

@@ -60,7 +60,7 @@ def test_known_solutions_save_iterations() -> None:
 
 
 def test_components_are_fused_on_the_way() -> None:
-    """Far above lam_max devices are exactly fused, with a certificate; below, levels follow as if nothing had been."""
+    """Far above lam_max sites are exactly fused, with a certificate; below, levels follow as if nothing had been."""
     problem = random_problem("linear", "l2")
     objective = problem.fused
     found = solve_levels(objective, [], np.array([60.0, 50.0, 0.02, 0.01]), TOL, 20_000)
@@ -71,7 +71,7 @@ def test_components_are_fused_on_the_way() -> None:
         alone = solve_fused(at, 1e-11, backend="numpy")
         np.testing.assert_allclose(solution.theta, alone.theta, atol=1e-3)
         assert (np.ptp(solution.theta, axis=0).max() == 0.0) == (strength > 1)
-    path = lam_path(problem, np.array([50.0, 0.02, 0.01]) / problem.n_devices, backend="numba")
+    path = lam_path(problem, np.array([50.0, 0.02, 0.01]) / problem.n_sites, backend="numba")
     assert np.unique(path.solutions[0].clusters(problem.graph)).size == 1
     assert np.ptp(path.solutions[0].theta, axis=0).max() == 0.0
 
@@ -101,11 +101,11 @@ def test_a_limit_on_iterations_leaves_the_rest() -> None:
     assert len(solve_levels(objective, known, strengths[1:], TOL, took[0])) == 2
 
 
-def test_scrambled_devices_come_back_in_the_callers_order() -> None:
+def test_scrambled_sites_come_back_in_the_callers_order() -> None:
     objective = random_problem("linear", "l1").fused
     strengths = np.array([50.0, 0.02, 0.01])
     expected = solve_levels(objective, [], strengths, TOL, 20_000)
-    moved = solve_levels(objective, [], strengths, TOL, 20_000, limits=Limits(scrambled_devices=2))
+    moved = solve_levels(objective, [], strengths, TOL, 20_000, limits=Limits(scrambled_sites=2))
     assert len(moved) == len(expected) == 3
     for strength, one, other in zip(strengths.tolist(), moved, expected, strict=True):
         assert proven_gap(objective.with_strength(strength), one) <= TOL * (1 + 1e-6)
@@ -114,7 +114,7 @@ def test_scrambled_devices_come_back_in_the_callers_order() -> None:
 
 @pytest.mark.parametrize("penalty", PENALTY_NAMES)
 def test_a_path_is_the_solutions_one_by_one(penalty: str) -> None:
-    design = paper_design(n_devices=20, n_samples=40, n_features=6, n_clusters=3, seed=1)
+    design = paper_design(n_sites=20, n_samples=40, n_features=6, n_clusters=3, seed=1)
     problem = Problem(design.federation, design.graph, penalty=penalty)
     path = lam_path(problem, n_lams=9, tol=TOL, backend="numba")
     for lam, solution in path:

@@ -10,7 +10,7 @@ from scipy import optimize
 
 from builders import responses, sites
 from fedkin.data import Federation
-from fedkin.errors import DataError, UnknownDeviceError
+from fedkin.errors import DataError, UnknownSiteError
 from fedkin.losses import HuberLoss, LinearLoss, UserLoss
 from fedkin.objective import damped_newton, solve_positive
 from fedkin.stats import local_fit
@@ -26,8 +26,8 @@ def test_estimates_and_variances_agree_with_statsmodels(kind, offset):
     family = {"linear": sm.families.Gaussian(), "logistic": sm.families.Binomial(), "poisson": sm.families.Poisson()}
     fed = sites(kind, offset=offset)
     model, robust, plain = (local_fit(fed, kind, v) for v in ("model", "sandwich", "bartlett"))
-    for u, device in enumerate(fed.devices):
-        data = fed[device]
+    for u, site in enumerate(fed.sites):
+        data = fed[site]
         glm = sm.GLM(data.y, data.X, family=family[kind], offset=data.offset)
         fit = glm.fit(tol=1e-13)
         white = glm.fit(tol=1e-13, cov_type="HC0")
@@ -52,8 +52,8 @@ def test_linear_sandwich_is_hc1():
 
     fed = sites("linear")
     fit = local_fit(fed, variance="sandwich")
-    for u, device in enumerate(fed.devices):
-        ols = sm.OLS(fed[device].y, fed[device].X).fit()
+    for u, site in enumerate(fed.sites):
+        ols = sm.OLS(fed[site].y, fed[site].X).fit()
         np.testing.assert_allclose(fit.covariance[u], ols.cov_HC1, rtol=1e-10)
 
 
@@ -63,8 +63,8 @@ def test_multinomial_agrees_with_statsmodels_and_sklearn():
 
     fed = sites("multinomial")
     fit = local_fit(fed, "multinomial")
-    for u, device in enumerate(fed.devices):
-        X, y = fed[device].X, fed[device].y
+    for u, site in enumerate(fed.sites):
+        X, y = fed[site].X, fed[site].y
         other = sm.MNLogit(y, X).fit(disp=0, tol=1e-13, maxiter=100)
         np.testing.assert_allclose(fit.theta[u], other.params.ravel("F"), atol=1e-8)
         np.testing.assert_allclose(fit.covariance[u], other.cov_params(), rtol=1e-6, atol=1e-9)
@@ -77,8 +77,8 @@ def test_huber_agrees_with_a_general_optimiser_and_with_rlm():
 
     fed = sites("huber", sizes=(60, 90))
     fit = local_fit(fed, HuberLoss(1.0))
-    for u, device in enumerate(fed.devices):
-        X, y = fed[device].X, fed[device].y
+    for u, site in enumerate(fed.sites):
+        X, y = fed[site].X, fed[site].y
         loss = HuberLoss(1.0)
         best = optimize.minimize(loss.value, np.zeros(3), args=(X, y), jac=loss.gradient, method="BFGS", tol=1e-12)
         assert loss.value(fit.theta[u], X, y) <= best.fun + 1e-14
@@ -134,7 +134,7 @@ def test_huber_finds_its_minimum_among_many_outliers(delta):
     assert not fit.rescued.any()
 
 
-def test_huber_device_that_interpolates_is_as_noisy_as_least_squares():
+def test_huber_site_that_interpolates_is_as_noisy_as_least_squares():
     rng = np.random.default_rng(17)
     data = {}
     for u in range(40):
@@ -186,14 +186,14 @@ def test_user_loss_is_fitted_by_its_functions():
     assert own.notes == {}
 
 
-def test_a_loss_per_device():
+def test_a_loss_per_site():
     fed = sites("poisson")
-    a, b, c = fed.devices
+    a, b, c = fed.sites
     mixed = local_fit(fed, {a: "poisson", b: "linear", c: LinearLoss()})
     np.testing.assert_allclose(mixed.theta[0], local_fit(fed, "poisson").theta[0])
     np.testing.assert_allclose(mixed.covariance[1:], local_fit(fed, "linear").covariance[1:])
     assert mixed.losses == ("poisson", "linear", "linear")
-    with pytest.raises(UnknownDeviceError, match="elsewhere"):
+    with pytest.raises(UnknownSiteError, match="elsewhere"):
         local_fit(fed, {a: "poisson", b: "linear", c: "linear", "elsewhere": "linear"})
     with pytest.raises(DataError, match="site 2"):
         local_fit(fed, {a: "poisson", b: "linear"})
@@ -203,7 +203,7 @@ def test_a_loss_per_device():
 def test_units_of_the_features_do_not_matter(kind):
     fed = sites(kind)
     units = np.array([1e-6, 1.0, 1e7])
-    scaled = Federation.from_arrays(fed.X * units, fed.y, [fed.devices[u] for u in fed.device_index])
+    scaled = Federation.from_arrays(fed.X * units, fed.y, [fed.sites[u] for u in fed.site_index])
     one, other = local_fit(fed, kind), local_fit(scaled, kind)
     factor = np.tile(units, one.theta.shape[1] // 3)
     np.testing.assert_allclose(other.theta * factor, one.theta, rtol=1e-6, atol=1e-9)
@@ -212,12 +212,12 @@ def test_units_of_the_features_do_not_matter(kind):
 
 
 @pytest.mark.parametrize("kind", ["linear", "logistic", "huber"])
-def test_devices_do_not_influence_each_other(kind):
-    """Blocks, batches and the order of devices leave no trace."""
+def test_sites_do_not_influence_each_other(kind):
+    """Blocks, batches and the order of sites leave no trace."""
     fed = sites(kind, sizes=(40, 60, 40, 41, 60))
     together = local_fit(fed, kind)
-    for u, device in enumerate(fed.devices):
-        alone = local_fit(fed.subset([device]), kind)
+    for u, site in enumerate(fed.sites):
+        alone = local_fit(fed.subset([site]), kind)
         np.testing.assert_allclose(together.theta[u], alone.theta[0], rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(together.covariance[u], alone.covariance[0], rtol=1e-8)
 
@@ -243,11 +243,11 @@ def test_exposures_are_offsets():
     assert fit.covariance[0, 0, 0] == pytest.approx(1 / y.sum(), rel=1e-9)
 
 
-# ---------------------------------------------------------------- many devices
+# ---------------------------------------------------------------- many sites
 
 
 @pytest.mark.parametrize("kind", ["linear", "logistic"])
-def test_thousands_of_devices_take_seconds(kind):
+def test_thousands_of_sites_take_seconds(kind):
     rng = np.random.default_rng(14)
     sizes = rng.integers(20, 60, 3000)
     X = rng.standard_normal((sizes.sum(), 5))

@@ -1,4 +1,4 @@
-"""Devices without an estimate of their own: too few rows, separation, no counts."""
+"""Sites without an estimate of their own: too few rows, separation, no counts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fedkin.errors import ParameterError
 from fedkin.losses import MultinomialLoss, UserLoss
 from fedkin.stats import local_fit
 
-# ---------------------------------------------------------------- devices without an estimate of their own
+# ---------------------------------------------------------------- sites without an estimate of their own
 
 
 def degenerate(kind: str) -> Federation:
-    """Two ordinary devices and every kind of device that has no estimate."""
+    """Two ordinary sites and every kind of site that has no estimate."""
     rng = np.random.default_rng(6)
     fed = sites(kind, sizes=(60, 80), q=4, seed=6)
-    data = {u: (fed[u].X, fed[u].y) for u in fed.devices}
+    data = {u: (fed[u].X, fed[u].y) for u in fed.sites}
     X = np.column_stack([np.ones(30), rng.standard_normal((30, 3))])
     y = responses(kind, X @ np.array([0.2, 0.5, -0.5, 0.3]), rng)
     repeated = X.copy()
@@ -37,25 +37,25 @@ def degenerate(kind: str) -> Federation:
 
 @pytest.mark.parametrize("variance", ["model", "sandwich", "bartlett"])
 @pytest.mark.parametrize("kind", ["linear", "logistic", "poisson", "huber", "multinomial"])
-def test_every_device_gets_a_finite_fit_and_a_proper_variance(kind, variance):
+def test_every_site_gets_a_finite_fit_and_a_proper_variance(kind, variance):
     fed = degenerate(kind)
     fit = local_fit(fed, kind, variance)
     for array in (fit.theta, fit.hessian, fit.covariance, fit.dispersion):
         assert np.isfinite(array).all()
     assert (np.linalg.eigvalsh(fit.covariance) > 0).all()
     assert (fit.residual_dof > 0).all()
-    assert set(fit.notes) >= {fed.devices[u] for u in np.flatnonzero(fit.rescued)}
-    for device in ("two rows", "one row", "repeated column", "zero column", "same row"):
-        assert fit.rescued[fed.index[device]]
-        assert "rank" in fit.notes[device]
+    assert set(fit.notes) >= {fed.sites[u] for u in np.flatnonzero(fit.rescued)}
+    for site in ("two rows", "one row", "repeated column", "zero column", "same row"):
+        assert fit.rescued[fed.index[site]]
+        assert "rank" in fit.notes[site]
     assert not fit.rescued[:2].any()
     assert fit.rescued[fed.index["one value"]] == (kind in ("logistic", "poisson", "multinomial"))
     assert not fit.matrix_estimated[fit.rescued].any()
 
 
-def test_ordinary_devices_do_not_notice_the_others():
+def test_ordinary_sites_do_not_notice_the_others():
     fed = degenerate("linear")
-    ordinary = list(fed.devices[:2])
+    ordinary = list(fed.sites[:2])
     np.testing.assert_allclose(
         local_fit(fed).covariance[:2], local_fit(fed.subset(ordinary)).covariance, rtol=1e-12, atol=0
     )
@@ -91,7 +91,7 @@ def test_unidentified_directions_are_wide_and_identified_ones_are_not():
 
 
 @pytest.mark.parametrize("strength", [0.5, 20.0])
-def test_too_few_rows_never_make_a_device_sure_of_a_wrong_value(strength):
+def test_too_few_rows_never_make_a_site_sure_of_a_wrong_value(strength):
     """n < p: the truth stays within the claimed error, also when the signal is far above the noise."""
     rng = np.random.default_rng(8)
     p, copies = 10, 300
@@ -125,7 +125,7 @@ def test_rows_as_many_as_parameters_interpolate_with_pooled_noise():
     assert "no residual degrees of freedom" in fit.notes["square"]
 
 
-def test_no_device_with_residual_degrees_of_freedom():
+def test_no_site_with_residual_degrees_of_freedom():
     fed = Federation({u: ([[float(u)]],) for u in range(5)} | {})
     fit = local_fit(fed, "mean")
     np.testing.assert_allclose(fit.theta[:, 0], range(5))
@@ -180,7 +180,7 @@ def test_poisson_without_counts_and_with_an_empty_group():
     np.testing.assert_allclose(fit.theta[2], [np.log(3e-9), np.log(1 / 3)], rtol=1e-6)
 
 
-def test_strong_signals_on_small_separated_devices_are_not_contradicted():
+def test_strong_signals_on_small_separated_sites_are_not_contradicted():
     """The reason for the ridge: its Wald distance from the truth rejects at most as often as it should."""
     rng = np.random.default_rng(11)
     theta = 3 * rng.standard_normal((400, 5))

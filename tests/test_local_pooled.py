@@ -8,7 +8,7 @@ from scipy import optimize
 
 from builders import separated, sites
 from fedkin.data import Federation
-from fedkin.errors import DataError, DegenerateDeviceWarning, ParameterError, UnknownDeviceError
+from fedkin.errors import DataError, DegenerateSiteWarning, ParameterError, UnknownSiteError
 from fedkin.losses import HuberLoss, make_loss
 from fedkin.stats import global_fit, local_fit, oracle_fit
 
@@ -16,15 +16,15 @@ from fedkin.stats import global_fit, local_fit, oracle_fit
 
 
 @pytest.mark.parametrize("kind", ["linear", "logistic", "poisson", "huber", "multinomial"])
-@pytest.mark.parametrize("weights", ["samples", "devices"])
+@pytest.mark.parametrize("weights", ["samples", "sites"])
 def test_global_fit_minimises_the_stated_sum(kind, weights):
     fed = sites(kind, sizes=(30, 60, 200), offset=True)
     loss = make_loss(kind, fed.y)
 
     def total(theta):
         out, slope = 0.0, 0.0
-        for device in fed.devices:
-            data = fed[device]
+        for site in fed.sites:
+            data = fed[site]
             factor = data.n_samples / len(fed.X) if weights == "samples" else 1 / 3
             out = out + factor * loss.value(theta, data.X, data.y, data.offset)
             slope = slope + factor * loss.gradient(theta, data.X, data.y, data.offset)
@@ -46,17 +46,17 @@ def test_global_by_samples_is_the_fit_of_the_stacked_rows():
 
 def test_both_weights_agree_for_equal_sizes():
     fed = sites("poisson", sizes=(50, 50, 50))
-    np.testing.assert_allclose(global_fit(fed, "poisson"), global_fit(fed, "poisson", "devices"), rtol=1e-9)
+    np.testing.assert_allclose(global_fit(fed, "poisson"), global_fit(fed, "poisson", "sites"), rtol=1e-9)
 
 
 def test_global_fit_of_different_losses():
     fed = sites("poisson", sizes=(50, 70, 40))
-    losses = dict(zip(fed.devices, ("poisson", "linear", HuberLoss(0.5)), strict=True))
-    for weights in ("samples", "devices"):
+    losses = dict(zip(fed.sites, ("poisson", "linear", HuberLoss(0.5)), strict=True))
+    for weights in ("samples", "sites"):
         theta = global_fit(fed, losses, weights)
         slope = 0.0
-        for device, loss in losses.items():
-            data = fed[device]
+        for site, loss in losses.items():
+            data = fed[site]
             factor = data.n_samples if weights == "samples" else 1.0
             slope = slope + factor * make_loss(loss).gradient(theta, data.X, data.y)
         np.testing.assert_allclose(slope, 0.0, atol=1e-8)
@@ -65,7 +65,7 @@ def test_global_fit_of_different_losses():
 def test_oracle_is_global_within_groups():
     fed = sites("linear", sizes=(30, 40, 50, 60))
     theta = oracle_fit(fed, ["x", "y", "x", "y"])
-    a, b, c, d = fed.devices
+    a, b, c, d = fed.sites
     np.testing.assert_allclose(theta[0], global_fit(fed.subset([a, c])), rtol=1e-10)
     np.testing.assert_allclose(theta[1], global_fit(fed.subset([b, d])), rtol=1e-10)
     np.testing.assert_array_equal(theta[[0, 1]], theta[[2, 3]])
@@ -74,7 +74,7 @@ def test_oracle_is_global_within_groups():
     np.testing.assert_allclose(oracle_fit(fed, [None] * 4)[2], global_fit(fed), rtol=1e-10)
 
 
-def test_labels_by_device_come_in_any_order():
+def test_labels_by_site_come_in_any_order():
     fed = sites("linear")
     labels = {"site 2": "x", "elsewhere": "y", "site 1": "z", "site 0": "x"}
     np.testing.assert_array_equal(oracle_fit(fed, labels), oracle_fit(fed, ["x", "z", "x"]))
@@ -84,7 +84,7 @@ def test_oracle_refuses_wrong_labels_and_weights():
     fed = sites("linear")
     with pytest.raises(DataError, match="2 labels for 3 sites"):
         oracle_fit(fed, [0, 1])
-    with pytest.raises(UnknownDeviceError, match="site 2"):
+    with pytest.raises(UnknownSiteError, match="site 2"):
         oracle_fit(fed, {"site 0": 0, "site 1": 0})
     with pytest.raises(ParameterError, match="rows"):
         oracle_fit(fed, [0, 0, 0], weights="rows")
@@ -95,10 +95,10 @@ def test_oracle_refuses_wrong_labels_and_weights():
 def test_pooled_fits_without_a_minimum_warn_and_stay_finite():
     X, y = separated()
     fed = Federation({"a": (X, y), "b": (X, y)})
-    with pytest.warns(DegenerateDeviceWarning, match="no minimum"):
+    with pytest.warns(DegenerateSiteWarning, match="no minimum"):
         assert np.isfinite(global_fit(fed, "logistic")).all()
     flat = Federation({"a": (np.ones((5, 2)), np.arange(5.0))})
-    with pytest.warns(DegenerateDeviceWarning, match="rank 1 for 2 features"):
+    with pytest.warns(DegenerateSiteWarning, match="rank 1 for 2 features"):
         theta = global_fit(flat)
     assert theta[0] == pytest.approx(theta[1])
     assert theta.sum() == pytest.approx(2.0, rel=0.1)

@@ -34,7 +34,7 @@ def fused() -> FittedModel:
 
 @pytest.fixture(scope="module")
 def kin() -> FittedModel:
-    design = paper_design(n_devices=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
+    design = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
     return fit_federation(design.federation, None, FitOptions(method="kin"))
 
 
@@ -49,7 +49,7 @@ def figures_closed():
 
 def test_cards_are_small_and_take_nothing_for_markup(kin: FittedModel) -> None:
     fed = Federation({f"{NASTY}{u}": ([[0.0], [1.0], [2.0 + u]], [1.0, 3.0, 5.0]) for u in range(3)})
-    graph = Graph.complete(fed.devices)
+    graph = Graph.complete(fed.sites)
     problem = fedkin.Problem(fed, graph, lam=0.1)
     model = fit_federation(fed, graph, FitOptions(lam=0.1))
     for one in (fed, graph, problem, fedkin.solve(problem), model, kin, kin.kin):
@@ -64,10 +64,10 @@ def test_cards_are_small_and_take_nothing_for_markup(kin: FittedModel) -> None:
 def test_estimators_show_their_model_once_they_have_one() -> None:
     design = paper_design(6, 30, 3, 2, signal=2, seed=0)
     fed = design.federation
-    ids = [fed.devices[u] for u in fed.device_index]
+    ids = [fed.sites[u] for u in fed.site_index]
     for made in (FedADMMRegressor(lam=0.1), KinRegressor()):
         assert "sk-top-container" in made._repr_html_()
-        made.fit(fed.X, fed.y, device=ids)
+        made.fit(fed.X, fed.y, site=ids)
         card = made._repr_html_()
         assert type(made).__name__ in card and "<script" not in card and "180 rows" in card
         assert made._repr_mimebundle_()["text/html"] == card
@@ -107,7 +107,7 @@ def test_the_forest_has_estimates_and_intervals(kin: FittedModel, fused: FittedM
 
 def test_the_path_ends_in_groups(fused: FittedModel) -> None:
     lines = plot_path(fused).lines[:-1]
-    assert len(lines) == fused.n_devices
+    assert len(lines) == fused.n_sites
     at_top = {round(float(line.get_ydata()[0]), 6) for line in lines}
     at_bottom = {round(float(line.get_ydata()[-1]), 6) for line in lines}
     assert len(at_top) <= fused.n_clusters < len(at_bottom)

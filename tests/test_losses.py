@@ -57,7 +57,7 @@ def target(loss: Loss, rng: np.random.Generator, size) -> np.ndarray:
     return 2.0 * rng.standard_normal(size)
 
 
-def device(loss: Loss, seed: int = 0, n: int = 30, q: int = 3):
+def site(loss: Loss, seed: int = 0, n: int = 30, q: int = 3):
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((n, q))
     theta = 0.7 * rng.standard_normal(loss.n_params(q))
@@ -77,7 +77,7 @@ def difference_quotient(function, theta: np.ndarray, step: float = 1e-6) -> np.n
 @every_loss
 @pytest.mark.parametrize("with_offset", [True, False])
 def test_gradient_is_the_derivative_of_the_value(loss, with_offset):
-    theta, X, y, offset = device(loss)
+    theta, X, y, offset = site(loss)
     offset = offset if with_offset else None
     expected = difference_quotient(lambda t: loss.value(t, X, y, offset), theta)
     np.testing.assert_allclose(loss.gradient(theta, X, y, offset), expected, rtol=1e-6, atol=1e-8)
@@ -86,7 +86,7 @@ def test_gradient_is_the_derivative_of_the_value(loss, with_offset):
 @every_loss
 @pytest.mark.parametrize("with_offset", [True, False])
 def test_hessian_is_the_derivative_of_the_gradient(loss, with_offset):
-    theta, X, y, offset = device(loss, seed=1)
+    theta, X, y, offset = site(loss, seed=1)
     offset = offset if with_offset else None
     hessian = loss.hessian(theta, X, y, offset)
     expected = difference_quotient(lambda t: loss.gradient(t, X, y, offset), theta)
@@ -96,7 +96,7 @@ def test_hessian_is_the_derivative_of_the_gradient(loss, with_offset):
 
 @every_loss
 def test_scores_are_the_gradients_of_single_rows(loss):
-    theta, X, y, offset = device(loss, seed=2, n=7)
+    theta, X, y, offset = site(loss, seed=2, n=7)
     scores = loss.scores(theta, X, y, offset)
     rows = [loss.gradient(theta, X[k : k + 1], y[k : k + 1], offset[k : k + 1]) for k in range(7)]
     np.testing.assert_allclose(scores, rows, atol=1e-13)
@@ -104,7 +104,7 @@ def test_scores_are_the_gradients_of_single_rows(loss):
 
 
 @every_row_loss
-def test_pointwise_functions_serve_blocks_of_devices(loss):
+def test_pointwise_functions_serve_blocks_of_sites(loss):
     rng = np.random.default_rng(3)
     k = loss.n_outputs
     eta = rng.standard_normal((4, 6, k))
@@ -249,7 +249,7 @@ def test_scores_hessian_and_prediction_agree_with_statsmodels(name):
     import statsmodels.api as sm
 
     loss = make_loss(name)
-    theta, X, y, offset = device(loss, seed=8)
+    theta, X, y, offset = site(loss, seed=8)
     family = {"linear": sm.families.Gaussian(), "logistic": sm.families.Binomial(), "poisson": sm.families.Poisson()}
     model = sm.GLM(y, X, family=family[name], offset=offset)
     n = len(y)
@@ -262,7 +262,7 @@ def test_multinomial_agrees_with_statsmodels():
     import statsmodels.api as sm
 
     loss = MultinomialLoss(3)
-    theta, X, y, _ = device(loss, seed=9)
+    theta, X, y, _ = site(loss, seed=9)
     model = sm.MNLogit(y, X)
     params = theta.reshape(2, -1).T  # statsmodels keeps one column for each class
     assert loss.value(theta, X, y) == pytest.approx(-model.loglike(params) / len(y), rel=1e-12)
@@ -271,7 +271,7 @@ def test_multinomial_agrees_with_statsmodels():
 
 
 def test_two_classes_are_logistic():
-    theta, X, y, offset = device(LogisticLoss(), seed=10)
+    theta, X, y, offset = site(LogisticLoss(), seed=10)
     logistic, two = LogisticLoss(), MultinomialLoss(2)
     assert two.value(theta, X, y, offset) == pytest.approx(logistic.value(theta, X, y, offset), rel=1e-13)
     np.testing.assert_allclose(two.hessian(theta, X, y, offset), logistic.hessian(theta, X, y, offset), atol=1e-14)
@@ -411,7 +411,7 @@ def test_multinomial_needs_two_classes():
         (LinearLoss(), None, "no target"),
     ],
 )
-def test_bad_targets_are_refused_with_the_device_named(loss, y, message):
+def test_bad_targets_are_refused_with_the_site_named(loss, y, message):
     with pytest.raises(DataError, match=message) as caught:
         loss.check_target(None if y is None else np.array(y), "Köln")
     assert "Köln" in str(caught.value)
@@ -452,7 +452,7 @@ def test_user_loss_defaults_and_overrides():
 
 @every_row_loss
 def test_losses_are_convex_along_segments(loss):
-    theta, X, y, offset = device(loss, seed=13)
+    theta, X, y, offset = site(loss, seed=13)
     other = -theta[::-1]
     for t, s in itertools.pairwise(np.linspace(0.0, 1.0, 9)):
         ends = [loss.value(theta + r * (other - theta), X, y, offset) for r in (t, s)]
@@ -470,7 +470,7 @@ def test_own_functions_must_take_an_offset():
 
 @every_loss
 def test_compact_scores_tell_the_gradients_of_a_batch(loss):
-    samples = [device(loss, seed=20 + u, n=6) for u in range(3)]
+    samples = [site(loss, seed=20 + u, n=6) for u in range(3)]
     theta, X, y, offset = (np.stack(parts) for parts in zip(*samples, strict=True))
     compact = loss.compact_scores(theta, X, y, offset)
     assert compact.shape == (3, 6, loss.compact_width(theta.shape[1]))
@@ -481,7 +481,7 @@ def test_compact_scores_tell_the_gradients_of_a_batch(loss):
 
 @every_loss
 def test_quadratic_terms_are_the_loss(loss):
-    theta, X, y, offset = device(loss, seed=21)
+    theta, X, y, offset = site(loss, seed=21)
     if not loss.quadratic:
         with pytest.raises(NotImplementedError, match="not quadratic"):
             loss.quadratic_terms(X[None], y[None], offset[None])
@@ -493,7 +493,7 @@ def test_quadratic_terms_are_the_loss(loss):
 
 @every_row_loss
 def test_row_curvatures_are_the_traces_of_single_rows_hessians(loss):
-    theta, X, y, offset = device(loss, seed=22, n=5)
+    theta, X, y, offset = site(loss, seed=22, n=5)
     thetas = np.stack([(1 + k) * theta for k in range(5)])
     rows = [slice(k, k + 1) for k in range(5)]
     expected = [np.trace(loss.hessian(thetas[k], X[row], y[row], offset[row])) for k, row in enumerate(rows)]

@@ -20,13 +20,13 @@ from scipy.special import expit
 import fedkin
 from fedkin import Federation, Graph
 from fedkin.data import Column, Schema
-from fedkin.errors import DataError, FedkinWarning, ModelFileError, ParameterError, UnknownDeviceError
+from fedkin.errors import DataError, FedkinWarning, ModelFileError, ParameterError, UnknownSiteError
 from fedkin.fitting import FitOptions, FittedModel, fit_federation, load, model_from_theta
 from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, Loss, MultinomialLoss, PoissonLoss, UserLoss, make_loss
 
 
 def made(
-    devices=("a", "b", "c"),
+    sites=("a", "b", "c"),
     loss: Loss | None = None,
     q: int = 2,
     k: int = 1,
@@ -34,11 +34,11 @@ def made(
     **more,
 ) -> FittedModel:
     rng = np.random.default_rng(seed)
-    v = len(devices)
+    v = len(sites)
     names = more.pop("feature_names", tuple(f"x{c}" for c in range(q)))
-    graph = Graph.complete(devices)
+    graph = Graph.complete(sites)
     return FittedModel(
-        devices=tuple(devices),
+        sites=tuple(sites),
         coef=rng.normal(size=(v, k, len(names))),
         intercept=rng.normal(size=(v, k)),
         feature_names=names,
@@ -60,8 +60,8 @@ def held(folder: Path) -> list[str]:
 
 
 def assert_same(one: FittedModel, other: FittedModel) -> None:
-    assert one.devices == other.devices
-    assert [type(device) for device in one.devices] == [type(device) for device in other.devices]
+    assert one.sites == other.sites
+    assert [type(site) for site in one.sites] == [type(site) for site in other.sites]
     for name in ("coef", "intercept", "clusters", "n_samples"):
         first, second = getattr(one, name), getattr(other, name)
         assert first.dtype == second.dtype and first.shape == second.shape
@@ -77,7 +77,7 @@ def assert_same(one: FittedModel, other: FittedModel) -> None:
 # --- predictions ----------------------------------------------------------------------------------------------
 
 
-def test_predictions_are_those_of_each_rows_device():
+def test_predictions_are_those_of_each_rows_site():
     model = made()
     X = np.random.default_rng(1).normal(size=(5, 2))
     ids = ["c", "a", "b", "b", "a"]
@@ -116,33 +116,33 @@ def test_tables_are_read_by_feature_name():
         model.predict(pd.DataFrame({"age": ["old"], "dose": [1.0]}), "a")
 
 
-def test_a_single_device_needs_no_name():
-    assert made(devices=("only",)).predict([[0.0, 0.0]]).shape == (1,)
+def test_a_single_site_needs_no_name():
+    assert made(sites=("only",)).predict([[0.0, 0.0]]).shape == (1,)
 
 
-def test_several_devices_need_names():
-    with pytest.raises(DataError, match=r"3 sites.*device= one of 'a', 'b', 'c'"):
+def test_several_sites_need_names():
+    with pytest.raises(DataError, match=r"3 sites.*site= one of 'a', 'b', 'c'"):
         made().predict([[0.0, 0.0]])
 
 
-def test_unknown_devices_are_named_with_a_hint():
-    with pytest.raises(UnknownDeviceError, match=r"site 'z' was not part of the fit.*'a', 'b', 'c'"):
+def test_unknown_sites_are_named_with_a_hint():
+    with pytest.raises(UnknownSiteError, match=r"site 'z' was not part of the fit.*'a', 'b', 'c'"):
         made().predict([[0.0, 0.0]], "z")
-    with pytest.raises(UnknownDeviceError, match=r"site '7' \(did you mean 7, int instead of str\?\) was not"):
-        made(devices=(7, 8)).predict([[0.0, 0.0]], ["7"])
-    many = made(devices=range(200))
-    with pytest.raises(UnknownDeviceError, match="and 195 more"):
+    with pytest.raises(UnknownSiteError, match=r"site '7' \(did you mean 7, int instead of str\?\) was not"):
+        made(sites=(7, 8)).predict([[0.0, 0.0]], ["7"])
+    many = made(sites=range(200))
+    with pytest.raises(UnknownSiteError, match="and 195 more"):
         many.predict([[0.0, 0.0]], 1000)
 
 
-def test_tuples_are_single_devices_and_lists_are_rows():
-    model = made(devices=((0, 0), (0, 1)))
+def test_tuples_are_single_sites_and_lists_are_rows():
+    model = made(sites=((0, 0), (0, 1)))
     assert model.predict(np.zeros((3, 2)), (0, 1)).tolist() == [model.intercept[1, 0]] * 3
     assert model.predict(np.zeros((2, 2)), [(0, 1), (0, 0)]).tolist() == model.intercept[[1, 0], 0].tolist()
 
 
 @pytest.mark.parametrize(
-    ("X", "device", "offset", "message"),
+    ("X", "site", "offset", "message"),
     [
         ([[1.0]], "a", None, r"shape \(1, 1\), expected \(n, 2\)"),
         ([1.0, 2.0], "a", None, r"shape \(2,\)"),
@@ -152,9 +152,9 @@ def test_tuples_are_single_devices_and_lists_are_rows():
         ([[1.0, 2.0]], "a", [math.inf], "row 0: the offset is inf"),
     ],
 )
-def test_bad_rows(X, device, offset, message):
+def test_bad_rows(X, site, offset, message):
     with pytest.raises(DataError, match=message):
-        made().predict(X, device, offset)
+        made().predict(X, site, offset)
 
 
 def test_a_forgotten_offset_is_an_error():
@@ -169,17 +169,17 @@ def test_probabilities_need_classes():
 
 def test_coefficients_as_a_table():
     table = pd.DataFrame(made(feature_names=("age", "cluster")).coefficients())
-    assert table.columns.tolist() == ["device", "cluster", "intercept", "age", "feature:cluster"]
+    assert table.columns.tolist() == ["site", "cluster", "intercept", "age", "feature:cluster"]
     assert len(pd.DataFrame(made(loss=MultinomialLoss(3), classes=(0, 1, 2), k=2).coefficients())) == 6
 
 
 def test_groups():
-    assert made(devices="abcde").groups() == (("a", "b"), ("c", "d"), ("e",))
+    assert made(sites="abcde").groups() == (("a", "b"), ("c", "d"), ("e",))
 
 
 # --- files ----------------------------------------------------------------------------------------------------
 
-device_ids = st.one_of(
+site_ids = st.one_of(
     st.integers(),
     st.text(st.characters(codec="utf-8"), max_size=8),
     st.booleans(),
@@ -196,13 +196,13 @@ def distinct_ids(ids: list) -> list:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    ids=st.lists(device_ids, min_size=1, max_size=6).map(distinct_ids),
+    ids=st.lists(site_ids, min_size=1, max_size=6).map(distinct_ids),
     names=st.lists(st.text(st.characters(codec="utf-8"), max_size=8), min_size=1, max_size=4, unique=True),
     values=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=5, max_size=5),
 )
 def test_any_model_survives_the_files(tmp_path_factory, ids, names, values):
     folder = tmp_path_factory.mktemp("models") / "model"
-    model = made(devices=ids, feature_names=tuple(names))
+    model = made(sites=ids, feature_names=tuple(names))
     coef = np.resize(np.array(values), model.coef.shape)
     model = replace(model, coef=coef, intercept=coef[:, :, 0], notes={ids[0]: ("one", "two")}, target_name="Wert")
     model.save(folder)
@@ -210,7 +210,7 @@ def test_any_model_survives_the_files(tmp_path_factory, ids, names, values):
 
 
 def test_one_and_its_text_stay_apart(tmp_path):
-    model = made(devices=(1, "1", "01", (1,), " 1", ""))
+    model = made(sites=(1, "1", "01", (1,), " 1", ""))
     model.save(tmp_path / "m")
     again = load(tmp_path / "m")
     assert_same(again, model)
@@ -239,18 +239,18 @@ def test_losses_and_classes_survive(tmp_path, loss, more):
 
 def test_files_are_open(tmp_path):
     """What another tool reads."""
-    model = made(devices=("Zürich", "東京", "a,b"), feature_names=("age", "intercept"))
+    model = made(sites=("Zürich", "東京", "a,b"), feature_names=("age", "intercept"))
     model.save(tmp_path / "m")
     assert held(tmp_path) == ["m"]
     assert held(tmp_path / "m") == ["coefficients.csv", "edges.csv", "model.json"]
     meta = json.loads((tmp_path / "m" / "model.json").read_text(encoding="utf-8"))
     assert (meta["format"], meta["format_version"], meta["lam"]) == ("fedkin-model", 1, 0.1)
     table = pl.read_csv(tmp_path / "m" / "coefficients.csv")
-    assert table["device"].to_list() == list(model.devices)
+    assert table["site"].to_list() == list(model.sites)
     np.testing.assert_array_equal(table["age"], model.coef[:, 0, 0])
     np.testing.assert_array_equal(table["intercept"], model.intercept[:, 0])
     np.testing.assert_array_equal(table["feature:intercept"], model.coef[:, 0, 1])
-    assert Graph.read(tmp_path / "m" / "edges.csv", devices=model.devices) == model.graph
+    assert Graph.read(tmp_path / "m" / "edges.csv", sites=model.sites) == model.graph
 
 
 def test_what_a_model_need_not_have_survives_too(tmp_path):
@@ -314,7 +314,7 @@ def test_a_failing_save_leaves_the_old_model(tmp_path, monkeypatch):
 
     def failing(self, target):
         if str(self).endswith(".new"):
-            raise OSError(28, "No space left on device")
+            raise OSError(28, "No space left on site")
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", failing)
@@ -332,7 +332,7 @@ def test_a_disk_that_fills_up_leaves_the_old_model(tmp_path, monkeypatch):
     def failing(number):
         calls.append(number)
         if len(calls) == 2:
-            raise OSError(28, "No space left on device")
+            raise OSError(28, "No space left on site")
 
     monkeypatch.setattr(os, "fsync", failing)
     with pytest.raises(ModelFileError, match="No space left"):
@@ -394,7 +394,7 @@ def test_other_versions_and_missing_models(tmp_path):
 def test_after_a_crash_between_two_renames_the_older_model_is_found(tmp_path):
     made().save(tmp_path / "m")
     (tmp_path / "m").rename(tmp_path / ".m.0123456789ab.old")
-    assert load(tmp_path / "m").devices == made().devices
+    assert load(tmp_path / "m").sites == made().sites
     made().save(tmp_path / "m")
     assert held(tmp_path) == ["m"]
 
@@ -409,10 +409,10 @@ def test_what_killed_saves_left_behind_is_removed_when_it_is_old(tmp_path):
 
 def test_ids_that_no_file_can_keep(tmp_path):
     with pytest.raises(ModelFileError, match="of type frozenset cannot be written"):
-        made(devices=(frozenset({1}), "b")).save(tmp_path / "m")
+        made(sites=(frozenset({1}), "b")).save(tmp_path / "m")
     assert held(tmp_path) == []
-    made(devices=(datetime.date(2024, 1, 1), datetime.datetime(2024, 1, 1))).save(tmp_path / "m")
-    assert load(tmp_path / "m").devices == (datetime.date(2024, 1, 1), datetime.datetime(2024, 1, 1))
+    made(sites=(datetime.date(2024, 1, 1), datetime.datetime(2024, 1, 1))).save(tmp_path / "m")
+    assert load(tmp_path / "m").sites == (datetime.date(2024, 1, 1), datetime.datetime(2024, 1, 1))
 
 
 def squared(theta, X, y, offset):
@@ -535,7 +535,7 @@ def test_equal_parameters_along_edges_make_a_group():
 def test_a_part_stands_alone(tmp_path):
     model = schema_model()
     part = model.part(["w", "s"])
-    assert part.devices == ("w", "s")
+    assert part.sites == ("w", "s")
     assert part.graph.n_edges == 1
     assert part.clusters.tolist() == [0, 1]
     alone = model.part(["s"])
@@ -545,7 +545,7 @@ def test_a_part_stands_alone(tmp_path):
     text = "".join(path.read_text() for path in (tmp_path / "own").iterdir())
     for number in model.coef[0].ravel():
         assert repr(float(number)) not in text
-    with pytest.raises(UnknownDeviceError, match="'x'"):
+    with pytest.raises(UnknownSiteError, match="'x'"):
         model.part(["x"])
     with pytest.raises(ParameterError):
         model.part([])

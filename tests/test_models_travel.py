@@ -11,7 +11,7 @@ import pytest
 import fedkin
 import heart
 from fedkin.data import Column, Schema
-from fedkin.errors import DataError, UnknownDeviceError
+from fedkin.errors import DataError, UnknownSiteError
 from fedkin.federate import enrol, sharing
 from fedkin.federate.trust import SecurityError
 from fedkin.fitting import FitOptions, FittedModel, fit_federation, join_parts, model_from_theta
@@ -44,7 +44,7 @@ def test_a_site_takes_its_own_part_from_the_organiser_only(two, tmp_path: Path) 
     path.write_text(json.dumps(content))
     with pytest.raises(SecurityError, match=str(path)):
         sharing.accept_model(north, path)
-    with pytest.raises(UnknownDeviceError, match="has no site 'nobody'"):
+    with pytest.raises(UnknownSiteError, match="has no site 'nobody'"):
         sharing.deliver(made, {"nobody": tmp_path / "part"})
 
 

@@ -67,7 +67,7 @@ def test_import_is_light() -> None:
     assert "numpy" not in loaded
 
 
-def test_what_a_device_needs_is_light() -> None:
+def test_what_a_site_needs_is_light() -> None:
     loaded = loaded_by("from fedkin import Federation, Graph, Problem, solve, local_fit, load")
     assert not loaded & HEAVY
 
@@ -278,7 +278,7 @@ def test_gathered_arguments_are_those_of_the_dataclasses_behind() -> None:
     from fedkin.admm.in_process.session import Recording, RunSetup
     from fedkin.data import Roles, TableOptions
 
-    assert {*TableOptions.__annotations__} == {*Roles.__dataclass_fields__} - {"device", "target"}
+    assert {*TableOptions.__annotations__} == {*Roles.__dataclass_fields__} - {"site", "target"}
     fields = {*Settings.__dataclass_fields__, *Recording.__dataclass_fields__, "shards", "backend"}
     assert {*RunOptions.__annotations__} == fields - {"batch_size", "tol"}
     assert {"shards", "backend"} < {*RunSetup.__dataclass_fields__}

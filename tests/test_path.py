@@ -38,7 +38,7 @@ def by_cvxpy(graph: Graph, penalty: str, gradient: np.ndarray) -> float:
 
 def balanced(graph: Graph, p: int, seed: int) -> np.ndarray:
     """Random gradients that sum to 0 over each component."""
-    gradient, labels = np.random.default_rng(seed).normal(size=(graph.n_devices, p)), graph.components()
+    gradient, labels = np.random.default_rng(seed).normal(size=(graph.n_sites, p)), graph.components()
     for label in range(labels.max() + 1):
         gradient[labels == label] -= gradient[labels == label].mean(axis=0)
     return gradient
@@ -58,7 +58,7 @@ def test_everything_is_fused_at_lam_max_and_not_below(loss: str, penalty: str) -
 
 
 @pytest.mark.parametrize("penalty", PENALTY_NAMES)
-def test_two_devices_by_hand(penalty: str) -> None:
+def test_two_sites_by_hand(penalty: str) -> None:
     """Both feel the other with |V| lam and have gradients 1 and -1 at the mean: lam_max = 1 / 2."""
     problem = Problem(Federation({"a": [[0.0]], "b": [[2.0]]}), Graph.complete("ab"), "mean", penalty)
     assert lam_max(problem) == pytest.approx(0.5, rel=1e-3)
@@ -139,7 +139,7 @@ def test_the_first_order_method_agrees_with_maximum_flows() -> None:
     assert least_congestion(graph, make_penalty("l1"), gradient, 1e-3, flow_size=0) == pytest.approx(exact, rel=2e-3)
 
 
-def test_devices_that_agree_or_have_no_neighbours_need_no_penalty() -> None:
+def test_sites_that_agree_or_have_no_neighbours_need_no_penalty() -> None:
     same = Federation({u: [[1.0, 2.0]] for u in range(3)})
     assert lam_max(Problem(same, Graph.complete(range(3)), "mean")) == 0.0
     fed = federation("linear", (8, 9))
@@ -175,14 +175,14 @@ def test_a_user_loss_and_mixed_losses_have_a_lam_max() -> None:
         assert n_clusters(problem, lam_max(problem), 1e-6) == 1
 
 
-def test_pooled_classes_that_are_separable_are_reported_with_a_device() -> None:
+def test_pooled_classes_that_are_separable_are_reported_with_a_site() -> None:
     X = np.array([[-1.0], [1.0]])
     fed = Federation({name: (X, [0.0, 1.0]) for name in ("north", "south")})
     with pytest.raises(SolverError, match="'north' run away"):
-        lam_max(Problem(fed, Graph.complete(fed.devices), "logistic"))
+        lam_max(Problem(fed, Graph.complete(fed.sites), "logistic"))
 
 
-def test_lam_max_does_not_depend_on_lam_or_the_order_of_devices() -> None:
+def test_lam_max_does_not_depend_on_lam_or_the_order_of_sites() -> None:
     fed = federation("linear", (12, 9, 14, 10), q=2, seed=6)
     graph = random_graph(4, 0.8, seed=1)
     for penalty in PENALTY_NAMES:

@@ -9,7 +9,7 @@ import pytest
 
 import fedkin
 from fedkin import Federation, Graph, Problem
-from fedkin.errors import DataError, GraphError, GraphWarning, ParameterError, UnknownDeviceError
+from fedkin.errors import DataError, GraphError, GraphWarning, ParameterError, UnknownSiteError
 from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, MultinomialLoss
 from fedkin.objective import MixedTerms
 
@@ -30,8 +30,8 @@ def chain() -> Graph:
 def by_hand(fed: Federation, theta: np.ndarray, lam: float, power: float) -> float:
     """Equation (ob) for the chain, written as one reads it."""
     total = 0.0
-    for u, device in enumerate(fed.devices):
-        X, y = fed[device].X, fed[device].y
+    for u, site in enumerate(fed.sites):
+        X, y = fed[site].X, fed[site].y
         total += 0.5 * np.mean((y - X @ theta[u]) ** 2)
     penalty = 2.0 * np.linalg.norm(theta[0] - theta[1], power) + 0.5 * np.linalg.norm(theta[1] - theta[2], power)
     return total / 3 + lam * penalty
@@ -49,13 +49,13 @@ def test_the_objective_is_the_papers(fed: Federation, chain: Graph, penalty: str
 
 
 def test_the_factor_of_the_paper_is_in_one_place() -> None:
-    """Two devices with one observation each: lam = 0.1 gives 0.2 and 1.8, not the 0.1 and 1.9 of |V| F."""
+    """Two sites with one observation each: lam = 0.1 gives 0.2 and 1.8, not the 0.1 and 1.9 of |V| F."""
     fed = Federation({"a": [[0.0]], "b": [[2.0]]})
     solution = fedkin.solve(Problem(fed, Graph.complete(["a", "b"]), loss="mean", lam=0.1), tol=1e-12)
     np.testing.assert_allclose(solution.theta.ravel(), [0.2, 1.8], atol=1e-6)
 
 
-def test_sparsity_and_ridge_are_per_device_and_averaged(fed: Federation, chain: Graph) -> None:
+def test_sparsity_and_ridge_are_per_site_and_averaged(fed: Federation, chain: Graph) -> None:
     theta = np.random.default_rng(1).normal(size=(3, 2))
     plain = Problem(fed, chain, lam=0.1).objective(theta)
     weights = np.array([0.5, 0.0, 2.0])
@@ -67,15 +67,15 @@ def test_sparsity_and_ridge_are_per_device_and_averaged(fed: Federation, chain: 
     assert both == pytest.approx(plain + 0.15 * (theta[:, 0] ** 2).mean(), rel=1e-13)
 
 
-def test_the_order_of_the_graphs_devices_does_not_matter(fed: Federation, chain: Graph) -> None:
+def test_the_order_of_the_graphs_sites_does_not_matter(fed: Federation, chain: Graph) -> None:
     theta = np.random.default_rng(1).normal(size=(3, 2))
     turned = Graph(["c", "a", "b"], [("b", "c"), ("a", "b")], weights=[0.5, 2.0])
     problem = Problem(fed, turned, lam=0.7)
-    assert problem.graph.devices == fed.devices
+    assert problem.graph.sites == fed.sites
     assert problem.objective(theta) == Problem(fed, chain, lam=0.7).objective(theta)
 
 
-def test_a_graph_over_other_devices_is_refused_and_one_over_fewer_leaves_them_alone(fed: Federation) -> None:
+def test_a_graph_over_other_sites_is_refused_and_one_over_fewer_leaves_them_alone(fed: Federation) -> None:
     with pytest.warns(GraphWarning, match="does not name site 'c', which has no edges"):
         assert Problem(fed, Graph.complete(["a", "b"])).graph.degree.tolist() == [1, 1, 0]
     with pytest.raises(GraphError, match="'d'"):
@@ -105,15 +105,15 @@ def test_parameters_out_of_range_are_named(fed: Federation, chain: Graph) -> Non
         _ = Problem(fed, chain, sparsity={"a": np.nan}).fused
     with pytest.raises(ParameterError, match=r"sparsity has shape \(4, 1\)"):
         _ = Problem(fed, chain, sparsity=np.ones(4)).fused
-    with pytest.raises(UnknownDeviceError, match="'z'"):
+    with pytest.raises(UnknownSiteError, match="'z'"):
         _ = Problem(fed, chain, sparsity={"z": 1.0}).fused
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-def test_losses_by_device(fed: Federation, chain: Graph) -> None:
-    binary = Federation({d: (fed[d].X, (fed[d].y > 0).astype(float)) for d in fed.devices})
+def test_losses_by_site(fed: Federation, chain: Graph) -> None:
+    binary = Federation({d: (fed[d].X, (fed[d].y > 0).astype(float)) for d in fed.sites})
     problem = Problem(binary, chain, loss={"a": "linear", "b": LogisticLoss(), "c": "linear"})
     assert [loss.name for loss in problem.losses] == ["linear", "logistic", "linear"]
     assert isinstance(problem.terms, MixedTerms)
@@ -122,28 +122,28 @@ def test_losses_by_device(fed: Federation, chain: Graph) -> None:
     assert problem.terms.values(theta)[1] == pytest.approx(np.mean(np.logaddexp(0, eta) - binary["b"].y * eta))
 
 
-def test_losses_by_device_must_be_complete_known_and_of_one_length(fed: Federation, chain: Graph) -> None:
+def test_losses_by_site_must_be_complete_known_and_of_one_length(fed: Federation, chain: Graph) -> None:
     with pytest.raises(DataError, match=r"no loss is given for site 'b' and 1 others; name every site"):
         _ = Problem(fed, chain, loss={"a": "linear"}).losses
     with pytest.raises(DataError, match=r"no loss is given for site 'c'; name every site"):
         _ = Problem(fed, chain, loss={"a": "linear", "b": "linear"}).losses
-    with pytest.raises(UnknownDeviceError, match="'z'"):
+    with pytest.raises(UnknownSiteError, match="'z'"):
         _ = Problem(fed, chain, loss={"a": "linear", "b": "linear", "c": "linear", "z": "mean"}).losses
-    classes = Federation({d: (fed[d].X, np.zeros(len(fed[d].y))) for d in fed.devices})
+    classes = Federation({d: (fed[d].X, np.zeros(len(fed[d].y))) for d in fed.sites})
     with pytest.raises(DataError, match="different length"):
         _ = Problem(classes, chain, loss={"a": "linear", "b": MultinomialLoss(3), "c": "linear"}).losses
 
 
-def test_a_target_that_does_not_fit_names_its_device(fed: Federation, chain: Graph) -> None:
-    bad = Federation({d: (fed[d].X, np.full(len(fed[d].y), 3.0 if d == "b" else 1.0)) for d in fed.devices})
+def test_a_target_that_does_not_fit_names_its_site(fed: Federation, chain: Graph) -> None:
+    bad = Federation({d: (fed[d].X, np.full(len(fed[d].y), 3.0 if d == "b" else 1.0)) for d in fed.sites})
     with pytest.raises(DataError, match="site 'b'"):
         _ = Problem(bad, chain, loss="logistic").losses
     with pytest.raises(DataError, match="no target"):
-        _ = Problem(Federation({d: fed[d].X for d in fed.devices}), chain).losses
+        _ = Problem(Federation({d: fed[d].X for d in fed.sites}), chain).losses
 
 
 def test_the_number_of_parameters_follows_from_the_loss(fed: Federation, chain: Graph) -> None:
-    classes = Federation({d: (fed[d].X, np.arange(len(fed[d].y)) % 4.0) for d in fed.devices})
+    classes = Federation({d: (fed[d].X, np.arange(len(fed[d].y)) % 4.0) for d in fed.sites})
     assert Problem(classes, chain, loss="multinomial").n_params == 6
     assert Problem(fed, chain, loss=HuberLoss(2.0)).n_params == 2
 

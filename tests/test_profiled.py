@@ -10,7 +10,7 @@ import fedkin
 from cvxpy_reference import NORMS, mean_loss
 from fedkin import FedADMMRegressor, Graph
 from fedkin.cli import main
-from fedkin.errors import DegenerateDeviceWarning, ParameterError, SolverError
+from fedkin.errors import DegenerateSiteWarning, ParameterError, SolverError
 from fedkin.fitting import FitOptions, fit_federation, fit_summaries
 from fedkin.losses import UserLoss
 from fedkin.objective import assign_folds
@@ -32,7 +32,7 @@ def sites(v=5, n=20, seed=0, spread=5.0):
 @pytest.mark.parametrize("sparsity", [0.0, 0.05])
 def test_the_solution_is_that_of_cvxpy(penalty, sparsity):
     fed = sites().with_intercept()
-    graph, lam, V = Graph.complete(fed.devices), 0.03, fed.n_devices
+    graph, lam, V = Graph.complete(fed.sites), 0.03, fed.n_sites
     shrink = sparsity * ~FREE
     problem = fedkin.Problem(
         fed, graph, penalty=penalty, ridge=0.1 * ~FREE, sparsity=np.tile(shrink, (V, 1)) if sparsity else 0.0
@@ -42,7 +42,7 @@ def test_the_solution_is_that_of_cvxpy(penalty, sparsity):
     losses = [
         cp.sum(cp.multiply(fed.weight[own], cp.square(fed.X[own] @ theta[u] - fed.y[own])))
         / (2 * fed.weight[own].sum())
-        for u, own in enumerate(fed.device_index == u for u in range(V))
+        for u, own in enumerate(fed.site_index == u for u in range(V))
     ]
     norm = {"l1": 1, "l2": 2, "linf": "inf"}[penalty]
     pulls = [
@@ -62,17 +62,17 @@ def test_held_out_rows_meet_intercepts_of_training():
     fed = sites()
     fed = fed.replaced(weight=None).with_intercept()
     lams = [0.3, 0.05, 0.005]
-    choice = ProfiledProblem(fedkin.Problem(fed, Graph.complete(fed.devices)), FREE).choose(
+    choice = ProfiledProblem(fedkin.Problem(fed, Graph.complete(fed.sites)), FREE).choose(
         lams, folds=3, seed=1, tol=1e-9
     )
     fold_of = assign_folds(fed, 3, 1)
     for k in range(3):
         train, test = fed.take(fold_of != k), fed.take(fold_of == k)
         for m, lam in enumerate(lams):
-            part = fedkin.Problem(train, Graph.complete(fed.devices))
+            part = fedkin.Problem(train, Graph.complete(fed.sites))
             theta = ProfiledProblem(part, FREE).solve(lam, 1e-8).theta
-            rows = 0.5 * ((test.X * theta[test.device_index]).sum(axis=1) - test.y) ** 2
-            mean = np.mean([rows[test.device_index == u].mean() for u in range(fed.n_devices)])
+            rows = 0.5 * ((test.X * theta[test.site_index]).sum(axis=1) - test.y) ** 2
+            mean = np.mean([rows[test.site_index == u].mean() for u in range(fed.n_sites)])
             assert choice.scores[k, m] == pytest.approx(mean, rel=1e-4)
 
 
@@ -83,7 +83,7 @@ def test_groups_share_slopes_and_no_intercept():
     assert model.clusters.tolist() == [0, 0, 0, 1, 1, 1]
     assert len(np.unique(model.intercept)) == 6
     fused = fit_federation(fed, None, FitOptions(lam=0.02, **how))
-    own = [fed.y[fed.device_index == u].mean() for u in range(6)]
+    own = [fed.y[fed.site_index == u].mean() for u in range(6)]
     assert np.corrcoef(model.intercept[:, 0], own)[0, 1] > 0.99
     assert np.abs(model.intercept[:, 0] - own).max() < np.abs(fused.intercept[:, 0] - own).max()
     chosen = fit_federation(fed, None, FitOptions(fuse_intercept="auto", **how))
@@ -101,10 +101,10 @@ def test_summaries_estimators_and_the_command_line(tmp_path, monkeypatch):
     model = fit_federation(fed, None, options)
     summed = fit_summaries(fedkin.summarise(fed.with_intercept(), "linear"), None, options)
     assert np.allclose(model.coef, summed.coef, atol=1e-5)
-    estimator = FedADMMRegressor(select=None, fuse_intercept=False).fit(fed.X, fed.y, device=fed.device_index)
+    estimator = FedADMMRegressor(select=None, fuse_intercept=False).fit(fed.X, fed.y, site=fed.site_index)
     assert np.allclose(model.coef[:, 0], estimator.coef_, atol=1e-5)
     monkeypatch.chdir(tmp_path)
-    rows = np.column_stack([fed.device_index, fed.X, fed.y])
+    rows = np.column_stack([fed.site_index, fed.X, fed.y])
     np.savetxt("rows.csv", rows, delimiter=",", header="site,a,b,y", comments="")
     asked = ["fit", "rows.csv", "--site", "site", "--target", "y", "--select", "none", "--test-size", "0"]
     assert main([*asked, "--fuse-intercept", "no", "--report", "page.html"]) == 0
@@ -144,7 +144,7 @@ def smooth(loss, v=4, n=30, seed=0):
 )
 def test_smooth_losses_are_those_of_cvxpy(loss, penalty, sparsity):
     fed, lam = smooth(loss), 0.02
-    graph, V = Graph.complete(fed.devices), fed.n_devices
+    graph, V = Graph.complete(fed.sites), fed.n_sites
     free = np.tile(FREE, 2 if loss == "multinomial" else 1)
     shrink = np.tile(sparsity * ~free, (V, 1)) if sparsity else 0.0
     problem = fedkin.Problem(fed, graph, loss, penalty, sparsity=shrink, ridge=0.05 * ~free)
@@ -173,7 +173,7 @@ def test_a_custom_loss_leaves_intercepts_alone_like_a_named_one():
         return X.T @ (1 / (1 + np.exp(-X @ theta)) - y) / len(y)
 
     fed, how = smooth("logistic"), {"penalty": "l1", "ridge": 0.05 * ~FREE}
-    graph = Graph.complete(fed.devices)
+    graph = Graph.complete(fed.sites)
     named = ProfiledProblem(fedkin.Problem(fed, graph, "logistic", **how), FREE).solve(0.02, 1e-8)
     custom = ProfiledProblem(fedkin.Problem(fed, graph, UserLoss(value, gradient), **how), FREE).solve(0.02, 1e-7)
     assert np.allclose(named.theta, custom.theta, atol=1e-4)
@@ -182,7 +182,7 @@ def test_a_custom_loss_leaves_intercepts_alone_like_a_named_one():
 @pytest.mark.parametrize("loss", ["logistic", "poisson", "huber"])
 def test_paths_and_cross_validation_of_smooth_losses(loss):
     fed = smooth(loss)
-    graph, lams = Graph.complete(fed.devices), [0.2, 0.02]
+    graph, lams = Graph.complete(fed.sites), [0.2, 0.02]
     profiled = ProfiledProblem(fedkin.Problem(fed, graph, loss), FREE)
     for lam, solution in fedkin.lam_path(profiled.rest, lams, tol=1e-9):
         again = profiled.solve(lam, 1e-9)
@@ -199,16 +199,16 @@ def test_paths_and_cross_validation_of_smooth_losses(loss):
 
 def test_a_site_with_one_class_needs_a_ridge_or_edges():
     fed = smooth("logistic")
-    y = np.where(fed.device_index == 2, 1.0, fed.y)
+    y = np.where(fed.site_index == 2, 1.0, fed.y)
     one = fed.replaced(y=y)
-    problem = fedkin.Problem(one, Graph.complete(fed.devices), "logistic")
+    problem = fedkin.Problem(one, Graph.complete(fed.sites), "logistic")
     with pytest.raises(SolverError, match="the intercept of site 2 has no finite minimiser where no edge pulls"):
         ProfiledProblem(problem, FREE).solve(0.1)
     assert ProfiledProblem(replace(problem, ridge=1e-2), FREE).solve(0.1).gap <= 1e-6
-    rows = fedkin.Federation.from_arrays(one.X[:, 1:], y, one.device_index)
+    rows = fedkin.Federation.from_arrays(one.X[:, 1:], y, one.site_index)
     for fuse in (False, "auto"):
         options = FitOptions(loss="logistic", fuse_intercept=fuse, select="none", cv_folds=3)
-        with pytest.warns(DegenerateDeviceWarning, match="a missing one"):
+        with pytest.warns(DegenerateSiteWarning, match="a missing one"):
             model = fit_federation(rows, None, options)
         assert model.gap <= 1e-6 and np.isfinite(model.coef).all()
         assert "fuse_intercept" in model.history["choice"]

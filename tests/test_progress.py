@@ -96,7 +96,7 @@ def test_the_log_is_called_fedkin(caplog):
 def test_cross_validation_and_splits_tell_how_far_they_are():
     heard = set()
     with listening(lambda words, done, total: heard.add((words, done == total))):
-        design = paper_design(n_devices=6, n_samples=20, n_features=2, n_clusters=1)
+        design = paper_design(n_sites=6, n_samples=20, n_features=2, n_clusters=1)
         compare(design.federation, design.graph, FitOptions(select="none", cv_folds=2), repeats=1)
     for words in ("comparing on held-out rows", "cross-validation"):
         assert {(words, False), (words, True)} <= heard

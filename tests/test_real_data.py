@@ -27,8 +27,8 @@ pytestmark = [
 ]
 
 
-def in_device_order(federation: Federation) -> list:
-    return [federation.devices[u] for u in federation.device_index]
+def in_site_order(federation: Federation) -> list:
+    return [federation.sites[u] for u in federation.site_index]
 
 
 # --- school: exam scores of the first 70 of 139 schools -------------------------------------------------------
@@ -36,11 +36,11 @@ def in_device_order(federation: Federation) -> list:
 
 def school(split: int) -> tuple[Federation, NDArray[np.bool_]]:
     with pytest.warns(TableWarning, match="follow from the columns before them: left out"):
-        federation = Federation.read(DATA / "school" / "school.csv", device="school", target="exam_score")
+        federation = Federation.read(DATA / "school" / "school.csv", site="school", target="exam_score")
     splits = np.loadtxt(DATA / "school" / "school_splits.csv", delimiter=",", skiprows=1)
     held_out = splits[federation.row_order, split] == 0
     # all 139 of them take minutes
-    return federation.subset(federation.devices[:70]), held_out[federation.device_index < 70]
+    return federation.subset(federation.sites[:70]), held_out[federation.site_index < 70]
 
 
 def explained(y, predicted) -> float:
@@ -58,7 +58,7 @@ def test_school():
     alone = np.concatenate(
         [
             make_pipeline(StandardScaler(), RidgeCV(alphas)).fit(train[u].X, train[u].y).predict(test[u].X)
-            for u in test.devices
+            for u in test.sites
             if test[u].n_samples
         ]
     )
@@ -70,14 +70,14 @@ def test_school():
 
 def test_landmine():
     """All options at their defaults, against sites alone (also with a tuned ridge) and one model for all."""
-    federation = Federation.read(DATA / "landmine" / "landmine.csv", device="task", target="label")
+    federation = Federation.read(DATA / "landmine" / "landmine.csv", site="task", target="label")
     train, test = federation.split(0.5, seed=0)
     found = compare(federation, None, FitOptions(loss="logistic"), repeats=1, test_size=0.5)
     areas = found.more["AUC per site"]
     assert areas["Fedkin"] > max(areas["Local"], areas["Global"])
     assert found.mean("Fedkin") < min(found.mean("Local"), found.mean("Global"))
     tuned = []
-    for site in test.devices:
+    for site in test.sites:
         model = make_pipeline(
             StandardScaler(),
             LogisticRegressionCV(
@@ -95,9 +95,9 @@ def test_kinds_of_ground_are_found_unaided(seed):
 
     Foliated ground comes in two groups; where the border between these runs depends on the seed.
     """
-    federation = Federation.read(DATA / "landmine" / "landmine.csv", device="task", target="label")
+    federation = Federation.read(DATA / "landmine" / "landmine.csv", site="task", target="label")
     kin = fit_federation(federation, None, FitOptions(loss="logistic", seed=seed)).kin
-    foliated = np.array([int(field) <= 15 for field in kin.devices])
+    foliated = np.array([int(field) <= 15 for field in kin.sites])
     assert kin.resolved
     right = sum(max((kin.groups[foliated] == k).sum(), (kin.groups[~foliated] == k).sum()) for k in set(kin.groups))
     assert right >= 28
@@ -110,7 +110,7 @@ def test_kinds_of_ground_are_found_unaided(seed):
 def melanoma() -> Federation:
     columns = read_columns(DATA / "melanoma" / "melanoma.csv")
     columns["log_expected"] = np.log(columns["expected"])
-    return Federation.from_frame(columns, device="nation", target="deaths", features=["uvb"], offset="log_expected")
+    return Federation.from_frame(columns, site="nation", target="deaths", features=["uvb"], offset="log_expected")
 
 
 def test_melanoma():
@@ -118,9 +118,9 @@ def test_melanoma():
     train, test = federation.split(0.3, seed=0)
     found = compare(federation, None, FitOptions(loss="poisson"), repeats=1, test_size=0.3)
     assert found.mean("Fedkin") < found.mean("Global")
-    ids = in_device_order(test)
+    ids = in_site_order(test)
     forgotten = fit_federation(
-        Federation.from_arrays(train.X, train.y, in_device_order(train)), None, FitOptions(loss="poisson", lam=0.01)
+        Federation.from_arrays(train.X, train.y, in_site_order(train)), None, FitOptions(loss="poisson", lam=0.01)
     )
     with_offset = found.models[0]["Fedkin"].predict(test.X, ids, test.offset)
     assert np.corrcoef(with_offset, test.y)[0, 1] > 0.9 > np.corrcoef(forgotten.predict(test.X, ids), test.y)[0, 1]
@@ -129,7 +129,7 @@ def test_melanoma():
 def test_melanoma_slopes_change_sign():
     """The textbook reversal: mortality rises with UV-B in Britain and falls with it over Europe as a whole."""
     model = fit_federation(melanoma(), None, FitOptions(loss="poisson", lam=0.003))
-    slopes = dict(zip(model.devices, model.coef[:, 0, 0], strict=True))
+    slopes = dict(zip(model.sites, model.coef[:, 0, 0], strict=True))
     assert slopes["UK"] > 0.05 and slopes["Italy"] < -0.05
     one_for_all = fit_federation(melanoma(), None, replace(FitOptions(loss="poisson"), lam=100.0))
     assert one_for_all.n_clusters == 1 and one_for_all.coef[0, 0, 0] < 0

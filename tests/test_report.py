@@ -49,7 +49,7 @@ def fused() -> FittedModel:
 
 @pytest.fixture(scope="module")
 def kin() -> FittedModel:
-    design = paper_design(n_devices=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
+    design = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
     return fit_federation(design.federation)
 
 
@@ -71,7 +71,7 @@ def test_differences_are_those_of_contrasts(kin, monkeypatch):
     ratio = 4.0 * (unpacked(told["differences"], "u1").reshape(66, -1) / 255.0) ** 2
     for number, (i, j) in enumerate(zip(*np.tril_indices(12, -1), strict=True)):
         shown = ratio[number] * np.hypot(halves[i], halves[j])
-        exact = np.ptp(kin.contrast(kin.devices[i], kin.devices[j]).confint(0.95), axis=1) / 2
+        exact = np.ptp(kin.contrast(kin.sites[i], kin.sites[j]).confint(0.95), axis=1) / 2
         np.testing.assert_allclose(shown, exact, rtol=0.05)
     assert ratio.min() < 0.5, "kin differ by less than independent sites would"
     monkeypatch.setattr("fedkin.report.payload.MOST_DIFFERENCES", 66 * halves.shape[1] - 1)
@@ -158,15 +158,15 @@ def large(V: int, p: int) -> FittedModel:
     """A model of many sites, without the time to fit one."""
     rng = np.random.default_rng(0)
     small = fit_federation(Federation({u: [[float(u)] * p] for u in range(2)}), None, FitOptions(loss="mean", lam=0.0))
-    devices = tuple(f"site {u:05d}" for u in range(V))
+    sites = tuple(f"site {u:05d}" for u in range(V))
     return replace(
         small,
-        devices=devices,
+        sites=sites,
         coef=rng.standard_normal((V, 1, p)),
         intercept=np.zeros((V, 1)),
         clusters=rng.integers(0, 8, V),
         n_samples=np.full(V, 30),
-        graph=Graph.empty(devices),
+        graph=Graph.empty(sites),
         notes={},
     )
 
@@ -270,7 +270,7 @@ def test_states_are_recognised():
 def test_fit_and_report_write_the_same_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     design = paper_design(8, 30, 3, 2, seed=0)
     fed, table = design.federation, tmp_path / "my rows.csv"
-    lines = [f"s{u},{y},{','.join(map(str, x))}" for u, y, x in zip(fed.device_index, fed.y, fed.X, strict=True)]
+    lines = [f"s{u},{y},{','.join(map(str, x))}" for u, y, x in zip(fed.site_index, fed.y, fed.X, strict=True)]
     table.write_text("\n".join(["site,y,a,b,c", *lines]))
     words = [str(table), "--site", "site", "--target", "y", "--select", "holm", "--test-size", "0"]
     words += ["--out", str(tmp_path / "model"), "--report", str(tmp_path / "one.html")]

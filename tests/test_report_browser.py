@@ -77,7 +77,7 @@ def look_alike() -> Federation:
 def landmine(folder: Path) -> str:
     """Kin of the landmine tasks, or of tasks like them where the table is absent."""
     table = DATA / "landmine" / "landmine.csv"
-    federation = Federation.read(table, device="task", target="label") if table.exists() else look_alike()
+    federation = Federation.read(table, site="task", target="label") if table.exists() else look_alike()
     return written(folder, "landmine", fit_federation(federation, None, FitOptions(loss="logistic", method="kin")))
 
 

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedkin.admm import device_keys
+from fedkin.admm import site_keys
 from fedkin.admm.sampling import PRESENCE, draw_batches, mix, round_states, uniforms
 from fedkin.errors import ParameterError
 
 
-def states(n_devices: int, rounds: int, seed: int = 0, purpose: int = 1) -> np.ndarray:
-    return round_states(device_keys(range(n_devices)), seed, np.arange(rounds), purpose)
+def states(n_sites: int, rounds: int, seed: int = 0, purpose: int = 1) -> np.ndarray:
+    return round_states(site_keys(range(n_sites)), seed, np.arange(rounds), purpose)
 
 
 def test_mix_is_splitmix64():
@@ -51,7 +51,7 @@ def test_large_batches_are_uniform_too():
     assert stats.chi2.sf(statistic, 149) > 1e-4 < stats.chi2.cdf(statistic, 149)
 
 
-def test_devices_rounds_and_purposes_are_independent():
+def test_sites_rounds_and_purposes_are_independent():
     first, other = uniforms(states(300, 200)), uniforms(states(300, 200, purpose=PRESENCE))
     assert stats.kstest(first.ravel(), "uniform").pvalue > 1e-4
     size = first.size**-0.5
@@ -73,10 +73,10 @@ def test_devices_rounds_and_purposes_are_independent():
     st.integers(0, 10**12),
     st.data(),
 )
-def test_a_batch_depends_on_its_own_device_and_round_only(counts, seed, t, data):
+def test_a_batch_depends_on_its_own_site_and_round_only(counts, seed, t, data):
     counts = np.array(counts)
     size = data.draw(st.integers(1, int(counts.min())))
-    keys = device_keys([f"device {k}" for k in range(counts.size)])
+    keys = site_keys([f"site {k}" for k in range(counts.size)])
     together = draw_batches(round_states(keys, seed, np.arange(t, t + 3)), counts, size)
     assert (together >= 0).all() and (together < counts[:, None]).all()
     assert all(len(set(row)) == size for row in together.reshape(-1, size).tolist())
@@ -92,13 +92,13 @@ def test_all_rows_come_in_order():
 
 
 def test_keys_depend_on_the_id_alone():
-    assert np.array_equal(device_keys([3, "a", ("x", 1)])[1:], device_keys(["a", ("x", 1)]))
-    assert device_keys([1])[0] != device_keys(["1"])[0]
-    assert device_keys([np.int64(7)])[0] == device_keys([7])[0]
-    assert len(set(device_keys(range(-5, 10_000)).tolist())) == 10_005
+    assert np.array_equal(site_keys([3, "a", ("x", 1)])[1:], site_keys(["a", ("x", 1)]))
+    assert site_keys([1])[0] != site_keys(["1"])[0]
+    assert site_keys([np.int64(7)])[0] == site_keys([7])[0]
+    assert len(set(site_keys(range(-5, 10_000)).tolist())) == 10_005
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.5, True, "0"])
 def test_bad_seeds(seed):
     with pytest.raises(ParameterError, match="seed must be a whole number"):
-        round_states(device_keys([0]), seed, np.arange(2))
+        round_states(site_keys([0]), seed, np.arange(2))

@@ -229,7 +229,7 @@ def test_rows_with_missing_cells_can_be_left_out():
 def test_a_table_of_several_sites():
     columns = table(hospital=["n", "s", "s"] * 20)
     fed = SCHEMA.federation(columns, "hospital")
-    assert fed.devices == ("n", "s")
+    assert fed.sites == ("n", "s")
     assert fed.feature_names == SCHEMA.names
     assert set(fed.y) == {"alive", "dead"}
     np.testing.assert_array_equal(fed.X[np.argsort(fed.row_order)], SCHEMA.encode(columns))

@@ -1,4 +1,4 @@
-"""Edge selection: the statistic, its reference distributions, the corrections, and devices without a fit."""
+"""Edge selection: the statistic, its reference distributions, the corrections, and sites without a fit."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def pairs(n_pairs: int) -> np.ndarray:
 
 
 def null_pairs(n_pairs, sizes, p, seed, noise=(1.0, 1.0), uneven=False) -> Federation:
-    """Pairs of devices with the same parameter; ``uneven`` noise grows with the first feature."""
+    """Pairs of sites with the same parameter; ``uneven`` noise grows with the first feature."""
     rng = np.random.default_rng(seed)
     counts = np.tile(sizes, n_pairs)
-    device = np.repeat(np.arange(2 * n_pairs), counts)
-    X = rng.standard_normal((device.size, p))
+    site = np.repeat(np.arange(2 * n_pairs), counts)
+    X = rng.standard_normal((site.size, p))
     theta = np.repeat(0.3 * rng.standard_normal((n_pairs, p)), 2, axis=0)
-    sd = np.tile(noise, n_pairs)[device] * (np.abs(X[:, 0]) if uneven else 1.0)
-    y = np.einsum("kp,kp->k", X, theta[device]) + sd * rng.standard_normal(device.size)
-    return Federation.from_arrays(X, y, device)
+    sd = np.tile(noise, n_pairs)[site] * (np.abs(X[:, 0]) if uneven else 1.0)
+    y = np.einsum("kp,kp->k", X, theta[site]) + sd * rng.standard_normal(site.size)
+    return Federation.from_arrays(X, y, site)
 
 
 # ---------------------------------------------------------------- the statistic and its reference
@@ -39,7 +39,7 @@ def null_pairs(n_pairs, sizes, p, seed, noise=(1.0, 1.0), uneven=False) -> Feder
 
 @pytest.mark.parametrize("variance", ["bartlett", "model", "sandwich"])
 def test_statistic_is_the_wald_distance(variance):
-    design = paper_design(n_devices=8, n_samples=40, n_features=5, seed=1)
+    design = paper_design(n_sites=8, n_samples=40, n_features=5, seed=1)
     fit = local_fit(design.federation, variance=variance)
     chosen = select_edges(design.federation, design.graph, variance=variance)
     for e, (i, j) in enumerate(design.graph.edges):
@@ -49,7 +49,7 @@ def test_statistic_is_the_wald_distance(variance):
 
 
 def test_bartlett_is_the_papers_rule():
-    design = paper_design(n_devices=20, n_samples=60, n_features=6, varrho=0.3, seed=2)
+    design = paper_design(n_sites=20, n_samples=60, n_features=6, varrho=0.3, seed=2)
     chosen = select_edges(design.federation, design.graph, variance="bartlett", level=0.1)
     critical = stats.chi2.isf(0.1 / design.graph.n_edges, 6)
     assert chosen.critical == pytest.approx(critical, rel=1e-10)
@@ -83,7 +83,7 @@ def test_unequal_spreads_are_close_to_welch_when_spreads_really_differ():
 
 
 def test_against_a_known_mean_it_is_hotellings_test():
-    """A device with so many rows that its mean is known: one-sample Hotelling, whose distribution is exact."""
+    """A site with so many rows that its mean is known: one-sample Hotelling, whose distribution is exact."""
     rng = np.random.default_rng(5)
     few = rng.standard_normal((15, 3)) @ np.diag([1.0, 2.0, 0.5])
     many = np.tile(np.vstack([np.eye(3), -np.eye(3)]), (200_000, 1))
@@ -123,7 +123,7 @@ def test_size_when_the_two_ends_know_different_directions():
     spread = np.tile(shape, (m, 1))
     noise = rng.chisquare(f, 2 * m) / f
     local = LocalFit(
-        devices=tuple(range(2 * m)),
+        sites=tuple(range(2 * m)),
         theta=np.sqrt(spread) * rng.standard_normal((2 * m, p)),
         hessian=np.empty((2 * m, p, p)),
         covariance=np.einsum("v,vp,pq->vpq", noise, spread, np.eye(p)),
@@ -156,12 +156,12 @@ def test_sandwich_holds_its_size(sizes, p, uneven):
 def test_size_of_likelihoods(kind):
     rng = np.random.default_rng(9)
     n_pairs, n = 2000, 100
-    device = np.repeat(np.arange(2 * n_pairs), n)
-    X = rng.standard_normal((device.size, 4))
+    site = np.repeat(np.arange(2 * n_pairs), n)
+    X = rng.standard_normal((site.size, 4))
     theta = np.repeat(0.4 * rng.standard_normal((n_pairs, 4)), 2, axis=0)
-    eta = np.einsum("kp,kp->k", X, theta[device])
+    eta = np.einsum("kp,kp->k", X, theta[site])
     y = rng.random(eta.size) < special.expit(eta) if kind == "logistic" else rng.poisson(np.exp(eta))
-    fed = Federation.from_arrays(X, y.astype(float), device)
+    fed = Federation.from_arrays(X, y.astype(float), site)
     _, p_value, dof = wald_tests(local_fit(fed, kind), pairs(n_pairs))
     assert np.isinf(dof).all()
     assert 0.03 < (p_value < 0.05).mean() < 0.065
@@ -215,7 +215,7 @@ def test_ties_and_extremes():
 
 
 def test_methods_drop_more_in_the_expected_order():
-    design = paper_design(n_devices=30, n_samples=50, n_features=10, varrho=0.3, signal=0.4, seed=10)
+    design = paper_design(n_sites=30, n_samples=50, n_features=10, varrho=0.3, signal=0.4, seed=10)
     kept = {m: select_edges(design.federation, design.graph, method=m).kept for m in METHODS}
     assert (kept["holm"] <= kept["bonferroni"]).all()
     assert (kept["bh"] <= kept["holm"]).all()
@@ -227,7 +227,7 @@ def test_false_discovery_share():
     """Among the edges that BH drops, the share of true ones stays below the level on average."""
     shares, hits = [], []
     for seed in range(15):
-        design = paper_design(n_devices=24, n_samples=60, n_features=6, n_clusters=4, varrho=0.2, signal=0.5, seed=seed)
+        design = paper_design(n_sites=24, n_samples=60, n_features=6, n_clusters=4, varrho=0.2, signal=0.5, seed=seed)
         chosen = select_edges(design.federation, None, method="bh", level=0.2)
         i, j = chosen.candidates.edges.T
         true = design.labels[i] == design.labels[j]
@@ -240,7 +240,7 @@ def test_false_discovery_share():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_each_method_controls_is_said(method):
-    design = paper_design(n_devices=6, n_samples=30, n_features=3, seed=11)
+    design = paper_design(n_sites=6, n_samples=30, n_features=3, seed=11)
     chosen = select_edges(design.federation, design.graph, method=method)
     family = method in ("bonferroni", "holm")
     assert ("probability of dropping any" in chosen.error_controlled) == family
@@ -253,7 +253,7 @@ def test_what_each_method_controls_is_said(method):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_section_5_design_is_recovered(seed):
-    design = paper_design(n_devices=20, n_samples=100, n_features=20, varrho=0.1, seed=seed)
+    design = paper_design(n_sites=20, n_samples=100, n_features=20, varrho=0.1, seed=seed)
     given_graph = select_edges(design.federation, design.graph)
     i, j = design.graph.edges.T
     np.testing.assert_array_equal(given_graph.kept, design.labels[i] == design.labels[j])
@@ -268,7 +268,7 @@ def test_noise_of_another_size():
 
     Noise variance 1/16: Bartlett's keeps false edges that the model's sees.
     """
-    loud = paper_design(n_devices=20, n_samples=100, n_features=20, noise=2.0, seed=0)
+    loud = paper_design(n_sites=20, n_samples=100, n_features=20, noise=2.0, seed=0)
     i, j = loud.graph.edges.T
     true = loud.labels[i] == loud.labels[j]
     model = select_edges(loud.federation, loud.graph)
@@ -276,7 +276,7 @@ def test_noise_of_another_size():
     assert model.kept[true].all()
     assert paper.kept[true].mean() < 0.3
 
-    quiet = paper_design(n_devices=20, n_samples=60, n_features=5, noise=0.25, signal=0.12, varrho=0.3, seed=1)
+    quiet = paper_design(n_sites=20, n_samples=60, n_features=5, noise=0.25, signal=0.12, varrho=0.3, seed=1)
     i, j = quiet.graph.edges.T
     false = quiet.labels[i] != quiet.labels[j]
     dropped = {v: ~select_edges(quiet.federation, quiet.graph, variance=v).kept for v in ("model", "bartlett")}
@@ -286,14 +286,14 @@ def test_noise_of_another_size():
 
 def test_logistic_groups_are_recovered():
     design = paper_design(
-        n_devices=12, n_samples=400, n_features=4, n_clusters=3, loss="logistic", signal=1.5, varrho=0.3, seed=3
+        n_sites=12, n_samples=400, n_features=4, n_clusters=3, loss="logistic", signal=1.5, varrho=0.3, seed=3
     )
     chosen = select_edges(design.federation, design.graph, "logistic")
     i, j = design.graph.edges.T
     np.testing.assert_array_equal(chosen.kept, design.labels[i] == design.labels[j])
 
 
-# ---------------------------------------------------------------- devices without a fit of their own
+# ---------------------------------------------------------------- sites without a fit of their own
 
 
 def awkward(kind: str) -> Federation:
@@ -338,27 +338,27 @@ def test_no_edge_is_nan(kind, variance):
 
 
 @pytest.mark.parametrize("kind", ["linear", "logistic", "poisson"])
-def test_devices_that_know_little_keep_their_kin(kind):
+def test_sites_that_know_little_keep_their_kin(kind):
     fed = awkward(kind)
     kept = set(select_edges(fed, loss=kind).graph.edge_ids())
-    for device in ("few rows", "one row", "p rows"):
-        assert (device, "kin") in kept
-        assert (device, "kin too") in kept
+    for site in ("few rows", "one row", "p rows"):
+        assert (site, "kin") in kept
+        assert (site, "kin too") in kept
 
 
 @pytest.mark.parametrize("effect", [0.5, 10.0])
 def test_redundant_columns_cost_neither_size_nor_power(effect):
-    """An intercept with a full set of indicators, of which every device misses some: no device has full rank."""
+    """An intercept with a full set of indicators, of which every site misses some: no site has full rank."""
     rng = np.random.default_rng(25)
     n_pairs, n = 1500, 50
-    device = np.repeat(np.arange(2 * n_pairs), n)
+    site = np.repeat(np.arange(2 * n_pairs), n)
     chances = np.exp(3 * rng.standard_normal((2 * n_pairs, 6)))
     edges = np.cumsum(chances / chances.sum(axis=1, keepdims=True), axis=1)
-    category = np.minimum((rng.random((device.size, 1)) > edges[device]).sum(axis=1), 5)
-    X = np.column_stack([np.ones(device.size), np.eye(6)[category], rng.standard_normal((device.size, 2))])
+    category = np.minimum((rng.random((site.size, 1)) > edges[site]).sum(axis=1), 5)
+    X = np.column_stack([np.ones(site.size), np.eye(6)[category], rng.standard_normal((site.size, 2))])
     theta = np.repeat(effect * rng.standard_normal((n_pairs, 9)), 2, axis=0)
-    y = np.einsum("kp,kp->k", X, theta[device]) + rng.standard_normal(device.size)
-    local = local_fit(Federation.from_arrays(X, y, device))
+    y = np.einsum("kp,kp->k", X, theta[site]) + rng.standard_normal(site.size)
+    local = local_fit(Federation.from_arrays(X, y, site))
     assert local.rescued.all()
     null = wald_tests(local, pairs(n_pairs))[1]
     assert 0.01 < (null < 0.05).mean() < 0.055
@@ -367,7 +367,7 @@ def test_redundant_columns_cost_neither_size_nor_power(effect):
     assert (strangers < 1e-3).mean() > (0.5 if effect < 1 else 0.99)
 
 
-def test_a_one_class_device_is_told_from_a_balanced_one_only_by_evidence():
+def test_a_one_class_site_is_told_from_a_balanced_one_only_by_evidence():
     rng = np.random.default_rng(13)
     X = np.ones((300, 1))
     coin = (rng.random(300) < 0.5).astype(float)
@@ -382,7 +382,7 @@ def test_a_one_class_device_is_told_from_a_balanced_one_only_by_evidence():
 
 
 def test_exact_fits():
-    """Without noise, equal devices are equal up to rounding and different ones differ beyond doubt."""
+    """Without noise, equal sites are equal up to rounding and different ones differ beyond doubt."""
     rng = np.random.default_rng(14)
     data = {}
     for u in range(4):
@@ -411,8 +411,8 @@ def test_single_rows_under_the_mean_loss_are_all_kept():
 # ---------------------------------------------------------------- mechanics
 
 
-def test_order_of_devices_does_not_matter():
-    design = paper_design(n_devices=10, n_samples=30, n_features=4, varrho=0.3, seed=15)
+def test_order_of_sites_does_not_matter():
+    design = paper_design(n_sites=10, n_samples=30, n_features=4, varrho=0.3, seed=15)
     order = np.random.default_rng(0).permutation(10).tolist()
     first = select_edges(design.federation, design.graph)
     second = select_edges(design.federation.subset(order), design.graph)
@@ -423,7 +423,7 @@ def test_order_of_devices_does_not_matter():
     assert values[0].keys() == values[1].keys()
     for ends, value in values[0].items():
         assert values[1][ends] == pytest.approx(value, rel=1e-8)
-    assert second.candidates.devices == tuple(order)
+    assert second.candidates.sites == tuple(order)
 
 
 @pytest.mark.parametrize("variance", ["model", "sandwich", "bartlett"])
@@ -435,10 +435,10 @@ def test_chunks_leave_no_trace(variance):
 
 
 def test_linear_maps_of_the_features_change_nothing():
-    design = paper_design(n_devices=6, n_samples=40, n_features=4, varrho=0.5, seed=16)
+    design = paper_design(n_sites=6, n_samples=40, n_features=4, varrho=0.5, seed=16)
     mix = np.random.default_rng(1).standard_normal((4, 4)) @ np.diag([1e-4, 1.0, 1e3, 1.0])
     fed = design.federation
-    mapped = Federation.from_arrays(fed.X @ mix, fed.y, fed.device_index)
+    mapped = Federation.from_arrays(fed.X @ mix, fed.y, fed.site_index)
     for variance in ("model", "sandwich", "bartlett"):
         one = select_edges(fed, design.graph, variance=variance)
         two = select_edges(mapped, design.graph, variance=variance)
@@ -462,14 +462,14 @@ def test_many_pairs_fit_in_memory():
 
 
 def test_weights_of_kept_edges_stay():
-    design = paper_design(n_devices=8, n_samples=50, n_features=3, varrho=0.2, seed=18)
+    design = paper_design(n_sites=8, n_samples=50, n_features=3, varrho=0.2, seed=18)
     weighted = design.graph.reweighted(np.linspace(1, 2, design.graph.n_edges))
     chosen = select_edges(design.federation, weighted)
     np.testing.assert_array_equal(chosen.graph.weights, weighted.weights[chosen.kept])
 
 
 def test_no_candidates():
-    design = paper_design(n_devices=5, n_samples=10, n_features=2, seed=19)
+    design = paper_design(n_sites=5, n_samples=10, n_features=2, seed=19)
     for method in METHODS:
         chosen = select_edges(design.federation, Graph.empty(range(5)), method=method)
         assert chosen.graph.n_edges == 0
@@ -479,7 +479,7 @@ def test_no_candidates():
 
 
 def test_a_given_local_fit_is_used():
-    design = paper_design(n_devices=8, n_samples=40, n_features=3, seed=20)
+    design = paper_design(n_sites=8, n_samples=40, n_features=3, seed=20)
     local = local_fit(design.federation, variance="sandwich")
     chosen = select_edges(design.federation, design.graph, local=local)
     assert chosen.variance == "sandwich"
@@ -502,13 +502,13 @@ def test_a_given_local_fit_is_used():
     ],
 )
 def test_bad_arguments(arguments, message):
-    design = paper_design(n_devices=5, n_samples=10, n_features=2, seed=21)
+    design = paper_design(n_sites=5, n_samples=10, n_features=2, seed=21)
     with pytest.raises(ParameterError, match=message):
         select_edges(design.federation, design.graph, **arguments)
 
 
-def test_a_graph_of_other_devices():
-    design = paper_design(n_devices=5, n_samples=10, n_features=2, seed=22)
+def test_a_graph_of_other_sites():
+    design = paper_design(n_sites=5, n_samples=10, n_features=2, seed=22)
     with pytest.raises(GraphError):
         select_edges(design.federation, Graph.complete(range(6)))
 
@@ -516,13 +516,13 @@ def test_a_graph_of_other_devices():
 # ---------------------------------------------------------------- steadied noise variances
 
 
-def test_steadied_variances_pool_when_devices_agree_and_do_not_when_they_differ():
+def test_steadied_variances_pool_when_sites_agree_and_do_not_when_they_differ():
     rng = np.random.default_rng(23)
 
     def federation(sds):
-        device = np.repeat(np.arange(len(sds)), 8)
+        site = np.repeat(np.arange(len(sds)), 8)
         return Federation.from_arrays(
-            rng.standard_normal((device.size, 2)), sds[device] * rng.standard_normal(device.size), device
+            rng.standard_normal((site.size, 2)), sds[site] * rng.standard_normal(site.size), site
         )
 
     alike = local_fit(federation(np.ones(400)))
@@ -543,7 +543,7 @@ def test_inverse_trigamma(value):
 
 @pytest.mark.parametrize("scale", [np.ones(5), np.array([0.1, 1.0, 1.0, 1.0, 10.0])])
 def test_means_of_correlated_columns_keep_the_level(scale):
-    """Six identical devices: any dropped edge is an error, which a level of 0.05 allows in one run of twenty."""
+    """Six identical sites: any dropped edge is an error, which a level of 0.05 allows in one run of twenty."""
     rng = np.random.default_rng(8)
     runs, wrong = 150, 0
     for _ in range(runs):

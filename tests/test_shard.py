@@ -1,4 +1,4 @@
-"""The arithmetic of a round: Algorithm 1, and the same bits however devices are spread over shards."""
+"""The arithmetic of a round: Algorithm 1, and the same bits however sites are spread over shards."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from algorithm1 import PROX, Algorithm1, prox_l1_exact
 from fedkin.admm import (
     Availability,
-    DeviceRows,
     Gradients,
     LocalShards,
     Plan,
     Shard,
+    SiteRows,
     StepRule,
     UpdateRule,
-    device_keys,
     fed_admm,
+    site_keys,
 )
 from fedkin.admm.gradients import SampleStream
 from fedkin.admm.shard import averaging_weight, node_update
@@ -39,7 +39,7 @@ def rows_for(X, y, counts, loss, batch, ridge=0.0):
     losses = [loss] * counts.size if not isinstance(loss, list) else loss
     p = losses[0].n_params(X.shape[1])
     batch = np.broadcast_to(batch, counts.shape).astype(np.int64)
-    return DeviceRows(Rows(X, y), starts, counts, device_keys(range(counts.size)), losses, batch, np.full(p, ridge))
+    return SiteRows(Rows(X, y), starts, counts, site_keys(range(counts.size)), losses, batch, np.full(p, ridge))
 
 
 def plan_for(rows, edges, L, penalty, rho, steps, **more):
@@ -48,13 +48,13 @@ def plan_for(rows, edges, L, penalty, rho, steps, **more):
 
 
 def in_one_shard(plan, theta):
-    return LocalShards(plan, np.zeros(plan.n_devices, dtype=np.int64), theta)
+    return LocalShards(plan, np.zeros(plan.n_sites, dtype=np.int64), theta)
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 20])
 @pytest.mark.parametrize("degree", [1, 7, 8, 9, 200])
-def test_a_device_alone_sums_its_duals_edge_by_edge(p, degree):
-    """As the sparse product of many devices does, to the last bit."""
+def test_a_site_alone_sums_its_duals_edge_by_edge(p, degree):
+    """As the sparse product of many sites does, to the last bit."""
     rng = np.random.default_rng(degree)
     here = degree // 2
     edges = np.array(sorted((max(here, v), min(here, v)) for v in range(degree + 1) if v != here))
@@ -162,7 +162,7 @@ def test_proximal_step_is_ouyangs_argmin():
         plan_for(rows, edges, [0.1] * 4, "l1", rho, StepRule(np.full(V, 1 / e), np.zeros(V), rho * degree)), theta
     )
     shard = shards.shards[0]
-    # hand over the literal duals: the sums around a device are all that the node step sees
+    # hand over the literal duals: the sums around a site are all that the node step sees
     shard.balance = np.array([-sum(literal.alpha[i, j] for j in literal.neighbours[i]) for i in range(V)])
     pull = np.array(
         [
@@ -237,7 +237,7 @@ def test_running_averages(average):
 # --- gradients ---
 
 
-def mixed_devices(rng, counts, p=3):
+def mixed_sites(rng, counts, p=3):
     n = sum(counts)
     X, y = rng.normal(size=(n, p)), (rng.random(n) < 0.5).astype(float)
 
@@ -256,7 +256,7 @@ def mixed_devices(rng, counts, p=3):
 def test_gradients_are_means_over_the_batch_and_unbiased(kind):
     rng = np.random.default_rng(0)
     counts = [9, 5, 7, 9, 6, 8]
-    X, y, losses = mixed_devices(rng, counts)
+    X, y, losses = mixed_sites(rng, counts)
     rows = rows_for(X, y, counts, losses, 4, ridge=0.3)
     gradients = Gradients(rows, 0, kind, snapshot_every=7)
     theta = 0.3 * rng.normal(size=(6, 3))
@@ -295,9 +295,9 @@ def test_multinomial_batches():
     assert np.allclose(Gradients(rows, 0)(1, theta)[0], loss.gradient(theta[0], X, y))
 
 
-def test_absent_devices_see_nothing():
+def test_absent_sites_see_nothing():
     rng = np.random.default_rng(0)
-    X, y, losses = mixed_devices(rng, [6] * 6)
+    X, y, losses = mixed_sites(rng, [6] * 6)
     available = np.array([True, False, True, True, False, True])
     for kind in ("plain", "saga", "svrg"):
         gradients = Gradients(rows_for(X, y, [6] * 6, losses, 2, ridge=1.0), 0, kind, snapshot_every=2)
@@ -359,7 +359,7 @@ def a_graph(kind, V, seed):
 def test_shards_do_not_change_a_bit(kind, V, p, penalty, loss, gradient, average, absent, extras, seed, data):
     rng = np.random.default_rng(seed)
     counts = rng.integers(3, 9, size=V)
-    X, y, losses = mixed_devices(rng, counts.tolist(), p)
+    X, y, losses = mixed_sites(rng, counts.tolist(), p)
     fed = Federation.from_arrays(X, y, np.repeat(np.arange(V), counts))
     problem = Problem(
         fed,
@@ -399,13 +399,13 @@ def test_replicas_of_an_edge_hold_the_same_bits_and_only_thetas_travel():
     local.run(1, 50)
     copies: dict[tuple[int, int], list[np.ndarray]] = {}
     for shard in local.shards:
-        assert set(shard.boundary) <= {int(shard.devices[0])}
+        assert set(shard.boundary) <= {int(shard.sites[0])}
         for edge, dual in zip(shard.edges.tolist(), shard.alpha, strict=True):
             copies.setdefault(tuple(edge), []).append(dual)
     assert len(copies) == len(edges)
     for one, other in copies.values():
         assert np.array_equal(one, other)
-    # a device sends its theta to each neighbour: two vectors per edge and round, where the paper sends six
+    # a site sends its theta to each neighbour: two vectors per edge and round, where the paper sends six
     assert sum(shard.foreign.size for shard in local.shards) == 2 * len(edges)
 
 
@@ -420,7 +420,7 @@ def test_duals_stay_in_their_balls():
             assert (make_penalty(name).dual_norm(local.gather("alpha")) <= L * (1 + 1e-12)).all()
 
 
-def test_a_lonely_shard_of_one_device_needs_no_neighbour():
+def test_a_lonely_shard_of_one_site_needs_no_neighbour():
     rows = rows_for(np.array([[1.0], [3.0]]), None, [2], MeanLoss(), 2)
     steps = StepRule(np.ones(1), np.zeros(1), np.zeros(1))
     shard = Shard(

@@ -15,27 +15,27 @@ from fedkin.admm import ShareTaker, is_shared, together
 from fedkin.admm.in_process.trace import certify
 from fedkin.federate.links.memory import MemoryNetwork
 from fedkin.objective import Problem
-from test_engine_peer_memory import run_devices
+from test_engine_peer_memory import run_sites
 
 
 def shares_of(problem: Problem, rounds: int, **changes: Any) -> tuple[dict[int, Any], list[Any]]:
-    """The devices after all rounds, and their last shares."""
+    """The sites after all rounds, and their last shares."""
     network = MemoryNetwork(None, seed=1)
     try:
-        devices = run_devices(problem, manifest_of(problem, rounds=rounds, batch=None, growth=0.0, **changes), network)
+        sites = run_sites(problem, manifest_of(problem, rounds=rounds, batch=None, growth=0.0, **changes), network)
     finally:
         network.close()
-    return devices, [devices[u].status.shares[-1] for u in sorted(devices)]
+    return sites, [sites[u].status.shares[-1] for u in sorted(sites)]
 
 
 @pytest.mark.parametrize("penalty", ["l1", "l2"])
 @pytest.mark.parametrize("rounds", [7, 80])
 def test_shares_add_up_to_the_certificate_of_the_whole(penalty: str, rounds: int) -> None:
     problem = small_problem(4, penalty=penalty)
-    devices, shares = shares_of(problem, rounds)
+    sites, shares = shares_of(problem, rounds)
     assert all(share.round == rounds for share in shares)
     theta, balance = (
-        np.concatenate([getattr(devices[u].shard, name) for u in sorted(devices)]) for name in ("theta", "balance")
+        np.concatenate([getattr(sites[u].shard, name) for u in sorted(sites)]) for name in ("theta", "balance")
     )
     found, fused = together(shares), problem.fused
     assert found["gap"] == pytest.approx(certify(fused, theta, [balance]).gap, rel=1e-6, abs=1e-12)
@@ -49,8 +49,8 @@ def test_shares_add_up_to_the_certificate_of_the_whole(penalty: str, rounds: int
 
 def test_one_shard_has_the_whole_certificate() -> None:
     problem = small_problem(4)
-    devices, shares = shares_of(problem, 20)
-    taken = ShareTaker(devices[0].shard).take(20)
+    sites, shares = shares_of(problem, 20)
+    taken = ShareTaker(sites[0].shard).take(20)
     assert vars(taken) == vars(shares[0])
 
 

@@ -110,9 +110,9 @@ def test_ids_that_are_numbers_or_no_file_names(tmp_path):
     np.testing.assert_array_equal(found.summaries["8"].count, pooled[8].count)  # the same folds as in a pooled table
     np.testing.assert_array_equal(found.summaries["8"].value, pooled[8].value)
     odd = heart.organiser(tmp_path / "odd", names=("a b", "c/d"))
-    send(odd, sharing.share(heart.admitted(odd, "device-1", n=N)).path)
+    send(odd, sharing.share(heart.admitted(odd, "site-1", n=N)).path)
     found = sharing.read_summaries(odd.directory / "summaries")
-    assert list(found.summaries) == ["c/d"] and found.missing == ("device-0",)
+    assert list(found.summaries) == ["c/d"] and found.missing == ("site-0",)
 
 
 # --- thresholds -------------------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def test_one_message_ends_with_a_model_at_each_site(tmp_path: Path, capsys: pyte
     row = np.array([[70.0, 1.0]])
     for name in heart.SITES:
         own = load(trial / "sites" / name / "model")
-        assert own.devices == (name,)
+        assert own.sites == (name,)
         assert own.predict(row, [name]) == pytest.approx(whole.predict(row, [name]), rel=1e-12)
     # nothing of the table stays but what each site holds, and the organiser holds no rows
     assert not list(trial.rglob("*.csv.tmp")) and not list((trial / "sites").glob("*.csv"))

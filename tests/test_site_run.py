@@ -113,7 +113,7 @@ def test_a_directory_that_others_may_write_is_refused_before_it_is_written_to(tm
 def test_the_state_of_another_site_is_refused(tmp_path: Path) -> None:
     heart = small_sites(tmp_path)
     store = Store(tmp_path / "d1" / "state.db", heart.charter.run)
-    store.save(3, {"theta": np.zeros(3)}, {"device": "d0"}, durable=False)
+    store.save(3, {"theta": np.zeros(3)}, {"site": "d0"}, durable=False)
     store.close()
     refused(tmp_path / "d1", "state.db is the state of d0, not of d1")
 

@@ -1,4 +1,4 @@
-"""Edge selection between devices: the edges that `select_edges` keeps, with only summaries travelling to neighbours."""
+"""Edge selection between sites: the edges that `select_edges` keeps, with only summaries travelling to neighbours."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from fedkin.stats import select_edges
 
 def renamed(problem: Problem) -> Problem:
     """With names instead of numbers."""
-    names = {device: f"d{device}" for device in problem.federation.devices}
+    names = {site: f"d{site}" for site in problem.federation.sites}
     graph = Graph.from_indices(list(names.values()), problem.graph.edges, problem.graph.weights)
-    federation = Federation({name: problem.federation[device] for device, name in names.items()})
+    federation = Federation({name: problem.federation[site] for site, name in names.items()})
     return Problem(federation, graph, lam=problem.lam)
 
 
 @pytest.mark.parametrize("variance", ["bartlett", "model", "sandwich"])
-def test_devices_keep_the_edges_that_one_machine_would_keep(variance: str) -> None:
-    design = paper_design(n_devices=8, n_samples=60, n_features=3, n_clusters=2, varrho=0.3, seed=2)
+def test_sites_keep_the_edges_that_one_machine_would_keep(variance: str) -> None:
+    design = paper_design(n_sites=8, n_samples=60, n_features=3, n_clusters=2, varrho=0.3, seed=2)
     problem = Problem(design.federation, design.graph, lam=0.01)
     manifest = manifest_of(renamed(problem), 5, select=EdgeTests(level=0.05, variance=variance))
     rows, network = rows_of(problem), MemoryNetwork(Faults(loss=0.1, duplication=0.1, delay=0.01))
@@ -53,12 +53,12 @@ def test_devices_keep_the_edges_that_one_machine_would_keep(variance: str) -> No
     for (i, j), kept, p_value in zip(problem.graph.edges.tolist(), expected.kept, expected.p_value, strict=True):
         assert (f"d{j}" in chosen[i]["dropped"]) == (f"d{i}" in chosen[j]["dropped"]) == (not kept)
         assert chosen[i]["p_values"][f"d{j}"] == chosen[j]["p_values"][f"d{i}"]
-        if variance != "model":  # noise variances are steadied across all devices there, across two here
+        if variance != "model":  # noise variances are steadied across all sites there, across two here
             assert np.isclose(chosen[i]["p_values"][f"d{j}"], p_value, rtol=1e-8, atol=1e-300)
 
 
 def test_a_summary_is_finite_and_as_long_as_it_says() -> None:
-    design = paper_design(n_devices=2, n_samples=3, n_features=4, n_clusters=1, seed=0)  # fewer rows than features
+    design = paper_design(n_sites=2, n_samples=3, n_features=4, n_clusters=1, seed=0)  # fewer rows than features
     problem = Problem(design.federation, design.graph, lam=0.01)
     manifest = replace(manifest_of(renamed(problem), 5, batch=2), select=EdgeTests())
     values = summary(manifest, rows_of(problem)[0])

@@ -1,4 +1,4 @@
-"""scikit-learn's tools with devices: routed as metadata, bound to a model, or in a column of X."""
+"""scikit-learn's tools with sites: routed as metadata, bound to a model, or in a column of X."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from fedkin import (
-    DeviceScorer,
     FedADMMClassifier,
     FedADMMRegressor,
     KinClassifier,
     KinRegressor,
-    WithinDeviceKFold,
+    SiteScorer,
+    WithinSiteKFold,
 )
 from fedkin.data import Federation
-from fedkin.errors import DataError, UnknownDeviceError
+from fedkin.errors import DataError, UnknownSiteError
 
 FUSED = {"lam": 0.01, "select": None}
 CLASSIFIERS = [FedADMMClassifier(**FUSED), KinClassifier()]
@@ -44,7 +44,7 @@ def sites(classes: bool, n: int = 60):
 
 
 def with_column(model):
-    return clone(model).set_params(device_column="site")
+    return clone(model).set_params(site_column="site")
 
 
 @pytest.fixture
@@ -58,16 +58,16 @@ def routing():
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("model", CLASSIFIERS)
-def test_everything_works_with_devices_in_a_column(model):
+def test_everything_works_with_sites_in_a_column(model):
     frame, y, site = sites(classes=True)
-    folds = WithinDeviceKFold(3, device_column="site")
+    folds = WithinSiteKFold(3, site_column="site")
     own = with_column(model)
     scores = cross_val_score(own, frame, y, scoring="roc_auc", cv=folds, error_score="raise")
     assert scores.min() > 0.75
     expected = []
     for train, test in folds.split(frame):
-        fitted = clone(model).fit(frame.iloc[train, :2], y[train], device=site[train])
-        chance = fitted.predict_proba(frame.iloc[test, :2], device=site[test])[:, 1]
+        fitted = clone(model).fit(frame.iloc[train, :2], y[train], site=site[train])
+        chance = fitted.predict_proba(frame.iloc[test, :2], site=site[test])[:, 1]
         expected.append(roc_auc_score(y[test], chance))
     assert scores == pytest.approx(expected, abs=1e-12)
     assert cross_val_predict(own, frame, y, cv=folds, method="predict_proba").shape == (240, 2)
@@ -89,28 +89,28 @@ def test_a_column_transformer_in_front(model):
         verbose_feature_names_out=False,
     ).set_output(transform="pandas")
     pipe = Pipeline([("prepare", prepare), ("model", with_column(model))])
-    folds = WithinDeviceKFold(3, device_column="site")
+    folds = WithinSiteKFold(3, site_column="site")
     scores = cross_val_score(pipe, frame, y, cv=folds, error_score="raise")
     assert scores.min() > 0.85
     search = GridSearchCV(pipe, {"model__fit_intercept": [True, False]}, cv=folds, error_score="raise").fit(frame, y)
     assert search.predict(frame[:3]).shape == (3,)
-    assert set(pipe.fit(frame, y)["model"].devices_) == set(site)
+    assert set(pipe.fit(frame, y)["model"].sites_) == set(site)
 
 
 def test_columns_by_number_and_what_is_wrong_with_them():
     frame, y, site = sites(classes=False)
     codes = np.column_stack([frame[["age", "dose"]], np.searchsorted(["a", "b", "c", "d"], site)])
-    model = KinRegressor(device_column=2).fit(codes, y)
-    assert sorted(model.devices_) == [0, 1, 2, 3]
+    model = KinRegressor(site_column=2).fit(codes, y)
+    assert sorted(model.sites_) == [0, 1, 2, 3]
     assert model.coef_.shape == (4, 2)
     assert model.predict(codes[:2]).shape == (2,)
-    assert model.predict(codes[:2, :2], device=[0, 1]).shape == (2,)
-    with pytest.raises(DataError, match="no column 2, which device_column= names"):
+    assert model.predict(codes[:2, :2], site=[0, 1]).shape == (2,)
+    with pytest.raises(DataError, match="no column 2, which site_column= names"):
         model.predict(codes[:2, :2])
     with pytest.raises(DataError, match="'site' is a name, but X is an array"):
-        KinRegressor(device_column="site").fit(codes, y)
-    with pytest.raises(DataError, match="no column 'ward', which device_column= names"):
-        KinRegressor(device_column="ward").fit(frame, y)
+        KinRegressor(site_column="site").fit(codes, y)
+    with pytest.raises(DataError, match="no column 'ward', which site_column= names"):
+        KinRegressor(site_column="ward").fit(frame, y)
 
 
 # --- routed as metadata ---------------------------------------------------------------------------------------
@@ -125,39 +125,39 @@ def test_routed_grid_search_with_scores_of_scikit_learn(routing, model):
     search = GridSearchCV(
         make_pipeline(StandardScaler(), clone(model)),
         {f"{name}__fit_intercept": [True, False]},
-        scoring=DeviceScorer("roc_auc"),
-        cv=WithinDeviceKFold(3),
+        scoring=SiteScorer("roc_auc"),
+        cv=WithinSiteKFold(3),
         error_score="raise",
-    ).fit(X, y, device=site, groups=site)
+    ).fit(X, y, site=site, groups=site)
     assert search.best_score_ > 0.75
-    assert search.best_estimator_.predict(X, device=site).shape == y.shape
+    assert search.best_estimator_.predict(X, site=site).shape == y.shape
 
 
-def test_scores_that_are_not_told_the_device_are_loud(routing):
+def test_scores_that_are_not_told_the_site_are_loud(routing):
     frame, y, site = sites(classes=True)
     X = frame[["age", "dose"]]
-    routed = {"cv": WithinDeviceKFold(3), "params": {"device": site, "groups": site}, "error_score": "raise"}
+    routed = {"cv": WithinSiteKFold(3), "params": {"site": site, "groups": site}, "error_score": "raise"}
     model = KinClassifier()
-    with pytest.raises(DataError, match=r"4 sites.*fedkin.DeviceScorer.*model.at\(device\).*device_column="):
+    with pytest.raises(DataError, match=r"4 sites.*fedkin.SiteScorer.*model.at\(site\).*site_column="):
         cross_val_score(model, X, y, scoring="roc_auc", **routed)
-    assert cross_val_score(model, X, y, scoring=DeviceScorer("roc_auc"), **routed).min() > 0.75
+    assert cross_val_score(model, X, y, scoring=SiteScorer("roc_auc"), **routed).min() > 0.75
 
 
 # --- bound to a model -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", [CLASSIFIERS[1], REGRESSORS[0]])
-def test_a_model_bound_to_the_devices_of_its_rows(model):
+def test_a_model_bound_to_the_sites_of_its_rows(model):
     frame, y, site = sites(classes=hasattr(model, "predict_proba"))
     X = frame[["age", "dose"]]
-    fitted = clone(model).fit(X, y, device=site)
+    fitted = clone(model).fit(X, y, site=site)
     bound = fitted.at(site)
-    assert np.array_equal(bound.predict(X), fitted.predict(X, device=site))
-    assert bound.score(X, y) == fitted.score(X, y, device=site)
+    assert np.array_equal(bound.predict(X), fitted.predict(X, site=site))
+    assert bound.score(X, y) == fitted.score(X, y, site=site)
     scoring = "roc_auc" if hasattr(model, "predict_proba") else "r2"
     found = permutation_importance(bound, X, y, scoring=scoring, n_repeats=2, random_state=0).importances_mean
     assert found[0] > 0.2 > abs(found[1])
-    with pytest.raises(DataError, match="bound to 240 rows by device=, but came to see 239"):
+    with pytest.raises(DataError, match="bound to 240 rows by site=, but came to see 239"):
         bound.predict(X[1:])
     with pytest.raises(DataError, match="cannot be fitted"):
         bound.fit(X, y)
@@ -174,12 +174,12 @@ def test_rows_that_come_later_give_the_fit_of_all_rows(model):
     X = frame[["age", "dose"]].to_numpy()
     early = site != "d"
     early[200:] = False  # new rows of sites that are there, and a new site
-    grown = clone(model).fit(X[early], y[early], device=site[early])
-    assert len(grown.devices_) == 3
-    grown.partial_fit(X[~early], y[~early], device=site[~early])
+    grown = clone(model).fit(X[early], y[early], site=site[early])
+    assert len(grown.sites_) == 3
+    grown.partial_fit(X[~early], y[~early], site=site[~early])
     order = np.concatenate([np.flatnonzero(early), np.flatnonzero(~early)])
-    whole = clone(model).fit(X[order], y[order], device=site[order])
-    assert grown.devices_ == whole.devices_
+    whole = clone(model).fit(X[order], y[order], site=site[order])
+    assert grown.sites_ == whole.sites_
     if hasattr(model, "predict_proba"):  # the rows are kept
         assert np.array_equal(grown.coef_, whole.coef_)
         assert np.array_equal(grown.intercept_, whole.intercept_)
@@ -188,12 +188,12 @@ def test_rows_that_come_later_give_the_fit_of_all_rows(model):
         assert np.allclose(grown.coef_, whole.coef_, atol=1e-6)
         assert np.allclose(grown.intercept_, whole.intercept_, atol=1e-6)
         assert grown._kept.sums.size < X.size
-    first = clone(model).partial_fit(X, y, device=site)
-    assert np.array_equal(first.coef_, clone(model).fit(X, y, device=site).coef_)
+    first = clone(model).partial_fit(X, y, site=site)
+    assert np.array_equal(first.coef_, clone(model).fit(X, y, site=site).coef_)
     with pytest.raises(DataError, match="not told the sites"):
         grown.partial_fit(X, y)
     with pytest.raises(DataError, match="all or none"):
-        grown.partial_fit(X, y, device=site, offset=np.zeros(len(y)))
+        grown.partial_fit(X, y, site=site, offset=np.zeros(len(y)))
 
 
 def test_sums_that_are_kept_lose_no_digits_far_from_zero():
@@ -204,9 +204,9 @@ def test_sums_that_are_kept_lose_no_digits_far_from_zero():
     for more in ({}, {"offset": X[:, 0]}, {"sample_weight": weight}):
         model = FedADMMRegressor(lam=0.01, select=None, tol=1e-12)
         parts = [{name: values[part] for name, values in more.items()} for part in (slice(250), slice(250, None))]
-        grown = clone(model).fit(X[:250], y[:250], device=site[:250], **parts[0])
-        grown.partial_fit(X[250:], y[250:], device=site[250:], **parts[1])
-        whole = clone(model).fit(X, y, device=site, **more)
+        grown = clone(model).fit(X[:250], y[:250], site=site[:250], **parts[0])
+        grown.partial_fit(X[250:], y[250:], site=site[250:], **parts[1])
+        whole = clone(model).fit(X, y, site=site, **more)
         assert np.allclose(grown.coef_, whole.coef_, rtol=1e-6)
         at = more.get("offset", np.zeros(400)) if "offset" in more else None
         assert np.allclose(grown.predict(X, site, at), whole.predict(X, site, at), rtol=1e-8)
@@ -215,19 +215,19 @@ def test_sums_that_are_kept_lose_no_digits_far_from_zero():
 def test_few_rows_are_kept_as_they_are():
     frame, y, site = sites(classes=False)
     X = frame[["age", "dose"]].to_numpy()
-    grown = KinRegressor().fit(X[:12], y[:12], device=site[:12])
+    grown = KinRegressor().fit(X[:12], y[:12], site=site[:12])
     assert isinstance(grown._kept.rows, Federation)
-    grown.partial_fit(X[12:], y[12:], device=site[12:])
+    grown.partial_fit(X[12:], y[12:], site=site[12:])
     assert not hasattr(grown._kept, "rows")
 
 
 def test_a_class_that_comes_later():
     frame, y, site = sites(classes=True)
     X = frame[["age", "dose"]].to_numpy()
-    model = KinClassifier().fit(X[:200], y[:200], device=site[:200])
-    model.partial_fit(X[200:], np.where(X[200:, 1] > 1, 2, y[200:]), device=site[200:])
+    model = KinClassifier().fit(X[:200], y[:200], site=site[:200])
+    model.partial_fit(X[200:], np.where(X[200:, 1] > 1, 2, y[200:]), site=site[200:])
     assert model.classes_.tolist() == [0, 1, 2]
-    assert model.predict_proba(X, device=site).shape == (240, 3)
+    assert model.predict_proba(X, site=site).shape == (240, 3)
 
 
 @pytest.mark.parametrize("model", [KinRegressor(), KinRegressor(loss="poisson"), KinClassifier()], ids=str)
@@ -235,23 +235,23 @@ def test_kin_begins_where_it_ended(model):
     frame, y, site = sites(classes=hasattr(model, "predict_proba"))
     X = frame[["age", "dose"]].to_numpy()
     y = np.round(np.abs(y)) if model.loss == "poisson" else y
-    warm = clone(model).set_params(warm_start=True).fit(X[:200], y[:200], device=site[:200])
-    warm.fit(X, y, device=site)
-    cold = clone(model).fit(X, y, device=site)
+    warm = clone(model).set_params(warm_start=True).fit(X[:200], y[:200], site=site[:200])
+    warm.fit(X, y, site=site)
+    cold = clone(model).fit(X, y, site=site)
     spread = np.sqrt(np.stack([np.diag(part) for part in cold.kin_.covariance]))
     assert (np.abs(warm.kin_.theta - cold.kin_.theta) < 0.1 * spread).all()
-    again = clone(model).set_params(warm_start=True).fit(X, y, device=site)
+    again = clone(model).set_params(warm_start=True).fit(X, y, site=site)
     assert np.array_equal(again.coef_, cold.coef_)  # the first fit has nothing to begin with
 
 
 def test_warm_start_keeps_lam():
     frame, y, site = sites(classes=False)
     X = frame[["age", "dose"]].to_numpy()
-    model = FedADMMRegressor(select=None, cv=2, warm_start=True).fit(X[:150], y[:150], device=site[:150])
+    model = FedADMMRegressor(select=None, cv=2, warm_start=True).fit(X[:150], y[:150], site=site[:150])
     first = model.lam_
-    model.fit(X, y, device=site)
+    model.fit(X, y, site=site)
     assert model.lam_ == first
-    assert clone(model).set_params(warm_start=False).fit(X, y, device=site).lam_ != first
+    assert clone(model).set_params(warm_start=False).fit(X, y, site=site).lam_ != first
 
 
 # --- what users get wrong -------------------------------------------------------------------------------------
@@ -260,22 +260,22 @@ def test_warm_start_keeps_lam():
 @pytest.mark.parametrize("model", [FedADMMRegressor(**FUSED), KinRegressor(), KinClassifier()], ids=str)
 def test_a_column_of_text_is_named(model):
     frame, y, site = sites(classes=hasattr(model, "predict_proba"))
-    with pytest.raises(DataError, match=r"column 'site' of X holds text, such as '[abcd]'.*device_column='site'"):
-        clone(model).fit(frame, y, device=site)
-    with pytest.raises(DataError, match=r"column 2 of X holds text.*device_column=2"):
+    with pytest.raises(DataError, match=r"column 'site' of X holds text, such as '[abcd]'.*site_column='site'"):
+        clone(model).fit(frame, y, site=site)
+    with pytest.raises(DataError, match=r"column 2 of X holds text.*site_column=2"):
         clone(model).fit(frame.to_numpy(), y)
-    fitted = clone(model).fit(frame[["age", "dose"]], y, device=site)
+    fitted = clone(model).fit(frame[["age", "dose"]], y, site=site)
     with pytest.raises(DataError, match="column 'dose' of X holds text"):
-        fitted.predict(frame[["age"]].assign(dose="high"), device=site)
+        fitted.predict(frame[["age"]].assign(dose="high"), site=site)
     ward = frame.assign(ward=np.where(site == "a", "w1", "w2"))
     with pytest.raises(DataError, match=r"column 'ward' of X holds text, such as 'w[12]'.*OneHotEncoder"):
-        clone(model).set_params(device_column="site").fit(ward, y)
+        clone(model).set_params(site_column="site").fit(ward, y)
 
 
 def test_folds_that_leave_out_a_site_say_what_to_use():
     frame, y, site = sites(classes=False)
     by_site = np.argsort(site, kind="stable")
-    with pytest.raises(UnknownDeviceError, match=r"In cross-validation use cv=fedkin\.WithinDeviceKFold"):
+    with pytest.raises(UnknownSiteError, match=r"In cross-validation use cv=fedkin\.WithinSiteKFold"):
         cross_val_score(
             with_column(FedADMMRegressor(**FUSED)), frame.iloc[by_site], y[by_site], cv=4, error_score="raise"
         )

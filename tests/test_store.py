@@ -194,15 +194,15 @@ def test_kill_9_loses_nothing_that_was_saved(tmp_path: Path) -> None:
         reached = found.round
 
 
-def kept(folder: Path, device: str = "d0", revision: int = 0, **more: Any) -> KeptState:
-    return KeptState(folder / "state.db", "run-1", revision, device, lambda write, *_: write(), **more)
+def kept(folder: Path, site: str = "d0", revision: int = 0, **more: Any) -> KeptState:
+    return KeptState(folder / "state.db", "run-1", revision, site, lambda write, *_: write(), **more)
 
 
-def test_the_state_of_another_device_run_or_revision(tmp_path: Path) -> None:
+def test_the_state_of_another_site_run_or_revision(tmp_path: Path) -> None:
     with closing(kept(tmp_path)) as made:
         made.save(3, state(3), {"over": False}, vectors(3), durable=True)
     found = kept(tmp_path).load()
-    assert found is not None and found.header == {"device": "d0", "over": False}
+    assert found is not None and found.header == {"site": "d0", "over": False}
     with pytest.raises(DataError, match=r"state\.db is the state of d0, not of d1"):
         kept(tmp_path, "d1").load()
     with pytest.raises(ParameterError, match=r"another revision of this one \(after its round 3\)"):

@@ -16,7 +16,7 @@ from fedkin.fitting import FitOptions, fit_federation, fit_files, fit_summaries
 from fedkin.stats import rows_in_files, table_size
 from fedkin.stats.streaming import Stream
 
-ROLES = {"device": "site", "target": "y"}
+ROLES = {"site": "site", "target": "y"}
 FUSED = FitOptions(method="fused", lam=0.03, select="none")
 
 
@@ -49,7 +49,7 @@ def test_the_fit_is_that_of_rows_in_memory(tmp_path, options):
         rows = fit_federation(federation, None, options)
     else:  # the chains of kin part ways over the last bits of rows
         rows = fit_summaries(fedkin.summarise(federation.with_intercept(), "linear"), None, options)
-    assert ours.devices == rows.devices
+    assert ours.sites == rows.sites
     assert np.allclose(ours.coef, rows.coef, atol=1e-6)
     assert np.allclose(ours.intercept, rows.intercept, atol=1e-4)
 
@@ -193,7 +193,7 @@ def test_kin_of_rows_in_files_is_that_of_rows_in_memory(tmp_path, kind, more):
     ours = fit_files(rows, None, options)
     theirs = fit_federation(Federation.read(path, **ROLES, **more), None, options)
     assert ours.loss.name == theirs.loss.name == kind
-    assert ours.devices == theirs.devices and ours.classes == theirs.classes
+    assert ours.sites == theirs.sites and ours.classes == theirs.classes
     spread = np.sqrt(np.stack([np.diag(part) for part in theirs.kin.covariance]))
     assert (np.abs(ours.kin.theta - theirs.kin.theta) < 0.1 * spread).all()
     assert np.allclose(ours.kin.spread, theirs.kin.spread, rtol=0.05, atol=1e-3)
@@ -236,6 +236,6 @@ def test_the_command_line_reads_labels_again(tmp_path, capsys, monkeypatch):
     assert main([*asked, "--stream", "--lam", "0.1"]) == 2
     assert "the fused estimator reads all rows" in capsys.readouterr().err
     with pytest.raises(DataError, match=r"the target 'x' has .* classes"):
-        rows_in_files("rows/*.parquet", device="site", target="x", loss="logistic")
+        rows_in_files("rows/*.parquet", site="site", target="x", loss="logistic")
     with pytest.raises(ParameterError, match="needs all rows in memory"):
         rows_in_files("rows/*.parquet", **ROLES, missing="mean")

@@ -142,15 +142,15 @@ def test_a_custom_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "mine.py").write_text(
         dedent("""
         from fedkin.datasets import paper_design
-        def small(n_devices, seed):
-            return paper_design(n_devices, 30, 2, 2, seed=seed)
+        def small(n_sites, seed):
+            return paper_design(n_sites, 30, 2, 2, seed=seed)
         def wrong(seed):
             return 3
         """)
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    made = make_design(Replication({"n_devices": 6, "level": 0.1}, {"generator": "mine:small"}, 0, 5))
-    assert made.federation.n_devices == 6
+    made = make_design(Replication({"n_sites": 6, "level": 0.1}, {"generator": "mine:small"}, 0, 5))
+    assert made.federation.n_sites == 6
     np.testing.assert_array_equal(made.federation.X, paper_design(6, 30, 2, 2, seed=5).federation.X)
     with pytest.raises(ParameterError, match=r"a fedkin\.datasets\.Design is expected"):
         make_design(Replication({}, {"generator": "mine:wrong"}, 0, 5))
@@ -159,9 +159,9 @@ def test_a_custom_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 GENERATORS = """
-def plain(n_devices, jump: float, *, kind: str = "a", seed):
+def plain(n_sites, jump: float, *, kind: str = "a", seed):
     raise AssertionError("preflight looks at its arguments, it does not call it")
-def seedless(n_devices): ...
+def seedless(n_sites): ...
 def anything(**arguments): ...
 number = 3
 """
@@ -170,7 +170,7 @@ CALLS = """
 name = "calls"
 task = "estimation"
 [[grid]]
-n_devices = [10, 20]
+n_sites = [10, 20]
 level = [0.1]
 [options]
 generator = "gens:plain"
@@ -185,9 +185,9 @@ design = { jump = 1.0 }
             ("{ jump = 1.0 }", "{}"),
             "[options]: generator 'gens:plain' needs jump: give it in every [[grid]] or in design",
         ),
-        (("n_devices = [10, 20]", ""), "[options]: generator 'gens:plain' needs n_devices: give it in every [[grid]]"),
-        (("[[grid]]\nn_devices = [10, 20]\nlevel = [0.1]\n", ""), "'gens:plain' needs n_devices"),
-        (("{ jump", "{ jum = 1, jump"), "takes no 'jum' (design); it takes n_devices, jump, kind"),
+        (("n_sites = [10, 20]", ""), "[options]: generator 'gens:plain' needs n_sites: give it in every [[grid]]"),
+        (("[[grid]]\nn_sites = [10, 20]\nlevel = [0.1]\n", ""), "'gens:plain' needs n_sites"),
+        (("{ jump", "{ jum = 1, jump"), "takes no 'jum' (design); it takes n_sites, jump, kind"),
         (
             ("jump = 1.0", 'jump = "far"'),
             "[options], design: jump must be a number, got 'far' (generator 'gens:plain')",
@@ -196,7 +196,7 @@ design = { jump = 1.0 }
         (("{ jump = 1.0 }", "3"), "[options]: design must be a table, { name = value }, got 3"),
         (("level = [0.1]", "seed = [0]"), "[[grid]]: leave out seed: every replication gets its own"),
         (("gens:plain", "gens:seedless"), "takes no seed; add seed to its arguments"),
-        (("gens:plain", "paper"), "generator 'paper' takes no 'jump' (design); it takes n_devices, n_samples"),
+        (("gens:plain", "paper"), "generator 'paper' takes no 'jump' (design); it takes n_sites, n_samples"),
         (
             ('"gens:plain"\ndesign = { jump = 1.0 }', '"paper"\ndesign = { n_samples = "ten" }'),
             "[options], design: n_samples must be a whole number, got 'ten' (generator 'paper')",
@@ -227,13 +227,13 @@ def test_a_mistake_inside_a_generator_keeps_its_own_error(tmp_path: Path, monkey
 
 
 def test_a_text_where_a_generator_needs_a_number_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "counts.py").write_text("def half(n_devices, kind, seed):\n    return n_devices // 2\n")
+    (tmp_path / "counts.py").write_text("def half(n_sites, kind, seed):\n    return n_sites // 2\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     message = (
-        r"with the text n_devices = 'ten', kind = 'a'; is a number meant\? \(counts\.py, line 2: unsupported operand"
+        r"with the text n_sites = 'ten', kind = 'a'; is a number meant\? \(counts\.py, line 2: unsupported operand"
     )
     with pytest.raises(ParameterError, match=message):
-        make_design(Replication({"n_devices": "ten", "kind": "a"}, {"generator": "counts:half"}, 0, 5))
+        make_design(Replication({"n_sites": "ten", "kind": "a"}, {"generator": "counts:half"}, 0, 5))
 
 
 def test_edge_selection_rows_against_scipy():
@@ -241,7 +241,7 @@ def test_edge_selection_rows_against_scipy():
 
     from fedkin.studies.tasks.estimation import edge_selection
 
-    options = {"design": {"n_devices": 10, "n_features": 3, "n_clusters": 2, "varrho": 0.3}, "variances": ["bartlett"]}
+    options = {"design": {"n_sites": 10, "n_features": 3, "n_clusters": 2, "varrho": 0.3}, "variances": ["bartlett"]}
     replication = Replication({"n_samples": 400, "signal": 5.0}, options, 0, 8)
     (row,) = edge_selection(replication)
     assert row["exact"] == 1.0 and row["true_dropped"] == row["false_kept"] == 0
@@ -255,7 +255,7 @@ def test_edge_selection_rows_against_scipy():
     assert row["exact"] == 0.0 and row["false_kept"] > 0 and row["signal_ratio"] < 1
 
 
-TINY = {"design": {"n_devices": 8, "n_samples": 30, "n_features": 2, "n_clusters": 2, "varrho": 0.1}, "n_lams": 5}
+TINY = {"design": {"n_sites": 8, "n_samples": 30, "n_features": 2, "n_clusters": 2, "varrho": 0.1}, "n_lams": 5}
 
 
 def test_availability_rows_are_paired():

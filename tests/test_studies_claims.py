@@ -16,7 +16,7 @@ from fedkin.studies.rows import write_rows
 
 
 def _estimation_rows(es: float, local: float = 20 / 79) -> list[dict[str, object]]:
-    point = {"varrho": 0.1, "n_samples": 100, "n_devices": 20}
+    point = {"varrho": 0.1, "n_samples": 100, "n_sites": 20}
     errors = {"local": local, "oracle": 0.05, "es": es, "attainable": 0.05, "pooled": 0.05}
     return [
         {**point, "replication": r, "estimator": name, "error": error * (1 + 0.01 * r)}
@@ -37,7 +37,7 @@ def _sensitivity_rows(slope: float, es: float) -> list[dict[str, object]]:
     return [
         {
             "n_samples": 50,
-            "n_devices": 40,
+            "n_sites": 40,
             "varrho": varrho,
             "replication": r,
             "estimator": name,
@@ -57,8 +57,8 @@ def test_sensitivity_claims_hold_and_fail():
 def test_rate_claims_hold_and_fail():
     def rows(power: float) -> list[dict[str, object]]:
         rng = np.random.default_rng(0)
-        falling = {"varied": "n", "n_devices": 40, "n_clusters": 5, "false_edges": 20}
-        growing = {"varied": "|S|", "n_devices": 40, "n_clusters": 5, "n_samples": 100}
+        falling = {"varied": "n", "n_sites": 40, "n_clusters": 5, "false_edges": 20}
+        growing = {"varied": "|S|", "n_sites": 40, "n_clusters": 5, "n_samples": 100}
         out: list[dict[str, object]] = []
         for x in (50, 100, 200):
             for _ in range(10):
@@ -111,7 +111,7 @@ def test_noise_of_few_replications_is_no_refutation():
         rng = np.random.default_rng(1)
         scatter = rng.normal(size=n)
         scatter = noise * (scatter - scatter.mean()) / scatter.std(ddof=1)
-        point = {"varrho": 0.2, "n_samples": 100, "n_devices": 20}
+        point = {"varrho": 0.2, "n_samples": 100, "n_sites": 20}
         exact = {"local": 20 / 79 * 1.001, "oracle": 0.05, "attainable": 0.06, "pooled": 0.05}
         out = [{**point, "replication": r, "estimator": "es", "error": 0.05 * (ratio + scatter[r])} for r in range(n)]
         return out + [
@@ -141,7 +141,7 @@ def test_one_replication_tells_nothing():
         {
             "varied": "n",
             "n_samples": n,
-            "n_devices": 9,
+            "n_sites": 9,
             "n_clusters": 3,
             "false_edges": 2,
             "rate": 1 / n,
@@ -156,7 +156,7 @@ def test_claims_speak_the_words_of_the_figures():
     (first, *_) = checks.estimation(_estimation_rows(0.06))
     assert first.observed.endswith("at ϱ = 0.1, n = 100, |V| = 20")
     rows = [
-        {"n_samples": 50, "n_devices": 40, "round": 100, "replication": r, "method": name, "distance": distance}
+        {"n_samples": 50, "n_sites": 40, "round": 100, "replication": r, "method": name, "distance": distance}
         for name, distance in (("fedadmm-full", 1.0), ("gd", 2.0), ("fedadmm-batch", 2.0), ("sgd", 1.0))
         for r in range(3)
     ]
@@ -219,14 +219,14 @@ def test_the_page_says_how_verdicts_come_about(tmp_path, n: int, verdict: str):
             "study": "estimation",
             "varrho": varrho,
             "n_samples": 100,
-            "n_devices": devices,
+            "n_sites": sites,
             "replication": r,
             "seed": r,
             "estimator": name,
             "error": 20 / 79 * (0.94 + scatter[r]) if name == "local" else 0.05,
         }
         for varrho in (0.1, 0.2)
-        for devices in (20, 60)
+        for sites in (20, 60)
         for name in ("local", "global", "oracle", "fedadmm", "es", "local-es", "pooled", "attainable")
         for r in range(n)
     ]

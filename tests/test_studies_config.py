@@ -198,5 +198,5 @@ def test_built_in_studies_are_whole(name: str, quick: bool):
 def test_estimation_is_the_papers_grid():
     study = load_study("estimation")
     assert len(study.points) == 30 and study.replications == 100
-    assert {point["n_devices"] for point in study.points} == {20, 40, 60, 80, 100}
+    assert {point["n_sites"] for point in study.points} == {20, 40, 60, 80, 100}
     assert {point["n_samples"] for point in study.points} == {50, 100, 200}

@@ -19,7 +19,7 @@ from fedkin.studies.run import run_study
 from fedkin.studies.tasks import Replication, peers, task_function
 from fedkin.studies.tasks.kin import judged
 
-GROUPS = paper_design(n_devices=12, n_samples=30, n_features=3, n_clusters=3, signal=4.0, seed=0)
+GROUPS = paper_design(n_sites=12, n_samples=30, n_features=3, n_clusters=3, signal=4.0, seed=0)
 
 
 def _same(labels: np.ndarray) -> list[list[bool]]:
@@ -42,13 +42,13 @@ def test_greedy_clustering_finds_groups_that_are_far_apart(graph):
 
 
 def test_greedy_clustering_merges_sites_that_are_alike():
-    design = paper_design(n_devices=10, n_samples=30, n_features=3, n_clusters=1, seed=1)
+    design = paper_design(n_sites=10, n_samples=30, n_features=3, n_clusters=1, seed=1)
     assert peers.clustering(peers.least_squares(design.federation)).max() == 0
 
 
 def test_a_graph_helps_clustering_and_an_inverted_one_as_much():
     for varrho in (0.05, 0.95):
-        design = paper_design(n_devices=30, n_samples=20, n_features=4, n_clusters=3, varrho=varrho, signal=0.5, seed=0)
+        design = paper_design(n_sites=30, n_samples=20, n_features=4, n_clusters=3, varrho=varrho, signal=0.5, seed=0)
         sums = peers.least_squares(design.federation)
         assert _same(peers.clustering(sums)) != _same(design.labels)
         assert _same(peers.clustering(sums, design.graph)) == _same(design.labels)
@@ -62,7 +62,7 @@ def test_ifca_with_the_true_number_of_groups():
 
 def test_the_mixed_model_is_that_of_find_kin():
     # without groups find_kin is the mixed model, where it is plain that sites differ (else it is averaged with Global)
-    design = paper_design(n_devices=3, n_samples=100, n_features=2, n_clusters=3, signal=8, seed=0)
+    design = paper_design(n_sites=3, n_samples=100, n_features=2, n_clusters=3, signal=8, seed=0)
     kin = find_kin(design.federation)
     assert kin.weight_mixed == 1.0
     np.testing.assert_allclose(peers.mixed(peers.least_squares(design.federation)), kin.theta, rtol=1e-6)
@@ -80,7 +80,7 @@ def test_the_limit_where_groups_are_certain_is_a_ridge_per_group():
 
 def test_the_limit_is_the_posterior_mean():
     # two sites, one parameter: the four groupings can be counted out
-    design = paper_design(n_devices=2, n_samples=4, n_features=1, n_clusters=2, signal=1.0, seed=2)
+    design = paper_design(n_sites=2, n_samples=4, n_features=1, n_clusters=2, signal=1.0, seed=2)
     sums = peers.least_squares(design.federation)
     truth = peers.Truth(n_groups=2, variance=1.0, noise=1.0, inside=0.8, between=0.3)
     G, c, edge = sums.G[:, 0, 0], sums.c[:, 0], design.graph.n_edges == 1
@@ -146,7 +146,7 @@ def test_the_limit_of_another_design_is_not_known():
 @pytest.mark.parametrize("truth", ["groups", "none", "continuous"])
 @pytest.mark.parametrize("loss", ["linear", "logistic"])
 def test_sites_differ_as_said(truth: str, loss: str):
-    options = {"generator": "differing", "design": {"n_devices": 9, "n_features": 2, "n_samples": 40}}
+    options = {"generator": "differing", "design": {"n_sites": 9, "n_features": 2, "n_samples": 40}}
     (row,) = task_function("kin")(Replication({"truth": truth, "loss": loss}, options, 0, 7))
     assert sum(row["true"]) == {"groups": 9, "none": 36, "continuous": 0}[truth]
     assert 0.3 < row["coverage"] <= 1
@@ -160,7 +160,7 @@ def test_an_unknown_way_to_differ_is_refused():
 @pytest.mark.studies
 def test_a_small_kin_study_from_rows_to_page(tmp_path: Path):
     study = load_study("kin", quick=True)
-    design = {"n_devices": 12, "n_samples": 20, "n_features": 3, "n_clusters": 2}
+    design = {"n_sites": 12, "n_samples": 20, "n_features": 3, "n_clusters": 2}
     points = tuple(one for one in study.points if one["varrho"] == 0.1 and one["signal"] == 0.6)
     study = replace(study, points=points, options={**study.options, "design": design})
     run = run_study(study, tmp_path, jobs=1)
@@ -175,7 +175,7 @@ def test_a_small_kin_study_from_rows_to_page(tmp_path: Path):
 
 
 def test_corrections_count_the_error_that_they_bound():
-    options = {"design": {"n_devices": 12, "n_samples": 8, "n_features": 5, "varrho": 0.0}, "levels": [0.4, 0.9]}
+    options = {"design": {"n_sites": 12, "n_samples": 8, "n_features": 5, "varrho": 0.0}, "levels": [0.4, 0.9]}
     alike = [list(task_function("error-rates")(Replication({"n_clusters": 1}, options, 0, seed))) for seed in range(20)]
     for row in (row for rows in alike for row in rows):
         # every edge is true: whatever is dropped is wrong, and the two errors are the same

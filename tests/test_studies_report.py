@@ -229,7 +229,7 @@ def test_the_example_of_the_documentation(repository: Path, tmp_path: Path):
     assert len(run.rows) == 4 * 3 * 5
     report = write_report(study, run.folder)
     assert report.page.exists() and len(report.tables[0].text) == 4
-    # two groups of devices that differ by much: the chain knows, one model for all does not
+    # two groups of sites that differ by much: the chain knows, one model for all does not
     far = [row for row in run.rows if row["jump"] == 2.0]
     error = {name: np.mean([row["error"] for row in far if row["estimator"] == name]) for name in ("global", "fedadmm")}
     assert error["fedadmm"] < 0.2 * error["global"]

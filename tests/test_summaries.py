@@ -14,7 +14,7 @@ import fedkin
 from builders import LOSS_NAMES, federation
 from fedkin.data import Federation, Rows
 from fedkin.datasets import paper_design
-from fedkin.errors import DataError, ParameterError, UnknownDeviceError
+from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.fitting import FitOptions, FittedModel, fit_federation, fit_summaries
 from fedkin.graph import Graph
 from fedkin.losses import LinearLoss, LogisticLoss
@@ -27,7 +27,7 @@ SIZES = (30, 45, 60, 33, 52, 41)
 def grouped(loss: str = "linear", offset: bool = False, seed: int = 0, centre: float = 0.0) -> Federation:
     """Two groups of sites with unequal numbers of rows."""
     fed = federation(loss, SIZES, q=3, seed=seed, offset=offset, groups=2)
-    rows = {f"site {u}": (fed[u].X * [1.0, 4.0, 0.3] + centre, fed[u].y, fed[u].offset) for u in fed.devices}
+    rows = {f"site {u}": (fed[u].X * [1.0, 4.0, 0.3] + centre, fed[u].y, fed[u].offset) for u in fed.sites}
     if loss == "mean":
         return Federation({name: X + 2.0 * (u % 2) for u, (name, (X, _, _)) in enumerate(rows.items())})
     return Federation(rows)
@@ -53,7 +53,7 @@ def from_sums(fed: Federation, graph: Graph | None, options: FitOptions, loss: s
         site_summary(
             site, rows[site], made, feature_names=rows.feature_names, folds=options.cv_folds, seed=options.seed
         )
-        for site in rows.devices
+        for site in rows.sites
     ]
     return fit_summaries(Summaries.stack(parts), graph, options)
 
@@ -104,13 +104,13 @@ def test_means_from_sums_are_means_from_rows(standardize: bool, lam: float | str
     ids=["refit", "ridge", "sparsity", "alone", "bartlett"],
 )
 def test_options_mean_the_same_from_sums(options: FitOptions) -> None:
-    design = paper_design(n_devices=12, n_samples=40, n_features=5, n_clusters=3, seed=1)
+    design = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=3, seed=1)
     theirs = fit_federation(design.federation, design.graph, options)
     assert_same_model(from_sums(design.federation, design.graph, options, "linear"), theirs)
 
 
 def test_sites_with_fewer_rows_than_parameters_are_treated_as_from_rows() -> None:
-    design = paper_design(n_devices=12, n_samples=30, n_features=6, n_clusters=2, seed=5)
+    design = paper_design(n_sites=12, n_samples=30, n_features=6, n_clusters=2, seed=5)
     sizes = np.random.default_rng(0).integers(2, 30, 12)
     fed = design.federation.take(np.concatenate([30 * u + np.arange(n) for u, n in enumerate(sizes.tolist())]))
     for options in (FitOptions(method="fused"), FitOptions(lam=0.02, penalty="l2", standardize=False)):
@@ -153,7 +153,7 @@ def test_group_fits_from_sums() -> None:
     np.testing.assert_allclose(fedkin.oracle_fit(summaries, labels), fedkin.oracle_fit(fed, labels), rtol=1e-10)
     np.testing.assert_allclose(fedkin.global_fit(summaries), fedkin.global_fit(fed), rtol=1e-10)
     with pytest.raises(ParameterError, match="needs rows"):
-        fedkin.global_fit(summaries, weights="devices")
+        fedkin.global_fit(summaries, weights="sites")
 
 
 def test_a_site_alone_says_what_it_says_among_others() -> None:
@@ -167,7 +167,7 @@ def test_a_site_alone_says_what_it_says_among_others() -> None:
 
 def test_a_problem_of_summaries_refuses_what_needs_rows() -> None:
     summaries = fedkin.summarise(grouped())
-    problem = Problem(summaries, Graph.complete(summaries.devices), lam=0.1)
+    problem = Problem(summaries, Graph.complete(summaries.sites), lam=0.1)
     with pytest.raises(DataError, match="Fed-ADMM needs rows"):
         fedkin.fed_admm(problem, 3)
     with pytest.raises(ParameterError, match="5 folds with seed 0"):
@@ -192,7 +192,7 @@ def test_summaries_of_different_contracts_are_not_stacked() -> None:
             Summaries.stack([first, other])
     with pytest.raises(DataError, match="'site 0' has two summaries"):
         Summaries.stack([first, first])
-    with pytest.raises(UnknownDeviceError, match="no summary of site 'east'"):
+    with pytest.raises(UnknownSiteError, match="no summary of site 'east'"):
         fedkin.summarise(fed)["east"]
 
 

@@ -28,7 +28,7 @@ STATED: dict[str, Loss] = {"huber": HuberLoss()}
 
 def named(loss: str, sizes: tuple[int, ...], q: int = 3, **how: Any) -> Federation:
     fed = federation(loss, sizes, q, groups=2, **how)
-    return Federation({f"site {u}": tuple(fed[u].arrays) for u in fed.devices})
+    return Federation({f"site {u}": tuple(fed[u].arrays) for u in fed.sites})
 
 
 class Sites:
@@ -44,7 +44,7 @@ class Sites:
     def answer(self, asks: Asks) -> Summaries:
         self.rounds += 1
         made = []
-        for site in self.rows.devices:
+        for site in self.rows.sites:
             rows = self.rows[site]
             said = site_answer(asks[site], rows, self.loss, feature_names=self.rows.feature_names)
             made.append(Summary.from_plain(json.loads(json.dumps(said.to_plain())), self.loss))
@@ -105,7 +105,7 @@ def test_logistic_against_cvxpy() -> None:
     rows = fed.with_intercept()
     theta = cp.Variable((3, 3))
     total = 0.0
-    for u, site in enumerate(rows.devices):
+    for u, site in enumerate(rows.sites):
         eta = rows[site].X @ theta[u]
         total += cp.sum(cp.logistic(eta) - cp.multiply(rows[site].y, eta)) / len(rows[site].y)
     fused = sum(cp.norm1(theta[i] - theta[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
@@ -120,14 +120,14 @@ def test_options_of_the_fit(loss: str, extra: dict[str, Any]) -> None:
     fed = named(loss, (60, 80, 4, 5, 65, 75))
     options = FitOptions(loss, **extra)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", fedkin.errors.DegenerateDeviceWarning)
+        warnings.simplefilter("ignore", fedkin.errors.DegenerateSiteWarning)
         assert_certified(fitted(fed, loss, options), fed, options)
 
 
 def test_separated_classes_get_a_light_ridge() -> None:
     X, y = separated(30)
     fed = Federation({site: (X[:, 1:], y) for site in "abc"})
-    with pytest.warns(fedkin.errors.DegenerateDeviceWarning, match="not determined by the data"):
+    with pytest.warns(fedkin.errors.DegenerateSiteWarning, match="not determined by the data"):
         model = fitted(fed, "logistic", FitOptions("logistic", lam=0.05))
     assert "ridge of 1/25" in model.notes["a"][-1]
     assert model.gap <= 1e-6

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkin.data import columns_of, device_id, device_ids, infer_column, read_columns, write_csv
+from fedkin.data import columns_of, infer_column, read_columns, site_id, site_ids, write_csv
 from fedkin.data.tables import as_column
 from fedkin.data.tables.arrow import read_large_csv
 from fedkin.errors import DataError, MissingDependencyError
@@ -84,7 +84,7 @@ def test_floats_survive_their_text(values):
 
 @given(st.lists(st.integers(0, 10**20), min_size=1))
 def test_integers_survive_their_text(values):
-    assert device_ids(infer_column([str(value) for value in values])) == values
+    assert site_ids(infer_column([str(value) for value in values])) == values
 
 
 # --- CSV ------------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_dict_of_series():
     ],
 )
 def test_ids_are_plain(value, expected):
-    plain = device_id(value)
+    plain = site_id(value)
     assert plain == expected
     assert type(plain) is type(expected)
 
@@ -323,13 +323,13 @@ def test_ids_are_plain(value, expected):
 @pytest.mark.parametrize("value", [None, float("nan"), np.float32("nan"), pd.NA, pd.NaT, np.datetime64("NaT")])
 def test_missing_ids(value):
     with pytest.raises(DataError, match="a site id is missing"):
-        device_id(value)
+        site_id(value)
 
 
 @pytest.mark.parametrize("value", [[1], {}, set()])
 def test_ids_that_cannot_be_hashed(value):
     with pytest.raises(DataError, match="cannot be hashed"):
-        device_id(value)
+        site_id(value)
 
 
 @pytest.mark.parametrize(
@@ -337,14 +337,14 @@ def test_ids_that_cannot_be_hashed(value):
     [np.array([2.0, 1.0]), np.array([2, 1]), pd.Series([2, 1]), pl.Series([2, 1]), pa.array([2, 1]), [2, np.int8(1)]],
 )
 def test_ids_of_many_kinds_of_list(values):
-    ids = device_ids(values)
+    ids = site_ids(values)
     assert ids == [2, 1]
     assert {type(value) for value in ids} == {int}
 
 
 def test_text_ids_of_arrays_are_plain_text():
     for values in (np.array(["a", "b"]), pd.Series(["a", "b"]), pl.Series(["a", "b"]), pa.array(["a", "b"])):
-        assert [type(value) for value in device_ids(values)] == [str, str]
+        assert [type(value) for value in site_ids(values)] == [str, str]
 
 
 def test_as_column_keeps_tuples_whole():

@@ -1,4 +1,4 @@
-"""The devices' mean losses on arrays, and the Fenchel-Young gaps that certificates are made of."""
+"""The sites' mean losses on arrays, and the Fenchel-Young gaps that certificates are made of."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ROW_LOSSES = ("logistic", "poisson", "huber", "multinomial")
 def terms_of(loss: str, fed: Federation, ridge: float | np.ndarray = 0.0):
     one = LOSSES[loss]
     p = one.n_params(fed.n_features)
-    return build_terms(fed, (one,) * fed.n_devices, np.broadcast_to(ridge, (p,)).astype(float))
+    return build_terms(fed, (one,) * fed.n_sites, np.broadcast_to(ridge, (p,)).astype(float))
 
 
 # --- values and derivatives -------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ def terms_of(loss: str, fed: Federation, ridge: float | np.ndarray = 0.0):
 
 @pytest.mark.parametrize("offset", [False, True])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_values_and_derivatives_are_those_of_each_device_alone(loss: str, offset: bool) -> None:
+def test_values_and_derivatives_are_those_of_each_site_alone(loss: str, offset: bool) -> None:
     fed = federation(loss, (4, 7, 4, 1, 7), offset=offset)
     ridge = 0.3
     terms = terms_of(loss, fed, ridge)
@@ -56,8 +56,8 @@ def test_values_and_derivatives_are_those_of_each_device_alone(loss: str, offset
     one = LOSSES[loss]
     values, gradients, hessians = terms.values(theta), terms.gradients(theta), terms.hessians(theta)
     assert hessians.shape == (5, terms.n_params, terms.n_params)
-    for u, device in enumerate(fed.devices):
-        rows = fed[device].X, fed[device].y, fed[device].offset
+    for u, site in enumerate(fed.sites):
+        rows = fed[site].X, fed[site].y, fed[site].offset
         square = 0.5 * ridge * theta[u] @ theta[u]
         np.testing.assert_allclose(values[u], one.value(theta[u], *rows) + square, rtol=1e-12)
         np.testing.assert_allclose(
@@ -109,16 +109,16 @@ def test_quadratic_losses_keep_no_rows(loss: str) -> None:
     assert all(value.base is None or value.base.size < 5000 for value in arrays.values()), "a view keeps the rows alive"
 
 
-def test_blocks_follow_the_order_of_the_devices_asked_for() -> None:
+def test_blocks_follow_the_order_of_the_sites_asked_for() -> None:
     fed = federation("linear", (3, 2, 3, 2, 3))
-    for devices in ([0, 1, 2, 3, 4], [4, 0, 2], [0, 4, 2], [1, 3], [3, 1], [2, 4, 0, 1]):
+    for sites in ([0, 1, 2, 3, 4], [4, 0, 2], [0, 4, 2], [1, 3], [3, 1], [2, 4, 0, 1]):
         seen = []
-        for members, rows in row_blocks(fed, np.array(devices)):
+        for members, rows in row_blocks(fed, np.array(sites)):
             for place, u in enumerate(members):
-                np.testing.assert_array_equal(rows.X[place], fed[fed.devices[u]].X)
-                np.testing.assert_array_equal(rows.y[place], fed[fed.devices[u]].y)
+                np.testing.assert_array_equal(rows.X[place], fed[fed.sites[u]].X)
+                np.testing.assert_array_equal(rows.y[place], fed[fed.sites[u]].y)
                 seen.append(int(u))
-        assert sorted(seen) == sorted(devices)
+        assert sorted(seen) == sorted(sites)
 
 
 # --- several losses, groups -------------------------------------------------------------------------------------------
@@ -133,13 +133,13 @@ def mixed() -> tuple[Federation, MixedTerms]:
     return fed, terms
 
 
-def test_mixed_terms_put_every_device_in_its_place() -> None:
+def test_mixed_terms_put_every_site_in_its_place() -> None:
     fed, terms = mixed()
     theta = np.random.default_rng(0).normal(size=(5, 2))
     alone = [
-        build_terms(fed.subset([device]), (loss,), np.array([0.2, 0.1]))
-        for device, loss in zip(
-            fed.devices, (LogisticLoss(), LinearLoss(), log_cosh(True), LinearLoss(), LogisticLoss()), strict=True
+        build_terms(fed.subset([site]), (loss,), np.array([0.2, 0.1]))
+        for site, loss in zip(
+            fed.sites, (LogisticLoss(), LinearLoss(), log_cosh(True), LinearLoss(), LogisticLoss()), strict=True
         )
     ]
     s = 0.01 * theta[::-1]
@@ -152,13 +152,13 @@ def test_mixed_terms_put_every_device_in_its_place() -> None:
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 2, 0], [3], [1, 0]])
-def test_take_gives_some_devices_in_that_order(order: list[int]) -> None:
+def test_take_gives_some_sites_in_that_order(order: list[int]) -> None:
     fed, several = mixed()
     theta = np.random.default_rng(0).normal(size=(5, 2))
     chosen = np.array(order)
     for terms in (several, terms_of("logistic", fed), terms_of("linear", fed)):
         part = terms.take(chosen)
-        assert part.n_devices == len(order)
+        assert part.n_sites == len(order)
         np.testing.assert_allclose(part.values(theta[chosen]), terms.values(theta)[chosen], rtol=1e-14)
         np.testing.assert_allclose(part.gradients(theta[chosen]), terms.gradients(theta)[chosen], rtol=1e-14)
 
@@ -187,9 +187,9 @@ def true_gaps(
     gaps = []
     terms = terms_of(loss, fed, ridge)
     values = terms.values(theta) + (s * theta).sum(axis=1)
-    for u, device in enumerate(fed.devices):
+    for u, site in enumerate(fed.sites):
         v = cp.Variable(theta.shape[1])
-        total = mean_loss(LOSSES[loss], v, fed[device]) + s[u] @ v + 0.5 * cp.sum(cp.multiply(ridge, cp.square(v)))
+        total = mean_loss(LOSSES[loss], v, fed[site]) + s[u] @ v + 0.5 * cp.sum(cp.multiply(ridge, cp.square(v)))
         task = cp.Problem(cp.Minimize(total), [cp.norm(v, 2) <= radius] if np.isfinite(radius) else [])
         task.solve(solver=cp.CLARABEL)
         least = task.value if task.status.startswith("optimal") else -np.inf
@@ -266,7 +266,7 @@ def test_gaps_of_groups_are_upper_bounds(loss: str) -> None:
     theta = 0.2 * rng.normal(size=(1, terms.n_params))
     s = -groups.gradients(theta) + 0.02 * rng.normal(size=theta.shape)
     v = cp.Variable(terms.n_params)
-    total = sum(mean_loss(LOSSES[loss], v, fed[device]) for device in fed.devices) + s[0] @ v
+    total = sum(mean_loss(LOSSES[loss], v, fed[site]) for site in fed.sites) + s[0] @ v
     least = cp.Problem(cp.Minimize(total)).solve(solver=cp.CLARABEL)
     exact = groups.values(theta)[0] + float(s[0] @ theta[0]) - least
     gap = groups.young_gaps(theta, s)[0]
@@ -365,12 +365,12 @@ def nearly_collinear(spread: float, sizes: tuple[int, ...] = (140,) * 8, p: int 
 
 
 def misfits(fed: Federation, theta: np.ndarray) -> np.ndarray:
-    rows = [fed[device] for device in fed.devices]
+    rows = [fed[site] for site in fed.sites]
     return np.array([0.5 * np.mean((row.y - row.X @ t) ** 2) for row, t in zip(rows, theta, strict=True)])
 
 
 def local_solutions(fed: Federation) -> np.ndarray:
-    return np.stack([np.linalg.lstsq(fed[u].X, fed[u].y, rcond=1e-13)[0] for u in fed.devices])
+    return np.stack([np.linalg.lstsq(fed[u].X, fed[u].y, rcond=1e-13)[0] for u in fed.sites])
 
 
 @pytest.mark.parametrize("spread", [1e-3, 1e-5, 1e-7])
@@ -395,8 +395,8 @@ def test_minimisers_on_nearly_collinear_rows(spread: float) -> None:
 def test_minimisers_with_a_ridge_that_hardly_holds() -> None:
     fed, ridge = nearly_collinear(1e-6, (50, 50), p=4), np.array([1e-9, 0.0, 1e-8, 0.0])
     own = terms_of("linear", fed, ridge).minimizers()
-    for u, device in enumerate(fed.devices):
-        X, y, n = fed[device].X, fed[device].y, fed[device].n_samples
+    for u, site in enumerate(fed.sites):
+        X, y, n = fed[site].X, fed[site].y, fed[site].n_samples
         rows = np.vstack([X, np.diag(np.sqrt(n * ridge))])
         expected = np.linalg.lstsq(rows, np.append(y, np.zeros(4)), rcond=1e-14)[0]
         np.testing.assert_allclose(own[u], expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
@@ -407,8 +407,8 @@ def test_minimisers_with_a_ridge_that_hardly_holds() -> None:
 def test_without_edges_the_exact_local_solution_comes_out(spread: float, backend: str) -> None:
     fed = nearly_collinear(spread, (140,) * 40, noise=1e-4)
     best = misfits(fed, local_solutions(fed)).mean()
-    edges = Graph(fed.devices, itertools.pairwise(fed.devices))
-    for problem in (Problem(fed, Graph.empty(fed.devices), lam=0.3), Problem(fed, edges, lam=0.0)):
+    edges = Graph(fed.sites, itertools.pairwise(fed.sites))
+    for problem in (Problem(fed, Graph.empty(fed.sites), lam=0.3), Problem(fed, edges, lam=0.0)):
         solution = solve(problem, tol=1e-6, backend=backend)
         assert solution.status == "converged"
         assert solution.gap <= 1e-6
@@ -416,12 +416,12 @@ def test_without_edges_the_exact_local_solution_comes_out(spread: float, backend
         np.testing.assert_allclose(solution.objective, best, rtol=1e-6)
 
 
-def test_a_device_without_edges_is_solved_exactly_beside_others_with_edges() -> None:
+def test_a_site_without_edges_is_solved_exactly_beside_others_with_edges() -> None:
     rng = np.random.default_rng(1)
     poor = nearly_collinear(1e-6, (140,), p=5)
     rows = {u: (rng.normal(size=(30, 5)), rng.normal(size=30)) for u in "abc"}
     fed = Federation({**rows, "alone": (poor[0].X, poor[0].y)})
-    graph = Graph(fed.devices, [("a", "b"), ("b", "c")])
+    graph = Graph(fed.sites, [("a", "b"), ("b", "c")])
     solution = solve(Problem(fed, graph, lam=0.01))
     assert solution.status == "converged"
     np.testing.assert_allclose(misfits(fed, solution.theta)[-1], misfits(poor, local_solutions(poor))[0], rtol=1e-6)

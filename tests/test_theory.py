@@ -40,11 +40,11 @@ GRAPHS = {
 every_graph = pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS.keys())
 
 
-def data(seed: int, n_devices: int = 6, n: int = 15, p: int = 2, kind: str = "linear"):
+def data(seed: int, n_sites: int = 6, n: int = 15, p: int = 2, kind: str = "linear"):
     rng = np.random.default_rng(seed)
-    theta = rng.standard_normal((n_devices, p))
+    theta = rng.standard_normal((n_sites, p))
     rows = {}
-    for u in range(n_devices):
+    for u in range(n_sites):
         X = rng.standard_normal((n + u, p))
         eta = X @ theta[u]
         y = eta + rng.standard_normal(n + u)
@@ -100,7 +100,7 @@ def test_a_graph_in_another_order_and_a_graph_without_edges():
 def test_lambda_on_a_large_sparse_graph():
     rng = np.random.default_rng(3)
     graph = Graph.grid(60, 50)
-    fed = Federation({u: rng.standard_normal((1, 1)) for u in graph.devices})
+    fed = Federation({u: rng.standard_normal((1, 1)) for u in graph.sites})
     assert 0 < theorem1_lambda(fed, graph, np.zeros((3000, 1)), "mean") < 1
 
 
@@ -201,7 +201,7 @@ def fused_estimate(fed: Federation, graph: Graph, lam: float, penalty: str) -> n
 @pytest.mark.parametrize("penalty", ["l1", "l2", "linf"])
 @pytest.mark.parametrize("seed", range(3))
 def test_theorem_1_holds_at_its_lambda(penalty, seed):
-    design = paper_design(n_devices=8, n_samples=20, n_features=2, n_clusters=2, varrho=0.25, seed=seed)
+    design = paper_design(n_sites=8, n_samples=20, n_features=2, n_clusters=2, varrho=0.25, seed=seed)
     fed, graph = design.federation, design.graph
     i, j = graph.edges.T
     wrong = int((design.labels[i] != design.labels[j]).sum())
@@ -227,14 +227,14 @@ def test_theorem_1_holds_at_its_lambda(penalty, seed):
 
 
 def test_without_false_edges_only_rho_is_left():
-    design = paper_design(n_devices=10, n_samples=30, n_features=3, n_clusters=2, varrho=0.0, seed=4)
+    design = paper_design(n_sites=10, n_samples=30, n_features=3, n_clusters=2, varrho=0.0, seed=4)
     fed, graph = design.federation, design.graph
     lam = theorem1_lambda(fed, graph, design.theta_star)
     bound = theorem1_bound(rho(fed, graph, design.theta_star), lam, 0, kappa(fed, design.theta_star), 1.0)
     assert bound == pytest.approx(2 * kappa(fed, design.theta_star) ** 2 * rho(fed, graph, design.theta_star) ** 2)
     error = design.error(fused_estimate(fed, graph, objective_lam(lam, 10), "l1"))
     assert error <= bound
-    # the level is enough to fuse the groups: the error is that of the oracle, far below that of the devices alone
+    # the level is enough to fuse the groups: the error is that of the oracle, far below that of the sites alone
     assert error < 0.5 * design.error(fused_estimate(fed, graph, 0.0, "l1"))
 
 
@@ -290,13 +290,13 @@ def test_rate_and_bound_of_theorem_2():
 
 
 def test_sizes_are_counted_on_the_data():
-    design = paper_design(n_devices=12, n_samples=25, n_features=4, seed=0)
+    design = paper_design(n_sites=12, n_samples=25, n_features=4, seed=0)
     fed, theta = design.federation, design.theta_star
-    graph = Graph.complete(fed.devices)
+    graph = Graph.complete(fed.sites)
     different = sum((theta[i] != theta[j]).any() for i, j in graph.edges)
     assert different > 0
     assert Sizes.of(fed, graph, theta) == Sizes(25, 12, 4, 1, 66, different)
-    assert Sizes.of(fed, Graph.empty(fed.devices), theta) == Sizes(25, 12, 4, 12, 0, 0)
+    assert Sizes.of(fed, Graph.empty(fed.sites), theta) == Sizes(25, 12, 4, 12, 0, 0)
     with pytest.raises(ParameterError, match=r"theta_star has shape \(3, 4\).*12 sites"):
         Sizes.of(fed, graph, theta[:3])
 
@@ -305,7 +305,7 @@ def test_rho_follows_the_rate_of_theorem_2():
     """E rho^2 = sigma^2 p K / (n |V|) for a standard normal design: the parametric rate when all edges are right."""
     squares = []
     for seed in range(60):
-        design = paper_design(n_devices=20, n_samples=25, n_features=4, varrho=0.0, seed=seed)
+        design = paper_design(n_sites=20, n_samples=25, n_features=4, varrho=0.0, seed=seed)
         squares.append(rho(design.federation, design.graph, design.theta_star) ** 2)
     assert np.mean(squares) == pytest.approx(theorem2_rate(Sizes(25, 20, 4, 5, 0, 0)), rel=0.15)
 
@@ -314,7 +314,7 @@ def test_rho_follows_the_rate_of_theorem_2():
 
 
 def test_signal_is_the_noncentrality_of_the_wald_statistic():
-    design = paper_design(n_devices=6, n_samples=40, n_features=3, n_clusters=2, varrho=0.4, seed=8)
+    design = paper_design(n_sites=6, n_samples=40, n_features=3, n_clusters=2, varrho=0.4, seed=8)
     check = minimum_signal_check(design.federation, design.graph, design.theta_star)
     i, j = check.edges.T
     assert (design.labels[i] != design.labels[j]).all()
@@ -347,7 +347,7 @@ def test_mean_of_the_statistic_is_signal_plus_parameters():
 def test_theorem_3_when_its_condition_holds():
     recovered, held = [], []
     for seed in range(40):
-        design = paper_design(n_devices=10, n_samples=80, n_features=3, n_clusters=2, varrho=0.2, signal=2.0, seed=seed)
+        design = paper_design(n_sites=10, n_samples=80, n_features=3, n_clusters=2, varrho=0.2, signal=2.0, seed=seed)
         held.append(minimum_signal_check(design.federation, design.graph, design.theta_star).holds)
         i, j = design.graph.edges.T
         kept = select_edges(design.federation, design.graph, variance="bartlett").kept
@@ -364,7 +364,7 @@ def test_no_false_edges_and_singular_designs():
     check = minimum_signal_check(fed, graph, np.zeros((2, 2)))
     assert check.holds
     assert check.signal.shape == (0,)
-    # device b says nothing about the second coordinate, so a difference there gives no signal
+    # site b says nothing about the second coordinate, so a difference there gives no signal
     check = minimum_signal_check(fed, graph, [[0.0, 0.0], [0.0, 5.0]])
     assert check.signal[0] == pytest.approx(0.0, abs=1e-9)
     with pytest.raises(ParameterError, match="level"):

@@ -31,7 +31,7 @@ def test_a_sites_own_directory_is_enough_for_its_view(tmp_path: Path, placement:
     whole = whole_of(heart, problem) if placement == "peer" else None
     if placement == "central":
         whole = centre_view(heart)
-    for u, name in enumerate(problem.federation.devices):
+    for u, name in enumerate(problem.federation.sites):
         view = site_view(tmp_path / name)
         assert view.here == u and view.n_sites == 5
         if whole is None:

@@ -15,10 +15,10 @@ from fedkin.kin import find_kin
 def design(loss, seed=0, sites=4, n=25):
     """Rows with whole weights, and the same rows written that many times."""
     rng = np.random.default_rng(seed)
-    device = np.repeat(np.arange(sites), n)
-    X = rng.normal(size=(device.size, 2)) + 0.3
-    eta = X @ [1.0, -0.5] + 0.5 * device
-    offset = 0.1 * rng.normal(size=device.size)
+    site = np.repeat(np.arange(sites), n)
+    X = rng.normal(size=(site.size, 2)) + 0.3
+    eta = X @ [1.0, -0.5] + 0.5 * site
+    offset = 0.1 * rng.normal(size=site.size)
     y = {
         "linear": eta + offset + rng.normal(size=eta.size),
         "logistic": (rng.random(eta.size) < 1 / (1 + np.exp(-eta))).astype(float),
@@ -27,14 +27,14 @@ def design(loss, seed=0, sites=4, n=25):
         "huber": eta + offset + rng.standard_t(2, eta.size),
     }[loss]
     offset = None if loss == "mean" else offset
-    weight = rng.integers(1, 4, device.size)
-    again = np.repeat(np.arange(device.size), weight)
+    weight = rng.integers(1, 4, site.size)
+    again = np.repeat(np.arange(site.size), weight)
 
     def taken(values):
         return None if values is None else values[again]
 
-    one = Federation.from_arrays(X, y, device, offset=offset, weight=weight)
-    return one, Federation.from_arrays(X[again], taken(y), device[again], offset=taken(offset)), weight
+    one = Federation.from_arrays(X, y, site, offset=offset, weight=weight)
+    return one, Federation.from_arrays(X[again], taken(y), site[again], offset=taken(offset)), weight
 
 
 LOSSES = ["linear", "logistic", "poisson", "mean", "huber"]
@@ -47,14 +47,14 @@ def test_local_and_global_fits(loss):
         one, two = (fedkin.local_fit(fed, loss, variance=variance) for fed in (weighted, repeated))
         assert np.allclose(one.theta, two.theta, rtol=1e-8)
         assert np.allclose(one.covariance, two.covariance, rtol=1e-6)
-    for weights in ("samples", "devices"):
+    for weights in ("samples", "sites"):
         assert np.allclose(*(fedkin.global_fit(fed, loss, weights) for fed in (weighted, repeated)), rtol=1e-8)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_problems_and_their_certificates(loss):
     weighted, repeated, _ = design(loss)
-    graph = fedkin.Graph.complete(weighted.devices)
+    graph = fedkin.Graph.complete(weighted.sites)
     problems = [fedkin.Problem(fed, graph, loss, lam=0.05, ridge=0.1) for fed in (weighted, repeated)]
     one, two = (fedkin.solve(problem, 1e-9) for problem in problems)
     assert one.gap <= 1e-9
@@ -111,12 +111,12 @@ def test_weights_that_are_not_whole_and_their_scale():
 def test_weights_of_tables(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("site,x,y,w\n" + "".join(f"{'ab'[k % 2]},{k},{k * k % 7},{k % 3}\n" for k in range(30)))
-    fed = Federation.read(path, device="site", target="y", weight="w")
+    fed = Federation.read(path, site="site", target="y", weight="w")
     assert fed.feature_names == ("x",)
     assert len(fed.X) == 20 and set(fed.weight) == {1.0, 2.0}
     path.write_text("site,x,y,w\na,1,2,-1\nb,2,3,1\n")
     with pytest.raises(DataError, match="w: a weight is at least 0, but it is -1 in line 2"):
-        Federation.read(path, device="site", target="y", weight="w")
+        Federation.read(path, site="site", target="y", weight="w")
 
 
 def test_what_takes_no_weights_says_so():
@@ -124,7 +124,7 @@ def test_what_takes_no_weights_says_so():
     own = fedkin.losses.UserLoss(lambda *rows: 0.0, lambda theta, *rows: 0 * theta)
     with pytest.raises(ParameterError, match="the user loss takes no weights"):
         fedkin.local_fit(weighted, own)
-    problem = fedkin.Problem(weighted, fedkin.Graph.complete(weighted.devices), lam=0.1)
+    problem = fedkin.Problem(weighted, fedkin.Graph.complete(weighted.sites), lam=0.1)
     with pytest.raises(ParameterError, match="Fed-ADMM draws rows and takes no weights"):
         fedkin.fed_admm(problem, 3)
     with pytest.raises(DataError, match="row 1 has the weight 0: weights are more than 0"):
@@ -145,19 +145,19 @@ ESTIMATORS = [
 def test_estimators_take_weights_for_repeated_rows(estimator):
     loss = "logistic" if hasattr(estimator, "predict_proba") else "poisson" if estimator.loss == "poisson" else "linear"
     weighted, _, weight = design(loss)
-    X, y, site = weighted.X, weighted.y, weighted.device_index
+    X, y, site = weighted.X, weighted.y, weighted.site_index
     gone = np.arange(len(X)) % 7 == 3  # rows of weight 0 are as good as absent
     weight = np.where(gone, 0, weight)
     again = np.repeat(np.arange(len(X)), weight)
-    one = clone(estimator).fit(X, y, device=site, sample_weight=weight)
-    two = clone(estimator).fit(X[again], y[again], device=site[again])
+    one = clone(estimator).fit(X, y, site=site, sample_weight=weight)
+    two = clone(estimator).fit(X[again], y[again], site=site[again])
     assert np.allclose(one.coef_, two.coef_, atol=2e-4 if "Kin" in str(estimator) else 1e-6)
-    half = clone(estimator).fit(X, y, device=site)
+    half = clone(estimator).fit(X, y, site=site)
     assert not np.allclose(one.coef_, half.coef_, atol=1e-3)
     with pytest.raises(ValueError, match="sample_weight has shape"):
-        clone(estimator).fit(X, y, device=site, sample_weight=weight[1:])
+        clone(estimator).fit(X, y, site=site, sample_weight=weight[1:])
     with pytest.raises(ValueError, match="row 4: the sample_weight is -1, expected a number of at least 0"):
-        clone(estimator).fit(X, y, device=site, sample_weight=np.where(np.arange(len(X)) == 4, -1, weight))
+        clone(estimator).fit(X, y, site=site, sample_weight=np.where(np.arange(len(X)) == 4, -1, weight))
 
 
 def test_weights_are_routed(tmp_path):
@@ -165,14 +165,14 @@ def test_weights_are_routed(tmp_path):
     from sklearn.model_selection import cross_validate
 
     weighted, _, weight = design("linear")
-    params = {"device": weighted.device_index, "groups": weighted.device_index, "sample_weight": weight}
+    params = {"site": weighted.site_index, "groups": weighted.site_index, "sample_weight": weight}
     with sklearn.config_context(enable_metadata_routing=True):
-        cv = fedkin.WithinDeviceKFold(3)
+        cv = fedkin.WithinSiteKFold(3)
         model = FedADMMRegressor(lam=0.05, select=None)
         found = cross_validate(model, weighted.X, weighted.y, cv=cv, params=params, return_estimator=True)
-    train, _ = next(iter(cv.split(weighted.X, groups=weighted.device_index)))
+    train, _ = next(iter(cv.split(weighted.X, groups=weighted.site_index)))
     mine = clone(model).fit(
-        weighted.X[train], weighted.y[train], weighted.device_index[train], sample_weight=weight[train]
+        weighted.X[train], weighted.y[train], weighted.site_index[train], sample_weight=weight[train]
     )
     assert np.array_equal(found["estimator"][0].coef_, mine.coef_)
 
@@ -186,7 +186,7 @@ def test_weights_of_the_command_line_reach_every_method(tmp_path, monkeypatch, m
     weighted, _, _ = design("linear")
 
     def lines(fed, more):
-        rows = zip(fed.device_index, fed.X[:, 0], fed.X[:, 1], fed.y, more, strict=True)
+        rows = zip(fed.site_index, fed.X[:, 0], fed.X[:, 1], fed.y, more, strict=True)
         return "site,a,b,y,w\n" + "".join(f"s{u},{a!r},{b!r},{y!r},{w}\n" for u, a, b, y, w in rows)
 
     (tmp_path / "one.csv").write_text(lines(weighted, weight).replace("np.float64(", "").replace(")", ""))

@@ -119,7 +119,7 @@ class Convex:
         import cvxpy
 
         problem, x = _cvxpy_problem(instance.objective)
-        shape = instance.objective.terms.n_devices, instance.objective.terms.n_params
+        shape = instance.objective.terms.n_sites, instance.objective.terms.n_params
 
         def run(eps: float) -> tuple[Array, float]:
             with warnings.catch_warnings():
@@ -143,7 +143,7 @@ def _cvxpy_problem(objective: FusedObjective) -> tuple[object, object]:
     import cvxpy
 
     terms, graph = objective.terms, objective.graph
-    n, p = terms.n_devices, terms.n_params
+    n, p = terms.n_sites, terms.n_params
     x = cvxpy.Variable(n * p)
     if isinstance(terms, QuadraticTerms):
         A = terms.hessians(terms.b)
@@ -156,8 +156,8 @@ def _cvxpy_problem(objective: FusedObjective) -> tuple[object, object]:
         assert isinstance(terms, RowTerms)
         blocks, targets, weights = [], [], []
         for u in range(n):
-            devices, rows = next(one for one in terms.blocks if u in one[0])
-            k = int(np.flatnonzero(devices == u)[0])
+            sites, rows = next(one for one in terms.blocks if u in one[0])
+            k = int(np.flatnonzero(sites == u)[0])
             blocks.append(rows.X[k])
             targets.append(rows.y[k])
             weights.append(np.full(len(rows.y[k]), 1.0 / len(rows.y[k])))

@@ -21,7 +21,7 @@ class HallacADMM:
         assert isinstance(objective.terms, QuadraticTerms)
         self.objective, self.terms = objective, objective.terms
         self.i, self.j = objective.graph.edges.T
-        n, e = objective.graph.n_devices, objective.graph.n_edges
+        n, e = objective.graph.n_sites, objective.graph.n_edges
         ones, edge = np.ones(e), np.arange(e)
         self.to_i = sparse.csr_array((ones, (self.i, edge)), shape=(n, e))
         self.to_j = sparse.csr_array((ones, (self.j, edge)), shape=(n, e))

@@ -38,16 +38,16 @@ class Instance:
         return FusedObjective(terms, old.graph, old.penalty, old.strength, old.sparsity, old.radius)
 
 
-def paper(penalty: str, strength: float, loss: str = "linear", n_devices: int = 100, n_features: int = 20) -> Instance:
+def paper(penalty: str, strength: float, loss: str = "linear", n_sites: int = 100, n_features: int = 20) -> Instance:
     """The design of the paper; ``strength`` is ``lam * |V|``."""
-    design = paper_design(n_devices, 100, n_features, 5, loss=loss, seed=SEED)
-    problem = Problem(design.federation, design.graph, loss=loss, penalty=penalty, lam=strength / n_devices)
+    design = paper_design(n_sites, 100, n_features, 5, loss=loss, seed=SEED)
+    problem = Problem(design.federation, design.graph, loss=loss, penalty=penalty, lam=strength / n_sites)
     return Instance(f"paper {loss} {penalty}", problem.fused, problem)
 
 
-def block_graph(n: int, rng: np.random.Generator, edges_per_device: float = 5.0) -> NDArray[np.int64]:
+def block_graph(n: int, rng: np.random.Generator, edges_per_site: float = 5.0) -> NDArray[np.int64]:
     """Edges ``(E, 2)``: clusters of 100, 90 % of the edges inside them, 10 % anywhere."""
-    wanted = round(edges_per_device * n)
+    wanted = round(edges_per_site * n)
     drawn = int(1.3 * wanted) + 100
     i = rng.integers(0, n, drawn, dtype=np.int32)
     near = np.minimum(i // CLUSTER * CLUSTER + rng.integers(0, CLUSTER, drawn, dtype=np.int32), n - 1)
@@ -82,13 +82,13 @@ def clustered(
     loss: str = "linear",
     rows: int = 50,
     graph: str = "blocks",
-    edges_per_device: float = 5.0,
+    edges_per_site: float = 5.0,
     scrambled: bool = False,
 ) -> Instance:
     """Cluster parameters with noise; Gram statistics are drawn in blocks and no row is kept."""
     rng = np.random.default_rng(SEED)
     if graph == "blocks":
-        edges, labels = block_graph(n, rng, edges_per_device), np.arange(n) // CLUSTER
+        edges, labels = block_graph(n, rng, edges_per_site), np.arange(n) // CLUSTER
     else:
         edges, labels = neighbour_graph(n, rng)
     centres = rng.normal(scale=p**-0.25, size=(int(labels.max()) + 1, p))
@@ -135,7 +135,7 @@ def grid_image(side: int) -> Array:
 
 
 def grid(side: int, strength: float) -> Instance:
-    """Total-variation denoising of an image: one device per pixel, p = 1, mean loss."""
+    """Total-variation denoising of an image: one site per pixel, p = 1, mean loss."""
     image = grid_image(side)
     number = np.arange(side * side).reshape(side, side)
     across = np.column_stack([number[:, 1:].ravel(), number[:, :-1].ravel()])
@@ -149,15 +149,15 @@ def grid(side: int, strength: float) -> Instance:
 
 #: Instances by name: (build at full size, build at quick size).
 CATALOGUE: dict[str, tuple[Callable[[], Instance], Callable[[], Instance]]] = {
-    "paper linear l1": (lambda: paper("l1", 0.007), lambda: paper("l1", 0.02, n_devices=30, n_features=5)),
-    "paper linear l2": (lambda: paper("l2", 0.03), lambda: paper("l2", 0.05, n_devices=30, n_features=5)),
+    "paper linear l1": (lambda: paper("l1", 0.007), lambda: paper("l1", 0.02, n_sites=30, n_features=5)),
+    "paper linear l2": (lambda: paper("l2", 0.03), lambda: paper("l2", 0.05, n_sites=30, n_features=5)),
     "paper logistic l1": (
         lambda: paper("l1", 0.002, "logistic"),
-        lambda: paper("l1", 0.005, "logistic", n_devices=20, n_features=4),
+        lambda: paper("l1", 0.005, "logistic", n_sites=20, n_features=4),
     ),
     "paper logistic l2": (
         lambda: paper("l2", 0.006, "logistic"),
-        lambda: paper("l2", 0.01, "logistic", n_devices=20, n_features=4),
+        lambda: paper("l2", 0.01, "logistic", n_sites=20, n_features=4),
     ),
     "SBM 10^4 linear l2": (
         lambda: clustered("SBM 10^4 linear l2", 10_000, 10, "l2", 0.1),

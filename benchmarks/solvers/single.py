@@ -14,7 +14,7 @@ from .instances import clustered
 from .measure import bandwidth, peak_gigabytes
 
 
-def large(n: int, p: int, penalty: str, loss: str, edges_per_device: float = 5.0, scrambled: bool = False) -> dict:
+def large(n: int, p: int, penalty: str, loss: str, edges_per_site: float = 5.0, scrambled: bool = False) -> dict:
     """A certified solve at a size where memory counts, and what one iteration takes against the memory's bandwidth."""
     from fedkin.solvers.compiled import CompiledIteration
     from fedkin.solvers.pdhg import initial_rho
@@ -22,7 +22,7 @@ def large(n: int, p: int, penalty: str, loss: str, edges_per_device: float = 5.0
     compile_kernels()  # loading them is not part of a solve
     strength = {"l2": 0.1, "l1": 0.06 if p == 1 else 0.04}[penalty]
     instance = clustered(
-        "large", n, p, penalty, strength, loss=loss, edges_per_device=edges_per_device, scrambled=scrambled
+        "large", n, p, penalty, strength, loss=loss, edges_per_site=edges_per_site, scrambled=scrambled
     )
     before = peak_gigabytes()
     start, cpu = time.perf_counter(), time.process_time()
@@ -57,12 +57,12 @@ def large(n: int, p: int, penalty: str, loss: str, edges_per_device: float = 5.0
 def touched_bytes(n: int, edges: int, p: int, dense: bool) -> int:
     """Bytes that an iteration must read and write at least, each array once."""
     per_edge = 2 * 8 * p + 8 + 2 * 4  # duals read and written, radius, two ends
-    per_device = 8 * p * (2 + 2 + 1 + 2) + 8  # x, s read and written; b; ahead written and read; degree
-    return edges * per_edge + n * (per_device + (8 * p * p if dense else 0))
+    per_site = 8 * p * (2 + 2 + 1 + 2) + 8  # x, s read and written; b; ahead written and read; degree
+    return edges * per_edge + n * (per_site + (8 * p * p if dense else 0))
 
 
 def rows_to_solution(n_rows: int) -> dict:
-    """Time from rows to Gram statistics and from these to the solution, for 1000 devices and p = 10."""
+    """Time from rows to Gram statistics and from these to the solution, for 1000 sites and p = 10."""
     from fedkin.datasets import paper_design
     from fedkin.objective import Problem
 

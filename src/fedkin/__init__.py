@@ -1,7 +1,7 @@
 """Fedkin: heterogeneous federated learning on a graph.
 
 Every site keeps its rows and gets a model of its own, which borrows from the sites that are like it. A site is what the
-paper and the code call a device.
+paper and the code call a site.
 
 The rooms, floor by floor from the ground up. A room imports only from the floors below its own, and says in its
 ``__init__`` what comes in and what goes out. Rooms with a bar between them are side by side: neither imports the other.
@@ -61,8 +61,8 @@ _WHERE = {
     "cross_validate_lam": "fedkin.solvers",
     "FedADMMRegressor": "fedkin.fitting.estimators",
     "FedADMMClassifier": "fedkin.fitting.estimators",
-    "DeviceScorer": "fedkin.fitting.estimators",
-    "WithinDeviceKFold": "fedkin.fitting.estimators",
+    "SiteScorer": "fedkin.fitting.estimators",
+    "WithinSiteKFold": "fedkin.fitting.estimators",
     "fit_summaries": "fedkin.fitting",
     "KinRegressor": "fedkin.fitting.estimators",
     "KinClassifier": "fedkin.fitting.estimators",
@@ -89,12 +89,12 @@ if TYPE_CHECKING:
     from fedkin.errors import FedkinError as FedkinError
     from fedkin.fitting import fit_summaries as fit_summaries
     from fedkin.fitting import load as load
-    from fedkin.fitting.estimators import DeviceScorer as DeviceScorer
     from fedkin.fitting.estimators import FedADMMClassifier as FedADMMClassifier
     from fedkin.fitting.estimators import FedADMMRegressor as FedADMMRegressor
     from fedkin.fitting.estimators import KinClassifier as KinClassifier
     from fedkin.fitting.estimators import KinRegressor as KinRegressor
-    from fedkin.fitting.estimators import WithinDeviceKFold as WithinDeviceKFold
+    from fedkin.fitting.estimators import SiteScorer as SiteScorer
+    from fedkin.fitting.estimators import WithinSiteKFold as WithinSiteKFold
     from fedkin.fitting.progress import progress as progress
     from fedkin.graph import Graph as Graph
     from fedkin.kin import Kin as Kin

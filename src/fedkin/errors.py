@@ -4,7 +4,7 @@
 
     FedkinError
     ├── DataError            (ValueError)    rows, columns, targets, files of data
-    │   └── UnknownDeviceError (KeyError)    a device that the federation or model does not have
+    │   └── UnknownSiteError (KeyError)    a site that the federation or model does not have
     ├── GraphError           (ValueError)    edges, weights, files of graphs
     ├── ParameterError       (ValueError)    an argument outside its range
     ├── ModelFileError       (ValueError)    a model directory that cannot be read
@@ -13,8 +13,8 @@
 
     FedkinWarning            (UserWarning)
     ├── ConvergenceWarning                   an iteration limit was reached
-    ├── GraphWarning                         edges that come twice, devices that a graph does not name
-    ├── DegenerateDeviceWarning              a device without a local estimate of its own
+    ├── GraphWarning                         edges that come twice, sites that a graph does not name
+    ├── DegenerateSiteWarning              a site without a local estimate of its own
     └── TableWarning                         a column left out of a table, a level that did not train
 """
 
@@ -29,8 +29,8 @@ class DataError(FedkinError, ValueError):
     """Rows, columns, targets or data files that cannot be used."""
 
 
-class UnknownDeviceError(DataError, KeyError):
-    """A device that the federation or the model does not have."""
+class UnknownSiteError(DataError, KeyError):
+    """A site that the federation or the model does not have."""
 
     def __str__(self) -> str:
         # KeyError would print the repr of the message.
@@ -66,11 +66,11 @@ class ConvergenceWarning(FedkinWarning):
 
 
 class GraphWarning(FedkinWarning):
-    """Edges that were merged, or devices without edges because the graph does not name them."""
+    """Edges that were merged, or sites without edges because the graph does not name them."""
 
 
-class DegenerateDeviceWarning(FedkinWarning):
-    """A device has no local estimate of its own, and a stated rule was used instead."""
+class DegenerateSiteWarning(FedkinWarning):
+    """A site has no local estimate of its own, and a stated rule was used instead."""
 
 
 class TableWarning(FedkinWarning):

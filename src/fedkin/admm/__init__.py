@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from fedkin.admm.availability import Availability, StandIns
 from fedkin.admm.curvature import local_curvature
-from fedkin.admm.gradients import DeviceRows, GradientKind, Gradients
+from fedkin.admm.gradients import GradientKind, Gradients, SiteRows
 from fedkin.admm.in_process import (
     RUNNING,
     Progress,
@@ -25,9 +25,9 @@ from fedkin.admm.in_process import (
     read_running,
     subgradient_descent,
 )
-from fedkin.admm.plan import Plan, Settings, device_rows, plan_run
+from fedkin.admm.plan import Plan, Settings, plan_run, site_rows
 from fedkin.admm.rounds import Course, DirectLink, Link, LocalShards, Wire, run_rounds
-from fedkin.admm.sampling import device_keys
+from fedkin.admm.sampling import site_keys
 from fedkin.admm.shard import Average, Shard, ShardState, StepRule, UpdateRule
 from fedkin.admm.shares import MOST_PARAMS, Share, ShareTaker, is_shared, together
 from fedkin.admm.store import Saved, Sent, Store
@@ -38,7 +38,6 @@ __all__ = [
     "Availability",
     "Average",
     "Course",
-    "DeviceRows",
     "DirectLink",
     "GradientKind",
     "Gradients",
@@ -53,13 +52,12 @@ __all__ = [
     "ShardState",
     "Share",
     "ShareTaker",
+    "SiteRows",
     "StandIns",
     "StepRule",
     "Store",
     "UpdateRule",
     "Wire",
-    "device_keys",
-    "device_rows",
     "fed_admm",
     "is_shared",
     "local_curvature",
@@ -67,6 +65,8 @@ __all__ = [
     "plan_run",
     "read_running",
     "run_rounds",
+    "site_keys",
+    "site_rows",
     "subgradient_descent",
     "together",
 ]

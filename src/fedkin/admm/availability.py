@@ -1,8 +1,8 @@
-"""Devices that come and go: which of them are there in a round, and how likely that was.
+"""Sites that come and go: which of them are there in a round, and how likely that was.
 
-Algorithm 2 divides the gradient of an available device by its probability ``p_i`` of being available; an absent
-device gets only the penalty's part of its step. Like the batches, presence is drawn by counting
-(`fedkin.admm.sampling`): it depends on the seed, the device and the round, not on who asks.
+Algorithm 2 divides the gradient of an available site by its probability ``p_i`` of being available; an absent
+site gets only the penalty's part of its step. Like the batches, presence is drawn by counting
+(`fedkin.admm.sampling`): it depends on the seed, the site and the round, not on who asks.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedkin._base import Array, Mask, check_choice
-from fedkin.admm.patterns import Bernoulli, BoundPattern, Bursts, Pattern, PerDevice, Recorded, read_recorded, zero_one
+from fedkin.admm.patterns import Bernoulli, BoundPattern, Bursts, Pattern, PerSite, Recorded, read_recorded, zero_one
 
 Weighting = Literal["known", "estimated"]
-#: Who steps for absent devices: a central machine, or all others in their replicas.
+#: Who steps for absent sites: a central machine, or all others in their replicas.
 StandIns = Literal["central", "replicas"]
 
 
 @dataclass(frozen=True, eq=False)
 class Availability:
-    """Which devices are there in which round.
+    """Which sites are there in which round.
 
     Make one with `bernoulli`, `recorded` or `adversarial`.
 
@@ -34,10 +34,10 @@ class Availability:
     ----------
     pattern : Pattern
     weighting : "known" or "estimated"
-        Whether gradients are divided by the true ``p_i`` or by the share of rounds so far in which the device was seen,
+        Whether gradients are divided by the true ``p_i`` or by the share of rounds so far in which the site was seen,
         ``p_i(t) = (1 + rounds seen before t) / t``, which is never 0.
     placement : "central" or "replicas"
-        Who takes the steps of absent devices: a central machine, or replicas on all devices. The trajectory is the
+        Who takes the steps of absent sites: a central machine, or replicas on all sites. The trajectory is the
         same; what travels is not.
 
     Examples
@@ -61,21 +61,21 @@ class Availability:
     @classmethod
     def bernoulli(
         cls,
-        p: PerDevice,
+        p: PerSite,
         *,
         blocks: Mapping[Any, Hashable] | Sequence[Hashable] | None = None,
         weighting: Weighting = "known",
         placement: StandIns = "central",
     ) -> Availability:
-        """Device i is there with probability ``p_i``, independently in every round.
+        """Site i is there with probability ``p_i``, independently in every round.
 
         Parameters
         ----------
-        p : float, mapping {device: float} or array (V,)
+        p : float, mapping {site: float} or array (V,)
             Greater than 0, at most 1.
-        blocks : mapping {device: label} or sequence of V labels, optional
-            Devices of a block fail together: with equal ``p_i`` they are there in the same rounds, and with unequal
-            ones the less reliable is there only when the more reliable is. Independent devices by default.
+        blocks : mapping {site: label} or sequence of V labels, optional
+            Sites of a block fail together: with equal ``p_i`` they are there in the same rounds, and with unequal
+            ones the less reliable is there only when the more reliable is. Independent sites by default.
         weighting, placement
             See `Availability`.
 
@@ -103,9 +103,9 @@ class Availability:
         Parameters
         ----------
         trace : path or array (T, V)
-            A CSV file with a column of 0 and 1 for each device, named in the first line (a column ``round`` is passed
-            over); an NPZ file with ``available (T, V)`` and, optionally, ``devices (V,)``; or an array in the
-            federation's order of devices.
+            A CSV file with a column of 0 and 1 for each site, named in the first line (a column ``round`` is passed
+            over); an NPZ file with ``available (T, V)`` and, optionally, ``sites (V,)``; or an array in the
+            federation's order of sites.
         repeat : bool
             Whether to start again at the end; otherwise a run of more than T rounds is refused.
         weighting, placement
@@ -139,10 +139,10 @@ class Availability:
         Parameters
         ----------
         p : float
-            Share of rounds in which a device is there; each is there for ``round(p * period)`` rounds on end.
+            Share of rounds in which a site is there; each is there for ``round(p * period)`` rounds on end.
         period : int
             Rounds after which it starts again.
-        groups : mapping {device: label} or sequence of V labels, optional
+        groups : mapping {site: label} or sequence of V labels, optional
             Each group begins where the one before it ends. By default two groups, even and odd positions.
         weighting, placement
             See `Availability`.
@@ -156,20 +156,20 @@ class Availability:
         """
         return cls(Bursts(p, period, groups), weighting, placement)
 
-    def bind(self, devices: Sequence[Hashable], seed: int = 0) -> Presence:
-        """Presence of these devices in a run with this seed."""
-        return Presence(self.pattern.bind(devices, seed), self.weighting == "estimated", len(devices))
+    def bind(self, sites: Sequence[Hashable], seed: int = 0) -> Presence:
+        """Presence of these sites in a run with this seed."""
+        return Presence(self.pattern.bind(sites, seed), self.weighting == "estimated", len(sites))
 
 
 class Presence:
     """Who is there, round after round, with the probability to divide by.
 
-    ``seen (V,)``, the rounds so far in which each device was there, is the only state.
+    ``seen (V,)``, the rounds so far in which each site was there, is the only state.
     """
 
-    def __init__(self, pattern: BoundPattern, estimated: bool, n_devices: int) -> None:
+    def __init__(self, pattern: BoundPattern, estimated: bool, n_sites: int) -> None:
         self.pattern, self.estimated = pattern, estimated
-        self.seen = np.zeros(n_devices, dtype=np.int64)
+        self.seen = np.zeros(n_sites, dtype=np.int64)
 
     def rounds(self, first: int, count: int) -> tuple[Mask, Array]:
         """Presence and probability, both ``(count, V)``, in the ``count`` rounds from ``first`` on.

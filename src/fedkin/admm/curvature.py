@@ -1,4 +1,4 @@
-"""Curvature of each device's loss: numbers that the device knows, from which steps and rho are chosen."""
+"""Curvature of each site's loss: numbers that the site knows, from which steps and rho are chosen."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import Array
-from fedkin.admm.gradients import DeviceRows
+from fedkin.admm.gradients import SiteRows
 from fedkin.losses import Loss, by_loss
-from fedkin.objective import DeviceTerms, QuadraticTerms
+from fedkin.objective import QuadraticTerms, SiteTerms
 
-#: A device with less curvature than this share of its largest one counts as if it had that much.
+#: A site with less curvature than this share of its largest one counts as if it had that much.
 WEAKEST_SHARE = 0.02
 _FIT_STEPS = 8
 
 
 @dataclass(frozen=True, eq=False)
 class Curvature:
-    """Curvatures ``(V,)`` of the devices' mean losses, at 0 and near their own minimisers.
+    """Curvatures ``(V,)`` of the sites' mean losses, at 0 and near their own minimisers.
 
     - ``weakest``: smallest eigenvalue of the Hessian near the minimiser, at least `WEAKEST_SHARE` of the largest;
     - ``mean``: mean eigenvalue there;
@@ -34,7 +34,7 @@ class Curvature:
     row: Array
     worst_row: Array
 
-    def of_batches(self, rows: DeviceRows, worst: bool = False) -> Array:
+    def of_batches(self, rows: SiteRows, worst: bool = False) -> Array:
         """Smoothness ``(V,)`` that a random batch shows, between `strongest` (all rows) and `row` (one row).
 
         The expected smoothness of Gower et al. (2019, "SGD: general analysis and improved rates") for batches without
@@ -46,9 +46,9 @@ class Curvature:
         return np.asarray((n * (b - 1.0) * self.strongest + (n - b) * one) / (b * np.maximum(n - 1.0, 1.0)))
 
 
-def local_curvature(terms: DeviceTerms, rows: DeviceRows) -> Curvature:
-    """Measure the curvatures of the devices' mean losses ``terms``, whose rows are ``rows``."""
-    zero = np.zeros((terms.n_devices, terms.n_params))
+def local_curvature(terms: SiteTerms, rows: SiteRows) -> Curvature:
+    """Measure the curvatures of the sites' mean losses ``terms``, whose rows are ``rows``."""
+    zero = np.zeros((terms.n_sites, terms.n_params))
     fit = zero if isinstance(terms, QuadraticTerms) else _rough_fit(terms)
     smallest, largest, mean = _spectrum(terms, fit)
     typical, worst = _row_curvature(rows, fit)
@@ -63,7 +63,7 @@ def local_curvature(terms: DeviceTerms, rows: DeviceRows) -> Curvature:
     return Curvature(weakest + tiny, mean + tiny, largest + tiny, typical + tiny, worst + tiny)
 
 
-def _spectrum(terms: DeviceTerms, theta: Array) -> tuple[Array, Array, Array]:
+def _spectrum(terms: SiteTerms, theta: Array) -> tuple[Array, Array, Array]:
     if isinstance(terms, QuadraticTerms) and terms.isotropic:
         return terms.A, terms.A, terms.A
     hessians = terms.hessians(theta)
@@ -72,12 +72,12 @@ def _spectrum(terms: DeviceTerms, theta: Array) -> tuple[Array, Array, Array]:
     return np.asarray(values[:, 0], dtype=np.float64), np.asarray(values[:, -1], dtype=np.float64), mean
 
 
-def _rough_fit(terms: DeviceTerms) -> Array:
-    """Some damped Newton steps from 0, each only where it lowers the device's loss."""
-    theta = np.zeros((terms.n_devices, terms.n_params))
+def _rough_fit(terms: SiteTerms) -> Array:
+    """Some damped Newton steps from 0, each only where it lowers the site's loss."""
+    theta = np.zeros((terms.n_sites, terms.n_params))
     with np.errstate(over="ignore", invalid="ignore"):
         value = terms.values(theta)
-        damping = np.full(terms.n_devices, 0.05)
+        damping = np.full(terms.n_sites, 0.05)
         for _ in range(_FIT_STEPS):
             hessians = terms.hessians(theta)
             mean = np.einsum("vii->v", hessians) / terms.n_params
@@ -92,15 +92,15 @@ def _rough_fit(terms: DeviceTerms) -> Array:
     return theta
 
 
-def _row_curvature(rows: DeviceRows, theta: Array) -> tuple[Array, Array]:
-    """Typical and largest curvature of one row on each device, infinite where the loss has no rows of its own."""
+def _row_curvature(rows: SiteRows, theta: Array) -> tuple[Array, Array]:
+    """Typical and largest curvature of one row on each site, infinite where the loss has no rows of its own."""
     typical, worst = np.empty(rows.starts.size), np.empty(rows.starts.size)
     for members, loss in by_loss(rows.losses):
         typical[members], worst[members] = _row_curvature_of(loss, rows, members, theta)
     return typical, worst
 
 
-def _row_curvature_of(loss: Loss, rows: DeviceRows, members: NDArray[np.int64], theta: Array) -> tuple[Array, Array]:
+def _row_curvature_of(loss: Loss, rows: SiteRows, members: NDArray[np.int64], theta: Array) -> tuple[Array, Array]:
     ridge = rows.ridge.max()
     counts = rows.counts[members]
     first = np.concatenate([[0], np.cumsum(counts)[:-1]])

@@ -1,7 +1,7 @@
-"""Mini-batch gradients of the hosted devices: plain, or with the variance taken out by SAGA or SVRG.
+"""Mini-batch gradients of the hosted sites: plain, or with the variance taken out by SAGA or SVRG.
 
-No matrix product runs across devices or rows: BLAS may cut such products differently for another number of devices or
-threads. Products are taken element by element and summed along an axis of fixed length, so that a device's gradient
+No matrix product runs across sites or rows: BLAS may cut such products differently for another number of sites or
+threads. Products are taken element by element and summed along an axis of fixed length, so that a site's gradient
 has the same bits wherever it is computed.
 """
 
@@ -31,11 +31,11 @@ _DRAW_AHEAD = 200_000
 
 
 @dataclass(frozen=True, eq=False)
-class DeviceRows:
-    """The rows of B hosted devices, and how many of them a round looks at.
+class SiteRows:
+    """The rows of B hosted sites, and how many of them a round looks at.
 
-    Rows of device number u are ``starts[u] : starts[u] + counts[u]`` of the N stacked rows in ``data``, which may
-    include those of other devices. ``keys`` are from `device_keys`; ``batch`` is from 1 to ``counts``; ``ridge`` is
+    Rows of site number u are ``starts[u] : starts[u] + counts[u]`` of the N stacked rows in ``data``, which may
+    include those of other sites. ``keys`` are from `site_keys`; ``batch`` is from 1 to ``counts``; ``ridge`` is
     ``(p,)``.
     """
 
@@ -47,15 +47,15 @@ class DeviceRows:
     batch: Index
     ridge: Array
 
-    def take(self, devices: Index) -> DeviceRows:
-        """The part of some devices, given by number; the arrays of rows are shared."""
+    def take(self, sites: Index) -> SiteRows:
+        """The part of some sites, given by number; the arrays of rows are shared."""
         return replace(
             self,
-            starts=self.starts[devices],
-            counts=self.counts[devices],
-            keys=self.keys[devices],
-            losses=[self.losses[u] for u in devices],
-            batch=self.batch[devices],
+            starts=self.starts[sites],
+            counts=self.counts[sites],
+            keys=self.keys[sites],
+            losses=[self.losses[u] for u in sites],
+            batch=self.batch[sites],
         )
 
     def table_width(self) -> int:
@@ -65,7 +65,7 @@ class DeviceRows:
 
 
 class _Batch(NamedTuple):
-    """``X (B, b, q)``, ``y (B, b)``, ``offset (B, b)`` of B devices with one loss."""
+    """``X (B, b, q)``, ``y (B, b)``, ``offset (B, b)`` of B sites with one loss."""
 
     loss: Loss
     X: Array
@@ -86,16 +86,16 @@ class _Batch(NamedTuple):
 
 
 class Gradients:
-    """Gradient estimates of hosted devices, a function of (seed, device, round) and theta.
+    """Gradient estimates of hosted sites, a function of (seed, site, round) and theta.
 
     ``snapshot_every`` is the number of rounds between the full passes of SVRG, the first in round 1.
-    ``table (N, width)`` is SAGA's memory, a line for each row of ``rows.data``; it is written to. Devices in
+    ``table (N, width)`` is SAGA's memory, a line for each row of ``rows.data``; it is written to. Sites in
     ``streams``, by number, see new samples in every round.
     """
 
     def __init__(
         self,
-        rows: DeviceRows,
+        rows: SiteRows,
         seed: int,
         kind: GradientKind = "plain",
         *,
@@ -112,16 +112,16 @@ class Gradients:
         self.table = np.zeros((rows.data.n_samples if kind == "saga" else 0, 1)) if table is None else table
         if kind == "saga" and table is None:
             self.table = np.zeros((rows.data.n_samples, rows.table_width()))
-        #: Devices whose snapshot is due (SVRG), and rows that each device has looked at.
+        #: Sites whose snapshot is due (SVRG), and rows that each site has looked at.
         self.stale = np.ones(shape[0], dtype=np.bool_)
         self.looked = np.zeros(shape[0], dtype=np.int64)
         self._groups = [_Group(rows, members, seed) for members in self._stored_groups()]
-        #: The group of all devices, if they are so alike.
+        #: The group of all sites, if they are so alike.
         self._alike = self._groups[0] if len(self._groups) == 1 and not self.streams else None
         self._looks = (2 if kind == "svrg" else 1) * rows.batch
 
     def _own_lines(self) -> Index | slice:
-        """Lines of the table that belong to the hosted devices."""
+        """Lines of the table that belong to the hosted sites."""
         rows = self.rows
         if not self.table.shape[0] or int(rows.counts.sum()) == self.table.shape[0]:
             return slice(None)
@@ -135,7 +135,7 @@ class Gradients:
         return table, self.anchor_gradient.copy(), self.anchor_theta.copy(), self.stale.copy(), self.looked
 
     def restore(self, memory: Memory) -> None:
-        """Go back to a `memory`; raises `DataError` when it is of devices with other rows."""
+        """Go back to a `memory`; raises `DataError` when it is of sites with other rows."""
         lines = self._own_lines()
         places = (self.table[lines], self.anchor_gradient, self.anchor_theta, self.stale, self.looked)
         if any(there.shape != kept.shape for there, kept in zip(places, memory, strict=True)):
@@ -145,7 +145,7 @@ class Gradients:
             there[...] = kept
 
     def _stored_groups(self) -> list[Index]:
-        """Devices with the same loss and batch size, which are computed together."""
+        """Sites with the same loss and batch size, which are computed together."""
         by_kind: dict[tuple[int, int], list[int]] = {}
         for u, loss in enumerate(self.rows.losses):
             if u not in self.streams:
@@ -153,10 +153,10 @@ class Gradients:
         return [np.array(members, dtype=np.int64) for members in by_kind.values()]
 
     def __call__(self, t: int, theta: Array, available: Mask | None = None) -> Array:
-        """Estimates ``(B, p)`` at ``theta (B, p)`` in round ``t = 1, 2, ...``; 0 for devices that are not available."""
+        """Estimates ``(B, p)`` at ``theta (B, p)`` in round ``t = 1, 2, ...``; 0 for sites that are not available."""
         if self.kind == "svrg":
             self.stale |= (t - 1) % self.snapshot_every == 0
-            # an absent device takes its snapshot when it is back
+            # an absent site takes its snapshot when it is back
             self._take_snapshots(theta, self.stale.copy() if available is None else self.stale & available)
         self.looked = self.looked + (self._looks if available is None else self._looks * available)
         if available is None and self._alike is not None:
@@ -205,15 +205,15 @@ class Gradients:
 
 
 def no_memory(theta: Array) -> Memory:
-    """The memory of devices ``(B, p)`` that have no rows."""
+    """The memory of sites ``(B, p)`` that have no rows."""
     empty = np.zeros((0, theta.shape[1]))
     return np.zeros((0, 1)), empty, empty, np.ones(theta.shape[0], dtype=np.bool_), np.zeros(len(theta), dtype=np.int64)
 
 
 class _Group:
-    """Devices that share a loss and a batch size."""
+    """Sites that share a loss and a batch size."""
 
-    def __init__(self, rows: DeviceRows, members: Index, seed: int) -> None:
+    def __init__(self, rows: SiteRows, members: Index, seed: int) -> None:
         self.rows, self.members, self.seed = rows, members, seed
         self.loss = rows.losses[members[0]]
         self.size = int(rows.batch[members[0]])
@@ -245,11 +245,11 @@ class SampleStream:
     """Batches of fixed size, cut from an iterator of new samples.
 
     Samples are ``(x, y)``, ``(x, y, offset)`` or ``x`` alone (the mean loss), where ``x`` is one row ``(q,)`` or some
-    rows ``(k, q)``. The device id is for messages.
+    rows ``(k, q)``. The site id is for messages.
     """
 
-    def __init__(self, device: object, samples: Iterable[Any], n_features: int) -> None:
-        self.device, self.n_features = device, n_features
+    def __init__(self, site: object, samples: Iterable[Any], n_features: int) -> None:
+        self.site, self.n_features = site, n_features
         self._samples: Iterator[Any] = iter(samples)
         self._left: list[Rows] = []
         #: Rows handed out so far.
@@ -278,22 +278,22 @@ class SampleStream:
             item = next(self._samples)
         except StopIteration:
             raise SolverError(
-                f"the samples of site {self.device!r} ended in round {t} after {count(self.used, 'row')}; "
+                f"the samples of site {self.site!r} ended in round {t} after {count(self.used, 'row')}; "
                 "give an endless iterator, or ask for fewer rounds"
             ) from None
         parts = item if isinstance(item, tuple) else (item,)
         X = np.atleast_2d(np.asarray(parts[0], dtype=np.float64))
         if X.ndim != 2 or X.shape[1] != self.n_features:
             raise DataError(
-                f"a sample of site {self.device!r} has shape {np.shape(parts[0])}, expected ({self.n_features},) "
+                f"a sample of site {self.site!r} has shape {np.shape(parts[0])}, expected ({self.n_features},) "
                 f"or (k, {self.n_features})"
             )
         rest = [np.asarray(part, dtype=np.float64).reshape(-1) for part in parts[1:] if part is not None]
         for part in (X, *rest):
             if part.shape[0] != X.shape[0]:
                 raise DataError(
-                    f"a sample of site {self.device!r} has {count(X.shape[0], 'row')} but {part.shape[0]} targets"
+                    f"a sample of site {self.site!r} has {count(X.shape[0], 'row')} but {part.shape[0]} targets"
                 )
             if not np.isfinite(part).all():
-                raise DataError(f"a sample of site {self.device!r} (row {self.used} of its stream) is not finite")
+                raise DataError(f"a sample of site {self.site!r} (row {self.used} of its stream) is not finite")
         return Rows(X, *rest[:2])

@@ -1,4 +1,4 @@
-"""Rules that say which devices are there in which round: drawn, recorded, or as bad as can be."""
+"""Rules that say which sites are there in which round: drawn, recorded, or as bad as can be."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import Array, Index, Mask
-from fedkin.admm.sampling import PRESENCE, device_keys, round_states, uniforms
-from fedkin.errors import DataError, ParameterError, UnknownDeviceError
+from fedkin.admm.sampling import PRESENCE, round_states, site_keys, uniforms
+from fedkin.errors import DataError, ParameterError, UnknownSiteError
 
-PerDevice = float | Mapping[Any, float] | Sequence[float] | Array
+PerSite = float | Mapping[Any, float] | Sequence[float] | Array
 
 
 class Pattern(Protocol):
     """A rule that says who is there."""
 
-    def bind(self, devices: Sequence[Hashable], seed: int) -> BoundPattern:
-        """The rule for these devices, in this order."""
+    def bind(self, sites: Sequence[Hashable], seed: int) -> BoundPattern:
+        """The rule for these sites, in this order."""
         ...
 
 
 class BoundPattern(Protocol):
-    """A rule for known devices."""
+    """A rule for known sites."""
 
     @property
     def probability(self) -> Array:
-        """Long-run share ``(V,)`` of rounds in which each device is there."""
+        """Long-run share ``(V,)`` of rounds in which each site is there."""
         ...
 
     def available(self, rounds: Index) -> Mask:
@@ -42,14 +42,14 @@ class BoundPattern(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Bernoulli:
-    p: PerDevice
+    p: PerSite
     blocks: Mapping[Any, Hashable] | Sequence[Hashable] | None
 
-    def bind(self, devices: Sequence[Hashable], seed: int) -> BoundPattern:
-        p = _per_device(self.p, devices)
-        keys = device_keys(devices)
+    def bind(self, sites: Sequence[Hashable], seed: int) -> BoundPattern:
+        p = _per_site(self.p, sites)
+        keys = site_keys(sites)
         if self.blocks is not None:
-            keys = device_keys(_labels(self.blocks, devices, "blocks"))
+            keys = site_keys(_labels(self.blocks, sites, "blocks"))
         return _BoundBernoulli(p, keys, seed)
 
 
@@ -70,23 +70,23 @@ class Recorded:
     repeat: bool
     source: str
 
-    def bind(self, devices: Sequence[Hashable], seed: int) -> BoundPattern:
+    def bind(self, sites: Sequence[Hashable], seed: int) -> BoundPattern:
         values = self.values
         if self.names is not None:
             column = {name: k for k, name in enumerate(self.names)}
-            missing = [device for device in devices if str(device) not in column]
+            missing = [site for site in sites if str(site) not in column]
             if missing:
-                raise UnknownDeviceError(
+                raise UnknownSiteError(
                     f"{self.source} has no column for site {missing[0]!r}; add one for every site"
                 )
-            values = values[:, [column[str(device)] for device in devices]]
-        elif values.shape[1] != len(devices):
-            raise DataError(f"{self.source} has {values.shape[1]} columns for {len(devices)} sites")
+            values = values[:, [column[str(site)] for site in sites]]
+        elif values.shape[1] != len(sites):
+            raise DataError(f"{self.source} has {values.shape[1]} columns for {len(sites)} sites")
         share = values.mean(axis=0)
         if (share == 0).any():
-            device = devices[int(np.argmin(share))]
+            site = sites[int(np.argmin(share))]
             raise ParameterError(
-                f"site {device!r} is never available in {self.source}: its p_i is 0 and its data cannot be weighted; "
+                f"site {site!r} is never available in {self.source}: its p_i is 0 and its data cannot be weighted; "
                 "leave the site out"
             )
         return _BoundTrace(share, values, self.repeat, self.source)
@@ -115,19 +115,19 @@ class Bursts:
     period: int
     groups: Mapping[Any, Hashable] | Sequence[Hashable] | None
 
-    def bind(self, devices: Sequence[Hashable], seed: int) -> BoundPattern:
+    def bind(self, sites: Sequence[Hashable], seed: int) -> BoundPattern:
         if not isinstance(self.period, int | np.integer) or self.period < 1:
             raise ParameterError(f"period must be a whole number of at least 1, got {self.period!r}")
-        share = float(_per_device(self.p, devices)[0])
+        share = float(_per_site(self.p, sites)[0])
         length = round(share * self.period)
         if length < 1:
             raise ParameterError(f"p={self.p!r} of a period of {self.period} is less than one round; raise either")
         labels = (
-            [k % 2 for k in range(len(devices))] if self.groups is None else _labels(self.groups, devices, "groups")
+            [k % 2 for k in range(len(sites))] if self.groups is None else _labels(self.groups, sites, "groups")
         )
         number: dict[Hashable, int] = {}
         shift = np.array([number.setdefault(label, len(number)) for label in labels]) * length
-        return _BoundBursts(np.full(len(devices), length / self.period), shift, length, int(self.period))
+        return _BoundBursts(np.full(len(sites), length / self.period), shift, length, int(self.period))
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,47 +141,47 @@ class _BoundBursts:
         return np.asarray((rounds[:, None] - 1 - self.shift) % self.period < self.length, dtype=np.bool_)
 
 
-def _per_device(p: PerDevice, devices: Sequence[Hashable]) -> Array:
+def _per_site(p: PerSite, sites: Sequence[Hashable]) -> Array:
     if isinstance(p, Mapping):
-        unknown = [device for device in p if device not in set(devices)]
+        unknown = [site for site in p if site not in set(sites)]
         if unknown:
-            raise UnknownDeviceError(f"p names site {unknown[0]!r}, which the federation does not have")
-        missing = [device for device in devices if device not in p]
+            raise UnknownSiteError(f"p names site {unknown[0]!r}, which the federation does not have")
+        missing = [site for site in sites if site not in p]
         if missing:
             raise ParameterError(f"no p is given for site {missing[0]!r}; name every site, or give one number")
-        values = np.array([float(p[device]) for device in devices])
+        values = np.array([float(p[site]) for site in sites])
     else:
         given = np.asarray(p, dtype=np.float64)
-        if given.ndim > 1 or (given.ndim == 1 and given.size != len(devices)):
+        if given.ndim > 1 or (given.ndim == 1 and given.size != len(sites)):
             raise ParameterError(
-                f"p has shape {given.shape}, expected a number or one for each of {len(devices)} sites"
+                f"p has shape {given.shape}, expected a number or one for each of {len(sites)} sites"
             )
-        values = np.broadcast_to(given, (len(devices),)).copy()
+        values = np.broadcast_to(given, (len(sites),)).copy()
     bad = ~((values > 0) & (values <= 1))
     if bad.any():
-        device, value = devices[int(np.argmax(bad))], float(values[bad][0])
+        site, value = sites[int(np.argmax(bad))], float(values[bad][0])
         raise ParameterError(
-            f"the availability p of site {device!r} is {value!r}, expected a number above 0 and at most 1; "
+            f"the availability p of site {site!r} is {value!r}, expected a number above 0 and at most 1; "
             "a site that is never there cannot be weighted: leave it out"
         )
     return values
 
 
 def _labels(
-    labels: Mapping[Any, Hashable] | Sequence[Hashable], devices: Sequence[Hashable], what: str
+    labels: Mapping[Any, Hashable] | Sequence[Hashable], sites: Sequence[Hashable], what: str
 ) -> list[Hashable]:
     if isinstance(labels, Mapping):
-        missing = [device for device in devices if device not in labels]
+        missing = [site for site in sites if site not in labels]
         if missing:
-            raise UnknownDeviceError(f"{what} has no label for site {missing[0]!r}")
-        return [labels[device] for device in devices]
-    if len(labels) != len(devices):
-        raise ParameterError(f"{what} has {len(labels)} labels for {len(devices)} sites; give one per site")
+            raise UnknownSiteError(f"{what} has no label for site {missing[0]!r}")
+        return [labels[site] for site in sites]
+    if len(labels) != len(sites):
+        raise ParameterError(f"{what} has {len(labels)} labels for {len(sites)} sites; give one per site")
     return list(labels)
 
 
 def read_recorded(path: Path) -> tuple[Mask, list[str] | None]:
-    """Presence ``(T, V)`` in a CSV or NPZ file, and the names of the devices."""
+    """Presence ``(T, V)`` in a CSV or NPZ file, and the names of the sites."""
     return _read_npz(path) if path.suffix == ".npz" else _read_csv(path)
 
 
@@ -226,7 +226,7 @@ def _read_npz(path: Path) -> tuple[Mask, list[str] | None]:
             if "available" not in file:
                 raise DataError(f"{path}: has no array 'available'; it holds {', '.join(file.files) or 'nothing'}")
             values = zero_one(file["available"], str(path))
-            names = [str(name) for name in file["devices"].tolist()] if "devices" in file else None
+            names = [str(name) for name in file["sites"].tolist()] if "sites" in file else None
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         if isinstance(error, DataError):
             raise

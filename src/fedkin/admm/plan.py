@@ -1,4 +1,4 @@
-"""The plan of a run, which makes its shards: checked arguments, steps and rho from the devices' curvature."""
+"""The plan of a run, which makes its shards: checked arguments, steps and rho from the sites' curvature."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from fedkin._base import Array, Index, check_choice, check_positive, check_whole, count
 from fedkin.admm.curvature import Curvature
-from fedkin.admm.gradients import GRADIENT_KINDS, DeviceRows, GradientKind, Gradients, SampleStream
-from fedkin.admm.sampling import check_seed, device_keys
+from fedkin.admm.gradients import GRADIENT_KINDS, GradientKind, Gradients, SampleStream, SiteRows
+from fedkin.admm.sampling import check_seed, site_keys
 from fedkin.admm.shard import AVERAGES, Average, Shard, StepRule, UpdateRule
-from fedkin.errors import DataError, ParameterError, UnknownDeviceError
+from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.objective import Penalty, Problem, Solution
 
 BatchSize = int | Sequence[int] | None
@@ -57,13 +57,13 @@ class Settings:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """All that the devices of a run agree on, and what is planned for V of them; the only maker of shards.
+    """All that the sites of a run agree on, and what is planned for V of them; the only maker of shards.
 
-    ``rows``, ``steps`` and ``sparsity (V, p)`` are of the V devices, whose positions are ``devices`` (by default all of
+    ``rows``, ``steps`` and ``sparsity (V, p)`` are of the V sites, whose positions are ``sites`` (by default all of
     the federation); ``edges (E, 2)`` and ``edge_radius (E,)`` are of the whole federation.
     """
 
-    rows: DeviceRows
+    rows: SiteRows
     edges: Index
     edge_radius: Array
     penalty: Penalty
@@ -75,10 +75,10 @@ class Plan:
     average: Average
     sparsity: Array | None = None
     radius: float | None = None
-    devices: Index | None = None
+    sites: Index | None = None
 
     @property
-    def n_devices(self) -> int:
+    def n_sites(self) -> int:
         return int(self.rows.starts.size)
 
     @property
@@ -87,7 +87,7 @@ class Plan:
 
     def shard(
         self,
-        devices: Index | None = None,
+        sites: Index | None = None,
         *,
         theta: Array | None = None,
         alpha: Array | None = None,
@@ -96,14 +96,14 @@ class Plan:
         table: Array | None = None,
         streams: Mapping[int, SampleStream] | None = None,
     ) -> Shard:
-        """The shard that hosts the devices at these positions (increasing; by default all that are planned for).
+        """The shard that hosts the sites at these positions (increasing; by default all that are planned for).
 
-        ``theta (B, p)`` and the duals ``alpha (E, p)`` of all edges start at 0 by default. Edges of devices in
+        ``theta (B, p)`` and the duals ``alpha (E, p)`` of all edges start at 0 by default. Edges of sites in
         ``without`` are dropped. A ``rowless`` shard has no gradients, as for a central machine or a replica.
         ``table (N, width)`` is SAGA's memory, where several shards share it like they share the rows.
         """
-        planned = np.arange(self.n_devices) if self.devices is None else self.devices
-        here = planned if devices is None else devices
+        planned = np.arange(self.n_sites) if self.sites is None else self.sites
+        here = planned if sites is None else sites
         which = np.searchsorted(planned, here)
         touching = np.isin(self.edges, here).any(axis=1) & ~np.isin(self.edges, list(without)).any(axis=1)
         start, growth, damping = (part[which] for part in vars(self.steps).values())
@@ -123,20 +123,20 @@ class Plan:
 def plan_run(
     problem: Problem,
     settings: Settings,
-    rows: DeviceRows,
+    rows: SiteRows,
     curvature: Curvature,
     *,
     noisy: bool,
     absent: bool = False,
     caution: float = 1.0,
 ) -> Plan:
-    """Everything that the devices of a run agree on.
+    """Everything that the sites of a run agree on.
 
-    ``noisy``: anything is random (batches, streams or absence). ``absent``: devices come and go, so noise stays also
+    ``noisy``: anything is random (batches, streams or absence). ``absent``: sites come and go, so noise stays also
     where ``gradient`` removes that of the batches. ``caution``: automatic steps are so many times shorter at first.
     """
     reduced = settings.gradient != "plain" and not absent
-    degree = problem.graph.degree.astype(np.float64) if problem.strength > 0 else np.zeros(problem.n_devices)
+    degree = problem.graph.degree.astype(np.float64) if problem.strength > 0 else np.zeros(problem.n_sites)
     still = reduced or not noisy
     factor = STILL_RHO if still else NOISY_RHO
     rho = factor * curvature_per_edge(curvature, degree) if settings.rho == "auto" else float(settings.rho)
@@ -160,13 +160,13 @@ def plan_run(
 
 
 def curvature_per_edge(curvature: Curvature, degree: Array) -> float:
-    """Mean curvature divided by the mean degree of the devices that have neighbours: the scale of rho."""
+    """Mean curvature divided by the mean degree of the sites that have neighbours: the scale of rho."""
     linked = degree[degree > 0]
     return float(curvature.mean.mean()) / (float(linked.mean()) if linked.size else 1.0)
 
 
 def _steps(
-    settings: Settings, rows: DeviceRows, curvature: Curvature, damping: Array, still: bool, caution: float
+    settings: Settings, rows: SiteRows, curvature: Curvature, damping: Array, still: bool, caution: float
 ) -> StepRule:
     nothing = np.zeros_like(damping)
     if settings.step == "literal":
@@ -186,27 +186,27 @@ def _steps(
 # --- what the user gives ---
 
 
-def device_rows(problem: Problem, batch_size: BatchSize, streaming: set[Hashable]) -> DeviceRows:
-    """The rows of all devices and their batch sizes, checked."""
+def site_rows(problem: Problem, batch_size: BatchSize, streaming: set[Hashable]) -> SiteRows:
+    """The rows of all sites and their batch sizes, checked."""
     federation = problem.rows_for("Fed-ADMM")
     if federation.weight is not None:
         raise ParameterError("Fed-ADMM draws rows and takes no weights: leave weight= out, or use the exact solver")
     counts = federation.n_samples
-    batch = _batches(batch_size, counts, federation.devices, streaming)
+    batch = _batches(batch_size, counts, federation.sites, streaming)
     y = federation.y
     ridge = np.broadcast_to(np.asarray(problem.ridge, dtype=np.float64), (problem.n_params,)).copy()
-    return DeviceRows(
+    return SiteRows(
         replace(federation.rows, y=None if y is None else np.asarray(y, dtype=np.float64)),
         federation.starts[:-1],
         counts,
-        device_keys(federation.devices),
+        site_keys(federation.sites),
         problem.losses,
         batch,
         ridge,
     )
 
 
-def _batches(batch_size: BatchSize, counts: Index, devices: Sequence[Hashable], streaming: set[Hashable]) -> Index:
+def _batches(batch_size: BatchSize, counts: Index, sites: Sequence[Hashable], streaming: set[Hashable]) -> Index:
     if batch_size is None:
         return counts.copy()
     if np.ndim(batch_size) == 0:
@@ -219,34 +219,34 @@ def _batches(batch_size: BatchSize, counts: Index, devices: Sequence[Hashable], 
     batch = np.broadcast_to(given, counts.shape).astype(np.int64)
     if (batch < 1).any():
         raise ParameterError(
-            f"batch_size must be at least 1, got {batch.min()} for site {devices[int(batch.argmin())]!r}"
+            f"batch_size must be at least 1, got {batch.min()} for site {sites[int(batch.argmin())]!r}"
         )
     for u in np.flatnonzero(batch > counts).tolist():
-        if devices[u] not in streaming:
+        if sites[u] not in streaming:
             raise ParameterError(
-                f"batch_size is {batch[u]}, but site {devices[u]!r} has only {count(counts[u], 'row')}; give a "
+                f"batch_size is {batch[u]}, but site {sites[u]!r} has only {count(counts[u], 'row')}; give a "
                 f"batch_size of at most {counts.min()}, one number per site, or None for all rows"
             )
     return batch
 
 
 def sample_streams(problem: Problem, streams: Mapping[Any, Iterable[Any]] | None) -> dict[int, SampleStream]:
-    """Streams by device number."""
+    """Streams by site number."""
     out = {}
-    for device, samples in (streams or {}).items():
-        if device not in problem.federation:
-            raise UnknownDeviceError(f"streams names site {device!r}, which the federation does not have")
+    for site, samples in (streams or {}).items():
+        if site not in problem.federation:
+            raise UnknownSiteError(f"streams names site {site!r}, which the federation does not have")
         if not isinstance(samples, Iterable):
             raise DataError(
-                f"the stream of site {device!r} must be an iterable of samples, got {type(samples).__name__}"
+                f"the stream of site {site!r} must be an iterable of samples, got {type(samples).__name__}"
             )
-        out[problem.federation.index[device]] = SampleStream(device, samples, problem.federation.n_features)
+        out[problem.federation.index[site]] = SampleStream(site, samples, problem.federation.n_features)
     return out
 
 
 def starting_point(problem: Problem, warm_start: Solution | None) -> tuple[Array, Array | None]:
     """Theta ``(V, p)`` and edge duals ``(E, p)`` to start from."""
-    shape, edges = (problem.n_devices, problem.n_params), problem.fused.dual_shape
+    shape, edges = (problem.n_sites, problem.n_params), problem.fused.dual_shape
     if warm_start is None:
         return np.zeros(shape), None
     if warm_start.theta.shape != shape or warm_start.alpha.shape != edges:

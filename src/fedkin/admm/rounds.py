@@ -35,9 +35,9 @@ Thetas = tuple[Index, Array]
 
 
 class Hosted(Protocol):
-    """The devices of a run that are here."""
+    """The sites of a run that are here."""
 
-    devices: Index
+    sites: Index
 
     @property
     def theta(self) -> Array:
@@ -100,9 +100,9 @@ class Attendance:
     available: Mask
     probability: Array
 
-    def of(self, t: int, devices: Index) -> tuple[Mask, Array]:
-        """Those of some devices in round t."""
-        return self.available[t - self.first, devices], self.probability[t - self.first, devices]
+    def of(self, t: int, sites: Index) -> tuple[Mask, Array]:
+        """Those of some sites in round t."""
+        return self.available[t - self.first, sites], self.probability[t - self.first, sites]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Course:
     - ``rounds``: the last one; ``offset``: rounds of the run that came before the first one of this shard.
     - ``wire``: how thetas travel. Both ends of an edge must compute with the same numbers, so the shard's own are
       rounded.
-    - ``names``: of the hosted devices; with them, parameters that diverge are noticed in every round, and told with a
+    - ``names``: of the hosted sites; with them, parameters that diverge are noticed in every round, and told with a
       ``cure``.
     - ``radius``: of the parameter ball; parameters that end at its border are an error, like those that diverge.
     - ``save_every``: rounds between durable saves; the last round is always saved, those between only with
@@ -141,7 +141,7 @@ def run_rounds(
     done: int = 0,
     attendance: Attendance | None = None,
 ) -> None:
-    """Do the rounds ``done + 1, ..., course.rounds``; devices come and go by ``attendance``, or all are there.
+    """Do the rounds ``done + 1, ..., course.rounds``; sites come and go by ``attendance``, or all are there.
 
     Raises `SolverError` when parameters diverge.
     """
@@ -168,7 +168,7 @@ def _node_step(shard: Hosted, course: Course, t: int, attendance: Attendance | N
     if attendance is None:
         shard.node_step(t - course.offset)
     else:
-        shard.node_step(t - course.offset, *attendance.of(t, shard.devices))
+        shard.node_step(t - course.offset, *attendance.of(t, shard.sites))
     if course.wire == "float32":
         shard.round_thetas()
     change = 0.0
@@ -205,8 +205,8 @@ class LocalShards:
 
     They are the reference for every engine that puts shards elsewhere.
 
-    ``hosts (V,)`` are the numbers of the devices' shards; ``theta (V, p)`` and ``alpha (E, p)`` are where they start;
-    ``streams`` are by device number.
+    ``hosts (V,)`` are the numbers of the sites' shards; ``theta (V, p)`` and ``alpha (E, p)`` are where they start;
+    ``streams`` are by site number.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class LocalShards:
         streams: Mapping[int, SampleStream] | None = None,
     ) -> None:
         self.plan, self.hosts, self.streams = plan, hosts, dict(streams or {})
-        self.devices = np.arange(plan.n_devices)
+        self.sites = np.arange(plan.n_sites)
         shape = (plan.rows.data.n_samples, plan.rows.table_width()) if plan.gradient == "saga" else (0, 1)
         #: SAGA's memory, shared by the shards like the rows are.
         self.table = np.zeros(shape)
@@ -228,10 +228,10 @@ class LocalShards:
             self.shards.append(
                 plan.shard(members, theta=theta[members], alpha=alpha, table=self.table, streams=self.streams)
             )
-        self._edge_numbers = [np.flatnonzero(np.isin(plan.edges, one.devices).any(axis=1)) for one in self.shards]
+        self._edge_numbers = [np.flatnonzero(np.isin(plan.edges, one.sites).any(axis=1)) for one in self.shards]
 
     def run(self, first: int, count: int, available: Mask | None = None, probability: Array | None = None) -> None:
-        """Do ``count`` rounds from ``first`` on; presence and probabilities ``(count, V)`` when devices come and go."""
+        """Do ``count`` rounds from ``first`` on; presence and probabilities ``(count, V)`` when sites come and go."""
         attendance = None
         if available is not None and probability is not None:
             attendance = Attendance(first, available, probability)
@@ -242,13 +242,13 @@ class LocalShards:
 
     @property
     def theta(self) -> Array:
-        """Parameters ``(V, p)`` of all devices."""
+        """Parameters ``(V, p)`` of all sites."""
         return self.gather("theta")
 
     def node_step(self, t: int, available: Mask | None = None, probability: Array | None = None) -> None:
         for shard in self.shards:
-            here = None if available is None else available[shard.devices]
-            shard.node_step(t, here, None if probability is None else probability[shard.devices])
+            here = None if available is None else available[shard.sites]
+            shard.node_step(t, here, None if probability is None else probability[shard.sites])
 
     def round_thetas(self) -> None:
         for shard in self.shards:
@@ -259,7 +259,7 @@ class LocalShards:
         return np.concatenate([positions for positions, _ in given]), np.concatenate([theta for _, theta in given])
 
     def take(self, positions: Index, theta: Array) -> None:
-        post = np.empty((self.plan.n_devices, theta.shape[1]))
+        post = np.empty((self.plan.n_sites, theta.shape[1]))
         post[positions] = theta
         for shard in self.shards:
             shard.take(shard.foreign, post[shard.foreign])
@@ -271,34 +271,34 @@ class LocalShards:
     # --- the whole picture ---
 
     def gather(self, name: str) -> Array:
-        """A part of the shards' state (see `ShardState`) for all devices ``(V, p)``, or all edges ``(E, p)``."""
+        """A part of the shards' state (see `ShardState`) for all sites ``(V, p)``, or all edges ``(E, p)``."""
         if name == "alpha":
             parts, numbers = [shard.alpha for shard in self.shards], self._edge_numbers
             return _gathered(parts, numbers, self.plan.edges.shape[0])
-        return _gathered([getattr(one, name) for one in self.shards], self._members(), self.plan.n_devices)
+        return _gathered([getattr(one, name) for one in self.shards], self._members(), self.plan.n_sites)
 
     @property
     def looked(self) -> Index:
-        """Rows that each device has looked at, ``(V,)``."""
-        return _gathered([_gradients(one).looked for one in self.shards], self._members(), self.plan.n_devices)
+        """Rows that each site has looked at, ``(V,)``."""
+        return _gathered([_gradients(one).looked for one in self.shards], self._members(), self.plan.n_sites)
 
     def _members(self) -> list[Index]:
-        return [shard.devices for shard in self.shards]
+        return [shard.sites for shard in self.shards]
 
     def _lines(self) -> dict[str, tuple[list[Index], int]]:
         """Where the lines of each part of a shard's state belong in that of all, and how many there are."""
         members, kind, rows = self._members(), self.plan.gradient, self.plan.rows
-        devices, none = (members, self.plan.n_devices), ([np.empty(0, dtype=np.int64)] * len(members), 0)
+        sites, none = (members, self.plan.n_sites), ([np.empty(0, dtype=np.int64)] * len(members), 0)
         own = [np.concatenate([np.arange(rows.starts[u], rows.starts[u] + rows.counts[u]) for u in m]) for m in members]
-        return dict.fromkeys(ShardState.__dataclass_fields__, devices) | {
+        return dict.fromkeys(ShardState.__dataclass_fields__, sites) | {
             "alpha": (self._edge_numbers, self.plan.edges.shape[0]),
             "table": (own, rows.data.n_samples) if kind == "saga" else none,
-            "anchor_gradient": none if kind == "plain" else devices,
-            "anchor_theta": devices if kind == "svrg" else none,
+            "anchor_gradient": none if kind == "plain" else sites,
+            "anchor_theta": sites if kind == "svrg" else none,
         }
 
     def state(self) -> ShardState:
-        """Everything that changes, in the federation's order; how devices are spread over shards does not show."""
+        """Everything that changes, in the federation's order; how sites are spread over shards does not show."""
         states = [vars(shard.state()) for shard in self.shards]
         parts = {name: [state[name] for state in states] for name in states[0]}
         return ShardState(**{name: _gathered(parts[name], *where) for name, where in self._lines().items()})
@@ -323,19 +323,19 @@ def _gradients(shard: Shard) -> Gradients:
     return shard.gradients
 
 
-def split_evenly(n_devices: int, shards: int) -> Index:
+def split_evenly(n_sites: int, shards: int) -> Index:
     """Hosts ``(V,)``: contiguous pieces of as equal size as possible."""
-    return np.arange(n_devices) * shards // n_devices
+    return np.arange(n_sites) * shards // n_sites
 
 
-def hosts_of(shards: int | Sequence[int], n_devices: int) -> Index:
-    """The shard of each device, ``(V,)``."""
+def hosts_of(shards: int | Sequence[int], n_sites: int) -> Index:
+    """The shard of each site, ``(V,)``."""
     if np.ndim(shards) == 0:
         check_whole("shards", shards, least=1)
-        return split_evenly(n_devices, min(int(np.asarray(shards)), n_devices))
+        return split_evenly(n_sites, min(int(np.asarray(shards)), n_sites))
     hosts = np.asarray(shards)
-    if hosts.shape != (n_devices,) or hosts.dtype.kind not in "iu":
+    if hosts.shape != (n_sites,) or hosts.dtype.kind not in "iu":
         raise ParameterError(
-            f"shards must be a whole number or one for each of the {n_devices} sites, got {shards!r}"
+            f"shards must be a whole number or one for each of the {n_sites} sites, got {shards!r}"
         )
     return hosts.astype(np.int64)

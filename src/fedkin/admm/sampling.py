@@ -1,8 +1,8 @@
-"""Randomness by counting: what device u draws in round t is a function of (seed, device, round) and of nothing else.
+"""Randomness by counting: what site u draws in round t is a function of (seed, site, round) and of nothing else.
 
 There is no generator to carry along. A 64-bit state is computed from the three numbers by the SplitMix64 mixing
 function, and the draws of that round are the SplitMix64 sequence that starts there. So it does not matter how many
-processes run, which of them hosts the device, or in which order they work.
+processes run, which of them hosts the site, or in which order they work.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ def mix(words: Words) -> Words:
     return words ^ (words >> _S31)
 
 
-def device_keys(devices: Iterable[Hashable]) -> Words:
-    """A 64-bit key for each device id, the same in every process and for every federation that has the device.
+def site_keys(sites: Iterable[Hashable]) -> Words:
+    """A 64-bit key for each site id, the same in every process and for every federation that has the site.
 
     Examples
     --------
-    >>> from fedkin.admm import device_keys
-    >>> bool(device_keys(["a", "b"])[1] == device_keys(["b"])[0])
+    >>> from fedkin.admm import site_keys
+    >>> bool(site_keys(["a", "b"])[1] == site_keys(["b"])[0])
     True
     """
     words = []
-    for device in devices:
-        if isinstance(device, int | np.integer) and not isinstance(device, bool):
-            words.append(int(device) % 2**64)
+    for site in sites:
+        if isinstance(site, int | np.integer) and not isinstance(site, bool):
+            words.append(int(site) % 2**64)
         else:
-            text = f"{type(device).__name__}:{device!r}"
+            text = f"{type(site).__name__}:{site!r}"
             words.append(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little"))
     return mix(np.array(words, dtype=np.uint64) + GOLDEN)
 
 
 def round_states(keys: Words, seed: int, rounds: NDArray[np.integer], purpose: int = BATCHES) -> Words:
-    """State of each device in each round, ``(R, B)``; the purpose is `BATCHES` or `PRESENCE`, the seed below 2**63."""
+    """State of each site in each round, ``(R, B)``; the purpose is `BATCHES` or `PRESENCE`, the seed below 2**63."""
     counter = (rounds.astype(np.uint64) * GOLDEN)[:, None]
-    return mix(device_roots(keys, seed, purpose)[None, :] + counter)
+    return mix(site_roots(keys, seed, purpose)[None, :] + counter)
 
 
-def device_roots(keys: Words, seed: int, purpose: int = BATCHES) -> Words:
+def site_roots(keys: Words, seed: int, purpose: int = BATCHES) -> Words:
     """The part ``(B,)`` of `round_states` that does not depend on the round."""
     check_seed(seed)
     root = mix(np.array([seed], dtype=np.uint64) * GOLDEN + np.uint64(purpose))
@@ -94,7 +94,7 @@ def draw_batches(states: Words, counts: Index, size: int) -> Index:
         drawn = ((high * (last + 1).astype(np.uint64)) >> _S32).astype(np.int64)
         taken = (chosen[..., :k] == drawn[..., None]).any(axis=-1)
         chosen[..., k] = np.where(taken, last, drawn)
-    # devices that give all their rows give them in order, like everywhere else
+    # sites that give all their rows give them in order, like everywhere else
     return np.where((counts == size)[:, None], np.arange(size), chosen)
 
 

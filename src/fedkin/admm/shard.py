@@ -1,11 +1,11 @@
-"""The arithmetic of Fed-ADMM, for any number of devices: node step, exchange of thetas, edge step.
+"""The arithmetic of Fed-ADMM, for any number of sites: node step, exchange of thetas, edge step.
 
-A shard hosts some devices and every edge that touches one of them. One shard with all devices is the run inside one
-process; a shard of one device is a device in the field. An edge between two shards has a replica in both: each end
+A shard hosts some sites and every edge that touches one of them. One shard with all sites is the run inside one
+process; a shard of one site is a site in the field. An edge between two shards has a replica in both: each end
 computes the same step from the same two thetas, so the replicas hold the same bits and only thetas travel.
 
 With ``y_e`` the edge dual (``alpha`` in the code, inside the ball of radius ``L w_e``) and ``s_i`` the signed sum of
-the duals around device i, a round is
+the duals around site i, a round is
 
     theta_i <- theta_i - eta_i (g_i + 2 s_i(t) - s_i(t-1))                 node step
     y_e     <- projection of y_e + (rho / 2) (theta_i - theta_j)           edge step
@@ -36,7 +36,7 @@ TAIL_POWER = 3.0
 
 @dataclass(frozen=True, eq=False)
 class StepRule:
-    """Step sizes of the hosted devices: ``1 / eta_i(t) = start_i / p_i(t) + growth_i * t + damping_i``.
+    """Step sizes of the hosted sites: ``1 / eta_i(t) = start_i / p_i(t) + growth_i * t + damping_i``.
 
     ``start`` keeps the first rounds stable (0 in the paper's rule), ``growth`` is ``1 / kappa``, and ``damping`` of
     ``rho * |N_i|`` makes it the proximal step, 0 the literal one.
@@ -54,7 +54,7 @@ class StepRule:
 
 @dataclass(frozen=True, eq=False)
 class UpdateRule:
-    """How the hosted devices and their edges move.
+    """How the hosted sites and their edges move.
 
     ``sparsity (B, p)`` weighs ``|theta|``, ``radius`` is that of the parameter ball.
     """
@@ -69,13 +69,13 @@ class UpdateRule:
 
 @dataclass(eq=False)
 class ShardState:
-    """Everything of a shard that changes from round to round: numbers of B hosted devices and E edges.
+    """Everything of a shard that changes from round to round: numbers of B hosted sites and E edges.
 
-    ``alpha`` is ``(E, p)``, what belongs to devices ``(B, p)``.
+    ``alpha`` is ``(E, p)``, what belongs to sites ``(B, p)``.
 
-    ``table`` is SAGA's memory, a line for each row of the hosted devices, ``anchor_gradient`` the mean gradient of the
+    ``table`` is SAGA's memory, a line for each row of the hosted sites, ``anchor_gradient`` the mean gradient of the
     table or of SVRG's snapshot ``anchor_theta``; all are empty where not used. ``stale (B,)``: whose snapshot is due;
-    ``looked (B,)``: rows that each device has looked at.
+    ``looked (B,)``: rows that each site has looked at.
 
     ``vars(state)`` gives the arrays by name, ``ShardState(**arrays)`` makes a state of them. The neighbours' thetas are
     no part of it: every round brings them anew before they are used.
@@ -141,27 +141,27 @@ def edge_update(alpha: Array, difference: Array, rho: float, radius: Array, pena
 
 
 class Shard:
-    """Some devices and every edge that touches them.
+    """Some sites and every edge that touches them.
 
-    ``devices (B,)`` are increasing positions in the federation, ``edges (E, 2)`` every edge ``(i, j)``, ``i > j``, with
+    ``sites (B,)`` are increasing positions in the federation, ``edges (E, 2)`` every edge ``(i, j)``, ``i > j``, with
     a hosted end, in the federation's order, ``edge_radius (E,)`` is ``strength * w_e``. Without ``gradients`` (a
-    central machine, replicas of neighbours) devices get the penalty's part of the step only. ``alpha (E, p)`` starts at
+    central machine, replicas of neighbours) sites get the penalty's part of the step only. ``alpha (E, p)`` starts at
     0.
 
-    ``foreign`` are the neighbours hosted elsewhere, increasing; ``boundary`` the hosted devices that have such a
+    ``foreign`` are the neighbours hosted elsewhere, increasing; ``boundary`` the hosted sites that have such a
     neighbour: the thetas that others need.
 
-    Two devices that hold one number each, 0 and 2, in one shard:
+    Two sites that hold one number each, 0 and 2, in one shard:
 
     >>> import numpy as np
-    >>> from fedkin.admm import DeviceRows, Gradients, Shard, StepRule, UpdateRule, device_keys
+    >>> from fedkin.admm import SiteRows, Gradients, Shard, StepRule, UpdateRule, site_keys
     >>> from fedkin.data import Rows
     >>> from fedkin.losses import MeanLoss
     >>> from fedkin.objective import L1
     >>> one = np.ones(2, dtype=np.int64)
     >>> loss = MeanLoss()
     >>> X = np.array([[0.0], [2.0]])
-    >>> rows = DeviceRows(Rows(X), np.array([0, 1]), one, device_keys("ab"), (loss, loss), one, np.zeros(1))
+    >>> rows = SiteRows(Rows(X), np.array([0, 1]), one, site_keys("ab"), (loss, loss), one, np.zeros(1))
     >>> steps = StepRule(np.full(2, 1.0), np.zeros(2), np.full(2, 1.0))
     >>> rule = UpdateRule(L1(), 1.0, steps, average="last")
     >>> gradients = Gradients(rows, 0)
@@ -175,7 +175,7 @@ class Shard:
 
     def __init__(
         self,
-        devices: Index,
+        sites: Index,
         edges: Index,
         edge_radius: Array,
         rule: UpdateRule,
@@ -183,7 +183,7 @@ class Shard:
         theta: Array,
         alpha: Array | None = None,
     ) -> None:
-        self.devices, self.rule, self.gradients = devices, rule, gradients
+        self.sites, self.rule, self.gradients = sites, rule, gradients
         self._all_theta = theta.copy()
         self._host(edges, edge_radius)
         self.alpha = np.zeros((edges.shape[0], theta.shape[1])) if alpha is None else alpha.copy()
@@ -196,31 +196,31 @@ class Shard:
 
     def _host(self, edges: Index, edge_radius: Array) -> None:
         """Set up everything that depends on which edges there are."""
-        devices = self.devices
+        sites = self.sites
         self.edges, self.edge_radius = edges, edge_radius
-        hosted = np.isin(edges, devices)
+        hosted = np.isin(edges, sites)
         self.foreign: Index = np.unique(edges[~hosted])
         self.boundary: Index = np.unique(edges[hosted & ~hosted[:, ::-1]])
-        self._place, self._all_foreign = np.concatenate([devices, self.foreign]), self.foreign.tobytes()
+        self._place, self._all_foreign = np.concatenate([sites, self.foreign]), self.foreign.tobytes()
         self._order = np.argsort(self._place)
         ends = self._order[np.searchsorted(self._place, edges, sorter=self._order)]
         self._heads, self._tails = np.ascontiguousarray(ends[:, 0]), np.ascontiguousarray(ends[:, 1])
-        self._boundary_here = np.searchsorted(devices, self.boundary)
-        self._sum_duals = _signed_sums(ends, devices.size)
-        # of one device the same sums in the same order; numpy would sum a single column in pairs
-        alone = devices.size == 1 and self._all_theta.shape[1] > 1
+        self._boundary_here = np.searchsorted(sites, self.boundary)
+        self._sum_duals = _signed_sums(ends, sites.size)
+        # of one site the same sums in the same order; numpy would sum a single column in pairs
+        alone = sites.size == 1 and self._all_theta.shape[1] > 1
         self._signs = np.where(ends[:, :1] == 0, 1.0, -1.0) if alone else None
-        # hosted devices first, then the neighbours' last known thetas
+        # hosted sites first, then the neighbours' last known thetas
         self._all_theta = np.concatenate(
-            [self._all_theta[: devices.size], np.zeros((self.foreign.size, self._all_theta.shape[1]))]
+            [self._all_theta[: sites.size], np.zeros((self.foreign.size, self._all_theta.shape[1]))]
         )
-        #: Parameters ``(B, p)`` of the hosted devices, and ``(F, p)`` of the foreign ones as last learned.
-        self.theta, self._foreign_theta = self._all_theta[: devices.size], self._all_theta[devices.size :]
+        #: Parameters ``(B, p)`` of the hosted sites, and ``(F, p)`` of the foreign ones as last learned.
+        self.theta, self._foreign_theta = self._all_theta[: sites.size], self._all_theta[sites.size :]
 
     # --- the three verbs ---
 
     def pull(self) -> Array:
-        """``2 s(t) - s(t-1)``, shape ``(B, p)``: all that a node step needs to know of a device's edges."""
+        """``2 s(t) - s(t-1)``, shape ``(B, p)``: all that a node step needs to know of a site's edges."""
         return 2.0 * self.balance - self.balance_before
 
     def node_step(
@@ -231,7 +231,7 @@ class Shard:
     ) -> None:
         """Move the hosted thetas in round ``t = 1, 2, ...``.
 
-        Devices that are not ``available (B,)`` get the penalty's part of the step only; gradients of the others are
+        Sites that are not ``available (B,)`` get the penalty's part of the step only; gradients of the others are
         divided by the ``probability (B,)`` with which they are there.
         """
         theta, rule = self.theta, self.rule
@@ -246,12 +246,12 @@ class Shard:
         self.theta[:] = moved
 
     def give(self) -> tuple[Index, Array]:
-        """Positions and thetas of the hosted devices that other shards need, as they are now."""
+        """Positions and thetas of the hosted sites that other shards need, as they are now."""
         return self.boundary, self.theta.take(self._boundary_here, axis=0)
 
     def take(self, positions: Index, theta: Array) -> None:
-        """Learn thetas ``(len(positions), p)``: of foreign neighbours, or of hosted devices that moved elsewhere."""
-        if positions.tobytes() == self._all_foreign:  # in nearly every round of a device in the field
+        """Learn thetas ``(len(positions), p)``: of foreign neighbours, or of hosted sites that moved elsewhere."""
+        if positions.tobytes() == self._all_foreign:  # in nearly every round of a site in the field
             self._foreign_theta[:] = theta
             return
         place = self._order[
@@ -277,14 +277,14 @@ class Shard:
         self.average_balance = self.average_balance + self._weight * (self.balance - self.average_balance)
 
     def _balance(self) -> Array:
-        """Signed sums ``(B, p)`` of the duals around each hosted device, edge by edge."""
+        """Signed sums ``(B, p)`` of the duals around each hosted site, edge by edge."""
         if self._signs is not None:
             return np.add.reduce(self._signs * self.alpha, axis=0, initial=0.0, keepdims=True)
         return np.asarray(self._sum_duals @ self.alpha)
 
     def round_thetas(self) -> None:
         """Round the hosted thetas to float32, where that is what travels: both ends of an edge must use the same."""
-        self.take(self.devices, self.theta.astype(np.float32).astype(np.float64))
+        self.take(self.sites, self.theta.astype(np.float32).astype(np.float64))
 
     def take_duals(self, alpha: Array) -> None:
         """Replace the edge duals ``(E, p)``."""
@@ -292,7 +292,7 @@ class Shard:
         self.balance = self._balance()
 
     def drop(self, gone: Iterable[int]) -> None:
-        """Remove the edges to foreign devices that have left for good; their duals count as 0 from now on.
+        """Remove the edges to foreign sites that have left for good; their duals count as 0 from now on.
 
         It may be done at any time, also between a node step and the edge step.
         """
@@ -322,13 +322,13 @@ class Shard:
             self.gradients.restore((state.table, state.anchor_gradient, state.anchor_theta, state.stale, state.looked))
 
 
-def _signed_sums(ends: Index, n_devices: int) -> sparse.csr_array:
+def _signed_sums(ends: Index, n_sites: int) -> sparse.csr_array:
     """The matrix ``(B, E)`` with +1 at an edge's first and -1 at its second end, columns sorted in every row."""
     n_edges = ends.shape[0]
-    device = ends.reshape(-1)
+    site = ends.reshape(-1)
     edge = np.repeat(np.arange(n_edges), 2)
     sign = np.tile([1.0, -1.0], n_edges)
-    here = device < n_devices
-    matrix = sparse.csr_array((sign[here], (device[here], edge[here])), shape=(n_devices, n_edges))
+    here = site < n_sites
+    matrix = sparse.csr_array((sign[here], (site[here], edge[here])), shape=(n_sites, n_edges))
     matrix.sort_indices()
     return matrix

@@ -66,12 +66,12 @@ class ShareTaker:
     Two sites in one shard, which then has the whole certificate:
 
     >>> import numpy as np
-    >>> from fedkin.admm import DeviceRows, Gradients, Shard, StepRule, UpdateRule, device_keys
+    >>> from fedkin.admm import SiteRows, Gradients, Shard, StepRule, UpdateRule, site_keys
     >>> from fedkin.data import Rows
     >>> from fedkin.losses import MeanLoss
     >>> from fedkin.objective import L1
     >>> one, loss, X = np.ones(2, dtype=np.int64), MeanLoss(), np.array([[0.0], [2.0]])
-    >>> rows = DeviceRows(Rows(X), np.array([0, 1]), one, device_keys("ab"), (loss, loss), one, np.zeros(1))
+    >>> rows = SiteRows(Rows(X), np.array([0, 1]), one, site_keys("ab"), (loss, loss), one, np.zeros(1))
     >>> rule = UpdateRule(L1(), 1.0, StepRule(np.full(2, 1.0), np.zeros(2), np.full(2, 1.0)), average="last")
     >>> edges, radius = np.array([[1, 0]]), np.array([0.2])
     >>> shard = Shard(np.array([0, 1]), edges, radius, rule, Gradients(rows, 0), np.zeros((2, 1)))
@@ -96,7 +96,7 @@ class ShareTaker:
         shard, rule = self.shard, self.shard.rule
         theta, balance, alpha = shard.theta, shard.balance, shard.alpha
         difference = shard.differences()
-        whole = np.where(np.isin(shard.edges, shard.devices).all(axis=1), 1.0, 0.5)
+        whole = np.where(np.isin(shard.edges, shard.sites).all(axis=1), 1.0, 0.5)
         penalties = shard.edge_radius * rule.penalty.value(difference)
         moved = edge_update(alpha, difference, rule.rho, shard.edge_radius, rule.penalty) - alpha
         value, gap = float(whole @ penalties), float(whole @ (penalties - (alpha * difference).sum(axis=1)))
@@ -118,7 +118,7 @@ class ShareTaker:
             float(whole @ (moved**2).sum(axis=1)) / rule.rho**2,
             float((residual**2).sum()),
             float(whole.sum()),
-            float(shard.devices.size),
+            float(shard.sites.size),
         )
 
 

@@ -20,7 +20,7 @@ _OBJECTS = 100_000
 
 
 #: Options by the names that they once had.
-_RENAMED = {"--device": "--site", "--site-column": "--site", "--devices": "--sites"}
+_RENAMED = {"--site": "--site", "--site-column": "--site", "--sites": "--sites"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

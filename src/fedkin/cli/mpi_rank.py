@@ -14,12 +14,12 @@ def write_model(job: Job, theta: Array, out: Path) -> None:
     from fedkin.cli.shared.contracts import model_of_rounds
     from fedkin.fitting import near_groups
 
-    devices, view = job.graph.devices, job.view([])
+    sites, view = job.graph.sites, job.view([])
     model = model_of_rounds(
         job.contract,
-        dict(zip(devices, theta, strict=True)),
+        dict(zip(sites, theta, strict=True)),
         job.graph,
-        {device: job.rows[k].n_samples for k, device in enumerate(devices)},
+        {site: job.rows[k].n_samples for k, site in enumerate(sites)},
         lam=view.lam,
         rounds=view.rounds,
         clusters=near_groups(theta, job.graph),

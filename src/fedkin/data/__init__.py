@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from fedkin.data.cuts import block_folds, deal_folds
 from fedkin.data.federation import INTERCEPT, Federation
-from fedkin.data.ids import HasDevices, device_id, device_ids, is_missing
+from fedkin.data.ids import HasSites, is_missing, site_id, site_ids
 from fedkin.data.learning import (
     Roles,
     TableOptions,
@@ -64,7 +64,7 @@ __all__ = [
     "Column",
     "Federation",
     "Finding",
-    "HasDevices",
+    "HasSites",
     "Label",
     "Roles",
     "Rows",
@@ -75,8 +75,6 @@ __all__ = [
     "columns_of",
     "deal_folds",
     "dependent_columns",
-    "device_id",
-    "device_ids",
     "files_of",
     "infer_column",
     "is_missing",
@@ -94,6 +92,8 @@ __all__ = [
     "read_columns",
     "read_directory",
     "row_places",
+    "site_id",
+    "site_ids",
     "too_many_levels",
     "write_csv",
 ]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedkin._base import AnyArray, Array, Index, count, listed
-from fedkin.data.ids import device_ids, unwrapped
+from fedkin.data.ids import site_ids, unwrapped
 from fedkin.data.rows import Rows
 from fedkin.data.tables import as_column
 from fedkin.errors import DataError
@@ -24,30 +24,30 @@ _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 class RowNames:
     """How to name a stacked row in a message."""
 
-    devices: tuple[Hashable, ...]
+    sites: tuple[Hashable, ...]
     codes: npt.NDArray[np.integer]
     counts: Index | None  # given when rows are counted within sites
 
     def __call__(self, row: int) -> str:
         u = int(self.codes[row])
         if self.counts is None:
-            return f"row {row} (site {self.devices[u]!r})"
-        return f"site {self.devices[u]!r}, row {row - int(self.counts[:u].sum())}"
+            return f"row {row} (site {self.sites[u]!r})"
+        return f"site {self.sites[u]!r}, row {row - int(self.counts[:u].sum())}"
 
 
 def distinct_ids(values: Iterable[object]) -> tuple[Hashable, ...]:
-    ids = tuple(device_ids(values))
+    ids = tuple(site_ids(values))
     seen: set[Hashable] = set()
-    for device in ids:
-        if device in seen:
-            raise DataError(f"site {device!r} is given twice: every site must be named once")
-        seen.add(device)
+    for site in ids:
+        if site in seen:
+            raise DataError(f"site {site!r} is given twice: every site must be named once")
+        seen.add(site)
     return ids
 
 
-def device_rows(device: Hashable, value: Any) -> Rows:
+def site_rows(site: Hashable, value: Any) -> Rows:
     """The rows that a user gives for one site, as `Rows`."""
-    where = f"site {device!r}: "
+    where = f"site {site!r}: "
     weight = None
     if isinstance(value, Rows):
         value, weight = value.arrays, value.weight
@@ -189,22 +189,22 @@ def check_labels(values: AnyArray, name: str, rows: RowNames) -> None:
         )
 
 
-def all_or_none(devices: tuple[Hashable, ...], parts: list[Any], name: str) -> bool:
-    absent = [device for device, part in zip(devices, parts, strict=True) if part is None]
-    if absent and len(absent) < len(devices):
+def all_or_none(sites: tuple[Hashable, ...], parts: list[Any], name: str) -> bool:
+    absent = [site for site, part in zip(sites, parts, strict=True) if part is None]
+    if absent and len(absent) < len(sites):
         raise DataError(f"{listed(absent)} came without {name}, other sites with one: give it to all or to none")
     return not absent
 
 
-def stacked_targets(devices: tuple[Hashable, ...], parts: list[AnyArray | None], rows: RowNames) -> AnyArray | None:
-    if not all_or_none(devices, parts, "y"):
+def stacked_targets(sites: tuple[Hashable, ...], parts: list[AnyArray | None], rows: RowNames) -> AnyArray | None:
+    if not all_or_none(sites, parts, "y"):
         return None
     words = {"f": "numbers", "b": "truth values", "O": "labels"}
     kinds = [words[part.dtype.kind] for part in parts if part is not None]
-    for device, kind in zip(devices, kinds, strict=True):
+    for site, kind in zip(sites, kinds, strict=True):
         if kind != kinds[0]:
             raise DataError(
-                f"y of site {device!r} is made of {kind}, but that of site {devices[0]!r} of {kinds[0]}: "
+                f"y of site {site!r} is made of {kind}, but that of site {sites[0]!r} of {kinds[0]}: "
                 "use one type for all sites"
             )
     stacked: AnyArray = np.concatenate([part for part in parts if part is not None])
@@ -213,32 +213,32 @@ def stacked_targets(devices: tuple[Hashable, ...], parts: list[AnyArray | None],
 
 
 def stacked_numbers(
-    devices: tuple[Hashable, ...], parts: list[Array | None], name: str, rows: RowNames
+    sites: tuple[Hashable, ...], parts: list[Array | None], name: str, rows: RowNames
 ) -> Array | None:
     """Offsets or weights of all sites."""
-    if not all_or_none(devices, parts, name):
+    if not all_or_none(sites, parts, name):
         return None
     stacked = np.concatenate([part for part in parts if part is not None])
     check_labels(stacked, name, rows)
     return stacked
 
 
-def grouped(device: Any) -> tuple[tuple[Hashable, ...], Index]:
+def grouped(site: Any) -> tuple[tuple[Hashable, ...], Index]:
     """Site ids in order of first appearance, and the number of the site of each row."""
-    if isinstance(device, (str, bytes)) or not isinstance(device, Iterable):
-        raise DataError(f"device must hold one id per row, got {device!r}")
-    device = unwrapped(device)
-    if isinstance(device, np.ndarray):
-        if device.ndim != 1:
-            raise DataError(f"device has shape {device.shape}, expected one id per row")
-        if device.dtype.kind in "biufUS":
-            values, first, codes = np.unique(device, return_index=True, return_inverse=True)
+    if isinstance(site, (str, bytes)) or not isinstance(site, Iterable):
+        raise DataError(f"site must hold one id per row, got {site!r}")
+    site = unwrapped(site)
+    if isinstance(site, np.ndarray):
+        if site.ndim != 1:
+            raise DataError(f"site has shape {site.shape}, expected one id per row")
+        if site.dtype.kind in "biufUS":
+            values, first, codes = np.unique(site, return_index=True, return_inverse=True)
             by_appearance = np.argsort(first)
             number = np.empty(len(values), dtype=np.int64)
             number[by_appearance] = np.arange(len(values))
-            return tuple(device_ids(values[by_appearance])), number[codes]
+            return tuple(site_ids(values[by_appearance])), number[codes]
     numbers: dict[Hashable, int] = {}
-    row_codes = [numbers.setdefault(value, len(numbers)) for value in device_ids(device)]
+    row_codes = [numbers.setdefault(value, len(numbers)) for value in site_ids(site)]
     return tuple(numbers), np.array(row_codes, dtype=np.int64)
 
 
@@ -260,12 +260,12 @@ def row_numbers(rows: npt.ArrayLike, n: int) -> Index:
     return chosen.astype(np.int64)
 
 
-def stable_hash(purpose: str, device: Hashable) -> int:
+def stable_hash(purpose: str, site: Hashable) -> int:
     """The same in every process, unlike hash()."""
-    text = f"{purpose}:{type(device).__name__}:{device!r}"
+    text = f"{purpose}:{type(site).__name__}:{site!r}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def shuffled_ranks(device: Hashable, n: int, seed: int, purpose: str) -> Index:
+def shuffled_ranks(site: Hashable, n: int, seed: int, purpose: str) -> Index:
     """For each of a site's n rows its place in a shuffle that depends on seed, purpose and site only."""
-    return np.random.default_rng([seed, stable_hash(purpose, device)]).permutation(n).astype(np.int64)
+    return np.random.default_rng([seed, stable_hash(purpose, site)]).permutation(n).astype(np.int64)

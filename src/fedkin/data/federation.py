@@ -20,10 +20,10 @@ from fedkin.data.checks import (
     checked_numbers,
     checked_target,
     checked_weight,
-    device_rows,
     distinct_ids,
     grouped,
     row_numbers,
+    site_rows,
     stacked_numbers,
     stacked_targets,
     times_of,
@@ -46,14 +46,14 @@ class Federation(StackedRows):
     Parameters
     ----------
     data : mapping of site id to ``(X, y)``, ``(X, y, offset)``, `Rows` or ``X`` alone
-        X of shape (n_u, q), y and offset of shape (n_u,). ``X`` alone is for the mean loss. Device ids are any
+        X of shape (n_u, q), y and offset of shape (n_u,). ``X`` alone is for the mean loss. Site ids are any
         hashable values. Numbers in y become float64; bool and text labels stay what they are.
     feature_names : sequence of q str, optional
         By default ``x0, x1, ...``.
 
     Attributes
     ----------
-    devices : tuple of V ids
+    sites : tuple of V ids
     rows : Rows
         Rows of all sites, site after site; read only, as all arrays here.
     X : array of shape (N, q)
@@ -97,34 +97,34 @@ class Federation(StackedRows):
     ) -> None:
         if not isinstance(data, Mapping):
             raise DataError(
-                f"Federation takes a mapping {{device: (X, y)}}, got {type(data).__name__}; "
-                "for stacked arrays use Federation.from_arrays(X, y, device)"
+                f"Federation takes a mapping {{site: (X, y)}}, got {type(data).__name__}; "
+                "for stacked arrays use Federation.from_arrays(X, y, site)"
             )
         if not data:
             raise DataError("a federation needs at least one site, got an empty mapping")
-        devices = distinct_ids(data)
-        parts = [device_rows(device, value) for device, value in zip(devices, data.values(), strict=True)]
-        for device, part in zip(devices, parts, strict=True):
+        sites = distinct_ids(data)
+        parts = [site_rows(site, value) for site, value in zip(sites, data.values(), strict=True)]
+        for site, part in zip(sites, parts, strict=True):
             if part.n_samples == 0:
-                raise DataError(f"site {device!r} has no rows: leave it out or give it data")
+                raise DataError(f"site {site!r} has no rows: leave it out or give it data")
             if part.X.shape[1] != parts[0].X.shape[1]:
                 raise DataError(
-                    f"site {device!r} has {count(part.X.shape[1], 'feature')}, but site {devices[0]!r} has "
+                    f"site {site!r} has {count(part.X.shape[1], 'feature')}, but site {sites[0]!r} has "
                     f"{parts[0].X.shape[1]}: all sites need the same features"
                 )
         counts = np.array([part.n_samples for part in parts], dtype=np.int64)
         names = checked_feature_names(feature_names, parts[0].X.shape[1])
-        rows = RowNames(devices, np.repeat(np.arange(len(devices)), counts), counts)
+        rows = RowNames(sites, np.repeat(np.arange(len(sites)), counts), counts)
         X = np.concatenate([part.X for part in parts])
         check_finite(X, names, rows)
-        y = stacked_targets(devices, [part.y for part in parts], rows)
-        offset = stacked_numbers(devices, [part.offset for part in parts], "offset", rows)
-        weight = stacked_numbers(devices, [part.weight for part in parts], "weight", rows)
-        self._set(devices, counts, Rows(X, y, offset, weight), np.arange(len(X)), feature_names=names)
+        y = stacked_targets(sites, [part.y for part in parts], rows)
+        offset = stacked_numbers(sites, [part.offset for part in parts], "offset", rows)
+        weight = stacked_numbers(sites, [part.weight for part in parts], "weight", rows)
+        self._set(sites, counts, Rows(X, y, offset, weight), np.arange(len(X)), feature_names=names)
 
     def _set(
         self,
-        devices: tuple[Hashable, ...],
+        sites: tuple[Hashable, ...],
         counts: Index,
         rows: Rows,
         row_order: npt.NDArray[np.integer],
@@ -133,19 +133,19 @@ class Federation(StackedRows):
         """Take over parts that have been checked already; ``more`` are other attributes."""
         vars(self).update(
             {"target_name": None, "schema": None, "notes": (), "ordered": False, **more},
-            devices=devices,
+            sites=sites,
             rows=rows.map(lambda part: frozen(np.ascontiguousarray(part))),
             starts=frozen(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)),
             row_order=frozen(row_order.astype(np.int64)),
         )
 
     def _like(
-        self, devices: tuple[Hashable, ...], counts: Index, rows: Rows, row_order: Index, **more: Any
+        self, sites: tuple[Hashable, ...], counts: Index, rows: Rows, row_order: Index, **more: Any
     ) -> Federation:
         """Another federation with what this one knows about its columns."""
         known = {name: getattr(self, name) for name in ("feature_names", "target_name", "schema", "notes", "ordered")}
         made = object.__new__(Federation)
-        made._set(devices, counts, rows, row_order, **{**known, **more})
+        made._set(sites, counts, rows, row_order, **{**known, **more})
         return made
 
     # --- other ways to make one -------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class Federation(StackedRows):
         cls,
         X: npt.ArrayLike,
         y: npt.ArrayLike | None,
-        device: Iterable[Hashable],
+        site: Iterable[Hashable],
         *,
         offset: npt.ArrayLike | None = None,
         weight: npt.ArrayLike | None = None,
@@ -171,7 +171,7 @@ class Federation(StackedRows):
             Features.
         y : array of shape (N,), or None
             Target; None for the mean loss.
-        device : iterable of N ids
+        site : iterable of N ids
             The site of each row. Sites are ordered by their first appearance, rows of a site keep their order.
         offset : array of shape (N,), optional
             Known part of the linear predictor.
@@ -187,17 +187,17 @@ class Federation(StackedRows):
         Examples
         --------
         >>> fed = Federation.from_arrays([[1.0], [2.0], [3.0]], [1, 2, 3], ["b", "a", "b"])
-        >>> fed.devices, fed.X[:, 0], fed.row_order
+        >>> fed.sites, fed.X[:, 0], fed.row_order
         (('b', 'a'), array([1., 3., 2.]), array([0, 2, 1]))
         """
         X = checked_matrix(X, "")
         names = checked_feature_names(feature_names, X.shape[1])
-        devices, codes = grouped(device)
+        sites, codes = grouped(site)
         if len(codes) != len(X):
-            raise DataError(f"X has {count(len(X), 'row')}, but device= has {len(codes)}: give every row its site")
-        if not devices:
+            raise DataError(f"X has {count(len(X), 'row')}, but site= has {len(codes)}: give every row its site")
+        if not sites:
             raise DataError("there are no rows, at least one row is needed")
-        rows = RowNames(devices, codes, None)
+        rows = RowNames(sites, codes, None)
         check_finite(X, names, rows)
         target = None if y is None else checked_target(y, len(X), "")
         if target is not None:
@@ -208,17 +208,17 @@ class Federation(StackedRows):
         mass = None if weight is None else checked_weight(weight, len(X), "")
         moments = None if time is None else times_of(time, len(X))
         stacked = Rows(X, target, shift, mass)
-        return cls._stacked(devices, codes, stacked, moments, feature_names=names, target_name=target_name)
+        return cls._stacked(sites, codes, stacked, moments, feature_names=names, target_name=target_name)
 
     @classmethod
     def _stacked(
-        cls, devices: tuple[Hashable, ...], codes: Index, rows: Rows, time: Array | None, **more: Any
+        cls, sites: tuple[Hashable, ...], codes: Index, rows: Rows, time: Array | None, **more: Any
     ) -> Federation:
         """Checked rows with the number of each one's site, put in order."""
         order = np.argsort(codes, kind="stable") if time is None else np.lexsort((time, codes))
         made = object.__new__(cls)
-        counts = np.bincount(codes, minlength=len(devices))
-        made._set(devices, counts, rows.take(order), order, ordered=time is not None, **more)
+        counts = np.bincount(codes, minlength=len(sites))
+        made._set(sites, counts, rows.take(order), order, ordered=time is not None, **more)
         return made
 
     @classmethod
@@ -226,7 +226,7 @@ class Federation(StackedRows):
         cls,
         frame: object,
         *,
-        device: str,
+        site: str,
         target: str | None = None,
         **others: Unpack[TableOptions],
     ) -> Federation:
@@ -236,7 +236,7 @@ class Federation(StackedRows):
         ----------
         frame : pandas, polars or pyarrow table, or dict of columns
             All columns have N rows.
-        device : str
+        site : str
             Column of site ids.
         target : str, optional
             Column of the target, numbers or classes; None for the mean loss, whose samples are the features.
@@ -263,19 +263,19 @@ class Federation(StackedRows):
         Examples
         --------
         >>> table = {"site": ["a", "a", "b"], "age": [40, 50, 60], "ward": ["x", "y", "x"], "score": [1.0, 2.0, 3.0]}
-        >>> Federation.from_frame(table, device="site", target="score").feature_names
+        >>> Federation.from_frame(table, site="site", target="score").feature_names
         ('age', 'ward=y')
         """
         from fedkin.data.learning import Roles, federation_of_frame
 
-        return federation_of_frame(frame, Roles(device, target, **others))
+        return federation_of_frame(frame, Roles(site, target, **others))
 
     @classmethod
     def read(
         cls,
         path: str | os.PathLike[str],
         *,
-        device: str | None = None,
+        site: str | None = None,
         target: str | None = None,
         **others: Unpack[TableOptions],
     ) -> Federation:
@@ -286,7 +286,7 @@ class Federation(StackedRows):
         path : path
             A file with a column of site ids, a pattern such as ``rows/*.parquet``, or a directory of files with the
             same columns.
-        device : str, optional
+        site : str, optional
             Column of site ids. For several files the default is the name of the file without its suffix.
         target : str, optional
             Column of the target, as in `from_frame`.
@@ -302,12 +302,12 @@ class Federation(StackedRows):
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     for site in ("north", "south"):
         ...         _ = pathlib.Path(folder, f"{site}.csv").write_text("x,y\\n1,2\\n3,4\\n")
-        ...     Federation.read(folder, target="y").devices
+        ...     Federation.read(folder, target="y").sites
         ('north', 'south')
         """
         from fedkin.data.learning import Roles, federation_of_files
 
-        return federation_of_files(path, Roles(device or "", target, **others))
+        return federation_of_files(path, Roles(site or "", target, **others))
 
     # --- making another one -----------------------------------------------------------------------------------
 
@@ -328,41 +328,41 @@ class Federation(StackedRows):
         array([1., 3.])
         """
         chosen = row_numbers(rows, len(self.X))
-        codes = self.device_index[chosen]
+        codes = self.site_index[chosen]
         chosen = chosen[np.argsort(codes, kind="stable")]
-        counts = np.bincount(codes, minlength=self.n_devices)
+        counts = np.bincount(codes, minlength=self.n_sites)
         if not allow_empty and not counts.all():
-            empty = [self.devices[u] for u in np.flatnonzero(counts == 0)]
+            empty = [self.sites[u] for u in np.flatnonzero(counts == 0)]
             raise DataError(
                 f"no rows would be left for {listed(empty)}: keep at least one row of each site, "
                 "or say allow_empty=True"
             )
-        return self._with_rows(self.devices, counts, chosen)
+        return self._with_rows(self.sites, counts, chosen)
 
-    def subset(self, devices: Iterable[Hashable]) -> Federation:
+    def subset(self, sites: Iterable[Hashable]) -> Federation:
         """The federation of some sites, in the order given.
 
         Parameters
         ----------
-        devices : iterable of ids
+        sites : iterable of ids
             Each at most once.
 
         Examples
         --------
         >>> fed = Federation.from_arrays([[1.0], [2.0], [3.0]], None, ["a", "b", "c"])
-        >>> fed.subset(["c", "a"]).devices
+        >>> fed.subset(["c", "a"]).sites
         ('c', 'a')
         """
-        chosen = list(devices)
-        positions = [self._position(device) for device in chosen]
+        chosen = list(sites)
+        positions = [self._position(site) for site in chosen]
         if not positions:
             raise DataError("a federation needs at least one site, got none")
-        kept = distinct_ids(self.devices[u] for u in positions)
+        kept = distinct_ids(self.sites[u] for u in positions)
         rows = np.concatenate([np.arange(self.starts[u], self.starts[u + 1]) for u in positions])
         return self._with_rows(kept, self.n_samples[positions], rows)
 
-    def _with_rows(self, devices: tuple[Hashable, ...], counts: Index, rows: Index) -> Federation:
-        return self._like(devices, counts, self.rows.take(rows), self.row_order[rows])
+    def _with_rows(self, sites: tuple[Hashable, ...], counts: Index, rows: Index) -> Federation:
+        return self._like(sites, counts, self.rows.take(rows), self.row_order[rows])
 
     def replaced(self, *, feature_names: tuple[str, ...] | None = None, **arrays: AnyArray | None) -> Federation:
         """The federation with other arrays (``X``, ``y``, ...) for the same rows.
@@ -374,7 +374,7 @@ class Federation(StackedRows):
         """
         names = self.feature_names if feature_names is None else feature_names
         rows = replace(self.rows, **arrays)  # type: ignore[arg-type]
-        return self._like(self.devices, self.n_samples, rows, self.row_order, feature_names=names)
+        return self._like(self.sites, self.n_samples, rows, self.row_order, feature_names=names)
 
     def split(self, test_size: float = 0.25, seed: int = 0) -> tuple[Federation, Federation]:
         """Cut every site into training and test rows.
@@ -399,7 +399,7 @@ class Federation(StackedRows):
         >>> train.n_samples, test.n_samples
         (array([3, 2]), array([3, 2]))
         """
-        is_test = held_out_rows(self.devices, self.n_samples, test_size, seed, ordered=self.ordered)
+        is_test = held_out_rows(self.sites, self.n_samples, test_size, seed, ordered=self.ordered)
         return self.take(~is_test, allow_empty=True), self.take(is_test, allow_empty=True)
 
     def folds(self, k: int = 5, seed: int = 0) -> Index:
@@ -426,7 +426,7 @@ class Federation(StackedRows):
         >>> sorted(fed.folds(2)[:4].tolist())
         [0, 0, 1, 1]
         """
-        return fold_numbers(self.devices, self.n_samples, k, seed, ordered=self.ordered)
+        return fold_numbers(self.sites, self.n_samples, k, seed, ordered=self.ordered)
 
     def with_intercept(self) -> Federation:
         """The federation with a leading column of ones, named ``(intercept)``.

@@ -1,4 +1,4 @@
-"""Device ids as plain Python values."""
+"""Site ids as plain Python values."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 from fedkin.errors import DataError
 
 
-class HasDevices:
+class HasSites:
     """What has sites in an order: a federation, a graph, a model."""
 
-    devices: tuple[Hashable, ...]
+    sites: tuple[Hashable, ...]
 
     @cached_property
     def index(self) -> Mapping[Hashable, int]:
-        """Position of each site in `devices`."""
-        return {device: position for position, device in enumerate(self.devices)}
+        """Position of each site in `sites`."""
+        return {site: position for position, site in enumerate(self.sites)}
 
     @property
-    def n_devices(self) -> int:
+    def n_sites(self) -> int:
         """Number of sites V."""
-        return len(self.devices)
+        return len(self.sites)
 
 
-def device_id(value: object) -> Hashable:
+def site_id(value: object) -> Hashable:
     """A site id as a plain Python value.
 
     Parameters
@@ -43,7 +43,7 @@ def device_id(value: object) -> Hashable:
     Examples
     --------
     >>> import numpy as np
-    >>> device_id(np.float64(3.0)), device_id(np.str_("ward 7")), device_id((0, 1))
+    >>> site_id(np.float64(3.0)), site_id(np.str_("ward 7")), site_id((0, 1))
     (3, 'ward 7', (0, 1))
     """
     if isinstance(value, np.generic) and not isinstance(value, (np.datetime64, np.timedelta64)):
@@ -61,13 +61,13 @@ def device_id(value: object) -> Hashable:
     return value
 
 
-def device_ids(values: Iterable[object]) -> list[Hashable]:
-    """`device_id` of every value; fast for arrays and for lists of plain ints and strings.
+def site_ids(values: Iterable[object]) -> list[Hashable]:
+    """`site_id` of every value; fast for arrays and for lists of plain ints and strings.
 
     Examples
     --------
     >>> import numpy as np
-    >>> device_ids(np.array([1.0, 2.0]))
+    >>> site_ids(np.array([1.0, 2.0]))
     [1, 2]
     """
     if isinstance(values, range):
@@ -78,7 +78,7 @@ def device_ids(values: Iterable[object]) -> list[Hashable]:
     listed = list(values)
     if set(map(type, listed)) <= {int, str, bool}:
         return listed
-    return [device_id(value) for value in listed]
+    return [site_id(value) for value in listed]
 
 
 def unwrapped(values: Any) -> Any:

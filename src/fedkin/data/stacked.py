@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedkin._base import AnyArray, Array, Index, count, frozen, html_card, listed, some_of
-from fedkin.data.ids import HasDevices
+from fedkin.data.ids import HasSites
 from fedkin.data.rows import Rows
-from fedkin.errors import UnknownDeviceError
+from fedkin.errors import UnknownSiteError
 
 if TYPE_CHECKING:
     from fedkin.data.schema import TableSchema
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
-class StackedRows(HasDevices):
+class StackedRows(HasSites):
     """What a `fedkin.Federation` holds, which makes and changes it."""
 
-    devices: tuple[Hashable, ...]
+    sites: tuple[Hashable, ...]
     rows: Rows
     starts: Index
     row_order: Index
@@ -43,9 +43,9 @@ class StackedRows(HasDevices):
         return frozen(np.diff(self.starts))
 
     @cached_property
-    def device_index(self) -> Index:
+    def site_index(self) -> Index:
         """Position of the site of each stacked row, int64 array of shape (N,)."""
-        return frozen(np.repeat(np.arange(self.n_devices, dtype=np.int64), self.n_samples))
+        return frozen(np.repeat(np.arange(self.n_sites, dtype=np.int64), self.n_samples))
 
     @property
     def X(self) -> Array:
@@ -72,42 +72,42 @@ class StackedRows(HasDevices):
         """As how many rows those of each site count, array of shape (V,)."""
         if self.weight is None:
             return frozen(self.n_samples.astype(np.float64))
-        return frozen(np.bincount(self.device_index, self.weight, self.n_devices).astype(np.float64))
+        return frozen(np.bincount(self.site_index, self.weight, self.n_sites).astype(np.float64))
 
-    def __getitem__(self, device: Hashable) -> Rows:
-        u = self._position(device)
+    def __getitem__(self, site: Hashable) -> Rows:
+        u = self._position(site)
         return self.rows.take(slice(int(self.starts[u]), int(self.starts[u + 1])))
 
-    def _position(self, device: Hashable) -> int:
+    def _position(self, site: Hashable) -> int:
         try:
-            return self.index[device]
+            return self.index[site]
         except (KeyError, TypeError):
-            plain = device.item() if isinstance(device, np.generic) else device
-            raise UnknownDeviceError(
-                f"site {plain!r} is not among the {self.n_devices} sites of the federation ({listed(self.devices)})"
+            plain = site.item() if isinstance(site, np.generic) else site
+            raise UnknownSiteError(
+                f"site {plain!r} is not among the {self.n_sites} sites of the federation ({listed(self.sites)})"
             ) from None
 
     def __len__(self) -> int:
-        return len(self.devices)
+        return len(self.sites)
 
     def __iter__(self) -> Iterator[Hashable]:
-        return iter(self.devices)
+        return iter(self.sites)
 
-    def __contains__(self, device: object) -> bool:
+    def __contains__(self, site: object) -> bool:
         try:
-            return device in self.index
+            return site in self.index
         except TypeError:
             return False
 
     def __repr__(self) -> str:
-        counts = [count(self.n_devices, "site"), count(len(self.X), "row"), count(self.n_features, "feature")]
+        counts = [count(self.n_sites, "site"), count(len(self.X), "row"), count(self.n_features, "feature")]
         return f"Federation({', '.join(counts)})"
 
     def _repr_html_(self) -> str:
         rows = self.n_samples
         per_site = f"{rows.min()} to {rows.max()}" if rows.size else "none"
         facts = {
-            "sites": f"{self.n_devices}: {some_of(self.devices)}",
+            "sites": f"{self.n_sites}: {some_of(self.sites)}",
             "rows": f"{len(self.X)}, {per_site} at a site",
             "features": f"{self.n_features}: {some_of(self.feature_names)}",
             "target": "none" if self.y is None else self.target_name or "y",

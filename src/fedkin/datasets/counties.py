@@ -129,8 +129,8 @@ def load_election(folder: Path, more_than: int = 50) -> Election:
     rows = [fips for state in states for fips in by_state[state]]
     X = np.array([facts[fips] for fips in rows])
     y = np.array([float(votes[fips]) for fips in rows])
-    device = [state for state in states for _ in by_state[state]]
-    federation = Federation.from_arrays(X, y, device, feature_names=names)
+    site = [state for state in states for _ in by_state[state]]
+    federation = Federation.from_arrays(X, y, site, feature_names=names)
     return Election(federation, _leans(folder / EARLIER, state_of_number), _shapes(folder / MAP, state_of_number))
 
 
@@ -169,7 +169,7 @@ def check_data(folder: Path, more_than: int = 50, *, allow_incomplete: bool = Fa
     With ``allow_incomplete`` fewer states or counties will do.
     """
     found = load_election(folder, more_than)
-    without = [state for state in found.federation.devices if state not in found.shapes]
+    without = [state for state in found.federation.sites if state not in found.shapes]
     if without:
         raise DataError(
             f"{folder / MAP} has no outline of {', '.join(map(str, without))}; take it again from {SOURCES[MAP]}"

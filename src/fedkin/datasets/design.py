@@ -41,7 +41,7 @@ class Design:
 
 
 def paper_design(
-    n_devices: int = 100,
+    n_sites: int = 100,
     n_samples: int = 100,
     n_features: int = 20,
     n_clusters: int = 5,
@@ -56,7 +56,7 @@ def paper_design(
 
     Parameters
     ----------
-    n_devices, n_samples, n_features, n_clusters : int
+    n_sites, n_samples, n_features, n_clusters : int
         |V|, n on every site, p and K0; clusters are contiguous and as equal as possible.
     varrho : float
         Probability with which each pair's edge status is flipped.
@@ -76,23 +76,23 @@ def paper_design(
     >>> design.graph.n_edges
     1284
     """
-    if not 1 <= n_clusters <= n_devices:
-        raise ParameterError(f"n_clusters must lie between 1 and n_devices={n_devices}, got {n_clusters}")
+    if not 1 <= n_clusters <= n_sites:
+        raise ParameterError(f"n_clusters must lie between 1 and n_sites={n_sites}, got {n_clusters}")
     if loss not in ("linear", "logistic"):
         raise ParameterError(f"loss must be 'linear' or 'logistic', got {loss!r}")
     rng = np.random.default_rng(seed)
     # the order of the draws is fixed: parameters, flips, features, noise
     centres = signal * rng.normal(scale=n_features**-0.25, size=(n_clusters, n_features))
-    labels = np.arange(n_devices) * n_clusters // n_devices
+    labels = np.arange(n_sites) * n_clusters // n_sites
     truth = Graph.clusters(labels.tolist())
     graph = truth.corrupt(varrho, seed=rng)
-    X = rng.normal(size=(n_devices, n_samples, n_features))
+    X = rng.normal(size=(n_sites, n_samples, n_features))
     theta_star = centres[labels]
     mean = np.einsum("vnp,vp->vn", X, theta_star)
     if loss == "linear":
         y = mean + noise * rng.normal(size=mean.shape)
     else:
         y = (rng.random(mean.shape) < 1.0 / (1.0 + np.exp(-mean))).astype(np.float64)
-    device = np.repeat(np.arange(n_devices), n_samples)
-    federation = Federation.from_arrays(X.reshape(-1, n_features), y.reshape(-1), device)
+    site = np.repeat(np.arange(n_sites), n_samples)
+    federation = Federation.from_arrays(X.reshape(-1, n_features), y.reshape(-1), site)
     return Design(federation, graph, truth, theta_star, labels)

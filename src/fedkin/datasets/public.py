@@ -91,7 +91,7 @@ def load_school(folder: str | os.PathLike[str] | None = None) -> PublicTable:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TableWarning)  # of each set of 0/1 columns one follows from the others
-        federation = Federation.read(_file(folder, "school/school.csv"), device="school", target="exam_score")
+        federation = Federation.read(_file(folder, "school/school.csv"), site="school", target="exam_score")
     columns = read_columns(_file(folder, "school/school_splits.csv"))
     training = np.column_stack([np.asarray(column, dtype=np.float64) for column in columns.values()])
     if len(training) != len(federation.X):
@@ -109,7 +109,7 @@ def load_landmine(folder: str | os.PathLike[str] | None = None) -> PublicTable:
     folder : path, optional
         That holds ``landmine/landmine.csv``; by default what ``FEDKIN_DATA`` names.
     """
-    federation = Federation.read(_file(folder, "landmine/landmine.csv"), device="task", target="label")
+    federation = Federation.read(_file(folder, "landmine/landmine.csv"), site="task", target="label")
     return PublicTable("landmine", federation, "logistic", 0.5)
 
 
@@ -123,7 +123,7 @@ def load_computer_survey(folder: str | os.PathLike[str] | None = None) -> Public
     """
     columns = read_columns(_file(folder, "computer_survey/computer_survey.csv"))
     features = [name for name in columns if name not in ("person", "profile", "part", "like")]
-    federation = Federation.from_frame(columns, device="person", target="like", features=features)
+    federation = Federation.from_frame(columns, site="person", target="like", features=features)
     return PublicTable("computer survey", federation, "linear", 0.2)
 
 
@@ -138,7 +138,7 @@ def load_melanoma(folder: str | os.PathLike[str] | None = None) -> PublicTable:
     columns = dict(read_columns(_file(folder, "melanoma/melanoma.csv")))
     columns["log_expected"] = np.log(columns["expected"])
     federation = Federation.from_frame(
-        columns, device="nation", target="deaths", features=["uvb"], offset="log_expected"
+        columns, site="nation", target="deaths", features=["uvb"], offset="log_expected"
     )
     return PublicTable("melanoma", federation, "poisson", 0.3)
 
@@ -157,7 +157,7 @@ def load_sacramento(folder: str | os.PathLike[str] | None = None) -> PublicTable
     sold = (columns["sq__ft"] > 0) & (columns["beds"] > 0) & (columns["price"] > 10_000)
     kept: dict[str, AnyArray] = {name: columns[name][sold] for name in ("zip", "beds", "baths", "sq__ft")}
     kept["log_price"] = np.log(columns["price"][sold])
-    federation = Federation.from_frame(kept, device="zip", target="log_price")
+    federation = Federation.from_frame(kept, site="zip", target="log_price")
     return PublicTable("sacramento", federation, "linear", 1 / 3)
 
 

@@ -78,7 +78,7 @@ def server_app(directory: Path | None = None, deadline: float = 60.0) -> ServerA
         manifest = centre_view(read_federation(place))
         seconds = float(context.run_config.get("deadline", deadline))  # type: ignore[arg-type, unused-ignore]
         hub = Hub(manifest)
-        nodes = _find_devices(grid, manifest, seconds)
+        nodes = _find_sites(grid, manifest, seconds)
         while hub.done < manifest.rounds:
             hub.finish(_ask(grid, nodes, hub, seconds))
         found = {"theta": hub.shard.average, "available": np.array(hub.presence)}
@@ -87,7 +87,7 @@ def server_app(directory: Path | None = None, deadline: float = 60.0) -> ServerA
     return app
 
 
-def _find_devices(grid: Grid, manifest: Manifest, seconds: float) -> dict[int, int]:
+def _find_sites(grid: Grid, manifest: Manifest, seconds: float) -> dict[int, int]:
     """The node of each site; waits until all are there."""
     if not wait_until(lambda: len(list(grid.get_node_ids())) >= manifest.n_sites, max(seconds, 60.0)):
         nodes = len(list(grid.get_node_ids()))

@@ -25,9 +25,9 @@ class Journal:
     """
 
     def __init__(
-        self, device: str, path: Path | None = None, *, echo: bool = False, most_bytes: int = MOST_BYTES
+        self, site: str, path: Path | None = None, *, echo: bool = False, most_bytes: int = MOST_BYTES
     ) -> None:
-        self.device, self.echo, self._path, self._most_bytes = device, echo, path, most_bytes
+        self.site, self.echo, self._path, self._most_bytes = site, echo, path, most_bytes
         self._lock = threading.Lock()
         self._file: int | None = None
         self._size = 0
@@ -67,7 +67,7 @@ class Journal:
 
     def _put(self, level: str, event: str, fields: dict[str, object]) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + f".{int(time.time() * 1000) % 1000:03d}Z"
-        line = json.dumps({"time": stamp, "level": level, "device": self.device, "event": event, **fields}, default=str)
+        line = json.dumps({"time": stamp, "level": level, "site": self.site, "event": event, **fields}, default=str)
         try:
             if self._file is not None:
                 self._append(line.encode() + b"\n")

@@ -44,7 +44,7 @@ class KeptState:
         path: Path,
         run: str,
         revision: int,
-        device: str,
+        site: str,
         hold: Hold,
         *,
         keep: int = 1,
@@ -52,7 +52,7 @@ class KeptState:
         most_bytes: int = MOST_BYTES,
         lag: float = LAG_SECONDS,
     ) -> None:
-        self.path, self.device, self._hold = path, device, hold
+        self.path, self.site, self._hold = path, site, hold
         self._refuse, self._most_bytes, self._lag = refuse, most_bytes, lag
         self._store = Store(path, run, revision, sent=keep)
         self._noted: Callable[[], None] | None = None
@@ -64,7 +64,7 @@ class KeptState:
         """Write the state after a round; False when it is too large for a save that is not durable."""
         if not durable and sum(part.nbytes for part in arrays.values()) > self._most_bytes:
             return False
-        whole, self._noted = {"device": self.device, **header}, None
+        whole, self._noted = {"site": self.site, **header}, None
         self._hold(lambda: self._store.save(round, arrays, whole, sent, durable=durable), self.path, round)
         self._written = time.monotonic()
         return True
@@ -93,10 +93,10 @@ class KeptState:
                 f"{self.path}: was written by another run, or by another revision of this one (after its round "
                 f"{others[0][2]}); remove it to start from round 0, on all sites"
             )
-        if found is not None and found.header.get("device") != self.device:
+        if found is not None and found.header.get("site") != self.site:
             raise DataError(
-                f"{self.path} is the state of {found.header.get('device')}, not of {self.device}: put back that of "
-                f"{self.device}; docs/rounds.md, 'A checkpoint is damaged', says what can be done without"
+                f"{self.path} is the state of {found.header.get('site')}, not of {self.site}: put back that of "
+                f"{self.site}; docs/rounds.md, 'A checkpoint is damaged', says what can be done without"
             )
         return found
 

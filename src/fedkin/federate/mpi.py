@@ -27,7 +27,7 @@ from scipy import sparse
 
 from fedkin._base import PRIVATE_DIRECTORY, Array, Index, is_locked, lock
 from fedkin.admm import Course, Shard, ShardState, Store, run_rounds
-from fedkin.data import Rows, device_ids, read_columns
+from fedkin.data import Rows, read_columns, site_ids
 from fedkin.errors import DataError, FedkinError, ParameterError, missing_dependency
 from fedkin.federate.contract.contract import Contract
 from fedkin.federate.contract.manifest import TOO_LONG, Manifest
@@ -45,21 +45,21 @@ _SWEEPS = 10
 _SLACK = 1.05
 
 
-def small_cut(n_devices: int, edges: Index, pieces: int) -> Index:
+def small_cut(n_sites: int, edges: Index, pieces: int) -> Index:
     """The piece of each site, ``(V,)``: pieces of about equal size with few edges between them.
 
     Sites are put in the order of reverse Cuthill-McKee, which keeps neighbours close, and cut into contiguous pieces;
     then sites move to the piece where most of their neighbours are, as long as pieces stay balanced.
     """
-    if pieces == 1 or n_devices == 0:
-        return np.zeros(n_devices, dtype=np.int64)
+    if pieces == 1 or n_sites == 0:
+        return np.zeros(n_sites, dtype=np.int64)
     from scipy.sparse.csgraph import reverse_cuthill_mckee
 
     ends = np.concatenate([edges, edges[:, ::-1]])
-    links = sparse.csr_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(n_devices, n_devices))
+    links = sparse.csr_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(n_sites, n_sites))
     order = reverse_cuthill_mckee(sparse.csr_matrix(links), symmetric_mode=True)
-    where = np.empty(n_devices, dtype=np.int64)
-    where[order] = np.arange(n_devices) * pieces // n_devices
+    where = np.empty(n_sites, dtype=np.int64)
+    where[order] = np.arange(n_sites) * pieces // n_sites
     return _refined(links, where, pieces)
 
 
@@ -117,14 +117,14 @@ class RankStore:
         self._store.close()
 
 
-def gather(communicator: Any, shard: Shard, n_devices: int) -> Array | None:
+def gather(communicator: Any, shard: Shard, n_sites: int) -> Array | None:
     """The averaged parameters ``(V, p)`` on rank 0, None elsewhere."""
-    parts = communicator.gather((shard.devices, shard.average), root=0)
+    parts = communicator.gather((shard.sites, shard.average), root=0)
     if communicator.rank:
         return None
-    out = np.empty((n_devices, shard.average.shape[1]))
-    for devices, average in parts:
-        out[devices] = average
+    out = np.empty((n_sites, shard.average.shape[1]))
+    for sites, average in parts:
+        out[sites] = average
     return out
 
 
@@ -179,7 +179,7 @@ class Job:
         """A digest of everything that the result depends on."""
         digest = hashlib.blake2b(digest_size=8)
         digest.update(self.contract.to_bytes())
-        digest.update(repr((self.order.lam, self.order.rho, self.order.rounds, self.graph.devices)).encode())
+        digest.update(repr((self.order.lam, self.order.rho, self.order.rounds, self.graph.sites)).encode())
         parts = [self.graph.edges, self.graph.weights]
         parts += [part for rows in self.rows.values() for part in rows.arrays if part is not None]
         for part in parts:
@@ -208,14 +208,14 @@ def read_job(
     columns = read_columns(data)
     if site not in columns:
         raise DataError(f"{data} has no column {site!r}; its columns are {', '.join(map(str, columns))}")
-    ids = list(device_ids(columns[site]))
+    ids = list(site_ids(columns[site]))
     known = list(dict.fromkeys(ids))
     prepared = agreed.prepare({name: column for name, column in columns.items() if name != site})
     numbers = {one: k for k, one in enumerate(known)}
     whose = np.array([numbers[one] for one in ids], dtype=np.int64)
     rows = {k: prepared.take(np.flatnonzero(whose == k)) for k in range(len(known))}
     order = Order(run="0" * 16, contract=agreed.digest, revision=1, lam=lam, rho=rho, rounds=rounds)
-    return Job(agreed, Graph.read(graph, devices=known), rows, order)
+    return Job(agreed, Graph.read(graph, sites=known), rows, order)
 
 
 def run_rank(
@@ -226,7 +226,7 @@ def run_rank(
     There are ``every`` rounds between checkpoints, which are in ``folder``. ``fresh`` starts from round 0 whatever is
     on disk; with ``progress`` rank 0 writes a line after each checkpoint.
     """
-    n_sites, edges = job.graph.n_devices, job.graph.edges
+    n_sites, edges = job.graph.n_sites, job.graph.edges
     if communicator.size > n_sites:
         raise ParameterError(f"{communicator.size} ranks for {n_sites} sites: use at most one rank per site")
     if job.contract.rounds.select is not None:

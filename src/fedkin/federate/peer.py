@@ -82,7 +82,7 @@ class DualLink(NeighbourLink):
             shard.take_duals(alpha)
 
 
-class Device:
+class Peer:
     """A site process without the process: `run` does all rounds. ``left`` are neighbours that have left for good.
 
     ``tick`` is called after every round and twice a second while waiting; it may raise `Stopped`.
@@ -98,7 +98,7 @@ class Device:
         checkpoint: Path | None = None,
         patience: Patience | None = None,
         left: frozenset[int] = frozenset(),
-        tick: Callable[[Device], None] | None = None,
+        tick: Callable[[Peer], None] | None = None,
     ) -> None:
         self.manifest, self.position, self.journal, self.on_tick = manifest, manifest.here, journal, tick
         self.shard = shard_of(manifest, {manifest.here: rows})

@@ -81,7 +81,7 @@ class Replica(NeighbourLink):
     """A site of a component whose sites come and go; the first of them is the leader.
 
     Only a leader needs a checkpoint. In ``record`` a leader writes down what it decided, round after round, until the
-    next checkpoint. The other parameters are as of `fedkin.federate.peer.Device`.
+    next checkpoint. The other parameters are as of `fedkin.federate.peer.Peer`.
     """
 
     def __init__(

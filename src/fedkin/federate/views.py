@@ -104,7 +104,7 @@ def whole_view(
     numbers: Sequence[int] | None = None,
 ) -> Manifest:
     """The view of whoever sees all sites, as on a trusted cluster; steps are planned for those in ``numbers``."""
-    ids = [one if isinstance(one, str | int) else str(one) for one in graph.devices]
+    ids = [one if isinstance(one, str | int) else str(one) for one in graph.sites]
     members = tuple(Member(one, f"site-{k}", k) for k, one in enumerate(ids))
     view = _view(contract, order, run, members, _edges(graph), len(members), "the contract")
     degrees = graph.degree.tolist()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedkin._base import Array
 from fedkin.data import INTERCEPT, Federation, Schema, TableSchema
-from fedkin.errors import DataError, DegenerateDeviceWarning, ParameterError
+from fedkin.errors import DataError, DegenerateSiteWarning, ParameterError
 from fedkin.fitting.model import ColumnUnits, FittedModel, class_numbers
 from fedkin.fitting.options import AUTO, FitOptions
 from fedkin.graph import Graph
@@ -33,7 +33,7 @@ from fedkin.losses import (
 from fedkin.objective import RANK_TOLERANCE, Problem, Summaries, least_eigenvalue, parameter_map
 from fedkin.stats import local_fit
 
-Reasons = dict[Hashable, str]  # device: why its parameters had to be held back
+Reasons = dict[Hashable, str]  # site: why its parameters had to be held back
 
 COLLINEAR = "collinear features"
 _SEPARATED = "separated classes, a class that is missing, or no counts"
@@ -90,7 +90,7 @@ def prepare(federation: Federation | Summaries, options: FitOptions, schema: Sch
     if isinstance(federation, Summaries):
         return _prepared_sums(federation, options, schema)
     if not federation.n_samples.all():
-        empty = federation.devices[int(np.flatnonzero(federation.n_samples == 0)[0])]
+        empty = federation.sites[int(np.flatnonzero(federation.n_samples == 0)[0])]
         raise DataError(f"site {empty!r} has no rows to fit: leave it out or give it data")
     federation, learned = _filled(federation)
     wanted = options.loss if schema is not None else _with_scale(options.loss, federation)
@@ -163,7 +163,7 @@ def _with_scale(loss: str | Loss, federation: Federation) -> str | Loss:
     y = federation.y
     if loss != HuberLoss.name or y is None or y.dtype.kind not in "fiub":
         return loss
-    return scaled_huber(federation.X, y, federation.device_index, federation.offset, federation.weight)
+    return scaled_huber(federation.X, y, federation.site_index, federation.offset, federation.weight)
 
 
 def _encoded(
@@ -218,7 +218,7 @@ def _encoded_classes(y: NDArray[Any], loss: str, target: str | None = None) -> t
 
 def well_posed_problem(prepared: Prepared, graph: Graph, options: FitOptions) -> tuple[Problem, Reasons]:
     """The problem, with a light ridge where it would have no minimiser, and what to say about that."""
-    shape = (graph.n_devices, prepared.units.per_feature(0.0).size)
+    shape = (graph.n_sites, prepared.units.per_feature(0.0).size)
     problem = Problem(
         prepared.federation,
         graph,
@@ -228,22 +228,22 @@ def well_posed_problem(prepared: Prepared, graph: Graph, options: FitOptions) ->
         ridge=prepared.units.per_feature(options.least_ridge),
     )
     # edges with a penalty leave only common directions free: a component has a minimiser when its pooled loss has one
-    groups = graph if options.lam != 0 else Graph.empty(graph.devices)
+    groups = graph if options.lam != 0 else Graph.empty(graph.sites)
     reasons = _without_minimiser(prepared, groups.components(), options)
     if not reasons:
         return problem, {}
-    # least squares along a collinear direction is only as steep as one device's ridge makes it
+    # least squares along a collinear direction is only as steep as one site's ridge makes it
     rowwise = prepared.loss.rowwise
-    alone = Graph.empty(graph.devices) if rowwise is not None and rowwise.minimiser == "always" else groups
+    alone = Graph.empty(graph.sites) if rowwise is not None and rowwise.minimiser == "always" else groups
     return with_light_ridge(problem, alone, list(reasons)), reasons
 
 
-def with_light_ridge(problem: Problem, groups: Graph, devices: list[Hashable]) -> Problem:
-    """A 25th of one row's worth of ridge for all devices, intercept included; the rule of `LocalFit`."""
+def with_light_ridge(problem: Problem, groups: Graph, sites: list[Hashable]) -> Problem:
+    """A 25th of one row's worth of ridge for all sites, intercept included; the rule of `LocalFit`."""
     fed = problem.federation
     own = fed.n_samples if isinstance(fed, Summaries) else fed.weight_sums
     rows = np.bincount(groups.components(), weights=own)[groups.components()]
-    fewest = min(rows[fed.index[device]] for device in devices)
+    fewest = min(rows[fed.index[site]] for site in sites)
     if isinstance(fed, Summaries):
         scale = fed.column_scale
     else:
@@ -254,23 +254,23 @@ def with_light_ridge(problem: Problem, groups: Graph, devices: list[Hashable]) -
 
 
 def note_light_ridge(notes: dict[Hashable, tuple[str, ...]], reasons: Reasons, stacklevel: int) -> None:
-    """Note why devices have a light ridge, and warn of those whose parameters the data do not determine."""
-    devices = [device for device, reason in reasons.items() if reason != COLLINEAR]
-    if devices:
-        shown = ", ".join(repr(device) for device in devices[:5])
-        more = f" and {len(devices) - 5} more" if len(devices) > 5 else ""
+    """Note why sites have a light ridge, and warn of those whose parameters the data do not determine."""
+    sites = [site for site, reason in reasons.items() if reason != COLLINEAR]
+    if sites:
+        shown = ", ".join(repr(site) for site in sites[:5])
+        more = f" and {len(sites) - 5} more" if len(sites) > 5 else ""
         warnings.warn(
-            f"the parameters of site {shown}{more} are not determined by the data ({reasons[devices[0]]}): a ridge "
+            f"the parameters of site {shown}{more} are not determined by the data ({reasons[sites[0]]}): a ridge "
             "of 1/25 of a row was added. Join such sites to others, or give ridge= yourself",
-            DegenerateDeviceWarning,
+            DegenerateSiteWarning,
             stacklevel=stacklevel,
         )
-    for device, reason in reasons.items():
-        notes[device] = (*notes.get(device, ()), f"{reason}; a ridge of 1/25 of a row was added (or give ridge=)")
+    for site, reason in reasons.items():
+        notes[site] = (*notes.get(site, ()), f"{reason}; a ridge of 1/25 of a row was added (or give ridge=)")
 
 
 def _without_minimiser(prepared: Prepared, labels: NDArray[np.int64], options: FitOptions) -> Reasons:
-    """Devices in groups whose pooled loss has no unique minimiser, and why."""
+    """Sites in groups whose pooled loss has no unique minimiser, and why."""
     fed, loss = prepared.federation, prepared.loss.rowwise
     if loss is None or loss.minimiser == "unknown":
         return {}
@@ -279,7 +279,7 @@ def _without_minimiser(prepared: Prepared, labels: NDArray[np.int64], options: F
     if isinstance(fed, Summaries):
         return _without_estimates(fed, labels)
     assert fed.y is not None
-    group = labels[fed.device_index]
+    group = labels[fed.site_index]
     if options.least_ridge > 0 or options.sparsity > 0:
         # only the intercept is free: it has nowhere to stop when a class, or every count, is missing
         diverges = np.flatnonzero(loss.constant_diverges(fed.y, group)) if prepared.fit_intercept else ()
@@ -288,9 +288,9 @@ def _without_minimiser(prepared: Prepared, labels: NDArray[np.int64], options: F
         fit = local_fit(Federation.from_arrays(fed.X, fed.y, group, offset=fed.offset, weight=fed.weight), loss)
         bad = {
             label: COLLINEAR if _collinear(fed, labels == label) else _SEPARATED
-            for label in (fit.devices[u] for u in np.flatnonzero(fit.rescued))
+            for label in (fit.sites[u] for u in np.flatnonzero(fit.rescued))
         }
-    return {device: bad[label] for device, label in zip(fed.devices, labels.tolist(), strict=True) if label in bad}
+    return {site: bad[label] for site, label in zip(fed.sites, labels.tolist(), strict=True) if label in bad}
 
 
 def _without_estimates(summaries: Summaries, labels: NDArray[np.int64]) -> Reasons:
@@ -304,27 +304,27 @@ def _without_estimates(summaries: Summaries, labels: NDArray[np.int64]) -> Reaso
     lost = [label for label in np.unique(labels).tolist() if poor[labels == label].all()]
     reasons = {}
     for u in np.flatnonzero(np.isin(labels, lost)).tolist():
-        alone = np.arange(summaries.n_devices) == u
-        reasons[summaries.devices[u]] = COLLINEAR if _collinear(summaries, alone) else _SEPARATED
+        alone = np.arange(summaries.n_sites) == u
+        reasons[summaries.sites[u]] = COLLINEAR if _collinear(summaries, alone) else _SEPARATED
     return reasons
 
 
 def _with_collinear_features(data: Federation | Summaries, labels: NDArray[np.int64]) -> Reasons:
-    """Devices in groups of several whose pooled features are collinear; a device alone has its shortest solution."""
+    """Sites in groups of several whose pooled features are collinear; a site alone has its shortest solution."""
     several = np.flatnonzero(np.bincount(labels) > 1)
     bad = {int(label) for label in several if _collinear(data, labels == label)}
-    return {device: COLLINEAR for device, label in zip(data.devices, labels.tolist(), strict=True) if label in bad}
+    return {site: COLLINEAR for site, label in zip(data.sites, labels.tolist(), strict=True) if label in bad}
 
 
 def _collinear(data: Federation | Summaries, members: NDArray[np.bool_]) -> bool:
-    """Whether the pooled features of some devices are collinear."""
+    """Whether the pooled features of some sites are collinear."""
     return bool(least_eigenvalue(_pooled_gram(data, members)) <= RANK_TOLERANCE)
 
 
 def _pooled_gram(data: Federation | Summaries, members: NDArray[np.bool_]) -> Array:
     if isinstance(data, Summaries):
         return np.asarray(data.sums.total().hessian[members, 0].sum(axis=0))
-    rows = data.X[members[data.device_index]]
+    rows = data.X[members[data.site_index]]
     size = np.sqrt((rows**2).mean(axis=0))
     rows = rows / np.where(size > 0, size, 1.0)
     return np.asarray(rows.T @ rows)

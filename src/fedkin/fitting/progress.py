@@ -45,7 +45,7 @@ def progress(words: str = "working", *, console: Console | None = None, every: f
     >>> from fedkin.datasets import paper_design
     >>> from fedkin.fitting import compare
     >>> with fedkin.progress():
-    ...     found = compare(paper_design(n_devices=6, n_samples=30, n_features=3, n_clusters=1).federation)
+    ...     found = compare(paper_design(n_sites=6, n_samples=30, n_features=3, n_clusters=1).federation)
     """
     from rich.console import Console
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedkin._base import Array, Index, count, listed
-from fedkin.data import device_ids
+from fedkin.data import site_ids
 from fedkin.errors import DataError, GraphError, GraphWarning
 
 
@@ -17,25 +17,25 @@ def plain_ids(values: Iterable[object], what: str) -> list[Hashable]:
     if isinstance(values, int):
         raise GraphError(f"{what} must be an iterable of ids, got {values!r}: use range({values})")
     try:
-        return device_ids(values)
+        return site_ids(values)
     except DataError as error:
         raise GraphError(f"{what}: {error}") from None
 
 
-def positions(devices: Iterable[object]) -> tuple[tuple[Hashable, ...], dict[Hashable, int]]:
-    ids = tuple(plain_ids(devices, "devices"))
+def positions(sites: Iterable[object]) -> tuple[tuple[Hashable, ...], dict[Hashable, int]]:
+    ids = tuple(plain_ids(sites, "sites"))
     if not ids:
         raise GraphError("a graph needs at least one site, got none")
-    position = {device: number for number, device in enumerate(ids)}
+    position = {site: number for number, site in enumerate(ids)}
     if len(position) < len(ids):
-        twice = next(device for number, device in enumerate(ids) if position[device] != number)
+        twice = next(site for number, site in enumerate(ids) if position[site] != number)
         raise GraphError(f"site {twice!r} is given twice: every site must be named once")
     return ids, position
 
 
-def ids_for(devices: Iterable[object] | None, size: int, what: str) -> tuple[Hashable, ...]:
-    """Ids of devices that come with ``size`` things, one for each; 0..size-1 by default."""
-    ids, _ = positions(range(size) if devices is None else devices)
+def ids_for(sites: Iterable[object] | None, size: int, what: str) -> tuple[Hashable, ...]:
+    """Ids of sites that come with ``size`` things, one for each; 0..size-1 by default."""
+    ids, _ = positions(range(size) if sites is None else sites)
     if len(ids) != size:
         raise GraphError(f"{count(size, what)} for {count(len(ids), 'site')}: give one {what} per site")
     return ids
@@ -45,8 +45,8 @@ def checked_edges(ids: tuple[Hashable, ...], index: Index, weights: npt.ArrayLik
     """Oriented and sorted edges with their weights, or the error that names the culprit."""
     loops = index[:, 0] == index[:, 1]
     if loops.any():
-        device = ids[index[np.flatnonzero(loops)[0], 0]]
-        raise GraphError(f"edge {(device, device)!r} is a self-loop: remove it, a site is always like itself")
+        site = ids[index[np.flatnonzero(loops)[0], 0]]
+        raise GraphError(f"edge {(site, site)!r} is a self-loop: remove it, a site is always like itself")
     checked = None if weights is None else checked_weights(ids, index, weights)
     edges, ordered = sorted_edges(index, checked)
     again = (edges[1:] == edges[:-1]).all(axis=1)
@@ -69,16 +69,16 @@ def checked_edges(ids: tuple[Hashable, ...], index: Index, weights: npt.ArrayLik
     return edges[first], ordered[first]
 
 
-def warn_of_unnamed(devices: Sequence[Hashable]) -> None:
-    """Say which devices have no edges because a graph does not name them."""
-    if devices:
-        have = "has" if len(devices) == 1 else "have"
-        warnings.warn(f"the graph does not name {named(devices)}, which {have} no edges", GraphWarning, stacklevel=3)
+def warn_of_unnamed(sites: Sequence[Hashable]) -> None:
+    """Say which sites have no edges because a graph does not name them."""
+    if sites:
+        have = "has" if len(sites) == 1 else "have"
+        warnings.warn(f"the graph does not name {named(sites)}, which {have} no edges", GraphWarning, stacklevel=3)
 
 
-def named(devices: Sequence[Hashable]) -> str:
-    """``device 'a'``, or ``2 devices 'a', 'b'``."""
-    return f"site {devices[0]!r}" if len(devices) == 1 else f"{len(devices)} sites {listed(devices)}"
+def named(sites: Sequence[Hashable]) -> str:
+    """``site 'a'``, or ``2 sites 'a', 'b'``."""
+    return f"site {sites[0]!r}" if len(sites) == 1 else f"{len(sites)} sites {listed(sites)}"
 
 
 def checked_weights(ids: tuple[Hashable, ...], index: Index, weights: npt.ArrayLike) -> Array:
@@ -99,8 +99,8 @@ def checked_weights(ids: tuple[Hashable, ...], index: Index, weights: npt.ArrayL
     return values
 
 
-def checked_device_weights(ids: tuple[Hashable, ...], weights: npt.ArrayLike) -> Array:
-    """Positive weights ``(V,)`` of the devices of cliques."""
+def checked_site_weights(ids: tuple[Hashable, ...], weights: npt.ArrayLike) -> Array:
+    """Positive weights ``(V,)`` of the sites of cliques."""
     try:
         values = np.array(weights, dtype=np.float64)
     except (TypeError, ValueError):

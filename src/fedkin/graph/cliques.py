@@ -1,7 +1,7 @@
 """Graphs that are unions of cliques, without a list of their edges.
 
-The edge between two devices of one clique weighs ``w_u w_v``. In a sorted clique of total weight W, device k counts
-``W(before k) - W(after k)`` times: penalties and cuts are sums over the sorted devices, and no pair is looked at.
+The edge between two sites of one clique weighs ``w_u w_v``. In a sorted clique of total weight W, site k counts
+``W(before k) - W(after k)`` times: penalties and cuts are sums over the sorted sites, and no pair is looked at.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from fedkin.graph.shapes import all_pairs
 
 #: More edges than this are not listed.
 MOST_LISTED = 50_000_000
-#: Cliques may lack this share of their edges, among so many devices, if the edges of those that lack them are so few.
+#: Cliques may lack this share of their edges, among so many sites, if the edges of those that lack them are so few.
 FEW_MISSING, MOST_LOOKED_AT, FEW_OUTER = 0.02, 5_000, 0.25
 
 
 @dataclass(frozen=True, eq=False)
 class Cliques:
-    """Disjoint cliques: ``labels (V,)`` numbered from 0 by first appearance, and ``weights (V,)`` of the devices."""
+    """Disjoint cliques: ``labels (V,)`` numbered from 0 by first appearance, and ``weights (V,)`` of the sites."""
 
     labels: Index
     weights: Array
@@ -37,12 +37,12 @@ class Cliques:
         return cls(frozen(numbered), frozen(np.ones(numbered.size) if weights is None else weights))
 
     @property
-    def n_devices(self) -> int:
+    def n_sites(self) -> int:
         return self.labels.size
 
     @cached_property
     def sizes(self) -> Index:
-        """Devices of each clique."""
+        """Sites of each clique."""
         return np.bincount(self.labels)
 
     @property
@@ -51,7 +51,7 @@ class Cliques:
 
     @cached_property
     def order(self) -> Index:
-        """The devices, clique by clique."""
+        """The sites, clique by clique."""
         return np.argsort(self.labels, kind="stable")
 
     @cached_property
@@ -74,21 +74,21 @@ class Cliques:
                 "on cliques as they are; give a graph with fewer edges, for example Graph.knn(coordinates, k)"
             )
         if self.sizes.size == 1:
-            edges = all_pairs(self.n_devices)
+            edges = all_pairs(self.n_sites)
         else:
             groups = np.split(self.order, self.starts[1:-1])
             edges = np.concatenate([group[all_pairs(group.size)] for group in groups])
             edges = edges[np.lexsort((edges[:, 1], edges[:, 0]))]
         return edges, self.weights[edges[:, 0]] * self.weights[edges[:, 1]]
 
-    def moved(self, position: Index, n_devices: int) -> Cliques:
-        """The cliques when device u is at ``position[u]`` of ``n_devices``; the others are alone."""
-        labels, weights = np.arange(self.sizes.size, self.sizes.size + n_devices), np.ones(n_devices)
+    def moved(self, position: Index, n_sites: int) -> Cliques:
+        """The cliques when site u is at ``position[u]`` of ``n_sites``; the others are alone."""
+        labels, weights = np.arange(self.sizes.size, self.sizes.size + n_sites), np.ones(n_sites)
         labels[position], weights[position] = self.labels, self.weights
         return Cliques.of(labels.tolist(), weights)
 
     def equal_groups(self, theta: Array) -> Index:
-        """Labels ``(V,)``, by first appearance, of devices of one clique with equal rows of ``theta (V, p)``."""
+        """Labels ``(V,)``, by first appearance, of sites of one clique with equal rows of ``theta (V, p)``."""
         rows = np.column_stack([self.labels, theta + 0.0])  # -0.0 equals 0.0
         codes = np.unique(rows, axis=0, return_inverse=True)[1]
         return Cliques.of(codes.ravel().tolist()).labels
@@ -109,7 +109,7 @@ class Cliques:
         """
         out = np.zeros((self.sizes.size, flow.shape[1]))
         for c, values in enumerate(flow.T):
-            # the extreme sets are the first devices by flow per weight
+            # the extreme sets are the first sites by flow per weight
             order, before = self._sorted(values / self.weights)
             labels = self.labels[order]
             carried = np.cumsum(values[order])
@@ -122,11 +122,11 @@ class Cliques:
 
     @cached_property
     def totals(self) -> Array:
-        """Weight of all devices of each clique."""
+        """Weight of all sites of each clique."""
         return np.bincount(self.labels, self.weights).astype(np.float64)
 
     def _sorted(self, values: Array) -> tuple[Index, Array]:
-        """Devices clique by clique, ascending in ``values (V,)``, and the weight in the clique up to each of them."""
+        """Sites clique by clique, ascending in ``values (V,)``, and the weight in the clique up to each of them."""
         order = np.argsort(values) if self.sizes.size == 1 else np.lexsort((values, self.labels))
         weight = np.cumsum(self.weights[order])
         return order, weight - np.concatenate([[0.0], weight])[self.starts[self.labels[order]]]
@@ -136,7 +136,7 @@ class Cliques:
 class NearCliques(Cliques):
     """Cliques of equal weights that lack few edges, ``missing (M, 2)``.
 
-    Every missing edge has an end in the ``cover``. Without these devices there are cliques (`inner`); they have the
+    Every missing edge has an end in the ``cover``. Without these sites there are cliques (`inner`); they have the
     edges `outer` to all others of theirs.
     """
 
@@ -149,15 +149,15 @@ class NearCliques(Cliques):
 
     @cached_property
     def inner(self) -> Cliques:
-        """The same without the edges of the cover, whose devices are alone."""
+        """The same without the edges of the cover, whose sites are alone."""
         labels = self.labels.copy()
         labels[self.cover] = self.sizes.size + np.arange(self.cover.size)
         return Cliques.of(labels.tolist(), self.weights)
 
     @cached_property
     def outer(self) -> Index:
-        """Edges ``(E, 2)`` of the cover: its device first (of two, the one that is named first), then the other."""
-        rank = np.full(self.n_devices, self.cover.size)
+        """Edges ``(E, 2)`` of the cover: its site first (of two, the one that is named first), then the other."""
+        rank = np.full(self.n_sites, self.cover.size)
         rank[self.cover] = np.arange(self.cover.size)
         lacks = set(map(frozenset, self.missing.tolist()))
         others = [np.flatnonzero((self.labels == self.labels[c]) & (rank > rank[c])).tolist() for c in self.cover]
@@ -178,7 +178,7 @@ class NearCliques(Cliques):
         """How many times more edges leave a set in each complete clique than here, at most."""
         lacking = np.bincount(self.labels[self.missing[:, 0]], minlength=self.sizes.size)
         most = np.zeros(self.sizes.size, dtype=np.int64)
-        np.maximum.at(most, self.labels, np.bincount(self.missing.ravel(), minlength=self.n_devices))
+        np.maximum.at(most, self.labels, np.bincount(self.missing.ravel(), minlength=self.n_sites))
         out = np.ones(self.sizes.size)
         for k, size in enumerate(self.sizes.tolist()):
             part = np.arange(1, size // 2 + 1)

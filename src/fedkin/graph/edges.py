@@ -1,4 +1,4 @@
-"""Edges between devices, and what can be read off them: degrees, matrices, components."""
+"""Edges between sites, and what can be read off them: degrees, matrices, components."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedkin._base import Array, Index, count, frozen, html_card, some_of
-from fedkin.data import HasDevices
+from fedkin.data import HasSites
 from fedkin.graph.cliques import Cliques, NearCliques, found_cliques, near_cliques
 from fedkin.graph.matrices import component_labels, incidence_matrix, laplacian_matrix
 from fedkin.graph.spectrum import smallest_nonzero_eigenvalue
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
-class Edges(HasDevices):
+class Edges(HasSites):
     """What is known about the edges of a `fedkin.Graph`, which makes and changes them.
 
     They are listed (`edges` and `weights` are set), or known as `cliques`, whose edges are listed only when asked for.
     """
 
-    devices: tuple[Hashable, ...]
+    sites: tuple[Hashable, ...]
 
     @cached_property
     def edges(self) -> Index:
@@ -65,11 +65,11 @@ class Edges(HasDevices):
 
     @cached_property
     def degree(self) -> Index:
-        """Number of neighbours of each device, int64 array of shape (V,)."""
+        """Number of neighbours of each site, int64 array of shape (V,)."""
         known = self._known
         if known is not None:
             return frozen(known.sizes[known.labels] - 1)
-        return frozen(np.bincount(self.edges.ravel(), minlength=self.n_devices).astype(np.int64))
+        return frozen(np.bincount(self.edges.ravel(), minlength=self.n_sites).astype(np.int64))
 
     def edge_ids(self) -> Iterator[tuple[Hashable, Hashable]]:
         """The edges as pairs of ids, in the order of `edges`.
@@ -80,7 +80,7 @@ class Edges(HasDevices):
         >>> list(Graph(["a", "b"], [("a", "b")]).edge_ids())
         [('b', 'a')]
         """
-        return ((self.devices[i], self.devices[j]) for i, j in self.edges.tolist())
+        return ((self.sites[i], self.sites[j]) for i, j in self.edges.tolist())
 
     def incidence(self) -> sparse.csr_array:
         """The signed incidence matrix D, sparse of shape (E, V): +1 at i and -1 at j for the edge (i, j), i > j.
@@ -95,7 +95,7 @@ class Edges(HasDevices):
 
     @cached_property
     def _incidence(self) -> sparse.csr_array:
-        return incidence_matrix(self.n_devices, self.edges)
+        return incidence_matrix(self.n_sites, self.edges)
 
     def laplacian(self, weighted: bool = True) -> sparse.csr_array:
         """The Laplacian D'WD (degrees minus adjacency), sparse of shape (V, V).
@@ -112,10 +112,10 @@ class Edges(HasDevices):
         array([[ 1., -1.],
                [-1.,  1.]])
         """
-        return laplacian_matrix(self.n_devices, self.edges, self.weights if weighted else np.ones(self.n_edges))
+        return laplacian_matrix(self.n_sites, self.edges, self.weights if weighted else np.ones(self.n_edges))
 
     def components(self) -> Index:
-        """Number of the connected component of each device, int64 array of shape (V,), numbered by first appearance.
+        """Number of the connected component of each site, int64 array of shape (V,), numbered by first appearance.
 
         Examples
         --------
@@ -128,7 +128,7 @@ class Edges(HasDevices):
     @cached_property
     def _components(self) -> Index:
         known = self._known
-        return frozen(component_labels(self.n_devices, self.edges)) if known is None else known.labels
+        return frozen(component_labels(self.n_sites, self.edges)) if known is None else known.labels
 
     @property
     def n_components(self) -> int:
@@ -138,7 +138,7 @@ class Edges(HasDevices):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Edges):
             return NotImplemented
-        if self.devices != other.devices or self.n_edges != other.n_edges:
+        if self.sites != other.sites or self.n_edges != other.n_edges:
             return False
         one, two = self._known, other._known
         if one is not None and two is not None:
@@ -146,14 +146,14 @@ class Edges(HasDevices):
         return np.array_equal(self.edges, other.edges) and np.array_equal(self.weights, other.weights)
 
     def __repr__(self) -> str:
-        counts = (count(self.n_devices, "site"), count(self.n_edges, "edge"), count(self.n_components, "component"))
+        counts = (count(self.n_sites, "site"), count(self.n_edges, "edge"), count(self.n_components, "component"))
         return f"Graph({', '.join(counts)})"
 
     def _repr_html_(self) -> str:
         degree = self.degree
-        around = f"{degree.min():g} to {degree.max():g}, {degree.mean():.3g} on average" if self.n_devices else "none"
+        around = f"{degree.min():g} to {degree.max():g}, {degree.mean():.3g} on average" if self.n_sites else "none"
         facts = {
-            "sites": f"{self.n_devices}: {some_of(self.devices)}",
+            "sites": f"{self.n_sites}: {some_of(self.sites)}",
             "edges": self.n_edges,
             "neighbours of a site": around,
             "connected components": self.n_components,
@@ -161,7 +161,7 @@ class Edges(HasDevices):
         return html_card("Graph", facts)
 
     def equal_groups(self, theta: Array) -> Index:
-        """Labels of shape (V,) of devices joined by edges along which the rows of ``theta (V, p)`` are equal.
+        """Labels of shape (V,) of sites joined by edges along which the rows of ``theta (V, p)`` are equal.
 
         Examples
         --------
@@ -173,7 +173,7 @@ class Edges(HasDevices):
         if known is not None:
             return known.equal_groups(theta)
         equal = (theta[self.edges[:, 0]] == theta[self.edges[:, 1]]).all(axis=1)
-        return component_labels(self.n_devices, self.edges[equal])
+        return component_labels(self.n_sites, self.edges[equal])
 
     def algebraic_connectivity(self) -> float:
         """The smallest nonzero eigenvalue of D'D, the paper's gamma_G^2.

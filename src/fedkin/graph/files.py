@@ -15,7 +15,7 @@ from fedkin.errors import DataError, GraphError, missing_dependency
 
 _WHOLE_NUMBER = re.compile(r"(0|-?[1-9][0-9]*)(?:\.0*)?")  # a table with gaps makes 7.0 of 7
 
-_Listing = tuple[list[str], list[tuple[str, str]], "list[float] | None"]  # devices, edges, weights
+_Listing = tuple[list[str], list[tuple[str, str]], "list[float] | None"]  # sites, edges, weights
 
 
 def reader_of(path: Path) -> Callable[[Path, tuple[Hashable, ...] | None], _Listing]:
@@ -30,7 +30,7 @@ def reader_of(path: Path) -> Callable[[Path, tuple[Hashable, ...] | None], _List
     )
 
 
-def _read_edge_list(path: Path, devices: tuple[Hashable, ...] | None) -> _Listing:
+def _read_edge_list(path: Path, sites: tuple[Hashable, ...] | None) -> _Listing:
     header, columns = read_cells(path)
     if len(header) < 2:
         raise GraphError(f"an edge list needs two columns for the ends, got {listed(header)}")
@@ -40,7 +40,7 @@ def _read_edge_list(path: Path, devices: tuple[Hashable, ...] | None) -> _Listin
     sources, targets = ([cell.strip() for cell in columns[k]] for k in at)
     named = list(dict.fromkeys(name for pair in zip(sources, targets, strict=True) for name in pair if name))
     if not standard:
-        likely = set(named) if devices is None else set(named) | {str(device) for device in devices}
+        likely = set(named) if sites is None else set(named) | {str(site) for site in sites}
         if all(header[k] in likely or _WHOLE_NUMBER.fullmatch(header[k]) for k in at):
             raise GraphError(
                 f"line 1 looks like the edge ({header[at[0]]}, {header[at[1]]}), "
@@ -62,7 +62,7 @@ def _read_edge_list(path: Path, devices: tuple[Hashable, ...] | None) -> _Listin
     return named, ends, None if weights is None else weights[kept].tolist()
 
 
-def _read_graphml(path: Path, devices: tuple[Hashable, ...] | None) -> _Listing:
+def _read_graphml(path: Path, sites: tuple[Hashable, ...] | None) -> _Listing:
     networkx = _require_networkx("reading GraphML")
     from xml.etree.ElementTree import ParseError
 
@@ -78,19 +78,19 @@ def _read_graphml(path: Path, devices: tuple[Hashable, ...] | None) -> _Listing:
     return [str(node) for node in g], [(str(u), str(v)) for u, v, _ in triples], [weight for _, _, weight in triples]
 
 
-def write_graph(path: Path, devices: tuple[Hashable, ...], edges: Index, weights: Array) -> None:
-    """Write devices, edges ``(E, 2)`` as pairs of their positions and weights ``(E,)``; `Graph.write` says how."""
+def write_graph(path: Path, sites: tuple[Hashable, ...], edges: Index, weights: Array) -> None:
+    """Write sites, edges ``(E, 2)`` as pairs of their positions and weights ``(E,)``; `Graph.write` says how."""
     reader_of(path)  # the same suffixes
-    names = [str(device) for device in devices]
-    _ids_by_text(devices)
-    for device, name in zip(devices, names, strict=True):
+    names = [str(site) for site in sites]
+    _ids_by_text(sites)
+    for site, name in zip(sites, names, strict=True):
         if not name or name != name.strip():
-            raise GraphError(f"site {device!r} is empty or padded with blanks as text, which a file cannot keep")
+            raise GraphError(f"site {site!r} is empty or padded with blanks as text, which a file cannot keep")
     try:
         if path.suffix.lower() == ".graphml":
             networkx = _require_networkx("writing GraphML")
-            g = networkx_graph(devices, edges, weights, "writing GraphML")
-            g = networkx.relabel_nodes(g, dict(zip(devices, names, strict=True)))
+            g = networkx_graph(sites, edges, weights, "writing GraphML")
+            g = networkx.relabel_nodes(g, dict(zip(sites, names, strict=True)))
             if not path.parent.is_dir():
                 raise GraphError(f"cannot write {path}: there is no directory {path.parent}")
             with replacing(path) as temporary:
@@ -112,31 +112,31 @@ def _csv_rows(names: list[str], edges: Index, weights: Array) -> tuple[list[str]
     if weighted:
         joined = [[*pair, weight] for pair, weight in zip(ends, weights.tolist(), strict=True)]
     named: list[list[object]] = [[name, *[""] * (len(header) - 1)] for name in (alone if in_order else names)]
-    return header, joined + named if in_order else named + joined  # naming all devices first keeps their order
+    return header, joined + named if in_order else named + joined  # naming all sites first keeps their order
 
 
-def networkx_graph(devices: tuple[Hashable, ...], edges: Index, weights: Array, purpose: str) -> Any:
+def networkx_graph(sites: tuple[Hashable, ...], edges: Index, weights: Array, purpose: str) -> Any:
     """A `networkx.Graph` with the edge attribute ``weight``; ``purpose`` is for the error where it is not installed."""
     g = _require_networkx(purpose).Graph()
-    g.add_nodes_from(devices)
+    g.add_nodes_from(sites)
     ends = zip(edges.tolist(), weights.tolist(), strict=True)
-    g.add_weighted_edges_from((devices[j], devices[i], weight) for (i, j), weight in ends)
+    g.add_weighted_edges_from((sites[j], sites[i], weight) for (i, j), weight in ends)
     return g
 
 
 def _ids_by_text(ids: Sequence[Hashable]) -> dict[str, Hashable]:
     known: dict[str, Hashable] = {}
-    for device in ids:
-        if str(device) in known:
+    for site in ids:
+        if str(site) in known:
             raise GraphError(
-                f"sites {known[str(device)]!r} and {device!r} look the same in a file: rename one of them"
+                f"sites {known[str(site)]!r} and {site!r} look the same in a file: rename one of them"
             )
-        known[str(device)] = device
+        known[str(site)] = site
     return known
 
 
 def named_in_file(named: list[str]) -> dict[str, Hashable]:
-    """The devices that the names of a file stand for: ints if all of them are whole numbers, else text."""
+    """The sites that the names of a file stand for: ints if all of them are whole numbers, else text."""
     numbers = {name: match[1] for name in named if (match := _WHOLE_NUMBER.fullmatch(name))}
     if len(numbers) == len(named):
         return {name: int(number) for name, number in numbers.items()}
@@ -144,7 +144,7 @@ def named_in_file(named: list[str]) -> dict[str, Hashable]:
 
 
 def named_among(named: list[str], ids: tuple[Hashable, ...]) -> dict[str, Hashable]:
-    """The devices among `ids` that the names of a file stand for."""
+    """The sites among `ids` that the names of a file stand for."""
     by_text = _ids_by_text(ids)
     known: dict[str, Hashable] = {}
     for name in named:

@@ -1,4 +1,4 @@
-"""The graph between the devices: edges as pairs of device positions."""
+"""The graph between the sites: edges as pairs of site positions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy.typing as npt
 from fedkin._base import Array, Index, count, frozen
 from fedkin.errors import DataError, GraphError, ParameterError
 from fedkin.graph.checks import (
-    checked_device_weights,
     checked_edges,
+    checked_site_weights,
     checked_weights,
     ids_for,
     named,
@@ -41,7 +41,7 @@ class Graph(Edges):
 
     Parameters
     ----------
-    devices : iterable of V hashable ids
+    sites : iterable of V hashable ids
         The nodes, each named once.
     edges : iterable of E pairs of ids
         In either orientation. A pair that comes again with the same weight counts once, which a `GraphWarning` says.
@@ -50,16 +50,16 @@ class Graph(Edges):
 
     Attributes
     ----------
-    devices : tuple of V ids
+    sites : tuple of V ids
     edges : int64 array of shape (E, 2)
-        Positions ``(i, j)`` in `devices` with ``i > j`` (the paper's e+ and e-), sorted lexicographically; read only.
+        Positions ``(i, j)`` in `sites` with ``i > j`` (the paper's e+ and e-), sorted lexicographically; read only.
     weights : float64 array of shape (E,)
         In the order of `edges`; read only.
 
     Raises
     ------
     GraphError
-        If an edge names an unknown device, is a self-loop or comes twice with different weights, or a weight is not
+        If an edge names an unknown site, is a self-loop or comes twice with different weights, or a weight is not
         positive.
 
     Examples
@@ -73,11 +73,11 @@ class Graph(Edges):
 
     def __init__(
         self,
-        devices: Iterable[Hashable],
+        sites: Iterable[Hashable],
         edges: Iterable[Any],
         weights: npt.ArrayLike | None = None,
     ) -> None:
-        ids, position = positions(devices)
+        ids, position = positions(sites)
         pairs = edges.tolist() if isinstance(edges, np.ndarray) else list(edges)
         flat: list[int] = []
         for pair in pairs:
@@ -96,36 +96,36 @@ class Graph(Edges):
         index = np.array(flat, dtype=np.int64).reshape(-1, 2)
         self._set(ids, *checked_edges(ids, index, weights))
 
-    def _set(self, devices: tuple[Hashable, ...], edges: Index, weights: Array) -> None:
-        vars(self).update(devices=devices, edges=frozen(edges), weights=frozen(weights))
+    def _set(self, sites: tuple[Hashable, ...], edges: Index, weights: Array) -> None:
+        vars(self).update(sites=sites, edges=frozen(edges), weights=frozen(weights))
 
     @classmethod
-    def _of(cls, devices: tuple[Hashable, ...], edges: Index, weights: Array | None = None) -> Graph:
+    def _of(cls, sites: tuple[Hashable, ...], edges: Index, weights: Array | None = None) -> Graph:
         """A graph from parts that are known to be right."""
         made = object.__new__(cls)
-        made._set(devices, edges, np.ones(len(edges)) if weights is None else weights)
+        made._set(sites, edges, np.ones(len(edges)) if weights is None else weights)
         return made
 
     @classmethod
-    def _of_cliques(cls, devices: tuple[Hashable, ...], cliques: Cliques) -> Graph:
+    def _of_cliques(cls, sites: tuple[Hashable, ...], cliques: Cliques) -> Graph:
         made = object.__new__(cls)
-        vars(made).update(devices=devices, cliques=cliques)
+        vars(made).update(sites=sites, cliques=cliques)
         return made
 
     # --- other ways to make one -------------------------------------------------------------------------------
 
     @classmethod
     def from_indices(
-        cls, devices: Iterable[Hashable], index: npt.ArrayLike, weights: npt.ArrayLike | None = None
+        cls, sites: Iterable[Hashable], index: npt.ArrayLike, weights: npt.ArrayLike | None = None
     ) -> Graph:
-        """A graph from pairs of device positions; the quick way for millions of edges.
+        """A graph from pairs of site positions; the quick way for millions of edges.
 
         Parameters
         ----------
-        devices : iterable of V ids
+        sites : iterable of V ids
             The nodes.
         index : int array of shape (E, 2)
-            Positions in `devices`, in either orientation, each pair once.
+            Positions in `sites`, in either orientation, each pair once.
         weights : array of shape (E,), optional
             Positive edge weights; 1 by default.
 
@@ -134,7 +134,7 @@ class Graph(Edges):
         >>> Graph.from_indices("abc", [[0, 2], [1, 0]]).edges.tolist()
         [[1, 0], [2, 0]]
         """
-        ids, _ = positions(devices)
+        ids, _ = positions(sites)
         pairs = np.asarray(index)
         if pairs.size == 0:
             pairs = np.empty((0, 2), dtype=np.int64)
@@ -150,12 +150,12 @@ class Graph(Edges):
         return cls._of(ids, *checked_edges(ids, pairs.astype(np.int64), weights))
 
     @classmethod
-    def complete(cls, devices: Iterable[Hashable]) -> Graph:
-        """All pairs of devices. Edges are listed when somebody asks for them.
+    def complete(cls, sites: Iterable[Hashable]) -> Graph:
+        """All pairs of sites. Edges are listed when somebody asks for them.
 
         Parameters
         ----------
-        devices : iterable of V ids
+        sites : iterable of V ids
             The nodes.
 
         Examples
@@ -163,16 +163,16 @@ class Graph(Edges):
         >>> Graph.complete(range(4)).n_edges
         6
         """
-        ids, _ = positions(devices)
+        ids, _ = positions(sites)
         return cls._of_cliques(ids, Cliques.of([0] * len(ids)))
 
     @classmethod
-    def empty(cls, devices: Iterable[Hashable]) -> Graph:
-        """No edges: every device on its own.
+    def empty(cls, sites: Iterable[Hashable]) -> Graph:
+        """No edges: every site on its own.
 
         Parameters
         ----------
-        devices : iterable of V ids
+        sites : iterable of V ids
             The nodes.
 
         Examples
@@ -180,26 +180,26 @@ class Graph(Edges):
         >>> Graph.empty(range(4))
         Graph(4 sites, 0 edges, 4 components)
         """
-        ids, _ = positions(devices)
+        ids, _ = positions(sites)
         return cls._of(ids, np.empty((0, 2), dtype=np.int64))
 
     @classmethod
     def clusters(
         cls,
         labels: Mapping[Any, Hashable] | Iterable[Hashable],
-        devices: Iterable[Hashable] | None = None,
+        sites: Iterable[Hashable] | None = None,
         weights: npt.ArrayLike | None = None,
     ) -> Graph:
-        """Disjoint cliques: an edge between any two devices with the same label, listed when somebody asks for it.
+        """Disjoint cliques: an edge between any two sites with the same label, listed when somebody asks for it.
 
         Parameters
         ----------
-        labels : mapping of device id to label, or iterable of V labels
-            Group of each device.
-        devices : iterable of V ids, optional
-            The devices that an iterable of labels is about; 0..V-1 by default.
+        labels : mapping of site id to label, or iterable of V labels
+            Group of each site.
+        sites : iterable of V ids, optional
+            The sites that an iterable of labels is about; 0..V-1 by default.
         weights : array of shape (V,), optional
-            Positive weights of the devices; the edge between u and v weighs ``weights[u] * weights[v]``.
+            Positive weights of the sites; the edge between u and v weighs ``weights[u] * weights[v]``.
 
         Examples
         --------
@@ -209,12 +209,12 @@ class Graph(Edges):
         Graph(4 sites, 2 edges, 2 components)
         """
         if isinstance(labels, Mapping):
-            if devices is not None:
-                raise GraphError("give devices= only with a sequence of labels: a mapping names them itself")
-            devices, labels = list(labels), list(labels.values())
+            if sites is not None:
+                raise GraphError("give sites= only with a sequence of labels: a mapping names them itself")
+            sites, labels = list(labels), list(labels.values())
         groups = plain_ids(labels, "labels")
-        ids = ids_for(devices, len(groups), "label")
-        checked = None if weights is None else checked_device_weights(ids, weights)
+        ids = ids_for(sites, len(groups), "label")
+        checked = None if weights is None else checked_site_weights(ids, weights)
         return cls._of_cliques(ids, Cliques.of(groups, checked))
 
     @classmethod
@@ -251,17 +251,17 @@ class Graph(Edges):
         >>> Graph(["a", "b"], [("a", "b")]).to_networkx().edges["a", "b"]
         {'weight': 1.0}
         """
-        return networkx_graph(self.devices, self.edges, self.weights, "Graph.to_networkx")
+        return networkx_graph(self.sites, self.edges, self.weights, "Graph.to_networkx")
 
     @classmethod
-    def from_scipy(cls, matrix: Any, devices: Iterable[Hashable] | None = None) -> Graph:
+    def from_scipy(cls, matrix: Any, sites: Iterable[Hashable] | None = None) -> Graph:
         """A graph from a symmetric weight matrix.
 
         Parameters
         ----------
         matrix : scipy sparse matrix or array of shape (V, V)
             Symmetric up to rounding, with an empty diagonal; entries other than zero are edges and their weights.
-        devices : iterable of V ids, optional
+        sites : iterable of V ids, optional
             0..V-1 by default.
 
         Examples
@@ -271,7 +271,7 @@ class Graph(Edges):
         array([2.])
         """
         square = square_matrix(matrix)
-        ids = ids_for(devices, square.shape[0], "matrix row")
+        ids = ids_for(sites, square.shape[0], "matrix row")
         return cls._of(ids, *checked_edges(ids, *pairs_of_matrix(square, ids)))
 
     @classmethod
@@ -279,40 +279,40 @@ class Graph(Edges):
         cls,
         coordinates: npt.ArrayLike | Mapping[Hashable, npt.ArrayLike],
         k: int,
-        devices: Iterable[Hashable] | None = None,
+        sites: Iterable[Hashable] | None = None,
     ) -> Graph:
-        """Every device joined to its k nearest ones.
+        """Every site joined to its k nearest ones.
 
         Parameters
         ----------
-        coordinates : array of shape (V, d) or (V,), or mapping {device: place}
-            Place of each device.
+        coordinates : array of shape (V, d) or (V,), or mapping {site: place}
+            Place of each site.
         k : int
             Number of neighbours, from 1 to V-1.
-        devices : iterable of V ids, optional
+        sites : iterable of V ids, optional
             0..V-1 by default.
 
         Notes
         -----
         Euclidean distance. An edge is there when either end is among the k nearest of the other, so degrees are at
-        least k. A device is never its own neighbour; devices at the same place are neighbours at distance zero. Ties
+        least k. A site is never its own neighbour; sites at the same place are neighbours at distance zero. Ties
         for the last place are broken by the order of the search, the same in every run.
 
         Examples
         --------
-        >>> list(Graph.knn([0.0, 1.0, 5.0], k=1, devices="abc").edge_ids())
+        >>> list(Graph.knn([0.0, 1.0, 5.0], k=1, sites="abc").edge_ids())
         [('b', 'a'), ('c', 'b')]
         """
         if isinstance(coordinates, Mapping):
-            devices = tuple(coordinates) if devices is None else devices
-            coordinates = [coordinates[device] for device in devices]  # type: ignore[assignment]
+            sites = tuple(coordinates) if sites is None else sites
+            coordinates = [coordinates[site] for site in sites]  # type: ignore[assignment]
         places = np.asarray(coordinates, dtype=np.float64)
         if places.ndim == 1:
             places = places[:, None]
         if places.ndim != 2:
             raise GraphError(f"coordinates must have the shape (V, d), got {places.shape}")
         size = len(places)
-        ids = ids_for(devices, size, "coordinate")
+        ids = ids_for(sites, size, "coordinate")
         if not np.isfinite(places).all():
             at = int(np.flatnonzero(~np.isfinite(places).all(axis=1))[0])
             raise GraphError(f"site {ids[at]!r} has the coordinates {places[at].tolist()}, which are not finite")
@@ -322,7 +322,7 @@ class Graph(Edges):
 
     @classmethod
     def grid(cls, rows: int, cols: int) -> Graph:
-        """A rectangle of devices ``(r, c)``, each joined to the ones above, below, left and right.
+        """A rectangle of sites ``(r, c)``, each joined to the ones above, below, left and right.
 
         Parameters
         ----------
@@ -342,7 +342,7 @@ class Graph(Edges):
     # --- files ------------------------------------------------------------------------------------------------
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str], devices: Iterable[Hashable] | None = None) -> Graph:
+    def read(cls, path: str | os.PathLike[str], sites: Iterable[Hashable] | None = None) -> Graph:
         """A graph from a CSV edge list or a GraphML file, by the suffix.
 
         Parameters
@@ -350,11 +350,11 @@ class Graph(Edges):
         path : path
             ``.csv``, ``.tsv``, ``.txt``: a header line, then an edge per row. The columns ``source`` and ``target``,
             or else the first two, are the ends; a column ``weight`` is the weight. A row without a second end names
-            a device without adding an edge. ``.graphml``: an undirected graph.
-        devices : iterable of ids, optional
-            Devices of the graph, in this order. Ids of the file match by their text where the types differ ("7"
-            is the device 7). Devices that the file does not name get no edges, which a `GraphWarning` says. By
-            default the devices of the file in order of appearance, as ints when all of them are plain integers and
+            a site without adding an edge. ``.graphml``: an undirected graph.
+        sites : iterable of ids, optional
+            Sites of the graph, in this order. Ids of the file match by their text where the types differ ("7"
+            is the site 7). Sites that the file does not name get no edges, which a `GraphWarning` says. By
+            default the sites of the file in order of appearance, as ints when all of them are plain integers and
             as text otherwise.
 
         Examples
@@ -368,13 +368,13 @@ class Graph(Edges):
         """
         path = Path(path)
         reader = reader_of(path)
-        ids = None if devices is None else positions(devices)[0]
+        ids = None if sites is None else positions(sites)[0]
         try:
             named, ends, weights = reader(path, ids)
             known = named_in_file(named) if ids is None else named_among(named, ids)
             nodes = dict.fromkeys(known.values()) if ids is None else ids
             seen = set(known.values())
-            warn_of_unnamed([device for device in nodes if device not in seen])
+            warn_of_unnamed([site for site in nodes if site not in seen])
             return cls(nodes, [(known[u], known[v]) for u, v in ends], weights)
         except (GraphError, DataError) as error:
             message = str(error)
@@ -390,8 +390,8 @@ class Graph(Edges):
 
         Notes
         -----
-        Ids are written as text; `read` makes plain integers ints again, and ``read(path, devices=...)`` finds ids of
-        any other kind. In CSV, devices without edges are rows with an empty target; the column ``weight`` is left out
+        Ids are written as text; `read` makes plain integers ints again, and ``read(path, sites=...)`` finds ids of
+        any other kind. In CSV, sites without edges are rows with an empty target; the column ``weight`` is left out
         when all weights are 1.
 
         Examples
@@ -403,12 +403,12 @@ class Graph(Edges):
         ...     path.read_text()
         'source,target\\n1,2\\n3,\\n'
         """
-        write_graph(Path(path), self.devices, self.edges, self.weights)
+        write_graph(Path(path), self.sites, self.edges, self.weights)
 
     # --- making another one -----------------------------------------------------------------------------------
 
     def keep(self, mask: npt.ArrayLike) -> Graph:
-        """The graph with some of its edges; their weights and all devices stay.
+        """The graph with some of its edges; their weights and all sites stay.
 
         Parameters
         ----------
@@ -429,7 +429,7 @@ class Graph(Edges):
             )
         if kept.all():
             return self
-        return Graph._of(self.devices, self.edges[kept], self.weights[kept])
+        return Graph._of(self.sites, self.edges[kept], self.weights[kept])
 
     def reweighted(self, weights: npt.ArrayLike) -> Graph:
         """The graph with other edge weights.
@@ -444,62 +444,62 @@ class Graph(Edges):
         >>> Graph.complete("ab").reweighted([0.5]).weights
         array([0.5])
         """
-        return Graph._of(self.devices, self.edges, checked_weights(self.devices, self.edges, weights))
+        return Graph._of(self.sites, self.edges, checked_weights(self.sites, self.edges, weights))
 
-    def aligned(self, devices: Iterable[Hashable]) -> Graph:
-        """The same graph with its devices in another order.
+    def aligned(self, sites: Iterable[Hashable]) -> Graph:
+        """The same graph with its sites in another order.
 
         Parameters
         ----------
-        devices : iterable of ids
-            All devices of the graph. Further ones get no edges, which a `GraphWarning` says.
+        sites : iterable of ids
+            All sites of the graph. Further ones get no edges, which a `GraphWarning` says.
 
         Examples
         --------
-        >>> Graph(["a", "b"], [("a", "b")]).aligned(["b", "a"]).devices
+        >>> Graph(["a", "b"], [("a", "b")]).aligned(["b", "a"]).sites
         ('b', 'a')
         """
-        ids, position = positions(devices)
-        if ids == self.devices:
+        ids, position = positions(sites)
+        if ids == self.sites:
             return self
-        extra = [device for device in self.devices if device not in position]
+        extra = [site for site in self.sites if site not in position]
         if extra:
             raise GraphError(f"the graph has {named(extra)} beyond the {count(len(ids), 'site')} asked for")
-        warn_of_unnamed([device for device in ids if device not in self.index])
-        moved = np.array([position[device] for device in self.devices], dtype=np.int64)
+        warn_of_unnamed([site for site in ids if site not in self.index])
+        moved = np.array([position[site] for site in self.sites], dtype=np.int64)
         known = self._known
         if known is not None:
             return Graph._of_cliques(ids, known.moved(moved, len(ids)))
         return Graph._of(ids, *sorted_edges(moved[self.edges], self.weights))
 
-    def subset(self, devices: Iterable[Hashable]) -> Graph:
-        """Some devices, in the order given, and the edges between them.
+    def subset(self, sites: Iterable[Hashable]) -> Graph:
+        """Some sites, in the order given, and the edges between them.
 
         Parameters
         ----------
-        devices : iterable of ids
-            Devices of the graph.
+        sites : iterable of ids
+            Sites of the graph.
 
         Examples
         --------
         >>> Graph.complete("abcd").subset("db").edges.tolist()
         [[1, 0]]
         """
-        ids, _ = positions(devices)
-        extra = [device for device in ids if device not in self.index]
+        ids, _ = positions(sites)
+        extra = [site for site in ids if site not in self.index]
         if extra:
             raise GraphError(f"the graph does not have {named(extra)}")
-        chosen = np.array([self.index[device] for device in ids], dtype=np.int64)
+        chosen = np.array([self.index[site] for site in ids], dtype=np.int64)
         known = self._known
         if known is not None:
             return Graph._of_cliques(ids, Cliques.of(known.labels[chosen].tolist(), known.weights[chosen]))
-        place = np.full(self.n_devices, -1, dtype=np.int64)
+        place = np.full(self.n_sites, -1, dtype=np.int64)
         place[chosen] = np.arange(chosen.size)
         inside = (place[self.edges] >= 0).all(axis=1)
         return Graph._of(ids, *sorted_edges(place[self.edges[inside]], self.weights[inside]))
 
     def corrupt(self, varrho: float, seed: int | np.random.Generator) -> Graph:
-        """The graph with the edge status of every pair of devices flipped with probability varrho (section 5).
+        """The graph with the edge status of every pair of sites flipped with probability varrho (section 5).
 
         Parameters
         ----------
@@ -522,7 +522,7 @@ class Graph(Edges):
             raise ParameterError(f"varrho is a probability, from 0 to 1, got {varrho!r}")
         rng = np.random.default_rng(seed)
         return Graph._of(
-            self.devices, *sorted_edges(*flipped_pairs(self.n_devices, self.edges, self.weights, varrho, rng))
+            self.sites, *sorted_edges(*flipped_pairs(self.n_sites, self.edges, self.weights, varrho, rng))
         )
 
     # --- theory -----------------------------------------------------------------------------------------------
@@ -533,7 +533,7 @@ class Graph(Edges):
         Parameters
         ----------
         truth : Graph
-            The cliques of devices with the same parameter, ``Graph.clusters(labels)``, on the same devices.
+            The cliques of sites with the same parameter, ``Graph.clusters(labels)``, on the same sites.
 
         Examples
         --------
@@ -541,6 +541,6 @@ class Graph(Edges):
         >>> truth.fidelity(truth), Graph.complete(range(4)).fidelity(truth)
         (1.0, 0.4)
         """
-        truth = truth.aligned(self.devices)
+        truth = truth.aligned(self.sites)
         wrong = np.setdiff1d(pair_numbers(self.edges), pair_numbers(truth.edges), assume_unique=True)
         return truth.n_components / (self.n_components + len(wrong))

@@ -28,7 +28,7 @@ def nearest_pairs(places: Array, k: int) -> Index:
     size = len(places)
     near = np.asarray(cKDTree(places).query(places, k=k + 1)[1])
     itself = near == np.arange(size)[:, None]
-    # Among many devices at one place the device itself may not be found; then the last one found goes.
+    # Among many sites at one place the site itself may not be found; then the last one found goes.
     itself[~itself.any(axis=1), -1] = True
     ends = np.column_stack([np.repeat(np.arange(size), k), near[~itself]]).astype(np.int64)
     return np.unique(np.sort(ends, axis=1), axis=0)

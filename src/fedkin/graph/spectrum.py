@@ -20,7 +20,7 @@ def smallest_nonzero_eigenvalue(
 ) -> float:
     """Of a Laplacian ``(V, V)`` whose components are numbered by ``labels (V,)``; infinity without any edge.
 
-    Components of more than ``dense_size`` devices are left to an iterative routine, which is quicker there; it uses a
+    Components of more than ``dense_size`` sites are left to an iterative routine, which is quicker there; it uses a
     sparse factor that has no more than ``factor_entries``.
     """
     from scipy import sparse  # slow to load
@@ -77,7 +77,7 @@ def _grounded_solver(laplacian: sparse.csr_array, factor_entries: int) -> Callab
     band = np.zeros(size, dtype=np.int64)
     np.maximum.at(band, place[entries.coords[0]], place[entries.coords[0]] - place[entries.coords[1]])
     if int(band.sum()) <= factor_entries:
-        # With one device held at zero the rest is positive definite.
+        # With one site held at zero the rest is positive definite.
         rest = order[1:]
         factor = splu(sparse.csc_array(laplacian[rest][:, rest]), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0)
 

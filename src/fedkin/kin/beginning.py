@@ -44,19 +44,19 @@ class Beginning:
     parameters: Array
 
     @classmethod
-    def of(cls, start: Kin, devices: Sequence[Hashable], names: Sequence[str]) -> Beginning | None:
+    def of(cls, start: Kin, sites: Sequence[Hashable], names: Sequence[str]) -> Beginning | None:
         """The beginning for these sites; None where the earlier fit had other parameters."""
         if len(start.names) != len(names):
             return None
-        place = {device: u for u, device in enumerate(start.devices)}
+        place = {site: u for u, site in enumerate(start.sites)}
         mean = np.asarray(start.mean)
-        theta = np.array([start.theta[place[one]] if one in place else mean for one in devices])
+        theta = np.array([start.theta[place[one]] if one in place else mean for one in sites])
         spread = np.maximum(start.learned.spread, LEAST_SPREAD)
         noise = max(start.learned.noise, LEAST_SPREAD)
         return cls(theta, mean, spread, np.log(np.concatenate([spread, [RIDGE, noise]])))
 
 
-def given_groups(start: StartFrom | None, devices: tuple[Hashable, ...], order: Index) -> Given | None:
+def given_groups(start: StartFrom | None, sites: tuple[Hashable, ...], order: Index) -> Given | None:
     """The groups that a graph or labels suggest, sites in this order; None for an earlier result.
 
     Those of a graph are its connected components. Where edges join all sites, which chains of kept edges soon do, they
@@ -65,8 +65,8 @@ def given_groups(start: StartFrom | None, devices: tuple[Hashable, ...], order: 
     if start is None or isinstance(start, Kin):
         return None
     if not isinstance(start, Graph):
-        return Given(_numbers(start, devices)[order], fine=False)
-    V, graph = len(devices), start.aligned(devices)
+        return Given(_numbers(start, sites)[order], fine=False)
+    V, graph = len(sites), start.aligned(sites)
     parts = graph.components()
     if parts.max() > 0 or graph.n_edges == V * (V - 1) // 2:
         return Given(parts[order], fine=False)
@@ -78,14 +78,14 @@ def given_groups(start: StartFrom | None, devices: tuple[Hashable, ...], order: 
     return Given(kmeans(top, max(2, round(2 * V**0.5)), np.random.default_rng(0)), fine=True)
 
 
-def _numbers(labels: Any, devices: tuple[Hashable, ...]) -> Index:
+def _numbers(labels: Any, sites: tuple[Hashable, ...]) -> Index:
     """Labels of all sites as numbers ``(V,)``."""
     if isinstance(labels, Mapping):
-        missing = [device for device in devices if device not in labels]
+        missing = [site for site in sites if site not in labels]
         if missing:
             raise DataError(f"start= has no label of site {missing[0]!r}: give every site one")
-        labels = [labels[device] for device in devices]
-    elif np.ndim(labels) != 1 or len(labels) != len(devices):
-        raise DataError(f"start= takes a Kin, a Graph, or a label for each of the {len(devices)} sites")
+        labels = [labels[site] for site in sites]
+    elif np.ndim(labels) != 1 or len(labels) != len(sites):
+        raise DataError(f"start= takes a Kin, a Graph, or a label for each of the {len(sites)} sites")
     number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
     return np.array([number[label] for label in labels], dtype=np.int64)

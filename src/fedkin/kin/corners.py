@@ -24,9 +24,9 @@ LENT = 4.0
 
 def gram_sums(federation: Federation) -> Array:
     """``X'X (V, q, q)`` of every site."""
-    out = np.empty((federation.n_devices, federation.n_features, federation.n_features))
-    for u, device in enumerate(federation.devices):
-        rows = federation[device]
+    out = np.empty((federation.n_sites, federation.n_features, federation.n_features))
+    for u, site in enumerate(federation.sites):
+        rows = federation[site]
         out[u] = (rows.X if rows.weight is None else rows.X * rows.weight[:, None]).T @ rows.X
     return out
 
@@ -35,8 +35,8 @@ def residual_counts(loss: Loss, federation: Federation, theta: Array) -> Array:
     """Rows of every site at ``theta (V, p)`` by the first corner that holds them, ``(V, CORNERS)``."""
     assert loss.corner is not None
     out = np.zeros((len(theta), CORNERS))
-    for u, device in enumerate(federation.devices):
-        rows = federation[device]
+    for u, site in enumerate(federation.sites):
+        rows = federation[site]
         assert rows.y is not None
         residual = rows.y - rows.X @ theta[u] - (0.0 if rows.offset is None else rows.offset)
         size = np.nan_to_num(np.abs(residual) / loss.corner, nan=np.inf)

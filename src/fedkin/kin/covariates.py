@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import Array, Index, count, listed
-from fedkin.data import device_id, device_ids, is_missing, is_missing_text, near_name, read_columns
+from fedkin.data import is_missing, is_missing_text, near_name, read_columns, site_id, site_ids
 from fedkin.errors import DataError, ParameterError
 from fedkin.graph import Graph
 
@@ -22,15 +22,15 @@ Covariates = Mapping[Hashable, Any] | Sequence[Any] | Array
 _SITE_COLUMNS = ("site", "device")
 
 
-def covariate_graph(covariates: Covariates, devices: Sequence[Hashable]) -> Graph:
+def covariate_graph(covariates: Covariates, sites: Sequence[Hashable]) -> Graph:
     """Edges between sites that are near each other in what is known about them.
 
     Parameters
     ----------
     covariates : mapping {site: value, row or {name: value}}, array (V, q) or pandas table
-        Numbers, and labels as text. An array is in the order of ``devices``; the index of a table has the sites. Sites
-        that are not among ``devices`` make no difference.
-    devices : sequence of V ids
+        Numbers, and labels as text. An array is in the order of ``sites``; the index of a table has the sites. Sites
+        that are not among ``sites`` make no difference.
+    sites : sequence of V ids
         The sites of the graph.
 
     Returns
@@ -56,20 +56,20 @@ def covariate_graph(covariates: Covariates, devices: Sequence[Hashable]) -> Grap
     >>> covariate_graph({**rows, "c": {"region": "south", "beds": 85}}, "abc").weights.tolist()
     [1.0, 0.5, 0.5]
     """
-    devices = tuple(devices)
-    columns = _columns(covariates, devices)
+    sites = tuple(sites)
+    columns = _columns(covariates, sites)
     labels = [values.tolist() for values in columns.values() if values.dtype.kind != "f"]
-    hints = [Graph.clusters(each, devices) for each in labels if 1 < len(set(each)) < len(devices)]
-    table = np.column_stack([np.zeros(len(devices)), *(one for one in columns.values() if one.dtype.kind == "f")])
+    hints = [Graph.clusters(each, sites) for each in labels if 1 < len(set(each)) < len(sites)]
+    table = np.column_stack([np.zeros(len(sites)), *(one for one in columns.values() if one.dtype.kind == "f")])
     scale = table.std(axis=0)
     used = scale > 1e-12 * np.abs(table).max(axis=0, initial=0.0)
     if used.any():
-        hints.append(Graph.from_indices(devices, _nearest(table[:, used] / scale[used])))
+        hints.append(Graph.from_indices(sites, _nearest(table[:, used] / scale[used])))
     if not hints:
         raise DataError(
             "covariates are the same for all sites, or labels that no two sites share: they cannot tell who is alike"
         )
-    return hints[0] if len(hints) == 1 else _together(hints, devices)
+    return hints[0] if len(hints) == 1 else _together(hints, sites)
 
 
 def covariate_names(covariates: Covariates) -> tuple[str, ...]:
@@ -119,17 +119,17 @@ def _reads_as_number(text: str) -> bool:
     return True
 
 
-def hint_of(graph: Graph | None, covariates: Covariates | None, devices: Sequence[Hashable]) -> Graph | None:
+def hint_of(graph: Graph | None, covariates: Covariates | None, sites: Sequence[Hashable]) -> Graph | None:
     """The graph that was given, or that of the covariates."""
     if covariates is None:
         return graph
     if graph is not None:
         raise ParameterError("give a graph or covariates, not both: covariates are read as a graph")
-    return covariate_graph(covariates, devices)
+    return covariate_graph(covariates, sites)
 
 
 def read_covariates(
-    path: str | os.PathLike[str], devices: Iterable[Hashable], device: str | None = None
+    path: str | os.PathLike[str], sites: Iterable[Hashable], site_column: str | None = None
 ) -> dict[Hashable, dict[str, Any]]:
     """Covariates from a CSV or Parquet file with one line per site.
 
@@ -137,9 +137,9 @@ def read_covariates(
     ----------
     path : path
         A column has the sites; all others are covariates: text is a label.
-    devices : iterable of ids
+    sites : iterable of ids
         The sites that need a line; lines of others are left out.
-    device : str, optional
+    site_column : str, optional
         The column that has the sites; without it, one that is called ``site`` or ``device``.
 
     Returns
@@ -162,10 +162,10 @@ def read_covariates(
     {'region': 'south', 'beds': 90.0}
     """
     columns = {str(name): values for name, values in read_columns(Path(path)).items()}
-    known = (device,) if device is not None else _SITE_COLUMNS
+    known = (site_column,) if site_column is not None else _SITE_COLUMNS
     column = next((name for name in known if name in columns), None)
     if column is None:
-        near = "" if device is None else near_name(device, columns)
+        near = "" if site_column is None else near_name(site_column, columns)
         raise DataError(
             f"{path}: there is no column {' or '.join(map(repr, known))} for the site{near}; it has "
             f"{listed(columns, 20)}: name the column of the sites as in the rows"
@@ -174,14 +174,14 @@ def read_covariates(
     if not names:
         raise DataError(f"{path} has the column {column!r} alone: add columns with what is known about the sites")
     lines: dict[str, int] = {}
-    for number, site in enumerate(device_ids(columns[column])):
+    for number, site in enumerate(site_ids(columns[column])):
         if str(site) in lines:
             raise DataError(
                 f"{path}: site {site!r} has two lines, {lines[str(site)] + 2} and {number + 2}: keep one of them"
             )
         lines[str(site)] = number
     found: dict[Hashable, dict[str, Any]] = {}
-    for site in devices:
+    for site in sites:
         if str(site) not in lines:
             raise DataError(
                 f"{path} has no line for site {site!r}{near_name(str(site), lines)}: add one, since every site with "
@@ -198,32 +198,32 @@ def read_covariates(
     return found
 
 
-def _columns(covariates: Covariates, devices: tuple[Hashable, ...]) -> dict[str, Any]:
+def _columns(covariates: Covariates, sites: tuple[Hashable, ...]) -> dict[str, Any]:
     """Columns in the order of the sites: numbers as floats, labels as objects."""
     given = _as_mapping(covariates)
     if isinstance(given, Mapping):
-        missing = [device for device in devices if device not in given]
+        missing = [site for site in sites if site not in given]
         if missing:
-            near = near_name(str(missing[0]), [str(site) for site in given])
+            near = near_name(str(missing[0]), [str(one) for one in given])
             raise DataError(f"there are no covariates of site {missing[0]!r}{near}: add them")
-        rows = [_row(given[device]) for device in devices]
+        rows = [_row(given[site]) for site in sites]
     else:
-        if len(given) != len(devices):
+        if len(given) != len(sites):
             raise DataError(
-                f"covariates have {count(len(given), 'row')}, and there are {count(len(devices), 'site')}: give one "
+                f"covariates have {count(len(given), 'row')}, and there are {count(len(sites), 'site')}: give one "
                 "row for each site in their order, or a mapping {site: row}"
             )
         rows = [_row(one) for one in given]
     names = tuple(rows[0]) if rows else ()
-    for device, row in zip(devices, rows, strict=True):
+    for site, row in zip(sites, rows, strict=True):
         if tuple(row) != names:
             raise DataError(
-                f"the covariates of site {device!r} are {listed(row, 20)}, but those of {devices[0]!r} are "
+                f"the covariates of site {site!r} are {listed(row, 20)}, but those of {sites[0]!r} are "
                 f"{listed(names, 20)}: give every site the same ones"
             )
         absent = [name for name, value in row.items() if is_missing(value) or value in _ENDLESS]
         if absent:
-            raise DataError(f"{absent[0]} of site {device!r} is missing: leave the covariate out, or fill it")
+            raise DataError(f"{absent[0]} of site {site!r} is missing: leave the covariate out, or fill it")
     columns = {}
     for name in names:
         cells = [row[name] for row in rows]
@@ -244,7 +244,7 @@ def _as_mapping(covariates: Any) -> Mapping[Hashable, Any] | Sequence[Any] | Arr
             twice = covariates.index[covariates.index.duplicated()][0]
             raise DataError(f"the covariates have two rows of site {twice!r}: keep one of them")
         table = covariates.to_dict("index") if hasattr(covariates, "columns") else covariates.to_dict()
-        return {device_id(site): row for site, row in table.items()}
+        return {site_id(site): row for site, row in table.items()}
     return covariates if isinstance(covariates, Sequence) else np.asarray(covariates)
 
 
@@ -261,11 +261,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Number | np.bool_)
 
 
-def _together(hints: Sequence[Graph], devices: tuple[Hashable, ...]) -> Graph:
+def _together(hints: Sequence[Graph], sites: tuple[Hashable, ...]) -> Graph:
     """All edges of some graphs, weighted by the share of the graphs that have them."""
     every = np.concatenate([np.sort(hint.edges, axis=1) for hint in hints])
     edges, number = np.unique(every, axis=0, return_counts=True)
-    return Graph.from_indices(devices, edges, number / len(hints))
+    return Graph.from_indices(sites, edges, number / len(hints))
 
 
 def _nearest(points: Array) -> Index:

@@ -106,7 +106,7 @@ def find_kin(
     --------
     >>> import fedkin
     >>> from fedkin.datasets import paper_design
-    >>> design = paper_design(n_devices=20, n_samples=40, n_features=4, n_clusters=2, seed=1)
+    >>> design = paper_design(n_sites=20, n_samples=40, n_features=4, n_clusters=2, seed=1)
     >>> kin = fedkin.find_kin(design.federation)
     >>> kin.groups.tolist() == design.labels.tolist()
     True
@@ -125,14 +125,14 @@ def find_kin(
         source = FileSource(data)
     else:
         raise DataError(f"find_kin takes a Federation or Summaries, got {type(data).__name__}")
-    graph = hint_of(graph, covariates, source.devices)
+    graph = hint_of(graph, covariates, source.sites)
     first = source.first()
-    order = canonical_order(first, source.devices)
-    neighbours = _neighbours(graph, source.devices, order)
-    sampling, given = Sampling.of(len(order), sweeps, chains), given_groups(start, source.devices, order)
+    order = canonical_order(first, source.sites)
+    neighbours = _neighbours(graph, source.sites, order)
+    sampling, given = Sampling.of(len(order), sweeps, chains), given_groups(start, source.sites, order)
     ordered = SumSource(source, first, order) if source.loss.quadratic else source.take(order)
     del first, source  # sums of many sites are large
-    begin = Beginning.of(start, ordered.devices, ordered.names) if isinstance(start, Kin) else None
+    begin = Beginning.of(start, ordered.sites, ordered.names) if isinstance(start, Kin) else None
     with one_blas_thread():
         found = _fit(ordered, neighbours, seed, replace(sampling, given=given), begin)
     if not (np.isfinite(found.theta).all() and np.isfinite(found.covariance).all()):
@@ -140,16 +140,16 @@ def find_kin(
     return found.reordered(np.argsort(order))
 
 
-def _neighbours(graph: Graph | None, devices: tuple[object, ...], order: Index) -> Neighbours:
+def _neighbours(graph: Graph | None, sites: tuple[object, ...], order: Index) -> Neighbours:
     """Neighbours in the canonical order; the largest weight counts as an edge, others as parts of one."""
     if graph is None:
-        return Neighbours.none(len(devices))
-    position = {devices[u]: k for k, u in enumerate(order.tolist())}
-    unknown = [device for device in graph.devices if device not in position]
+        return Neighbours.none(len(sites))
+    position = {sites[u]: k for k, u in enumerate(order.tolist())}
+    unknown = [site for site in graph.sites if site not in position]
     if unknown:
         raise GraphError(f"the graph names site {unknown[0]!r}, which has no data: leave it out of the graph")
-    place = np.array([position[device] for device in graph.devices], dtype=np.int64)
-    return Neighbours.of(len(devices), place[graph.edges], graph.weights / graph.weights.max(initial=1e-300))
+    place = np.array([position[site] for site in graph.sites], dtype=np.int64)
+    return Neighbours.of(len(sites), place[graph.edges], graph.weights / graph.weights.max(initial=1e-300))
 
 
 def _load_sampler(V: int) -> None:
@@ -175,7 +175,7 @@ def _fit(
     sampling: Sampling,
     begin: Beginning | None = None,
 ) -> Kin:
-    _load_sampler(len(source.devices))
+    _load_sampler(len(source.sites))
     from fedkin.kin.sampler.groups import find_groups
 
     first, loss = source.first(), source.loss

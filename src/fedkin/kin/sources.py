@@ -12,7 +12,7 @@ import numpy as np
 
 from fedkin._base import Array, Index, Mask
 from fedkin.data import INTERCEPT, Federation, Rows
-from fedkin.errors import DataError, DegenerateDeviceWarning
+from fedkin.errors import DataError, DegenerateSiteWarning
 from fedkin.kin.corners import CORNERS, estimated_slack, expected_shares, gram_sums, residual_counts
 from fedkin.kin.matrices import FEW, SHORT, LowRank
 from fedkin.kin.quadratics import Quadratics, apply
@@ -34,7 +34,7 @@ SHARE_OF_NODES = SHARE_OF_NODES / SHARE_OF_NODES.sum()
 class Source(Protocol):
     """The losses of V sites with p parameters, in the user's units."""
 
-    devices: tuple[Hashable, ...]
+    sites: tuple[Hashable, ...]
     loss: Loss
     names: tuple[str, ...]
     n_samples: Index | Array
@@ -47,13 +47,13 @@ class SummarySource:
     """Summaries: one expansion for each site, at the point that the site has chosen or was asked about."""
 
     def __init__(self, summaries: Summaries) -> None:
-        self.summaries, self.devices, self.loss = summaries, summaries.devices, summaries.loss
+        self.summaries, self.sites, self.loss = summaries, summaries.sites, summaries.loss
         self.n_samples: Index | Array
-        self.names = summaries[summaries.devices[0]].parameter_names
+        self.names = summaries[summaries.sites[0]].parameter_names
         self.n_samples = summaries.n_samples
 
     def take(self, order: Index) -> SummarySource:
-        return SummarySource(self.summaries.subset([self.devices[u] for u in order]))
+        return SummarySource(self.summaries.subset([self.sites[u] for u in order]))
 
     def first(self) -> Quadratics:
         sums, n = self.summaries.sums.total(), self.n_samples
@@ -102,10 +102,10 @@ class RowSource:
 
     def __init__(self, federation: Federation, loss: str | Loss) -> None:
         if not federation.n_samples.all():
-            empty = federation.devices[int(np.flatnonzero(federation.n_samples == 0)[0])]
+            empty = federation.sites[int(np.flatnonzero(federation.n_samples == 0)[0])]
             raise DataError(f"site {empty!r} has no rows: leave it out, and ask for its model with `join`")
         losses = resolve_losses(loss, federation)
-        self.federation, self.devices, self.loss = federation, federation.devices, losses[0]
+        self.federation, self.sites, self.loss = federation, federation.sites, losses[0]
         # a row of weight w counts as w rows
         self.n_samples = federation.n_samples if federation.weight is None else federation.weight_sums
         p, names = self.loss.n_params(federation.n_features), federation.feature_names
@@ -118,11 +118,11 @@ class RowSource:
         self.gram = None if self.loss.corner is None else gram_sums(federation)
 
     def take(self, order: Index) -> RowSource:
-        return RowSource(self.federation.subset([self.devices[u] for u in order]), self.loss)
+        return RowSource(self.federation.subset([self.sites[u] for u in order]), self.loss)
 
     def first(self) -> Quadratics:
         if self.loss.corner is None:
-            return self.expand(np.zeros((len(self.devices), len(self.names))))
+            return self.expand(np.zeros((len(self.sites), len(self.names))))
         # where residuals are small; as least squares, whose curvature is 1
         sums = self.expand(self.start())
         assert self.gram is not None
@@ -152,11 +152,11 @@ class RowSource:
         approximation (Ormerod and Wand 2012).
         """
         value, gradient, hessian = np.zeros(len(theta)), np.zeros_like(theta), np.zeros_like(covariance)
-        position = {device: u for u, device in enumerate(self.devices)}
+        position = {site: u for u, site in enumerate(self.sites)}
         for batch in self._batches():
-            for device in batch.devices:
-                u = position[device]
-                own = _averages(self.loss, batch[device], theta[u], covariance[u])
+            for site in batch.sites:
+                u = position[site]
+                own = _averages(self.loss, batch[site], theta[u], covariance[u])
                 value[u], gradient[u], hessian[u] = value[u] + own[0], gradient[u] + own[1], hessian[u] + own[2]
         return expansion(self.loss, theta, value, gradient, hessian, self.n_samples)
 
@@ -176,12 +176,12 @@ class RowSource:
 
     def start(self) -> Array:
         """One parameter for all sites, ``(V, p)``."""
-        return np.tile(self._pooled, (len(self.devices), 1))
+        return np.tile(self._pooled, (len(self.sites), 1))
 
     @cached_property
     def _pooled(self) -> Array:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DegenerateDeviceWarning)
+            warnings.simplefilter("ignore", DegenerateSiteWarning)
             return global_fit(self.federation, self.loss)
 
     def dispersion(self, theta: Array, A: Array, degrees: float) -> float:
@@ -209,8 +209,8 @@ class FileSource(RowSource):
 
     def __init__(self, rows: FileRows, order: Index | None = None) -> None:
         self.rows, self.loss = rows, rows.loss
-        self.order = np.arange(len(rows.devices)) if order is None else order
-        self.devices = tuple(rows.devices[u] for u in self.order.tolist())
+        self.order = np.arange(len(rows.sites)) if order is None else order
+        self.sites = tuple(rows.sites[u] for u in self.order.tolist())
         self.n_samples = rows.n_samples[self.order]
         p, names = self.loss.n_params(len(rows.feature_names)), rows.feature_names
         blocks = range(p // len(names))
@@ -230,10 +230,10 @@ class FileSource(RowSource):
         V, p = theta.shape
         value, gradient, hessian = np.zeros(V), np.zeros((V, p)), np.zeros((V, p, p))
         counts = None if self.loss.corner is None else np.zeros((V, CORNERS))
-        position = {device: u for u, device in enumerate(self.devices)}
+        position = {site: u for u, site in enumerate(self.sites)}
         with np.errstate(over="ignore", invalid="ignore"):
             for batch in self._batches():
-                at = np.array([position[device] for device in batch.devices], dtype=np.int64)
+                at = np.array([position[site] for site in batch.sites], dtype=np.int64)
                 losses, alone = resolve_losses(self.loss, batch), np.zeros(len(at), dtype=bool)
                 terms, n = build_terms(batch, losses, np.zeros(p), alone), batch.weight_sums
                 value[at] += n * terms.values(theta[at])
@@ -260,12 +260,12 @@ class FileSource(RowSource):
     def _pooled(self) -> Array:
         theta, value = np.zeros(len(self.names)), np.inf
         for _ in range(POOLED):
-            sums, now = self.expand(np.tile(theta, (len(self.devices), 1))), self._last
+            sums, now = self.expand(np.tile(theta, (len(self.sites), 1))), self._last
             value = float(now[1].sum()) if now is not None else np.inf
             G = sums.G.sum(axis=0)
             new = np.linalg.solve(G + 1e-10 * np.trace(G) * np.eye(len(G)), sums.c.sum(axis=0))
             for _ in range(POOLED):
-                if self.value(np.tile(new, (len(self.devices), 1))) <= value:
+                if self.value(np.tile(new, (len(self.sites), 1))) <= value:
                     break
                 new = 0.5 * (new + theta)
             step, theta = np.abs(new - theta).max(), new
@@ -276,10 +276,10 @@ class FileSource(RowSource):
     def dispersion(self, theta: Array, A: Array, degrees: float) -> float:
         if self.loss.needs_classes:
             return 1.0
-        position = {device: u for u, device in enumerate(self.devices)}
+        position = {site: u for u, site in enumerate(self.sites)}
         squares = 0.0
         for batch in self.rows.batches():
-            at = np.array([position[device] for device in batch.devices], dtype=np.int64)
+            at = np.array([position[site] for site in batch.sites], dtype=np.int64)
             squares += score_squares(self.loss, batch, theta[at], A)
         return self._dispersion(squares, theta, A, degrees)
 
@@ -288,7 +288,7 @@ class SumSource:
     """Some sites of another source with a quadratic loss, in that order: sums say all, and rows are not copied."""
 
     def __init__(self, source: Source, sums: Quadratics, order: Index) -> None:
-        self.devices = tuple(source.devices[u] for u in order.tolist())
+        self.sites = tuple(source.sites[u] for u in order.tolist())
         self.loss, self.names, self.n_samples = source.loss, source.names, source.n_samples[order]
         self.sums = sums.take(order)
 
@@ -299,8 +299,8 @@ class SumSource:
 def score_squares(loss: Loss, federation: Federation, theta: Array, A: Array) -> float:
     """The sum over rows of the squared scores at ``theta (V, p)``, in the units of ``A``."""
     squares = 0.0
-    for u, device in enumerate(federation.devices):
-        rows = federation[device]
+    for u, site in enumerate(federation.sites):
+        rows = federation[site]
         own = ((loss.scores(theta[u], *rows.arrays) @ A) ** 2).sum(axis=1)
         squares += float(own.sum() if rows.weight is None else rows.weight @ own)
     return squares
@@ -337,9 +337,9 @@ def intercepts_of(names: tuple[str, ...], n_outputs: int) -> Mask:
     return first if names[0].split(" [class")[0] == INTERCEPT else np.zeros(len(names), dtype=bool)
 
 
-def canonical_order(sums: Quadratics, devices: tuple[Hashable, ...]) -> Index:
+def canonical_order(sums: Quadratics, sites: tuple[Hashable, ...]) -> Index:
     """An order of the sites that depends on what they say, and on their names only where two say the same."""
-    names = np.argsort(np.argsort(np.array([repr(device) for device in devices])))
+    names = np.argsort(np.argsort(np.array([repr(site) for site in sites])))
     # sites that say the same otherwise do not differ beside the diagonal: of many coefficients that takes long
     rest = sums.G.reshape(len(names), -1) if sums.n_params <= FEW else np.einsum("ujj->uj", sums.G)
     keys = [names, *rest.T, sums.yy, *sums.c.T, sums.n]

@@ -13,7 +13,7 @@ losses by name, and matter as far as they apply:
 2. `losses/named`: its entry in `_NAMED`, at the end (the first of its kind is what "auto" means to estimators).
 3. `fitting/comparison/metrics`: its held-out metric, in `METRICS` and `row_errors` (which else takes squares), and in
    `more_scores`.
-4. `admm/in_process/kernels`: its slope, if it says ``compiled = True``. `fitting/estimators/per_device`: whether
+4. `admm/in_process/kernels`: its slope, if it says ``compiled = True``. `fitting/estimators/per_site`: whether
    targets must be positive. For a kind of `Loss.noise` that is new: `losses/interface` (its `Literal`) and
    `kin/result/inference`.
 5. `federate/contract/draft`, `cli/models/hints`: when to propose it. `cli/models/fit`, `cli/models/fit_table`,

@@ -23,7 +23,7 @@ def averaged_logit(eta: Array, variance: Array) -> Array:
     >>> averaged_logit(np.array([2.0, 2.0, -2.0]), np.array([0.0, 4.0, 4.0])).round(3)
     array([ 2.   ,  1.238, -1.238])
     """
-    from scipy.special import ndtr  # not for devices, which predict nothing
+    from scipy.special import ndtr  # not for sites, which predict nothing
 
     far = np.abs(eta)
     tail = np.zeros_like(far)

@@ -76,7 +76,7 @@ class UserLoss(Loss):
     def has_prediction(self) -> bool:  # type: ignore[override]
         return self.predict_fn is not None
 
-    def check_target(self, y: NDArray[Any] | None, device: object) -> None:
+    def check_target(self, y: NDArray[Any] | None, site: object) -> None:
         """The user's functions know what they need."""
 
     def value(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:

@@ -77,18 +77,18 @@ class Loss(ABC):
     def predict(self, theta: Array, X: Array, offset: Array | None = None) -> Array:
         """Mean response for each row, ``(n,)``; class probabilities ``(n, C)`` for multinomial."""
 
-    def check_target(self, y: NDArray[Any] | None, device: object) -> None:
+    def check_target(self, y: NDArray[Any] | None, site: object) -> None:
         """Raise `DataError`, naming the site, when ``y`` cannot be a target of this loss."""
         if self.needs_target and y is None:
-            raise DataError(f"site {device!r} has no target, but the {self.name} loss needs one")
+            raise DataError(f"site {site!r} has no target, but the {self.name} loss needs one")
         if self.needs_target and y is not None and y.dtype.kind not in "fiub":
             raise DataError(
-                f"site {device!r}: the {self.name} loss needs a numeric target, got {y.dtype}; "
+                f"site {site!r}: the {self.name} loss needs a numeric target, got {y.dtype}; "
                 "encode the labels as numbers, or use KinClassifier, which does it"
             )
         if y is not None and (bad := self.refused(y)).any():
             cure = "; encode the labels, or use KinClassifier, which does it" if self.needs_classes else ""
-            raise DataError(f"site {device!r}: the {self.name} loss needs {self.wanted}, got {y[bad][0]:g}{cure}")
+            raise DataError(f"site {site!r}: the {self.name} loss needs {self.wanted}, got {y[bad][0]:g}{cure}")
 
     def refused(self, y: NDArray[Any]) -> Mask:
         """Which numbers cannot be targets of this loss."""

@@ -1,12 +1,12 @@
 """What is minimised: ``(1/|V|) sum_u M_u(theta_u) + lam sum_e w_e phi(theta_i - theta_j)``.
 
-In: a `Federation` (or the `Summaries` of its sites), a `Graph`, losses, a penalty. Out: a `Problem`, its `DeviceTerms`
+In: a `Federation` (or the `Summaries` of its sites), a `Graph`, losses, a penalty. Out: a `Problem`, its `SiteTerms`
 on arrays, and the `Solution` that solvers return. Imports: `losses`, `graph`, `data` and below.
 
 `problem` states the problem and `build` turns its rows into terms: `terms` (Gram statistics, no rows), `rows` (linear
 predictors), functions, and mixtures. `sums` adds up rows fold by fold. The sub-room `summaries` has what sites say
 about their rows, which takes the place of rows here and in all rooms above. `rows`, `linalg` and `newton` are the
-arithmetic on many devices at once, which other rooms use too; `rerouting` serves certificates on singular designs.
+arithmetic on many sites at once, which other rooms use too; `rerouting` serves certificates on singular designs.
 To add a penalty: `objective/penalties`; its name in `fitting/options` (`PenaltyName`), `federate/contract/contract`
 (raise `FORMAT`) and `federate/peer` (`_BOUND_KIND`); `solvers/debias` (`_reach`); for compiled loops `solvers/backend`,
 `solvers/kernels/steps`, `admm/in_process/backend` and `admm/in_process/kernels`. A loss is added in `fedkin.losses`.
@@ -40,7 +40,7 @@ from fedkin.objective.summaries import (
     parameter_map,
 )
 from fedkin.objective.sums import FoldSums, assign_folds
-from fedkin.objective.terms import DeviceTerms, QuadraticTerms, ball_gap
+from fedkin.objective.terms import QuadraticTerms, SiteTerms, ball_gap
 
 __all__ = [
     "INFINITE",
@@ -48,7 +48,6 @@ __all__ = [
     "RANK_TOLERANCE",
     "Ask",
     "Curvature",
-    "DeviceTerms",
     "FoldSums",
     "FusedObjective",
     "LossLike",
@@ -62,6 +61,7 @@ __all__ = [
     "Reader",
     "RowBatch",
     "RowTerms",
+    "SiteTerms",
     "Solution",
     "Status",
     "Summaries",

@@ -11,64 +11,64 @@ from fedkin.data import Federation, Rows
 from fedkin.losses import Loss, by_loss
 from fedkin.objective.linalg import solve_and_rest, sum_groups, surely_regular, unit_diagonal
 from fedkin.objective.rows import RowBlock, RowTerms, row_blocks, unit_weights
-from fedkin.objective.terms import LEAST_CAUTION, DeviceTerms, QuadraticTerms, RowFactors, ball_gap, new_places
+from fedkin.objective.terms import LEAST_CAUTION, QuadraticTerms, RowFactors, SiteTerms, ball_gap, new_places
 
 
-def build_terms(federation: Federation, losses: Sequence[Loss], ridge: Array, alone: Mask | None = None) -> DeviceTerms:
-    """The terms of V devices with one loss each, and ``sum_c ridge_c theta_c^2 / 2`` of ``ridge (p,)`` on each of them.
+def build_terms(federation: Federation, losses: Sequence[Loss], ridge: Array, alone: Mask | None = None) -> SiteTerms:
+    """The terms of V sites with one loss each, and ``sum_c ridge_c theta_c^2 / 2`` of ``ridge (p,)`` on each of them.
 
-    ``alone (V,)`` are devices that nothing ties to others, so that their own minimiser has to be exact; by default all.
+    ``alone (V,)`` are sites that nothing ties to others, so that their own minimiser has to be exact; by default all.
     """
-    alone = np.ones(federation.n_devices, dtype=bool) if alone is None else alone
-    parts = [(devices, _terms_of_kind(federation, devices, loss, ridge, alone)) for devices, loss in by_loss(losses)]
+    alone = np.ones(federation.n_sites, dtype=bool) if alone is None else alone
+    parts = [(sites, _terms_of_kind(federation, sites, loss, ridge, alone)) for sites, loss in by_loss(losses)]
     return parts[0][1] if len(parts) == 1 else MixedTerms(parts)
 
 
-def _terms_of_kind(federation: Federation, devices: Index, loss: Loss, ridge: Array, alone: Mask) -> DeviceTerms:
+def _terms_of_kind(federation: Federation, sites: Index, loss: Loss, ridge: Array, alone: Mask) -> SiteTerms:
     if not loss.quadratic and loss.rowwise is None:
-        return LossTerms(loss, [federation[federation.devices[u]] for u in devices], ridge)
-    place = new_places(devices, federation.n_devices)
-    blocks = [(place[members], rows) for members, rows in row_blocks(federation, devices)]
+        return LossTerms(loss, [federation[federation.sites[u]] for u in sites], ridge)
+    place = new_places(sites, federation.n_sites)
+    blocks = [(place[members], rows) for members, rows in row_blocks(federation, sites)]
     if loss.quadratic:
-        return _quadratic_terms(loss, blocks, ridge, alone[devices])
+        return _quadratic_terms(loss, blocks, ridge, alone[sites])
     assert loss.rowwise is not None
     return RowTerms(loss.rowwise, blocks, ridge)
 
 
 def _quadratic_terms(loss: Loss, blocks: Sequence[RowBlock], ridge: Array, alone: Mask) -> QuadraticTerms:
-    """The terms of a quadratic loss on ``blocks`` of devices ``0 .. V-1``, of which some are ``alone (V,)``."""
+    """The terms of a quadratic loss on ``blocks`` of sites ``0 .. V-1``, of which some are ``alone (V,)``."""
     p, even = ridge.size, bool((ridge == ridge[:1]).all())
     A, b, c = np.empty(0), np.empty((alone.size, p)), np.empty(alone.size)
-    for devices, rows in blocks:
-        matrices, b[devices], c[devices] = loss.quadratic_terms(*rows.arrays, unit_weights(rows))
+    for sites, rows in blocks:
+        matrices, b[sites], c[sites] = loss.quadratic_terms(*rows.arrays, unit_weights(rows))
         if matrices.ndim == 1 and not even:
             matrices = matrices[:, None, None] * np.eye(p)
         if not A.size:
             A = np.empty((alone.size, *matrices.shape[1:]))
-        A[devices] = matrices
+        A[sites] = matrices
     if A.ndim == 1:
         return QuadraticTerms(A + ridge[0], b, c)
     diagonal = np.arange(p)
     A[:, diagonal, diagonal] += ridge
     factors = []
-    for devices, rows in blocks:
-        poor = np.flatnonzero(alone[devices])
+    for sites, rows in blocks:
+        poor = np.flatnonzero(alone[sites])
         if not poor.size:
             continue
-        poor = poor[~surely_regular(unit_diagonal(A[devices[poor]])[0])]
+        poor = poor[~surely_regular(unit_diagonal(A[sites[poor]])[0])]
         some = rows.take(poor)
         least_squares = loss.least_squares_rows(*some.arrays, unit_weights(some)) if poor.size else None
         if least_squares is not None:
-            factors.append(RowFactors.of_rows(devices[poor], *least_squares, ridge))
+            factors.append(RowFactors.of_rows(sites[poor], *least_squares, ridge))
     return QuadraticTerms(A, b, c, factors=RowFactors.joined(factors))
 
 
-class LossTerms(DeviceTerms):
-    """Mean losses known only as functions (`UserLoss`), one device after the other, and ``ridge (p,)``."""
+class LossTerms(SiteTerms):
+    """Mean losses known only as functions (`UserLoss`), one site after the other, and ``ridge (p,)``."""
 
     def __init__(self, loss: Loss, rows: Sequence[Rows], ridge: Array) -> None:
         self.loss, self.rows, self.ridge = loss, tuple(rows), ridge
-        self.n_devices, self.n_params = len(self.rows), ridge.size
+        self.n_sites, self.n_params = len(self.rows), ridge.size
 
     def _each(self, function: Callable[..., Array | float], theta: Array) -> Array:
         return np.stack([function(own, *rows.arrays) for own, rows in zip(theta, self.rows, strict=True)])
@@ -90,32 +90,32 @@ class LossTerms(DeviceTerms):
         return np.asarray(hessians + curb[:, None, None] * np.eye(self.n_params))
 
     def caution(self) -> tuple[Array, Array]:
-        return np.ones(self.n_devices), np.full(self.n_devices, LEAST_CAUTION)
+        return np.ones(self.n_sites), np.full(self.n_sites, LEAST_CAUTION)
 
     def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
         residual = self.gradients(theta) + s
         modulus = self.loss.strong_convexity + self.ridge.min()
-        strong = np.full(self.n_devices, np.inf)
+        strong = np.full(self.n_sites, np.inf)
         if modulus > 0:
             strong = np.einsum("vp,vp->v", residual, residual) / (2 * modulus)
         return np.asarray(np.minimum(strong, ball_gap(residual, theta, radius)))
 
-    def take(self, devices: Index) -> LossTerms:
-        return LossTerms(self.loss, [self.rows[u] for u in devices], self.ridge)
+    def take(self, sites: Index) -> LossTerms:
+        return LossTerms(self.loss, [self.rows[u] for u in sites], self.ridge)
 
 
-class MixedTerms(DeviceTerms):
-    """Devices of several kinds: ``parts`` are (devices, terms) that together cover ``0 .. V-1``."""
+class MixedTerms(SiteTerms):
+    """Sites of several kinds: ``parts`` are (sites, terms) that together cover ``0 .. V-1``."""
 
-    def __init__(self, parts: Sequence[tuple[Index, DeviceTerms]]) -> None:
+    def __init__(self, parts: Sequence[tuple[Index, SiteTerms]]) -> None:
         self.parts = tuple(parts)
-        self.n_devices = sum(devices.size for devices, _ in self.parts)
+        self.n_sites = sum(sites.size for sites, _ in self.parts)
         self.n_params = self.parts[0][1].n_params
 
-    def _gather(self, shape: tuple[int, ...], piece: Callable[[Index, DeviceTerms], Array]) -> Array:
-        out = np.empty((self.n_devices, *shape))
-        for devices, terms in self.parts:
-            out[devices] = piece(devices, terms)
+    def _gather(self, shape: tuple[int, ...], piece: Callable[[Index, SiteTerms], Array]) -> Array:
+        out = np.empty((self.n_sites, *shape))
+        for sites, terms in self.parts:
+            out[sites] = piece(sites, terms)
         return out
 
     def values(self, theta: Array) -> Array:
@@ -140,8 +140,8 @@ class MixedTerms(DeviceTerms):
     def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
         return self._gather((), lambda u, terms: terms.young_gaps(theta[u], s[u], radius))
 
-    def take(self, devices: Index) -> DeviceTerms:
-        place, parts = new_places(devices, self.n_devices), []
+    def take(self, sites: Index) -> SiteTerms:
+        place, parts = new_places(sites, self.n_sites), []
         for members, terms in self.parts:
             chosen = np.flatnonzero(place[members] >= 0)
             if chosen.size:
@@ -149,15 +149,15 @@ class MixedTerms(DeviceTerms):
         return MixedTerms(parts)
 
 
-class SummedTerms(DeviceTerms):
-    """Groups of devices that share one parameter: ``M_g(theta) = sum of M_u(theta)`` over the group's devices."""
+class SummedTerms(SiteTerms):
+    """Groups of sites that share one parameter: ``M_g(theta) = sum of M_u(theta)`` over the group's sites."""
 
-    def __init__(self, terms: DeviceTerms, labels: Index) -> None:
+    def __init__(self, terms: SiteTerms, labels: Index) -> None:
         self.terms, self.labels = terms, labels
-        self.n_devices, self.n_params = int(labels.max()) + 1, terms.n_params
+        self.n_sites, self.n_params = int(labels.max()) + 1, terms.n_params
 
     def _sum(self, values: Array) -> Array:
-        return sum_groups(values, self.labels, self.n_devices)
+        return sum_groups(values, self.labels, self.n_sites)
 
     def values(self, theta: Array) -> Array:
         return self._sum(self.terms.values(theta[self.labels]))
@@ -172,7 +172,7 @@ class SummedTerms(DeviceTerms):
         return self._sum(self.terms.cautious_hessians(theta[self.labels]))
 
     def caution(self) -> tuple[Array, Array]:
-        start, least = np.zeros(self.n_devices), np.zeros(self.n_devices)
+        start, least = np.zeros(self.n_sites), np.zeros(self.n_sites)
         for total, own in zip((start, least), self.terms.caution(), strict=True):
             np.maximum.at(total, self.labels, own)
         return start, least
@@ -181,7 +181,7 @@ class SummedTerms(DeviceTerms):
         return self._sum(self.terms.lower_bounds())
 
     def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
-        # any split of s over a group's devices bounds its conjugate: each takes what balances it, and its curvature's
+        # any split of s over a group's sites bounds its conjugate: each takes what balances it, and its curvature's
         # share of the rest
         own = theta[self.labels]
         gradients, hessians = self.terms.gradients(own), self.terms.hessians(own)
@@ -190,12 +190,12 @@ class SummedTerms(DeviceTerms):
         gaps = self._sum(self.terms.young_gaps(own, shares - gradients, radius))
         return np.asarray(gaps + ball_gap(rest, theta, radius))
 
-    def take(self, devices: Index) -> DeviceTerms:
+    def take(self, sites: Index) -> SiteTerms:
         raise NotImplementedError("groups are not taken apart")
 
 
-def summed_terms(terms: DeviceTerms, labels: Index) -> DeviceTerms:
-    """The terms of groups whose devices share one parameter; ``labels (V,)`` number the groups from 0."""
+def summed_terms(terms: SiteTerms, labels: Index) -> SiteTerms:
+    """The terms of groups whose sites share one parameter; ``labels (V,)`` number the groups from 0."""
     if not isinstance(terms, QuadraticTerms):
         return SummedTerms(terms, labels)
     groups = int(labels.max()) + 1

@@ -85,7 +85,7 @@ def inverse_of(matrices: Array) -> Array:
 
 
 def sum_groups(values: Array, labels: Index, groups: int) -> Array:
-    """Sums of ``values (V, ...)`` over each group, ``(groups, ...)``, in the order of the devices."""
+    """Sums of ``values (V, ...)`` over each group, ``(groups, ...)``, in the order of the sites."""
     from scipy import sparse  # slow to load
 
     # a sparse product: several times quicker than np.add.at

@@ -12,14 +12,14 @@ from numpy.typing import ArrayLike
 
 from fedkin._base import Array, Index, check_nonnegative, count, html_card
 from fedkin.data import Federation
-from fedkin.errors import DataError, ParameterError, UnknownDeviceError
+from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.graph import Cliques, Graph
 from fedkin.losses import Loss, make_loss
 from fedkin.objective.build import build_terms
 from fedkin.objective.penalties import Penalty, make_penalty
 from fedkin.objective.rerouting import CliqueRerouting, Rerouting
 from fedkin.objective.summaries import Summaries
-from fedkin.objective.terms import DeviceTerms, QuadraticTerms
+from fedkin.objective.terms import QuadraticTerms, SiteTerms
 
 Status = Literal["converged", "iteration_limit", "interrupted"]
 
@@ -30,8 +30,8 @@ LossLike = str | Loss | Mapping[Hashable, str | Loss]
 class FusedObjective:
     """``sum_u M_u(theta_u) + sum_e r_e phi(theta_i - theta_j) + sum_uc k_uc |theta_uc|``: |V| times the public one."""
 
-    terms: DeviceTerms
-    graph: Graph  # devices in the order of the terms
+    terms: SiteTerms
+    graph: Graph  # sites in the order of the terms
     penalty: Penalty
     strength: float  # lam * |V|, so that r_e = strength * w_e
     sparsity: Array | None = None  # the k above, (V, p)
@@ -49,7 +49,7 @@ class FusedObjective:
 
         They may lack few edges (`NearCliques`), without sparsity.
 
-        Duals ``alpha`` are then ``(V, p)``, the sums at each device of what its edges have.
+        Duals ``alpha`` are then ``(V, p)``, the sums at each site of what its edges have.
         """
         separable = self.penalty.separable or self.terms.n_params == 1
         if not separable or self.graph.n_edges < self.cliques_from:
@@ -67,11 +67,11 @@ class FusedObjective:
     @property
     def dual_shape(self) -> tuple[int, int]:
         """Shape of the duals ``alpha``."""
-        rows = self.graph.n_edges if self.cliques is None else self.graph.n_devices
+        rows = self.graph.n_edges if self.cliques is None else self.graph.n_sites
         return rows, self.terms.n_params
 
     def balance(self, alpha: Array) -> Array:
-        """``D' alpha (V, p)``: the sums of the duals at each device."""
+        """``D' alpha (V, p)``: the sums of the duals at each site."""
         return alpha if self.cliques is not None else np.asarray(self.graph.incidence().T @ alpha)
 
     def project(self, alpha: Array) -> Array:
@@ -159,11 +159,11 @@ class FusedObjective:
         balance: Array,
         radius: float,
     ) -> tuple[float, bool]:
-        devices = self.terms.young_gaps(theta, balance)
-        unbounded = ~np.isfinite(devices)
+        sites = self.terms.young_gaps(theta, balance)
+        unbounded = ~np.isfinite(sites)
         if unbounded.any() and np.isfinite(radius):
-            devices[unbounded] = self.terms.young_gaps(theta, balance, radius)[unbounded]
-        total = float(devices.sum()) + slack(alpha)
+            sites[unbounded] = self.terms.young_gaps(theta, balance, radius)[unbounded]
+        total = float(sites.sum()) + slack(alpha)
         if self.sparsity is not None and zeta is not None:
             total += float((self.sparsity * np.abs(theta) - zeta * theta).sum())
         return total, bool(unbounded.any())
@@ -182,14 +182,14 @@ class Problem:
     federation : Federation or Summaries
         Rows, or what the sites said about theirs.
     graph : Graph
-        Over the same devices, in any order.
-    loss : str, Loss or mapping {device: loss}
+        Over the same sites, in any order.
+    loss : str, Loss or mapping {site: loss}
         "mean", "linear", "logistic", "poisson", "huber", "multinomial", or an object. Summaries know theirs.
     penalty : str or Penalty
         "l1", "l2" or "linf".
     lam : float
         The penalty level of F above, at least 0.
-    sparsity : float, mapping {device: float} or array (V,) or (V, p)
+    sparsity : float, mapping {site: float} or array (V,) or (V, p)
         The extra ``(1/|V|) sum_u lam_u ||theta_u||_1``.
     ridge : float or array (p,)
         The extra ``(1/|V|) sum_u sum_c ridge_c theta_uc^2 / 2``.
@@ -198,7 +198,7 @@ class Problem:
 
     Examples
     --------
-    Two devices with one observation each, 0 and 2, pulled together by ``lam``:
+    Two sites with one observation each, 0 and 2, pulled together by ``lam``:
 
     >>> import fedkin
     >>> fed = fedkin.Federation({"a": [[0.0]], "b": [[2.0]]})
@@ -223,32 +223,32 @@ class Problem:
         elif isinstance(self.loss, str):
             make_loss(self.loss, self.federation.y)  # a name that is none is refused here, not by the first solver
         object.__setattr__(self, "penalty", make_penalty(self.penalty))
-        object.__setattr__(self, "graph", self.graph.aligned(self.federation.devices))
+        object.__setattr__(self, "graph", self.graph.aligned(self.federation.sites))
         if self.radius is not None and not self.radius > 0:
             raise ParameterError(f"radius must be positive, got {self.radius!r}")
 
     @property
-    def n_devices(self) -> int:
-        return self.federation.n_devices
+    def n_sites(self) -> int:
+        return self.federation.n_sites
 
     @cached_property
     def losses(self) -> tuple[Loss, ...]:
-        """One loss per device, in device order."""
+        """One loss per site, in site order."""
         return resolve_losses(self.loss, self.federation)
 
     @cached_property
     def n_params(self) -> int:
-        """Length p of each device's parameter."""
+        """Length p of each site's parameter."""
         return self.losses[0].n_params(self.federation.n_features)
 
     @property
     def strength(self) -> float:
         """``lam * |V|``: the one place where the paper's factor 1/|V| is moved to the penalty."""
-        return self.lam * self.n_devices
+        return self.lam * self.n_sites
 
     @cached_property
-    def terms(self) -> DeviceTerms:
-        """The devices' mean losses on arrays; computed once."""
+    def terms(self) -> SiteTerms:
+        """The sites' mean losses on arrays; computed once."""
         ridge = np.asarray(self.ridge, dtype=np.float64)
         if ridge.shape not in ((), (self.n_params,)):
             raise ParameterError(f"ridge has shape {ridge.shape}, expected a number or ({self.n_params},)")
@@ -268,7 +268,7 @@ class Problem:
 
     def objective(self, theta: Array) -> float:
         """``F(theta)`` for ``theta (V, p)``."""
-        return self.fused.value(np.asarray(theta, dtype=np.float64)) / self.n_devices
+        return self.fused.value(np.asarray(theta, dtype=np.float64)) / self.n_sites
 
     def rows_for(self, purpose: str) -> Federation:
         """The rows, or the error that ``purpose`` needs them and the problem has summaries only."""
@@ -282,26 +282,26 @@ class Problem:
             "graph": repr(self.graph),
             "loss": ", ".join(dict.fromkeys(loss.name for loss in self.losses)),
             "penalty": f"{self.fused.penalty.name}, lam {self.lam:.4g}",
-            "parameters": f"{self.n_params} at each of {count(self.n_devices, 'site')}",
+            "parameters": f"{self.n_params} at each of {count(self.n_sites, 'site')}",
         }
         return html_card("Problem", facts)
 
     def with_lam(self, lam: float) -> Problem:
         """The same problem at another ``lam``; what was computed from the rows is shared."""
         other = replace(self, lam=lam)
-        # without a penalty more devices are alone, whose minimisers have to be exact
+        # without a penalty more sites are alone, whose minimisers have to be exact
         for name in ("losses", "n_params") if self.lam > 0 and lam == 0 else ("losses", "n_params", "terms"):
             other.__dict__[name] = getattr(self, name)
         return other
 
     def _sparsity_matrix(self) -> Array | None:
-        shape = (self.n_devices, self.n_params)
+        shape = (self.n_sites, self.n_params)
         if isinstance(self.sparsity, Mapping):
-            for device in self.sparsity:
-                if device not in self.federation:
-                    raise UnknownDeviceError(f"sparsity names site {device!r}, which the federation does not have")
-            per_device = [float(self.sparsity.get(device, 0.0)) for device in self.federation.devices]
-            values = np.asarray(per_device)[:, None]
+            for site in self.sparsity:
+                if site not in self.federation:
+                    raise UnknownSiteError(f"sparsity names site {site!r}, which the federation does not have")
+            per_site = [float(self.sparsity.get(site, 0.0)) for site in self.federation.sites]
+            values = np.asarray(per_site)[:, None]
         else:
             values = np.asarray(self.sparsity, dtype=np.float64)
             values = values[:, None] if values.ndim == 1 else values
@@ -323,7 +323,7 @@ class Solution:
     Attributes
     ----------
     theta : array (V, p)
-        Parameters, a row per device of the problem's federation.
+        Parameters, a row per site of the problem's federation.
     objective : float
         ``F(theta)`` on the public scale.
     gap : float
@@ -333,7 +333,7 @@ class Solution:
     trace : mapping name -> array
         ``n_iter``, ``objective`` and ``gap`` at each check.
     alpha : array (E, p) or (V, p)
-        Edge duals, the rest of a warm start; of large cliques, their sums at each device.
+        Edge duals, the rest of a warm start; of large cliques, their sums at each site.
     message : str
         How it ended, and what to do about it.
     radius : float or None
@@ -360,47 +360,47 @@ class Solution:
         return html_card("Solution", facts)
 
     def clusters(self, graph: Graph) -> Index:
-        """Labels ``(V,)`` of devices joined by edges of ``graph`` along which they hold the same parameters.
+        """Labels ``(V,)`` of sites joined by edges of ``graph`` along which they hold the same parameters.
 
-        Only bitwise equal rows count: solvers return fused devices exactly fused.
+        Only bitwise equal rows count: solvers return fused sites exactly fused.
         """
         return graph.equal_groups(self.theta)
 
 
 def resolve_losses(loss: LossLike, federation: Federation | Summaries) -> tuple[Loss, ...]:
-    """One loss per device, in device order, each checked against the device's target; summaries know theirs."""
+    """One loss per site, in site order, each checked against the site's target; summaries know theirs."""
     if isinstance(federation, Summaries):
-        return (federation.loss,) * federation.n_devices
+        return (federation.loss,) * federation.n_sites
     if isinstance(loss, Mapping):
-        losses = _losses_by_device(loss, federation)
+        losses = _losses_by_site(loss, federation)
     else:
-        losses = (make_loss(loss, federation.y),) * federation.n_devices
+        losses = (make_loss(loss, federation.y),) * federation.n_sites
     if federation.weight is not None:
         for one in losses:
             if one.rowwise is None and not one.quadratic:
                 raise ParameterError(f"the {one.name} loss takes no weights of rows: leave weight= out")
     try:
-        # the whole column first: the loop over devices is slow
+        # the whole column first: the loop over sites is slow
         for one in {id(one): one for one in losses}.values():
             one.check_target(federation.y, "all")
     except DataError:
-        for device, one in zip(federation.devices, losses, strict=True):
-            one.check_target(federation[device].y, device)
+        for site, one in zip(federation.sites, losses, strict=True):
+            one.check_target(federation[site].y, site)
     return losses
 
 
-def _losses_by_device(loss: Mapping[Hashable, str | Loss], federation: Federation) -> tuple[Loss, ...]:
-    for device in loss:
-        if device not in federation:
-            raise UnknownDeviceError(f"loss names site {device!r}, which the federation does not have")
-    missing = [device for device in federation.devices if device not in loss]
+def _losses_by_site(loss: Mapping[Hashable, str | Loss], federation: Federation) -> tuple[Loss, ...]:
+    for site in loss:
+        if site not in federation:
+            raise UnknownSiteError(f"loss names site {site!r}, which the federation does not have")
+    missing = [site for site in federation.sites if site not in loss]
     if missing:
         others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
         raise DataError(f"no loss is given for site {missing[0]!r}{others}; name every site")
-    # one object for each name: grouping devices by loss is quicker
+    # one object for each name: grouping sites by loss is quicker
     names = dict.fromkeys(one for one in loss.values() if isinstance(one, str))
     made = {name: make_loss(name, federation.y) for name in names}
-    wanted = [loss[device] for device in federation.devices]
+    wanted = [loss[site] for site in federation.sites]
     losses = [made[one] if isinstance(one, str) else one for one in wanted]
     sizes = {one.n_params(federation.n_features): one for one in losses}
     if len(sizes) > 1:

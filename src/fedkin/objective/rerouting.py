@@ -1,6 +1,6 @@
 """Edge duals for certificates on singular designs.
 
-A dual that pulls a device in a direction that its rows do not show makes its conjugate infinite. A gap then needs
+A dual that pulls a site in a direction that its rows do not show makes its conjugate infinite. A gap then needs
 a ball that holds a minimiser, and what can be proven of such balls is often thousands of times too large. But
 a neighbour with a regular design can take over the pull, and that hardly costs anything.
 """
@@ -19,7 +19,7 @@ from fedkin.objective.terms import QuadraticTerms
 
 
 class Rerouting:
-    """How pulls at singular devices go to their regular neighbours; one that has none keeps its pull."""
+    """How pulls at singular sites go to their regular neighbours; one that has none keeps its pull."""
 
     def __init__(self, terms: QuadraticTerms, graph: Graph) -> None:
         from scipy import sparse  # slow to load
@@ -31,13 +31,13 @@ class Rerouting:
         self._here = np.where(first, *graph.edges[self._edges].T)  # their singular ends
         self._sign = np.where(first, -1.0, 1.0)[:, None]
         m, self._terms = self._edges.size, terms
-        self._summed: Any = sparse.csr_array((np.ones(m), (self._here, np.arange(m))), shape=(graph.n_devices, m))
+        self._summed: Any = sparse.csr_array((np.ones(m), (self._here, np.arange(m))), shape=(graph.n_sites, m))
         incidence: Any = graph.incidence()
         self._transposed: Any = sparse.csr_array(incidence[self._edges].T)
 
     @property
     def serves(self) -> bool:
-        """Whether any singular device has a regular neighbour."""
+        """Whether any singular site has a regular neighbour."""
         return self._edges.size > 0
 
     def __call__(self, penalty: Penalty, radius: Array, alpha: Array, balance: Array) -> tuple[Array, Array]:
@@ -61,14 +61,14 @@ class Rerouting:
         return shrunk * alpha, shrunk * np.asarray(balance + self._transposed @ rest)
 
     def _pull(self, penalty: Penalty, balance: Array) -> tuple[Array, Array]:
-        """What pulls singular devices in directions that their rows do not show, ``(V, p)``, and how large it is."""
+        """What pulls singular sites in directions that their rows do not show, ``(V, p)``, and how large it is."""
         pull, bad = np.zeros_like(balance), self._terms.singular
         pull[bad] = np.einsum("vpq,vq->vp", self._terms.unseen, balance[bad])
         return pull, np.abs(pull) if penalty.separable else penalty.dual_norm(pull)[:, None]
 
 
 class CliqueRerouting:
-    """The same on cliques: pulls at singular devices go to all regular ones of the clique, by their weights."""
+    """The same on cliques: pulls at singular sites go to all regular ones of the clique, by their weights."""
 
     def __init__(self, terms: QuadraticTerms, cliques: Cliques) -> None:
         self._terms, self._cliques = terms, cliques
@@ -79,7 +79,7 @@ class CliqueRerouting:
 
     @property
     def serves(self) -> bool:
-        """Whether any singular device is in a clique with a regular one."""
+        """Whether any singular site is in a clique with a regular one."""
         return bool(self._served.any())
 
     def __call__(self, strength: float, alpha: Array, balance: Array) -> tuple[Array, Array]:
@@ -89,7 +89,7 @@ class CliqueRerouting:
         pull[bad] = np.einsum("vpq,vq->vp", self._terms.unseen, balance[bad]) * self._served[:, None]
         moved = self._share * sum_groups(pull, labels, self._cliques.sizes.size)[labels] - pull
         excess = self._cliques.congestion(alpha + moved) / max(strength, np.finfo(float).tiny)
-        # all coordinates shrink alike: a device's unseen directions mix them
+        # all coordinates shrink alike: a site's unseen directions mix them
         shrunk = 1.0 / np.maximum(excess.max(axis=1), 1.0)[labels, None]
         return shrunk * (alpha + moved), shrunk * (balance + moved)
 

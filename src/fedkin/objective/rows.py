@@ -1,4 +1,4 @@
-"""Losses on linear predictors (generalised linear models), many devices with equally many rows at once."""
+"""Losses on linear predictors (generalised linear models), many sites with equally many rows at once."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from fedkin._base import AnyArray, Array, Index, Mask
 from fedkin.data import Federation, Rows
 from fedkin.losses import RowLoss, weighted_gram
 from fedkin.objective.linalg import RANK_TOLERANCE, solve_and_rest, unit_diagonal
-from fedkin.objective.terms import LEAST_CAUTION, DeviceTerms, ball_gap, new_places
+from fedkin.objective.terms import LEAST_CAUTION, SiteTerms, ball_gap, new_places
 
-#: Devices whose numbers of rows differ by at most this factor make one batch, if it has at most so many numbers.
+#: Sites whose numbers of rows differ by at most this factor make one batch, if it has at most so many numbers.
 PADDED, ROOM = 1.25, 20_000_000
-#: Devices ``(B,)`` with the same number of rows, and these: ``X (B, n, q)``, ``y (B, n)``, ``offset (B, n)``.
+#: Sites ``(B,)`` with the same number of rows, and these: ``X (B, n, q)``, ``y (B, n)``, ``offset (B, n)``.
 RowBlock = tuple[Index, Rows]
 
 
-def row_blocks(federation: Federation, devices: Index) -> list[RowBlock]:
-    """Devices grouped by their number of rows, in the order given within each group."""
-    sizes = federation.n_samples[devices]
+def row_blocks(federation: Federation, sites: Index) -> list[RowBlock]:
+    """Sites grouped by their number of rows, in the order given within each group."""
+    sizes = federation.n_samples[sites]
     blocks: list[RowBlock] = []
     for size in np.unique(sizes):
-        members = devices[sizes == size]
+        members = sites[sizes == size]
         rows = (federation.starts[members][:, None] + np.arange(size)).reshape(-1)
         contiguous = rows.size > 0 and bool((np.diff(rows) == 1).all())
         where = slice(int(rows[0]), int(rows[-1]) + 1) if contiguous else rows
@@ -39,7 +39,7 @@ def row_blocks(federation: Federation, devices: Index) -> list[RowBlock]:
 
 
 def unit_weights(rows: Rows) -> Array | None:
-    """The weights of rows ``(..., n)``, scaled to have mean 1 on each device; None where all rows count alike."""
+    """The weights of rows ``(..., n)``, scaled to have mean 1 on each site; None where all rows count alike."""
     if rows.weight is None:
         return None
     return np.asarray(rows.weight / rows.weight.mean(axis=-1, keepdims=True))
@@ -47,14 +47,14 @@ def unit_weights(rows: Rows) -> Array | None:
 
 @dataclass(frozen=True, eq=False)
 class RowBatch:
-    """B devices of one loss, with n rows each: ``X (B, n, q)``, ``y (B, n)``, ``offset (B, n)`` or None.
+    """B sites of one loss, with n rows each: ``X (B, n, q)``, ``y (B, n)``, ``offset (B, n)`` or None.
 
-    Methods take ``theta (A, p)`` of the devices ``who (A,)``, or of all of them when it is None.
+    Methods take ``theta (A, p)`` of the sites ``who (A,)``, or of all of them when it is None.
     """
 
     loss: RowLoss
     rows: Rows
-    weight: Array | None = None  # (B, n), with mean 1 on each device; None for equal weights
+    weight: Array | None = None  # (B, n), with mean 1 on each site; None for equal weights
 
     @property
     def X(self) -> Array:
@@ -70,7 +70,7 @@ class RowBatch:
         return int(self.X.shape[1])
 
     @property
-    def n_devices(self) -> int:
+    def n_sites(self) -> int:
         return int(self.X.shape[0])
 
     @property
@@ -78,7 +78,7 @@ class RowBatch:
         return self.loss.n_params(self.X.shape[2])
 
     def take(self, who: Index | Mask) -> RowBatch:
-        """Some of the devices."""
+        """Some of the sites."""
         return RowBatch(self.loss, self.rows.take(who), None if self.weight is None else self.weight[who])
 
     def columns(self, features: Index) -> RowBatch:
@@ -96,7 +96,7 @@ class RowBatch:
         return self.average(self.loss.value_at(self.predictors(theta, who), _of(self.y, who)), who)
 
     def average(self, values: Array, who: Index | None = None) -> Array:
-        """Means ``(A,)`` of ``values (A, n)`` over each device's rows, by their weights."""
+        """Means ``(A,)`` of ``values (A, n)`` over each site's rows, by their weights."""
         if self.weight is None:
             return np.asarray(values.mean(axis=1))
         weight = _of(self.weight, who)
@@ -116,7 +116,7 @@ class RowBatch:
         return self.gram_of(weights_at(self.predictors(theta, who), _of(self.y, who)), who)
 
     def mean_of(self, slope: Array, who: Index | None = None) -> Array:
-        """Means of ``slope (x) x`` over a device's rows, ``(A, p)``, for ``slope (A, n, k)``."""
+        """Means of ``slope (x) x`` over a site's rows, ``(A, p)``, for ``slope (A, n, k)``."""
         if self.weight is not None:
             slope = slope * _of(self.weight, who)[:, :, None]
         mean = np.matmul(np.swapaxes(slope, 1, 2), _of(self.X, who)) / self.n_rows
@@ -163,25 +163,25 @@ class RowBatch:
         return np.asarray(self.n_rows * np.linalg.eigvalsh(relative)[:, 0])
 
 
-class RowTerms(DeviceTerms):
-    """Mean losses of one row loss on ``blocks`` that cover devices ``0 .. V-1``, and ``ridge (p,)``."""
+class RowTerms(SiteTerms):
+    """Mean losses of one row loss on ``blocks`` that cover sites ``0 .. V-1``, and ``ridge (p,)``."""
 
     def __init__(self, loss: RowLoss, blocks: Sequence[RowBlock], ridge: Array) -> None:
         self.loss, self.blocks, self.ridge = loss, tuple(blocks), ridge
         self._batches = [_padded(loss, blocks) for blocks in _alike(self.blocks)]
-        self.n_devices = sum(devices.size for devices, _ in self.blocks)
+        self.n_sites = sum(sites.size for sites, _ in self.blocks)
         self.n_params = ridge.size
 
     def values(self, theta: Array) -> Array:
         out = 0.5 * (theta**2) @ self.ridge
-        for devices, batch in self._batches:
-            out[devices] += batch.values(theta[devices])
+        for sites, batch in self._batches:
+            out[sites] += batch.values(theta[sites])
         return np.asarray(out)
 
     def gradients(self, theta: Array) -> Array:
         out = theta * self.ridge
-        for devices, batch in self._batches:
-            out[devices] += batch.gradients(theta[devices])
+        for sites, batch in self._batches:
+            out[sites] += batch.gradients(theta[sites])
         return out
 
     def hessians(self, theta: Array) -> Array:
@@ -192,10 +192,10 @@ class RowTerms(DeviceTerms):
         chosen = columns.reshape(self.loss.n_outputs, -1)
         features = np.flatnonzero(chosen.any(axis=0))
         inside = chosen[:, features].reshape(-1)
-        out = np.empty((self.n_devices, int(columns.sum()), int(columns.sum())))
-        for devices, batch in self._batches:
-            curvature = self.loss.curvature_at(batch.predictors(theta[devices]), batch.y)
-            out[devices] = batch.columns(features).gram_of(curvature)[:, inside][:, :, inside]
+        out = np.empty((self.n_sites, int(columns.sum()), int(columns.sum())))
+        for sites, batch in self._batches:
+            curvature = self.loss.curvature_at(batch.predictors(theta[sites]), batch.y)
+            out[sites] = batch.columns(features).gram_of(curvature)[:, inside][:, :, inside]
         return out + np.diag(self.ridge[columns])
 
     def cautious_hessians(self, theta: Array) -> Array:
@@ -205,28 +205,28 @@ class RowTerms(DeviceTerms):
         bounded = bool(np.isfinite(self.loss.curvature_bound))
         start = 0.0 if self.loss.strictly_convex and bounded else 1.0
         least = 0.0 if self.loss.strictly_convex else LEAST_CAUTION
-        return np.full(self.n_devices, start), np.full(self.n_devices, least)
+        return np.full(self.n_sites, start), np.full(self.n_sites, least)
 
     def lower_bounds(self) -> Array:
-        out = np.empty(self.n_devices)
-        for devices, batch in self._batches:
+        out = np.empty(self.n_sites)
+        for sites, batch in self._batches:
             # a function is never below minus its conjugate at 0
             zero = np.zeros((*batch.y.shape, self.loss.n_outputs))
-            out[devices] = -batch.average(self.loss.conjugate_at(zero, batch.y))
+            out[sites] = -batch.average(self.loss.conjugate_at(zero, batch.y))
         return out
 
     def _grams(self, theta: Array, weights_at: Callable[[Array, Array], Array]) -> Array:
-        out = np.empty((self.n_devices, self.n_params, self.n_params))
-        for devices, batch in self._batches:
-            out[devices] = batch.grams(theta[devices], weights_at)
+        out = np.empty((self.n_sites, self.n_params, self.n_params))
+        for sites, batch in self._batches:
+            out[sites] = batch.grams(theta[sites], weights_at)
         diagonal = np.arange(self.n_params)
         out[:, diagonal, diagonal] += self.ridge
         return out
 
     def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
-        out = np.empty(self.n_devices)
-        for devices, batch in self._batches:
-            out[devices] = self._gaps(batch, theta[devices], s[devices], radius)
+        out = np.empty(self.n_sites)
+        for sites, batch in self._batches:
+            out[sites] = self._gaps(batch, theta[sites], s[sites], radius)
         return out
 
     def _gaps(self, batch: RowBatch, theta: Array, s: Array, radius: float) -> Array:
@@ -250,8 +250,8 @@ class RowTerms(DeviceTerms):
         resting = resting + ball_gap(np.where(held, 0.0, residual), theta, radius)
         return np.asarray(np.minimum(moved, resting))
 
-    def take(self, devices: Index) -> RowTerms:
-        place, blocks = new_places(devices, self.n_devices), []
+    def take(self, sites: Index) -> RowTerms:
+        place, blocks = new_places(sites, self.n_sites), []
         for members, rows in self.blocks:
             chosen = place[members] >= 0
             if chosen.any():
@@ -264,7 +264,7 @@ def _alike(blocks: Sequence[RowBlock]) -> list[list[RowBlock]]:
     groups: list[list[RowBlock]] = []
     for block in sorted(blocks, key=lambda block: len(block[1].X[0])):
         n_rows = len(block[1].X[0])
-        padded = n_rows * sum(len(devices) for devices, _ in [*(groups[-1] if groups else []), block])
+        padded = n_rows * sum(len(sites) for sites, _ in [*(groups[-1] if groups else []), block])
         if groups and n_rows <= PADDED * len(groups[-1][0][1].X[0]) and padded * block[1].X.shape[2] <= ROOM:
             groups[-1].append(block)
         else:
@@ -288,7 +288,7 @@ def _padded(loss: RowLoss, blocks: Sequence[RowBlock]) -> tuple[Index, RowBatch]
 
     joined = Rows.stack([rows.map(longer) for _, rows in blocks])
     weight = np.concatenate([weights(rows) for _, rows in blocks])
-    return np.concatenate([devices for devices, _ in blocks]), RowBatch(loss, joined, weight)
+    return np.concatenate([sites for sites, _ in blocks]), RowBatch(loss, joined, weight)
 
 
 def _of(array: Array, who: Index | None) -> Array:

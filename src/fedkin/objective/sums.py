@@ -15,20 +15,20 @@ from fedkin.objective.terms import QuadraticTerms
 
 
 def assign_folds(federation: Federation, folds: int, seed: int) -> Index:
-    """Fold ``(N,)`` of each row, cut within devices; -1 for the row of a device that has a single one: it trains."""
-    sizes = zip(federation.devices, federation.n_samples.tolist(), strict=True)
+    """Fold ``(N,)`` of each row, cut within sites; -1 for the row of a site that has a single one: it trains."""
+    sizes = zip(federation.sites, federation.n_samples.tolist(), strict=True)
 
-    def dealt(device: Hashable, n: int) -> Index:
+    def dealt(site: Hashable, n: int) -> Index:
         if n < 2:
             return np.full(n, -1, dtype=np.int64)
-        return block_folds(n, folds) if federation.ordered else deal_folds(device, n, folds, seed)
+        return block_folds(n, folds) if federation.ordered else deal_folds(site, n, folds, seed)
 
-    return np.concatenate([dealt(device, n) for device, n in sizes])
+    return np.concatenate([dealt(site, n) for site, n in sizes])
 
 
 @dataclass(frozen=True, eq=False)
 class FoldSums:
-    """Sums over the rows of V devices in K folds of the loss, its gradient and its Hessian at ``at (V, p)``.
+    """Sums over the rows of V sites in K folds of the loss, its gradient and its Hessian at ``at (V, p)``.
 
     The last of ``K + 1`` parts are rows that always train (fold -1). ``count (V, K+1)``, sums of weights where rows
     have them; ``value (V, K+1)``; ``gradient (V, K+1, p)``; ``hessian (V, K+1, p, p)``, or ``(V, K+1)`` when all are
@@ -46,10 +46,10 @@ class FoldSums:
         cls, federation: Federation, losses: Sequence[Loss], fold_of: Index, folds: int, at: Array | None = None
     ) -> FoldSums:
         """The sums of rows with a fold each; ``at`` is 0 by default."""
-        p, v = losses[0].n_params(federation.n_features), federation.n_devices
+        p, v = losses[0].n_params(federation.n_features), federation.n_sites
         zero, at = at is None, np.zeros((v, p)) if at is None else at
         # fold -1 is the last part
-        cell = federation.device_index * (folds + 1) + fold_of % (folds + 1)
+        cell = federation.site_index * (folds + 1) + fold_of % (folds + 1)
         count = np.bincount(cell, federation.weight, v * (folds + 1)).reshape(v, folds + 1)
         value, gradient, hessian = np.zeros((v, folds + 1)), np.zeros((v, folds + 1, p)), np.zeros(0)
         for k in (*range(folds), -1):
@@ -58,7 +58,7 @@ class FoldSums:
                 continue
             part = federation.take(fold_of == k, allow_empty=True)
             if seen.size < v:
-                part = part.subset([federation.devices[u] for u in seen])
+                part = part.subset([federation.sites[u] for u in seen])
             lonely = np.zeros(seen.size, dtype=bool)
             terms = build_terms(part, [losses[u] for u in seen.tolist()], np.zeros(p), lonely)
             n, point = count[seen, k], at[seen]
@@ -80,9 +80,9 @@ class FoldSums:
         """Number of folds K, without the part that always trains."""
         return int(self.count.shape[1]) - 1
 
-    def take(self, devices: Index) -> FoldSums:
-        """The sums of some devices, in that order."""
-        return FoldSums(*(getattr(self, item.name)[devices] for item in fields(self)))
+    def take(self, sites: Index) -> FoldSums:
+        """The sums of some sites, in that order."""
+        return FoldSums(*(getattr(self, item.name)[sites] for item in fields(self)))
 
     def total(self, without: int | None = None, *, forward: bool = False) -> FoldSums:
         """The sums over all rows (or all but those of one fold and, ``forward``, of later ones), as one part."""
@@ -96,9 +96,9 @@ class FoldSums:
         return FoldSums(self.at, count, value, gradient, hessian)
 
     def terms(self, part: int = 0, ridge: Array | None = None) -> QuadraticTerms:
-        """Mean losses of one part as quadratics around ``at``, with ``sum_c ridge_c theta_c^2 / 2`` on each device.
+        """Mean losses of one part as quadratics around ``at``, with ``sum_c ridge_c theta_c^2 / 2`` on each site.
 
-        Every device has rows in that part. For quadratic losses the terms are exact everywhere.
+        Every site has rows in that part. For quadratic losses the terms are exact everywhere.
         """
         n, at = self.count[:, part].astype(np.float64), self.at
         A = self.hessian[:, part] / n.reshape(-1, *[1] * (self.hessian.ndim - 2))

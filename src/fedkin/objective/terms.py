@@ -1,7 +1,7 @@
-"""`DeviceTerms`: the devices' mean losses as functions of the stacked parameters ``theta (V, p)``.
+"""`SiteTerms`: the sites' mean losses as functions of the stacked parameters ``theta (V, p)``.
 
-Everything that a solver or a certificate needs of the data, vectorised over devices: values, gradients, Hessians and
-the Fenchel-Young gap ``M_u(theta_u) + M_u*(-s_u) + <s_u, theta_u>``, a device's share of a duality gap. The terms of
+Everything that a solver or a certificate needs of the data, vectorised over sites: values, gradients, Hessians and
+the Fenchel-Young gap ``M_u(theta_u) + M_u*(-s_u) + <s_u, theta_u>``, a site's share of a duality gap. The terms of
 quadratic losses are here, those of other losses on linear predictors in `rows`, the rest in `build`.
 """
 
@@ -23,10 +23,10 @@ LEAST_CAUTION = 1e-6
 SINGULAR_TOLERANCE = 1e-12
 
 
-class DeviceTerms(ABC):
-    """Mean losses of V devices, each a convex function on R^p."""
+class SiteTerms(ABC):
+    """Mean losses of V sites, each a convex function on R^p."""
 
-    n_devices: int
+    n_sites: int
     n_params: int
 
     @abstractmethod
@@ -51,30 +51,30 @@ class DeviceTerms(ABC):
 
     def caution(self) -> tuple[Array, Array]:
         """Shares ``(V,)`` of the cautious Hessians that Newton's method begins with, and that it should always keep."""
-        return np.zeros(self.n_devices), np.zeros(self.n_devices)
+        return np.zeros(self.n_sites), np.zeros(self.n_sites)
 
     def lower_bounds(self) -> Array:
         """Numbers ``(V,)`` that ``M_u`` never falls below, minus infinity where none is known."""
-        return np.full(self.n_devices, -np.inf)
+        return np.full(self.n_sites, -np.inf)
 
     @abstractmethod
     def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
         """Upper bounds ``(V,)`` on ``M_u(theta_u) + <s_u, theta_u> - min_v (M_u(v) + <s_u, v>)``.
 
-        The minimum is over v in the ball of that ``radius``. Without one, a device is infinite when its minimum is not
+        The minimum is over v in the ball of that ``radius``. Without one, a site is infinite when its minimum is not
         finite (a residual outside the range of a singular design), or when no bound was found.
         """
 
     @abstractmethod
-    def take(self, devices: Index) -> DeviceTerms:
-        """The terms of some devices, in that order."""
+    def take(self, sites: Index) -> SiteTerms:
+        """The terms of some sites, in that order."""
 
 
-class QuadraticTerms(DeviceTerms):
+class QuadraticTerms(SiteTerms):
     """``M_u(theta) = theta' A_u theta / 2 - b_u' theta + c_u``: Gram statistics, no rows.
 
     ``A (V, p, p)``, or ``(V,)`` when every ``A_u`` is a multiple of the identity; ``b (V, p)``; ``c (V,)``; ``factors``
-    of devices whose matrix is so close to singular that ``A`` and ``b`` do not tell their minimiser.
+    of sites whose matrix is so close to singular that ``A`` and ``b`` do not tell their minimiser.
     """
 
     def __init__(self, A: Array, b: Array, c: Array, *, factors: RowFactors | None = None) -> None:
@@ -82,7 +82,7 @@ class QuadraticTerms(DeviceTerms):
         #: What solvers worked out from the matrices and may use again.
         self.shared: dict[str, Array] = {}
         self.isotropic = A.ndim == 1
-        self.n_devices, self.n_params = b.shape
+        self.n_sites, self.n_params = b.shape
 
     def apply(self, theta: Array) -> Array:
         """``A_u theta_u``, shape ``(V, p)``."""
@@ -93,7 +93,7 @@ class QuadraticTerms(DeviceTerms):
     def values(self, theta: Array) -> Array:
         out = ((0.5 * self.apply(theta) - self.b) * theta).sum(axis=1) + self.c
         if self.factors is not None:
-            out[self.factors.devices] = self.factors.values(theta[self.factors.devices])
+            out[self.factors.sites] = self.factors.values(theta[self.factors.sites])
         return np.asarray(out)
 
     def gradients(self, theta: Array) -> Array:
@@ -109,11 +109,11 @@ class QuadraticTerms(DeviceTerms):
         """Mean diagonal of the matrices, ``(p,)``."""
         if self.isotropic:
             return np.full(self.n_params, self.A.mean())
-        return np.asarray(np.einsum("vii->i", self.A) / self.n_devices)
+        return np.asarray(np.einsum("vii->i", self.A) / self.n_sites)
 
     @cached_property
     def typical_size(self) -> float:
-        """How large the parameters are that devices would have on their own, roughly."""
+        """How large the parameters are that sites would have on their own, roughly."""
         curvature = max(float(self.mean_curvature.mean()), np.finfo(float).tiny)
         return float(np.abs(self.b).max(initial=0.0)) / curvature
 
@@ -142,22 +142,22 @@ class QuadraticTerms(DeviceTerms):
 
     @property
     def singular(self) -> Mask:
-        """Devices whose matrix counts as singular, ``(V,)``."""
+        """Sites whose matrix counts as singular, ``(V,)``."""
         return self._inverse[1]
 
     @cached_property
     def unseen(self) -> Array:
-        """Projections of the M `singular` devices onto what lies outside the range of their matrices, ``(M, p, p)``."""
+        """Projections of the M `singular` sites onto what lies outside the range of their matrices, ``(M, p, p)``."""
         one, bad = np.eye(self.n_params), self.singular
         if self.isotropic:
             return np.tile(one, (int(bad.sum()), 1, 1))
         return np.asarray(one - np.matmul(self.A[bad], self.inverses[bad]))
 
     def minimizers(self) -> Array:
-        """Each device's own minimiser (the shortest one in standardised units where it is not unique), ``(V, p)``."""
+        """Each site's own minimiser (the shortest one in standardised units where it is not unique), ``(V, p)``."""
         own = self._solve(self.b)
         if self.factors is not None:
-            own[self.factors.devices] = self.factors.minimizers()
+            own[self.factors.sites] = self.factors.minimizers()
         return own
 
     def _solve(self, v: Array) -> Array:
@@ -178,32 +178,32 @@ class QuadraticTerms(DeviceTerms):
             left = residual[bad] - self.apply(step)[bad]
             gaps[bad] += ball_gap(left, theta[bad], radius)
         if self.factors is not None:
-            # where nothing pulls at a device, its gap is what its rows tell
-            free = ~s[self.factors.devices].any(axis=1)
-            gaps[self.factors.devices[free]] = self.factors.excess(theta[self.factors.devices])[free]
+            # where nothing pulls at a site, its gap is what its rows tell
+            free = ~s[self.factors.sites].any(axis=1)
+            gaps[self.factors.sites[free]] = self.factors.excess(theta[self.factors.sites])[free]
         return gaps
 
-    def take(self, devices: Index) -> QuadraticTerms:
-        factors = None if self.factors is None else self.factors.take(new_places(devices, self.n_devices))
-        return QuadraticTerms(self.A[devices], self.b[devices], self.c[devices], factors=factors)
+    def take(self, sites: Index) -> QuadraticTerms:
+        factors = None if self.factors is None else self.factors.take(new_places(sites, self.n_sites))
+        return QuadraticTerms(self.A[sites], self.b[sites], self.c[sites], factors=factors)
 
 
 @dataclass(frozen=True, eq=False)
 class RowFactors:
-    """``M_u(theta) = |R_u (scale_u theta) - z_u|^2 / 2 + rest_u``: least squares on nearly collinear rows of M devices.
+    """``M_u(theta) = |R_u (scale_u theta) - z_u|^2 / 2 + rest_u``: least squares on nearly collinear rows of M sites.
 
     A Gram matrix squares the condition number: of features whose singular values span more than 1e5, it hardly tells
     which directions it still sees. A triangular factor of the rows has the same size and keeps what the rows know.
     """
 
-    devices: Index  # ascending positions among the terms
+    sites: Index  # ascending positions among the terms
     R: Array  # (M, p, p), of features scaled to mean square 1
     z: Array  # (M, p)
     rest: Array  # (M,)
     scale: Array  # (M, p)
 
     @classmethod
-    def of_rows(cls, devices: Index, X: Array, y: Array, ridge: Array) -> RowFactors:
+    def of_rows(cls, sites: Index, X: Array, y: Array, ridge: Array) -> RowFactors:
         """Factors of rows ``X (M, n, p)`` with responses ``y (M, n)``, and a ridge ``(p,)``."""
         m, n, p = X.shape
         # the ridge is p further rows, whose response is 0
@@ -215,17 +215,17 @@ class RowFactors:
         Q, R = np.linalg.qr(X / scale[:, None, :])
         z = np.matmul(y[:, None, :], Q)[:, 0, :]
         left = y - np.matmul(Q, z[:, :, None])[:, :, 0]
-        return cls(devices, R, z, 0.5 * (left**2).sum(axis=1), scale)
+        return cls(sites, R, z, 0.5 * (left**2).sum(axis=1), scale)
 
     @classmethod
     def joined(cls, parts: Sequence[RowFactors]) -> RowFactors | None:
-        """The factors of all parts, by device; None when there are none."""
+        """The factors of all parts, by site; None when there are none."""
         if not parts:
             return None
-        columns = [(one.devices, one.R, one.z, one.rest, one.scale) for one in parts]
-        devices, *others = (np.concatenate(column) for column in zip(*columns, strict=True))
-        order = np.argsort(devices)
-        return cls(devices[order], *(other[order] for other in others))
+        columns = [(one.sites, one.R, one.z, one.rest, one.scale) for one in parts]
+        sites, *others = (np.concatenate(column) for column in zip(*columns, strict=True))
+        order = np.argsort(sites)
+        return cls(sites[order], *(other[order] for other in others))
 
     def values(self, theta: Array) -> Array:
         """``M_u(theta_u)`` for ``theta (M, p)``."""
@@ -249,10 +249,10 @@ class RowFactors:
         return theta
 
     def take(self, place: Index) -> RowFactors | None:
-        """The factors of devices whose new ``place`` is not negative; None when there are none."""
-        chosen = np.flatnonzero(place[self.devices] >= 0)
+        """The factors of sites whose new ``place`` is not negative; None when there are none."""
+        chosen = np.flatnonzero(place[self.sites] >= 0)
         parts = (part[chosen] for part in (self.R, self.z, self.rest, self.scale))
-        return RowFactors.joined([RowFactors(place[self.devices[chosen]], *parts)] if chosen.size else [])
+        return RowFactors.joined([RowFactors(place[self.sites[chosen]], *parts)] if chosen.size else [])
 
     def _misfit(self, theta: Array) -> Array:
         return np.asarray(np.matmul(self.R, (theta * self.scale)[:, :, None])[:, :, 0] - self.z)
@@ -271,8 +271,8 @@ def ball_gap(left: Array, theta: Array, radius: float) -> Array:
     return np.asarray(np.einsum("vp,vp->v", left, theta) + radius * size)
 
 
-def new_places(devices: Index, n_devices: int) -> Index:
-    """Where each of ``n_devices`` is in ``devices``, -1 for those that are not."""
-    place = np.full(n_devices, -1)
-    place[devices] = np.arange(devices.size)
+def new_places(sites: Index, n_sites: int) -> Index:
+    """Where each of ``n_sites`` is in ``sites``, -1 for those that are not."""
+    place = np.full(n_sites, -1)
+    place[sites] = np.arange(sites.size)
     return place

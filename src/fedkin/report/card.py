@@ -67,7 +67,7 @@ def _facts(model: FittedModel) -> list[str]:
     target = "" if model.target_name is None else f" of `{model.target_name}`"
     classes = [] if model.classes is None else [f"Classes: {listed(list(map(str, model.classes)))}"]
     return [
-        f"A model{target} for each of {count(model.n_devices, 'site')}, by {method} ({model.loss.name} loss)",
+        f"A model{target} for each of {count(model.n_sites, 'site')}, by {method} ({model.loss.name} loss)",
         *classes,
     ]
 

@@ -106,7 +106,7 @@ def _matrix(graph: Graph, labels: Index, title: str) -> dict[str, Any]:
     return {
         "title": title,
         "note": note,
-        "size": graph.n_devices,
+        "size": graph.n_sites,
         "within": squares(within),
         "across": squares(~within),
     }

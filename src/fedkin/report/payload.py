@@ -75,7 +75,7 @@ def report_payload(model: FittedModel, places: Mapping[str, Any] | None = None) 
         "method": "fused" if kin is None else "kin",
         "resolved": resolved,
         "about": {
-            "sites": model.n_devices,
+            "sites": model.n_sites,
             "rows": int(model.n_samples.sum()),
             "features": model.n_features,
             "groups": int(groups.max()) + 1 if resolved else 0,
@@ -83,13 +83,13 @@ def report_payload(model: FittedModel, places: Mapping[str, Any] | None = None) 
             "loss": model.loss.name,
         },
         "sites": {
-            "names": [str(site) for site in model.devices],
+            "names": [str(site) for site in model.sites],
             "rows": model.n_samples.tolist(),
             "groups": groups.tolist(),
             "notes": {str(model.index[site]): list(lines) for site, lines in model.notes.items()},
         },
         **pairs,
-        "places": dict(places) if places is not None else state_tiles(model.devices),
+        "places": dict(places) if places is not None else state_tiles(model.sites),
         "coefficients": _coefficients(model, kin),
         "comparison": comparison,
         "path": _path(model),
@@ -103,13 +103,13 @@ def group_labels(model: FittedModel) -> tuple[Index, bool]:
     kin = model.kin
     if kin is not None:
         return np.asarray(kin.groups, dtype=np.int64), bool(kin.resolved)
-    resolved = 1 < model.n_clusters < model.n_devices
-    return by_size(model.clusters if resolved else np.zeros(model.n_devices, dtype=np.int64)), resolved
+    resolved = 1 < model.n_clusters < model.n_sites
+    return by_size(model.clusters if resolved else np.zeros(model.n_sites, dtype=np.int64)), resolved
 
 
 def _pairs(model: FittedModel, kin: Kin | None, groups: Index) -> dict[str, Any]:
     """What is known of pairs of sites: the order of the matrix, its cells, the nearest of each site, edges to draw."""
-    V = model.n_devices
+    V = model.n_sites
     if V <= MOST_DENSE_SITES:
         shares = shares_of(model, np.arange(V))
         order = display_order(shares, groups)
@@ -134,7 +134,7 @@ def shares_of(model: FittedModel, sites: Index) -> Array:
         if hasattr(kin.probability, "block"):
             return np.asarray(kin.probability.block(sites, sites))
         return np.asarray(kin.probability, dtype=np.float64)[np.ix_(sites, sites)]
-    whole = np.concatenate([model.intercept, model.coef.reshape(model.n_devices, -1)], axis=1)
+    whole = np.concatenate([model.intercept, model.coef.reshape(model.n_sites, -1)], axis=1)
     used = whole[:, np.ptp(whole, axis=0) > 0]
     if not used.shape[1]:
         return np.ones((sites.size, sites.size))
@@ -233,11 +233,11 @@ def _comparison(model: FittedModel) -> dict[str, Any] | None:
     found = model.comparison
     if not found:
         return None
-    place = {str(site): u for u, site in enumerate(model.devices)}
+    place = {str(site): u for u, site in enumerate(model.sites)}
     lines = [line for line in found.get("sites", ()) if str(line.get("site")) in place]
     each: dict[str, list[float | None]] = {}
     for method in METHODS:
-        column: list[float | None] = [None] * model.n_devices
+        column: list[float | None] = [None] * model.n_sites
         for line in lines:
             column[place[str(line["site"])]] = number(line.get(method))
         if any(value is not None for value in column):
@@ -284,6 +284,6 @@ def _path(model: FittedModel) -> dict[str, Any] | None:
         else {
             "lams": numbers(path["lams"]),
             "counts": [len(set(line)) for line in labels],
-            "labels": labels if model.n_devices <= MOST_PATH_SITES else None,
+            "labels": labels if model.n_sites <= MOST_PATH_SITES else None,
         },
     }

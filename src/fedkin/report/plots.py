@@ -60,7 +60,7 @@ def plot_kin(model: FittedModel, ax: Axes | None = None) -> Axes:
     """
     ax = _axes(ax, (5.0, 5.0))
     groups, resolved = group_labels(model)
-    shares = shares_of(model, np.arange(model.n_devices))
+    shares = shares_of(model, np.arange(model.n_sites))
     order = display_order(shares, groups)
     picture = ax.imshow(shares[np.ix_(order, order)], cmap=_ramp(), vmin=0, vmax=1, interpolation="nearest")
     ax.figure.colorbar(picture, ax=ax, shrink=0.8)
@@ -68,8 +68,8 @@ def plot_kin(model: FittedModel, ax: Axes | None = None) -> Axes:
         for edge in np.flatnonzero(np.diff(groups[order])) + 0.5:
             ax.axhline(edge, color="white", linewidth=1)
             ax.axvline(edge, color="white", linewidth=1)
-    if model.n_devices <= 40:
-        names = [str(model.devices[u]) for u in order]
+    if model.n_sites <= 40:
+        names = [str(model.sites[u]) for u in order]
         ax.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
         ax.set_yticks(range(len(names)), names, fontsize=7)
         for ticks in (ax.get_xticklabels(), ax.get_yticklabels()):
@@ -123,7 +123,7 @@ def plot_coefficients(
         ax.hlines(places, values[order] - half[order], values[order] + half[order], colors=colours, linewidth=1.5)
     ax.scatter(values[order], places, c=colours, s=22, zorder=3)
     ax.axvline(0, color="0.6", linewidth=0.8, linestyle=":")
-    ax.set_yticks(places, [str(model.devices[u]) for u in order.tolist()], fontsize=7)
+    ax.set_yticks(places, [str(model.sites[u]) for u in order.tolist()], fontsize=7)
     ax.set_xlabel(model.feature_names[number])
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
@@ -155,13 +155,13 @@ def plot_path(model: FittedModel, ax: Axes | None = None) -> Axes:
     ax = _axes(ax, (6.0, 4.0))
     groups, resolved = group_labels(model)
     lams, labels = np.asarray(path["lams"]), np.asarray(path["labels"])
-    rank = np.empty(model.n_devices)
-    rank[np.lexsort((np.arange(model.n_devices), groups))] = np.arange(model.n_devices)
+    rank = np.empty(model.n_sites)
+    rank[np.lexsort((np.arange(model.n_sites), groups))] = np.arange(model.n_sites)
     heights = np.empty(labels.shape)
     for k, line in enumerate(labels):
         sums, sizes = np.bincount(line, weights=rank), np.bincount(line)
         heights[k] = sums[line] / sizes[line]
-    for u in range(model.n_devices):
+    for u in range(model.n_sites):
         ax.plot(lams, heights[:, u], color=_colour(int(groups[u]), resolved), linewidth=1, alpha=0.7)
     ax.axvline(model.lam, color="0.2", linewidth=1.2)
     ax.annotate(
@@ -212,15 +212,15 @@ def plot_graph(
     labels = np.asarray(graph.components() if groups is None else groups, dtype=np.int64)
     places = _places(labels, coordinates)
     for name, size in (("groups", labels.size), ("coordinates", len(places))):
-        if size != graph.n_devices:
-            raise ParameterError(f"{name} has {size} lines, expected {graph.n_devices}: one for each site")
+        if size != graph.n_sites:
+            raise ParameterError(f"{name} has {size} lines, expected {graph.n_sites}: one for each site")
     ax = _axes(ax, (5.0, 5.0))
     ax.add_collection(LineCollection(list(places[graph.edges]), colors="0.6", linewidths=0.7, alpha=0.6))
     ax.scatter(
         places[:, 0], places[:, 1], c=[_colour(int(label)) for label in labels], s=40, zorder=3, edgecolors="white"
     )
-    if graph.n_devices <= 40:
-        for (x, y), site in zip(places, graph.devices, strict=True):
+    if graph.n_sites <= 40:
+        for (x, y), site in zip(places, graph.sites, strict=True):
             ax.annotate(str(site), (x, y), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=7)
     ax.set_aspect("equal")
     ax.set_axis_off()

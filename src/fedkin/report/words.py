@@ -33,8 +33,8 @@ def headline(
     model: FittedModel, groups: Index, resolved: bool, comparison: Mapping[str, Any] | None
 ) -> tuple[str, str]:
     """The result in one sentence, and what it is worth in another."""
-    sites = count(model.n_devices, "site")
-    if model.n_devices == 1:
+    sites = count(model.n_sites, "site")
+    if model.n_sites == 1:
         title = "A model for one site."
     elif resolved:
         found = int(groups.max()) + 1

@@ -1,6 +1,6 @@
 """How a problem is solved exactly: one level (`solve`), a path of levels (`lam_path`), the choice of a level.
 
-In: a `Problem`. Out: a `Solution` with a certified duality gap, or a level chosen by cross-validation within devices.
+In: a `Problem`. Out: a `Solution` with a certified duality gap, or a level chosen by cross-validation within sites.
 An `Iteration` (numpy, compiled, along chains, or on cliques or almost cliques without edges) takes primal-dual steps;
 `exact` certifies where it stands and makes a `Solution` of the best; `debias` solves again with weaker edges;
 `profiled` leaves out parameters that no edge pulls at. `kernels/` holds the compiled loops and the toolkit that

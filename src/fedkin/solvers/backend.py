@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from fedkin._base import tracked
 from fedkin.errors import ParameterError
-from fedkin.objective import DeviceTerms, FusedObjective, QuadraticTerms
+from fedkin.objective import FusedObjective, QuadraticTerms, SiteTerms
 from fedkin.solvers.kernels import cached
 
 Backend = Literal["auto", "numpy", "numba"]
@@ -31,7 +31,7 @@ LOADING_PAYS, COMPILING_PAYS, COMPILING_ONE_PAYS = 1.0, 15.0, 3.0
 USUAL_ITERATIONS, NUMPY_EDGE_COST, NUMPY_GRAM_COST = 60, 20.0, 3.0
 #: Nanoseconds of one thread for an edge's coordinate, and for an entry of a Gram matrix, in compiled iterations.
 EDGE_COST, GRAM_COST = 1.0, 0.3
-#: Edges that cost as much as a device that is sorted into its clique.
+#: Edges that cost as much as a site that is sorted into its clique.
 SORTING = 20
 #: Threads share an iteration that takes longer than this many nanoseconds; below, problems run side by side.
 THREADING_PAYS = 1e6
@@ -41,8 +41,8 @@ _KERNELS = "fedkin.solvers.kernels.steps"
 class Limits(NamedTuple):
     """Sizes at which compiled iterations change how they work, not what they find."""
 
-    #: Renumbering devices may pay from so many on.
-    scrambled_devices: int = 50_000
+    #: Renumbering sites may pay from so many on.
+    scrambled_sites: int = 50_000
     #: Inverse Gram matrices with up to this many entries are kept for the certificates, others are factorised again.
     room: int = 20_000_000
     #: Pairs with more edge duals than this are not copied: they change when the iteration goes on.
@@ -121,20 +121,20 @@ def compile_kernels() -> None:
                 kernel.load()
 
 
-def sizes(objective: FusedObjective, terms: DeviceTerms) -> tuple[int, int]:
+def sizes(objective: FusedObjective, terms: SiteTerms) -> tuple[int, int]:
     """Numbers of edge duals and of entries of the Gram matrices."""
     p = terms.n_params
     isotropic = isinstance(terms, QuadraticTerms) and terms.isotropic
-    duals = objective.graph.n_edges if objective.cliques is None else SORTING * terms.n_devices
-    return duals * p, terms.n_devices * (p if isotropic else p * p)
+    duals = objective.graph.n_edges if objective.cliques is None else SORTING * terms.n_sites
+    return duals * p, terms.n_sites * (p if isotropic else p * p)
 
 
-def iteration_is_shared(objective: FusedObjective, terms: DeviceTerms) -> bool:
+def iteration_is_shared(objective: FusedObjective, terms: SiteTerms) -> bool:
     """Whether a compiled iteration is long enough for several threads to share it."""
     return objective.cliques is None and iteration_work(objective, terms) > THREADING_PAYS
 
 
-def iteration_work(objective: FusedObjective, terms: DeviceTerms) -> float:
+def iteration_work(objective: FusedObjective, terms: SiteTerms) -> float:
     """Nanoseconds of one thread for a compiled iteration, roughly."""
     edges, entries = sizes(objective, terms)
     return EDGE_COST * edges + GRAM_COST * entries

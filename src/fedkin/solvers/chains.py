@@ -1,6 +1,6 @@
 """A quicker iteration for graphs that are two sets of disjoint chains: grids, rows of pixels, time series.
 
-Where devices agree coordinate by coordinate and every Gram matrix is a multiple of the identity (means; total-variation
+Where sites agree coordinate by coordinate and every Gram matrix is a multiple of the identity (means; total-variation
 denoising), the problem on one set of chains is solved exactly in one sweep. With ``d_1`` and ``d_2`` the balances of
 the duals on the two sets, the dual problem is to minimise ``||b - d_1 - d_2||^2`` (in the metric of the curvatures).
 Each iteration minimises over ``d_1`` and then over ``d_2``, with Nesterov's momentum and restarts (Chambolle,
@@ -21,7 +21,7 @@ from fedkin.solvers.backend import Crew
 from fedkin.solvers.compiled import KernelIteration
 from fedkin.solvers.kernels import chains as chain_kernels
 from fedkin.solvers.kernels import steps as kernels
-from fedkin.solvers.kernels.bundles import Devices, Edges
+from fedkin.solvers.kernels.bundles import Edges, Sites
 from fedkin.solvers.kernels.chains import Links
 from fedkin.solvers.kernels.jit import frozen
 from fedkin.solvers.pdhg import PrimalDual
@@ -30,13 +30,13 @@ Index = NDArray[np.int32]
 
 #: Chains pay when they have at least this many edges on average.
 WORTHWHILE = 8
-#: Threads pay for chains with more devices than this, all coordinates together.
+#: Threads pay for chains with more sites than this, all coordinates together.
 THREADING_PAYS = 20_000
 
 
 @dataclass(frozen=True, eq=False)
 class Chains:
-    """Disjoint chains that cover all devices, some of them of length 1, as in `Links`.
+    """Disjoint chains that cover all sites, some of them of length 1, as in `Links`.
 
     ``edges (V,)`` is -1 and ``sign (V,)`` 0 at the end of a chain.
     """
@@ -55,7 +55,7 @@ class Chains:
 def two_chain_sets(graph: Graph) -> tuple[Chains, ...] | None:
     """One or two sets of chains that hold every edge once, or None where they are not found or do not pay.
 
-    Edges between devices with consecutive numbers form the first set, the others the second: grids that are numbered
+    Edges between sites with consecutive numbers form the first set, the others the second: grids that are numbered
     row by row or column by column.
     """
     if graph.n_edges == 0 or int(graph.degree.max()) > 4:
@@ -73,7 +73,7 @@ def two_chain_sets(graph: Graph) -> tuple[Chains, ...] | None:
 
 def _chains(graph: Graph, chosen: NDArray[np.int64]) -> Chains | None:
     ends = graph.edges[chosen]
-    n = graph.n_devices
+    n = graph.n_sites
     degree = np.bincount(ends.ravel(), minlength=n)
     if degree.max() > 2 or chosen.size < WORTHWHILE * (np.count_nonzero(degree == 1) // 2):
         return None
@@ -125,13 +125,13 @@ class ChainIteration(KernelIteration):
         self._b = np.ascontiguousarray(quadratic.b.T)
         self._links = tuple(one.links(objective.edge_radius) for one in chains)
         self._ranges = tuple(self._balanced(one) for one in chains)
-        self._device_ranges = self._crew.split(n)
+        self._site_ranges = self._crew.split(n)
         head, tail = objective.graph.edges.astype(np.int32).T
         self._edges = Edges(frozen(head), frozen(tail), np.array(objective.edge_radius), kernels.L1)
         none, number = np.empty((0, p)), np.arange(n)
         nothing, grams = np.empty(0, dtype=bool), none[:, :, None]
         parts = (number, grams, grams, self._a, quadratic.b, quadratic.c, self._a, self._a, none, nothing, grams)
-        self._devices = Devices(*(frozen(of) for of in parts))
+        self._sites = Sites(*(frozen(of) for of in parts))
         self._first, self._second = np.zeros((p, n)), np.zeros((p, n))
         self._alpha = np.zeros((head.size, p))
         if alpha is not None and len(chains) == 2:
@@ -151,7 +151,7 @@ class ChainIteration(KernelIteration):
         return balance
 
     def _balanced(self, chains: Chains) -> list[tuple[int, int]]:
-        """Ranges of chains with about the same number of devices."""
+        """Ranges of chains with about the same number of sites."""
         ends = [lo for lo, _ in self._crew.split(self._a.size)] + [self._a.size]
         cuts = np.searchsorted(chains.starts, ends)
         cuts[0], cuts[-1] = 0, chains.starts.size - 1
@@ -174,13 +174,13 @@ class ChainIteration(KernelIteration):
         found, second = self._found[c], self._second[c]
         self._chain_step(1, b, first, found)
         turned = self._crew.run(
-            lambda _, lo, hi: chain_kernels.turn(lo, hi, a, pushed, found, second), self._device_ranges
+            lambda _, lo, hi: chain_kernels.turn(lo, hi, a, pushed, found, second), self._site_ranges
         )
         speed = 1.0 if sum(turned) > 0 else self._speed[c]
         self._speed[c] = 0.5 * (1.0 + np.sqrt(1.0 + 4.0 * speed**2))
         momentum = (speed - 1.0) / self._speed[c]
         self._crew.run(
-            lambda _, lo, hi: chain_kernels.push(lo, hi, momentum, pushed, found, second), self._device_ranges
+            lambda _, lo, hi: chain_kernels.push(lo, hi, momentum, pushed, found, second), self._site_ranges
         )
 
     def _chain_step(self, k: int, b: Array, v: Array, rest: Array) -> None:

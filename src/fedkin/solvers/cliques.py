@@ -1,13 +1,13 @@
 """The iteration on unions of cliques with a separable penalty: no edges, a sort in their place.
 
-With ``z`` a copy of the parameters and ``y (V, p)`` the sums of the edge duals at each device, an iteration is
+With ``z`` a copy of the parameters and ``y (V, p)`` the sums of the edge duals at each site, an iteration is
 
     x_u = argmin M_u(x) + (w_u rho / 2) ||x - z_u + y_u / (w_u rho)||^2
     z = prox of the penalty at v = relaxed x + y / (w rho);  y = w rho (v - z)
 
-The prox sorts each coordinate of a clique, subtracts from device k ``L / rho`` times the weight before it less the
+The prox sorts each coordinate of a clique, subtracts from site k ``L / rho`` times the weight before it less the
 weight after it, and pools neighbours that are out of order (isotonic regression). What it leaves is feasible and
-complementary: its certificate costs nothing but the devices' own gaps, and fused devices are equal to the bit. Sparsity
+complementary: its certificate costs nothing but the sites' own gaps, and fused sites are equal to the bit. Sparsity
 that is even in a clique only soft-thresholds the result.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 from fedkin._base import Array
 from fedkin.graph import Cliques
 from fedkin.objective import FusedObjective, QuadraticTerms
-from fedkin.solvers.pdhg import COLD, RELAXATION, Iteration, PrimalDual, Rebalancing, Start, weights_of_devices
+from fedkin.solvers.pdhg import COLD, RELAXATION, Iteration, PrimalDual, Rebalancing, Start, weights_of_sites
 
 
 class CliqueIteration(Iteration):
@@ -38,9 +38,9 @@ class CliqueIteration(Iteration):
         assert objective.cliques is not None
         self._objective, self._quadratic = replace(objective, terms=quadratic), quadratic
         self._prox = SortedProx(objective.cliques, quadratic.n_params, compiled=compiled)
-        linked = weights_of_devices(objective)
+        linked = weights_of_sites(objective)
         self._weight = np.where(linked > 0, linked, 1.0)[:, None]
-        # a device in no clique is on its own from the start, unless sparsity holds it
+        # a site in no clique is on its own from the start, unless sparsity holds it
         self._alone = (linked == 0) & (objective.sparsity is None)
         self.regular = not bool(quadratic.singular.any())
         self._z, self._own = start.point(quadratic, self._alone)

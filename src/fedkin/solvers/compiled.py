@@ -1,7 +1,7 @@
 """The primal-dual iteration of `fedkin.solvers.pdhg` on compiled kernels: the same steps, the same checks.
 
-The state lives in one set of arrays that is updated in place, so that a million devices fit in memory. Large problems
-use threads, each with its range of devices and of edges, and scrambled large graphs are renumbered first.
+The state lives in one set of arrays that is updated in place, so that a million sites fit in memory. Large problems
+use threads, each with its range of sites and of edges, and scrambled large graphs are renumbered first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedkin.solvers.backend import USUAL, Crew, Limits, iteration_is_shared, ite
 from fedkin.solvers.kernels import checks as check_kernels
 from fedkin.solvers.kernels import gaps as gap_kernels
 from fedkin.solvers.kernels import steps as kernels
-from fedkin.solvers.kernels.bundles import Devices, Edges, Levels, State, Step
+from fedkin.solvers.kernels.bundles import Edges, Levels, Sites, State, Step
 from fedkin.solvers.kernels.checks import Calls, Memory
 from fedkin.solvers.kernels.jit import Outlined, frozen, nothing
 from fedkin.solvers.layout import Grams, Numbering
@@ -32,7 +32,7 @@ from fedkin.solvers.pdhg import (
     Rebalancing,
     Start,
     Stopping,
-    weights_of_devices,
+    weights_of_sites,
 )
 
 _NO_PAIRS = np.empty((0, 0, 0))
@@ -66,24 +66,24 @@ def _calls(dense: bool, edge_step: Outlined, reroutes: bool, in_levels: bool) ->
 
 
 class KernelIteration(Iteration):
-    """What iterations on kernels share: threads, and the checks of devices and edges that they work on."""
+    """What iterations on kernels share: threads, and the checks of sites and edges that they work on."""
 
     _crew: Crew
-    _devices: Devices
+    _sites: Sites
     _edges: Edges
 
     def _certified(self, x: Array, y: Array, s: Array) -> tuple[float, float]:
         """Objective value and duality gap of parameters ``x``, duals ``y`` with balance ``s``, without sparsity."""
-        crew, devices, edges = self._crew, self._devices, self._edges
-        node_gap = gap_kernels.dense_gap if devices.A.size else gap_kernels.isotropic_gap
-        of_devices = crew.run(lambda _, lo, hi: node_gap(lo, hi, devices, x, s), crew.split(x.shape[0]))
+        crew, sites, edges = self._crew, self._sites, self._edges
+        node_gap = gap_kernels.dense_gap if sites.A.size else gap_kernels.isotropic_gap
+        of_sites = crew.run(lambda _, lo, hi: node_gap(lo, hi, sites, x, s), crew.split(x.shape[0]))
         of_edges = crew.run(lambda _, lo, hi: gap_kernels.edge_gap(lo, hi, edges, x, y), crew.split(y.shape[0]))
-        value, gap = (sum(part) for part in zip(*of_devices, *of_edges, strict=True))
+        value, gap = (sum(part) for part in zip(*of_sites, *of_edges, strict=True))
         return float(value), float(gap)
 
     def _fused(self, x: Array, y: Array, z: Array, out: Array) -> Array:
-        """Parameters ``out`` in which fused devices are exactly equal."""
-        crew, edges, box = self._crew, self._edges, self._devices.box
+        """Parameters ``out`` in which fused sites are exactly equal."""
+        crew, edges, box = self._crew, self._edges, self._sites.box
         # columns of other penalties than l1 belong together
         columns = crew.split(x.shape[1]) if edges.kind == kernels.L1 and crew.size > 1 else [(0, x.shape[1])]
         crew.run(lambda _, lo, hi: gap_kernels.fuse(lo, hi, edges, y, 1.0 - INTERIOR, z, box, x, out), columns)
@@ -110,8 +110,8 @@ class CompiledIteration(KernelIteration):
         threads = available_threads() if iteration_is_shared(objective, quadratic) else 1
         self._crew = Crew(threads if n_threads is None else n_threads)
         self._limits, self._graph = limits, objective.graph
-        self._numbering = numbering = Numbering(objective.graph, limits.scrambled_devices)
-        self._device_ranges = self._crew.split(quadratic.n_devices)
+        self._numbering = numbering = Numbering(objective.graph, limits.scrambled_sites)
+        self._site_ranges = self._crew.split(quadratic.n_sites)
         self._edge_ranges = self._crew.split(objective.graph.n_edges)
         radius = np.array(numbering.edges_to_internal(objective.edge_radius))
         self._edges = Edges(numbering.head, numbering.tail, radius, kernels.KINDS[objective.penalty.name])
@@ -119,7 +119,7 @@ class CompiledIteration(KernelIteration):
         self._node_step = kernels.isotropic_step if quadratic.isotropic else kernels.dense_step
         self._edge_weight = frozen(numbering.edges_to_internal(objective.graph.weights))
         self._grams = None if quadratic.isotropic else Grams(quadratic, numbering, self._crew, limits.room)
-        own = self._set_devices(objective, quadratic)
+        own = self._set_sites(objective, quadratic)
         self.regular = own is not None
         #: Whether kernels can certify a pair on their own.
         alone = limits.checks > 0 and self._crew.size == 1 and objective.sparsity is None
@@ -136,22 +136,22 @@ class CompiledIteration(KernelIteration):
         if self._grams is None:
             first = own_step = np.empty((0, full.size, full.size))
         else:
-            first, own_step = self._grams.resolvents(self._devices.weight, full)
+            first, own_step = self._grams.resolvents(self._sites.weight, full)
         self._step = self._first = Step(full, 0.5 * full, first)
         self._memory = self._memorised(own_step)
 
     def _memorised(self, own: Array) -> Memory:
         """What `settle` keeps; ``own`` takes other resolvents than the first."""
         y, s = self._state.y[:0], self._state.s[:0]
-        if self._devices.singular.size and self.checks:
+        if self._sites.singular.size and self.checks:
             y, s = np.empty_like(self._state.y), np.empty_like(self._state.s)
         counters = np.zeros(check_kernels.N_COUNTERS, dtype=np.int64)
         return Memory(counters, np.empty((2, self._step.rho.size)), own, y, s)
 
-    def _set_devices(self, objective: FusedObjective, quadratic: QuadraticTerms) -> Array | None:
-        """Arrange the smooth part; returns each device's own minimiser, None when one may not be unique."""
-        internal, p = self._numbering.devices_to_internal, quadratic.n_params
-        b, linked = internal(quadratic.b), internal(weights_of_devices(objective))
+    def _set_sites(self, objective: FusedObjective, quadratic: QuadraticTerms) -> Array | None:
+        """Arrange the smooth part; returns each site's own minimiser, None when one may not be unique."""
+        internal, p = self._numbering.sites_to_internal, quadratic.n_params
+        b, linked = internal(quadratic.b), internal(weights_of_sites(objective))
         A = own_inverse = unseen = nothing(0, p, p)
         curvature, own, singular = nothing(0), None, nothing(0, dtype=np.bool_)
         if self._grams is None:
@@ -167,24 +167,24 @@ class CompiledIteration(KernelIteration):
                 unseen = internal(unseen)
         box = nothing(0, p) if objective.sparsity is None else internal(objective.sparsity)
         weight = np.where(linked > 0, linked, 1.0)
-        arrays = (self._numbering.devices, A, own_inverse, curvature, b, quadratic.c, linked, weight, box)
-        self._devices = Devices(*(frozen(array) for array in (*arrays, singular, unseen)))
+        arrays = (self._numbering.sites, A, own_inverse, curvature, b, quadratic.c, linked, weight, box)
+        self._sites = Sites(*(frozen(array) for array in (*arrays, singular, unseen)))
         return own
 
     def _anchored(self) -> bool:
-        """Whether all singular devices are known, and those with edges have regular neighbours."""
-        bad, (head, tail, radius, kind) = self._devices.singular, self._edges
+        """Whether all singular sites are known, and those with edges have regular neighbours."""
+        bad, (head, tail, radius, kind) = self._sites.singular, self._edges
         if bad.size == 0 or kind == kernels.LINF:
             return False
         mixed = (bad[head] != bad[tail]) & (radius > 0)
-        served = (self._devices.linked == 0) | ~bad
+        served = (self._sites.linked == 0) | ~bad
         served[head[mixed]] = served[tail[mixed]] = True
         return bool(served.all())
 
     def _started(self, quadratic: QuadraticTerms, own: Array | None, start: Start) -> State:
         theta, alpha, zeta = start
-        (n, p), internal = self._devices.b.shape, self._numbering.devices_to_internal
-        alone = self._devices.linked == 0
+        (n, p), internal = self._sites.b.shape, self._numbering.sites_to_internal
+        alone = self._sites.linked == 0
         if own is None:
             own = internal(quadratic.minimizers())
         if theta is None:
@@ -193,12 +193,12 @@ class CompiledIteration(KernelIteration):
                 x[internal(quadratic.singular) & ~alone] = 0.0
         else:
             x = np.array(internal(theta), dtype=np.float64)
-            # a device without duals is on its own from the start, and stays there
+            # a site without duals is on its own from the start, and stays there
             x[alone] = own[alone]
         y = np.zeros((self._edge_weight.size, p))
         if alpha is not None:
             y[:] = self._numbering.edges_to_internal(alpha)
-        z = np.zeros(self._devices.box.shape) if zeta is None else np.array(internal(zeta), dtype=np.float64)
+        z = np.zeros(self._sites.box.shape) if zeta is None else np.array(internal(zeta), dtype=np.float64)
         state = State(x, y, z, np.zeros((self._crew.size, n, p)), np.empty((n, p)))
         self._reset_balance(state)
         return state
@@ -238,7 +238,7 @@ class CompiledIteration(KernelIteration):
         return Checked(rows[known:], self._state.ahead if count[check_kernels.FUSED] else None)
 
     def _settle(self, rows: Array, pause: int, stopping: Stopping, levels: Levels | None = None) -> None:
-        state = (self._devices, self._edges, self._step, self._state, self._memory)
+        state = (self._sites, self._edges, self._step, self._state, self._memory)
         calls = _calls(self._grams is not None, self._edge_step, self._memory.y.size > 0, levels is not None)
         check_kernels.settle(rows, pause, stopping, *state, NO_LEVELS if levels is None else levels, calls)
 
@@ -250,11 +250,11 @@ class CompiledIteration(KernelIteration):
         At most two are ``known``. Also whether components may be fused at the last one, where the iteration then
         stands; with ``fuse_components`` the kernel stops there.
         """
-        numbering, (n, p) = self._numbering, self._devices.b.shape
+        numbering, (n, p) = self._numbering, self._sites.b.shape
         before, m = len(known), len(known) + strengths.size
         theta, alpha = np.empty((m, n, p)), np.empty((m, self._edge_weight.size, p))
         for k, (_, solution) in enumerate(known):
-            theta[k] = numbering.devices_to_internal(solution.theta)
+            theta[k] = numbering.sites_to_internal(solution.theta)
             alpha[k] = numbering.edges_to_internal(solution.alpha)
         at = np.concatenate([[strength for strength, _ in known], strengths])
         ends, rows = np.zeros(m, dtype=np.int64), np.empty((strengths.size * self._limits.checks, 3))
@@ -269,18 +269,18 @@ class CompiledIteration(KernelIteration):
         found = []
         for k in range(before, int(count[check_kernels.LEVEL])):
             checks = rows[0 if k == before else ends[k - 1] : ends[k]]
-            x, y = numbering.devices_to_caller(theta[k]), numbering.edges_to_caller(alpha[k])
+            x, y = numbering.sites_to_caller(theta[k]), numbering.edges_to_caller(alpha[k])
             found.append((PrimalDual(x, y, None, self._state.s[0], self.rho, int(checks[-1, 0])), checks))
         return found, not count[check_kernels.APART]
 
     @cached_property
     def _components(self) -> tuple[NDArray[np.int32], float]:
-        """The component of each edge, and what no device's curvature is less than in any direction."""
+        """The component of each edge, and what no site's curvature is less than in any direction."""
         component = self._graph.components()[self._graph.edges[:, 0]].astype(np.int32)
         component = frozen(self._numbering.edges_to_internal(component))
         if self._grams is None:
-            return component, float(self._devices.curvature.min())
-        inverse = self._devices.own_inverse
+            return component, float(self._sites.curvature.min())
+        inverse = self._sites.own_inverse
         return component, 1.0 / float(np.sqrt(np.einsum("upq,upq->u", inverse, inverse).max()))
 
     # --- iterations -----------------------------------------------------------------------------------------------
@@ -313,18 +313,18 @@ class CompiledIteration(KernelIteration):
         elif n > 0:
             box = kernels.box_step.address if self._state.z.size else 0
             calls = kernels.StepCalls(self._node_step.address, box, self._edge_step.address)
-            kernels.run(n, self._devices, self._edges, self._step, self._state, relax, calls)
+            kernels.run(n, self._sites, self._edges, self._step, self._state, relax, calls)
             self.n_iter += n
 
     def _single_step(self, relax: float, measure: bool) -> None:
-        devices, edges, step, state, crew = self._devices, self._edges, self._step, self._state, self._crew
+        sites, edges, step, state, crew = self._sites, self._edges, self._step, self._state, self._crew
         x, y, z, s, ahead = state
 
         before = z.copy() if measure else z
-        crew.run(lambda _, lo, hi: self._node_step(lo, hi, devices, step, state, relax), self._device_ranges)
+        crew.run(lambda _, lo, hi: self._node_step(lo, hi, sites, step, state, relax), self._site_ranges)
         if z.size:
             crew.run(
-                lambda _, lo, hi: kernels.box_step(lo, hi, step.rho, devices.box, state, relax), self._device_ranges
+                lambda _, lo, hi: kernels.box_step(lo, hi, step.rho, sites.box, state, relax), self._site_ranges
             )
         if measure:
             dual = np.zeros((crew.size, step.rho.size))
@@ -334,7 +334,7 @@ class CompiledIteration(KernelIteration):
             # ahead = x + 2 dx and the new x = x + relax dx
             dx = (ahead - x) / (2.0 - relax)
             duals = 2.0 * dual.sum(axis=0) + (((z - before) / relax) ** 2).sum(axis=0)
-            self._factor = self._rebalancing.factor(duals, devices.linked @ dx**2, self.rho)
+            self._factor = self._rebalancing.factor(duals, sites.linked @ dx**2, self.rho)
         crew.run(lambda t, lo, hi: self._edge_step(lo, hi, edges, step.half, ahead, y, s[t], relax), self._edge_ranges)
         self.n_iter += 1
 
@@ -346,13 +346,13 @@ class CompiledIteration(KernelIteration):
         self._step.rho[:] = self.rho
         self._step.half[:] = 0.5 * self._step.rho
         if self._grams is not None:
-            self._grams.invert(self._devices.weight, self._step.rho, self._memory.own)
+            self._grams.invert(self._sites.weight, self._step.rho, self._memory.own)
             self._step = self._step._replace(resolvent=self._memory.own)
 
     # --- where it stands ------------------------------------------------------------------------------------------
 
     def certificate(self, theta: Array | None = None) -> tuple[float, float]:
-        state, box = self._state, self._devices.box
+        state, box = self._state, self._sites.box
         x = state.x if theta is None else theta
         value, gap = self._certified(x, state.y, state.s)
         if box.size:
@@ -365,14 +365,14 @@ class CompiledIteration(KernelIteration):
         return self._fused(state.x, state.y, state.z, state.ahead)
 
     def arranged(self, theta: Array) -> Array:
-        return self._numbering.devices_to_internal(theta)
+        return self._numbering.sites_to_internal(theta)
 
     def pair(self, theta: Array | None = None) -> PrimalDual:
         numbering, state = self._numbering, self._state
-        x = numbering.devices_to_caller(state.x if theta is None else theta)
+        x = numbering.sites_to_caller(state.x if theta is None else theta)
         y = numbering.edges_to_caller(state.y)
-        z = numbering.devices_to_caller(state.z) if state.z.size else None
-        balance = numbering.devices_to_caller(state.s[0].copy() if self._crew.size == 1 else state.s.sum(axis=0))
+        z = numbering.sites_to_caller(state.z) if state.z.size else None
+        balance = numbering.sites_to_caller(state.s[0].copy() if self._crew.size == 1 else state.s.sum(axis=0))
         if not (self.live or numbering.changed):
             x, y, z = x.copy(), y.copy(), None if z is None else z.copy()
         return PrimalDual(x, y, z, balance, self.rho, self.n_iter)

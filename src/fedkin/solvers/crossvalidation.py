@@ -1,4 +1,4 @@
-"""The choice of ``lam`` by cross-validation within devices."""
+"""The choice of ``lam`` by cross-validation within sites."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LamChoice:
     lams : array (m,)
         Candidates that were tried, decreasing.
     scores : array (folds, m)
-        Held-out mean loss, each device weighted equally. Folds without rows are left out.
+        Held-out mean loss, each site weighted equally. Folds without rows are left out.
     mean, error : array (m,)
         Mean over folds and its standard error.
     rule : "min" | "1se"
@@ -65,7 +65,7 @@ def cross_validate_lam(
     n_jobs: int | None = None,
     backend: Backend = "auto",
 ) -> LamChoice:
-    """Choose ``lam`` by K-fold cross-validation; every device gives rows to every fold.
+    """Choose ``lam`` by K-fold cross-validation; every site gives rows to every fold.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def cross_validate_lam(
         Its own ``lam`` does not matter.
     lams : sequence of float, optional
         Candidates; by default a grid of ``n_lams`` from `lam_max` down to ``ratio * lam_max``, without the levels at
-        either end that nobody would choose: it grows from the middle (from above where a device has no minimiser of
+        either end that nobody would choose: it grows from the middle (from above where a site has no minimiser of
         its own) until scores have become clearly worse.
     folds : int
         Number of folds, at least 2.
@@ -109,7 +109,7 @@ def cross_validate_lam(
     --------
     >>> import fedkin
     >>> from fedkin.datasets import paper_design
-    >>> design = paper_design(n_devices=10, n_samples=40, n_features=3, n_clusters=2, seed=0)
+    >>> design = paper_design(n_sites=10, n_samples=40, n_features=3, n_clusters=2, seed=0)
     >>> choice = fedkin.cross_validate_lam(fedkin.Problem(design.federation, design.truth), n_lams=8)
     >>> bool(choice.lams.min() <= choice.lam <= choice.lams.max())
     True
@@ -141,7 +141,7 @@ def choose_level(
     first = cut[0].objective
     # decided here and not by each process for itself: many processes give what one gives, to the bit
     resolved = resolve_backend(backend, first, len(cut) * grid.size)
-    search = _Search(in_batches(cut, resolved), grid * first.graph.n_devices, tol, resolved, n_jobs)
+    search = _Search(in_batches(cut, resolved), grid * first.graph.n_sites, tol, resolved, n_jobs)
     scores, tried = search.growing() if abandon else search.everywhere()
     grid = grid[tried]
     mean, error = mean_and_error(scores)
@@ -184,7 +184,7 @@ def cross_validate_ridge(
     >>> import fedkin
     >>> from fedkin.datasets import paper_design
     >>> from fedkin.solvers import cross_validate_ridge
-    >>> design = paper_design(n_devices=10, n_samples=12, n_features=8, n_clusters=2, seed=0)
+    >>> design = paper_design(n_sites=10, n_samples=12, n_features=8, n_clusters=2, seed=0)
     >>> problem, choice = cross_validate_ridge(fedkin.Problem(design.federation, design.truth), [0.0, 0.1, 100.0])
     >>> problem.ridge < 100.0
     True
@@ -237,7 +237,7 @@ class _Search:
     def growing(self) -> tuple[Array, slice]:
         """At some levels, and on both sides of them until scores have become clearly worse.
 
-        They are those in the middle, or the largest where a device has no minimiser of its own: there small levels take
+        They are those in the middle, or the largest where a site has no minimiser of its own: there small levels take
         longest.
         """
         stretches = stretches_of(self.strengths.size)

@@ -43,7 +43,7 @@ def solve_debiased(
         differences.
     gamma : float
         An edge stops pulling when its ends differ by ``gamma`` times the reach of the penalty, which is how far all
-        edges of a typical device together can move it.
+        edges of a typical site together can move it.
     steps : int
         Most steps of the local linear approximation.
     tol, backend
@@ -98,13 +98,13 @@ def _sizes(problem: Problem, theta: Array) -> Array:
 
 
 def _reach(problem: Problem, theta: Array) -> float:
-    """How far all edges of a typical device together can move it, in the penalty's norm."""
+    """How far all edges of a typical site together can move it, in the penalty's norm."""
     graph = problem.graph
     i, j = graph.edges.T
-    pull = np.bincount(i, graph.weights, graph.n_devices) + np.bincount(j, graph.weights, graph.n_devices)
-    curvature = np.einsum("vii->i", problem.terms.hessians(theta)) / problem.n_devices
+    pull = np.bincount(i, graph.weights, graph.n_sites) + np.bincount(j, graph.weights, graph.n_sites)
+    curvature = np.einsum("vii->i", problem.terms.hessians(theta)) / problem.n_sites
     floor = np.finfo(float).tiny
-    # a dual of norm 1 moves a device by as much as its curvature allows, in each coordinate that it holds
+    # a dual of norm 1 moves a site by as much as its curvature allows, in each coordinate that it holds
     step = 1.0 / np.maximum(curvature, floor)
     norm = {"l1": step.sum(), "l2": float(np.sqrt((step**2).mean())), "linf": step.max()}
     assert isinstance(problem.penalty, Penalty)
@@ -112,7 +112,7 @@ def _reach(problem: Problem, theta: Array) -> float:
 
 
 def _sharing(problem: Problem, other: Problem) -> Problem:
-    """The other problem with what was computed from the rows, unless more devices are alone now."""
+    """The other problem with what was computed from the rows, unless more sites are alone now."""
     names: tuple[str, ...] = ("losses", "n_params")
     if not ((other.graph.degree == 0) & (problem.graph.degree > 0)).any():
         names = (*names, "terms")

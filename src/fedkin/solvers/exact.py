@@ -14,7 +14,7 @@ import numpy as np
 from fedkin._base import Array, check_positive, check_whole
 from fedkin.errors import ConvergenceWarning, ParameterError
 from fedkin.graph import NearCliques
-from fedkin.objective import DeviceTerms, FusedObjective, Problem, QuadraticTerms, Solution, Status
+from fedkin.objective import FusedObjective, Problem, QuadraticTerms, SiteTerms, Solution, Status
 from fedkin.solvers.backend import USUAL, Backend, Limits, Resolved, resolve_backend
 from fedkin.solvers.cliques import CliqueIteration
 from fedkin.solvers.near_cliques import NearCliqueIteration
@@ -56,7 +56,7 @@ EARLY = 0.03
 ROUNDING = 1e-13
 #: With more edge duals than this, fusing whole components would need too much memory for what it is worth.
 LARGE = 10_000_000
-#: Fusing devices exactly shrinks a gap by up to this factor; before that, trying it is a waste of time.
+#: Fusing sites exactly shrinks a gap by up to this factor; before that, trying it is a waste of time.
 FUSING_HELPS = 3000.0
 #: Components are not fused where that would cost more than this share of the objective.
 NEARLY = 1e-2
@@ -99,7 +99,7 @@ def solve(
     Notes
     -----
     The gap is relative to ``max(|F(theta)|, 1e-6 |F(0)|)``. Of singular designs (fewer rows than parameters on a
-    device) without regular neighbours it needs a ball that holds a minimiser. For quadratic losses, and with sparsity
+    site) without regular neighbours it needs a ball that holds a minimiser. For quadratic losses, and with sparsity
     everywhere, that is proven; otherwise ``solution.radius`` says for which ball the certificate holds (see
     `fedkin.solvers.radius`).
 
@@ -107,7 +107,7 @@ def solve(
     --------
     >>> import fedkin
     >>> from fedkin.datasets import paper_design
-    >>> design = paper_design(n_devices=10, n_samples=30, n_features=3, n_clusters=2, seed=0)
+    >>> design = paper_design(n_sites=10, n_samples=30, n_features=3, n_clusters=2, seed=0)
     >>> solution = fedkin.solve(fedkin.Problem(design.federation, design.graph, lam=0.01))
     >>> solution.status, solution.gap <= 1e-6
     ('converged', True)
@@ -117,13 +117,13 @@ def solve(
     if not isinstance(warm_start, Solution | None):
         raise ParameterError(f"warm_start must be a Solution, as solve returns it, got {warm_start!r}")
     solution = solve_fused(problem.fused, tol, max_iter=max_iter, warm_start=warm_start, backend=backend)
-    return scaled(solution, problem.n_devices)
+    return scaled(solution, problem.n_sites)
 
 
-def scaled(solution: Solution, n_devices: int) -> Solution:
+def scaled(solution: Solution, n_sites: int) -> Solution:
     """A solution of the fused objective on the public scale (1/|V| of it)."""
-    trace = {**solution.trace, "objective": solution.trace["objective"] / n_devices}
-    return replace(solution, objective=solution.objective / n_devices, trace=trace)
+    trace = {**solution.trace, "objective": solution.trace["objective"] / n_sites}
+    return replace(solution, objective=solution.objective / n_sites, trace=trace)
 
 
 def solve_fused(
@@ -162,7 +162,7 @@ def uninterrupted(solution: Solution) -> Solution:
 
 def _start(objective: FusedObjective, warm_start: Solution | None) -> PrimalDual:
     terms = objective.terms
-    shape, duals = (terms.n_devices, terms.n_params), objective.dual_shape
+    shape, duals = (terms.n_sites, terms.n_params), objective.dual_shape
     box = objective.sparsity
     if warm_start is None:
         return _pair(np.zeros(shape), np.zeros(duals), None if box is None else np.zeros(shape))
@@ -249,7 +249,7 @@ class Search:
         return _Certified(pair, value, max(gap, 0.0) / self.scale(value), assumed)
 
     def _run_quadratic(self, terms: QuadraticTerms, start: PrimalDual, warm: bool, fuse_components: bool) -> None:
-        # a cold start is each device's own minimiser: closer than 0 for weak penalties, as good as any for strong ones
+        # a cold start is each site's own minimiser: closer than 0 for weak penalties, as good as any for strong ones
         begin = Start(start.theta, start.alpha, start.zeta) if warm else COLD
         rho = initial_rho(self.objective, terms)
         iteration = start_iteration(self.backend, self.objective, terms, rho, begin, self.limits)
@@ -273,7 +273,7 @@ class Search:
             iteration.close()
 
     def _certify_iteration(self, iteration: Iteration) -> None:
-        """Certify the pair that the iteration stands at, and the same with devices fused where that may help."""
+        """Certify the pair that the iteration stands at, and the same with sites fused where that may help."""
         self.n_iter = iteration.n_iter
         if iteration.regular:
             found = self._certified_quickly(iteration)
@@ -295,7 +295,7 @@ class Search:
     def _certified_quickly(self, iteration: Iteration) -> _Certified:
         theta = None
         if self.fusing_helped:
-            # fused devices were better last time, and it takes only one of the two to be good enough
+            # fused sites were better last time, and it takes only one of the two to be good enough
             theta = iteration.fused()
             value, gap = iteration.certificate(theta)
         else:
@@ -311,7 +311,7 @@ class Search:
     def _fusing_may_help(self, gap: float) -> bool:
         return gap <= FUSING_HELPS * self.tol or self.n_iter >= self.max_iter
 
-    def _run_newton(self, terms: DeviceTerms, pair: PrimalDual, warm: bool) -> None:
+    def _run_newton(self, terms: SiteTerms, pair: PrimalDual, warm: bool) -> None:
         caution, least = terms.caution()
         caution = least if warm else caution
         at, penalty = Expansion(terms, pair.theta), self.objective.penalty_value(pair.theta)
@@ -380,7 +380,7 @@ class Search:
             iteration.close()
 
     def _fuse(self) -> None:
-        """Replace the best pair by one with exactly fused devices, where that costs nothing."""
+        """Replace the best pair by one with exactly fused sites, where that costs nothing."""
         if self.objective.cliques is not None:
             return  # they fuse as they go
         pair = self.best.pair
@@ -409,7 +409,7 @@ class Search:
             self.best = self._better(self.best, _Certified(fused, value, max(gap, 0.0) / self.scale(value), None))
 
     def _or_fused(self, found: _Certified, fused: PrimalDual) -> _Certified:
-        """What was found, or the same with devices fused exactly where that costs no more than the tolerance."""
+        """What was found, or the same with sites fused exactly where that costs no more than the tolerance."""
         value = self.objective.value(fused.theta)
         bounded = self._bounded(found, _Certified(fused, value, np.inf, None))
         if bounded.gap <= max(found.gap, self.tol):

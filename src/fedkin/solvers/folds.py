@@ -1,4 +1,4 @@
-"""The folds of cross-validation within devices: what they train on and hold out, one by one or as one problem."""
+"""The folds of cross-validation within sites: what they train on and hold out, one by one or as one problem."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class HeldOut(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """What one fold trains on, and mean losses (without ridge) of the rows it holds out, on the devices ``seen``."""
+    """What one fold trains on, and mean losses (without ridge) of the rows it holds out, on the sites ``seen``."""
 
     objective: FusedObjective
     held_out: HeldOut
     seen: Index
 
     def score(self, theta: Array) -> float:
-        """Mean over devices of what the rows held out lose by ``theta (V, p)``."""
+        """Mean over sites of what the rows held out lose by ``theta (V, p)``."""
         values = self.held_out.values(theta if self.seen.size == len(theta) else theta[self.seen])
         return float(values.sum()) / values.size
 
@@ -65,12 +65,12 @@ def cut_folds(problem: Problem, folds: int, seed: int) -> list[Fold]:
 def _fold_of_rows(problem: Problem, federation: Federation, rows: Mask, trains: Mask) -> Fold:
     """The fold that holds these rows out, and which rows train."""
     # losses see all rows, so that a class missing from a fold does not change the parameters
-    loss = dict(zip(federation.devices, problem.losses, strict=True))
+    loss = dict(zip(federation.sites, problem.losses, strict=True))
     train = replace(problem, loss=loss, federation=federation.take(trains))
     part = federation.take(rows, allow_empty=True)
     seen = np.flatnonzero(part.n_samples > 0)
-    if seen.size < part.n_devices:
-        part = part.subset([part.devices[u] for u in seen])
+    if seen.size < part.n_sites:
+        part = part.subset([part.sites[u] for u in seen])
     held_out = build_terms(part, [problem.losses[u] for u in seen], np.zeros(problem.n_params))
     return Fold(train.fused, held_out, seen)
 
@@ -82,14 +82,14 @@ def _folds_of_sums(problem: Problem, sums: FoldSums, *, forward: bool = False) -
     for fold in np.flatnonzero(sums.count[:, :-1].any(axis=0)).tolist()[int(forward) :]:
         seen = np.flatnonzero(sums.count[:, fold])
         training = sums.total(without=fold, forward=forward).terms(ridge=ridge)
-        held_out = sums if seen.size == problem.n_devices else sums.take(seen)
+        held_out = sums if seen.size == problem.n_sites else sums.take(seen)
         out.append(Fold(replace(problem.fused, terms=training), held_out.terms(fold), seen))
     return out
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Folds that are solved as one problem: the devices of the first fold, then those of the second, and so on."""
+    """Folds that are solved as one problem: the sites of the first fold, then those of the second, and so on."""
 
     objective: FusedObjective
     folds: tuple[Fold, ...]
@@ -115,7 +115,7 @@ def _stacked(folds: list[Fold], terms: list[QuadraticTerms]) -> Batch:
     """One problem with a copy of the graph for each fold."""
     first = folds[0].objective
     A, b, c = (np.concatenate([getattr(one, name) for one in terms]) for name in ("A", "b", "c"))
-    n, copies = first.graph.n_devices, np.arange(len(folds))
+    n, copies = first.graph.n_sites, np.arange(len(folds))
     edges = (first.graph.edges + n * copies[:, None, None]).reshape(-1, 2)
     graph = Graph.from_indices(range(n * copies.size), edges, np.tile(first.graph.weights, copies.size))
     sparsity = None if first.sparsity is None else np.tile(first.sparsity, (copies.size, 1))

@@ -1,6 +1,6 @@
 """Penalty levels: where everything is fused (`lam_max`), and the grids below it.
 
-Devices stay fused at a point with gradients g as long as some edge duals y with ``dual_norm(y_e) <= L w_e`` balance
+Sites stay fused at a point with gradients g as long as some edge duals y with ``dual_norm(y_e) <= L w_e`` balance
 them, ``D' y = -g``: a network flow. The least congestion L is the largest value of
 ``-<g, theta> / sum_e w_e phi(theta_i - theta_j)``.
 """
@@ -25,7 +25,7 @@ FLOW_UNITS = 2**30
 
 
 def lam_max(problem: Problem, tol: float = 1e-3) -> float:
-    """The smallest ``lam`` at which all devices of each connected component are fused.
+    """The smallest ``lam`` at which all sites of each connected component are fused.
 
     Parameters
     ----------
@@ -51,18 +51,18 @@ def lam_max(problem: Problem, tol: float = 1e-3) -> float:
     """
     check_positive("tol", tol)
     objective = problem.fused
-    return least_congestion(objective.graph, objective.penalty, fused_gradients(objective), tol) / problem.n_devices
+    return least_congestion(objective.graph, objective.penalty, fused_gradients(objective), tol) / problem.n_sites
 
 
 def fused_solution(objective: FusedObjective) -> Array:
-    """The solution with every component fused, ``(V, p)``: Global on a connected graph, each device weighted alike."""
+    """The solution with every component fused, ``(V, p)``: Global on a connected graph, each site weighted alike."""
     labels = objective.graph.components()
     first = np.unique(labels, return_index=True)[1]
     sparsity = None
     if objective.sparsity is not None:
         sparsity = sum_groups(objective.sparsity, labels, first.size)
-    # each component under the name of its first device
-    graph = Graph.empty([objective.graph.devices[u] for u in first])
+    # each component under the name of its first site
+    graph = Graph.empty([objective.graph.sites[u] for u in first])
     pooled = replace(
         objective, terms=summed_terms(objective.terms, labels), graph=graph, strength=0.0, sparsity=sparsity
     )
@@ -111,7 +111,7 @@ def least_congestion(graph: Graph, penalty: Penalty, gradient: Array, tol: float
     """Smallest L such that some y with ``dual_norm(y_e) <= L w_e`` has ``D' y = -gradient``.
 
     ``gradient (V, p)`` sums to 0 over each component. The result is at least the exact value, and at most ``1 + tol``
-    times it, up to rounding. Graphs with more than ``flow_size`` devices and edges are left to the first-order method,
+    times it, up to rounding. Graphs with more than ``flow_size`` sites and edges are left to the first-order method,
     which needs no maximum flows.
     """
     if graph.n_edges == 0 or not np.abs(gradient).max() > 0:
@@ -119,21 +119,21 @@ def least_congestion(graph: Graph, penalty: Penalty, gradient: Array, tol: float
     separate = penalty.separable or gradient.shape[1] == 1
     if separate and graph.cliques is not None:
         return float(graph.cliques.congestion(gradient).max())
-    # the cut around a single device, and the flow of an electrical network
-    lower = _around_devices(graph, penalty.dual_norm(gradient))
+    # the cut around a single site, and the flow of an electrical network
+    lower = _around_sites(graph, penalty.dual_norm(gradient))
     electrical = _repaired(graph, np.zeros((graph.n_edges, gradient.shape[1])), gradient)
     upper = _congestion(graph, penalty, electrical)
     if upper <= (1.0 + tol) * lower or _is_forest(graph):
         return upper
-    if separate and graph.n_devices + graph.n_edges <= flow_size:
+    if separate and graph.n_sites + graph.n_edges <= flow_size:
         return _by_maximum_flow(graph, gradient, (np.abs(electrical) / graph.weights[:, None]).max(axis=0), lower)
     return _by_first_order(graph, penalty, gradient, lower, upper, tol)
 
 
-def _around_devices(graph: Graph, size: Array) -> float:
-    """Largest ``size_u`` over the weights of the edges of device u."""
+def _around_sites(graph: Graph, size: Array) -> float:
+    """Largest ``size_u`` over the weights of the edges of site u."""
     i, j = graph.edges.T
-    carrying = np.bincount(i, graph.weights, graph.n_devices) + np.bincount(j, graph.weights, graph.n_devices)
+    carrying = np.bincount(i, graph.weights, graph.n_sites) + np.bincount(j, graph.weights, graph.n_sites)
     return float(np.max(np.divide(size, carrying, out=np.zeros_like(size), where=carrying > 0)))
 
 
@@ -143,7 +143,7 @@ def _congestion(graph: Graph, penalty: Penalty, flow: Array) -> float:
 
 def _is_forest(graph: Graph) -> bool:
     """Whether there are no cycles: then a single flow balances the gradients."""
-    return graph.n_edges == graph.n_devices - graph.n_components
+    return graph.n_edges == graph.n_sites - graph.n_components
 
 
 def _repaired(graph: Graph, flow: Array, gradient: Array) -> Array:
@@ -164,9 +164,9 @@ def _potential(graph: Graph, missing: Array, rounding: float) -> Array:
 
     laplacian, potential = graph.laplacian(weighted=True), np.zeros_like(missing)
     if _is_forest(graph):
-        # grounded at the first device of each component, and solved without fill-in
+        # grounded at the first site of each component, and solved without fill-in
         labels = graph.components()
-        free = np.setdiff1d(np.arange(graph.n_devices), np.unique(labels, return_index=True)[1])
+        free = np.setdiff1d(np.arange(graph.n_sites), np.unique(labels, return_index=True)[1])
         solved = spsolve(laplacian[free][:, free].tocsc(), missing[free])
         potential[free] = solved.reshape(free.size, -1)
         return potential
@@ -181,7 +181,7 @@ def _potential(graph: Graph, missing: Array, rounding: float) -> Array:
 
 
 def _by_maximum_flow(graph: Graph, gradient: Array, upper: Array, lower: float) -> float:
-    """Coordinate by coordinate, the largest of ``|g(S)| / w(edges that leave S)`` over sets S of devices.
+    """Coordinate by coordinate, the largest of ``|g(S)| / w(edges that leave S)`` over sets S of sites.
 
     ``upper (p,)`` bounds the coordinates' congestions, ``lower`` the result.
     """
@@ -189,7 +189,7 @@ def _by_maximum_flow(graph: Graph, gradient: Array, upper: Array, lower: float) 
         if upper[column] > lower:
             lower = _densest_cut(graph, gradient[:, column], lower)
     # capacities are rounded to whole units
-    return lower * (1.0 + (graph.n_devices + graph.n_edges) / FLOW_UNITS)
+    return lower * (1.0 + (graph.n_sites + graph.n_edges) / FLOW_UNITS)
 
 
 def _densest_cut(graph: Graph, gradient: Array, lower: float) -> float:
@@ -205,11 +205,11 @@ def _densest_cut(graph: Graph, gradient: Array, lower: float) -> float:
 
 
 def _minimum_cut(graph: Graph, gradient: Array, level: float) -> Mask:
-    """Devices S ``(V,)`` with the largest ``-g(S) - level * w(edges that leave S)``."""
+    """Sites S ``(V,)`` with the largest ``-g(S) - level * w(edges that leave S)``."""
     from scipy import sparse  # slow to load
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-    n = graph.n_devices
+    n = graph.n_sites
     source, sink, everyone = np.full(n, n), np.full(n, n + 1), np.arange(n)
     i, j = graph.edges.T
     capacity = np.concatenate([level * graph.weights, level * graph.weights, -gradient, gradient]).clip(0)
@@ -227,7 +227,7 @@ def _minimum_cut(graph: Graph, gradient: Array, level: float) -> Mask:
 def _by_first_order(graph: Graph, penalty: Penalty, gradient: Array, lower: float, upper: float, tol: float) -> float:
     """Dinkelbach's iteration from below, repaired flows from above."""
     # ||theta + gradient||^2 / 2 is fused at 0 from the same level on, and far cheaper than the problem itself
-    proximity = QuadraticTerms(np.ones(graph.n_devices), -gradient, 0.5 * (gradient**2).sum(axis=1))
+    proximity = QuadraticTerms(np.ones(graph.n_sites), -gradient, 0.5 * (gradient**2).sum(axis=1))
     solution = None
     for _ in range(30):
         at = FusedObjective(proximity, graph, penalty, lower)

@@ -1,4 +1,4 @@
-"""How a compiled iteration stores a problem: numbers of devices and edges, Gram matrices and what is made of them."""
+"""How a compiled iteration stores a problem: numbers of sites and edges, Gram matrices and what is made of them."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ SAFE_PIVOT = 1e-6
 
 
 class Numbering:
-    """Internal numbers of devices and edges: the caller's, or, where ``changed``, others that keep neighbours close.
+    """Internal numbers of sites and edges: the caller's, or, where ``changed``, others that keep neighbours close.
 
-    ``devices (V,)`` and ``edges (E,)`` are the caller's numbers (the edges empty where nothing is changed), ``head``
+    ``sites (V,)`` and ``edges (E,)`` are the caller's numbers (the edges empty where nothing is changed), ``head``
     and ``tail (E,)`` the internal numbers of the ends of the edges.
     """
 
-    def __init__(self, graph: Graph, scrambled_devices: int) -> None:
+    def __init__(self, graph: Graph, scrambled_sites: int) -> None:
         i, j = graph.edges[:, 0], graph.edges[:, 1]
-        self.changed = graph.n_devices >= scrambled_devices and bool(np.mean(i - j) > SCRAMBLED_SHARE * graph.n_devices)
-        self.devices: Index = np.arange(graph.n_devices)
+        self.changed = graph.n_sites >= scrambled_sites and bool(np.mean(i - j) > SCRAMBLED_SHARE * graph.n_sites)
+        self.sites: Index = np.arange(graph.n_sites)
         self.edges: Index = np.empty(0, dtype=np.int64)
         if self.changed:
-            self.devices = _bandwidth_order(graph)
-            rank = np.empty(graph.n_devices, dtype=np.int64)
-            rank[self.devices] = np.arange(graph.n_devices)
+            self.sites = _bandwidth_order(graph)
+            rank = np.empty(graph.n_sites, dtype=np.int64)
+            rank[self.sites] = np.arange(graph.n_sites)
             i, j = rank[i], rank[j]
             self.edges = np.lexsort((np.minimum(i, j), np.maximum(i, j)))
             i, j = i[self.edges], j[self.edges]
         self.head, self.tail = frozen(i.astype(np.int32)), frozen(j.astype(np.int32))
 
-    def devices_to_internal(self, values: NDArray[Any]) -> NDArray[Any]:
-        return values[self.devices] if self.changed else np.ascontiguousarray(values)
+    def sites_to_internal(self, values: NDArray[Any]) -> NDArray[Any]:
+        return values[self.sites] if self.changed else np.ascontiguousarray(values)
 
     def edges_to_internal(self, values: NDArray[Any]) -> NDArray[Any]:
         return values[self.edges] if self.changed else np.ascontiguousarray(values)
 
-    def devices_to_caller(self, values: Array) -> Array:
-        return _scattered(values, self.devices) if self.changed else values
+    def sites_to_caller(self, values: Array) -> Array:
+        return _scattered(values, self.sites) if self.changed else values
 
     def edges_to_caller(self, values: Array) -> Array:
         return _scattered(values, self.edges) if self.changed else values
@@ -65,7 +65,7 @@ def _bandwidth_order(graph: Graph) -> Index:
     from scipy.sparse.csgraph import reverse_cuthill_mckee
 
     i, j = graph.edges[:, 0], graph.edges[:, 1]
-    shape = (graph.n_devices, graph.n_devices)
+    shape = (graph.n_sites, graph.n_sites)
     pattern = coo_array((np.ones(2 * i.size, dtype=np.int8), (np.r_[i, j], np.r_[j, i])), shape=shape)
     order = reverse_cuthill_mckee(csr_array(pattern), symmetric_mode=True)
     return np.ascontiguousarray(order, dtype=np.int64)
@@ -83,13 +83,13 @@ class Grams:
     """
 
     def __init__(self, quadratic: QuadraticTerms, numbering: Numbering, crew: Crew, room: int) -> None:
-        self.A, self._order = frozen(quadratic.A), frozen(numbering.devices)
-        self._crew, self._ranges = crew, crew.split(quadratic.n_devices)
+        self.A, self._order = frozen(quadratic.A), frozen(numbering.sites)
+        self._crew, self._ranges = crew, crew.split(quadratic.n_sites)
         self._fits = self.A.size <= room
         self._kept = quadratic.shared if self._fits and not numbering.changed else None
 
     def minimizers(self, b: Array) -> tuple[Array | None, Array]:
-        """Each device's own minimiser, None when one may not be unique; and inverses, empty without room for them."""
+        """Each site's own minimiser, None when one may not be unique; and inverses, empty without room for them."""
         none = nothing(0, *self.A.shape[1:])
         if not self._fits:
             return self._solved(b), none

@@ -1,12 +1,12 @@
-"""The iteration on cliques that lack few edges: a sort for most of it, and the edges of the devices that lack some.
+"""The iteration on cliques that lack few edges: a sort for most of it, and the edges of the sites that lack some.
 
-Let a few devices, the cover, have an end of every missing edge. Without them there are cliques, whose penalty has duals
-``a (V, p)`` (their sums at each device) and a prox that sorts. Edges of the cover have duals ``y``. With s = a + D'y,
+Let a few sites, the cover, have an end of every missing edge. Without them there are cliques, whose penalty has duals
+``a (V, p)`` (their sums at each site) and a prox that sorts. Edges of the cover have duals ``y``. With s = a + D'y,
 
     xhat = argmin M(x) + (rho d / 2) ||x - x_old + s / (rho d)||^2
     ahat = rho w (v - prox(v)), v = a / (rho w) + 2 xhat - x_old;  yhat = y + (rho g / 2) D(2 xhat - x_old), clipped
 
-followed by over-relaxation: as in `fedkin.solvers.pdhg`, where a clique counts like one more dual of each device. An
+followed by over-relaxation: as in `fedkin.solvers.pdhg`, where a clique counts like one more dual of each site. An
 edge of the cover counts for as little (g) as makes the cover move like the others.
 """
 
@@ -56,13 +56,13 @@ class NearCliqueIteration(Iteration):
         from scipy import sparse  # slow to load
 
         (first, second), inner = near.outer.T, near.inner
-        n, m = near.n_devices, first.size
+        n, m = near.n_sites, first.size
         on = self._objective.strength > 0
         ends, signs = np.concatenate([first, second]), np.repeat([1.0, -1.0], m)
         self._transposed: Any = sparse.csr_array((signs, (ends, np.tile(np.arange(m), 2))), shape=(n, m))
         self._incidence: Any = sparse.csr_array(self._transposed.T)
         self._radius = (self._objective.strength * near.weights[first] * near.weights[second])[:, None]
-        # devices that are in cliques, and what their duals and those of edges count
+        # sites that are in cliques, and what their duals and those of edges count
         self._held = (on & (inner.sizes[inner.labels] > 1))[:, None]
         self._outside, self._share = np.flatnonzero(~self._held), near.weights[:, None]
         self._edge_share = (near.weights / near.sizes[near.labels])[first, None] * float(on)
@@ -71,9 +71,9 @@ class NearCliqueIteration(Iteration):
         self._linked = np.where(linked > 0, linked, 1.0)
 
     def _carried(self, alpha: Array) -> Array:
-        """Duals of the cover's edges for sums ``alpha (V, p)``: at their limits between devices that differ.
+        """Duals of the cover's edges for sums ``alpha (V, p)``: at their limits between sites that differ.
 
-        The others share the rest of what their device of the cover has to carry.
+        The others share the rest of what their site of the cover has to carry.
         """
         from scipy import sparse  # slow to load
 
@@ -120,16 +120,16 @@ class NearCliqueIteration(Iteration):
         return self._objective.value(x), self._objective.gap(x, self._s, None, self._s)[0]
 
     def fused(self) -> Array:
-        """What the prox left, equal to the bit; the cover is equal to a device whose edge to it is not at its limit."""
+        """What the prox left, equal to the bit; the cover is equal to a site whose edge to it is not at its limit."""
         out, (first, second) = self._z.copy(), self._near.outer.T
         free = np.abs(self._y) - (1.0 - INTERIOR) * self._radius
-        # backwards: an edge inside the cover belongs to the device that comes first
-        for device in self._near.cover[::-1].tolist():
-            mine = np.flatnonzero(first == device)
+        # backwards: an edge inside the cover belongs to the site that comes first
+        for site in self._near.cover[::-1].tolist():
+            mine = np.flatnonzero(first == site)
             if mine.size:
                 best = mine[free[mine].argmin(axis=0)]
                 column = np.arange(best.size)
-                out[device] = np.where(free[best, column] < 0, out[second[best], column], out[device])
+                out[site] = np.where(free[best, column] < 0, out[second[best], column], out[site])
         return out
 
     def pair(self, theta: Array | None = None) -> PrimalDual:

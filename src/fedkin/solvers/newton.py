@@ -1,4 +1,4 @@
-"""Quadratic models of the devices' losses at a point, how far each can be trusted, and what can go wrong with them."""
+"""Quadratic models of the sites' losses at a point, how far each can be trusted, and what can go wrong with them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from fedkin._base import Array
 from fedkin.errors import SolverError
 from fedkin.graph import Graph
-from fedkin.objective import DeviceTerms, FusedObjective, QuadraticTerms
+from fedkin.objective import FusedObjective, QuadraticTerms, SiteTerms
 
 #: A model is trusted less when it misses by this share of its quadratic part, and more when by at most that one.
 POOR, GOOD = 0.5, 0.1
@@ -29,7 +29,7 @@ ROOM = 20_000_000
 class Expansion:
     """Second-order expansion of ``M_u`` around ``theta (V, p)``, with a cautious Hessian beside the Hessian."""
 
-    terms: DeviceTerms
+    terms: SiteTerms
     theta: Array
 
     @cached_property
@@ -65,7 +65,7 @@ class Expansion:
 
     def _quadratic(self, A: Array) -> QuadraticTerms:
         b = np.einsum("vij,vj->vi", A, self.theta) - self.gradients
-        return QuadraticTerms(A, b, np.zeros(self.terms.n_devices))
+        return QuadraticTerms(A, b, np.zeros(self.terms.n_sites))
 
     def compare(self, model: QuadraticTerms, target: Expansion) -> tuple[Array, Array, Array]:
         """The model's change from here to the target, linear and quadratic part, and how much more ``M_u`` changes."""
@@ -78,14 +78,14 @@ class Expansion:
 
 
 def raised(caution: Array, error: Array, quadratic: Array) -> Array:
-    """More caution for the devices whose models were too low, at least for the worst of them."""
+    """More caution for the sites whose models were too low, at least for the worst of them."""
     poor = error > POOR * quadratic
     poor[error.argmax()] = True
     return np.where(poor, np.maximum(10.0 * caution, RAISED), caution)
 
 
 def lowered(caution: Array, error: Array, quadratic: Array, least: Array) -> Array:
-    """Less caution for the devices whose models were right, quadratically less in the end."""
+    """Less caution for the sites whose models were right, quadratically less in the end."""
     less = np.where(caution > RAISED, 0.1 * caution, np.minimum(0.1 * caution, caution**2))
     less = np.where(less < 1e-8, 0.0, less)
     return np.where(error <= GOOD * quadratic, np.maximum(less, least), caution)
@@ -103,18 +103,18 @@ def advice(objective: FusedObjective, theta: Array) -> str:
         values = np.linalg.eigvalsh(hessians / (diagonal[:, :, None] * diagonal[:, None, :]))
         poor = values[:, 0] * COLLINEAR < values[:, -1]
         if poor.any():
-            device = objective.graph.devices[int(poor.argmax())]
-            who = f"site {device!r} and {poor.sum() - 1} others" if poor.sum() > 1 else f"site {device!r}"
+            site = objective.graph.sites[int(poor.argmax())]
+            who = f"site {site!r} and {poor.sum() - 1} others" if poor.sum() > 1 else f"site {site!r}"
             cures.append(f"drop features or add a small ridge (features of {who} are nearly collinear)")
     return ", ".join([*cures, "raise max_iter" if not cures else "or raise max_iter"])
 
 
 def raise_if_not_finite(graph: Graph, values: Array, what: str) -> None:
-    """Raise `SolverError` for the first device whose ``values (V,)`` or ``(V, ...)`` are not all finite."""
-    bad = ~np.isfinite(values.reshape(graph.n_devices, -1)).all(axis=1)
+    """Raise `SolverError` for the first site whose ``values (V,)`` or ``(V, ...)`` are not all finite."""
+    bad = ~np.isfinite(values.reshape(graph.n_sites, -1)).all(axis=1)
     if bad.any():
         raise SolverError(
-            f"the {what} of site {graph.devices[int(bad.argmax())]!r} is not finite; scale its features and offsets "
+            f"the {what} of site {graph.sites[int(bad.argmax())]!r} is not finite; scale its features and offsets "
             "down, or check the functions of a custom loss"
         )
 
@@ -141,7 +141,7 @@ def raise_if_unbounded(graph: Graph, before: Expansion, at: Expansion) -> None:
         return
     first, labels = int(lost.argmax()), graph.components()
     kin = labels == labels[first]
-    who, cure = f"the parameters of site {graph.devices[first]!r}", "add ridge=1e-3 or so"
+    who, cure = f"the parameters of site {graph.sites[first]!r}", "add ridge=1e-3 or so"
     if not lost[kin].all():
         cure += ", or connect the site to others with a larger lam"
     elif kin.sum() > 1:
@@ -152,7 +152,7 @@ def raise_if_unbounded(graph: Graph, before: Expansion, at: Expansion) -> None:
 
 
 def raise_if_no_descent(graph: Graph, values: Array, linear: Array, error: Array) -> None:
-    """Raise when a short step changes a device's loss by something else than its gradient says.
+    """Raise when a short step changes a site's loss by something else than its gradient says.
 
     ``values (V,)`` are losses before the step, ``linear (V,)`` the gradients times the step, and ``error (V,)`` what
     the losses gained above a model with these gradients.
@@ -160,6 +160,6 @@ def raise_if_no_descent(graph: Graph, values: Array, linear: Array, error: Array
     wrong = (error > 0.25 * np.abs(linear)) & (error > 1e-11 * np.abs(values))
     if wrong.any():
         raise SolverError(
-            f"the loss of site {graph.devices[int(wrong.argmax())]!r} does not fall as its gradient says, however "
+            f"the loss of site {graph.sites[int(wrong.argmax())]!r} does not fall as its gradient says, however "
             "short the step: check gradient_fn of the loss against value_fn"
         )

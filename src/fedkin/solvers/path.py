@@ -93,13 +93,13 @@ def lam_path(
     grid = lam_grid(problem, n_lams, ratio) if lams is None else checked_grid(lams)
     objective = problem.fused
     resolved = resolve_backend(backend, objective, grid.size)
-    strengths = grid * problem.n_devices
+    strengths = grid * problem.n_sites
     tasks = [partial(_solved, objective, part, strengths, tol, max_iter, resolved) for part in stretches_of(grid.size)]
     solutions = list(
         itertools.chain.from_iterable(run_side_by_side(tasks, path_threads(objective, resolved), "levels of lam"))
     )
     warn_of_limits([solution.message for solution in solutions if solution.status == "iteration_limit"], grid.size)
-    return LamPath(grid, tuple(scaled(solution, problem.n_devices) for solution in solutions))
+    return LamPath(grid, tuple(scaled(solution, problem.n_sites) for solution in solutions))
 
 
 def _solved(
@@ -211,7 +211,7 @@ def solve_levels(
     """Solutions at the first of some strengths, in this order: as many as one compiled iteration finds, perhaps none.
 
     ``known`` are at most two to start from, the last one the nearest. What needs more care than a kernel takes is left
-    to `solve_fused`: large problems, sparsity, grids, levels that need many iterations, singular devices without
+    to `solve_fused`: large problems, sparsity, grids, levels that need many iterations, singular sites without
     regular neighbours, and (with ``fuse_components``) other singular ones.
     """
     from fedkin.solvers.compiled import CompiledIteration

@@ -1,12 +1,12 @@
 """The quadratic core: over-relaxed, diagonally preconditioned primal-dual iterations on the edge duals.
 
-One dual vector per edge. With ``s = D' y`` and ``d_i`` the degree of device i, an iteration is
+One dual vector per edge. With ``s = D' y`` and ``d_i`` the degree of site i, an iteration is
 
     xhat_i = argmin M_i(x) + (rho d_i / 2) ||x - x_i + s_i / (rho d_i)||^2
     yhat_e = projection of y_e + (rho / 2) (2 xhat - x)_{i-j} onto the dual ball of radius r_e
 
 followed by over-relaxation of both: network-lasso ADMM with its copies eliminated. Sparsity adds one more dual per
-device, as if every device had an edge to a neighbour that stays at 0. For the separable l1 penalty ``rho`` is
+site, as if every site had an edge to a neighbour that stays at 0. For the separable l1 penalty ``rho`` is
 a number per coordinate, which makes the iteration indifferent to the units of the features.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from fedkin._base import Array, Index, Mask
 from fedkin.graph import Graph
-from fedkin.objective import DeviceTerms, FusedObjective, QuadraticTerms, generalized_inverse, summed_terms
+from fedkin.objective import FusedObjective, QuadraticTerms, SiteTerms, generalized_inverse, summed_terms
 
 RELAXATION = 1.8
 #: rho is rebalanced after this many iterations for the first time, when it is off by more than REBALANCE_AT, and by at
@@ -34,7 +34,7 @@ REBALANCE_BY = 10.0
 LEAST_STRETCH = 3
 #: A dual that stays inside its ball by this share belongs to a difference (or a coordinate) that is 0 at the optimum.
 INTERIOR = 1e-3
-#: Parameters that differ by this share of what devices would have on their own are clearly different.
+#: Parameters that differ by this share of what sites would have on their own are clearly different.
 CLEARLY = 1e-3
 #: Relative changes of the objective below this are rounding.
 SAME_VALUE = 1e-13
@@ -60,7 +60,7 @@ class PrimalDual:
 class Start(NamedTuple):
     """Where an iteration starts; what is None is cold.
 
-    ``theta (V, p)`` is then each device's own minimiser (0 where it has many), and the duals ``alpha`` and
+    ``theta (V, p)`` is then each site's own minimiser (0 where it has many), and the duals ``alpha`` and
     ``zeta (V, p)`` are 0.
     """
 
@@ -69,10 +69,10 @@ class Start(NamedTuple):
     zeta: Array | None = None
 
     def point(self, quadratic: QuadraticTerms, alone: Mask) -> tuple[Array, Array]:
-        """Parameters ``(V, p)`` to start from, and those of the devices ``alone (V,)``, which stay there."""
+        """Parameters ``(V, p)`` to start from, and those of the sites ``alone (V,)``, which stay there."""
         own = quadratic.minimizers() if self.theta is None or alone.any() else self.theta
         x = np.where(quadratic.singular[:, None], 0.0, own) if self.theta is None else self.theta.copy()
-        # a device without duals is on its own from the start
+        # a site without duals is on its own from the start
         x[alone] = own[alone]
         return x, own[alone]
 
@@ -88,7 +88,7 @@ COLD = Start()
 
 def initial_rho(objective: FusedObjective, quadratic: QuadraticTerms) -> Array:
     """``4 * mean curvature / mean degree``, per coordinate for a separable penalty."""
-    weight, curvature = weights_of_devices(objective), quadratic.mean_curvature
+    weight, curvature = weights_of_sites(objective), quadratic.mean_curvature
     degree = max(float(weight.sum()) / weight.size, 1e-12)
     if not objective.penalty.separable:
         curvature = curvature.sum(keepdims=True) / curvature.size
@@ -140,7 +140,7 @@ class Iteration(ABC):
 
     n_iter: int
     rho: Array
-    #: Whether every device has a minimiser of its own, so that `certificate` needs no radius.
+    #: Whether every site has a minimiser of its own, so that `certificate` needs no radius.
     regular: bool
     #: Whether it stands at a feasible pair even after Ctrl-C.
     recovers = False
@@ -167,7 +167,7 @@ class Iteration(ABC):
 
     @abstractmethod
     def fused(self) -> Array:
-        """Parameters in which fused devices are exactly equal, for `certificate` and `pair`."""
+        """Parameters in which fused sites are exactly equal, for `certificate` and `pair`."""
 
     def arranged(self, theta: Array) -> Array:
         """Parameters in the caller's order, for `certificate` and `pair`."""
@@ -190,7 +190,7 @@ class NumpyIteration(Iteration):
         self._objective, self._quadratic = replace(objective, terms=quadratic), quadratic
         self._incidence = objective.graph.incidence()
         self._transposed = sparse.csr_array(self._incidence.T)
-        self._linked = weights_of_devices(objective)
+        self._linked = weights_of_sites(objective)
         self._weight = np.where(self._linked > 0, self._linked, 1.0)[:, None]
         self._alone = self._linked == 0
         self._x, self._own = start.point(quadratic, self._alone)
@@ -276,8 +276,8 @@ class Rebalancing:
         return np.where(off, np.clip(ratio, 1.0 / REBALANCE_BY, REBALANCE_BY), 1.0)
 
 
-def weights_of_devices(objective: FusedObjective) -> Array:
-    """Degree of each device (in cliques its weight), plus 1 where it has a sparsity dual; ``(V,)``."""
+def weights_of_sites(objective: FusedObjective) -> Array:
+    """Degree of each site (in cliques its weight), plus 1 where it has a sparsity dual; ``(V,)``."""
     weight = objective.graph.degree.astype(np.float64)
     if objective.cliques is not None:
         return np.where((weight > 0) & (objective.strength > 0), objective.cliques.weights, 0.0)
@@ -303,7 +303,7 @@ def fused_parameters(objective: FusedObjective, theta: Array, alpha: Array, zeta
     if not objective.penalty.separable:
         inside = objective.penalty.dual_norm(alpha) < limit
         return _grouped(i[inside], j[inside], theta, sparse)
-    # every coordinate of every device is a node of its own
+    # every coordinate of every site is a node of its own
     p = theta.shape[1]
     edge, column = np.nonzero(np.abs(alpha) < limit[:, None])
     shape = (theta.size, 1)
@@ -314,7 +314,7 @@ def fused_parameters(objective: FusedObjective, theta: Array, alpha: Array, zeta
 def far_from_fused(terms: QuadraticTerms, graph: Graph, theta: Array) -> bool:
     """Whether most of some edges clearly join different parameters: then `fused_components` would be in vain."""
     if graph.cliques is not None:
-        # in a clique, devices that follow each other are joined as well as any
+        # in a clique, sites that follow each other are joined as well as any
         order, labels = graph.cliques.order, graph.cliques.labels
         joined = np.flatnonzero(labels[order[1:]] == labels[order[:-1]])
         sample = np.column_stack([order[joined + 1], order[joined]])
@@ -340,7 +340,7 @@ def fused_components(objective: FusedObjective, theta: Array, slack: float) -> A
     return np.where(better[labels, None], level, theta)
 
 
-def _better(pooled: DeviceTerms, level: Array) -> Array:
+def _better(pooled: SiteTerms, level: Array) -> Array:
     """What one Newton step makes of the level of each component."""
     inverse, _ = generalized_inverse(pooled.hessians(level))
     return np.asarray(level - np.matmul(inverse, pooled.gradients(level)[:, :, None])[:, :, 0])

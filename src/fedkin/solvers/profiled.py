@@ -16,7 +16,7 @@ import numpy as np
 
 from fedkin._base import Array, Index, Mask
 from fedkin.errors import SolverError
-from fedkin.objective import DeviceTerms, Problem, QuadraticTerms, Solution, damped_newton
+from fedkin.objective import Problem, QuadraticTerms, SiteTerms, Solution, damped_newton
 from fedkin.solvers.crossvalidation import LamChoice, Rule, choose_level
 from fedkin.solvers.exact import solve
 from fedkin.solvers.folds import Fold, HeldOut, cut_folds
@@ -81,7 +81,7 @@ def minimised_out(terms: QuadraticTerms, free: Mask) -> tuple[QuadraticTerms, Li
     return left, Lift(free, start, slope)
 
 
-class ProfiledTerms(DeviceTerms):
+class ProfiledTerms(SiteTerms):
     """Minima of ``terms`` over the ``free (p,)`` parameters, as functions of the others.
 
     Gradients are those of the terms where the minimum is taken, Hessians their Schur complements. The conjugate is that
@@ -89,19 +89,19 @@ class ProfiledTerms(DeviceTerms):
     Newton left the free parameters a rounding error away from their best.
     """
 
-    def __init__(self, terms: DeviceTerms, free: Mask) -> None:
+    def __init__(self, terms: SiteTerms, free: Mask) -> None:
         self.terms, self.free = terms, free
-        self.n_devices, self.n_params = terms.n_devices, int((~free).sum())
+        self.n_sites, self.n_params = terms.n_sites, int((~free).sum())
         self._last: tuple[Array, Array] | None = None
 
     @cached_property
     def start(self) -> Array:
         """The best free parameters ``(V, f)`` where all others are 0."""
-        return self._best(np.zeros((self.n_devices, self.free.size)))
+        return self._best(np.zeros((self.n_sites, self.free.size)))
 
     def diverging(self) -> Mask:
         """Sites ``(V,)`` whose free parameters have no finite best value."""
-        theta = np.zeros((self.n_devices, self.free.size))
+        theta = np.zeros((self.n_sites, self.free.size))
         before = np.linalg.eigvalsh(self.terms.hessian_blocks(theta, self.free))[:, 0]
         theta[:, self.free] = self.start
         now = np.linalg.eigvalsh(self.terms.hessian_blocks(theta, self.free))[:, 0]
@@ -164,8 +164,8 @@ class ProfiledTerms(DeviceTerms):
         pull[:, ~self.free] = s
         return self.terms.young_gaps(self(theta), pull, radius)
 
-    def take(self, devices: Index) -> ProfiledTerms:
-        return ProfiledTerms(self.terms.take(devices), self.free)
+    def take(self, sites: Index) -> ProfiledTerms:
+        return ProfiledTerms(self.terms.take(sites), self.free)
 
 
 def schur_complement(matrices: Array, free: Mask) -> Array:
@@ -179,7 +179,7 @@ def schur_complement(matrices: Array, free: Mask) -> Array:
     return out
 
 
-def profiled(terms: DeviceTerms, free: Mask, sites: Sequence[Hashable]) -> tuple[DeviceTerms, Lifting]:
+def profiled(terms: SiteTerms, free: Mask, sites: Sequence[Hashable]) -> tuple[SiteTerms, Lifting]:
     """The minimum of ``terms`` over the ``free (p,)`` parameters as a function of the others, and where it is taken."""
     if isinstance(terms, QuadraticTerms):
         return minimised_out(terms, free)
@@ -206,15 +206,15 @@ class RestProblem(Problem):
         return int((~self.free).sum())
 
     @cached_property
-    def terms(self) -> DeviceTerms:
+    def terms(self) -> SiteTerms:
         return self.profile[0]
 
     @cached_property
-    def profile(self) -> tuple[DeviceTerms, Lifting]:
+    def profile(self) -> tuple[SiteTerms, Lifting]:
         """The terms, and what gives all parameters for those that are left."""
         assert self.free is not None
         whole = Problem(self.federation, self.graph, self.loss, self.penalty, lam=self.lam, ridge=self.ridge)
-        return profiled(whole.terms, self.free, self.graph.devices)
+        return profiled(whole.terms, self.free, self.graph.sites)
 
 
 @dataclass(frozen=True, eq=False)
@@ -281,7 +281,7 @@ class ProfiledProblem:
         return choose_level(cut, grid, rule, tol=tol, n_jobs=n_jobs, abandon=lams is None)
 
     def _profiled(self, fold: Fold) -> Fold:
-        training, lift = profiled(fold.objective.terms, self.free, self.problem.graph.devices)
+        training, lift = profiled(fold.objective.terms, self.free, self.problem.graph.sites)
         objective = replace(fold.objective, terms=training, sparsity=self._sparsity)
         return Fold(objective, _HeldOut(fold.held_out, lift.take(fold.seen)), fold.seen)
 

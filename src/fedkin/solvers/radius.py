@@ -56,7 +56,7 @@ class MinimizerBall:
         if not isinstance(terms, QuadraticTerms):
             return None
         levels = _LevelSets(self.objective, terms)
-        # a component may be moved along directions that no device sees, but not for free when there is sparsity
+        # a component may be moved along directions that no site sees, but not for free when there is sparsity
         return levels if self.objective.sparsity is None or levels.regular else None
 
 
@@ -66,7 +66,7 @@ class _LevelSets:
     def __init__(self, objective: FusedObjective, terms: QuadraticTerms) -> None:
         graph = objective.graph
         linked = objective.strength > 0 and graph.n_edges > 0
-        labels = graph.components() if linked else np.arange(graph.n_devices)
+        labels = graph.components() if linked else np.arange(graph.n_sites)
         hessians = terms.hessians(terms.b)
         # ||A_u^(1/2) own_u||^2 (twice what own_u gains) and a bound on the largest eigenvalue of A_u, summed over each
         # component

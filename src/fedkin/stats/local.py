@@ -1,6 +1,6 @@
-"""Each device's fit on its own rows, with its variance, and fits that pool devices.
+"""Each site's fit on its own rows, with its variance, and fits that pool sites.
 
-Terms: a device has an *own* estimate when its mean loss has a unique minimiser. When it has none, a stated rule gives a
+Terms: a site has an *own* estimate when its mean loss has a unique minimiser. When it has none, a stated rule gives a
 finite estimate together with a variance that is wide where the rows say nothing (`LocalFit`, Notes).
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from fedkin._base import Array, Index, Mask, check_choice
 from fedkin.data import Federation
-from fedkin.errors import DataError, DegenerateDeviceWarning, ParameterError, UnknownDeviceError
+from fedkin.errors import DataError, DegenerateSiteWarning, ParameterError, UnknownSiteError
 from fedkin.losses import Loss, RowLoss, by_loss
 from fedkin.objective import (
     RANK_TOLERANCE,
@@ -31,7 +31,7 @@ from fedkin.stats.ownfits import (
     ROUNDING,
     OwnFits,
     column_scale,
-    fit_devices,
+    fit_sites,
     has_means,
     light_ridge,
     plausible_size,
@@ -41,18 +41,18 @@ from fedkin.stats.ownfits import (
 from fedkin.stats.summed import fits_of_sums
 
 Variance = Literal["model", "sandwich", "bartlett"]
-Weights = Literal["samples", "devices"]
+Weights = Literal["samples", "sites"]
 
 
 @dataclass(frozen=True, eq=False)
 class LocalFit:
-    """The devices' own estimates and how sure each device is of its own.
+    """The sites' own estimates and how sure each site is of its own.
 
     Attributes
     ----------
-    devices : tuple of V ids
+    sites : tuple of V ids
     theta : array (V, p)
-        Minimisers of the devices' mean losses M_u, or what the rules below put in their place.
+        Minimisers of the sites' mean losses M_u, or what the rules below put in their place.
     hessian : array (V, p, p)
         Hessians of M_u at theta, without any ridge.
     covariance : array (V, p, p)
@@ -65,12 +65,12 @@ class LocalFit:
     matrix_estimated : bool array (V,)
         True where the covariance is estimated as a whole matrix (sandwich), False where at most its scale is.
     prior_precision : array (V, p)
-        Inverse of the variance that each coordinate had before the rows were seen, for devices without an estimate of
+        Inverse of the variance that each coordinate had before the rows were seen, for sites without an estimate of
         their own; 0 for all others.
     rescued : bool array (V,)
-        Devices without an estimate of their own.
-    notes : dict {device: str}
-        Why a device had no estimate or no variance of its own, and which rule was used.
+        Sites without an estimate of their own.
+    notes : dict {site: str}
+        Why a site had no estimate or no variance of its own, and which rule was used.
     variance : "model" | "sandwich" | "bartlett"
     losses : tuple of V str
         Names of the losses.
@@ -80,26 +80,26 @@ class LocalFit:
     **Variance.** With H the Hessian and S the mean outer product of the scores: "bartlett" is ``(n H)^{-1}``, the
     paper's, right when the loss is a negative log-likelihood with nothing left to estimate (for the linear loss: noise
     of variance 1); "model" is ``dispersion * (n H)^{-1}``, which allows a noise variance (the same for all rows of a
-    device); "sandwich" is ``H^{-1} S H^{-1} / (n - p)``, which allows any noise. For the mean loss "model" is the
+    site); "sandwich" is ``H^{-1} S H^{-1} / (n - p)``, which allows any noise. For the mean loss "model" is the
     sandwich too, with ``n - 1`` in the place of ``n - p``: that is the sample covariance of the mean. With no more rows
     than columns it gives way to one variance for all columns.
 
-    **Devices without an estimate of their own** are those whose design does not have full rank (fewer rows than
+    **Sites without an estimate of their own** are those whose design does not have full rank (fewer rows than
     features, constant or repeated columns), whose likelihood has no maximum (separated classes, one class only, no
     counts), or whose user-defined loss has no unique minimiser. They get a ridge fit: ``sum_c ridge_c theta_c^2 / 2``
     is added to M_u, and the variance is ``dispersion * {n (H + diag(ridge))}^{-1}``: what remains unknown after seeing
     the rows, when before them ``theta_c`` had variance ``size / scale_c``. Here ``scale_c`` is the mean square of
-    feature c in the federation, and ``size`` is the mean square of the response (the larger one of the device's and
+    feature c in the federation, and ``size`` is the mean square of the response (the larger one of the site's and
     the federation's) or, for logits, 25 (odds of 148 to 1), and for log rates 25 plus the squared log of the mean
     rate: any feature alone might explain everything. So ``ridge_c = dispersion * scale_c / (n * size)``, less than one
     row's worth, and directions of which the rows say nothing keep a variance so wide that no difference of plausible
     size is significant along them. For a user-defined loss, whose scale is not known, ``ridge_c`` is the curvature at
-    0 divided by n: one row's worth. These devices keep "model" when "sandwich" was asked for, because the scores of a
+    0 divided by n: one row's worth. These sites keep "model" when "sandwich" was asked for, because the scores of a
     (nearly) perfect fit tell nothing of noise. (Firth's penalty was tried for separated data: when signals are strong,
     its Wald tests reject the truth far too often, where these reject it too rarely.)
 
-    **Devices without residual degrees of freedom** (no more rows than parameters) take the dispersion pooled over the
-    other devices of the same loss; when no device has any, the mean square of the response stands in, which is wide.
+    **Sites without residual degrees of freedom** (no more rows than parameters) take the dispersion pooled over the
+    other sites of the same loss; when no site has any, the mean square of the response stands in, which is wide.
 
     Examples
     --------
@@ -113,7 +113,7 @@ class LocalFit:
     ([False, True], ['short'])
     """
 
-    devices: tuple[Hashable, ...]
+    sites: tuple[Hashable, ...]
     theta: Array
     hessian: Array
     covariance: Array
@@ -129,21 +129,21 @@ class LocalFit:
 
 
 def local_fit(federation: Federation | Summaries, loss: LossLike = "linear", variance: Variance = "model") -> LocalFit:
-    """Fit every device on its own rows (the paper's eq. naive_est) and estimate how precise each fit is.
+    """Fit every site on its own rows (the paper's eq. naive_est) and estimate how precise each fit is.
 
     Parameters
     ----------
     federation : Federation or Summaries
-        The devices and their rows, or what these said about them (see Notes).
-    loss : str, Loss or mapping {device: loss}
-        What each device minimises; summaries know it.
+        The sites and their rows, or what these said about them (see Notes).
+    loss : str, Loss or mapping {site: loss}
+        What each site minimises; summaries know it.
     variance : "model" | "sandwich" | "bartlett"
         How the covariance is estimated; see `LocalFit`.
 
     Returns
     -------
     LocalFit
-        Finite on every device; `LocalFit.notes` names the devices that had no estimate of their own.
+        Finite on every site; `LocalFit.notes` names the sites that had no estimate of their own.
 
     Notes
     -----
@@ -167,7 +167,7 @@ def local_fit(federation: Federation | Summaries, loss: LossLike = "linear", var
     if isinstance(federation, Summaries):
         kinds = [fits_of_sums(federation, variance)]
     else:
-        kinds = [fit_devices(federation, members, one) for members, one in by_loss(losses)]
+        kinds = [fit_sites(federation, members, one) for members, one in by_loss(losses)]
     for fits in kinds:
         part = {name: getattr(fits, name) for name in ("members", "theta", "hessian", "dispersion", "rescued")}
         part["covariance"], part["residual_dof"], part["matrix_estimated"] = _covariances(fits, variance)
@@ -179,10 +179,10 @@ def local_fit(federation: Federation | Summaries, loss: LossLike = "linear", var
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     order = np.argsort(columns.pop("members"))
     return LocalFit(
-        devices=federation.devices,
+        sites=federation.sites,
         **{name: column[order] for name, column in columns.items()},
         n_samples=federation.n_samples,
-        notes={federation.devices[u]: notes[u] for u in sorted(notes)},
+        notes={federation.sites[u]: notes[u] for u in sorted(notes)},
         variance=variance,
         losses=tuple(one.name for one in losses),
     )
@@ -221,17 +221,17 @@ def _covariances(fits: OwnFits, variance: Variance) -> tuple[Array, Array, Mask]
 
 
 def global_fit(federation: Federation | Summaries, loss: LossLike = "linear", weights: Weights = "samples") -> Array:
-    """One parameter for all devices.
+    """One parameter for all sites.
 
     Parameters
     ----------
     federation : Federation or Summaries
-        The devices and their rows, or what these said about them (quadratic losses and ``weights="samples"`` only).
-    loss : str, Loss or mapping {device: loss}
-        What each device minimises.
-    weights : "samples" or "devices"
+        The sites and their rows, or what these said about them (quadratic losses and ``weights="samples"`` only).
+    loss : str, Loss or mapping {site: loss}
+        What each site minimises.
+    weights : "samples" or "sites"
         "samples" minimises ``sum_u n_u M_u``, every row counting alike: the pooled fit that section 5 calls Global.
-        "devices" minimises ``sum_u M_u``, every device counting alike: what the penalised estimator becomes when lam
+        "sites" minimises ``sum_u M_u``, every site counting alike: what the penalised estimator becomes when lam
         grows without bound on a connected graph. They agree when all n_u are equal.
 
     Returns
@@ -240,17 +240,17 @@ def global_fit(federation: Federation | Summaries, loss: LossLike = "linear", we
 
     Warns
     -----
-    DegenerateDeviceWarning
+    DegenerateSiteWarning
         When the pooled loss has no unique minimiser and a rule of `LocalFit` was used.
 
     Examples
     --------
     >>> import fedkin
     >>> fed = fedkin.Federation({"a": [[0.0], [0.0], [0.0]], "b": [[4.0]]})
-    >>> fedkin.global_fit(fed, "mean").tolist(), fedkin.global_fit(fed, "mean", weights="devices").tolist()
+    >>> fedkin.global_fit(fed, "mean").tolist(), fedkin.global_fit(fed, "mean", weights="sites").tolist()
     ([1.0], [2.0])
     """
-    return np.asarray(oracle_fit(federation, [0] * federation.n_devices, loss, weights)[0])
+    return np.asarray(oracle_fit(federation, [0] * federation.n_sites, loss, weights)[0])
 
 
 def oracle_fit(
@@ -259,17 +259,17 @@ def oracle_fit(
     loss: LossLike = "linear",
     weights: Weights = "samples",
 ) -> Array:
-    """One parameter for each group of devices: what one could do knowing who is alike.
+    """One parameter for each group of sites: what one could do knowing who is alike.
 
     Parameters
     ----------
     federation : Federation or Summaries
-        The devices and their rows, or what these said about them (quadratic losses and ``weights="samples"`` only).
-    labels : mapping {device: label}, or sequence of V labels in device order
-        Devices with the same label share a fit.
-    loss : str, Loss or mapping {device: loss}
-        What each device minimises.
-    weights : "samples" or "devices"
+        The sites and their rows, or what these said about them (quadratic losses and ``weights="samples"`` only).
+    labels : mapping {site: label}, or sequence of V labels in site order
+        Sites with the same label share a fit.
+    loss : str, Loss or mapping {site: loss}
+        What each site minimises.
+    weights : "samples" or "sites"
         As in `global_fit`, within each group.
 
     Returns
@@ -286,9 +286,9 @@ def oracle_fit(
     check_choice("weights", weights, get_args(Weights))
     losses = resolve_losses(loss, federation)
     groups: dict[object, list[int]] = {}
-    for u, label in enumerate(_in_device_order(labels, federation.devices)):
+    for u, label in enumerate(_in_site_order(labels, federation.sites)):
         groups.setdefault(label, []).append(u)
-    theta = np.empty((federation.n_devices, losses[0].n_params(federation.n_features)))
+    theta = np.empty((federation.n_sites, losses[0].n_params(federation.n_features)))
     for label, group in groups.items():
         members = np.asarray(group)
         if isinstance(federation, Summaries):
@@ -299,22 +299,22 @@ def oracle_fit(
             who = "1 site" if members.size == 1 else f"{members.size} sites"
             warnings.warn(
                 f"group {label!r} of {who} has no unique minimiser: {problem}",
-                DegenerateDeviceWarning,
+                DegenerateSiteWarning,
                 stacklevel=2,
             )
     return theta
 
 
-def _in_device_order(
-    labels: Mapping[Hashable, object] | Sequence[object], devices: Sequence[Hashable]
+def _in_site_order(
+    labels: Mapping[Hashable, object] | Sequence[object], sites: Sequence[Hashable]
 ) -> Sequence[object]:
     if isinstance(labels, Mapping):
-        missing = [device for device in devices if device not in labels]
+        missing = [site for site in sites if site not in labels]
         if missing:
-            raise UnknownDeviceError(f"no label is given for site {missing[0]!r}")
-        return [labels[device] for device in devices]
-    if len(labels) != len(devices):
-        raise DataError(f"got {len(labels)} labels for {len(devices)} sites; give one label per site")
+            raise UnknownSiteError(f"no label is given for site {missing[0]!r}")
+        return [labels[site] for site in sites]
+    if len(labels) != len(sites):
+        raise DataError(f"got {len(labels)} labels for {len(sites)} sites; give one label per site")
     return labels
 
 
@@ -322,13 +322,13 @@ def _pooled_sums(summaries: Summaries, members: Index, weights: Weights) -> tupl
     """`_pooled` from sums."""
     if weights != "samples":
         raise ParameterError(f'weights={weights!r} needs rows; summaries give every row the same weight: "samples"')
-    group = summaries.subset([summaries.devices[u] for u in members]).pooled([0] * members.size)
+    group = summaries.subset([summaries.sites[u] for u in members]).pooled([0] * members.size)
     fits = fits_of_sums(group, "model")
     return fits.theta[0], "; ".join(fits.notes.get(0, [])) if fits.rescued[0] else ""
 
 
 def _pooled(federation: Federation, members: Index, losses: Sequence[Loss], weights: Weights) -> tuple[Array, str]:
-    """Common minimiser ``(p,)`` of some devices, and why it is not an ordinary one ("" when it is)."""
+    """Common minimiser ``(p,)`` of some sites, and why it is not an ordinary one ("" when it is)."""
     sizes = federation.weight_sums[members]
     n_rows = float(sizes.sum())
     share = sizes / n_rows if weights == "samples" else np.full(members.size, 1.0 / members.size)
@@ -336,19 +336,19 @@ def _pooled(federation: Federation, members: Index, losses: Sequence[Loss], weig
     loss = kinds[0][1]
     if len(kinds) > 1 or not (loss.rowwise or has_means(loss)):
         parts = [
-            (float(share[k]), losses[u], federation[federation.devices[u]]) for k, u in enumerate(members.tolist())
+            (float(share[k]), losses[u], federation[federation.sites[u]]) for k, u in enumerate(members.tolist())
         ]
         theta, _, problem = minimise_sum(parts, n_rows, loss.n_params(federation.n_features))
         return theta, problem
     rows = federation.rows.take(np.concatenate([np.arange(*federation.starts[u : u + 2]) for u in members]))
     weight = None if rows.weight is None else rows.weight * (rows.n_samples / n_rows)
-    if weights == "devices":
+    if weights == "sites":
         factor = np.repeat(share * n_rows / sizes, federation.n_samples[members])
         weight = factor if weight is None else factor * weight
     if loss.rowwise is None:
         return np.average(rows.X, axis=0, weights=weight), ""
-    as_one_device = rows.map(lambda part: part[None].astype(np.float64, copy=False))
-    batch = RowBatch(loss.rowwise, as_one_device, None if weight is None else weight[None])
+    as_one_site = rows.map(lambda part: part[None].astype(np.float64, copy=False))
+    batch = RowBatch(loss.rowwise, as_one_site, None if weight is None else weight[None])
     if batch.full_rank[0]:
         theta, exists = minimise(batch)
         if exists[0]:
@@ -358,7 +358,7 @@ def _pooled(federation: Federation, members: Index, losses: Sequence[Loss], weig
 
 
 def _ridge(batch: RowBatch, loss: RowLoss, n_rows: float) -> Array:
-    """The ridge ``(1, p)`` of the rule, for one device that has no others to learn from."""
+    """The ridge ``(1, p)`` of the rule, for one site that has no others to learn from."""
     scale = column_scale(batch.X[0], loss, None if batch.weight is None else batch.weight[0])[None]
     size = np.maximum(plausible_size(batch), 1e-100)
     dispersion = 1.0

@@ -1,4 +1,4 @@
-"""Minimisers of mean losses: of many devices with a row loss at once, or of a sum of any losses."""
+"""Minimisers of mean losses: of many sites with a row loss at once, or of a sum of any losses."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SEPARATION_TOLERANCE = 1e-6
 
 
 def minimise(batch: RowBatch) -> tuple[Array, Mask]:
-    """Minimisers ``theta (B, p)`` of full-rank devices, and which of them exist.
+    """Minimisers ``theta (B, p)`` of full-rank sites, and which of them exist.
 
     A likelihood without a maximum (separated classes, a class or all counts missing) shows in the Hessian at the end of
     the iterations: they follow some direction until practically no information about it is left.
     """
     if batch.loss.quadratic:
-        return _least_squares(batch), np.ones(batch.n_devices, dtype=bool)
-    theta, converged = _newton(batch, np.zeros((batch.n_devices, batch.n_params)))
+        return _least_squares(batch), np.ones(batch.n_sites, dtype=bool)
+    theta, converged = _newton(batch, np.zeros((batch.n_sites, batch.n_params)))
     exists = np.isfinite(theta).all(axis=1)
     if batch.loss.minimiser == "separable":
         unit = batch.loss.informative_curvature(batch.y)
@@ -63,7 +63,7 @@ def _newton(batch: RowBatch, ridge: Array, start: Array | None = None, tol: floa
 
 
 def _derivatives(batch: RowBatch, theta: Array, who: Index, caution: float) -> tuple[Array, Array]:
-    """Gradients ``(A, p)`` and Hessians ``(A, p, p)`` of the devices ``who``.
+    """Gradients ``(A, p)`` and Hessians ``(A, p, p)`` of the sites ``who``.
 
     Singular Hessians get ``caution`` times the matrix of the loss's cautious model on top. With 1 the full step
     decreases the loss; smaller values reach further, and a line search makes up for what goes too far.
@@ -78,7 +78,7 @@ def _derivatives(batch: RowBatch, theta: Array, who: Index, caution: float) -> t
 
 
 def _least_squares(batch: RowBatch) -> Array:
-    theta = np.zeros((batch.n_devices, batch.n_params))
+    theta = np.zeros((batch.n_sites, batch.n_params))
     for _ in range(2):  # the second solve refines the first
         theta = theta - solve_positive(batch.gram, batch.gradients(theta))
     return theta
@@ -86,7 +86,7 @@ def _least_squares(batch: RowBatch) -> Array:
 
 def _start(batch: RowBatch) -> Array:
     """A start with finite value, close enough for counts of any size."""
-    zero = np.zeros((batch.n_devices, batch.n_params))
+    zero = np.zeros((batch.n_sites, batch.n_params))
     working = batch.loss.working_response(batch.y)
     if working is None:
         return zero

@@ -1,4 +1,4 @@
-"""Every device's own fit, with what its variance is made of, and the rule for devices that have none.
+"""Every site's own fit, with what its variance is made of, and the rule for sites that have none.
 
 `fedkin.stats.local` turns this into estimates and covariances and documents the rule.
 """
@@ -20,13 +20,13 @@ ROUNDING = 1e-20  # exact fits keep a variance above rounding: this share of the
 
 
 class OwnFits:
-    """The fits of M devices that share one loss; rows of the arrays are positions in ``members``."""
+    """The fits of M sites that share one loss; rows of the arrays are positions in ``members``."""
 
     def __init__(self, data: Federation | Summaries, members: Index, loss: Loss) -> None:
         self.data, self.members, self.loss = data, members, loss
         m, p = members.size, loss.n_params(data.n_features)
-        self.theta, self.ridge = np.empty((m, p)), np.zeros((m, p))  # no ridge where a device has its own estimate
-        self.rescued = np.zeros(m, dtype=bool)  # devices without an estimate of their own
+        self.theta, self.ridge = np.empty((m, p)), np.zeros((m, p))  # no ridge where a site has its own estimate
+        self.rescued = np.zeros(m, dtype=bool)  # sites without an estimate of their own
         # Hessians of the mean losses, without the ridge; what stands for them in variances (their expected values where
         # they are singular); mean outer products of the scores
         self.hessian, self.curvature, self.score_cov = (np.empty((m, p, p)) for _ in range(3))
@@ -44,7 +44,7 @@ class OwnFits:
 
     @property
     def n(self) -> Array:
-        """As how many rows those of each device count."""
+        """As how many rows those of each site count."""
         if isinstance(self.data, Federation):
             return self.data.weight_sums[self.members]
         return self.data.n_samples[self.members].astype(np.float64)
@@ -58,8 +58,8 @@ class OwnFits:
             self.notes.setdefault(k, []).append(text)
 
 
-def fit_devices(federation: Federation, members: Index, loss: Loss) -> OwnFits:
-    """Fit the devices with positions ``members`` (ascending), which share one loss."""
+def fit_sites(federation: Federation, members: Index, loss: Loss) -> OwnFits:
+    """Fit the sites with positions ``members`` (ascending), which share one loss."""
     fits = OwnFits(federation, members, loss)
     if has_means(loss):
         _fit_means(fits)
@@ -78,8 +78,8 @@ def has_means(loss: Loss) -> bool:
 def _fit_means(fits: OwnFits) -> None:
     p = fits.n_params
     fits.hessian[:] = fits.curvature[:] = np.eye(p)
-    for devices, rows in row_blocks(fits.federation, fits.members):
-        where, X, weight = np.searchsorted(fits.members, devices), rows.X, unit_weights(rows)
+    for sites, rows in row_blocks(fits.federation, fits.members):
+        where, X, weight = np.searchsorted(fits.members, sites), rows.X, unit_weights(rows)
         weighted = X if weight is None else weight[:, :, None] * X
         fits.theta[where] = weighted.mean(axis=1)
         centred = X - fits.theta[where][:, None, :]
@@ -135,7 +135,7 @@ def why_no_minimiser(loss: RowLoss, n_rows: int, rank: int, n_features: int) -> 
 
 
 def no_minimiser_note(loss: RowLoss, n_rows: int, rank: int, n_features: int) -> str:
-    """What a device without an estimate of its own is told."""
+    """What a site without an estimate of its own is told."""
     why = why_no_minimiser(loss, n_rows, rank, n_features)
     return f"{why}: ridge fit, wide in the directions that the rows do not show"
 
@@ -186,9 +186,9 @@ def _describe_rows(fits: OwnFits, where: Index, batch: RowBatch) -> None:
 
 
 def _fit_functions(fits: OwnFits) -> None:
-    """Devices with a loss that is known only as functions."""
+    """Sites with a loss that is known only as functions."""
     for k, u in enumerate(fits.members):
-        rows = fits.federation[fits.federation.devices[u]]
+        rows = fits.federation[fits.federation.sites[u]]
         theta, ridge, problem = minimise_sum([(1.0, fits.loss, rows)], rows.n_samples, fits.n_params)
         fits.theta[k], fits.ridge[k] = theta, ridge
         fits.rescued[k] = bool(problem)
@@ -206,7 +206,7 @@ def _fit_functions(fits: OwnFits) -> None:
 
 
 def share_dispersion(fits: OwnFits, total: Array, degrees: Array, lent: Array, fallback: float) -> None:
-    """Dispersions ``total / degrees``; devices without degrees of freedom take the mean of what the others lend."""
+    """Dispersions ``total / degrees``; sites without degrees of freedom take the mean of what the others lend."""
     own = degrees > 0
     fits.dispersion = np.divide(total, degrees, out=np.ones_like(total), where=own)
     fits.dof = np.where(own, degrees, np.inf)
@@ -236,14 +236,14 @@ def _residual_sums(fits: OwnFits, batches: Sequence[tuple[Index, RowBatch]], dis
 
 
 def _batches(federation: Federation, members: Index, loss: RowLoss) -> Iterator[tuple[Index, RowBatch]]:
-    """Batches of devices with equally many rows, and their positions in ``members`` (which ascend)."""
-    for devices, rows in row_blocks(federation, members):
+    """Batches of sites with equally many rows, and their positions in ``members`` (which ascend)."""
+    for sites, rows in row_blocks(federation, members):
         rows = rows.map(lambda part: part.astype(np.float64, copy=False))
         step = max(1, _BATCH_ENTRIES // max(rows.X[0].size * loss.n_outputs, 1))
-        for start in range(0, devices.size, step):
+        for start in range(0, sites.size, step):
             part = slice(start, start + step)
             some = rows.take(part)
-            yield np.searchsorted(members, devices[part]), RowBatch(loss, some, unit_weights(some))
+            yield np.searchsorted(members, sites[part]), RowBatch(loss, some, unit_weights(some))
 
 
 def plausible_size(batch: RowBatch) -> Array:
@@ -260,7 +260,7 @@ def light_ridge(scale: Array, n_rows: Array | float) -> Array:
 
 
 def ridge_rule(scale: Array, n_rows: Array | float, size: Array, dispersion: Array | float) -> Array:
-    """The ridge ``(M, p)`` of devices without a minimiser, see `fedkin.stats.LocalFit`."""
+    """The ridge ``(M, p)`` of sites without a minimiser, see `fedkin.stats.LocalFit`."""
     return np.asarray((dispersion / (n_rows * size))[:, None] * scale)
 
 

@@ -15,15 +15,15 @@ from fedkin.data import (
     INTERCEPT,
     Column,
     Federation,
-    HasDevices,
+    HasSites,
     Label,
     Roles,
     TableOptions,
     TableSchema,
-    device_ids,
     level_codes,
     look_at,
     parsed_numbers,
+    site_ids,
 )
 from fedkin.errors import DataError
 from fedkin.losses import CLASS_LOSSES, HuberLoss, Loss, make_loss, scaled_huber
@@ -35,12 +35,12 @@ _MOST_CLASSES = 50
 
 
 @dataclass(frozen=True, eq=False)
-class FileRows(HasDevices):
+class FileRows(HasSites):
     """Rows that stay in their files: what `fedkin.find_kin` takes in the place of a federation.
 
     Attributes
     ----------
-    devices : tuple of V ids
+    sites : tuple of V ids
     n_samples : array (V,)
         Rows of each site, or the sums of their weights.
     loss : Loss
@@ -54,7 +54,7 @@ class FileRows(HasDevices):
         As in `Federation`.
     """
 
-    devices: tuple[Hashable, ...]
+    sites: tuple[Hashable, ...]
     n_samples: Index | Array
     loss: Loss
     schema: TableSchema
@@ -77,12 +77,12 @@ class FileRows(HasDevices):
         """All rows, prepared, some at a time: each batch has some rows of some sites."""
         roles = self.roles
         for table, weight in self._stream.complete(self.schema):
-            if not len(table[roles.device]):
+            if not len(table[roles.site]):
                 continue
             made = Federation.from_arrays(
                 self.schema.encoded(table),
                 _target(table[roles.target or ""], self.schema, self.classes),
-                device_ids(table[roles.device]),
+                site_ids(table[roles.site]),
                 offset=None if roles.offset is None else parsed_numbers(table[roles.offset]).values,
                 weight=weight,
                 feature_names=self.schema.names,
@@ -91,7 +91,7 @@ class FileRows(HasDevices):
 
     def summaries(self, at: Array, folds: int = 5, seed: int = 0) -> Summaries:
         """What sites would say about their rows at ``at (V, p)``, in one pass; rows go to folds as they come."""
-        v, p, q = len(self.devices), at.shape[1], len(self.feature_names)
+        v, p, q = len(self.sites), at.shape[1], len(self.feature_names)
         sums = FoldSums(
             at,
             np.zeros((v, folds + 1)),  # type: ignore[arg-type]  # weights add up as counts do
@@ -101,11 +101,11 @@ class FileRows(HasDevices):
         )
         columns, squares, came = np.zeros((v, q)), np.zeros((v, q)), np.zeros(v, dtype=np.int64)
         for batch in self.batches():
-            place = np.array([self.index[device] for device in batch.devices], dtype=np.int64)
+            place = np.array([self.index[site] for site in batch.sites], dtype=np.int64)
             turn = np.arange(len(batch.X)) - np.repeat(batch.starts[:-1], batch.n_samples)
             fold_of = (turn + np.repeat(came[place], batch.n_samples)) % folds
             came[place] += batch.n_samples
-            part = FoldSums.of_rows(batch, [self.loss] * batch.n_devices, fold_of, folds, at[place])
+            part = FoldSums.of_rows(batch, [self.loss] * batch.n_sites, fold_of, folds, at[place])
             for name in ("count", "value", "gradient", "hessian"):
                 getattr(sums, name)[place] += getattr(part, name)
             weighted = batch.X if batch.weight is None else batch.X * batch.weight[:, None]
@@ -115,13 +115,13 @@ class FileRows(HasDevices):
         for name in ("count", "value", "gradient", "hessian"):
             each = getattr(sums, name)
             each[single, -1], each[single, :-1] = each[single].sum(axis=1), 0.0
-        return Summaries(self.devices, self.loss, self.feature_names, seed, sums, columns, squares)
+        return Summaries(self.sites, self.loss, self.feature_names, seed, sums, columns, squares)
 
 
 def rows_in_files(
     path: str | os.PathLike[str],
     *,
-    device: str,
+    site: str,
     target: str,
     loss: str | Loss = "auto",
     fit_intercept: bool = True,
@@ -131,7 +131,7 @@ def rows_in_files(
 
     Parameters
     ----------
-    path, device, target, fit_intercept
+    path, site, target, fit_intercept
         As in `summarise_files`.
     loss : str or Loss
         "auto" takes linear for numbers, and logistic or multinomial for labels.
@@ -159,11 +159,11 @@ def rows_in_files(
     >>> table = {"site": ["a", "a", "b", "b"], "x": [0.0, 1.0, 0.0, 2.0], "y": ["no", "yes", "no", "no"]}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     pyarrow.parquet.write_table(pyarrow.table(table), pathlib.Path(folder, "a.parquet"))
-    ...     rows = rows_in_files(pathlib.Path(folder, "*.parquet"), device="site", target="y")
+    ...     rows = rows_in_files(pathlib.Path(folder, "*.parquet"), site="site", target="y")
     >>> rows.loss.name, rows.classes, rows.n_samples.tolist()
     ('logistic', ('no', 'yes'), [2, 2])
     """
-    stream = stream_of(path, Roles(device, target, **others))
+    stream = stream_of(path, Roles(site, target, **others))
     try:
         schema = learned_features(stream)
         named = "logistic" if loss == "auto" and _is_text(stream, target) else "linear" if loss == "auto" else loss
@@ -191,7 +191,7 @@ def rows_in_files(
         return rows
     head = next(replace(rows, intercept=False).batches())  # a batch tells the scale well enough
     y = np.asarray(head.y, dtype=np.float64)
-    return replace(rows, loss=scaled_huber(head.X, y, head.device_index, head.offset, head.weight))
+    return replace(rows, loss=scaled_huber(head.X, y, head.site_index, head.offset, head.weight))
 
 
 def holds_labels(path: str | os.PathLike[str], target: str) -> bool:
@@ -245,7 +245,7 @@ def _counted(
     counts: Counter[Hashable] = Counter()
     whole = np.zeros((len(schema.names) + 2,) * 2)
     for table, weight in stream.complete(schema):
-        ids, y = device_ids(table[stream.roles.device]), _target(table[stream.roles.target or ""], schema, classes)
+        ids, y = site_ids(table[stream.roles.site]), _target(table[stream.roles.target or ""], schema, classes)
         Z = np.column_stack([np.ones(len(y)), schema.encoded(table), y])
         whole += Z.T @ (Z if weight is None else Z * weight[:, None])
         if weight is None:

@@ -43,7 +43,7 @@ class RunningSums:
         self._rows = np.zeros(0, dtype=np.int64)
 
     @property
-    def devices(self) -> tuple[Hashable, ...]:
+    def sites(self) -> tuple[Hashable, ...]:
         """The sites so far, in the order in which they came."""
         return tuple(self.number)
 
@@ -91,7 +91,7 @@ class RunningSums:
         hessian = parts[..., used[:, None], used]
         folded = FoldSums(np.zeros((v, used.size)), counts, 0.5 * parts[..., -1, -1], -parts[..., used, -1], hessian)
         return Summaries(
-            self.devices,
+            self.sites,
             make_loss("linear", None),
             (*((INTERCEPT,) if intercept else ()), *names),
             seed,

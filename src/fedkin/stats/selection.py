@@ -1,6 +1,6 @@
-"""Which edges join devices that do not differ (section 3.2 of the paper).
+"""Which edges join sites that do not differ (section 3.2 of the paper).
 
-A Wald test on every candidate edge, from the devices' own fits, with a correction for the number of tests.
+A Wald test on every candidate edge, from the sites' own fits, with a correction for the number of tests.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EdgeSelection:
     graph : Graph
         The candidates whose null hypothesis "equal parameters" was not rejected.
     candidates : Graph
-        All edges that were tested, devices in the federation's order.
+        All edges that were tested, sites in the federation's order.
     statistic : array (E,)
         ``W_e^2`` (eq. test_statistic_def).
     p_value : array (E,)
@@ -61,8 +61,8 @@ class EdgeSelection:
     variance : "model" | "sandwich" | "bartlett"
     error_controlled : str
         The error that the method keeps below ``level``.
-    notes : dict {device: str}
-        Devices without an estimate of their own, see `LocalFit`.
+    notes : dict {site: str}
+        Sites without an estimate of their own, see `LocalFit`.
     """
 
     graph: Graph
@@ -89,15 +89,15 @@ def select_edges(
     variance: Variance | None = None,
     local: LocalFit | None = None,
 ) -> EdgeSelection:
-    """Keep the candidate edges along which the devices' own fits do not differ significantly.
+    """Keep the candidate edges along which the sites' own fits do not differ significantly.
 
     Parameters
     ----------
     federation : Federation or Summaries
-        The devices and their rows, or what these said about them.
+        The sites and their rows, or what these said about them.
     graph : Graph, optional
-        Candidate edges (Fed-ADMM-ES); all pairs of devices when None (Fed-ADMM-Local-ES).
-    loss : str, Loss or mapping {device: loss}
+        Candidate edges (Fed-ADMM-ES); all pairs of sites when None (Fed-ADMM-Local-ES).
+    loss : str, Loss or mapping {site: loss}
         As in `local_fit`.
     level : float
         Between 0 and 1.
@@ -115,7 +115,7 @@ def select_edges(
     Returns
     -------
     EdgeSelection
-        Without NaN, whatever the devices: `LocalFit` says how those without an own fit are handled, ``notes`` names
+        Without NaN, whatever the sites: `LocalFit` says how those without an own fit are handled, ``notes`` names
         them.
 
     Notes
@@ -123,7 +123,7 @@ def select_edges(
     With d the difference of the two fits and Omega_u their covariances, ``W^2 = d' (Omega_i + Omega_j)^{-1} d``. Where
     nothing about the covariances is estimated (apart from theta), the reference is chi-square with p degrees of
     freedom. Where they are estimated, chi-square rejects too often, the more so the smaller the level, and the
-    reference is F. With ``P_u = (Omega_i + Omega_j)^{-1} Omega_u`` the share of device u in the variance and f_u its
+    reference is F. With ``P_u = (Omega_i + Omega_j)^{-1} Omega_u`` the share of site u in the variance and f_u its
     degrees of freedom, let
 
         nu = p (p + 2) / sum_u {tr(P_u)^2 + 2 tr(P_u^2)} / f_u,
@@ -131,21 +131,21 @@ def select_edges(
     which is Satterthwaite's (Welch's) number for p = 1. When only the scales of Omega_u are estimated ("model"),
     ``W^2 / {p (1 + c)}`` is compared with F(p, nu), where matching the first two moments to the order 1/f gives
     ``c = sum_u (2 / f_u) tr(P_u^2) / p - 2 / nu``, which is 0 for proportional covariances (the idea of Kenward and
-    Roger). The shares use noise variances steadied across devices (Smyth), because plugging in a variance on few
+    Roger). The shares use noise variances steadied across sites (Smyth), because plugging in a variance on few
     degrees of freedom that came out small would hide its own uncertainty. When whole matrices are estimated
     ("sandwich"), it is Hotelling's ``(nu - p + 1) W^2 / (nu p)`` against F(p, nu - p + 1) (Krishnamoorthy and Yu),
     with f_u from the leverages of the rows (Bell and McCaffrey); this errs on the side of keeping edges.
 
     Ends without an estimate of their own show fewer than p directions, and the statistic is small in the others. The
     reference then counts, instead of p, the part of ``tr(P_i + P_j)`` that comes from the rows rather than from the
-    ridge's prior, plus 1 for each such end to cover its shrinkage. Columns that are redundant on a device (an
+    ridge's prior, plus 1 for each such end to cover its shrinkage. Columns that are redundant on a site (an
     intercept next to a full set of indicators, categories that it does not have) therefore cost hardly any power.
 
     Examples
     --------
     >>> import fedkin
     >>> from fedkin.datasets import paper_design
-    >>> design = paper_design(n_devices=20, seed=0)
+    >>> design = paper_design(n_sites=20, seed=0)
     >>> chosen = fedkin.select_edges(design.federation, design.graph)
     >>> chosen.candidates.n_edges, chosen.graph.n_edges, round(chosen.graph.fidelity(design.truth), 2)
     (44, 27, 1.0)
@@ -158,11 +158,11 @@ def select_edges(
         raise ParameterError(f"unknown method {method!r}; choose one of {', '.join(get_args(Method))}")
     if local is None:
         local = local_fit(federation, loss, variance or "model")
-    elif local.devices != federation.devices:
+    elif local.sites != federation.sites:
         raise ParameterError("local holds fits of other sites than the federation; fit it on this federation")
     elif variance is not None and variance != local.variance:
         raise ParameterError(f"variance={variance!r} was asked for, but local was fitted with {local.variance!r}")
-    candidates = Graph.complete(federation.devices) if graph is None else graph.aligned(federation.devices)
+    candidates = Graph.complete(federation.sites) if graph is None else graph.aligned(federation.sites)
     statistic, p_value, dof = wald_tests(local, candidates.edges)
     threshold = threshold_of(p_value, level, method)
     kept = p_value >= threshold
@@ -293,10 +293,10 @@ def _directions(local: LocalFit, i: Index, j: Index) -> Array:
 
 
 def moderation(local: LocalFit) -> Array:
-    """Factors ``(V,)`` that turn the devices' noise variances into steadier guesses, for weighing the ends of edges.
+    """Factors ``(V,)`` that turn the sites' noise variances into steadier guesses, for weighing the ends of edges.
 
     A noise variance on few degrees of freedom that came out too small would also claim too small a share of the edge's
-    variance, and so hide that it is uncertain. All devices' variances together tell how much true variances differ
+    variance, and so hide that it is uncertain. All sites' variances together tell how much true variances differ
     (a scaled inverse chi-square prior with d0 degrees of freedom, Smyth 2004): the guess is the posterior mean.
     """
     from scipy.special import digamma, polygamma

@@ -20,12 +20,12 @@ from fedkin.data import (
     TableSchema,
     columns_of,
     dependent_columns,
-    device_ids,
     files_of,
     is_row_number,
     look_at,
     parsed_numbers,
     raise_findings,
+    site_ids,
     too_many_levels,
 )
 from fedkin.errors import DataError, ParameterError, missing_dependency
@@ -78,7 +78,7 @@ def table_size(path: str | os.PathLike[str]) -> tuple[int, int]:
 def summarise_files(
     path: str | os.PathLike[str],
     *,
-    device: str,
+    site: str,
     target: str,
     fit_intercept: bool = True,
     folds: int = 5,
@@ -91,7 +91,7 @@ def summarise_files(
     ----------
     path : path
         A file, a directory, or a pattern such as ``rows/*.parquet``.
-    device, target : str
+    site, target : str
         Columns of sites and targets.
     fit_intercept : bool
         Whether to put a column of ones first.
@@ -125,12 +125,12 @@ def summarise_files(
     >>> table = {"site": ["a", "a", "b", "b"], "x": [0.0, 1.0, 0.0, 2.0], "y": [1.0, 3.0, 0.0, 4.0]}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     pyarrow.parquet.write_table(pyarrow.table(table), pathlib.Path(folder, "a.parquet"))
-    ...     streamed = fedkin.summarise_files(pathlib.Path(folder, "*.parquet"), device="site", target="y")
+    ...     streamed = fedkin.summarise_files(pathlib.Path(folder, "*.parquet"), site="site", target="y")
     >>> streamed.summaries.n_samples.tolist(), streamed.schema.names
     ([2, 2], ('x',))
     """
     check_whole("folds", folds, least=2)
-    stream = stream_of(path, Roles(device, target, **others))
+    stream = stream_of(path, Roles(site, target, **others))
     try:
         schema = learned_features(stream)
         sums = RunningSums(len(schema.names), folds)
@@ -139,7 +139,7 @@ def summarise_files(
         stream.refuse_gaps()
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
-    if not sums.devices:
+    if not sums.sites:
         raise DataError(f"{path}: no row is left")
     return _streamed(sums, schema, stream, fit_intercept, seed)
 
@@ -200,13 +200,13 @@ class Stream:
                 yield columns_of(pyarrow.Table.from_batches([batch]))
 
     def rows(self, schema: TableSchema) -> Iterator[tuple[list[Hashable], Array, Array, Array | None]]:
-        """Devices, ``X``, ``y`` less its offset, and weights of the complete rows of each batch."""
+        """Sites, ``X``, ``y`` less its offset, and weights of the complete rows of each batch."""
         roles = self.roles
         for table, weight in self.complete(schema):
             y = parsed_numbers(table[roles.target or ""]).values
             if roles.offset is not None:
                 y = y - parsed_numbers(table[roles.offset]).values
-            yield device_ids(table[roles.device]), schema.encoded(table), y, weight
+            yield site_ids(table[roles.site]), schema.encoded(table), y, weight
 
     def complete(self, schema: TableSchema) -> Iterator[tuple[dict[str, AnyArray], Array | None]]:
         """The complete rows of each batch, with their weights."""
@@ -214,10 +214,10 @@ class Stream:
         used = [*roles.taken, *(column.name for column in schema.features)]
         known = {column.name: column for column in schema.columns}
         for table in self.batches(used):
-            n = len(table[roles.device])
+            n = len(table[roles.site])
             self.n_rows += n
             found = {name: known.get(name, Column(name)).gaps(table[name]) for name in used[1:]}
-            found[roles.device] = np.array([cell is None or cell != cell for cell in table[roles.device]], dtype=bool)
+            found[roles.site] = np.array([cell is None or cell != cell for cell in table[roles.site]], dtype=bool)
             for name, gaps in found.items():
                 self.gaps[name] = self.gaps.get(name, 0) + int(gaps.sum())
             kept = ~np.any(list(found.values()), axis=0)

@@ -52,9 +52,9 @@ def summarise(
     Examples
     --------
     >>> from fedkin.datasets import paper_design
-    >>> design = paper_design(n_devices=4, n_samples=30, n_features=3, n_clusters=2, seed=0)
+    >>> design = paper_design(n_sites=4, n_samples=30, n_features=3, n_clusters=2, seed=0)
     >>> summaries = summarise(design.federation)
-    >>> summaries.n_devices, summaries.sums.hessian.shape
+    >>> summaries.n_sites, summaries.sums.hessian.shape
     (4, (4, 6, 3, 3))
     """
     if not isinstance(federation, Federation):
@@ -66,7 +66,7 @@ def summarise(
     if rank is not None:
         return Summaries.stack(_short(federation, loss, folds, seed, at, rank))
     if not federation.n_samples.all():
-        empty = federation.devices[int(np.flatnonzero(federation.n_samples == 0)[0])]
+        empty = federation.sites[int(np.flatnonzero(federation.n_samples == 0)[0])]
         raise DataError(f"site {empty!r} has no rows to sum up")
     one = make_loss(loss, federation.y)
     losses = resolve_losses(one, federation)
@@ -77,7 +77,7 @@ def summarise(
     weighted = federation.X if weight is None else federation.X * weight[:, None]
     sums = FoldSums.of_rows(federation, losses, assign_folds(federation, folds, seed), folds, at)
     return Summaries(
-        federation.devices,
+        federation.sites,
         one,
         federation.feature_names,
         seed,
@@ -94,9 +94,9 @@ def _short(
 ) -> Iterator[Summary]:
     """One site after another: whole summaries of many coefficients are large."""
     one = make_loss(loss, federation.y)
-    for u, device in enumerate(federation.devices):
+    for u, site in enumerate(federation.sites):
         point = None if at is None else at[u : u + 1]
-        yield summarise(federation.subset([device]), one, folds=folds, seed=seed, at=point)[device].short(rank)
+        yield summarise(federation.subset([site]), one, folds=folds, seed=seed, at=point)[site].short(rank)
 
 
 def site_summary(
@@ -139,21 +139,21 @@ def site_answer(
 def _own_estimates(federation: Federation, loss: Loss) -> tuple[Array, tuple[OwnEstimate, ...]]:
     """Each site's estimate from its own rows, and how it was found."""
     theta, own = [], []
-    for device in federation.devices:
-        fit = local_fit(federation.subset([device]), loss)
+    for site in federation.sites:
+        fit = local_fit(federation.subset([site]), loss)
         n, dispersion = int(fit.n_samples[0]), float(fit.dispersion[0])
         ridge = fit.prior_precision[0] * dispersion / n
         theta.append(fit.theta[0])
-        own.append(OwnEstimate(ridge, dispersion, float(fit.residual_dof[0]), fit.notes.get(device, "")))
+        own.append(OwnEstimate(ridge, dispersion, float(fit.residual_dof[0]), fit.notes.get(site, "")))
     return np.stack(theta), tuple(own)
 
 
 def _outer_products(federation: Federation, folds: int, seed: int) -> Array:
     """Sums ``(V, K + 1, q, q)`` of the outer products of rows."""
     fold_of, q = assign_folds(federation, folds, seed), federation.n_features
-    out = np.zeros((federation.n_devices, folds + 1, q, q))
+    out = np.zeros((federation.n_sites, folds + 1, q, q))
     weighted = federation.X if federation.weight is None else federation.X * federation.weight[:, None]
-    for u in range(federation.n_devices):
+    for u in range(federation.n_sites):
         own = slice(int(federation.starts[u]), int(federation.starts[u + 1]))
         X, fold = federation.X[own], fold_of[own]
         for k in np.unique(fold):

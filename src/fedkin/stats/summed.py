@@ -26,7 +26,7 @@ def fits_of_sums(summaries: Summaries, variance: str) -> OwnFits:
             'variance="sandwich" needs the squares of every row\'s score, which summaries do not hold: use "model"'
         )
     summaries = summaries.repaired()
-    fits = OwnFits(summaries, np.arange(summaries.n_devices), loss)
+    fits = OwnFits(summaries, np.arange(summaries.n_sites), loss)
     if has_means(loss):
         _fit_means(fits, summaries)
     elif loss.quadratic:
@@ -139,7 +139,7 @@ def noise_covariances(summaries: Summaries, theta: Array, curvature: Array, ridg
 def residual_noise(summaries: Summaries, theta: Array) -> Array:
     """Standard deviations ``(V,)`` of noise in residual sums of squares: no estimate of these is believed below it."""
     if summaries.privacy is None:
-        return np.zeros(summaries.n_devices)
+        return np.zeros(summaries.n_sites)
     noise = summaries.noise() ** 2
     if summaries.loss.location:
         return np.asarray(np.sqrt(np.einsum("vpp->v", noise[:, :-1, :-1])))

@@ -19,7 +19,7 @@ from fedkin._base import Array, Index, Mask, check_choice
 from fedkin.data import Federation
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
-from fedkin.objective import L1, DeviceTerms, LossLike, Penalty, build_terms, make_penalty, resolve_losses, sum_groups
+from fedkin.objective import L1, LossLike, Penalty, SiteTerms, build_terms, make_penalty, resolve_losses, sum_groups
 
 __all__ = [
     "MinimumSignal",
@@ -49,8 +49,8 @@ def rho(federation: Federation, graph: Graph, theta_star: ArrayLike, loss: LossL
         G; only its connected components matter.
     theta_star : array (V, p)
         True parameters, in the federation's order.
-    loss : str, Loss or mapping {device: loss}
-        Psi are the gradients of the devices' mean losses at ``theta_star``.
+    loss : str, Loss or mapping {site: loss}
+        Psi are the gradients of the sites' mean losses at ``theta_star``.
 
     Examples
     --------
@@ -62,8 +62,8 @@ def rho(federation: Federation, graph: Graph, theta_star: ArrayLike, loss: LossL
     (0.0, 1.0)
     """
     psi = _gradients(federation, theta_star, loss)
-    means = _component_means(graph.aligned(federation.devices), psi)
-    return float(np.linalg.norm(means) / math.sqrt(federation.n_devices))
+    means = _component_means(graph.aligned(federation.sites), psi)
+    return float(np.linalg.norm(means) / math.sqrt(federation.n_sites))
 
 
 def theorem1_lambda(
@@ -100,7 +100,7 @@ def theorem1_lambda(
     >>> round(lam, 4), round(objective_lam(lam, 2), 4)
     (0.7071, 0.5)
     """
-    graph = graph.aligned(federation.devices)
+    graph = graph.aligned(federation.sites)
     if graph.n_edges == 0:
         return 0.0
     from scipy import sparse
@@ -108,24 +108,24 @@ def theorem1_lambda(
 
     psi = _gradients(federation, theta_star, loss)
     # (D^+)' = D (D'D)^+. Differences do not see constants on components, so any solution x of D'D x = psi - mean will
-    # do; asking for 0 at the first device of each component makes the matrix regular.
+    # do; asking for 0 at the first site of each component makes the matrix regular.
     labels = graph.components()
-    grounded = np.zeros(graph.n_devices)
+    grounded = np.zeros(graph.n_sites)
     grounded[np.unique(labels, return_index=True)[1]] = 1.0
     laplacian = graph.reweighted(graph.weights**2).laplacian() + sparse.diags_array(grounded)
     x = splu(sparse.csc_array(laplacian)).solve(psi - _component_means(graph, psi))
     rows = graph.weights[:, None] * (graph.incidence() @ x)
-    return float(make_penalty(penalty).dual_norm(rows).max() / math.sqrt(federation.n_devices))
+    return float(make_penalty(penalty).dual_norm(rows).max() / math.sqrt(federation.n_sites))
 
 
-def objective_lam(lam: float, n_devices: int) -> float:
+def objective_lam(lam: float, n_sites: int) -> float:
     """The ``lam`` of the objective that belongs to the theorem's lambda: ``lambda / |V|^{1/2}``.
 
     Parameters
     ----------
     lam : float
         Lambda on the scale of Theorem 1.
-    n_devices : int
+    n_sites : int
         |V|.
 
     Examples
@@ -134,7 +134,7 @@ def objective_lam(lam: float, n_devices: int) -> float:
     >>> objective_lam(0.5, 4)
     0.25
     """
-    return lam / math.sqrt(n_devices)
+    return lam / math.sqrt(n_sites)
 
 
 def kappa(federation: Federation, theta_star: ArrayLike, loss: LossLike = "linear") -> float:
@@ -147,8 +147,8 @@ def kappa(federation: Federation, theta_star: ArrayLike, loss: LossLike = "linea
     theta_star : array (V, p)
         True parameters. The condition asks for a ball around them; for losses that are not quadratic the value here is
         its centre's.
-    loss : str, Loss or mapping {device: loss}
-        What each device minimises.
+    loss : str, Loss or mapping {site: loss}
+        What each site minimises.
 
     Returns
     -------
@@ -185,7 +185,7 @@ def theorem1_bound(
     lam : float
         From `theorem1_lambda`, on the theorem's scale (any larger one will do, if the estimator uses it).
     n_false_edges : int
-        |S|, edges between devices with different parameters.
+        |S|, edges between sites with different parameters.
     kappa : float
         From `kappa`.
     kappa_0 : float
@@ -212,8 +212,8 @@ class Sizes:
     Attributes
     ----------
     n_samples : int
-        n, the smallest number of rows of a device.
-    n_devices, n_params : int
+        n, the smallest number of rows of a site.
+    n_sites, n_params : int
         |V| and p.
     n_components : int
         K(E), connected components of the graph.
@@ -222,7 +222,7 @@ class Sizes:
     """
 
     n_samples: int
-    n_devices: int
+    n_sites: int
     n_params: int
     n_components: int
     n_edges: int
@@ -240,14 +240,14 @@ class Sizes:
         >>> Sizes.of(fed, fedkin.Graph.complete("ab"), [[0.0], [1.0]]).n_false_edges
         1
         """
-        graph, theta = graph.aligned(federation.devices), np.asarray(theta_star, dtype=np.float64)
-        if theta.ndim != 2 or len(theta) != federation.n_devices:
+        graph, theta = graph.aligned(federation.sites), np.asarray(theta_star, dtype=np.float64)
+        if theta.ndim != 2 or len(theta) != federation.n_sites:
             raise ParameterError(
-                f"theta_star has shape {theta.shape}, expected a row for each of {federation.n_devices} sites"
+                f"theta_star has shape {theta.shape}, expected a row for each of {federation.n_sites} sites"
             )
         return cls(
             n_samples=int(federation.n_samples.min()),
-            n_devices=federation.n_devices,
+            n_sites=federation.n_sites,
             n_params=theta.shape[1],
             n_components=int(graph.components().max()) + 1,
             n_edges=graph.n_edges,
@@ -323,7 +323,7 @@ def theorem2_bound(
 
 
 def _unit(sizes: Sizes, sigma: float) -> float:
-    return sigma**2 * sizes.n_params / (sizes.n_samples * sizes.n_devices)
+    return sigma**2 * sizes.n_params / (sizes.n_samples * sizes.n_sites)
 
 
 def gamma_squared(graph: Graph) -> float:
@@ -354,7 +354,7 @@ def graph_fidelity(graph: Graph, truth: Graph) -> float:
     graph : Graph
         The graph in use, G.
     truth : Graph
-        The characteristic graph G0, a clique for each group of equal devices.
+        The characteristic graph G0, a clique for each group of equal sites.
 
     Examples
     --------
@@ -459,8 +459,8 @@ def minimum_signal_check(
         The candidate edges E.
     theta_star : array (V, p)
         True parameters; edges between different rows are false.
-    loss : str, Loss or mapping {device: loss}
-        What each device minimises.
+    loss : str, Loss or mapping {site: loss}
+        What each site minimises.
     level : float
         Size of the edge selection.
     dispersion : float
@@ -484,7 +484,7 @@ def minimum_signal_check(
 
     if not 0 < level < 1:
         raise ParameterError(f"level is the size of a test, between 0 and 1, got {level!r}")
-    graph = graph.aligned(federation.devices)
+    graph = graph.aligned(federation.sites)
     terms = _terms_of(federation, loss)
     theta = _true_parameters(federation, theta_star, terms)
     false = graph.edges[_joins_different(graph, theta)]
@@ -504,16 +504,16 @@ def minimum_signal_check(
     return MinimumSignal(false, signal, required)
 
 
-def _terms_of(federation: Federation, loss: LossLike) -> DeviceTerms:
-    """The devices' mean losses, without a ridge."""
+def _terms_of(federation: Federation, loss: LossLike) -> SiteTerms:
+    """The sites' mean losses, without a ridge."""
     losses = resolve_losses(loss, federation)
     return build_terms(federation, losses, np.zeros(losses[0].n_params(federation.n_features)))
 
 
-def _true_parameters(federation: Federation, theta_star: ArrayLike, terms: DeviceTerms) -> Array:
+def _true_parameters(federation: Federation, theta_star: ArrayLike, terms: SiteTerms) -> Array:
     """``theta_star`` as an array ``(V, p)``, or the error that it is none."""
     theta = np.asarray(theta_star, dtype=np.float64)
-    expected = (federation.n_devices, terms.n_params)
+    expected = (federation.n_sites, terms.n_params)
     if theta.shape != expected:
         raise ParameterError(f"theta_star has shape {theta.shape}, expected {expected}: a row for every site")
     return theta

@@ -12,7 +12,7 @@
     shared = ["level"]                   # grid entries that are compared on the same random numbers; optional
 
     [[grid]]                             # each [[grid]] is a product of lists; several are put one after the other
-    n_devices = [20, 40]
+    n_sites = [20, 40]
     varrho = [0.1, 0.2]
 
     [options]                            # handed to the task as they are
@@ -20,7 +20,7 @@
 
     [quick]                              # what --quick changes
     replications = 2
-    grid = [{n_devices = [20], varrho = [0.1]}]
+    grid = [{n_sites = [20], varrho = [0.1]}]
 
     [[figure]]                           # see `fedkin.studies.present.figures`
     kind = "lines"
@@ -132,7 +132,7 @@ class Cell:
 
     @property
     def point(self) -> str:
-        """The grid point as text: ``n_devices=20, varrho=0.1``."""
+        """The grid point as text: ``n_sites=20, varrho=0.1``."""
         return ", ".join(f"{name}={value}" for name, value in self.params.items())
 
 

@@ -22,10 +22,10 @@ from fedkin.admm.in_process.trace import (
     root_mean_square,
     run_callbacks,
 )
-from fedkin.admm.plan import BatchSize, device_rows, starting_point
+from fedkin.admm.plan import BatchSize, site_rows, starting_point
 from fedkin.admm.shard import AVERAGES, Average, averaging_weight, edge_update
 from fedkin.errors import ParameterError, SolverError
-from fedkin.objective import DeviceTerms, FusedObjective, Problem, QuadraticTerms, Solution, Status, damped_newton
+from fedkin.objective import FusedObjective, Problem, QuadraticTerms, SiteTerms, Solution, Status, damped_newton
 
 Resolve = Callable[[Array, Array], Array]
 
@@ -134,7 +134,7 @@ def _iterate(
     return "iteration_limit", rounds
 
 
-def _node_minimiser(terms: DeviceTerms, weight: Array) -> Resolve:
+def _node_minimiser(terms: SiteTerms, weight: Array) -> Resolve:
     """``argmin M_u(x) + <pull_u, x> + weight_u ||x - theta_u||^2 / 2``, as a function of theta and pull."""
     if isinstance(terms, QuadraticTerms):
         resolve = terms.resolvent(weight * np.ones(terms.n_params))
@@ -142,11 +142,11 @@ def _node_minimiser(terms: DeviceTerms, weight: Array) -> Resolve:
     return lambda theta, pull: _newton(terms, weight, theta, pull)
 
 
-def _newton(terms: DeviceTerms, weight: Array, theta: Array, pull: Array) -> Array:
+def _newton(terms: SiteTerms, weight: Array, theta: Array, pull: Array) -> Array:
     eye = np.eye(terms.n_params)
 
     def everywhere(x: Array, who: Index) -> Array:
-        """Terms know all devices at once: those that are done stand where they began."""
+        """Terms know all sites at once: those that are done stand where they began."""
         out = theta.copy()
         out[who] = x
         return out
@@ -198,9 +198,9 @@ def subgradient_descent(
     problem : Problem
         What is solved.
     rounds : int
-        Steps to take. In each, a device sends its theta to its neighbours, as in Fed-ADMM.
+        Steps to take. In each, a site sends its theta to its neighbours, as in Fed-ADMM.
     batch_size : int, sequence of V ints or None
-        Rows that a device draws in each round, the same ones as in `fedkin.fed_admm` with this seed; None for all
+        Rows that a site draws in each round, the same ones as in `fedkin.fed_admm` with this seed; None for all
         rows (GD).
     step : float or "auto"
         The c of ``eta(t) = c / t^decay``; by default 1 / (largest curvature of a batch). Baselines deserve a c of
@@ -228,7 +228,7 @@ def subgradient_descent(
     >>> import fedkin
     >>> from fedkin.datasets import paper_design
     >>> from fedkin.admm import subgradient_descent
-    >>> design = paper_design(n_devices=10, n_samples=30, n_features=3, n_clusters=2, seed=0)
+    >>> design = paper_design(n_sites=10, n_samples=30, n_features=3, n_clusters=2, seed=0)
     >>> problem = fedkin.Problem(design.federation, design.graph, lam=0.001)
     >>> solution = subgradient_descent(problem, rounds=500)
     >>> bool(solution.objective < 1.01 * fedkin.solve(problem).objective)
@@ -238,7 +238,7 @@ def subgradient_descent(
     check_choice("average", average, AVERAGES)
     if not 0 <= decay <= 1:
         raise ParameterError(f"decay must lie between 0 and 1, got {decay!r}")
-    rows = device_rows(problem, batch_size, set())
+    rows = site_rows(problem, batch_size, set())
     if step == "auto":
         length = 1.0 / float(local_curvature(problem.terms, rows).of_batches(rows).max())
     else:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.admm.gradients import DeviceRows
+from fedkin.admm.gradients import SiteRows
 from fedkin.admm.plan import Settings
 from fedkin.admm.store import Saved, Store
 from fedkin.errors import ModelFileError, ParameterError
@@ -68,7 +68,7 @@ def fingerprint(parts: Iterable[object]) -> str:
     return digest.hexdigest()
 
 
-def describe(problem: Problem, rows: DeviceRows, settings: Settings) -> list[object]:
+def describe(problem: Problem, rows: SiteRows, settings: Settings) -> list[object]:
     """Everything that the course of a run depends on, for `fingerprint`."""
     objective = problem.fused
     kinds = {id(loss): loss for loss in problem.losses}

@@ -1,4 +1,4 @@
-"""Drives the compiled rounds of `fedkin.admm.in_process.kernels` on the state of one shard that hosts every device."""
+"""Drives the compiled rounds of `fedkin.admm.in_process.kernels` on the state of one shard that hosts every site."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedkin._base import Array, Mask, available_threads
 from fedkin.admm.gradients import Gradients
 from fedkin.admm.in_process import kernels
 from fedkin.admm.rounds import LocalShards
-from fedkin.admm.sampling import device_roots
+from fedkin.admm.sampling import site_roots
 from fedkin.admm.shard import averaging_weight
 from fedkin.solvers import Crew
 from fedkin.solvers.kernels.jit import frozen
@@ -44,7 +44,7 @@ class CompiledRounds:
         )
         none, data = np.empty(0), rows.data
         y, offset = (none if given is None else given for given in (data.y, data.offset))
-        roots = device_roots(rows.keys, self.plan.seed)
+        roots = site_roots(rows.keys, self.plan.seed)
         samples = (data.X, y, offset, rows.starts, rows.counts, rows.batch, roots)
         self._samples = kernels.Samples(*(frozen(array) for array in samples))
         sparsity = np.empty((0, 0)) if self.plan.sparsity is None else self.plan.sparsity
@@ -80,12 +80,12 @@ class CompiledRounds:
         rule, samples, steps, edges = self._rule, self._samples, self._steps, self._edges
         everybody, certain = np.empty(0, dtype=np.bool_), np.empty(0)
         crew = Crew(self.threads)
-        devices, duals = crew.split(self.shard.devices.size), crew.split(self.shard.alpha.shape[0])
+        sites, duals = crew.split(self.shard.sites.size), crew.split(self.shard.alpha.shape[0])
 
         def node_steps(t: int, weight: float, here: Mask, chance: Array) -> None:
             crew.run(
-                lambda _, lo, hi: kernels.devices_loop(lo, hi, t, weight, here, chance, rule, samples, steps, state),
-                devices,
+                lambda _, lo, hi: kernels.sites_loop(lo, hi, t, weight, here, chance, rule, samples, steps, state),
+                sites,
             )
 
         try:

@@ -1,10 +1,10 @@
-"""The rounds of Fed-ADMM as compiled loops (numba), for one shard that hosts every device.
+"""The rounds of Fed-ADMM as compiled loops (numba), for one shard that hosts every site.
 
 The same batches and the same steps as `fedkin.admm.shard`; sums are taken in another order, so results agree to
 rounding and not to the bit. Importing the module compiles it, or loads it from numba's cache. A round has two loops,
-over devices and over edges; each works on a range and releases the GIL, so that plain threads share a large round.
+over sites and over edges; each works on a range and releases the GIL, so that plain threads share a large round.
 
-Conventions: ``s (T, V, p)`` holds the sums of duals as one share per thread. The device loop of round t reads and
+Conventions: ``s (T, V, p)`` holds the sums of duals as one share per thread. The site loop of round t reads and
 clears them (and adds them to their average on behalf of round t - 1), the edge loop fills them again.
 """
 
@@ -47,9 +47,9 @@ class Rule(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """Rows of all devices ``X (N, p)``, ``y (N,)``, ``offset (N,)``; where each begins, how many it has and draws.
+    """Rows of all sites ``X (N, p)``, ``y (N,)``, ``offset (N,)``; where each begins, how many it has and draws.
 
-    ``roots (V,)`` are what a device's draws begin with. Arrays that are not needed are empty, here and below.
+    ``roots (V,)`` are what a site's draws begin with. Arrays that are not needed are empty, here and below.
     """
 
     X: Any
@@ -149,14 +149,14 @@ def _weight(average: int, t: int) -> float:
 
 @kernel(types.void, FLOAT, _R2, _W2)
 def add_to_average(weight: Any, balance: Any, average_balance: Any) -> None:
-    """What `devices_loop` does on behalf of the round before, after the last round of a stretch."""
+    """What `sites_loop` does on behalf of the round before, after the last round of a stretch."""
     for i in range(balance.shape[0]):
         for c in range(balance.shape[1]):
             average_balance[i, c] += weight * (balance[i, c] - average_balance[i, c])
 
 
 @kernel(types.void, INT, INT, INT, FLOAT, _MASK, _R1, RULE, SAMPLES, STEPS, STATE)
-def devices_loop(
+def sites_loop(
     lo: int,
     hi: int,
     t: int,
@@ -168,7 +168,7 @@ def devices_loop(
     steps: Any,
     state: Any,
 ) -> None:
-    """Node steps of the devices ``lo .. hi - 1`` in round t.
+    """Node steps of the sites ``lo .. hi - 1`` in round t.
 
     ``last_weight`` is the weight of the present sums of duals in their average.
     """
@@ -394,5 +394,5 @@ def rounds_loop(
         last_weight = 0.0 if k == 0 else _weight(rule.average, t - 1)
         here = available[k] if available.shape[0] else everybody
         chance = probability[k] if probability.shape[0] else certain
-        devices_loop(0, state.theta.shape[0], t, last_weight, here, chance, rule, samples, steps, state)
+        sites_loop(0, state.theta.shape[0], t, last_weight, here, chance, rule, samples, steps, state)
         edges_loop(0, state.alpha.shape[0], 0, edges, state)

@@ -1,4 +1,4 @@
-"""Fed-ADMM (Algorithms 1 and 2 of the paper): decentralised stochastic ADMM, with devices that may come and go."""
+"""Fed-ADMM (Algorithms 1 and 2 of the paper): decentralised stochastic ADMM, with sites that may come and go."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fed_admm(
     warm_start: Solution | None = None,
     **others: Unpack[RunOptions],
 ) -> Solution:
-    """Minimise the objective of ``problem`` by Fed-ADMM: each round, a device looks at a batch and tells its
+    """Minimise the objective of ``problem`` by Fed-ADMM: each round, a site looks at a batch and tells its
     neighbours its theta.
 
     Parameters
@@ -59,11 +59,11 @@ def fed_admm(
     rounds : int
         Rounds to do, counted from the very first one also when resuming.
     batch_size : int, sequence of V ints or None
-        Rows that a device draws in each round, without replacement; None for all its rows.
+        Rows that a site draws in each round, without replacement; None for all its rows.
     availability : Availability, optional
-        Devices that come and go (Algorithm 2).
-    streams : mapping {device: iterable of samples}, optional
-        These devices see new samples ``(x, y)`` in every round; their stored rows serve for the curvature and the
+        Sites that come and go (Algorithm 2).
+    streams : mapping {site: iterable of samples}, optional
+        These sites see new samples ``(x, y)`` in every round; their stored rows serve for the curvature and the
         reported objective only.
     tol : float, optional
         Stop when the relative duality gap is at most this; it is computed for every line of the trace.
@@ -78,7 +78,7 @@ def fed_admm(
         Penalty of the augmented Lagrangian. By default ``mean curvature / mean degree``, times 4 where noise does not
         force the steps to shrink.
     step : "auto", float or "literal"
-        "auto": proximal steps chosen by each device from its own curvature. A number kappa: proximal steps
+        "auto": proximal steps chosen by each site from its own curvature. A number kappa: proximal steps
         ``eta_i(t) = e / (1 + rho |N_i| e)`` with ``e(t) = kappa / t``. "literal": ``eta(t) = kappa / t`` as printed
         in the paper, which explodes easily.
     kappa : float, optional
@@ -103,10 +103,10 @@ def fed_admm(
     resume : bool
         Go on from the checkpoint; the result is that of a run without the break, to the bit.
     fuse : bool
-        Make devices equal to the bit whose edges the duals show to be fused (for `Solution.clusters`), unless that
+        Make sites equal to the bit whose edges the duals show to be fused (for `Solution.clusters`), unless that
         makes the gap worse.
     shards : int or sequence of V ints
-        Number of shards inside this process, or the shard of each device. It does not change a bit of the result.
+        Number of shards inside this process, or the shard of each site. It does not change a bit of the result.
     backend : "auto", "numpy" or "numba"
         "numpy" is the reference, with the same bits in every engine; "numba" is faster and agrees to 1e-10; "auto"
         compiles when the work pays.
@@ -115,9 +115,9 @@ def fed_admm(
     -------
     Solution
         ``trace`` has the columns ``n_iter``, ``objective``, ``dual_residual`` (of the returned parameters: root mean
-        square over devices of gradient plus duals), ``primal_residual`` (root mean square over edges of theta -
+        square over sites of gradient plus duals), ``primal_residual`` (root mean square over edges of theta -
         beta), ``distance`` (``||theta - reference||_F^2 / |V|``), ``vectors`` and ``bytes`` (that would have
-        travelled up to then), ``rows`` (looked at up to then), ``available`` (share of devices in that round) and
+        travelled up to then), ``rows`` (looked at up to then), ``available`` (share of sites in that round) and
         ``gap`` (with ``tol``).
 
     Raises
@@ -136,7 +136,7 @@ def fed_admm(
     --------
     >>> import fedkin
     >>> from fedkin.datasets import paper_design
-    >>> design = paper_design(n_devices=10, n_samples=30, n_features=3, n_clusters=2, seed=0)
+    >>> design = paper_design(n_sites=10, n_samples=30, n_features=3, n_clusters=2, seed=0)
     >>> problem = fedkin.Problem(design.federation, design.graph, lam=0.01)
     >>> exact = fedkin.solve(problem, 1e-10)
     >>> solution = fedkin.fed_admm(problem, rounds=300, batch_size=5, gradient="saga", reference=exact)

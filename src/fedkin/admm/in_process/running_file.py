@@ -28,9 +28,9 @@ class RunningFile:
 
     def __init__(self, checkpoint: str | os.PathLike[str], graph: Graph, rounds: int) -> None:
         self.path = running_file(checkpoint)
-        few = graph.n_devices <= _MOST_SITES
+        few = graph.n_sites <= _MOST_SITES
         self._fixed = {
-            "sites": [str(device) for device in graph.devices] if few else [],
+            "sites": [str(site) for site in graph.sites] if few else [],
             "edges": graph.edges.tolist() if few and graph.n_edges <= _MOST_EDGES else [],
             "rounds": rounds,
         }

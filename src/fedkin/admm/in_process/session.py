@@ -28,7 +28,7 @@ from fedkin.admm.in_process.trace import (
     root_mean_square,
     run_callbacks,
 )
-from fedkin.admm.plan import Settings, device_rows, plan_run, sample_streams, starting_point
+from fedkin.admm.plan import Settings, plan_run, sample_streams, site_rows, starting_point
 from fedkin.admm.rounds import LocalShards, hosts_of
 from fedkin.admm.shard import ShardState, edge_update
 from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
@@ -103,8 +103,8 @@ class Session:
             raise ParameterError(
                 f"gradient={settings.gradient!r} looks at rows again, but streams bring new ones; use gradient='plain'"
             )
-        self.rows = device_rows(problem, settings.batch_size, set(streams or {}))
-        self.hosts = hosts_of(setting.shards, problem.n_devices)
+        self.rows = site_rows(problem, settings.batch_size, set(streams or {}))
+        self.hosts = hosts_of(setting.shards, problem.n_sites)
         self.curvature = local_curvature(problem.terms, self.rows)
         self.theta, self.alpha = starting_point(problem, setting.warm_start)
         with np.errstate(over="ignore"):
@@ -119,8 +119,8 @@ class Session:
     def begin(self) -> None:
         """Set everything to the state before round 1."""
         problem, availability = self.problem, self.availability
-        devices = problem.federation.devices
-        self.presence = None if availability is None else availability.bind(devices, self.settings.seed)
+        sites = problem.federation.sites
+        self.presence = None if availability is None else availability.bind(sites, self.settings.seed)
         plan = plan_run(
             problem,
             self.settings,
@@ -131,7 +131,7 @@ class Session:
             caution=self.caution,
         )
         self.local = LocalShards(plan, self.hosts, self.theta, self.alpha, sample_streams(problem, self.streams))
-        work = float(self.rows.batch.sum() + plan.edges.shape[0] + problem.n_devices) * problem.n_params
+        work = float(self.rows.batch.sum() + plan.edges.shape[0] + problem.n_sites) * problem.n_params
         self.backend, self.advance = choose_backend(self.local, self.asked, self.rounds * work)
         self.chunk = int(max(1, min(4096, CHUNK_WORK / work)))
         self.done, self.vectors, self.available = 0, 0.0, 1.0
@@ -334,13 +334,13 @@ class Session:
 
 
 def _listeners(problem: Problem, availability: Availability | None) -> Array:
-    """Vectors ``(V,)`` that travel in a round because a device is there."""
+    """Vectors ``(V,)`` that travel in a round because a site is there."""
     graph = problem.graph
     if availability is None:
         return graph.degree.astype(np.float64)
     if availability.placement == "central":
-        # the central machine sends theta_i and the pull of its edges, the device returns theta_i
-        return np.full(problem.n_devices, 3.0)
+        # the central machine sends theta_i and the pull of its edges, the site returns theta_i
+        return np.full(problem.n_sites, 3.0)
     labels = graph.components()
     return np.asarray((np.bincount(labels) - 1.0)[labels], dtype=np.float64)
 

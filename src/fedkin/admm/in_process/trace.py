@@ -64,7 +64,7 @@ class Trace:
 
     def record(self, n_iter: int, theta: Array, balance: Array | None, **columns: float) -> dict[str, float]:
         """Add a line; ``balance (V, p)`` are the summed duals for the dual residual."""
-        objective, V = self.problem.fused, self.problem.n_devices
+        objective, V = self.problem.fused, self.problem.n_sites
         line = {"n_iter": float(n_iter), "objective": objective.value(theta) / V}
         if balance is not None:
             residual = objective.terms.gradients(theta) + balance
@@ -93,7 +93,7 @@ def reference_theta(problem: Problem, reference: Solution | ArrayLike | None) ->
     if reference is None:
         return None
     theta = reference.theta if isinstance(reference, Solution) else np.asarray(reference, dtype=np.float64)
-    expected = (problem.n_devices, problem.n_params)
+    expected = (problem.n_sites, problem.n_params)
     if theta.shape != expected:
         raise ParameterError(f"reference has shape {theta.shape}, expected {expected}: a line for each site")
     return theta
@@ -135,11 +135,11 @@ def _gap(
         zeta = np.clip(-(gradients + balance), -objective.sparsity, objective.sparsity)
         balance = balance + zeta
         total -= float((zeta * theta).sum())
-    devices = objective.terms.young_gaps(theta, balance)
-    unbounded = ~np.isfinite(devices)
+    sites = objective.terms.young_gaps(theta, balance)
+    unbounded = ~np.isfinite(sites)
     if unbounded.any() and np.isfinite(radius):
-        devices[unbounded] = objective.terms.young_gaps(theta, balance, radius)[unbounded]
-    return float(devices.sum()) + total, bool(unbounded.any())
+        sites[unbounded] = objective.terms.young_gaps(theta, balance, radius)[unbounded]
+    return float(sites.sum()) + total, bool(unbounded.any())
 
 
 class Interrupt:

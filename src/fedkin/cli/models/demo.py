@@ -90,7 +90,7 @@ def _found(design: Design, seed: int, say: Say) -> tuple[FittedModel, DemoResult
     say("Local, Global and Oracle")
     theta = {
         LOCAL: local_fit(train).theta,
-        GLOBAL: np.tile(global_fit(train), (train.n_devices, 1)),
+        GLOBAL: np.tile(global_fit(train), (train.n_sites, 1)),
     }
     given = fit_federation(train, design.graph, plain, lambda words: say(f"the graph as given: {words}"))
     tested = replace(plain, select="bonferroni")
@@ -112,11 +112,11 @@ def _found(design: Design, seed: int, say: Say) -> tuple[FittedModel, DemoResult
         kept=kin.graph("probability", least=0.5),
         labels=design.labels,
     )
-    names = _names(model.n_devices)
+    names = _names(model.n_sites)
     graph = Graph.from_indices(names, model.graph.edges, model.graph.weights)
-    named = replace(kin, devices=tuple(names))
+    named = replace(kin, sites=tuple(names))
     compared = _comparison(names, each, result)
-    return replace(model, devices=tuple(names), graph=graph, kin=named, comparison=compared), result
+    return replace(model, sites=tuple(names), graph=graph, kin=named, comparison=compared), result
 
 
 def _comparison(names: list[str], each: dict[str, Array], result: DemoResult) -> dict[str, Any]:
@@ -144,8 +144,8 @@ def _comparison(names: list[str], each: dict[str, Array], result: DemoResult) ->
 def _squared_errors(theta: Array, test: Federation) -> Array:
     """The mean squared error of each site."""
     assert test.y is not None
-    error = (test.y - np.einsum("np,np->n", test.X, theta[test.device_index])) ** 2
-    return np.asarray(np.bincount(test.device_index, weights=error) / test.n_samples)
+    error = (test.y - np.einsum("np,np->n", test.X, theta[test.site_index])) ** 2
+    return np.asarray(np.bincount(test.site_index, weights=error) / test.n_samples)
 
 
 def _summary(design: Design, model: FittedModel, rows: int, error: dict[str, float]) -> str:
@@ -154,7 +154,7 @@ def _summary(design: Design, model: FittedModel, rows: int, error: dict[str, flo
     resolved = model.kin is not None and model.kin.resolved
     found = f"{count(model.n_clusters, 'group')} of sites" if resolved else "no groups that it would vouch for"
     return (
-        f"Every one of the {model.n_devices} sites kept its own {rows} rows. A graph said which sites may be alike, "
+        f"Every one of the {model.n_sites} sites kept its own {rows} rows. A graph said which sites may be alike, "
         f"but {wrong} of its {design.graph.n_edges} edges were wrong. Fedkin found {found}"
         f"{', exactly the true ones' if right else f'; in truth there are {GROUPS}'}. "
         f"Its error is {_ratio(error[KIN], error[LOCAL])} that of a site on its own and "
@@ -174,17 +174,17 @@ def _ratio(part: float, whole: float) -> str:
     return f"{share:.2g} of" if share < 0.005 else f"{share:.0%} of" if share < 1 else f"{share:.2f} times"
 
 
-def _names(n_devices: int) -> list[str]:
-    return [f"site{u:02d}" for u in range(n_devices)]
+def _names(n_sites: int) -> list[str]:
+    return [f"site{u:02d}" for u in range(n_sites)]
 
 
 def _write_data(design: Design, out: Path) -> None:
     fed = design.federation
     assert fed.y is not None
-    names = _names(fed.n_devices)
+    names = _names(fed.n_sites)
     rows = (
         [names[u], round(float(y), 6), *np.round(x, 6).tolist()]
-        for u, y, x in zip(fed.device_index.tolist(), fed.y, fed.X, strict=True)
+        for u, y, x in zip(fed.site_index.tolist(), fed.y, fed.X, strict=True)
     )
     write_csv(out / "data.csv", ["site", "y", *fed.feature_names], rows)
     edges = ([names[j], names[i]] for i, j in design.graph.edges.tolist())

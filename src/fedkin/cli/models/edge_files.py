@@ -19,11 +19,11 @@ from fedkin.kin import Covariates, covariate_graph, covariate_remarks, read_cova
 
 @dataclass(frozen=True)
 class EdgeFiles:
-    """Paths as the command line has them; ``device`` is the column of the sites in the table of covariates."""
+    """Paths as the command line has them; ``site`` is the column of the sites in the table of covariates."""
 
     graph: Path | None = None
     covariates: Path | None = None
-    device: str | None = None
+    site: str | None = None
 
     def __post_init__(self) -> None:
         if self.graph is not None and self.covariates is not None:
@@ -34,20 +34,20 @@ class EdgeFiles:
         """Whether there is a file."""
         return self.graph is not None or self.covariates is not None
 
-    def read(self, devices: Sequence[Hashable]) -> tuple[Graph | None, Covariates | None]:
+    def read(self, sites: Sequence[Hashable]) -> tuple[Graph | None, Covariates | None]:
         """The graph for these sites, and the covariates that it was made of."""
         if self.covariates is None:
-            return None if self.graph is None else Graph.read(self.graph, devices), None
+            return None if self.graph is None else Graph.read(self.graph, sites), None
         check_exists(self.covariates)
         if self.covariates.is_dir():
             raise ParameterError(
                 f"--covariates: {self.covariates} is a directory, expected a file with a line for each site"
             )
-        known = read_covariates(self.covariates, devices, self.device)
+        known = read_covariates(self.covariates, sites, self.site)
         for words in covariate_remarks(known):
             note(f"{self.covariates}: {words}")
         with in_file(self.covariates, DataError):
-            return covariate_graph(known, devices), known
+            return covariate_graph(known, sites), known
 
     def words(self, model: FittedModel, without: str = "all pairs of sites") -> dict[str, str]:
         """A line about them: what was made of the edges. Where there is no file, ``without`` is the fused one's."""

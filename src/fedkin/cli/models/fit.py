@@ -164,7 +164,7 @@ def fit(
         target, offset = agreed.target, agreed.schema.offset
     _check_out(out)
     about_table = {
-        "device": site,
+        "site": site,
         "target": target,
         "features": _names(features) if features else None,
         "drop": _names(drop),
@@ -181,7 +181,7 @@ def fit(
         )
         with working(f"reading {data}") as say:
             model, folds = fit_streamed(data, about_table, files, how, test_size > 0, say)
-            model = replace(model, options={**model.options, "device_column": site})
+            model = replace(model, options={**model.options, "site_column": site})
             model = with_origin(model, data, context)
             model.save(out)
             if report is not None:
@@ -199,11 +199,11 @@ def fit(
             how = checked(rows, how)
         else:
             rows = agreed_federation(data, site, agreed.schema)
-        edges, known = files.read(rows.devices)
+        edges, known = files.read(rows.sites)
         schema = None if agreed is None else agreed.schema
         comparing = Comparing(test_size, repeats, keep_best)
         comparison, model = fit_table(rows, edges, how, comparing, say, schema)
-        model = replace(model, offset_name=offset, options={**model.options, "device_column": site})
+        model = replace(model, offset_name=offset, options={**model.options, "site_column": site})
         if model.kin is None:
             say("following the path of lam")
         model = with_covariates(with_history(model, rows, edges, how, schema), known)
@@ -215,7 +215,7 @@ def fit(
     if as_json:
         print_document(data, files, out, model, comparison)
         return
-    sizes = {"site": model.n_devices, "row": len(rows.X), "feature": model.n_features}
+    sizes = {"site": model.n_sites, "row": len(rows.X), "feature": model.n_features}
     about = "" if target is None else f", target {target}"
     print_facts(
         {

@@ -18,7 +18,7 @@ from fedkin.cli.shared.console import note, output, print_json, working
 from fedkin.cli.shared.kin_words import graph_use_words
 from fedkin.cli.shared.options import flag, with_contract
 from fedkin.cli.shared.tables import print_facts
-from fedkin.errors import ConvergenceWarning, DataError, DegenerateDeviceWarning, ParameterError, SolverError
+from fedkin.errors import ConvergenceWarning, DataError, DegenerateSiteWarning, ParameterError, SolverError
 from fedkin.fitting import (
     Asks,
     FittedModel,
@@ -104,7 +104,7 @@ def shared_step(asked: Asked, out: Path, say: Say) -> Step:
     with warnings.catch_warnings():
         # both are said by the model: by its status, and by its notes
         warnings.simplefilter("ignore", ConvergenceWarning)
-        warnings.simplefilter("ignore", DegenerateDeviceWarning)
+        warnings.simplefilter("ignore", DegenerateSiteWarning)
         found = SummaryFit(edges, how, contract.schema, asks, say).step(summaries)
     if isinstance(found, Asks):
         return Step(collected, edges, asks=found, questions=_ask(found, organiser, contract))
@@ -135,7 +135,7 @@ def print_step(asked: Asked, step: Step) -> None:
     about = asked.files.words(found, given) or (graph_use_words(found) if found.kin is not None else {})
     print_facts(
         {
-            "data": f"{asked.data}: summaries of {count(found.n_devices, 'site')}, {rows} rows, which stayed there",
+            "data": f"{asked.data}: summaries of {count(found.n_sites, 'site')}, {rows} rows, which stayed there",
             "contract": f"{contract.name}: {found.loss.name} loss",
             "method": method_words(found),
             "messages": f"{step.collected.round} of every site",
@@ -157,13 +157,13 @@ def _edges(
 ) -> tuple[Graph | None, Covariates | None]:
     """The candidate edges between the sites that have sent summaries (None for all pairs), and their covariates."""
     if files.given:
-        return files.read(summaries.devices)
+        return files.read(summaries.sites)
     if organiser is None or organiser.graph.n_edges == 0:
         return None, None
-    place = np.array([summaries.index.get(str(device), -1) for device in organiser.graph.devices])
+    place = np.array([summaries.index.get(str(site), -1) for site in organiser.graph.sites])
     ends = place[organiser.graph.edges]
     here = (ends >= 0).all(axis=1)
-    return Graph.from_indices(summaries.devices, ends[here], organiser.graph.weights[here]), None
+    return Graph.from_indices(summaries.sites, ends[here], organiser.graph.weights[here]), None
 
 
 def _last_questions(organiser: Organiser | None, collected: Collected, summaries: Summaries) -> Asks | None:

@@ -12,7 +12,7 @@ from fedkin.cli.models.hints import with_loss
 from fedkin.cli.models.results import check_converged
 from fedkin.cli.shared.console import Interrupted, note, stopping_early
 from fedkin.data import Federation, Schema, level_text
-from fedkin.errors import ConvergenceWarning, DataError, DegenerateDeviceWarning
+from fedkin.errors import ConvergenceWarning, DataError, DegenerateSiteWarning
 from fedkin.fitting import Comparison, FitOptions, FittedModel, compare, fit_federation
 from fedkin.graph import Graph
 
@@ -53,7 +53,7 @@ def _remark_on_sites(rows: Federation) -> None:
     """Name sites with a single row, and those where the target is always the same."""
     held, y = np.diff(rows.starts), rows.y
     if len(held) == 1:
-        note(f"there is one site only, {rows.devices[0]!r}: kin needs several sites; is --site the right column?")
+        note(f"there is one site only, {rows.sites[0]!r}: kin needs several sites; is --site the right column?")
     single = _named(rows, held == 1)
     if single:
         note(f"one row only at {single}: it is never held out, and the model there rests on the others")
@@ -71,7 +71,7 @@ def _remark_on_sites(rows: Federation) -> None:
 
 
 def _named(rows: Federation, which: Mask) -> str:
-    sites = [rows.devices[u] for u in np.flatnonzero(which).tolist()]
+    sites = [rows.sites[u] for u in np.flatnonzero(which).tolist()]
     return f"site {sites[0]!r}" if len(sites) == 1 else f"{len(sites)} sites ({listed(sites)})" if sites else ""
 
 
@@ -93,7 +93,7 @@ def fit_table(
     with warnings.catch_warnings(), stopping_early(how_compared.keep_best):
         # both are said by the model: by its status, and by its notes
         warnings.simplefilter("ignore", ConvergenceWarning)
-        warnings.simplefilter("ignore", DegenerateDeviceWarning)
+        warnings.simplefilter("ignore", DegenerateSiteWarning)
         try:
             if how_compared.test_size > 0:
                 comparison = compare(

@@ -48,7 +48,7 @@ def _stray(federation: Federation, values: Array) -> bool:
     if not np.isin([0.0, 1.0], values).all() or not 0 < odd.size <= max(1.0, _STRAY * len(y)) or len(y) < 20:
         return False
     first = int(odd[0])
-    site = federation.devices[int(federation.device_index[first])]
+    site = federation.sites[int(federation.site_index[first])]
     rest = f"one of {len(y)} rows" if odd.size == 1 else f"{odd.size} of {len(y)} rows"
     note(
         f"the target {federation.target_name!r} is 0 or 1 but for {rest} ({y[first]:g} at site {site!r}): a typing "

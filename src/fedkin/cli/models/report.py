@@ -44,7 +44,7 @@ def write_report(model: FittedModel, out: Path, coordinates: Path | None = None)
     """Write the page of a model, and return its size in bytes."""
     from fedkin.report import read_coordinates, report_page  # not for fits without a page
 
-    places = None if coordinates is None else read_coordinates(coordinates, model.devices)
+    places = None if coordinates is None else read_coordinates(coordinates, model.sites)
     page = report_page(model, places).encode()
     write_file(out, page)
     return len(page)

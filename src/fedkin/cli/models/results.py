@@ -148,5 +148,5 @@ def _site_lines(comparison: Comparison) -> list[str]:
     worst = [u for u in np.argsort(np.where(known, gain, np.inf))[:3].tolist() if gain[u] < 0]
     if not worst:
         return [said]
-    named = ", ".join(f"{comparison.devices[u]} ({rounded(-gain[u], 3, sign=True)})" for u in worst)
+    named = ", ".join(f"{comparison.sites[u]} ({rounded(-gain[u], 3, sign=True)})" for u in worst)
     return [said, f"most is lost at (error more by): {named}"]

@@ -68,11 +68,11 @@ def predict(
     if out is not None:
         check_new_file(out, "predictions.csv", data, rows, model)
     fitted = load(model)
-    column = site or fitted.options.get("device_column")
+    column = site or fitted.options.get("site_column")
     if fitted.schema is None:
-        federation = read_table(data, device=column, features=fitted.feature_names, offset=offset or fitted.offset_name)
+        federation = read_table(data, site=column, features=fitted.feature_names, offset=offset or fitted.offset_name)
         order = np.argsort(federation.row_order)  # back to the order of the file
-        found: list[Hashable] = [federation.devices[u] for u in federation.device_index[order].tolist()]
+        found: list[Hashable] = [federation.sites[u] for u in federation.site_index[order].tolist()]
         X: AnyArray | dict[str, AnyArray] = federation.X[order]
         shift = None if federation.offset is None else federation.offset[order]
     else:
@@ -80,16 +80,16 @@ def predict(
             raise ParameterError(f"--offset is for the contract to say ({fitted.schema.offset}): leave it out")
         # in a directory the files are named like the sites, whatever the column was called
         found, X, shift = rows_to_predict(data, site if data.is_dir() else column, fitted, offset)
-    devices = _known_ids(fitted, found)
+    sites = _known_ids(fitted, found)
     if rows is not None and not new_site:
         raise ParameterError("--rows are the labelled rows of new sites: add --new-site")
-    models = models_of(fitted, devices, new_site, rows, column)
+    models = models_of(fitted, sites, new_site, rows, column)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TableWarning)  # reading has told of them, with their lines
-        columns = _columns(models, X, devices, shift, level)
+        columns = _columns(models, X, sites, shift, level)
     header = ["row", column or "site", *columns]
     table: list[list[Any]] = [
-        [number, *cells] for number, cells in enumerate(zip(devices, *columns.values(), strict=True))
+        [number, *cells] for number, cells in enumerate(zip(sites, *columns.values(), strict=True))
     ]
     if out is not None:
         write_csv(out, header, table)
@@ -106,47 +106,47 @@ def predict(
     elif out is None:
         csv.writer(sys.stdout, lineterminator="\n").writerows([header, *table])
     else:
-        messages().print(f"{out}: {count(len(table), 'prediction')} for {count(len(set(devices)), 'site')}")
+        messages().print(f"{out}: {count(len(table), 'prediction')} for {count(len(set(sites)), 'site')}")
 
 
 def _known_ids(model: FittedModel, found: Sequence[Hashable]) -> list[Hashable]:
     """Ids as the model has them: a file of whole numbers reads as ints what another file had as text."""
-    by_text = {str(known): known for known in model.devices}
-    return [device if device in model.index else by_text.get(str(device), device) for device in found]
+    by_text = {str(known): known for known in model.sites}
+    return [site if site in model.index else by_text.get(str(site), site) for site in found]
 
 
 def _columns(
     models: Mapping[Hashable, FittedModel],
     X: AnyArray | dict[str, AnyArray],
-    devices: list[Hashable],
+    sites: list[Hashable],
     shift: Array | None,
     level: float | None,
 ) -> dict[str, list[Any]]:
     """Predictions of all rows, model by model, in the order of the rows."""
     columns: dict[str, list[Any]] = {}
     for model in {id(one): one for one in models.values()}.values():
-        own = [k for k, device in enumerate(devices) if models[device] is model]
+        own = [k for k, site in enumerate(sites) if models[site] is model]
         part = {name: values[own] for name, values in X.items()} if isinstance(X, dict) else X[own]
-        ids, offset = [devices[k] for k in own], None if shift is None else shift[own]
+        ids, offset = [sites[k] for k in own], None if shift is None else shift[own]
         for name, values in _predicted(model, part, ids, offset, level).items():
-            filled = columns.setdefault(name, [None] * len(devices))
+            filled = columns.setdefault(name, [None] * len(sites))
             for k, value in zip(own, values, strict=True):
                 filled[k] = value
     return columns
 
 
 def _predicted(
-    model: FittedModel, X: object, devices: list[Hashable], shift: Array | None, level: float | None
+    model: FittedModel, X: object, sites: list[Hashable], shift: Array | None, level: float | None
 ) -> dict[str, list[Any]]:
-    predicted = model.predict(X, devices, shift)
+    predicted = model.predict(X, sites, shift)
     if predicted.ndim == 2:  # the means of the features
         return {name: predicted[:, k].tolist() for k, name in enumerate(model.feature_names)}
     columns = {"prediction": predicted.tolist()}
     if model.classes is not None:
-        chances = model.predict_proba(X, devices, shift)
+        chances = model.predict_proba(X, sites, shift)
         columns.update({f"probability:{label}": chances[:, k].tolist() for k, label in enumerate(model.classes)})
     if level is not None:
-        found = model.predict_interval(X, devices, shift, level=level)
+        found = model.predict_interval(X, sites, shift, level=level)
         columns |= {"low": found.low.tolist(), "high": found.high.tolist()}
     return columns
 
@@ -197,7 +197,7 @@ def inspect(
         {
             "model": f"{model}, written by Fedkin {fitted.fedkin_version}",
             "loss": ", ".join([fitted.loss.name, *(f"{key} {value}" for key, value in about.items() if value)]),
-            "sites": f"{fitted.n_devices}, fitted on {count(int(fitted.n_samples.sum()), 'row')}",
+            "sites": f"{fitted.n_sites}, fitted on {count(int(fitted.n_samples.sum()), 'row')}",
             "from": origin_words(fitted),
             **(_fused_facts(fitted) if fitted.kin is None else kin_facts(fitted)),
         }
@@ -238,7 +238,7 @@ def _print_coefficients(model: FittedModel) -> None:
     labels = sorted(range(model.n_clusters), key=lambda k: -int((model.clusters == k).sum()))
     by_group = len(labels) <= _MOST_COLUMNS and (len(labels) > 1 or n_distinct(model) == 1)
     by_group = by_group and (model.kin is None or model.kin.resolved)
-    parts = [model.clusters == k for k in labels] if by_group else [np.full(model.n_devices, True)]
+    parts = [model.clusters == k for k in labels] if by_group else [np.full(model.n_sites, True)]
     heads = [f"group {k + 1}" for k in range(len(labels))] if by_group else ["average", "least", "most"]
     # as large as what is shown: the average of all sites, or of one of the groups
     size = np.abs([model.coef[part].mean(axis=0) for part in parts]).max(axis=(0, 1))

@@ -18,7 +18,7 @@ from fedkin.data import PARQUET_SUFFIXES, files_of
 from fedkin.errors import (
     ConvergenceWarning,
     DataError,
-    DegenerateDeviceWarning,
+    DegenerateSiteWarning,
     FedkinError,
     ParameterError,
 )
@@ -104,13 +104,13 @@ def fit_streamed(
     data: Path, asked: Mapping[str, Any], files: EdgeFiles, how: FitOptions, compares: bool, say: Say
 ) -> tuple[FittedModel, FoldComparison | None]:
     """A model of rows that stay in files, and its comparison over folds; ``asked`` as in `summarise_files`."""
-    if asked.get("device") is None:
+    if asked.get("site") is None:
         raise DataError(f"say which column of {data} holds the sites: --site COL")
     if asked.get("time") is not None:
         raise ParameterError("--time puts rows in order, which needs all of them in memory: omit --stream or --time")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        warnings.simplefilter("ignore", DegenerateDeviceWarning)
+        warnings.simplefilter("ignore", DegenerateSiteWarning)
         target = asked.get("target")
         if sums_tell(data, how, target):
             if how.loss == "auto" and target is not None and holds_zeros_and_ones(data, target):
@@ -135,7 +135,7 @@ def _from_sums(
     streamed = summarise_files(data, **said, fit_intercept=how.fit_intercept, folds=how.cv_folds, seed=how.seed)
     for words in streamed.notes:
         note(words)
-    edges, known = files.read(streamed.summaries.devices)
+    edges, known = files.read(streamed.summaries.sites)
     model = with_covariates(fit_summaries(streamed.summaries, edges, how, say), known)
     check_converged(model, how)
     names = {"target_name": said["target"], "offset_name": said.get("offset")}
@@ -148,7 +148,7 @@ def _from_files(
     rows = rows_in_files(data, **said, loss=how.loss, fit_intercept=how.fit_intercept)
     for words in rows.notes:
         note(words)
-    edges, known = files.read(rows.devices)
+    edges, known = files.read(rows.sites)
     model = with_covariates(fit_files(rows, edges, how, say), known)
     assert model.kin is not None
     theta = model.kin.theta

@@ -114,7 +114,7 @@ def _print_error(words: str) -> None:
 
 
 #: What Python and the command line call the same about tables.
-_OF_TABLES = ("device", "features", "offset", "target", "weight", "time", "missing", "categories", "drop")
+_OF_TABLES = ("site", "features", "offset", "target", "weight", "time", "missing", "categories", "drop")
 
 
 def as_options(words: str) -> str:

@@ -12,7 +12,7 @@ from fedkin._base import count, listed
 from fedkin.cli.shared.console import output, print_json
 from fedkin.cli.shared.tables import MOST_GROUPS, add_row, members, plain_table
 from fedkin.data import near_name
-from fedkin.errors import ParameterError, UnknownDeviceError
+from fedkin.errors import ParameterError, UnknownSiteError
 from fedkin.fitting import FittedModel
 from fedkin.kin import Kin
 
@@ -101,7 +101,7 @@ def kin_table(kin: Kin) -> Table:
             str(k + 1),
             str(len(group)),
             f"{inside[k]:.2f}" if len(group) > 1 else "-",
-            members([kin.devices[u] for u in group], 60),
+            members([kin.sites[u] for u in group], 60),
         )
     rest = int((labels >= MOST_GROUPS).sum())
     if rest:
@@ -131,7 +131,7 @@ def kin_document(model: FittedModel) -> dict[str, Any] | None:
         "resolved": kin.resolved,
         "groups": [
             {
-                "sites": [kin.devices[u] for u in np.flatnonzero(kin.groups == k)],
+                "sites": [kin.sites[u] for u in np.flatnonzero(kin.groups == k)],
                 "probability": chance,
             }
             for k, chance in enumerate(inside)
@@ -218,10 +218,10 @@ def _sites(model: FittedModel, name: str) -> Any:
         if model.kin.resolved and not 1 <= number <= groups:
             raise ParameterError(f"there is no group {number}: groups are 1 to {groups}")
         return model.kin.members(number - 1)
-    known = {str(device): device for device in model.devices}
+    known = {str(site): site for site in model.sites}
     if name not in known:
         near = near_name(name, known) or f"; its sites are {listed(list(known), 12)}"
-        raise UnknownDeviceError(f"the model has no site {name!r}{near}")
+        raise UnknownSiteError(f"the model has no site {name!r}{near}")
     return known[name]
 
 

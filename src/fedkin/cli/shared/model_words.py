@@ -33,13 +33,13 @@ def groups_table(model: FittedModel) -> Table:
 def note_lines(notes: Mapping[Hashable, Sequence[str]]) -> list[str]:
     """Notes on sites; sites whose notes are the same but for numbers share a line."""
     alike: dict[str, list[Hashable]] = {}
-    for device, lines in notes.items():
-        alike.setdefault(re.sub(r"[0-9.e+-]*[0-9]", "#", "; ".join(lines)), []).append(device)
+    for site, lines in notes.items():
+        alike.setdefault(re.sub(r"[0-9.e+-]*[0-9]", "#", "; ".join(lines)), []).append(site)
     shown = []
-    for devices in list(alike.values())[:_MOST_NOTES]:
-        differ = any(notes[device] != notes[devices[0]] for device in devices)
-        whose = f" (the numbers are those of {devices[0]})" if differ else ""
-        shown.append(as_options(f"{members(devices, 40)}: {'; '.join(notes[devices[0]])}{whose}"))
+    for sites in list(alike.values())[:_MOST_NOTES]:
+        differ = any(notes[site] != notes[sites[0]] for site in sites)
+        whose = f" (the numbers are those of {sites[0]})" if differ else ""
+        shown.append(as_options(f"{members(sites, 40)}: {'; '.join(notes[sites[0]])}{whose}"))
     left = list(alike.values())[_MOST_NOTES:]
     if left:
         shown.append(f"and notes on {count(sum(map(len, left)), 'more site')}: fedkin inspect shows them with --json")
@@ -48,13 +48,13 @@ def note_lines(notes: Mapping[Hashable, Sequence[str]]) -> list[str]:
 
 def n_distinct(model: FittedModel) -> int:
     """How many different models the sites hold; more than groups where a group is joined, but not fused."""
-    stacked = np.concatenate([model.intercept[:, :, None], model.coef], axis=2).reshape(model.n_devices, -1)
+    stacked = np.concatenate([model.intercept[:, :, None], model.coef], axis=2).reshape(model.n_sites, -1)
     return len(np.unique(stacked, axis=0))
 
 
 def group_words(model: FittedModel) -> str:
     """The number of groups, and of models where a group holds more than one."""
-    words = f"{model.n_clusters} among {count(model.n_devices, 'site')}"
+    words = f"{model.n_clusters} among {count(model.n_sites, 'site')}"
     distinct = n_distinct(model)
     return words if distinct == model.n_clusters else f"{words}, holding {count(distinct, 'different model')}"
 
@@ -104,7 +104,7 @@ def model_document(model: FittedModel) -> dict[str, Any]:
         "offset": model.offset_name,
         "features": list(model.feature_names),
         "classes": None if model.classes is None else list(model.classes),
-        "n_devices": model.n_devices,
+        "n_sites": model.n_sites,
         "n_rows": int(model.n_samples.sum()),
         "n_groups": model.n_clusters,
         "n_distinct_models": n_distinct(model),
@@ -112,5 +112,5 @@ def model_document(model: FittedModel) -> dict[str, Any]:
         "edges": model.graph.n_edges,
         "selection": None if model.selection is None else dict(model.selection),
         "origin": None if model.origin is None else dict(model.origin),
-        "notes": [{"device": device, "notes": list(lines)} for device, lines in model.notes.items()],
+        "notes": [{"site": site, "notes": list(lines)} for site, lines in model.notes.items()],
     }

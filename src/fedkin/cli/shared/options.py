@@ -16,7 +16,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines inst
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory that fedkin fit wrote.")]
 
 #: Options that the command line calls by another name.
-_NAMES = {"device": "site", "fit_intercept": "intercept", "n_jobs": "jobs", "cv_folds": "folds", "cv_rule": "one_se"}
+_NAMES = {"fit_intercept": "intercept", "n_jobs": "jobs", "cv_folds": "folds", "cv_rule": "one_se"}
 #: Options that are a number, or chosen by cross-validation.
 _NUMBER_OR_CV = ("lam", "ridge")
 _METAVARS = {"lam": "cv|X", "ridge": "cv|X", "n_jobs": "N", "batch_size": "B"}

@@ -17,12 +17,12 @@ from fedkin.data import (
     PARQUET_SUFFIXES,
     Federation,
     Schema,
-    device_ids,
     near_name,
     raise_findings,
     read_columns,
     read_directory,
     row_places,
+    site_ids,
 )
 from fedkin.errors import DataError, FedkinError, ParameterError, TableWarning
 from fedkin.fitting import FittedModel
@@ -31,7 +31,7 @@ from fedkin.fitting import FittedModel
 def read_table(path: Path, **asked: Any) -> Federation:
     """`Federation.read` with these arguments; what it remarks on comes as notes."""
     check_exists(path)
-    if asked.get("device") is None and path.is_file():
+    if asked.get("site") is None and path.is_file():
         raise DataError(f"say which column of {path} holds the sites: --site COL{_has(_column_names(path))}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TableWarning)  # they are the federation's notes
@@ -76,17 +76,17 @@ def _files_read(path: Path) -> set[Path]:
     return {file.resolve() for one in files for file in (one.iterdir() if one.is_dir() else [one])}
 
 
-def agreed_federation(path: Path, device: str | None, schema: Schema) -> Federation:
+def agreed_federation(path: Path, site: str | None, schema: Schema) -> Federation:
     """The rows of all sites, checked and encoded as the schema says."""
-    columns, site, _ = _schema_columns(path, device, schema, target=True)
-    if site is None:
+    columns, found_column, _ = _schema_columns(path, site, schema, target=True)
+    if found_column is None:
         raise DataError(f"say which column of {path} holds the sites: --site COL{_has(list(columns))}")
     with in_file(path, DataError):
-        return schema.federation(columns, site)
+        return schema.federation(columns, found_column)
 
 
 def rows_to_predict(
-    path: Path, device: str | None, model: FittedModel, offset: str | None = None
+    path: Path, site: str | None, model: FittedModel, offset: str | None = None
 ) -> tuple[list[Hashable], dict[str, AnyArray], Array | None]:
     """Rows to predict with a model that has a schema, the site of each, and the offset if another column has it.
 
@@ -95,23 +95,23 @@ def rows_to_predict(
     schema = model.schema
     assert schema is not None
     needed = schema if offset is None else replace(schema, offset=offset)
-    columns, site, places = _schema_columns(path, device, needed, target=False)
-    asked = model.n_devices > 1 or device != model.options.get("device_column")
-    if device is not None and device not in columns and asked:
+    columns, column, places = _schema_columns(path, site, needed, target=False)
+    asked = model.n_sites > 1 or site != model.options.get("site_column")
+    if site is not None and site not in columns and asked:
         raise DataError(
-            f"{path}: there is no column {device!r} for the site{near_name(device, columns)}{_has([*columns])}"
+            f"{path}: there is no column {site!r} for the site{near_name(site, columns)}{_has([*columns])}"
         )
-    if site is not None and site in columns:
-        gap = next((row for row, cell in enumerate(columns[site].tolist()) if cell is None or cell != cell), None)
+    if column is not None and column in columns:
+        gap = next((row for row, cell in enumerate(columns[column].tolist()) if cell is None or cell != cell), None)
         if gap is not None:
-            raise DataError(f"{path}, {places(gap)}: the site is missing (column {site!r}): fill it in")
-        ids = device_ids(columns[site])
-    elif model.n_devices == 1:
-        ids = [model.devices[0]] * len(next(iter(columns.values()), ()))
+            raise DataError(f"{path}, {places(gap)}: the site is missing (column {column!r}): fill it in")
+        ids = site_ids(columns[column])
+    elif model.n_sites == 1:
+        ids = [model.sites[0]] * len(next(iter(columns.values()), ()))
     else:
         raise DataError(
             f"say which column of {path} holds the sites: --site COL{_has(list(columns))}; the model has "
-            f"{model.n_devices} of them"
+            f"{model.n_sites} of them"
         )
     with in_file(path, DataError):
         found = needed.check(columns, target=False, at=places)
@@ -123,14 +123,14 @@ def rows_to_predict(
 
 
 def _schema_columns(
-    path: Path, device: str | None, schema: Schema, target: bool
+    path: Path, site: str | None, schema: Schema, target: bool
 ) -> tuple[dict[str, AnyArray], str | None, Callable[[int], str]]:
     check_exists(path)
     if not path.is_dir():
         columns = read_columns(path)
-        return columns, device, row_places(path, columns)
+        return columns, site, row_places(path, columns)
     names = [column.name for column in (schema.columns if target else schema.features)]
-    return read_directory(path, device, [*names, *([schema.offset] if schema.offset else [])])
+    return read_directory(path, site, [*names, *([schema.offset] if schema.offset else [])])
 
 
 def _column_names(path: Path) -> list[str]:

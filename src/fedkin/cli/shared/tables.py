@@ -77,7 +77,7 @@ def rounded(value: float | str | None, digits: int = 2, sign: bool = False) -> s
 
 def members(group: Sequence[Hashable], room: int = _ROOM) -> str:
     """The ids of a group, as many as there is room for."""
-    words = [str(device) for device in group]
+    words = [str(site) for site in group]
     shown: list[str] = []
     for word in words:
         if shown and len(", ".join([*shown, word])) > room:

@@ -12,7 +12,7 @@ from rich.text import Text
 from fedkin._base import count, write_file
 from fedkin.cli.shared.console import messages, note, output, print_json
 from fedkin.cli.shared.tables import add_row, plain_table, print_facts, schema_table
-from fedkin.data import Finding, device_ids, read_columns, row_places
+from fedkin.data import Finding, read_columns, row_places, site_ids
 from fedkin.errors import DataError
 from fedkin.federate import Contract, draft_contract
 
@@ -79,7 +79,7 @@ def findings_by_site(contract: Contract, data: Path, site_column: str | None) ->
         return {"": contract.check(columns, at=places)}
     if site_column not in columns:
         raise DataError(f"there is no column {site_column!r} for the sites; the table has {', '.join(columns)}")
-    ids = [str(one) for one in device_ids(columns[site_column])]
+    ids = [str(one) for one in site_ids(columns[site_column])]
     whole = contract.schema.check(columns, at=places)  # first as a whole, since rows are counted in the whole table
     if any(finding.refuses for finding in whole):
         return {"": whole}

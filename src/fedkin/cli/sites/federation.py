@@ -219,7 +219,7 @@ def gather(
     from fedkin.cli.sites.parts import gather
 
     model = gather(directory, published, out)
-    say(f"wrote {out}: the models of {count(model.n_devices, 'site')}, {group_words(model)}.")
+    say(f"wrote {out}: the models of {count(model.n_sites, 'site')}, {group_words(model)}.")
 
 
 @federation.command()

@@ -33,9 +33,9 @@ def _is_model(path: Path) -> bool:
 def deliver(directory: Path, model: Path, sites: Sequence[str], ca_key: Path | None = None) -> list[Path]:
     """Write the parts of a model for some sites, or for all that it has."""
     organiser, fitted = enrol.read_federation(directory), load(model)
-    names = sites or [str(device) for device in fitted.devices]
+    names = sites or [str(site) for site in fitted.sites]
     out = organiser.out()
-    ids = {str(device): device for device in fitted.devices}
+    ids = {str(site): site for site in fitted.sites}
     with tempfile.TemporaryDirectory() as folder:
         parts = {}
         for name in names:
@@ -72,7 +72,7 @@ def gather(directory: Path, published: Sequence[Path], out: Path) -> FittedModel
                 raise DataError(f"{path}: there are two files of {file.site}; keep one")
             sharing.unpack(file, Path(folder, file.site))
             part = load(Path(folder, file.site))
-            if [str(device) for device in part.devices] != [str(member.id)] or part.schema != organiser.contract.schema:
+            if [str(site) for site in part.sites] != [str(member.id)] or part.schema != organiser.contract.schema:
                 raise DataError(f"{path}: it is not the model of {file.site} alone, with the columns of the contract")
             found[member.number] = part
             dropped |= {frozenset((member.number, organiser.member(name).number)) for name in file.dropped}
@@ -82,8 +82,8 @@ def gather(directory: Path, published: Sequence[Path], out: Path) -> FittedModel
     graph = organiser.graph
     kept = np.array([frozenset(edge) not in dropped for edge in graph.edges.tolist()], dtype=bool)
     kept &= (place[graph.edges] >= 0).all(axis=1)
-    devices = [found[number].devices[0] for number in numbers]
-    edges = Graph.from_indices(devices, place[graph.edges[kept]], graph.weights[kept])
+    sites = [found[number].sites[0] for number in numbers]
+    edges = Graph.from_indices(sites, place[graph.edges[kept]], graph.weights[kept])
     tested = organiser.contract.rounds.select is not None
     model = join_parts([found[number] for number in numbers], edges, tested=tested)
     model.save(out)

@@ -20,7 +20,7 @@ from fedkin.cli.shared.console import ended_like_ctrl_c, note, output, say
 from fedkin.cli.sites.errands import Board
 from fedkin.cli.sites.running import run_all, table
 from fedkin.cli.sites.simulate_shared import join_all, refuse, share_all
-from fedkin.data import device_ids, read_columns, write_csv
+from fedkin.data import read_columns, site_ids, write_csv
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate import STOP_SIGNAL, Contract, enrol, only_supervisor
 from fedkin.federate.enrol import Organiser
@@ -120,7 +120,7 @@ def split(data: Path, site: str, most: int) -> dict[Hashable, dict[str, Any]]:
     columns = read_columns(data)
     if site not in columns:
         raise DataError(f"{data} has no column {site!r}; its columns are {', '.join(map(str, columns))}")
-    ids = np.array(device_ids(columns[site]), dtype=object)
+    ids = np.array(site_ids(columns[site]), dtype=object)
     known = list(dict.fromkeys(ids.tolist()))
     if len(known) > most:
         raise ParameterError(
@@ -154,7 +154,7 @@ def _organise(command: Simulation, contract: Contract, names: Sequence[Hashable]
         raise ParameterError(
             f"{len(names)} sites have too many pairs to link all of them: give candidates with --graph"
         )
-    edges = None if command.graph is None else Graph.read(command.graph, devices=names)
+    edges = None if command.graph is None else Graph.read(command.graph, sites=names)
     if runs and edges is None:
         edges = Graph.complete(names)
     out.mkdir(parents=True, exist_ok=True)

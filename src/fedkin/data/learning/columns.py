@@ -33,7 +33,7 @@ class TableOptions(TypedDict, total=False):
 class Roles:
     """Which columns of a table are what, and what to do with gaps: `TableOptions`, site and target."""
 
-    device: str
+    site: str
     target: str | None = None
     features: Sequence[str] | None = None
     offset: str | None = None
@@ -51,7 +51,7 @@ class Roles:
     @property
     def named(self) -> list[tuple[str, str]]:
         """Columns that are no features, and what each is."""
-        roles = [("site", self.device), ("target", self.target), ("offset", self.offset), ("weight", self.weight)]
+        roles = [("site", self.site), ("target", self.target), ("offset", self.offset), ("weight", self.weight)]
         return [(name, role) for role, name in [*roles, ("time", self.time)] if name is not None]
 
     @property
@@ -117,14 +117,14 @@ def data_files(folder: Path) -> list[Path]:
 
 
 def stacked_files(
-    files: Sequence[Path], device: str | None, wanted: Iterable[str] | None
+    files: Sequence[Path], site: str | None, wanted: Iterable[str] | None
 ) -> tuple[Columns, str, RowPlaces]:
     """Files with the same columns as one table, the name of its site column, and where its rows came from.
 
-    ``wanted`` are the columns to read, by default all; without a ``device`` each file is one, called like the file.
+    ``wanted`` are the columns to read, by default all; without a ``site`` each file is one, called like the file.
     """
     tables = [read_columns(file) for file in files]
-    needed = set(tables[0]) if wanted is None else {*wanted, *([] if device is None else [device])}
+    needed = set(tables[0]) if wanted is None else {*wanted, *([] if site is None else [site])}
     for file, table in zip(files, tables, strict=True):
         different = needed.symmetric_difference(table) if wanted is None else needed.difference(table)
         if different:
@@ -138,8 +138,8 @@ def stacked_files(
     counts = [len(next(iter(table.values()), ())) for table in tables]
     source = RowPlaces(tuple(files), counts)
     stacked = {name: _stacked_column(name, files, tables) for name in tables[0] if name in needed}
-    if device is not None:
-        return stacked, device, source
+    if site is not None:
+        return stacked, site, source
     stems = [file.stem for file in files]
     for file, rows in zip(files, counts, strict=True):
         if stems.count(file.stem) > 1:
@@ -150,9 +150,9 @@ def stacked_files(
     return {name: np.repeat(np.array(stems, dtype=object), counts), **stacked}, name, source
 
 
-def read_directory(folder: Path, device: str | None, names: Sequence[str]) -> tuple[Columns, str, RowPlaces]:
+def read_directory(folder: Path, site: str | None, names: Sequence[str]) -> tuple[Columns, str, RowPlaces]:
     """Some columns of a directory's files as one table, its site column (or that of file names), and its places."""
-    return stacked_files(data_files(folder), device, names)
+    return stacked_files(data_files(folder), site, names)
 
 
 def _stacked_column(name: str, files: Sequence[Path], tables: Sequence[Columns]) -> AnyArray:

@@ -95,7 +95,7 @@ class _Learning:
         known = [column for name in chosen if (column := self._feature(name)) is not None]
         target = None if self.roles.target is None else self._target(self.roles.target)
         self._check_roles()
-        sites = self.columns[self.roles.device]
+        sites = self.columns[self.roles.site]
         if sites.dtype.kind == "O":
             names = dict.fromkeys(cell for cell in sites.tolist() if isinstance(cell, str))
             self._tell_case(names, lambda pair: f"sites {pair} differ in case only, and are taken for different ones")
@@ -244,7 +244,7 @@ class _Learning:
 
     def _complete(self, known: Sequence[Column]) -> tuple[Index, set[str]]:
         """Rows to use, and the features that have gaps."""
-        n = len(self.columns[self.roles.device])
+        n = len(self.columns[self.roles.site])
         gaps = {column.name: column.gaps(self.columns[column.name]) for column in known}
         roles = {name: _gaps(self.columns[name]) for name in self.roles.taken}
         empty = {name: mask for name, mask in (roles | gaps).items() if mask.any()}

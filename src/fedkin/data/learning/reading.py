@@ -30,7 +30,7 @@ def federation_of_files(path: str | os.PathLike[str], roles: Roles) -> Federatio
     """A federation from a file, a pattern of files or a directory, where each file is a site if no column says so."""
     try:
         columns, site, source = read_table(path, roles)
-        return _federation(columns, replace(roles, device=site), source)
+        return _federation(columns, replace(roles, site=site), source)
     except DataError as error:
         message = str(error)
         raise DataError(message if str(path) in message else f"{path}: {message}") from None
@@ -56,11 +56,11 @@ def read_table(path: str | os.PathLike[str], roles: Roles) -> tuple[Columns, str
         wanted = None
         if roles.features is not None:
             wanted = [*(name for name in roles.taken if name), *roles.features, *roles.categories]
-        return stacked_files(files, roles.device or None, wanted)
+        return stacked_files(files, roles.site or None, wanted)
     columns = read_columns(files[0])
-    if not roles.device:
-        raise DataError(f"say which column holds the sites, device=...; it has {listed(columns, 20)}")
-    return columns, roles.device, RowPlaces((files[0],), (len(next(iter(columns.values()), ())),))
+    if not roles.site:
+        raise DataError(f"say which column holds the sites, site=...; it has {listed(columns, 20)}")
+    return columns, roles.site, RowPlaces((files[0],), (len(next(iter(columns.values()), ())),))
 
 
 def _federation(columns: Columns, roles: Roles, at: RowWords) -> Federation:
@@ -71,7 +71,7 @@ def _federation(columns: Columns, roles: Roles, at: RowWords) -> Federation:
     rows, schema = learned.rows, learned.schema
     used = {*roles.taken, *(column.name for column in schema.features)}
     table = {name: columns[name] if len(rows) == len(columns[name]) else columns[name][rows] for name in used}
-    devices, codes = grouped(table[roles.device])
+    sites, codes = grouped(table[roles.site])
     stacked = Rows(
         schema.encoded(table),
         None if roles.target is None else _target(table[roles.target], schema),
@@ -81,10 +81,10 @@ def _federation(columns: Columns, roles: Roles, at: RowWords) -> Federation:
     time = None if roles.time is None else times_of(table[roles.time], len(rows))
     notes = (*learned.notes, *learned.done)
     names = {"feature_names": schema.names, "target_name": roles.target}
-    made = Federation._stacked(devices, codes, stacked, time, **names, schema=schema, notes=notes)
-    if len(rows) == len(columns[roles.device]):
+    made = Federation._stacked(sites, codes, stacked, time, **names, schema=schema, notes=notes)
+    if len(rows) == len(columns[roles.site]):
         return made
-    return made._like(made.devices, made.n_samples, made.rows, rows[made.row_order])
+    return made._like(made.sites, made.n_samples, made.rows, rows[made.row_order])
 
 
 def _numbers(table: Columns, name: str | None) -> Array | None:

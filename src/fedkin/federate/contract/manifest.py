@@ -223,12 +223,12 @@ def plain_names(ids: Sequence[Hashable]) -> list[str]:
     --------
     >>> from fedkin.federate.contract.manifest import plain_names
     >>> plain_names(["north", 7, "a b/c"])
-    ['north', '7', 'device-2']
+    ['north', '7', 'site-2']
     """
-    names = [str(one) if re.match(PLAIN_NAME, str(one)) else f"device-{k}" for k, one in enumerate(ids)]
+    names = [str(one) if re.match(PLAIN_NAME, str(one)) else f"site-{k}" for k, one in enumerate(ids)]
     taken = {name.lower() for name in names}
     if len(taken) < len(names) or CENTRE in taken:  # also where file systems do not tell cases apart
-        names = [f"device-{k}" for k in range(len(ids))]
+        names = [f"site-{k}" for k in range(len(ids))]
     return names
 
 

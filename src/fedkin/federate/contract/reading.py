@@ -9,9 +9,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from fedkin._base import Array
-from fedkin.admm import DeviceRows, Plan, Settings, Shard, StepRule, device_keys, device_rows, local_curvature, plan_run
+from fedkin.admm import Plan, Settings, Shard, SiteRows, StepRule, local_curvature, plan_run, site_keys, site_rows
 from fedkin.data import INTERCEPT, Federation, Rows
-from fedkin.errors import DegenerateDeviceWarning
+from fedkin.errors import DegenerateSiteWarning
 from fedkin.federate.contract.contract import Contract
 from fedkin.federate.contract.manifest import Manifest, Steps
 from fedkin.graph import Graph
@@ -60,7 +60,7 @@ def plan_site(contract: Contract, rows: Rows, degree: int, rho: float) -> tuple[
     rounds = contract.rounds
     batch = None if rounds.batch_size is None else min(rounds.batch_size, n)
     settings = Settings(batch, rho, average=rounds.average, gradient=rounds.gradient, seed=contract.seed)
-    stacked = device_rows(problem, batch, set())
+    stacked = site_rows(problem, batch, set())
     absent = rounds.placement != "peer"
     curvature = local_curvature(problem.terms, stacked)
     plan = plan_run(problem, settings, stacked, curvature, noisy=is_noisy(contract), absent=absent)
@@ -72,7 +72,7 @@ def plan_site(contract: Contract, rows: Rows, degree: int, rho: float) -> tuple[
 def own_estimate(contract: Contract, rows: Rows) -> Array:
     """The estimate of a site on its own ``(p,)``, with a ridge where there would be none, inside the ball."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DegenerateDeviceWarning)
+        warnings.simplefilter("ignore", DegenerateSiteWarning)
         theta = local_fit(Federation({0: rows}), contract.loss_object()).theta
     return np.asarray(make_penalty("l2").project(theta, 0.5 * contract.radius)[0])
 
@@ -86,11 +86,11 @@ def plan_of(manifest: Manifest, rows: Mapping[int, Rows]) -> Plan:
     parts = [rows[int(u)] for u in here]
     counts = np.array([part.n_samples for part in parts], dtype=np.int64)
     steps = [manifest.steps[int(u)] for u in here]
-    stacked = DeviceRows(
+    stacked = SiteRows(
         Rows.stack(parts),
         np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64),
         counts,
-        device_keys([manifest.member(int(u)).id for u in here]),
+        site_keys([manifest.member(int(u)).id for u in here]),
         (loss_of(manifest),) * here.size,
         np.minimum(manifest.batch, counts) if manifest.batch else counts,
         np.array(manifest.ridge),

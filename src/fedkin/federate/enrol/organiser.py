@@ -20,13 +20,13 @@ import numpy as np
 
 from fedkin._base import PRIVATE_DIRECTORY, Index, in_file, write_file
 from fedkin.data import write_csv
-from fedkin.errors import DataError, ParameterError, UnknownDeviceError
+from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.federate.contract.contract import Contract
 from fedkin.federate.contract.manifest import plain_names
 from fedkin.federate.enrol import files
 from fedkin.federate.enrol.files import Charter, Invite, Member, Neighbour, contract_of, read_text
 from fedkin.federate.enrol.notices import NOTICE_SUFFIX, make_notice, read_notices
-from fedkin.federate.enrol.places import centre_endpoint, read_sites, site_ids
+from fedkin.federate.enrol.places import centre_endpoint, checked_site_ids, read_sites
 from fedkin.federate.trust import (
     Pair,
     SecurityError,
@@ -73,7 +73,7 @@ class Organiser:
         """Candidate edges between the sites, in the order of ``members``; without edges where none were given."""
         ids = [member.id for member in self.members]
         path = self.directory / files.GRAPH
-        return Graph.read(path, devices=ids) if files.GRAPH in self.charter.digests else Graph(ids, [])
+        return Graph.read(path, sites=ids) if files.GRAPH in self.charter.digests else Graph(ids, [])
 
     @cached_property
     def numbers(self) -> dict[str, int]:
@@ -82,9 +82,9 @@ class Organiser:
         return by_id | {member.name: member.number for member in self.members}
 
     def member(self, name: str) -> Member:
-        """The site of that name or id; raises `UnknownDeviceError`."""
+        """The site of that name or id; raises `UnknownSiteError`."""
         if name not in self.numbers:
-            raise UnknownDeviceError(f"{self.directory / files.SITES} has no site {name!r}")
+            raise UnknownSiteError(f"{self.directory / files.SITES} has no site {name!r}")
         return self.members[self.numbers[name]]
 
     def signing(self, ca_key: Path | None = None) -> Pair:
@@ -152,7 +152,7 @@ def new(
     placement = agreed.rounds.placement
     if (centre is not None) != (placement == "central"):
         raise ParameterError(f"--centre HOST:PORT goes with placement = 'central'; the contract says {placement!r}")
-    edges = None if graph is None else Graph.read(graph, devices=[member.id for member in members])
+    edges = None if graph is None else Graph.read(graph, sites=[member.id for member in members])
     own = make_authority(f"{agreed.name[:48]} organiser") if authority is None else authority
     directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(PRIVATE_DIRECTORY)
@@ -266,7 +266,7 @@ def _members(sites: Path | None, graph: Path | None) -> tuple[Member, ...]:
     if sites is not None:
         ids, places = read_sites(sites)
     elif graph is not None:
-        ids = site_ids(graph, Graph.read(graph).devices)
+        ids = checked_site_ids(graph, Graph.read(graph).sites)
         places = [None] * len(ids)
     else:
         raise ParameterError("say who takes part: --sites FILE.csv with a column site, or --graph FILE.csv")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 
-from fedkin.data import device_ids, read_columns
+from fedkin.data import read_columns, site_ids
 from fedkin.errors import DataError, ParameterError
 
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
@@ -28,7 +28,7 @@ def read_sites(path: Path) -> tuple[list[str | int], list[str | None]]:
         raise DataError(f"{path} has no column 'site'; it needs site, and host and port for sites that run rounds")
     if ("host" in columns) != ("port" in columns):
         raise DataError(f"{path} has only one of the columns host and port; give both, or none")
-    ids = site_ids(path, device_ids(columns["site"]))
+    ids = checked_site_ids(path, site_ids(columns["site"]))
     if "host" not in columns:
         return ids, [None] * len(ids)
     parts = zip(ids, columns["host"].tolist(), columns["port"].tolist(), strict=True)
@@ -42,7 +42,7 @@ def read_sites(path: Path) -> tuple[list[str | int], list[str | None]]:
     return ids, places
 
 
-def site_ids(path: Path, found: Sequence[Hashable]) -> list[str | int]:
+def checked_site_ids(path: Path, found: Sequence[Hashable]) -> list[str | int]:
     """Ids that are text or whole numbers, each once; raises `DataError` that names the file."""
     ids: dict[str, str | int] = {}
     for one in found:

@@ -14,7 +14,7 @@ from fedkin._base import Array, write_arrays
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.enrol import Site
 from fedkin.federate.links import Transport
-from fedkin.federate.peer import Device
+from fedkin.federate.peer import Peer
 from fedkin.federate.programs.files import PRESENCE, RECORD, STATE, read_selection
 from fedkin.federate.programs.program import Program, SiteParser, run_program
 from fedkin.federate.waiting import Patience
@@ -50,12 +50,12 @@ def _peer(program: Program, transport: Transport, patience: Patience, finish: Fi
     manifest = program.manifest
     rows = program.site.rows()
 
-    def tick(device: Device) -> None:
+    def tick(peer: Peer) -> None:
         program.tick()
         if program.out:
-            device.drop(program.out)
+            peer.drop(program.out)
 
-    device = Device(
+    peer = Peer(
         manifest,
         rows,
         transport,
@@ -65,18 +65,18 @@ def _peer(program: Program, transport: Transport, patience: Patience, finish: Fi
         left=program.out | read_selection(program.place, manifest),
         tick=tick,
     )
-    program.status.begin(device.status, manifest.rounds, device.settle)
-    theta = device.run()
+    program.status.begin(peer.status, manifest.rounds, peer.settle)
+    theta = peer.run()
     finish(Result(program.site, manifest, theta, rows.n_samples))
     program.status.write()
-    device.linger()
+    peer.linger()
 
 
 def _replica(program: Program, transport: Transport, patience: Patience, finish: Finish) -> None:
     from fedkin.federate.replicas import Replica
 
     place, manifest, rows = program.place, program.manifest, program.site.rows()
-    device = Replica(
+    peer = Replica(
         manifest,
         rows,
         transport,
@@ -86,13 +86,13 @@ def _replica(program: Program, transport: Transport, patience: Patience, finish:
         patience=patience,
         tick=program.tick,
     )
-    program.status.begin(device.status, manifest.rounds)
-    theta = device.run()
+    program.status.begin(peer.status, manifest.rounds)
+    theta = peer.run()
     finish(Result(program.site, manifest, theta, rows.n_samples))
-    if device.leads:
-        write_presence(place, device.component.presence, [manifest.name(u) for u in device.component.members])
+    if peer.leads:
+        write_presence(place, peer.component.presence, [manifest.name(u) for u in peer.component.members])
     program.status.write()
-    device.linger()
+    peer.linger()
 
 
 def _worker(program: Program, transport: Transport, patience: Patience, finish: Finish) -> None:
@@ -121,7 +121,7 @@ def _centre(program: Program, transport: Transport, patience: Patience, finish: 
 
 def write_presence(place: Path, presence: Sequence[Any], names: Sequence[str]) -> None:
     """Write who was there in which round."""
-    parts = {"available": np.array(presence), "devices": np.array(names)}
+    parts = {"available": np.array(presence), "sites": np.array(names)}
     write_arrays(place / PRESENCE, parts, compressed=True, private=True)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedkin._base import Array
 from fedkin.data import Federation, Rows
-from fedkin.errors import DegenerateDeviceWarning, ParameterError
+from fedkin.errors import DegenerateSiteWarning, ParameterError
 from fedkin.federate.contract.manifest import Manifest, presence_key, selection_keys
 from fedkin.federate.contract.reading import loss_of
 from fedkin.federate.frames import Expected, Kind
@@ -92,7 +92,7 @@ def summary(manifest: Manifest, rows: Rows) -> Array:
     """What a site tells about its own fit: theta, covariance, prior precision, and five facts."""
     assert manifest.select is not None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DegenerateDeviceWarning)  # `rescued` travels, and the log says so
+        warnings.simplefilter("ignore", DegenerateSiteWarning)  # `rescued` travels, and the log says so
         fit = local_fit(Federation({0: rows}), loss_of(manifest), manifest.select.variance)
     dof = fit.residual_dof[0] if np.isfinite(fit.residual_dof[0]) else -1.0
     facts = [fit.n_samples[0], fit.dispersion[0], dof, fit.matrix_estimated[0], fit.rescued[0]]
@@ -108,7 +108,7 @@ def _pair(manifest: Manifest, first: Array, second: Array) -> LocalFit:
     both = np.stack([first, second])
     samples, dispersion, dof, whole, rescued = both[:, -5:].T
     return LocalFit(
-        devices=(0, 1),
+        sites=(0, 1),
         theta=both[:, :p],
         hessian=np.zeros((2, p, p)),
         covariance=both[:, p : p + p * p].reshape(2, p, p),

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedkin._base import Array
 from fedkin.data import Federation, Schema
-from fedkin.errors import DegenerateDeviceWarning
+from fedkin.errors import DegenerateSiteWarning
 from fedkin.fitting.comparison.ridge_paths import HOLDS, SiteRows, own_ridges, pooled_ridge
 from fedkin.fitting.comparison.smooth_paths import own_fits, pooled_fit, with_site_intercepts
 from fedkin.fitting.model import FittedModel
@@ -52,15 +52,15 @@ def baseline_models(
     --------
     >>> from fedkin.datasets import paper_design
     >>> from fedkin.fitting.comparison.baselines import baseline_models
-    >>> design = paper_design(n_devices=6, n_samples=30, n_features=3, n_clusters=1, seed=0)
+    >>> design = paper_design(n_sites=6, n_samples=30, n_features=3, n_clusters=1, seed=0)
     >>> list(baseline_models(design.federation))
     ['Local', 'Global', 'Site intercepts']
     """
     options = FitOptions() if options is None else options
     prepared = prepare(federation, replace(options, standardize=True), schema)
     thetas = _thetas(prepared)
-    alone, one_group = Graph.empty(federation.devices), np.zeros(federation.n_devices, dtype=np.int64)
-    labels = {LOCAL: np.arange(federation.n_devices)}
+    alone, one_group = Graph.empty(federation.sites), np.zeros(federation.n_sites, dtype=np.int64)
+    labels = {LOCAL: np.arange(federation.n_sites)}
     return {
         name: prepared.model(theta, alone, options, clusters=labels.get(name, one_group))
         for name, theta in thetas.items()
@@ -79,7 +79,7 @@ def _thetas(prepared: Prepared) -> dict[str, Array]:
     rows = SiteRows(
         fed.X, target, np.ones(len(target)) if weight is None else weight, fed.starts, prepared.fit_intercept
     )
-    several = prepared.fit_intercept and fed.n_devices > 1
+    several = prepared.fit_intercept and fed.n_sites > 1
     return _least_squares(rows, several) if loss.quadratic else _smooth(loss, rows, offset, several)
 
 
@@ -98,6 +98,6 @@ def _untuned(prepared: Prepared) -> dict[str, Array]:
     fed = prepared.rows
     with warnings.catch_warnings():
         # its rescue is as good as Local's, which is silent
-        warnings.simplefilter("ignore", DegenerateDeviceWarning)
+        warnings.simplefilter("ignore", DegenerateSiteWarning)
         pooled = global_fit(fed, prepared.loss)
-    return {LOCAL: local_fit(fed, prepared.loss).theta, GLOBAL: np.tile(pooled, (fed.n_devices, 1))}
+    return {LOCAL: local_fit(fed, prepared.loss).theta, GLOBAL: np.tile(pooled, (fed.n_sites, 1))}

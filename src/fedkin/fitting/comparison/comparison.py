@@ -33,7 +33,7 @@ class Comparison:
     metric : str
         Mean over the held-out rows of the squared error (linear), absolute error (Huber), deviance (Poisson), log-loss
         (classes), squared distance (mean), or the loss itself.
-    devices : tuple of V ids
+    sites : tuple of V ids
     n_samples : int array (V,)
         Rows of each site, training and test together.
     errors : dict {name: array (R,)}
@@ -58,7 +58,7 @@ class Comparison:
     """
 
     metric: str
-    devices: tuple[Hashable, ...]
+    sites: tuple[Hashable, ...]
     n_samples: Index
     errors: Mapping[str, Array]
     site_errors: Mapping[str, Array]
@@ -136,7 +136,7 @@ class Comparison:
         heavy = int(np.argmin(part) if part.sum() < 0 else np.argmax(part))
         if (part.sum() - part[heavy]) * part.sum() <= 0:
             u = int(known[heavy])
-            why = f"site {self.devices[u]} with its {count(int(self.n_samples[u]), 'row')} outweighs them"
+            why = f"site {self.sites[u]} with its {count(int(self.n_samples[u]), 'row')} outweighs them"
         else:
             why = "the others have more rows, or larger differences"
         return f" ({most} of {known.size} sites do {word} with Fedkin than with {NAMES[name]}, but {why})"
@@ -163,13 +163,13 @@ class Comparison:
             ],
             "sites": [
                 {
-                    "site": device,
+                    "site": site,
                     "rows": int(self.n_samples[u]),
                     **{name: finite(sites[name][u]) for name in self.errors},
                     "gain": finite(gain[u]),
                     "gain_error": finite(gain_error[u]),
                 }
-                for u, device in enumerate(self.devices)
+                for u, site in enumerate(self.sites)
             ],
             "more": {metric: dict(values) for metric, values in self.more.items()},
         }
@@ -218,7 +218,7 @@ def compare(
     Examples
     --------
     >>> from fedkin.datasets import paper_design
-    >>> design = paper_design(n_devices=20, n_samples=60, n_features=10, n_clusters=2, seed=0)
+    >>> design = paper_design(n_sites=20, n_samples=60, n_features=10, n_clusters=2, seed=0)
     >>> found = compare(design.federation, design.graph, FitOptions(select="holm"))
     >>> found.mean("Fedkin") < found.mean("Local") < found.mean("Global")
     True
@@ -275,7 +275,7 @@ def _scored(models: dict[str, FittedModel], test: Federation) -> _Split:
     check_held_out(models[FEDKIN], test)
     weight = getattr(test, "weight", None)
     weight = np.ones(len(test.X)) if weight is None else weight
-    mass = np.bincount(test.device_index, weights=weight, minlength=test.n_devices)
+    mass = np.bincount(test.site_index, weights=weight, minlength=test.n_sites)
     rows: dict[str, Array] = {}
     more: dict[str, dict[str, float]] = {}
     for name, model in models.items():
@@ -285,7 +285,7 @@ def _scored(models: dict[str, FittedModel], test: Federation) -> _Split:
             more.setdefault(metric, {})[name] = value
     errors = {name: float(weight @ each / weight.sum()) for name, each in rows.items()}
     sums = {
-        name: np.bincount(test.device_index, weights=weight * each, minlength=test.n_devices)
+        name: np.bincount(test.site_index, weights=weight * each, minlength=test.n_sites)
         for name, each in rows.items()
     }
     site_errors = {
@@ -303,7 +303,7 @@ def _together(federation: Federation, parts: list[_Split]) -> Comparison:
     names = list(parts[0].errors)
     return Comparison(
         parts[0].metric,
-        federation.devices,
+        federation.sites,
         federation.n_samples,
         {name: np.array([part.errors[name] for part in parts]) for name in names},
         {name: np.array([part.site_errors[name] for part in parts]) for name in names},

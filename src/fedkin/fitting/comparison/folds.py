@@ -126,7 +126,7 @@ def compare_folds(
     --------
     >>> import fedkin
     >>> from fedkin.datasets import paper_design
-    >>> design = paper_design(n_devices=20, n_samples=60, n_features=10, n_clusters=2, seed=0)
+    >>> design = paper_design(n_sites=20, n_samples=60, n_features=10, n_clusters=2, seed=0)
     >>> summaries = fedkin.summarise(design.federation.with_intercept())
     >>> model = fedkin.fit_summaries(summaries, design.graph)
     >>> errors = compare_folds(summaries, model, FitOptions()).errors
@@ -136,7 +136,7 @@ def compare_folds(
     prepared = prepare(summaries, options, schema)
     data, units = prepared.federation, prepared.units
     assert isinstance(data, Summaries)
-    shape, sums = (data.n_devices, data.n_params), data.sums
+    shape, sums = (data.n_sites, data.n_params), data.sums
     held_out = np.flatnonzero(sums.count[:, :-1].any(axis=0)).tolist()
     if not held_out:
         return None

@@ -37,7 +37,7 @@ def check_held_out(model: FittedModel, test: Federation) -> None:
         raise DataError("there are no held-out rows to compare on")
     if test.y is None and model.loss.needs_target:
         raise DataError("the held-out rows have no target to compare with")
-    unknown = [device for device in test.devices if device not in model.index]
+    unknown = [site for site in test.sites if site not in model.index]
     if unknown:
         raise DataError(
             f"site {unknown[0]!r} of the test is not among the training sites: cut both from one federation"
@@ -46,7 +46,7 @@ def check_held_out(model: FittedModel, test: Federation) -> None:
 
 def responses(model: FittedModel, test: Federation) -> Array:
     """Mean responses, or probabilities ``(n, C)`` of the classes."""
-    ids = [test.devices[u] for u in test.device_index.tolist()]
+    ids = [test.sites[u] for u in test.site_index.tolist()]
     predict = model.predict if model.classes is None else model.predict_proba
     return np.asarray(predict(test.X, ids, test.offset), dtype=np.float64)
 
@@ -72,12 +72,12 @@ def row_errors(model: FittedModel, test: Federation, response: Array) -> Array:
 
 def _custom_loss(model: FittedModel, test: Federation) -> Array:
     out = np.empty(len(test.X))
-    for device, n in zip(test.devices, test.n_samples.tolist(), strict=True):
+    for site, n in zip(test.sites, test.n_samples.tolist(), strict=True):
         if n:
-            rows = test[device]
+            rows = test[site]
             X = np.column_stack([np.ones(n), rows.X]) if model.fit_intercept else rows.X
-            own = test.device_index == test.index[device]
-            out[own] = model.loss.value(model._theta(model.index[device]), X, rows.y, rows.offset)
+            own = test.site_index == test.index[site]
+            out[own] = model.loss.value(model._theta(model.index[site]), X, rows.y, rows.offset)
     return out
 
 
@@ -94,7 +94,7 @@ def more_scores(model: FittedModel, test: Federation, response: Array, weight: A
     codes = class_numbers(test.y, model.classes)
     scores = {"accuracy": float(weight @ (response.argmax(axis=1) == codes) / weight.sum())}
     if len(model.classes) == 2:
-        areas = site_areas(codes, response[:, 1], test.device_index, test.n_devices)
+        areas = site_areas(codes, response[:, 1], test.site_index, test.n_sites)
         if not np.isnan(areas).all():
             scores["AUC per site"] = float(np.nanmean(areas))
     return scores

@@ -68,7 +68,7 @@ def _standardised(X: Array, weight: Array, intercept: bool) -> tuple[Array, Arra
 def _tuned(batch: RowBatch, total: Array, intercept: bool) -> Array:
     """Parameters ``(B, p)`` with the ridge that predicts rows best that were left out."""
     q, k = batch.X.shape[2], batch.loss.n_outputs
-    best, chosen, theta = np.full(batch.n_devices, np.inf), np.zeros((batch.n_devices, k * q)), None
+    best, chosen, theta = np.full(batch.n_sites, np.inf), np.zeros((batch.n_sites, k * q)), None
     for ridge in RIDGES:
         level = np.full((k, q), ridge)
         if intercept:

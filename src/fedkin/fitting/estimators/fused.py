@@ -1,14 +1,14 @@
 """The scikit-learn face of the paper's estimator: `FedADMMRegressor`, `FedADMMClassifier`.
 
-The device of each row travels beside X, as scikit-learn's metadata does::
+The site of each row travels beside X, as scikit-learn's metadata does::
 
     import sklearn
     sklearn.set_config(enable_metadata_routing=True)
 
-    model = FedADMMRegressor().set_fit_request(device=True).set_score_request(device=True)
-    cross_val_score(model, X, y, cv=WithinDeviceKFold(5), params={"device": device, "groups": device})
+    model = FedADMMRegressor().set_fit_request(site=True).set_score_request(site=True)
+    cross_val_score(model, X, y, cv=WithinSiteKFold(5), params={"site": site, "groups": site})
 
-or in a column of X, which ``device_column`` names; then everything of scikit-learn works that knows no metadata.
+or in a column of X, which ``site_column`` names; then everything of scikit-learn works that knows no metadata.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedkin.fitting.estimators.per_device import PerDevice, PerDeviceClassifier, PerDeviceRegressor
+from fedkin.fitting.estimators.per_site import PerSite, PerSiteClassifier, PerSiteRegressor
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import DEFAULTS, CvRule, Debiasing, FitOptions, PenaltyName, Solver, documented
 from fedkin.fitting.preparation import Prepared
@@ -31,7 +31,7 @@ from fedkin.stats import Method, Variance
 _NAMES = {"cv_folds": "cv", "seed": "random_state"}
 
 
-class _FedADMM(PerDevice):
+class _FedADMM(PerSite):
     """The paper's estimator."""
 
     lam_: float
@@ -61,7 +61,7 @@ class _FedADMM(PerDevice):
         rounds: int = FitOptions.rounds,
         batch_size: int | None = FitOptions.batch_size,
         warm_start: bool = False,
-        device_column: str | int | None = None,
+        site_column: str | int | None = None,
     ) -> None:
         self.loss = loss
         self.penalty = penalty
@@ -86,7 +86,7 @@ class _FedADMM(PerDevice):
         self.rounds = rounds
         self.batch_size = batch_size
         self.warm_start = warm_start
-        self.device_column = device_column
+        self.site_column = site_column
 
     def _options(self) -> FitOptions:
         options = {
@@ -108,11 +108,11 @@ class _FedADMM(PerDevice):
         return model
 
 
-class FedADMMRegressor(_FedADMM, PerDeviceRegressor):
-    """A regression for every device, with devices that are alike sharing what they know.
+class FedADMMRegressor(_FedADMM, PerSiteRegressor):
+    """A regression for every site, with sites that are alike sharing what they know.
 
     Minimises ``(1/|V|) sum_u M_u(theta_u) + lam sum_e w_e phi(theta_i - theta_j)`` over the edges of a graph between
-    the devices, M_u being the mean loss of device u. All options, their names and defaults are those of
+    the sites, M_u being the mean loss of site u. All options, their names and defaults are those of
     `fedkin.fitting.FitOptions`, except that `cv` stands for `cv_folds` and `random_state` for `seed`.
 
     Parameters
@@ -120,17 +120,17 @@ class FedADMMRegressor(_FedADMM, PerDeviceRegressor):
     <options>
     warm_start : bool, default False
         Keep the ``lam`` that the first fit has chosen in later ones, instead of choosing it again.
-    device_column : str, int or None, default None
-        Column of X that holds the devices, by name or number; then ``device=`` need not be passed.
+    site_column : str, int or None, default None
+        Column of X that holds the sites, by name or number; then ``site=`` need not be passed.
 
     Attributes
     ----------
-    devices_ : tuple of V ids
+    sites_ : tuple of V ids
     coef_ : array (V, q)
-        A row per device, in the order of `devices_`.
+        A row per site, in the order of `sites_`.
     intercept_ : array (V,)
     clusters_ : int array (V,)
-        Group of each device: with `select`, devices joined by kept edges; without it, devices joined by edges whose
+        Group of each site: with `select`, sites joined by kept edges; without it, sites joined by edges whose
         parameters came out exactly equal.
     graph_ : Graph
         The graph used, after selection.
@@ -151,43 +151,43 @@ class FedADMMRegressor(_FedADMM, PerDeviceRegressor):
     >>> rng = np.random.default_rng(0)
     >>> X, site = rng.normal(size=(300, 2)), np.repeat(["a", "b", "c"], 100)
     >>> y = X[:, 0] * np.where(site == "c", -1.0, 1.0) + 0.1 * rng.normal(size=300)
-    >>> model = FedADMMRegressor().fit(X, y, device=site)
+    >>> model = FedADMMRegressor().fit(X, y, site=site)
     >>> model.clusters_
     array([0, 0, 1])
-    >>> model.predict([[1.0, 0.0]], device="c").round(1)
+    >>> model.predict([[1.0, 0.0]], site="c").round(1)
     array([-1.])
     """
 
     __doc__ = documented(__doc__, _NAMES, REGRESSION_LOSSES)
 
 
-class FedADMMClassifier(_FedADMM, PerDeviceClassifier):
-    """A logistic regression for every device, with devices that are alike sharing what they know.
+class FedADMMClassifier(_FedADMM, PerSiteClassifier):
+    """A logistic regression for every site, with sites that are alike sharing what they know.
 
     Parameters
     ----------
     <options>
     warm_start : bool, default False
         Keep the ``lam`` that the first fit has chosen in later ones, instead of choosing it again.
-    device_column : str, int or None, default None
-        Column of X that holds the devices, by name or number; then ``device=`` need not be passed.
+    site_column : str, int or None, default None
+        Column of X that holds the sites, by name or number; then ``site=`` need not be passed.
 
     Attributes
     ----------
     classes_ : array (C,)
     coef_ : array (V, q), or (V, C - 1, q) for more than two classes
-        A row per device, in the order of `devices_`. The first class is the reference.
+        A row per site, in the order of `sites_`. The first class is the reference.
     intercept_ : array (V,) or (V, C - 1)
-    devices_, clusters_, graph_, lam_, gap_, n_iter_, selection_, model_, n_features_in_, feature_names_in_
+    sites_, clusters_, graph_, lam_, gap_, n_iter_, selection_, model_, n_features_in_, feature_names_in_
         As in `FedADMMRegressor`.
 
     Notes
     -----
     The losses are "logistic", which becomes multinomial for more than two classes, and "multinomial".
 
-    A device may have rows of one class only: it learns from the devices that it is joined to. When the data
+    A site may have rows of one class only: it learns from the sites that it is joined to. When the data
     do not determine the parameters (separated classes on a whole component of the graph), a ridge of a 25th of one row
-    is added and a `DegenerateDeviceWarning` says so.
+    is added and a `DegenerateSiteWarning` says so.
 
     Examples
     --------
@@ -196,8 +196,8 @@ class FedADMMClassifier(_FedADMM, PerDeviceClassifier):
     >>> rng = np.random.default_rng(0)
     >>> X, site = rng.normal(size=(400, 1)), np.repeat([1, 2], 200)
     >>> y = np.where(X[:, 0] + rng.logistic(size=400) > 0, "yes", "no")
-    >>> model = FedADMMClassifier(lam=0.1).fit(X, y, device=site)
-    >>> model.predict([[3.0], [-3.0]], device=[1, 2]).tolist()
+    >>> model = FedADMMClassifier(lam=0.1).fit(X, y, site=site)
+    >>> model.predict([[3.0], [-3.0]], site=[1, 2]).tolist()
     ['yes', 'no']
     """
 

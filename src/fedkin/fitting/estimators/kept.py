@@ -43,13 +43,13 @@ class KeptSums:
         came = np.argsort(more.row_order)  # in the order in which the rows came
         assert more.y is not None
         y = more.y if more.offset is None else more.y - more.offset
-        ids: list[Hashable] = [more.devices[u] for u in more.device_index[came].tolist()]
+        ids: list[Hashable] = [more.sites[u] for u in more.site_index[came].tolist()]
         sums.add(ids, more.X[came] - self.shift, y[came], None if more.weight is None else more.weight[came])
         return replace(self, sums=sums)
 
     @property
-    def devices(self) -> tuple[Hashable, ...]:
-        return self.sums.devices
+    def sites(self) -> tuple[Hashable, ...]:
+        return self.sums.sites
 
     def prepared(self, options: FitOptions) -> Prepared:
         """The sums as ``options`` want them fitted."""
@@ -77,13 +77,13 @@ class KeptRows:
             # in the order in which the rows came
             both = () if first is None else (_unstacked(self.rows, first), _unstacked(more, second))
             parts[name] = np.concatenate(both) if both else None
-        ids = [one.devices[u] for one in (self.rows, more) for u in _unstacked(one, one.device_index).tolist()]
+        ids = [one.sites[u] for one in (self.rows, more) for u in _unstacked(one, one.site_index).tolist()]
         features = parts.pop("X"), parts.pop("y")
         return KeptRows(Federation.from_arrays(*features, ids, **parts, feature_names=self.rows.feature_names))
 
     @property
-    def devices(self) -> tuple[Hashable, ...]:
-        return self.rows.devices
+    def sites(self) -> tuple[Hashable, ...]:
+        return self.rows.sites
 
     @property
     def has_offset(self) -> bool:
@@ -99,7 +99,7 @@ def kept_of(federation: Federation, options: FitOptions, *, quadratic: bool) -> 
     if not quadratic or options.solver != "exact":
         return KeptRows(federation)
     width = federation.n_features + 2
-    if len(federation.X) <= federation.n_devices * _folds(options) * width:
+    if len(federation.X) <= federation.n_sites * _folds(options) * width:
         return KeptRows(federation)
     return KeptSums.of(federation, options)
 
@@ -127,6 +127,6 @@ def weighted(federation: Federation, sample_weight: ArrayLike) -> Federation:
         raise DataError("sample_weight is zero in every row, so no row is left: give some of them a weight")
     if not weight.all():
         federation = federation.take(weight > 0, allow_empty=True)
-        federation = federation.subset([u for u, n in zip(federation.devices, federation.n_samples, strict=True) if n])
+        federation = federation.subset([u for u, n in zip(federation.sites, federation.n_samples, strict=True) if n])
         weight = weight[weight > 0]
     return federation.replaced(weight=weight)

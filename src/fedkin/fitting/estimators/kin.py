@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedkin.fitting.estimators.per_device import PerDevice, PerDeviceClassifier, PerDeviceRegressor
+from fedkin.fitting.estimators.per_site import PerSite, PerSiteClassifier, PerSiteRegressor
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import AUTO, FitOptions
 from fedkin.fitting.preparation import Prepared
@@ -14,7 +14,7 @@ from fedkin.kin import Kin
 from fedkin.losses import Loss
 
 
-class _Kin(PerDevice):
+class _Kin(PerSite):
     """What both share."""
 
     kin_: Kin
@@ -25,13 +25,13 @@ class _Kin(PerDevice):
         fit_intercept: bool = True,
         random_state: int | np.random.RandomState | None = 0,
         warm_start: bool = False,
-        device_column: str | int | None = None,
+        site_column: str | int | None = None,
     ) -> None:
         self.loss = loss
         self.fit_intercept = fit_intercept
         self.random_state = random_state
         self.warm_start = warm_start
-        self.device_column = device_column
+        self.site_column = site_column
 
     def _options(self) -> FitOptions:
         seed = self._seed(self.random_state)
@@ -46,7 +46,7 @@ class _Kin(PerDevice):
         return model
 
 
-class KinRegressor(_Kin, PerDeviceRegressor):
+class KinRegressor(_Kin, PerSiteRegressor):
     """A regression for every site, pooled as far as the sites are alike.
 
     Sites differ around a common mean, each coefficient by a spread that is learned, and some of them form groups; see
@@ -64,16 +64,16 @@ class KinRegressor(_Kin, PerDeviceRegressor):
     warm_start : bool
         Begin where the fit before ended, which saves time for losses other than least squares. The result is the same
         but for rounding, and for what the sampler makes of that.
-    device_column : str, int or None
-        Column of X that holds the devices, by name or number; then ``device=`` need not be passed.
+    site_column : str, int or None
+        Column of X that holds the sites, by name or number; then ``site=`` need not be passed.
 
     Attributes
     ----------
     kin_ : Kin
         Everything that was found: probabilities of being kin, covariances, diagnostics; `kin_.summary()`.
-    devices_ : tuple of V ids
+    sites_ : tuple of V ids
     coef_ : array (V, q)
-        A row per site, in the order of `devices_`.
+        A row per site, in the order of `sites_`.
     intercept_ : array (V,)
     clusters_ : int array (V,)
         Groups that are resolved; where none are, every site is its own, also where all may be equal: estimates differ
@@ -92,15 +92,15 @@ class KinRegressor(_Kin, PerDeviceRegressor):
     >>> rng = np.random.default_rng(0)
     >>> X, site = rng.normal(size=(400, 2)), np.repeat(list("abcdefgh"), 50)
     >>> y = X[:, 0] * np.where(site > "d", -1.0, 1.0) + 0.1 * rng.normal(size=400)
-    >>> model = KinRegressor().fit(X, y, device=site)
+    >>> model = KinRegressor().fit(X, y, site=site)
     >>> model.clusters_
     array([0, 0, 0, 0, 1, 1, 1, 1])
-    >>> model.predict([[1.0, 0.0]], device="h").round(1)
+    >>> model.predict([[1.0, 0.0]], site="h").round(1)
     array([-1.])
     """
 
 
-class KinClassifier(_Kin, PerDeviceClassifier):
+class KinClassifier(_Kin, PerSiteClassifier):
     """A logistic regression for every site, pooled as far as the sites are alike.
 
     Parameters
@@ -114,8 +114,8 @@ class KinClassifier(_Kin, PerDeviceClassifier):
     warm_start : bool
         Begin where the fit before ended, which saves time for losses other than least squares. The result is the same
         but for rounding, and for what the sampler makes of that.
-    device_column : str, int or None
-        Column of X that holds the devices, by name or number; then ``device=`` need not be passed.
+    site_column : str, int or None
+        Column of X that holds the sites, by name or number; then ``site=`` need not be passed.
 
     Attributes
     ----------
@@ -123,7 +123,7 @@ class KinClassifier(_Kin, PerDeviceClassifier):
     coef_ : array (V, q), or (V, C - 1, q) for more than two classes
         The first class is the reference.
     intercept_ : array (V,) or (V, C - 1)
-    kin_, devices_, clusters_, graph_, model_, n_features_in_, feature_names_in_
+    kin_, sites_, clusters_, graph_, model_, n_features_in_, feature_names_in_
         As in `KinRegressor`.
 
     Notes
@@ -140,6 +140,6 @@ class KinClassifier(_Kin, PerDeviceClassifier):
     >>> rng = np.random.default_rng(0)
     >>> X, site = rng.normal(size=(600, 1)), np.repeat(np.arange(6), 100)
     >>> y = np.where(3 * X[:, 0] + rng.logistic(size=600) > 0, "yes", "no")
-    >>> KinClassifier().fit(X, y, device=site).predict([[3.0], [-3.0]], device=[1, 2]).tolist()
+    >>> KinClassifier().fit(X, y, site=site).predict([[3.0], [-3.0]], site=[1, 2]).tolist()
     ['yes', 'no']
     """

@@ -1,4 +1,4 @@
-"""Scores and folds of scikit-learn for models that must be told the device of each row."""
+"""Scores and folds of scikit-learn for models that must be told the site of each row."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from fedkin.errors import DataError
 _NUMERIC = frozenset({"float64", "float32", "int64", "int32", "int16", "int8", "uint8", "bool", "boolean"})
 
 
-class DeviceScorer:
-    """One of scikit-learn's scorers, by name, that hands ``device`` and ``offset`` on to ``predict``.
+class SiteScorer:
+    """One of scikit-learn's scorers, by name, that hands ``site`` and ``offset`` on to ``predict``.
 
     scikit-learn's own scorers pass such things to the metric, never to the model, so they cannot score a model of
-    several devices. This one can be used as ``scoring=`` wherever metadata routing is on.
+    several sites. This one can be used as ``scoring=`` wherever metadata routing is on.
 
     Parameters
     ----------
     scoring : str
         A name that `sklearn.metrics.get_scorer` knows: "roc_auc", "neg_mean_squared_error", ...
-    per_device : bool
-        Average the scores of the devices with more than one value of y, instead of scoring all rows together.
+    per_site : bool
+        Average the scores of the sites with more than one value of y, instead of scoring all rows together.
 
     Examples
     --------
     >>> import numpy as np, sklearn
     >>> from sklearn.model_selection import cross_val_score
-    >>> from fedkin import DeviceScorer, FedADMMRegressor, WithinDeviceKFold
+    >>> from fedkin import SiteScorer, FedADMMRegressor, WithinSiteKFold
     >>> rng = np.random.default_rng(0)
     >>> X, site = rng.normal(size=(90, 2)), np.repeat(["a", "b", "c"], 30)
     >>> y = X[:, 0] + 0.1 * rng.normal(size=90)
     >>> with sklearn.config_context(enable_metadata_routing=True):
-    ...     model = FedADMMRegressor(lam=0.01).set_fit_request(device=True)
+    ...     model = FedADMMRegressor(lam=0.01).set_fit_request(site=True)
     ...     scores = cross_val_score(
-    ...         model, X, y, scoring=DeviceScorer("neg_mean_squared_error"),
-    ...         cv=WithinDeviceKFold(3), params={"device": site, "groups": site},
+    ...         model, X, y, scoring=SiteScorer("neg_mean_squared_error"),
+    ...         cv=WithinSiteKFold(3), params={"site": site, "groups": site},
     ...     )
     >>> bool((scores > -0.02).all())
     True
     """
 
-    def __init__(self, scoring: str, per_device: bool = False) -> None:
+    def __init__(self, scoring: str, per_site: bool = False) -> None:
         self.scoring = scoring
-        self.per_device = per_device
+        self.per_site = per_site
         self._scorer = get_scorer(scoring)
 
     def __call__(
@@ -58,41 +58,41 @@ class DeviceScorer:
         estimator: Any,
         X: Any,
         y: ArrayLike,
-        device: ArrayLike | None = None,
+        site: ArrayLike | None = None,
         offset: ArrayLike | None = None,
     ) -> float:
-        """Score of ``estimator`` on rows ``X (n, q)`` with targets ``y (n,)`` of the given devices."""
-        if not self.per_device or device is None:
-            return float(self._scorer(AtDevices(estimator, device, offset), X, y))
-        ids, y = np.asarray(device), np.asarray(y)
+        """Score of ``estimator`` on rows ``X (n, q)`` with targets ``y (n,)`` of the given sites."""
+        if not self.per_site or site is None:
+            return float(self._scorer(AtSites(estimator, site, offset), X, y))
+        ids, y = np.asarray(site), np.asarray(y)
         scores = []
         for one in np.unique(ids):
             rows = np.flatnonzero(ids == one)
             part = None if offset is None else np.asarray(offset)[rows]
             if np.unique(y[rows]).size > 1:
-                scores.append(float(self._scorer(AtDevices(estimator, ids[rows], part), _rows(X, rows), y[rows])))
+                scores.append(float(self._scorer(AtSites(estimator, ids[rows], part), _rows(X, rows), y[rows])))
         return float(np.mean(scores)) if scores else float("nan")
 
     def get_metadata_routing(self) -> MetadataRequest:
         """What scikit-learn should hand to this scorer."""
         request = MetadataRequest(owner=self)
-        request.score.add_request(param="device", alias=True)
+        request.score.add_request(param="site", alias=True)
         request.score.add_request(param="offset", alias=True)
         return request
 
     def __repr__(self) -> str:
-        return f"DeviceScorer({self.scoring!r}, per_device={self.per_device})"
+        return f"SiteScorer({self.scoring!r}, per_site={self.per_site})"
 
 
-class AtDevices:
-    """A fitted model together with the devices and offsets of the rows that it is about to see, see `PerDevice.at`.
+class AtSites:
+    """A fitted model together with the sites and offsets of the rows that it is about to see, see `PerSite.at`.
 
     Parameters
     ----------
     estimator : fitted estimator
-        That predicts with ``device=``.
-    device : array (n,) of ids, or one id
-        The devices of the rows, in their order.
+        That predicts with ``site=``.
+    site : array (n,) of ids, or one id
+        The sites of the rows, in their order.
     offset : array (n,), optional
         Their offsets.
 
@@ -102,8 +102,8 @@ class AtDevices:
     of rows than it was made for are refused.
     """
 
-    def __init__(self, estimator: Any, device: Any, offset: ArrayLike | None = None) -> None:
-        self._estimator, self._device, self._offset = estimator, device, offset
+    def __init__(self, estimator: Any, site: Any, offset: ArrayLike | None = None) -> None:
+        self._estimator, self._site, self._offset = estimator, site, offset
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._estimator, name)
@@ -112,18 +112,18 @@ class AtDevices:
         if name not in ("predict", "predict_proba", "decision_function"):
             return found
 
-        def at_devices(X: Any) -> Any:
+        def at_sites(X: Any) -> Any:
             return found(X, **self._given(X))
 
-        at_devices.__name__ = name  # scikit-learn tells methods apart by their names
-        return at_devices
+        at_sites.__name__ = name  # scikit-learn tells methods apart by their names
+        return at_sites
 
     def fit(self, X: Any, y: Any = None) -> Any:
         """Refused: the model is fitted already."""
-        raise DataError("the model is bound to devices and cannot be fitted: fit the estimator, then call at(device)")
+        raise DataError("the model is bound to sites and cannot be fitted: fit the estimator, then call at(site)")
 
     def _given(self, X: Any) -> dict[str, Any]:
-        named = {"device": self._device, "offset": self._offset}
+        named = {"site": self._site, "offset": self._offset}
         given = {key: value for key, value in named.items() if value is not None}
         for name, value in given.items():
             each = isinstance(value, Iterable) and not isinstance(value, str | bytes)
@@ -146,29 +146,29 @@ def _rows(X: Any, rows: NDArray[np.int64]) -> Any:
     return X.iloc[rows] if hasattr(X, "iloc") else np.asarray(X)[rows]
 
 
-class WithinDeviceKFold(BaseCrossValidator):  # type: ignore[misc]
-    """K folds to which every device gives rows: the devices are the ``groups``.
+class WithinSiteKFold(BaseCrossValidator):  # type: ignore[misc]
+    """K folds to which every site gives rows: the sites are the ``groups``.
 
     Parameters
     ----------
     n_splits : int
         Number of folds.
     seed : int
-        Seed of the shuffle within each device.
-    device_column : str or int, optional
-        Column of X that holds the devices, where no groups are given.
+        Seed of the shuffle within each site.
+    site_column : str or int, optional
+        Column of X that holds the sites, where no groups are given.
 
     Notes
     -----
-    A device with fewer rows than folds gives its rows to some of the folds, one each, so it always keeps training
-    rows; a device with one row stays in the training part.
+    A site with fewer rows than folds gives its rows to some of the folds, one each, so it always keeps training
+    rows; a site with one row stays in the training part.
 
     Examples
     --------
     >>> import numpy as np
-    >>> device = np.repeat(["a", "b"], 4)
-    >>> for train, test in WithinDeviceKFold(2).split(np.zeros((8, 1)), groups=device):
-    ...     print(device[test])
+    >>> site = np.repeat(["a", "b"], 4)
+    >>> for train, test in WithinSiteKFold(2).split(np.zeros((8, 1)), groups=site):
+    ...     print(site[test])
     ['a' 'a' 'b' 'b']
     ['a' 'a' 'b' 'b']
     """
@@ -176,10 +176,10 @@ class WithinDeviceKFold(BaseCrossValidator):  # type: ignore[misc]
     # scikit-learn's way to say that split() wants groups without being asked
     __metadata_request__split = {"groups": True}  # noqa: RUF012
 
-    def __init__(self, n_splits: int = 5, seed: int = 0, device_column: str | int | None = None) -> None:
+    def __init__(self, n_splits: int = 5, seed: int = 0, site_column: str | int | None = None) -> None:
         self.n_splits = n_splits
         self.seed = seed
-        self.device_column = device_column
+        self.site_column = site_column
 
     def get_n_splits(self, X: object = None, y: object = None, groups: object = None) -> int:
         """Number of folds."""
@@ -197,16 +197,16 @@ class WithinDeviceKFold(BaseCrossValidator):  # type: ignore[misc]
         y : ignored
             Present for the interface.
         groups : array (n,) of ids
-            The device of each row; by default those of ``device_column``.
+            The site of each row; by default those of ``site_column``.
         """
-        if groups is None and self.device_column is not None:
-            groups = split_column(X, self.device_column)[1]
+        if groups is None and self.site_column is not None:
+            groups = split_column(X, self.site_column)[1]
         if groups is None:
-            raise DataError("WithinDeviceKFold needs the site of each row: pass groups=device, or name device_column=")
+            raise DataError("WithinSiteKFold needs the site of each row: pass groups=site, or name site_column=")
         n = _length(X)
         rows = Federation.from_arrays(np.zeros((n, 1)), None, groups)  # type: ignore[arg-type]
         fold = np.empty(n, dtype=np.int64)
-        fold[rows.row_order] = np.where(rows.n_samples[rows.device_index] > 1, rows.folds(self.n_splits, self.seed), -1)
+        fold[rows.row_order] = np.where(rows.n_samples[rows.site_index] > 1, rows.folds(self.n_splits, self.seed), -1)
         empty = np.setdiff1d(np.arange(self.n_splits), fold)
         if empty.size:
             raise DataError(
@@ -237,7 +237,7 @@ def split_column(X: Any, column: str | int) -> tuple[Any, Any]:
     rows = np.asarray(X)
     if isinstance(column, str):
         raise DataError(
-            f"device_column={column!r} is a name, but X is an array without names: give its number, or a data frame"
+            f"site_column={column!r} is a name, but X is an array without names: give its number, or a data frame"
         )
     if rows.ndim != 2 or not -rows.shape[1] <= column < rows.shape[1]:
         return X, None
@@ -248,14 +248,14 @@ def split_column(X: Any, column: str | int) -> tuple[Any, Any]:
     return rest.astype(np.float64), ids
 
 
-def refuse_text(X: Any, device_column: str | int | None) -> None:
+def refuse_text(X: Any, site_column: str | int | None) -> None:
     """Raise `DataError` for a column of X that holds text which is no number: it is a category, or it names the sites.
 
     Examples
     --------
     >>> refuse_text(np.array([[1.0, "a"]], dtype=object), None)
     Traceback (most recent call last):
-    fedkin.errors.DataError: column 1 of X holds text, such as 'a': if it names the sites, say device_column=1; if ...
+    fedkin.errors.DataError: column 1 of X holds text, such as 'a': if it names the sites, say site_column=1; if ...
     """
     if hasattr(X, "dtypes") and hasattr(X, "columns"):
         columns = {name: X[name] for name in X.columns if str(X[name].dtype).lower() not in _NUMERIC}
@@ -265,8 +265,8 @@ def refuse_text(X: Any, device_column: str | int | None) -> None:
         return
     for name, cells in columns.items():
         text = next((cell for cell in np.asarray(cells) if isinstance(cell, str) and number_of(cell) is None), None)
-        if text is not None and name != device_column:
-            sites = "" if device_column is not None else f"if it names the sites, say device_column={name!r}; "
+        if text is not None and name != site_column:
+            sites = "" if site_column is not None else f"if it names the sites, say site_column={name!r}; "
             raise DataError(
                 f"column {name!r} of X holds text, such as {text!r}: {sites}if it is a category, put a OneHotEncoder "
                 "in front, or use fedkin.Federation.from_frame, which takes tables as they are"

@@ -3,8 +3,8 @@
 It holds nothing that can run code when it is read:
 
 - ``model.json``: what was fitted and how, with the format version and the checksums of the others;
-- ``coefficients.csv``: a row per device (and per class but the first, for more than two classes);
-- ``edges.csv``: the graph that was used. The ends are named by id and by row number of the device;
+- ``coefficients.csv``: a row per site (and per class but the first, for more than two classes);
+- ``edges.csv``: the graph that was used. The ends are named by id and by row number of the site;
 - ``kin.json`` and ``kin.npz``, with the method kin: probabilities, spreads, covariances (see `kin_files`);
 - ``comparison.json``, where there was one: how the other methods did on held-out rows;
 - ``history.json``, where it is known: how the fit came about, for its report.
@@ -132,7 +132,7 @@ def _check_replaceable(target: Path) -> int | None:
         raise ModelFileError(
             f"{target} is not empty and not a Fedkin model (it holds {listed(held)}): choose another directory"
         )
-    sites = _read_description(target, any_version=True).get("n_devices") if held else None
+    sites = _read_description(target, any_version=True).get("n_sites") if held else None
     foreign = [name for name in held if name not in _FILES]
     if foreign:
         raise ModelFileError(
@@ -268,9 +268,9 @@ def _read_checked(path: Path, description: Mapping[str, Any]) -> bytes:
 
 
 class CoefficientTable(NamedTuple):
-    """A row for every device and, with more than two classes, every class but the first."""
+    """A row for every site and, with more than two classes, every class but the first."""
 
-    devices: tuple[Hashable, ...]
+    sites: tuple[Hashable, ...]
     clusters: Index
     n_samples: Index
     intercept: Array  # (V, k)
@@ -279,9 +279,9 @@ class CoefficientTable(NamedTuple):
 
 def coefficients_csv(table: CoefficientTable, features: tuple[str, ...], classes: tuple[Any, ...] | None) -> str:
     """The table as CSV; numbers are written so that they come back to the bit."""
-    ids = [_id_cells(device) for device in table.devices]
+    ids = [_id_cells(site) for site in table.sites]
     k = table.coef.shape[1]
-    header = ["device", "device_type", "cluster", "n_samples", *(["class"] if k > 1 else []), "intercept"]
+    header = ["site", "site_type", "cluster", "n_samples", *(["class"] if k > 1 else []), "intercept"]
     rows: list[list[str]] = [[*header, *(column_name(name) for name in features)]]
     labels, counts = table.clusters.tolist(), table.n_samples.tolist()
     intercept, coef = table.intercept.tolist(), table.coef.tolist()
@@ -320,28 +320,28 @@ def read_coefficients(
 
 def column_name(feature: str) -> str:
     """The column of a feature: its name, or ``feature:name`` where that is one of the leading columns."""
-    taken = ("device", "device_type", "cluster", "n_samples", "class", "intercept")
+    taken = ("site", "site_type", "cluster", "n_samples", "class", "intercept")
     return f"feature:{feature}" if feature in taken else feature
 
 
 # --- edges ----------------------------------------------------------------------------------------------------
 
 
-def edges_csv(devices: tuple[Hashable, ...], graph: Graph) -> str:
-    """The edges as CSV, their ends named by id and by row number of the device."""
-    names = [_id_cells(device)[0] for device in devices]
+def edges_csv(sites: tuple[Hashable, ...], graph: Graph) -> str:
+    """The edges as CSV, their ends named by id and by row number of the site."""
+    names = [_id_cells(site)[0] for site in sites]
     rows = [["source", "target", "weight", "source_row", "target_row"]]
     for (i, j), weight in zip(graph.edges.tolist(), graph.weights.tolist(), strict=True):
         rows.append([names[j], names[i], repr(weight), str(j), str(i)])
     return _csv_text(rows)
 
 
-def read_edges(path: Path, text: str, devices: tuple[Hashable, ...]) -> Graph:
+def read_edges(path: Path, text: str, sites: tuple[Hashable, ...]) -> Graph:
     """What `edges_csv` wrote; ``path`` is the file to name in errors."""
     try:
         rows = list(csv.reader(io.StringIO(text, newline="")))[1:]
         index = np.array([[int(row[3]), int(row[4])] for row in rows], dtype=np.int64).reshape(-1, 2)
-        return Graph.from_indices(devices, index, [float(row[2]) for row in rows])
+        return Graph.from_indices(sites, index, [float(row[2]) for row in rows])
     except (IndexError, ValueError) as error:
         damaged(path, str(error))
 
@@ -349,27 +349,27 @@ def read_edges(path: Path, text: str, devices: tuple[Hashable, ...]) -> Graph:
 # --- cells ----------------------------------------------------------------------------------------------------
 
 
-def _id_cells(device: Hashable) -> tuple[str, str]:
-    """A device id as text, and the type that makes the text an id again."""
-    if isinstance(device, bool):
-        return str(device), "bool"
-    if isinstance(device, str):
-        return device, "str"
-    if isinstance(device, int | float):
-        return repr(device), type(device).__name__
-    if isinstance(device, datetime):
-        return device.isoformat(), "datetime"
-    if isinstance(device, date):
-        return device.isoformat(), "date"
-    if isinstance(device, tuple):
+def _id_cells(site: Hashable) -> tuple[str, str]:
+    """A site id as text, and the type that makes the text an id again."""
+    if isinstance(site, bool):
+        return str(site), "bool"
+    if isinstance(site, str):
+        return site, "str"
+    if isinstance(site, int | float):
+        return repr(site), type(site).__name__
+    if isinstance(site, datetime):
+        return site.isoformat(), "datetime"
+    if isinstance(site, date):
+        return site.isoformat(), "date"
+    if isinstance(site, tuple):
         try:
-            text = json.dumps(device, ensure_ascii=False)
-            if _as_tuple(json.loads(text)) == device:
+            text = json.dumps(site, ensure_ascii=False)
+            if _as_tuple(json.loads(text)) == site:
                 return text, "tuple"
         except (TypeError, ValueError):
             pass
     raise ModelFileError(
-        f"site id {device!r} of type {type(device).__name__} cannot be written to a file: use text, numbers, dates "
+        f"site id {site!r} of type {type(site).__name__} cannot be written to a file: use text, numbers, dates "
         "or tuples of text and numbers as ids"
     )
 

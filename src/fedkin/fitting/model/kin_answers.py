@@ -84,7 +84,7 @@ class KinAnswers:
     def predict_interval(
         self,
         X: object,
-        device: object = None,
+        site: object = None,
         offset: ArrayLike | None = None,
         *,
         level: float = 0.95,
@@ -94,7 +94,7 @@ class KinAnswers:
 
         Parameters
         ----------
-        X, device, offset
+        X, site, offset
             As in `predict`.
         level : float in (0, 1)
             Probability that the intervals promise, on average over sites.
@@ -108,14 +108,14 @@ class KinAnswers:
         --------
         >>> from fedkin.datasets import paper_design
         >>> from fedkin.fitting import fit_federation
-        >>> design = paper_design(n_devices=8, n_samples=30, n_features=2, n_clusters=2, seed=0)
+        >>> design = paper_design(n_sites=8, n_samples=30, n_features=2, n_clusters=2, seed=0)
         >>> found = fit_federation(design.federation).predict_interval([[1.0, 0.0]], 3)
         >>> bool(found.low < found.mean < found.high)
         True
         """
         check_choice("target", target, ("mean", "observation"))
         kin = self._asked("intervals")
-        rows, position, shift = self._model._checked_rows(X, device, offset)
+        rows, position, shift = self._model._checked_rows(X, site, offset)
         if self._model.fit_intercept:
             rows = np.column_stack([np.ones(len(rows)), rows])
         ends = np.empty((3, len(rows)))
@@ -125,7 +125,7 @@ class KinAnswers:
             found = predicted(kin, rows[own], kin.theta[u], kin.covariance[u], float(kin.noise[u]), how)
             ends[:, own] = found.mean, found.low, found.high
         if self._model.classes is not None:  # to the last digit what predict_proba gives, which rounds elsewhere
-            mean = self._model.predict_proba(X, device, offset)[:, 1]
+            mean = self._model.predict_proba(X, site, offset)[:, 1]
             ends = np.stack([mean, np.minimum(ends[1], mean), np.maximum(ends[2], mean)])
         return Predicted(*ends)
 
@@ -168,10 +168,10 @@ class KinAnswers:
         --------
         >>> from fedkin.datasets import paper_design
         >>> from fedkin.fitting import fit_federation
-        >>> design = paper_design(n_devices=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
+        >>> design = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
         >>> model = fit_federation(design.federation.subset(range(1, 12)))
         >>> new = model.join(design.federation[0], name="zero")
-        >>> new.model.devices, bool(new.groups.max() > 0.9)
+        >>> new.model.sites, bool(new.groups.max() > 0.9)
         (('zero',), True)
         """
         kin = self._asked("models for new sites")
@@ -181,7 +181,7 @@ class KinAnswers:
         target = kin.learned.units.target
         known = replace(
             kin.part(np.zeros(1, dtype=np.int64)),
-            devices=(name,),
+            sites=(name,),
             n_samples=np.array([n]),
             theta=joined.theta[None],
             covariance=joined.covariance[None],
@@ -191,8 +191,8 @@ class KinAnswers:
             known, learned=replace(known.learned, precision=joined.precision[None], score=joined.score[None])
         )
         model = replace(
-            self._model.part([self._model.devices[0]]),
-            devices=(name,),
+            self._model.part([self._model.sites[0]]),
+            sites=(name,),
             coef=blocks[:, :, first:],
             intercept=blocks[:, :, 0] if first else np.zeros(blocks.shape[:2]),
             n_samples=np.array([n]),

@@ -77,7 +77,7 @@ class StoredKin:
     folder: Path
     words: str
     arrays: bytes
-    devices: tuple[Hashable, ...]
+    sites: tuple[Hashable, ...]
     loss: Loss
 
     @cached_property
@@ -87,7 +87,7 @@ class StoredKin:
             words: Mapping[str, Any] = json.loads(self.words)
             with np.load(io.BytesIO(self.arrays), allow_pickle=False) as packed:
                 arrays = {name: packed[name] for name in packed.files}
-            return _assembled(words, arrays, self.devices, self.loss)
+            return _assembled(words, arrays, self.sites, self.loss)
         except (KeyError, TypeError, ValueError, BadZipFile) as error:
             damaged(self.folder / KIN_FILE, f"it does not go with {KIN_ARRAYS_FILE} ({error})")
 
@@ -103,12 +103,12 @@ class KinField:
         vars(model)["_kin"] = value
 
 
-def _assembled(words: Mapping[str, Any], arrays: Mapping[str, Any], devices: tuple[Hashable, ...], loss: Loss) -> Kin:
+def _assembled(words: Mapping[str, Any], arrays: Mapping[str, Any], sites: tuple[Hashable, ...], loss: Loss) -> Kin:
     learned, found, rates = words["learned"], words["diagnostics"], words["rates"]
     states = [f"learned.states.{item.name}" for item in fields(States)]
     rest = {name: words[name] for name in ("resolved", "weight_mixed", "graph_use")}
     return Kin(
-        devices=devices,
+        sites=sites,
         names=tuple(words["names"]),
         loss=loss,
         rates=None if rates is None else (rates[0], rates[1]),

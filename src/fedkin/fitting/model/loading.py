@@ -55,7 +55,7 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     fit_federation(fed, None, FitOptions()).save(pathlib.Path(folder, "model"))
     ...     model = fedkin.load(pathlib.Path(folder, "model"))
-    >>> model.devices, model.coef.shape
+    >>> model.sites, model.coef.shape
     (('a',), (1, 1, 1))
     """
     folder, meta, others = read_model_files(Path(directory))
@@ -66,22 +66,22 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
         restored = restore_loss(meta["loss"], loss, path)
         classes = None if meta["classes"] is None else tuple(meta["classes"])
         table = read_coefficients(coefficients, tables[COEFFICIENTS_FILE], features, classes)
-        if len(table.devices) != meta["n_devices"]:
-            damaged(coefficients, f"it has {len(table.devices)} sites, expected {meta['n_devices']}")
+        if len(table.sites) != meta["n_sites"]:
+            damaged(coefficients, f"it has {len(table.sites)} sites, expected {meta['n_sites']}")
         return FittedModel(
             **table._asdict(),
             feature_names=features,
             loss=restored,
-            graph=read_edges(edges, tables[EDGES_FILE], table.devices),
+            graph=read_edges(edges, tables[EDGES_FILE], table.sites),
             classes=classes,
             target_name=meta["target"],
             offset_name=meta["offset"],
             options=meta["options"],
             selection=meta["selection"],
-            notes={table.devices[u]: tuple(lines) for u, lines in meta["notes"]},
+            notes={table.sites[u]: tuple(lines) for u, lines in meta["notes"]},
             origin=meta.get("origin"),
             schema=_read_schema(path, meta.get("schema"), features),
-            kin=StoredKin(folder, tables[KIN_FILE], others[KIN_ARRAYS_FILE], table.devices, restored)
+            kin=StoredKin(folder, tables[KIN_FILE], others[KIN_ARRAYS_FILE], table.sites, restored)
             if KIN_FILE in tables
             else None,
             **read_optional(folder, tables),

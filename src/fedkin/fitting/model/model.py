@@ -1,4 +1,4 @@
-"""A fitted model: parameters for every device, predictions, and a directory of open files that keeps them."""
+"""A fitted model: parameters for every site, predictions, and a directory of open files that keeps them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkin import __version__
 from fedkin._base import Array, Index, count, html_card, some_of
-from fedkin.data import HasDevices, Schema, columns_of, raise_findings
+from fedkin.data import HasSites, Schema, columns_of, raise_findings
 from fedkin.errors import ParameterError, SolverError
 from fedkin.fitting.model.files import (
     COEFFICIENTS_FILE,
@@ -29,18 +29,18 @@ from fedkin.fitting.model.files import (
 )
 from fedkin.fitting.model.kin_answers import KinAnswers
 from fedkin.fitting.model.kin_files import KinField, kin_files
-from fedkin.fitting.model.new_rows import device_positions, feature_matrix, is_table, offset_column, position_of
+from fedkin.fitting.model.new_rows import feature_matrix, is_table, offset_column, position_of, site_positions
 from fedkin.graph import Graph
 from fedkin.losses import Loss, describe_loss
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FittedModel(KinAnswers, HasDevices):
-    """What a fit found: a model for every device, and the groups of devices that turned out to be alike.
+class FittedModel(KinAnswers, HasSites):
+    """What a fit found: a model for every site, and the groups of sites that turned out to be alike.
 
     Attributes
     ----------
-    devices : tuple of V ids
+    sites : tuple of V ids
     coef : array (V, k, q)
         Coefficients in the units of the features. k is 1, or the number of classes less one for more than two classes
         (the first class is the reference). For the mean loss, the means.
@@ -48,11 +48,11 @@ class FittedModel(KinAnswers, HasDevices):
         Zeros when the fit had none.
     feature_names : tuple of q str
     clusters : int array (V,)
-        Group of each device, numbered by first appearance. With kin: the groups that are resolved; where none are,
-        every device is on its own. Fused, with edge selection: devices joined by kept edges. Without it: devices joined
+        Group of each site, numbered by first appearance. With kin: the groups that are resolved; where none are,
+        every site is on its own. Fused, with edge selection: sites joined by kept edges. Without it: sites joined
         by edges along which their parameters came out exactly equal.
     n_samples : int array (V,)
-        Rows that each device was fitted on.
+        Rows that each site was fitted on.
     loss : Loss
     penalty : str
         "none" with kin, where ``lam`` is 0.
@@ -73,8 +73,8 @@ class FittedModel(KinAnswers, HasDevices):
         The options of the fit, in plain values.
     selection : mapping or None
         Summary of the edge selection.
-    notes : mapping {device: tuple of str}
-        What had to be done about single devices.
+    notes : mapping {site: tuple of str}
+        What had to be done about single sites.
     fedkin_version : str
     origin : mapping or None
         Where the model comes from, if not from rows: ``{"from": "summaries", "rounds": 3}`` and what was promised.
@@ -102,7 +102,7 @@ class FittedModel(KinAnswers, HasDevices):
     array([21.])
     """
 
-    devices: tuple[Hashable, ...]
+    sites: tuple[Hashable, ...]
     coef: Array
     intercept: Array
     feature_names: tuple[str, ...]
@@ -133,7 +133,7 @@ class FittedModel(KinAnswers, HasDevices):
         wrong = ~(np.isfinite(self.coef).all(axis=(1, 2)) & np.isfinite(self.intercept).all(axis=1))
         if wrong.any():
             raise SolverError(
-                f"the parameters of site {self.devices[int(np.argmax(wrong))]!r} are not finite, so there is no model: "
+                f"the parameters of site {self.sites[int(np.argmax(wrong))]!r} are not finite, so there is no model: "
                 "look for columns or targets of extreme size, or take another loss"
             )
 
@@ -146,11 +146,11 @@ class FittedModel(KinAnswers, HasDevices):
 
     @property
     def n_clusters(self) -> int:
-        """Number of groups of devices."""
+        """Number of groups of sites."""
         return int(self.clusters.max()) + 1
 
     def groups(self) -> tuple[tuple[Hashable, ...], ...]:
-        """The devices of each group, in the order of the group numbers.
+        """The sites of each group, in the order of the group numbers.
 
         Examples
         --------
@@ -161,20 +161,20 @@ class FittedModel(KinAnswers, HasDevices):
         ((0, 1), (2, 3))
         """
         members: list[list[Hashable]] = [[] for _ in range(self.n_clusters)]
-        for device, label in zip(self.devices, self.clusters.tolist(), strict=True):
-            members[label].append(device)
+        for site, label in zip(self.sites, self.clusters.tolist(), strict=True):
+            members[label].append(site)
         return tuple(tuple(group) for group in members)
 
-    def part(self, devices: Iterable[Hashable]) -> FittedModel:
-        """The model of some of the devices: what a site keeps for itself, or what several have agreed to show.
+    def part(self, sites: Iterable[Hashable]) -> FittedModel:
+        """The model of some of the sites: what a site keeps for itself, or what several have agreed to show.
 
-        It predicts, and can be saved, on its own. Nothing in it is about the other devices, except ``lam``, the number
+        It predicts, and can be saved, on its own. Nothing in it is about the other sites, except ``lam``, the number
         of edges in `selection`, and that groups were found together with them.
 
         Parameters
         ----------
-        devices : iterable of ids
-            In the order that they shall have; `UnknownDeviceError` for one that the model does not have.
+        sites : iterable of ids
+            In the order that they shall have; `UnknownSiteError` for one that the model does not have.
 
         Examples
         --------
@@ -185,41 +185,41 @@ class FittedModel(KinAnswers, HasDevices):
         >>> bool(model.part([3]).predict([[0.0]]) == model.predict([[0.0]], 3))
         True
         """
-        chosen = [position_of(device, self.index) for device in devices]
+        chosen = [position_of(site, self.index) for site in sites]
         if not chosen:
             raise ParameterError("a model needs at least one site, got none")
-        kept = tuple(self.devices[u] for u in chosen)
+        kept = tuple(self.sites[u] for u in chosen)
         if len(set(kept)) < len(kept):
             raise ParameterError("a site is named twice")
         labels = {label: k for k, label in enumerate(dict.fromkeys(self.clusters[chosen].tolist()))}
         return replace(
             self,
-            devices=kept,
+            sites=kept,
             coef=self.coef[chosen],
             intercept=self.intercept[chosen],
             clusters=np.array([labels[label] for label in self.clusters[chosen].tolist()], dtype=np.int64),
             n_samples=self.n_samples[chosen],
             graph=self.graph.subset(kept),
-            notes={device: lines for device, lines in self.notes.items() if device in kept},
+            notes={site: lines for site, lines in self.notes.items() if site in kept},
             kin=None if self.kin is None else self.kin.part(np.array(chosen)),
             comparison=None,
             history=None,
         )
 
     def coefficients(self) -> dict[str, list[Any]]:
-        """The coefficients as columns: device, cluster, class (with more than two), intercept, one column per feature.
+        """The coefficients as columns: site, cluster, class (with more than two), intercept, one column per feature.
 
         ``pandas.DataFrame(model.coefficients())`` makes a table of it. A feature that is called like one of the
         leading columns gets the prefix ``feature:``.
         """
         k = self.coef.shape[1]
         columns: dict[str, list[Any]] = {
-            "device": [device for device in self.devices for _ in range(k)],
+            "site": [site for site in self.sites for _ in range(k)],
             "cluster": np.repeat(self.clusters, k).tolist(),
         }
         if k > 1:
             assert self.classes is not None
-            columns["class"] = list(self.classes[1:]) * self.n_devices
+            columns["class"] = list(self.classes[1:]) * self.n_sites
         if self.fit_intercept:
             columns["intercept"] = self.intercept.reshape(-1).tolist()
         for number, name in enumerate(self.feature_names):
@@ -227,23 +227,23 @@ class FittedModel(KinAnswers, HasDevices):
         return columns
 
     def __repr__(self) -> str:
-        groups, devices = count(self.n_clusters, "group"), count(self.n_devices, "site")
+        groups, sites = count(self.n_clusters, "group"), count(self.n_sites, "site")
         if self.kin is not None:
             found = f"in {groups}" if self.kin.resolved else "no groups resolved"
-            return f"FittedModel({self.loss.name}, kin, {devices}, {found})"
-        return f"FittedModel({self.loss.name}, {devices} in {groups}, lam={self.lam:.4g}, gap={self.gap:.1e})"
+            return f"FittedModel({self.loss.name}, kin, {sites}, {found})"
+        return f"FittedModel({self.loss.name}, {sites} in {groups}, lam={self.lam:.4g}, gap={self.gap:.1e})"
 
     def _repr_html_(self) -> str:
         facts = {
             "loss": self.loss.name + (f", target {self.target_name}" if self.target_name else ""),
-            "sites": f"{self.n_devices}, {int(self.n_samples.sum())} rows",
+            "sites": f"{self.n_sites}, {int(self.n_samples.sum())} rows",
             "features": f"{self.n_features}: {some_of(self.feature_names)}",
         }
         if self.kin is None:
             facts |= {"lam": f"{self.lam:.4g}", "relative gap": f"{self.gap:.1e} ({self.status})"}
         if self.comparison:
             facts["comparison"] = str(self.comparison.get("verdict", ""))
-        few = 1 < self.n_clusters < self.n_devices
+        few = 1 < self.n_clusters < self.n_sites
         members = sorted(self.groups(), key=len, reverse=True) if few else []
         lines = [(k + 1, len(group), some_of(group)) for k, group in enumerate(members)]
         if not few:
@@ -252,15 +252,15 @@ class FittedModel(KinAnswers, HasDevices):
 
     # --- predictions ------------------------------------------------------------------------------------------
 
-    def predict(self, X: object, device: object = None, offset: ArrayLike | None = None) -> NDArray[Any]:
-        """Predictions for rows of known devices.
+    def predict(self, X: object, site: object = None, offset: ArrayLike | None = None) -> NDArray[Any]:
+        """Predictions for rows of known sites.
 
         Parameters
         ----------
         X : array (n, q), or a table with the features among its columns
             Rows to predict. With a `schema`, a table holds its columns: levels as they are, an offset if it has one.
-        device : id, or list or array of n ids
-            The device of all rows, or of each row. It may be left out when the model has one device only.
+        site : id, or list or array of n ids
+            The site of all rows, or of each row. It may be left out when the model has one site only.
         offset : array (n,), optional
             Needed when, and only when, the fit had an offset.
 
@@ -271,15 +271,15 @@ class FittedModel(KinAnswers, HasDevices):
 
         Raises
         ------
-        UnknownDeviceError
-            For a device that was not part of the fit.
+        UnknownSiteError
+            For a site that was not part of the fit.
         """
         if self.classes is not None:
-            chosen = self.predict_proba(X, device, offset).argmax(axis=1)
+            chosen = self.predict_proba(X, site, offset).argmax(axis=1)
             return np.asarray(_label_array(self.classes)[chosen])
-        return self._responses(X, device, offset)
+        return self._responses(X, site, offset)
 
-    def predict_proba(self, X: object, device: object = None, offset: ArrayLike | None = None) -> Array:
+    def predict_proba(self, X: object, site: object = None, offset: ArrayLike | None = None) -> Array:
         """Probabilities ``(n, C)`` of the classes, columns in the order of `classes`; arguments as in `predict`.
 
         With kin they are averaged over what is open about the parameters of the row's site: nearer to equal than those
@@ -290,21 +290,21 @@ class FittedModel(KinAnswers, HasDevices):
             raise ParameterError(
                 f"a model with the {self.loss.name} loss has no classes and so no probabilities: use predict"
             )
-        mean = self._responses(X, device, offset)
+        mean = self._responses(X, site, offset)
         return np.column_stack([1.0 - mean, mean]) if mean.ndim == 1 else mean
 
-    def linear_predictor(self, X: object, device: object = None, offset: ArrayLike | None = None) -> Array:
+    def linear_predictor(self, X: object, site: object = None, offset: ArrayLike | None = None) -> Array:
         """``X theta + offset`` at the sites' estimates, shape ``(n, k)``; arguments as in `predict`."""
-        return self._predictor(*self._checked_rows(X, device, offset))
+        return self._predictor(*self._checked_rows(X, site, offset))
 
-    def averaged_predictor(self, X: object, device: object = None, offset: ArrayLike | None = None) -> Array:
+    def averaged_predictor(self, X: object, site: object = None, offset: ArrayLike | None = None) -> Array:
         """Predictors ``(n, k)`` whose response is what `predict_proba` gives: log odds against the first class.
 
         Those of `linear_predictor`, but for classes with kin. Arguments as in `predict`.
         """
         if self.loss.rowwise is None:
             raise ParameterError(f"the {self.loss.name} loss has no predictors: use predict")
-        rows, position, shift = self._checked_rows(X, device, offset)
+        rows, position, shift = self._checked_rows(X, site, offset)
         eta = self._predictor(rows, position, shift)
         if self.kin is None:
             return eta
@@ -314,10 +314,10 @@ class FittedModel(KinAnswers, HasDevices):
         eta = np.einsum("nq,nkq->nk", rows, self.coef[position]) + self.intercept[position]
         return np.asarray(eta if shift is None else eta + shift[:, None])
 
-    def _responses(self, X: object, device: object, offset: ArrayLike | None) -> Array:
+    def _responses(self, X: object, site: object, offset: ArrayLike | None) -> Array:
         if self.loss.rowwise is not None:
-            return self.loss.rowwise.response(self.averaged_predictor(X, device, offset))
-        rows, position, shift = self._checked_rows(X, device, offset)
+            return self.loss.rowwise.response(self.averaged_predictor(X, site, offset))
+        rows, position, shift = self._checked_rows(X, site, offset)
         if self.fit_intercept:
             rows = np.column_stack([np.ones(len(rows)), rows])
         out = np.empty((len(rows), self.n_features) if self.loss.location else len(rows))
@@ -327,15 +327,15 @@ class FittedModel(KinAnswers, HasDevices):
         return out
 
     def _theta(self, u: int) -> Array:
-        """The parameter of device number u of a loss with one block of coefficients, intercept first."""
+        """The parameter of site number u of a loss with one block of coefficients, intercept first."""
         return np.concatenate([self.intercept[u], self.coef[u, 0]]) if self.fit_intercept else self.coef[u, 0]
 
-    def _checked_rows(self, X: object, device: object, offset: ArrayLike | None) -> tuple[Array, Index, Array | None]:
+    def _checked_rows(self, X: object, site: object, offset: ArrayLike | None) -> tuple[Array, Index, Array | None]:
         if offset is None and self.schema is not None and is_table(X):
             raise_findings(self.schema.check(columns := columns_of(X), target=False))
             offset = self.schema.offset_of(columns)
         rows = feature_matrix(X, self.feature_names, self.schema)
-        position = device_positions(device, len(rows), self.index)
+        position = site_positions(site, len(rows), self.index)
         return rows, position, offset_column(offset, len(rows), needed=self.offset_name is not None)
 
     # --- files ------------------------------------------------------------------------------------------------
@@ -358,10 +358,10 @@ class FittedModel(KinAnswers, HasDevices):
         -----
         A custom loss is saved by name only: see `load`.
         """
-        table = CoefficientTable(self.devices, self.clusters, self.n_samples, self.intercept, self.coef)
+        table = CoefficientTable(self.sites, self.clusters, self.n_samples, self.intercept, self.coef)
         others: dict[str, Content] = {
             COEFFICIENTS_FILE: coefficients_csv(table, self.feature_names, self.classes),
-            EDGES_FILE: edges_csv(self.devices, self.graph),
+            EDGES_FILE: edges_csv(self.sites, self.graph),
         }
         if self.kin is not None:
             others |= kin_files(self.kin)
@@ -374,7 +374,7 @@ class FittedModel(KinAnswers, HasDevices):
         return {
             **{name: getattr(self, name) for name in STORED},
             "loss": describe_loss(self.loss),
-            "n_devices": self.n_devices,
+            "n_sites": self.n_sites,
             "n_clusters": self.n_clusters,
             "target": self.target_name,
             "offset": self.offset_name,
@@ -384,7 +384,7 @@ class FittedModel(KinAnswers, HasDevices):
             "selection": None if self.selection is None else dict(self.selection),
             "origin": None if self.origin is None else dict(self.origin),
             "schema": None if self.schema is None else self.schema.plain(),
-            "notes": [[self.index[device], list(lines)] for device, lines in self.notes.items()],
+            "notes": [[self.index[site], list(lines)] for site, lines in self.notes.items()],
         }
 
 

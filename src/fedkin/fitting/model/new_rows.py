@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkin._base import Array, Index, listed
-from fedkin.data import Schema, TableSchema, columns_of, device_id, device_ids
-from fedkin.errors import DataError, UnknownDeviceError
+from fedkin.data import Schema, TableSchema, columns_of, site_id, site_ids
+from fedkin.errors import DataError, UnknownSiteError
 
 
 def is_table(X: object) -> bool:
@@ -51,35 +51,35 @@ def _from_table(X: object, names: tuple[str, ...]) -> Array:
     return rows
 
 
-def device_positions(device: object, n: int, index: Mapping[Hashable, int]) -> Index:
-    """The number of each row's device: ``device`` is one id, an id per row, or None where there is one device only."""
-    if device is None:
+def site_positions(site: object, n: int, index: Mapping[Hashable, int]) -> Index:
+    """The number of each row's site: ``site`` is one id, an id per row, or None where there is one site only."""
+    if site is None:
         if len(index) == 1:
             return np.zeros(n, dtype=np.int64)
         raise DataError(
             f"the model has {len(index)} sites, so it must be told which one each row belongs to: "
-            f"device= one of {listed(index)}, or a list with an id per row"
+            f"site= one of {listed(index)}, or a list with an id per row"
         )
-    if isinstance(device, str | bytes | tuple) or not isinstance(device, Iterable):
-        return np.full(n, position_of(device_id(device), index))
-    ids = device_ids(device)
+    if isinstance(site, str | bytes | tuple) or not isinstance(site, Iterable):
+        return np.full(n, position_of(site_id(site), index))
+    ids = site_ids(site)
     if len(ids) != n:
-        raise DataError(f"device names {len(ids)} rows, but X has {n}: give one id per row, or one id for all")
+        raise DataError(f"site names {len(ids)} rows, but X has {n}: give one id per row, or one id for all")
     known = {one: position_of(one, index) for one in dict.fromkeys(ids)}
     return np.fromiter((known[one] for one in ids), dtype=np.int64, count=n)
 
 
-def position_of(device: Hashable, index: Mapping[Hashable, int]) -> int:
-    """The number of a device; raises `UnknownDeviceError`."""
-    if device in index:
-        return index[device]
-    alike = [known for known in index if str(known) == str(device)]
+def position_of(site: Hashable, index: Mapping[Hashable, int]) -> int:
+    """The number of a site; raises `UnknownSiteError`."""
+    if site in index:
+        return index[site]
+    alike = [known for known in index if str(known) == str(site)]
     guess, cure = "", ". Fit again with rows of this site, or predict with a site like it"
     if alike:
-        kinds = f"{type(alike[0]).__name__} instead of {type(device).__name__}"
+        kinds = f"{type(alike[0]).__name__} instead of {type(site).__name__}"
         guess, cure = f" (did you mean {alike[0]!r}, {kinds}?)", ""
-    raise UnknownDeviceError(
-        f"site {device!r}{guess} was not part of the fit, so it has no model; the {len(index)} known sites are "
+    raise UnknownSiteError(
+        f"site {site!r}{guess} was not part of the fit, so it has no model; the {len(index)} known sites are "
         f"{listed(index)}{cure}"
     )
 

@@ -87,9 +87,9 @@ class ColumnUnits:
         return A, np.zeros(len(A))
 
     def model(self, theta: Array, graph: Graph, n_samples: Index, penalty: str, **more: Any) -> FittedModel:
-        """A model with the parameters ``theta (V, p)`` of the devices of ``graph``.
+        """A model with the parameters ``theta (V, p)`` of the sites of ``graph``.
 
-        ``more`` are other attributes of `FittedModel`. Unless it has ``clusters``, devices are of one group when edges
+        ``more`` are other attributes of `FittedModel`. Unless it has ``clusters``, sites are of one group when edges
         join them along which their parameters are equal to the bit.
         """
         blocks = theta.reshape(len(theta), self.n_outputs, -1)
@@ -105,7 +105,7 @@ class ColumnUnits:
         if "clusters" not in more:
             more["clusters"] = graph.equal_groups(theta)
         made = FittedModel(
-            devices=graph.devices,
+            sites=graph.sites,
             coef=coef,
             intercept=intercept,
             feature_names=self.feature_names,
@@ -143,7 +143,7 @@ def model_from_theta(
     Parameters
     ----------
     theta : mapping of site to array (p,)
-        Parameters in prepared units, for every device of ``graph``.
+        Parameters in prepared units, for every site of ``graph``.
     graph : Graph
         The sites of the model and the edges that were used; ``Graph.empty([site])`` for a site's own model.
     schema, loss, intercept, penalty
@@ -174,12 +174,12 @@ def model_from_theta(
     array([5., 7.])
     """
     units = ColumnUnits.of_schema(schema, loss, intercept)
-    absent = [device for device in graph.devices if device not in theta]
+    absent = [site for site in graph.sites if site not in theta]
     if absent:
         raise ParameterError(f"there are no parameters for {absent[0]!r}, one of the sites of the graph")
     p = units.per_feature(0.0).size
-    stacked = np.array([np.asarray(theta[device], dtype=np.float64) for device in graph.devices])
-    if stacked.shape != (graph.n_devices, p):
+    stacked = np.array([np.asarray(theta[site], dtype=np.float64) for site in graph.sites])
+    if stacked.shape != (graph.n_sites, p):
         raise ParameterError(f"each theta must have {count(p, 'parameter')}, got arrays of shape {stacked.shape[1:]}")
-    rows = np.array([n_samples.get(device, 0) for device in graph.devices], dtype=np.int64)
+    rows = np.array([n_samples.get(site, 0) for site in graph.sites], dtype=np.int64)
     return units.model(stacked, graph, rows, penalty, **more)

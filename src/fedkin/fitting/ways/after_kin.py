@@ -53,7 +53,7 @@ def fit_after_kin(
     Examples
     --------
     >>> from fedkin.datasets import paper_design
-    >>> design = paper_design(n_devices=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
+    >>> design = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
     >>> model = fit_after_kin(design.federation)
     >>> model.n_clusters, model.gap <= 1e-6
     (2, True)
@@ -74,7 +74,7 @@ def fit_after_kin(
 def group_graph(kin: Kin) -> Graph:
     """Cliques of the groups; all pairs where none are resolved, or where some site has no kin to hold on to."""
     groups = kin.graph("groups")
-    return groups if groups.degree.all() else Graph.complete(kin.devices)
+    return groups if groups.degree.all() else Graph.complete(kin.sites)
 
 
 def _stretched(prepared: Prepared, kin: Kin, power: float) -> Prepared:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import Array
-from fedkin.errors import UnknownDeviceError
+from fedkin.errors import UnknownSiteError
 from fedkin.graph import Graph
 from fedkin.objective import INFINITE, Ask, Reader
 
@@ -51,7 +51,7 @@ class Asks:
         Relative duality gap of the point before, infinite where it is not known.
     selection : mapping, optional
         Summary of the edge selection.
-    notes : mapping {device: tuple of str}
+    notes : mapping {site: tuple of str}
     """
 
     round: int
@@ -71,14 +71,14 @@ class Asks:
     notes: Mapping[Hashable, tuple[str, ...]] = field(default_factory=dict)
 
     @property
-    def devices(self) -> tuple[Hashable, ...]:
+    def sites(self) -> tuple[Hashable, ...]:
         return tuple(question.site for question in self.questions)
 
     def __getitem__(self, site: Hashable) -> Ask:
         for question in self.questions:
             if question.site == site:
                 return question
-        raise UnknownDeviceError(f"site {site!r} is not asked anything")
+        raise UnknownSiteError(f"site {site!r} is not asked anything")
 
     def to_plain(self) -> dict[str, Any]:
         """Plain numbers and names, as a file holds them between two rounds; exact."""
@@ -108,7 +108,7 @@ class Asks:
         if not isinstance(questions, list) or not questions:
             reader.refuse("has no questions")
         asked = tuple(Ask.from_plain(question) for question in questions)
-        devices, p = tuple(question.site for question in asked), asked[0].theta.size
+        sites, p = tuple(question.site for question in asked), asked[0].theta.size
         weights = reader.take("weights")
         if not isinstance(weights, list):
             reader.refuse("has no list of weights")
@@ -121,7 +121,7 @@ class Asks:
             reader.whole("round", least=2),
             asked,
             reader.number("lam"),
-            Graph.from_indices(devices, edges, reader.numbers("weights", len(weights))),
+            Graph.from_indices(sites, edges, reader.numbers("weights", len(weights))),
             reader.matrix("theta", len(asked), p),
             reader.matrix("alpha", len(duals) if len(duals) == len(asked) else len(weights), p),
             reader.numbers("ridge", p),

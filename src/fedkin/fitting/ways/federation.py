@@ -38,8 +38,8 @@ def fit_federation(
     federation : Federation
         For "logistic" and "multinomial" the targets are class labels of any kind.
     graph : Graph, optional
-        Over the devices of the federation, in any order. Kin takes it for a hint at who is alike, which may be wrong.
-        For the fused estimator it has the edges; without it all pairs of devices are edges (candidates for edges, if
+        Over the sites of the federation, in any order. Kin takes it for a hint at who is alike, which may be wrong.
+        For the fused estimator it has the edges; without it all pairs of sites are edges (candidates for edges, if
         ``options.select`` is on).
     options : FitOptions, optional
         How to fit.
@@ -66,25 +66,25 @@ def fit_federation(
     *Method.* See `FitOptions`. The rest of these notes is about the fused estimator.
 
     *Groups.* With edge selection the groups are the connected components of the kept edges; without it they are the
-    devices that came out exactly fused along edges.
+    sites that came out exactly fused along edges.
 
     *No minimiser.* Where the likelihood of a whole connected component has no maximum (classes separated, a class
-    missing, no counts), or its features are collinear, a ridge of a 25th of one row's worth is added for all devices.
-    The devices concerned have a note in the model; in the first case a `DegenerateDeviceWarning` is given.
+    missing, no counts), or its features are collinear, a ridge of a 25th of one row's worth is added for all sites.
+    The sites concerned have a note in the model; in the first case a `DegenerateSiteWarning` is given.
 
-    *One device, or no edges.* There is nothing to choose: ``lam`` is 0 unless it is given as a number.
+    *One site, or no edges.* There is nothing to choose: ``lam`` is 0 unless it is given as a number.
 
     Examples
     --------
     >>> from fedkin.datasets import paper_design
-    >>> design = paper_design(n_devices=20, n_samples=60, n_features=10, n_clusters=2, seed=0)
+    >>> design = paper_design(n_sites=20, n_samples=60, n_features=10, n_clusters=2, seed=0)
     >>> fit_federation(design.federation, design.graph)
     FittedModel(linear, kin, 20 sites, in 2 groups)
     >>> fit_federation(design.federation, design.graph, FitOptions(method="fused")).n_clusters
     2
     """
     options = FitOptions() if options is None else options
-    hint = hint_of(graph, covariates, federation.devices)
+    hint = hint_of(graph, covariates, federation.sites)
     prepared = prepare_fit(federation, options, schema)
     model = fit_prepared(prepared, hint, options, progress or silent, start, quick=quick)
     return with_covariates(model, covariates)
@@ -108,7 +108,7 @@ def fit_prepared(
 
 def fused_model(prepared: Prepared, graph: Graph | None, options: FitOptions, say: Say) -> FittedModel:
     """The fused estimator, from what was prepared on."""
-    devices = prepared.federation.devices
+    sites = prepared.federation.sites
     used, selection, notes = used_graph(prepared, graph, options, say)
     problem, reasons = well_posed_problem(prepared, used, options)
     free = prepared.units.intercepts
@@ -120,8 +120,8 @@ def fused_model(prepared: Prepared, graph: Graph | None, options: FitOptions, sa
         # rows held out by a fold can take away the last overlap of two classes; where edges do not pull at intercepts,
         # it is that of a site
         alone = options.fuse_intercept is not True
-        reasons = dict.fromkeys(devices, "separated classes or a missing one, perhaps only without the rows of a fold")
-        problem = with_light_ridge(problem, Graph.empty(devices) if alone else used, list(devices))
+        reasons = dict.fromkeys(sites, "separated classes or a missing one, perhaps only without the rows of a fold")
+        problem = with_light_ridge(problem, Graph.empty(sites) if alone else used, list(sites))
         solved = solved_level(problem, options, free, say)
     note_light_ridge(notes, reasons, stacklevel=4)
     solution = solved.solution
@@ -152,13 +152,13 @@ def silent(line: str) -> None:
 def used_graph(
     prepared: Prepared, graph: Graph | None, options: FitOptions, say: Say
 ) -> tuple[Graph, dict[str, Any] | None, dict[Hashable, tuple[str, ...]]]:
-    """The graph of the problem, a summary of the edge selection, and what it noted about devices."""
-    devices = prepared.federation.devices
-    candidates = Graph.complete(devices) if graph is None else graph.aligned(devices)
+    """The graph of the problem, a summary of the edge selection, and what it noted about sites."""
+    sites = prepared.federation.sites
+    candidates = Graph.complete(sites) if graph is None else graph.aligned(sites)
     unlisted = options.select is None and options.penalty == "l1" and options.solver == "exact"
     if graph is None and candidates.n_edges > _MOST_PAIRS and not unlisted:
         raise ParameterError(
-            f"{len(devices)} sites have {candidates.n_edges} pairs, too many to list: give a graph, for example "
+            f"{len(sites)} sites have {candidates.n_edges} pairs, too many to list: give a graph, for example "
             "Graph.knn(coordinates, k), or take all pairs untested (select='none', penalty='l1')"
         )
     if options.select is None:
@@ -182,4 +182,4 @@ def used_graph(
         "kept": chosen.graph.n_edges,
     }
     say(f"kept {chosen.graph.n_edges} of {candidates.n_edges} edges")
-    return chosen.graph, summary, {device: (str(line),) for device, line in chosen.notes.items()}
+    return chosen.graph, summary, {site: (str(line),) for site, line in chosen.notes.items()}

@@ -51,7 +51,7 @@ def fit_files(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     table = pyarrow.table({"site": ["a", "b", "c"] * 40, "x": x, "y": y})
     ...     pyarrow.parquet.write_table(table, pathlib.Path(folder, "a.parquet"))
-    ...     rows = rows_in_files(pathlib.Path(folder, "*.parquet"), device="site", target="y")
+    ...     rows = rows_in_files(pathlib.Path(folder, "*.parquet"), site="site", target="y")
     ...     model = fit_files(rows)
     >>> model.classes, model.predict({"x": [5.0]}, "a").tolist()
     (('no', 'yes'), ['yes'])
@@ -68,5 +68,5 @@ def fit_files(
     units = ColumnUnits(rows.loss, rows.intercept, *about)
     if progress is not None:
         progress("finding kin, with a pass over the files for every step")
-    hint = hint_of(graph, covariates, rows.devices)
+    hint = hint_of(graph, covariates, rows.sites)
     return with_covariates(kin_model(Prepared(cast(Any, rows), cast(Any, rows), units), hint, options), covariates)

@@ -52,7 +52,7 @@ def with_history(
     --------
     >>> from fedkin.datasets import paper_design
     >>> from fedkin.fitting import FitOptions, fit_federation
-    >>> design = paper_design(n_devices=10, n_samples=40, n_features=3, n_clusters=2, seed=0)
+    >>> design = paper_design(n_sites=10, n_samples=40, n_features=3, n_clusters=2, seed=0)
     >>> options = FitOptions(select="holm")
     >>> model = fit_federation(design.federation, design.graph, options)
     >>> sorted(with_history(model, design.federation, design.graph, options).history)
@@ -62,11 +62,11 @@ def with_history(
         return model
     history = dict(model.history or {})
     if model.selection is not None:
-        candidates = Graph.complete(model.devices) if graph is None else graph.aligned(model.devices)
+        candidates = Graph.complete(model.sites) if graph is None else graph.aligned(model.sites)
         history["dropped"] = _dropped(candidates, model.graph)
     choice = history.get("choice")
     duals = model.graph.n_edges * model.coef[0].size
-    if choice and duals <= _MOST_DUALS and model.n_devices <= _MOST_SITES:
+    if choice and duals <= _MOST_DUALS and model.n_sites <= _MOST_SITES:
         prepared = prepare(federation, options, schema)
         how = replace(options, ridge=choice.get("ridge", options.least_ridge))
         problem, _ = well_posed_problem(prepared, model.graph, how)
@@ -81,7 +81,7 @@ def with_history(
 
 
 def _dropped(candidates: Graph, kept: Graph) -> dict[str, Any]:
-    V = candidates.n_devices
+    V = candidates.n_sites
     gone = ~np.isin(candidates.edges @ [V, 1], kept.edges @ [V, 1])
     edges = candidates.edges[gone]
     return {"candidates": candidates.n_edges, "edges": edges.tolist() if len(edges) <= MOST_DROPPED else []}

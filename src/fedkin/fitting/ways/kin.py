@@ -54,11 +54,11 @@ def model_of_kin(found: Kin, prepared: Prepared, graph: Graph | None, options: F
     is no gap.
     """
     _, first, number = np.unique(found.groups, return_index=True, return_inverse=True)
-    labels = np.argsort(np.argsort(first))[number] if found.resolved else np.arange(len(found.devices))
+    labels = np.argsort(np.argsort(first))[number] if found.resolved else np.arange(len(found.sites))
     units = prepared.units
     return units.model(
         found.theta,
-        Graph.empty(found.devices) if graph is None else graph.aligned(found.devices),
+        Graph.empty(found.sites) if graph is None else graph.aligned(found.sites),
         np.rint(prepared.original.n_samples).astype(np.int64),
         "none",
         clusters=labels.astype(np.int64),
@@ -82,9 +82,9 @@ def kin_asks(summaries: Summaries, theta: Array, number: int) -> Asks:
     radius = REACH * max(1.0, float(np.sqrt((theta**2).sum(axis=1)).max()))
     return Asks(
         number,
-        tuple(Ask(site, number, theta[k], pull[k], radius) for k, site in enumerate(summaries.devices)),
+        tuple(Ask(site, number, theta[k], pull[k], radius) for k, site in enumerate(summaries.sites)),
         lam=0.0,
-        graph=Graph.empty(summaries.devices),
+        graph=Graph.empty(summaries.sites),
         theta=theta,
         alpha=np.zeros((0, p)),
         ridge=np.zeros(p),

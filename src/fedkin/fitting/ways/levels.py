@@ -141,7 +141,7 @@ def _with_intercepts_fused(problem: Problem, options: FitOptions, say: Say, *, c
         return _Level(problem, 0.0)
     say(f"choosing lam by {options.cv_folds}-fold cross-validation within sites")
     # sites without edges do not depend on lam; with V' of V sites left, V' lam' = V lam. Not where scores are compared
-    share = 1.0 if compared else joined.size / problem.n_devices
+    share = 1.0 if compared else joined.size / problem.n_sites
     part = problem if share == 1 else _restricted(problem, joined)
     lams = [float(options.lam)] if options.lam != "cv" else None
     how: dict[str, Any] = {"folds": options.cv_folds, "rule": options.cv_rule, "seed": options.seed}
@@ -169,10 +169,10 @@ def _slopes(problem: Problem) -> Mask:
 
 def _restricted(problem: Problem, members: Index) -> Problem:
     """The problem of some sites that no edge joins to the others."""
-    devices = [problem.federation.devices[u] for u in members]
+    sites = [problem.federation.sites[u] for u in members]
     return replace(
         problem,
-        federation=problem.federation.subset(devices),
-        graph=problem.graph.subset(devices),
+        federation=problem.federation.subset(sites),
+        graph=problem.graph.subset(sites),
         sparsity=np.asarray(problem.sparsity)[members],
     )

@@ -38,7 +38,7 @@ def naive_confint(model: FittedModel, federation: Federation, level: float = 0.9
     --------
     >>> from fedkin.datasets import paper_design
     >>> from fedkin.fitting import FitOptions, fit_federation, naive_confint
-    >>> design = paper_design(n_devices=6, n_samples=60, n_features=2, n_clusters=2, signal=2, seed=0)
+    >>> design = paper_design(n_sites=6, n_samples=60, n_features=2, n_clusters=2, signal=2, seed=0)
     >>> model = fit_federation(design.federation, design.graph, FitOptions(method="fused"))
     >>> naive_confint(model, design.federation).shape
     (6, 3, 2)
@@ -47,9 +47,9 @@ def naive_confint(model: FittedModel, federation: Federation, level: float = 0.9
 
     check_level(level)
     options = FitOptions(model.loss, fit_intercept=model.fit_intercept, standardize=False)
-    rows = prepare(federation.subset(model.devices), options).rows
-    pooled = Federation.from_arrays(rows.X, rows.y, model.clusters[rows.device_index], offset=rows.offset)
+    rows = prepare(federation.subset(model.sites), options).rows
+    pooled = Federation.from_arrays(rows.X, rows.y, model.clusters[rows.site_index], offset=rows.offset)
     fit = local_fit(pooled, model.loss)
-    place = np.array([fit.devices.index(label) for label in model.clusters.tolist()])
+    place = np.array([fit.sites.index(label) for label in model.clusters.tolist()])
     half = ndtri(0.5 + level / 2) * np.sqrt(np.einsum("kjj->kj", fit.covariance))
     return np.asarray(np.stack([fit.theta - half, fit.theta + half], axis=2)[place])

@@ -96,12 +96,12 @@ def fit_summaries(
     --------
     >>> import fedkin
     >>> from fedkin.datasets import paper_design
-    >>> design = paper_design(n_devices=20, n_samples=60, n_features=10, n_clusters=2, seed=0)
+    >>> design = paper_design(n_sites=20, n_samples=60, n_features=10, n_clusters=2, seed=0)
     >>> summaries = fedkin.summarise(design.federation.with_intercept())
     >>> fit_summaries(summaries, design.graph).n_clusters
     2
     """
-    hint = hint_of(graph, covariates, summaries.devices)
+    hint = hint_of(graph, covariates, summaries.sites)
     fit, said = SummaryFit(hint, options, schema, progress=progress), summaries
     for _ in range(max_rounds):
         found = fit.step(said)
@@ -340,15 +340,15 @@ def _answers_to(asks: Asks, answers: Summaries) -> Summaries:
     """The answers in the order of the questions; raises `DataError` when they are to others."""
     if answers.gaps is None:
         raise DataError(f"these are first messages, but round {asks.round} needs the sites' answers")
-    missing = [site for site in asks.devices if site not in answers]
-    unasked = [site for site in answers if site not in asks.devices]
+    missing = [site for site in asks.sites if site not in answers]
+    unasked = [site for site in answers if site not in asks.sites]
     if missing or unasked:
         words = f"the answer of site {missing[0]!r} is missing" if missing else f"site {unasked[0]!r} was not asked"
         raise DataError(f"round {asks.round}: {words}")
-    for site in asks.devices:
+    for site in asks.sites:
         if not np.array_equal(answers[site].at, asks[site].theta):
             raise DataError(f"site {site!r} has answered another question than that of round {asks.round}")
-    return answers.subset(asks.devices)
+    return answers.subset(asks.sites)
 
 
 def certified_gap(problem: Problem, asks: Asks, value: float) -> float:
@@ -389,10 +389,10 @@ def _asks(prepared: Prepared, problem: Problem, point: _Point, number: int, accu
     T = prepared.site_parameters()
     theta, pull = point.theta @ T.T, balance @ np.linalg.inv(T)
     radius = RADIUS_FACTOR * max(1.0, float(np.sqrt((theta**2).sum(axis=1)).max()))
-    devices = prepared.federation.devices
+    sites = prepared.federation.sites
     return Asks(
         number,
-        tuple(Ask(site, number, theta[k], pull[k], radius) for k, site in enumerate(devices)),
+        tuple(Ask(site, number, theta[k], pull[k], radius) for k, site in enumerate(sites)),
         problem.lam,
         problem.graph,
         point.theta,

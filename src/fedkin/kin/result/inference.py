@@ -107,7 +107,7 @@ class Inference:
         --------
         >>> import fedkin
         >>> from fedkin.datasets import paper_design
-        >>> design = paper_design(n_devices=8, n_samples=30, n_features=3, n_clusters=2, seed=0)
+        >>> design = paper_design(n_sites=8, n_samples=30, n_features=3, n_clusters=2, seed=0)
         >>> kin = fedkin.find_kin(design.federation)
         >>> narrow, wide = kin.confint(0.95), kin.confint(0.95, "site")
         >>> bool((np.ptp(narrow, axis=2) < np.ptp(wide, axis=2)).all())
@@ -145,7 +145,7 @@ class Inference:
         --------
         >>> import fedkin
         >>> from fedkin.datasets import paper_design
-        >>> design = paper_design(n_devices=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
+        >>> design = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
         >>> kin = fedkin.find_kin(design.federation)
         >>> apart, alike = kin.contrast(0, 11), kin.contrast(0, 1)
         >>> apart.wald[2] < 1e-6 < alike.wald[2], alike.probability > 0.5 > apart.probability
@@ -165,7 +165,7 @@ class Inference:
         --------
         >>> import fedkin
         >>> from fedkin.datasets import paper_design
-        >>> design = paper_design(n_devices=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
+        >>> design = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
         >>> kin = fedkin.find_kin(design.federation)
         >>> bool(abs(kin.difference_errors()[0, 11] - kin.contrast(0, 11).standard_error).max() < 1e-9)
         True
@@ -174,7 +174,7 @@ class Inference:
 
     def members(self, group: int) -> list[Hashable]:
         """The sites of a group to show, numbered as in ``groups``."""
-        found = [self._result.devices[u] for u in np.flatnonzero(self._result.groups == group)]
+        found = [self._result.sites[u] for u in np.flatnonzero(self._result.groups == group)]
         if not self._result.resolved or not found:
             known = (
                 f"groups are 0 to {int(self._result.groups.max())}"
@@ -212,7 +212,7 @@ class Inference:
         --------
         >>> import numpy as np, fedkin
         >>> from fedkin.datasets import paper_design
-        >>> design = paper_design(n_devices=8, n_samples=30, n_features=2, n_clusters=2, seed=0)
+        >>> design = paper_design(n_sites=8, n_samples=30, n_features=2, n_clusters=2, seed=0)
         >>> kin = fedkin.find_kin(design.federation)
         >>> mean, new = (kin.predict(np.ones((1, 2)), 0, target=target) for target in ("mean", "observation"))
         >>> bool(new.low < mean.low < mean.mean < mean.high < new.high)
@@ -279,7 +279,7 @@ def contrast(kin: Kin, one: Sites, other: Sites | None, weights: Mapping[str, fl
     second = np.empty(0, dtype=np.int64) if other is None else _positions(kin, other)
     both = set(first.tolist()) & set(second.tolist())
     if both:
-        raise ParameterError(f"site {kin.devices[both.pop()]!r} is on both sides: name two different sites or groups")
+        raise ParameterError(f"site {kin.sites[both.pop()]!r} is on both sides: name two different sites or groups")
     sites = np.concatenate([first, second])
     a = np.concatenate([np.full(len(first), 1 / len(first)), np.full(len(second), -1 / max(len(second), 1))])
     theta, each = site_estimates(kin, kind)
@@ -311,7 +311,7 @@ def _positions(kin: Kin, sites: Sites) -> Index:
     chosen = sites if isinstance(sites, list) else [sites]
     if not chosen:
         raise ParameterError("a contrast needs at least one site on each side, got none")
-    return np.array([kin.position(device) for device in chosen], dtype=np.int64)
+    return np.array([kin.position(site) for site in chosen], dtype=np.int64)
 
 
 def _words(sites: Sites) -> str:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fedkin._base import Array, Index, check_choice, count, html_card, some_of
-from fedkin.data import Rows, device_id
-from fedkin.errors import ParameterError, UnknownDeviceError
+from fedkin.data import Rows, site_id
+from fedkin.errors import ParameterError, UnknownSiteError
 from fedkin.graph import Graph
 from fedkin.kin.diagnostics import effective_size, split_rhat
 from fedkin.kin.display import (
@@ -87,7 +87,7 @@ class Kin(Inference):
 
     Attributes
     ----------
-    devices : tuple of V ids
+    sites : tuple of V ids
     names : tuple of p str
         Of the parameters.
     loss : Loss
@@ -128,7 +128,7 @@ class Kin(Inference):
         The fit in standardised units, for new sites.
     """
 
-    devices: tuple[Hashable, ...]
+    sites: tuple[Hashable, ...]
     names: tuple[str, ...]
     loss: Loss
     n_samples: Index | Array
@@ -151,18 +151,18 @@ class Kin(Inference):
 
     def __repr__(self) -> str:
         groups = count(int(self.groups.max()) + 1, "group") if self.resolved else "no groups resolved"
-        return f"Kin({count(len(self.devices), 'site')}, {count(len(self.names), 'parameter')}, {groups})"
+        return f"Kin({count(len(self.sites), 'site')}, {count(len(self.names), 'parameter')}, {groups})"
 
     def _repr_html_(self) -> str:
         likely = int(np.argmax(self.n_groups))
         facts = {
-            "sites": f"{len(self.devices)}, {int(self.n_samples.sum())} rows",
+            "sites": f"{len(self.sites)}, {int(self.n_samples.sum())} rows",
             "groups": count(int(self.groups.max()) + 1, "group") if self.resolved else "no groups resolved",
             "most likely number": f"{likely} (probability {self.n_groups[likely]:.2f})",
             "weight of no groups": f"{self.weight_mixed:.2f}",
         }
         lines = [
-            (k + 1, int((self.groups == k).sum()), some_of([self.devices[u] for u in np.flatnonzero(self.groups == k)]))
+            (k + 1, int((self.groups == k).sum()), some_of([self.sites[u] for u in np.flatnonzero(self.groups == k)]))
             for k in range(int(self.groups.max()) + 1 if self.resolved else 0)
         ]
         return html_card("Kin", facts, ("group", "sites", "members"), lines)
@@ -172,7 +172,7 @@ class Kin(Inference):
         groups = by_size(self.groups[order])
         return replace(
             self,
-            devices=tuple(self.devices[u] for u in order.tolist()),
+            sites=tuple(self.sites[u] for u in order.tolist()),
             n_samples=self.n_samples[order],
             theta=self.theta[order],
             covariance=self.covariance[order],
@@ -208,7 +208,7 @@ class Kin(Inference):
         --------
         >>> import fedkin
         >>> from fedkin.datasets import paper_design
-        >>> design = paper_design(n_devices=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
+        >>> design = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
         >>> inside, between = fedkin.find_kin(design.federation).cohesion()
         >>> bool(inside.min() > 0.9 and between < 0.1)
         True
@@ -220,14 +220,14 @@ class Kin(Inference):
         """The adjusted Rand index that is expected between the best groups and the true ones; resolved from 0.9 on."""
         return agreement(self.probability, self.groups if self.resolved else display_groups(self.probability))
 
-    def position(self, device: Hashable) -> int:
-        """Where a site is in ``devices``."""
-        device = device_id(device)
+    def position(self, site: Hashable) -> int:
+        """Where a site is in ``sites``."""
+        site = site_id(site)
         try:
-            return self.devices.index(device)
+            return self.sites.index(site)
         except ValueError:
-            raise UnknownDeviceError(
-                f"site {device!r} was not part of the fit; ask for its model with `join`"
+            raise UnknownSiteError(
+                f"site {site!r} was not part of the fit; ask for its model with `join`"
             ) from None
 
     def graph(self, kind: Literal["probability", "groups"] = "probability", least: float = 0.05) -> Graph:
@@ -245,21 +245,21 @@ class Kin(Inference):
         --------
         >>> import fedkin
         >>> from fedkin.datasets import paper_design
-        >>> design = paper_design(n_devices=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
+        >>> design = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
         >>> fedkin.find_kin(design.federation).graph("groups")
         Graph(12 sites, 30 edges, 2 components)
         """
         check_choice("kind", kind, ("probability", "groups"))
         if kind == "groups":
-            return Graph.clusters(self.groups.tolist(), self.devices) if self.resolved else Graph.empty(self.devices)
+            return Graph.clusters(self.groups.tolist(), self.sites) if self.resolved else Graph.empty(self.sites)
         if isinstance(self.probability, Pairs):
             raise ParameterError(
-                f"{len(self.devices)} sites have too many pairs for a graph of probabilities: use graph('groups')"
+                f"{len(self.sites)} sites have too many pairs for a graph of probabilities: use graph('groups')"
             )
-        i, j = np.tril_indices(len(self.devices), -1)
+        i, j = np.tril_indices(len(self.sites), -1)
         chance = self.probability[i, j]
         kept = chance > max(least, 0.0)
-        return Graph.from_indices(self.devices, np.column_stack([i, j])[kept], chance[kept])
+        return Graph.from_indices(self.sites, np.column_stack([i, j])[kept], chance[kept])
 
     def join(self, site: Rows | Summary | None = None) -> Joined:
         """A model for a site that was not part of the fit.
@@ -277,7 +277,7 @@ class Kin(Inference):
         --------
         >>> import fedkin
         >>> from fedkin.datasets import paper_design
-        >>> design = paper_design(n_devices=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
+        >>> design = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
         >>> kin = fedkin.find_kin(design.federation.subset(range(1, 12)))
         >>> joined = kin.join(design.federation[0])
         >>> bool(joined.probability[design.labels[1:] == design.labels[0]].min() > 0.9)
@@ -297,7 +297,7 @@ def kin_of(source: Source, parts: Parts) -> Kin:
     shown = resolved(same, labels)
     use, rates = _graph_use(parts)
     return Kin(
-        devices=source.devices,
+        sites=source.sites,
         names=source.names,
         loss=source.loss,
         n_samples=source.n_samples,

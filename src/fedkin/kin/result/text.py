@@ -79,12 +79,12 @@ def _table(found: Contrast, level: float) -> list[str]:
 def _kin_lines(kin: Kin, u: int) -> list[str]:
     if not kin.resolved:
         return ["No groups resolved: the site leans on the mean of all, as far as the spread allows."]
-    chance = np.array(kin.probability[np.full(len(kin.devices), u), np.arange(len(kin.devices))])
+    chance = np.array(kin.probability[np.full(len(kin.sites), u), np.arange(len(kin.sites))])
     chance[u] = -1.0
     likely = [v for v in np.argsort(-chance, kind="stable")[:5] if chance[v] >= 0.005]
     if not likely:
         return [f"Group {int(kin.groups[u]) + 1}; no other site is likely to be its kin."]
-    named = ", ".join(f"{kin.devices[v]} ({chance[v]:.2f})" for v in likely)
+    named = ", ".join(f"{kin.sites[v]} ({chance[v]:.2f})" for v in likely)
     return [f"Group {int(kin.groups[u]) + 1}; likely kin (probability): {named}"]
 
 
@@ -98,7 +98,7 @@ def _header(kin: Kin) -> list[str]:
     likely = int(np.argmax(kin.n_groups))
     left = [
         ("Loss", kin.loss.name),
-        ("Sites", str(len(kin.devices))),
+        ("Sites", str(len(kin.sites))),
         ("Rows", str(int(kin.n_samples.sum()))),
         ("Rows per site", f"{kin.n_samples.min()} to {kin.n_samples.max()}"),
     ]
@@ -131,7 +131,7 @@ def _groups(kin: Kin) -> list[str]:
         return ["No groups resolved: use the sites' estimates, which average over all groupings."]
     lines = []
     for k in range(int(kin.groups.max()) + 1):
-        members = [kin.devices[u] for u in np.flatnonzero(kin.groups == k)]
+        members = [kin.sites[u] for u in np.flatnonzero(kin.groups == k)]
         lines.append(f"Group {k + 1} ({count(len(members), 'site')}): {some_of(members)}")
     return lines
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import Array, Index, listed
-from fedkin.data import INTERCEPT, HasDevices
-from fedkin.errors import DataError, ParameterError, UnknownDeviceError
+from fedkin.data import INTERCEPT, HasSites
+from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.losses import Loss, describe_loss
 from fedkin.objective.summaries.curvature import Curvature
 from fedkin.objective.summaries.privacy import Privacy
@@ -29,12 +29,12 @@ CONSTANT = 1e-14
 
 
 @dataclass(frozen=True, eq=False)
-class Summaries(HasDevices):
-    """The summaries of V sites, stacked in the order of ``devices``: what `Problem` takes in the place of rows.
+class Summaries(HasSites):
+    """The summaries of V sites, stacked in the order of ``sites``: what `Problem` takes in the place of rows.
 
     Attributes
     ----------
-    devices : tuple of V ids
+    sites : tuple of V ids
     loss : Loss
     feature_names : tuple of q str
     seed : int
@@ -60,7 +60,7 @@ class Summaries(HasDevices):
     True
     """
 
-    devices: tuple[Hashable, ...]
+    sites: tuple[Hashable, ...]
     loss: Loss
     feature_names: tuple[str, ...]
     seed: int
@@ -147,21 +147,21 @@ class Summaries(HasDevices):
         scale = self.column_squares.sum(axis=0) / self.n_samples.sum()
         return np.where(scale > 0, scale, 1.0)
 
-    def __contains__(self, device: object) -> bool:
-        return device in self.index
+    def __contains__(self, site: object) -> bool:
+        return site in self.index
 
     def __iter__(self) -> Iterator[Hashable]:
-        return iter(self.devices)
+        return iter(self.sites)
 
     def __len__(self) -> int:
-        return len(self.devices)
+        return len(self.sites)
 
-    def __getitem__(self, device: Hashable) -> Summary:
-        if device not in self.index:
-            raise UnknownDeviceError(f"there is no summary of site {device!r}, only of {listed(self.devices)}")
-        u, sums = self.index[device], self.sums
+    def __getitem__(self, site: Hashable) -> Summary:
+        if site not in self.index:
+            raise UnknownSiteError(f"there is no summary of site {site!r}, only of {listed(self.sites)}")
+        u, sums = self.index[site], self.sums
         return Summary(
-            device,
+            site,
             self.loss,
             self.feature_names,
             self.seed,
@@ -181,9 +181,9 @@ class Summaries(HasDevices):
 
     # --- making another one -------------------------------------------------------------------------------------
 
-    def subset(self, devices: Sequence[Hashable]) -> Summaries:
+    def subset(self, sites: Sequence[Hashable]) -> Summaries:
         """The summaries of some sites, in that order."""
-        return Summaries.stack([self[device] for device in devices])
+        return Summaries.stack([self[site] for site in sites])
 
     def pooled(self, labels: Sequence[Hashable]) -> Summaries:
         """What each group of sites would have said together, for quadratic losses: ``labels`` name the V sites' groups.
@@ -205,7 +205,7 @@ class Summaries(HasDevices):
         return replace(
             self,
             curvature=None,
-            devices=tuple(groups),
+            sites=tuple(groups),
             sums=sums,
             column_sums=added(self.column_sums),
             column_squares=added(self.column_squares),
@@ -218,7 +218,7 @@ class Summaries(HasDevices):
         Here z are the columns and the target, or the columns and a constant 1 for the mean loss; 0 where sums are
         exact.
         """
-        out = np.zeros((self.n_devices, self.n_features + 1, self.n_features + 1))
+        out = np.zeros((self.n_sites, self.n_features + 1, self.n_features + 1))
         for u, one in enumerate(self.privacy or ()):
             if one is not None:
                 draws = int((self.sums.count[u] > 0).sum())

@@ -69,7 +69,7 @@ class Summary:
 
     Attributes
     ----------
-    site : str (or any id of a device)
+    site : str (or any id of a site)
     loss : Loss
     feature_names : tuple of q str
         Columns of the prepared rows; the first is ``(intercept)`` where there is one.
@@ -333,7 +333,7 @@ class Ask:
 
     Attributes
     ----------
-    site : str (or any id of a device)
+    site : str (or any id of a site)
     round : int
         From 2 on; the first round is the summary that nobody asked for.
     theta : array (p,)

@@ -1,4 +1,4 @@
-"""What the kernels of the exact solver work on: bundles of arrays for V devices, E edges and p parameters.
+"""What the kernels of the exact solver work on: bundles of arrays for V sites, E edges and p parameters.
 
 Conventions: ``s (T, V, p)`` holds ``D'y`` as one share per thread; a node step reads the shares and sets them back to
 zero (the first one to the sparsity duals), an edge step adds to its thread's share. Edge ``e`` joins ``head[e]`` and
@@ -20,14 +20,14 @@ R1, R2, R3 = (readable(FLOAT, k) for k in (1, 2, 3))
 W1, W2, W3 = (writable(FLOAT, k) for k in (1, 2, 3))
 
 
-class Devices(NamedTuple):
-    """The smooth part: ``x' A_u x / 2 - b_u' x + c_u`` on each device.
+class Sites(NamedTuple):
+    """The smooth part: ``x' A_u x / 2 - b_u' x + c_u`` on each site.
 
-    ``order (V,)`` is the caller's number of each device: ``A`` and ``c`` are in the caller's order, the others in ours.
+    ``order (V,)`` is the caller's number of each site: ``A`` and ``c`` are in the caller's order, the others in ours.
     ``own_inverse (V, p, p)`` are the inverses of ``A``, unless these would take too much memory; ``curvature (V,)``
     stands in place of ``A`` where every Gram matrix is a multiple of the identity. ``linked (V,)`` is the number of
-    duals of each device, ``weight`` the same with 1 in place of 0, and ``box (V, p)`` bounds the sparsity duals.
-    Where some devices are ``singular (V,)``, inverses are generalised, and ``unseen (V, p, p)`` projects onto what lies
+    duals of each site, ``weight`` the same with 1 in place of 0, and ``box (V, p)`` bounds the sparsity duals.
+    Where some sites are ``singular (V,)``, inverses are generalised, and ``unseen (V, p, p)`` projects onto what lies
     outside the range of ``A``.
     """
 
@@ -81,7 +81,7 @@ class Levels(NamedTuple):
     ``strengths (m,)`` are those of ``theta (m, V, p)`` and ``alpha (m, E, p)``, of which the first may be known and the
     others are filled in. Each begins with ``rho (p,)``. ``ends (m,)`` gets the number of checks that were done
     when a level was. ``component (E,)`` of each edge; empty when it does not matter whether whole ones are fused. No
-    device has less ``curvature`` in any direction.
+    site has less ``curvature`` in any direction.
     """
 
     strengths: Any
@@ -94,7 +94,7 @@ class Levels(NamedTuple):
     curvature: Any
 
 
-DEVICES = bundle(Devices, L1D, R3, R3, R1, R2, R1, R1, R1, R2, B1, R3)
+SITES = bundle(Sites, L1D, R3, R3, R1, R2, R1, R1, R1, R2, B1, R3)
 EDGES = bundle(Edges, I1, I1, W1, INT)
 STEP = bundle(Step, W1, W1, W3)
 STATE = bundle(State, W2, W2, W2, W3, W2)

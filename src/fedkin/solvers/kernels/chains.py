@@ -14,7 +14,7 @@ _I2, _V1 = readable(types.int32, 2), writable(types.int32, 1)
 
 
 class Links(NamedTuple):
-    """Chains of devices: chain c visits ``nodes[starts[c]:starts[c + 1]]``.
+    """Chains of sites: chain c visits ``nodes[starts[c]:starts[c + 1]]``.
 
     ``edges[k]`` is the edge after place k, ``sign[k]`` is 1 where its head comes first, ``radius[k]`` bounds its dual.
     """
@@ -127,9 +127,9 @@ def chain_duals(lo: int, hi: int, links: Any, balance: Any, column: int, alpha: 
 
 @outlined(INT, _I2, _I2, _V1, _V1, _V1)
 def walk(neighbour: Any, edge: Any, starts: Any, nodes: Any, edges: Any) -> int:
-    """Follow chains from end to end; returns their number, or -1 when some devices form a ring.
+    """Follow chains from end to end; returns their number, or -1 when some sites form a ring.
 
-    ``neighbour (V, 2)`` and ``edge (V, 2)`` hold -1 where a device has fewer than two neighbours.
+    ``neighbour (V, 2)`` and ``edge (V, 2)`` hold -1 where a site has fewer than two neighbours.
     """
     n = neighbour.shape[0]
     seen = np.zeros(n, dtype=np.bool_)

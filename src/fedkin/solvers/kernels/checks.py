@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
-from fedkin.solvers.kernels.bundles import DEVICES, EDGES, LEVELS, R2, STATE, STEP, STOPPING, W2, W3, Step
+from fedkin.solvers.kernels.bundles import EDGES, LEVELS, R2, SITES, STATE, STEP, STOPPING, W2, W3, Step
 from fedkin.solvers.kernels.gaps import dense_gap, edge_gap, fuse, invert, reroute
 from fedkin.solvers.kernels.jit import FLOAT, INT, bundle, outlined, part, writable
 from fedkin.solvers.kernels.steps import L1, dense_step, edge_moves, l1_step
@@ -55,7 +55,7 @@ class Memory(NamedTuple):
     """What `settle` keeps between calls.
 
     ``counters``; ``moves (2, p)``; ``own (V, p, p)`` for another resolvent than the first; duals ``y (E, p)`` and
-    balance ``s (1, V, p)`` where some devices are singular, which have to be rerouted for a check.
+    balance ``s (1, V, p)`` where some sites are singular, which have to be rerouted for a check.
     """
 
     counters: Any
@@ -181,12 +181,12 @@ _node_step, _edge_step, _edge_moves, _invert = dense_step.at, l1_step.at, edge_m
 _node_gap, _edge_gap, _fuse, _reroute, _begin, _keep = dense_gap.at, edge_gap.at, fuse.at, reroute.at, begin.at, keep.at
 
 
-@outlined(types.void, W2, INT, STOPPING, DEVICES, EDGES, STEP, STATE, MEMORY, LEVELS, CALLS, quickly=True)
+@outlined(types.void, W2, INT, STOPPING, SITES, EDGES, STEP, STATE, MEMORY, LEVELS, CALLS, quickly=True)
 def settle(
     rows: Any,
     pause: int,
     stopping: Any,
-    devices: Any,
+    sites: Any,
     edges: Any,
     step: Any,
     state: Any,
@@ -196,7 +196,7 @@ def settle(
 ) -> None:
     """Iterations and checks until the gap is small, ``rows`` are full or ``pause`` iterations are done.
 
-    It comes back after a check; on one thread, without sparsity, and only where singular devices have regular
+    It comes back after a check; on one thread, without sparsity, and only where singular sites have regular
     neighbours. ``rows (m, 3)`` gets iteration, value and relative gap of each check. When rho changes it is changed in
     place, and the resolvent is ``memory.own`` from then on: the caller makes it that of ``step``.
 
@@ -228,38 +228,38 @@ def settle(
                         half[c] = 0.5 * rho[c]
                     counters[REBALANCED] = 1
                     current = Step(rho, half, memory.own)
-                    if devices.curvature.shape[0] == 0:
-                        _invert(calls.invert, (0, n, devices.order, devices.A, devices.weight, rho, memory.own))
+                    if sites.curvature.shape[0] == 0:
+                        _invert(calls.invert, (0, n, sites.order, sites.A, sites.weight, rho, memory.own))
             # the last step before a check is not relaxed: it leaves a feasible pair
             relax = 1.0 if done + 1 == counters[CHECK_AT] else RELAXATION
-            _node_step(calls.node_step, (0, n, devices, current, state, relax))
+            _node_step(calls.node_step, (0, n, sites, current, state, relax))
             if done + 1 == counters[LOOK_AT]:
-                _primal_moves(moves, relax, devices.linked, x, ahead)
+                _primal_moves(moves, relax, sites.linked, x, ahead)
                 _edge_moves(calls.edge_moves, (0, n_edges, edges, half, ahead, y, moves[0]))
             _edge_step(calls.edge_step, (0, n_edges, edges, half, ahead, y, s[0], relax))
             done += 1
         counters[DONE] = done
 
-        # value and gap of the pair, or of the same with devices fused (in ``ahead``) where that is better
+        # value and gap of the pair, or of the same with sites fused (in ``ahead``) where that is better
         duals, balance = y, s
-        if devices.singular.shape[0] > 0:
+        if sites.singular.shape[0] > 0:
             duals, balance = memory.y, memory.s
-            _reroute(calls.reroute, (devices, edges, y, s, duals, balance))
+            _reroute(calls.reroute, (sites, edges, y, s, duals, balance))
         value, gap = 0.0, math.inf
         counters[FUSED] = 0
         theta = x
         for turn in range(2):
             if turn == 0:
-                # with fused devices better last time, it takes only one of the two to be good enough
+                # with fused sites better last time, it takes only one of the two to be good enough
                 if counters[FUSING_HELPED] == 1:
                     continue
             else:
                 near = gap <= stopping.fusing_helps * tol * max(abs(value), floor)
                 if not (counters[FUSING_HELPED] == 1 or near or done >= limit):
                     break
-                _fuse(calls.fuse, (0, x.shape[1], edges, y, 1.0 - INTERIOR, state.z, devices.box, x, ahead))
+                _fuse(calls.fuse, (0, x.shape[1], edges, y, 1.0 - INTERIOR, state.z, sites.box, x, ahead))
                 theta = ahead
-            smooth, lost = _node_gap(calls.node_gap, (0, n, devices, theta, balance))
+            smooth, lost = _node_gap(calls.node_gap, (0, n, sites, theta, balance))
             penalty, slack = _edge_gap(calls.edge_gap, (0, n_edges, edges, theta, duals))
             if turn == 0:
                 value, gap = smooth + penalty, lost + slack
@@ -277,7 +277,7 @@ def settle(
         counters[SETTLED] = relative <= tol
         if n_levels > 0 and counters[SETTLED]:
             level = counters[LEVEL]
-            # by its curvature, each device is at most so far from its optimum
+            # by its curvature, each site is at most so far from its optimum
             reach = math.sqrt(2.0 * relative * scale / levels.curvature)
             theta = ahead if counters[FUSED] else x
             starts = _keep(calls.keep, (level, levels, edges, theta, y, 2.0 * reach))

@@ -10,7 +10,7 @@ from numba import types
 from fedkin.solvers.kernels.bundles import L1D, R1, R2, W2
 from fedkin.solvers.kernels.jit import INT, outlined, part, writable
 
-#: Moves per device after which sorting anew is quicker than mending the last order.
+#: Moves per site after which sorting anew is quicker than mending the last order.
 MOVES = 8
 
 
@@ -19,11 +19,11 @@ def _sort(keys: Any, order: Any) -> None:
     """Sort ``keys`` and ``order`` along with them: by insertion, which is quick where little has changed."""
     left = MOVES * keys.shape[0]
     for k in range(1, keys.shape[0]):
-        key, device, at = keys[k], order[k], k
+        key, site, at = keys[k], order[k], k
         while at > 0 and keys[at - 1] > key:
             keys[at], order[at] = keys[at - 1], order[at - 1]
             at -= 1
-        keys[at], order[at] = key, device
+        keys[at], order[at] = key, site
         left -= k - at
         if left < 0:
             again = np.argsort(keys)
@@ -33,7 +33,7 @@ def _sort(keys: Any, order: Any) -> None:
 
 @outlined(types.void, L1D, R1, R1, R2, writable(INT, 2), W2)
 def pool(starts: Any, weight: Any, tau: Any, v: Any, order: Any, out: Any) -> None:
-    """As `fedkin.solvers.cliques.SortedProx`; ``order (p, V)`` are the devices clique by clique, and stays sorted."""
+    """As `fedkin.solvers.cliques.SortedProx`; ``order (p, V)`` are the sites clique by clique, and stays sorted."""
     n, p = v.shape
     keys, level, mass, end = np.empty(n), np.empty(n), np.empty(n), np.empty(n, dtype=np.int64)
     for c in range(p):

@@ -1,4 +1,4 @@
-"""Gram matrices of devices, and what a check looks at: value and gap of a pair, and the same with devices fused."""
+"""Gram matrices of sites, and what a check looks at: value and gap of a pair, and the same with sites fused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from fedkin.solvers.kernels.bundles import DEVICES, EDGES, L1D, R1, R2, R3, W2, W3
+from fedkin.solvers.kernels.bundles import EDGES, L1D, R1, R2, R3, SITES, W2, W3
 from fedkin.solvers.kernels.jit import FLOAT, INT, PAIR, outlined, part
 from fedkin.solvers.kernels.steps import L1, L2
 
@@ -103,7 +103,7 @@ def local_minimizers(lo: int, hi: int, order: Any, A: Any, b: Any, out: Any) -> 
 
 @part
 def _join(parent: Any, i: int, j: int, c: int) -> None:
-    """Put devices ``i`` and ``j`` into one group of column ``c``, by the smaller number of the two roots."""
+    """Put sites ``i`` and ``j`` into one group of column ``c``, by the smaller number of the two roots."""
     while parent[i, c] != i:
         parent[i, c] = parent[parent[i, c], c]
         i = parent[i, c]
@@ -147,10 +147,10 @@ def edge_gap(lo: int, hi: int, edges: Any, x: Any, y: Any) -> tuple[float, float
     return penalty, slack
 
 
-@outlined(PAIR, INT, INT, DEVICES, R2, R3)
-def dense_gap(lo: int, hi: int, devices: Any, x: Any, s: Any) -> tuple[float, float]:
+@outlined(PAIR, INT, INT, SITES, R2, R3)
+def dense_gap(lo: int, hi: int, sites: Any, x: Any, s: Any) -> tuple[float, float]:
     """Sums of ``M_u(x_u)`` and of ``r' A^{-1} r / 2`` with ``r = A x - b + s``."""
-    order, A, inverse, b, c0 = devices.order, devices.A, devices.own_inverse, devices.b, devices.c
+    order, A, inverse, b, c0 = sites.order, sites.A, sites.own_inverse, sites.b, sites.c
     p = x.shape[1]
     value, gap = 0.0, 0.0
     residual = np.empty(p)
@@ -185,10 +185,10 @@ def dense_gap(lo: int, hi: int, devices: Any, x: Any, s: Any) -> tuple[float, fl
     return value, gap
 
 
-@outlined(PAIR, INT, INT, DEVICES, R2, R3)
-def isotropic_gap(lo: int, hi: int, devices: Any, x: Any, s: Any) -> tuple[float, float]:
+@outlined(PAIR, INT, INT, SITES, R2, R3)
+def isotropic_gap(lo: int, hi: int, sites: Any, x: Any, s: Any) -> tuple[float, float]:
     """As `dense_gap`, where every Gram matrix is ``curvature[i]`` times the identity."""
-    order, curvature, b, c0 = devices.order, devices.curvature, devices.b, devices.c
+    order, curvature, b, c0 = sites.order, sites.curvature, sites.b, sites.c
     value, gap = 0.0, 0.0
     for i in range(lo, hi):
         square = 0.0
@@ -216,10 +216,10 @@ def _length(kind: int, dual: Any) -> Any:
     return math.sqrt(length) if kind == L2 else length
 
 
-@outlined(types.void, DEVICES, EDGES, R2, R3, W2, W3, quickly=True, inner=True)
-def reroute(devices: Any, edges: Any, old_y: Any, old_s: Any, y: Any, s: Any) -> None:
+@outlined(types.void, SITES, EDGES, R2, R3, W2, W3, quickly=True, inner=True)
+def reroute(sites: Any, edges: Any, old_y: Any, old_s: Any, y: Any, s: Any) -> None:
     """As `fedkin.objective.rerouting.Rerouting`, on one thread: ``y (E, p)`` and ``s (1, V, p)`` from the old ones."""
-    head, tail, radius, kind, singular = edges.head, edges.tail, edges.radius, edges.kind, devices.singular
+    head, tail, radius, kind, singular = edges.head, edges.tail, edges.radius, edges.kind, sites.singular
     n, p = s.shape[1], s.shape[2]
     pull, total = np.zeros((n, p)), np.empty((n, p))
     for e in range(y.shape[0]):
@@ -235,7 +235,7 @@ def reroute(devices: Any, edges: Any, old_y: Any, old_s: Any, y: Any, s: Any) ->
                 pull[i, k] = total[i, k] = 0.0
                 if singular[i]:
                     for c in range(p):
-                        pull[i, k] += devices.unseen[i, k, c] * s[0, i, c]
+                        pull[i, k] += sites.unseen[i, k, c] * s[0, i, c]
         most = 0.0
         for moving in range(2):
             for e in range(y.shape[0]):
@@ -275,7 +275,7 @@ def reroute(devices: Any, edges: Any, old_y: Any, old_s: Any, y: Any, s: Any) ->
 
 @outlined(types.void, INT, INT, EDGES, R2, FLOAT, R2, R2, R2, W2)
 def fuse(lo: int, hi: int, edges: Any, y: Any, share: float, z: Any, box: Any, x: Any, out: Any) -> None:
-    """Means of ``x`` over devices joined by edges whose dual is inside ``share`` of its ball.
+    """Means of ``x`` over sites joined by edges whose dual is inside ``share`` of its ball.
 
     For l1 the columns ``lo .. hi`` on their own, for the others all columns together. A group is zero where the
     sparsity dual of a member is inside its box.

@@ -2,7 +2,7 @@
 
 Nothing here is called directly: `fedkin.solvers.compiled` drives these kernels, `fedkin.solvers.backend` decides when.
 Each is compiled, or loaded from numba's cache, when it is needed. All release the GIL and work on a range ``lo .. hi``
-of devices or edges, so that plain threads share one iteration and problems run side by side.
+of sites or edges, so that plain threads share one iteration and problems run side by side.
 `fedkin.solvers.kernels.bundles` says what they work on.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit, types
 
-from fedkin.solvers.kernels.bundles import DEVICES, EDGES, R1, R2, STATE, STEP, W1, W2
+from fedkin.solvers.kernels.bundles import EDGES, R1, R2, SITES, STATE, STEP, W1, W2
 from fedkin.solvers.kernels.jit import FLOAT, INT, bundle, outlined, part
 
 L1, L2, LINF = 0, 1, 2
@@ -54,13 +54,13 @@ def _project_linf(v: Any, radius: float) -> None:
         v[c] = math.copysign(max(abs(v[c]) - threshold, 0.0), v[c])
 
 
-# --- devices --------------------------------------------------------------------------------------------------------
+# --- sites --------------------------------------------------------------------------------------------------------
 
 
-@outlined(types.void, INT, INT, DEVICES, STEP, STATE, FLOAT)
-def dense_step(lo: int, hi: int, devices: Any, step: Any, state: Any, relax: float) -> None:
+@outlined(types.void, INT, INT, SITES, STEP, STATE, FLOAT)
+def dense_step(lo: int, hi: int, sites: Any, step: Any, state: Any, relax: float) -> None:
     """``xhat = resolvent (b + weight rho x - s)``, ``ahead = 2 xhat - x``, ``x += relax (xhat - x)``."""
-    inverse, b, weight, rho = step.resolvent, devices.b, devices.weight, step.rho
+    inverse, b, weight, rho = step.resolvent, sites.b, sites.weight, step.rho
     x, s, ahead = state.x, state.s, state.ahead
     p = x.shape[1]
     shares = s.shape[0]
@@ -92,10 +92,10 @@ def dense_step(lo: int, hi: int, devices: Any, step: Any, state: Any, relax: flo
             s[0, i, c] = 0.0
 
 
-@outlined(types.void, INT, INT, DEVICES, STEP, STATE, FLOAT)
-def isotropic_step(lo: int, hi: int, devices: Any, step: Any, state: Any, relax: float) -> None:
+@outlined(types.void, INT, INT, SITES, STEP, STATE, FLOAT)
+def isotropic_step(lo: int, hi: int, sites: Any, step: Any, state: Any, relax: float) -> None:
     """As `dense_step`, where every Gram matrix is ``curvature[i]`` times the identity."""
-    curvature, b, weight, rho = devices.curvature, devices.b, devices.weight, step.rho
+    curvature, b, weight, rho = sites.curvature, sites.b, sites.weight, step.rho
     x, s, ahead = state.x, state.s, state.ahead
     p = x.shape[1]
     shares = s.shape[0]
@@ -115,7 +115,7 @@ def isotropic_step(lo: int, hi: int, devices: Any, step: Any, state: Any, relax:
 
 @outlined(types.void, INT, INT, R1, R2, STATE, FLOAT)
 def box_step(lo: int, hi: int, rho: Any, box: Any, state: Any, relax: float) -> None:
-    """Duals of the sparsity term, after a step of the devices; they open the next sum ``s``."""
+    """Duals of the sparsity term, after a step of the sites; they open the next sum ``s``."""
     z, s, ahead = state.z, state.s, state.ahead
     for i in range(lo, hi):
         for c in range(rho.shape[0]):
@@ -290,21 +290,21 @@ def add_balance(lo: int, hi: int, edges: Any, y: Any, s: Any) -> None:
 class StepCalls(NamedTuple):
     """Addresses of the kernels that make up an iteration; ``box`` is 0 without sparsity."""
 
-    devices: Any
+    sites: Any
     box: Any
     edges: Any
 
 
 STEP_CALLS = bundle(StepCalls, INT, INT, INT)
-_devices_at, _box_at, _edges_at = dense_step.at, box_step.at, l1_step.at
+_sites_at, _box_at, _edges_at = dense_step.at, box_step.at, l1_step.at
 
 
-@outlined(types.void, INT, DEVICES, EDGES, STEP, STATE, FLOAT, STEP_CALLS, quickly=True)
-def run(n_iter: int, devices: Any, edges: Any, step: Any, state: Any, relax: float, calls: Any) -> None:
+@outlined(types.void, INT, SITES, EDGES, STEP, STATE, FLOAT, STEP_CALLS, quickly=True)
+def run(n_iter: int, sites: Any, edges: Any, step: Any, state: Any, relax: float, calls: Any) -> None:
     """``n_iter`` iterations."""
     n, n_edges = state.x.shape[0], state.y.shape[0]
     for _ in range(n_iter):
-        _devices_at(calls.devices, (0, n, devices, step, state, relax))
+        _sites_at(calls.sites, (0, n, sites, step, state, relax))
         if calls.box != 0:
-            _box_at(calls.box, (0, n, step.rho, devices.box, state, relax))
+            _box_at(calls.box, (0, n, step.rho, sites.box, state, relax))
         _edges_at(calls.edges, (0, n_edges, edges, step.half, state.ahead, state.y, state.s[0], relax))

@@ -72,7 +72,7 @@ def doubt(
 
 def estimation(rows: Sequence[Row]) -> list[Check]:
     """Edge selection is as good as the oracle, and Local is what theory says."""
-    names = ["varrho", "n_samples", "n_devices"]
+    names = ["varrho", "n_samples", "n_sites"]
     oracle, best, gap = (
         paired_ratios(rows, names, "estimator", sides, "error")
         for sides in (("es", "oracle"), ("es", "attainable"), ("attainable", "pooled"))
@@ -106,7 +106,7 @@ def estimation(rows: Sequence[Row]) -> list[Check]:
 
 def sensitivity(rows: Sequence[Row]) -> list[Check]:
     """Edge selection survives any graph; selection among all pairs does not look at the graph."""
-    names = ["n_samples", "n_devices"]
+    names = ["n_samples", "n_sites"]
     ratios = paired_ratios(rows, [*names, "varrho"], "estimator", ("es", "local"), "error")
     below = f"the largest Fed-ADMM-ES / Local is {largest(ratios, [*names, 'varrho'])}"
     holds = max(one.mean for one in ratios.values()) < 1
@@ -176,7 +176,7 @@ def rate(rows: Sequence[Row]) -> list[Check]:
     A bound allows the error to fall faster with n and |V| and to grow slower with K and |S|. A tenth of slope is left
     for small samples: a cluster with N rows has an error of p / (N - p - 1), not p / N.
     """
-    names = ["varied", "n_samples", "n_devices", "n_clusters", "false_edges"]
+    names = ["varied", "n_samples", "n_sites", "n_clusters", "false_edges"]
     error, bound = summarize(rows, names, "error"), summarize(rows, names, "rate")
     checks = []
     for varied in distinct(rows, "varied"):
@@ -200,7 +200,7 @@ def rate(rows: Sequence[Row]) -> list[Check]:
 
 def convergence(rows: Sequence[Row]) -> list[Check]:
     """Fed-ADMM ahead of gradient descent from the hundredth round on."""
-    names = ["n_samples", "n_devices", "round"]
+    names = ["n_samples", "n_sites", "round"]
     late = [row for row in rows if row["round"] >= 100]
     checks = []
     for fed, other in (("fedadmm-full", "gd"), ("fedadmm-batch", "sgd")):

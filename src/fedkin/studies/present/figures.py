@@ -5,7 +5,7 @@
     [[figure]]
     name = "estimation"             # of the files
     kind = "lines"                  # "lines", a built-in kind of this module, or "module:function"
-    x = "n_devices"                 # columns of the rows
+    x = "n_sites"                 # columns of the rows
     y = "error"
     series = "estimator"
     rows = "varrho"                 # panels below each other, and side by side; both optional

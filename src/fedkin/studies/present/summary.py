@@ -17,7 +17,7 @@ from fedkin.studies.tasks.kin import LABELS as KIN_LABELS
 
 COLUMN_LABELS: Mapping[str, str] = {
     "n_samples": "n",
-    "n_devices": "|V|",
+    "n_sites": "|V|",
     "varrho": "ϱ",
     "n_clusters": "K₀",
     "false_edges": "|S|",

@@ -62,7 +62,7 @@ Generator = Callable[..., Design]
 
 
 def false_edge_design(
-    n_devices: int = 100,
+    n_sites: int = 100,
     n_samples: int = 100,
     n_features: int = 20,
     n_clusters: int = 5,
@@ -74,9 +74,9 @@ def false_edge_design(
 ) -> Design:
     """The paper's design with all true edges and exactly ``false_edges`` wrong ones, the |S| of Theorem 2."""
     design = paper_design(
-        n_devices, n_samples, n_features, n_clusters, varrho=0.0, signal=signal, noise=noise, seed=seed
+        n_sites, n_samples, n_features, n_clusters, varrho=0.0, signal=signal, noise=noise, seed=seed
     )
-    first, second = np.tril_indices(n_devices, -1)
+    first, second = np.tril_indices(n_sites, -1)
     across = np.flatnonzero(design.labels[first] != design.labels[second])
     if not 0 <= false_edges <= across.size:
         raise ParameterError(
@@ -84,12 +84,12 @@ def false_edge_design(
         )
     chosen = np.random.default_rng([seed, 1]).choice(across, size=false_edges, replace=False)
     wrong = np.column_stack([first[chosen], second[chosen]])
-    graph = Graph.from_indices(design.federation.devices, np.concatenate([design.truth.edges, wrong]))
+    graph = Graph.from_indices(design.federation.sites, np.concatenate([design.truth.edges, wrong]))
     return replace(design, graph=graph)
 
 
 def differing_design(
-    n_devices: int = 30,
+    n_sites: int = 30,
     n_samples: int = 50,
     n_features: int = 8,
     *,
@@ -108,18 +108,18 @@ def differing_design(
     n_clusters = 3 if truth == "groups" else 1
     if truth != "continuous":
         return paper_design(
-            n_devices, n_samples, n_features, n_clusters, varrho=0.2, loss=loss, signal=signal, seed=seed
+            n_sites, n_samples, n_features, n_clusters, varrho=0.2, loss=loss, signal=signal, seed=seed
         )
     rng = np.random.default_rng(seed)
     scale = signal * n_features**-0.25
-    theta = scale * (rng.normal(size=n_features) + 0.5 * rng.normal(size=(n_devices, n_features)))
-    graph = Graph.empty(range(n_devices)).corrupt(0.3, seed=rng)
+    theta = scale * (rng.normal(size=n_features) + 0.5 * rng.normal(size=(n_sites, n_features)))
+    graph = Graph.empty(range(n_sites)).corrupt(0.3, seed=rng)
     data = {}
-    for u in range(n_devices):
+    for u in range(n_sites):
         X = rng.normal(size=(n_samples, n_features))
         mean, noise = X @ theta[u], rng.normal(size=n_samples)
         data[u] = X, mean + noise if loss == "linear" else (mean + rng.logistic(size=n_samples) > 0).astype(np.float64)
-    return Design(Federation(data), graph, Graph.empty(range(n_devices)), theta, np.arange(n_devices))
+    return Design(Federation(data), graph, Graph.empty(range(n_sites)), theta, np.arange(n_sites))
 
 
 #: Options of every task that generates its data.

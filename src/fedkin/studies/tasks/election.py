@@ -169,18 +169,18 @@ class Split:
         chosen, loss = self.best(fits)
         ridge, lam = candidates[chosen]
         solution = solve(problem(self.train, ridge, lam), tol=protocol.tol)
-        graph = graph.aligned(self.train.devices)
+        graph = graph.aligned(self.train.sites)
         common = common_share(solution.theta, graph).tolist()
         return Found(self.probabilities(solution.theta), ridge, lam, loss, graph, common)
 
     def ridged(self, *, pooled: bool = False) -> Found:
         """Fits without a graph, one per state or one in all, with the ridge by inner cross-validation."""
-        devices, ridges = self.train.n_devices, self.protocol.ridges
+        sites, ridges = self.train.n_sites, self.protocol.ridges
 
         def fit(rows: Federation, ridge: float) -> Array:
             own = _all_in_one(rows) if pooled else rows
-            problem = Problem(own, Graph.empty(own.devices), loss="logistic", ridge=self._ridge_vector(ridge))
-            return np.broadcast_to(solve(problem, tol=1e-9).theta, (devices, rows.n_features))
+            problem = Problem(own, Graph.empty(own.sites), loss="logistic", ridge=self._ridge_vector(ridge))
+            return np.broadcast_to(solve(problem, tol=1e-9).theta, (sites, rows.n_features))
 
         chosen, loss = self.best(lambda rows: (fit(rows, ridge) for ridge in ridges))
         return Found(self.probabilities(fit(self.train, ridges[chosen])), ridges[chosen], inner_log_loss=loss)
@@ -189,11 +189,11 @@ class Split:
         """One model for all states but for the intercept, with the ridges of both by inner cross-validation."""
         if self.train.feature_names[0] != INTERCEPT:
             return replace(self, protocol=replace(self.protocol, intercept=True)).state_intercepts()
-        protocol, (V, p) = self.protocol, (self.train.n_devices, self.train.n_features)
+        protocol, (V, p) = self.protocol, (self.train.n_sites, self.train.n_features)
         candidates = [(ridge, own) for ridge in protocol.ridges for own in protocol.state_ridges]
 
         def fit(rows: Federation, ridge: float, own: float) -> Array:
-            wide = np.column_stack([rows.X, np.eye(V)[rows.device_index]])  # each state's own part of the intercept
+            wide = np.column_stack([rows.X, np.eye(V)[rows.site_index]])  # each state's own part of the intercept
             every = Federation.from_arrays(wide, rows.y, ["all"] * len(wide))
             vector = np.concatenate([self._ridge_vector(ridge), np.full(V, own)])
             theta = solve(Problem(every, Graph.empty(["all"]), loss="logistic", ridge=vector), tol=1e-9).theta[0]
@@ -213,8 +213,8 @@ class Split:
         away = self.train.X @ (found.theta - found.mean).T
         distance = np.sqrt((away**2).mean(axis=0)).tolist()
         chance = np.empty(len(self.test.X))
-        for u, state in enumerate(self.test.devices):
-            own = self.test.device_index == u
+        for u, state in enumerate(self.test.sites):
+            own = self.test.site_index == u
             chance[own] = found.predict(self.test.X[own], state).mean
         return Found(chance, group=found.groups.tolist(), resolved=found.resolved, distance=distance)
 
@@ -227,13 +227,13 @@ class Split:
     def stepped(self, *, pooled: bool = False, steps: int = 10) -> Found:
         """A few gradient steps from zero: what an optimiser that was stopped early gives."""
         own = _all_in_one(self.train) if pooled else self.train
-        terms = Problem(own, Graph.empty(own.devices), loss="logistic").terms
-        theta = np.zeros((own.n_devices, own.n_features))
+        terms = Problem(own, Graph.empty(own.sites), loss="logistic").terms
+        theta = np.zeros((own.n_sites, own.n_features))
         # the largest curvature that the logistic loss can have on a site
-        size = [np.linalg.norm(own[device].X, 2) ** 2 / (4 * own[device].n_samples) for device in own.devices]
+        size = [np.linalg.norm(own[site].X, 2) ** 2 / (4 * own[site].n_samples) for site in own.sites]
         for _ in range(steps):
             theta = theta - terms.gradients(theta) / np.array(size)[:, None]
-        return Found(self.probabilities(np.broadcast_to(theta, (self.train.n_devices, own.n_features))))
+        return Found(self.probabilities(np.broadcast_to(theta, (self.train.n_sites, own.n_features))))
 
 
 def common_share(theta: Array, graph: Graph) -> Array:
@@ -249,7 +249,7 @@ def common_share(theta: Array, graph: Graph) -> Array:
 
 
 def _predictors(rows: Federation, theta: Array) -> Array:
-    return np.asarray(np.einsum("np,np->n", rows.X, theta[rows.device_index]))
+    return np.asarray(np.einsum("np,np->n", rows.X, theta[rows.site_index]))
 
 
 #: Methods by their names in rows, with the names that tables show.
@@ -293,7 +293,7 @@ def election(replication: Replication) -> Iterator[dict[str, Any]]:
             "inner_log_loss": found.inner_log_loss,
             "kept_edges": None if found.graph is None else found.graph.n_edges,
             "components": None if found.graph is None else found.graph.n_components,
-            "states": list(split.train.devices),
+            "states": list(split.train.sites),
             "group": found.group if found.graph is None else found.graph.components().tolist(),
             "common_share": found.common_share,
             "resolved": None if found.resolved is None else float(found.resolved),
@@ -319,9 +319,9 @@ def scores(y: Any, probability: Array) -> dict[str, float]:
     }
 
 
-def historical_graph(election: Election, devices: Sequence[Any]) -> Graph:
+def historical_graph(election: Election, sites: Sequence[Any]) -> Graph:
     """D_his: the states of each lean (red, blue, swing) are all joined."""
-    return Graph.clusters([election.lean[state] for state in devices], devices=devices)
+    return Graph.clusters([election.lean[state] for state in sites], sites=sites)
 
 
 def _all_in_one(rows: Federation) -> Federation:
@@ -336,8 +336,8 @@ def _always_republican(split: Split) -> Found:
 def _state_majority(split: Split) -> Found:
     # one county of each kind is added, so that a state of one kind is not certain
     train = split.train
-    ahead = np.bincount(train.device_index, weights=train.y, minlength=train.n_devices)
-    return Found(((ahead + 1) / (train.n_samples + 2))[split.test.device_index])
+    ahead = np.bincount(train.site_index, weights=train.y, minlength=train.n_sites)
+    return Found(((ahead + 1) / (train.n_samples + 2))[split.test.site_index])
 
 
 def _selected(split: Split) -> Found:
@@ -361,7 +361,7 @@ METHODS: Mapping[str, Callable[[Split], Found]] = {
     "global": lambda split: split.ridged(pooled=True),
     "state-intercepts": lambda split: split.state_intercepts(),
     "fed-loc": _selected,
-    "fed-his": lambda split: split.penalised(historical_graph(split.election, split.train.devices)),
+    "fed-his": lambda split: split.penalised(historical_graph(split.election, split.train.sites)),
     "kin": lambda split: split.kin(),
     "local-steps": lambda split: split.stepped(),
     "global-steps": lambda split: split.stepped(pooled=True),

@@ -181,10 +181,10 @@ def estimation(replication: Replication) -> Iterator[dict[str, Any]]:
 
 def theorem_rate(design: Design) -> float:
     """``p (K(E) + |E minus E0|) / (n |V|)`` of Theorem 2; K(E) is the number of connected parts of the graph."""
-    graph, (n_devices, p) = design.graph, design.theta_star.shape
+    graph, (n_sites, p) = design.graph, design.theta_star.shape
     wrong = int((np.diff(design.labels[graph.edges]) != 0).sum())
     n = int(design.federation.n_samples.min())
-    return float(p * (graph.n_components + wrong) / (n * n_devices))
+    return float(p * (graph.n_components + wrong) / (n * n_sites))
 
 
 def edge_selection(replication: Replication) -> Iterator[dict[str, Any]]:

@@ -95,7 +95,7 @@ def _coverage(design: Design, intervals: Array) -> float:
 
 
 def _clusterpath(bench: Workbench, replication: Replication) -> Array:
-    estimate: Estimate = bench.penalised(Graph.complete(bench.design.federation.devices))
+    estimate: Estimate = bench.penalised(Graph.complete(bench.design.federation.sites))
     return estimate.theta
 
 

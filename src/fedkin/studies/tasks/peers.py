@@ -19,8 +19,8 @@ from fedkin.kin import Quadratics, common_units, fit_mixed
 
 def least_squares(federation: Federation) -> Quadratics:
     """The sites' sums ``X'X``, ``X'y`` and ``y'y``."""
-    X, y, of = federation.X, np.asarray(federation.y, dtype=np.float64), federation.device_index
-    own = [np.flatnonzero(of == u) for u in range(federation.n_devices)]
+    X, y, of = federation.X, np.asarray(federation.y, dtype=np.float64), federation.site_index
+    own = [np.flatnonzero(of == u) for u in range(federation.n_sites)]
     G, c = (np.stack([X[rows].T @ right[rows] for rows in own]) for right in (X, y))
     yy = np.array([float(y[rows] @ y[rows]) for rows in own])
     return Quadratics(G, c, yy, federation.n_samples.astype(np.float64))

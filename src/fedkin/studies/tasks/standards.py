@@ -28,13 +28,13 @@ def logged(rows: Federation, columns: Mask) -> Federation:
 
 def _with(rows: Federation, X: Array) -> Federation:
     """The same rows with other features."""
-    device = [rows.devices[u] for u in rows.device_index]
-    return Federation.from_arrays(X, rows.y, device, feature_names=rows.feature_names)
+    site = [rows.sites[u] for u in rows.site_index]
+    return Federation.from_arrays(X, rows.y, site, feature_names=rows.feature_names)
 
 
 def standards(train: Federation, how: str) -> tuple[Array, Array]:
     """Means and scales ``(V, q)`` of the training rows."""
-    shape = (train.n_devices, train.n_features)
+    shape = (train.n_sites, train.n_features)
     if how == "none":
         return np.zeros(shape), np.ones(shape)
     if how in ("pooled", "logs"):
@@ -42,12 +42,12 @@ def standards(train: Federation, how: str) -> tuple[Array, Array]:
         return np.broadcast_to(mean, shape), np.broadcast_to(scale, shape)
     if how != "state":
         raise ParameterError(f'standardize must be "pooled", "logs", "state" or "none", got {how!r}')
-    mean = np.stack([train[state].X.mean(axis=0) for state in train.devices])
-    scale = np.stack([train[state].X.std(axis=0) for state in train.devices])
+    mean = np.stack([train[state].X.mean(axis=0) for state in train.sites])
+    scale = np.stack([train[state].X.std(axis=0) for state in train.sites])
     return mean, np.where(scale > 0, scale, 1.0)
 
 
 def applied(rows: Federation, mean: Array, scale: Array, intercept: bool) -> Federation:
-    of = rows.device_index
+    of = rows.site_index
     federation = _with(rows, (rows.X - mean[of]) / scale[of])
     return federation.with_intercept() if intercept else federation

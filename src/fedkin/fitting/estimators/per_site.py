@@ -1,4 +1,4 @@
-"""What all estimators share: the device of each row, rows that come later, predictions that must know the device."""
+"""What all estimators share: the site of each row, rows that come later, predictions that must know the site."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedkin._base import Array, listed
 from fedkin.data import Federation
-from fedkin.errors import DataError, FedkinWarning, ParameterError, UnknownDeviceError
+from fedkin.errors import DataError, FedkinWarning, ParameterError, UnknownSiteError
 from fedkin.fitting.estimators.kept import KeptRows, KeptSums, kept_of, weighted
-from fedkin.fitting.estimators.scoring import AtDevices, refuse_text, split_column
+from fedkin.fitting.estimators.scoring import AtSites, refuse_text, split_column
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import AUTO, FitOptions
 from fedkin.fitting.preparation import Prepared
@@ -27,35 +27,35 @@ from fedkin.graph import Graph
 from fedkin.kin import Covariates, hint_of
 from fedkin.losses import CLASS_LOSSES, LOSS_NAMES, REGRESSION_LOSSES, Loss
 
-Devices = ArrayLike | Hashable | None
+Sites = ArrayLike | Hashable | None
 
-#: The device of all rows when none are named.
-SINGLE_DEVICE = "all"
-_NO_DEVICE = (
-    "fit was not told the sites of the rows, so it made ONE model for all of them: pass device= with an id per row "
+#: The site of all rows when none are named.
+SINGLE_SITE = "all"
+_NO_SITE = (
+    "fit was not told the sites of the rows, so it made ONE model for all of them: pass site= with an id per row "
     "(cross_val_score, GridSearchCV and the like pass it on only with metadata routing; groups= never reaches a "
-    "model), name a column of X with device_column=, or say device='all' if one model is what you want"
+    "model), name a column of X with site_column=, or say site='all' if one model is what you want"
 )
-_SAY_DEVICE = (
-    "the model has {n} sites, so it must be told which one each row belongs to: device= one of {some}, or a list "
+_SAY_SITE = (
+    "the model has {n} sites, so it must be told which one each row belongs to: site= one of {some}, or a list "
     "with an id per row. Where scikit-learn calls it (scoring=, permutation_importance, CalibratedClassifierCV), use "
-    "fedkin.DeviceScorer with metadata routing, model.at(device), or ids in a column of X that device_column= names"
+    "fedkin.SiteScorer with metadata routing, model.at(site), or ids in a column of X that site_column= names"
 )
 
 
-class PerDevice:
-    """What all estimators share; before scikit-learn's mixins, whose scores know no devices."""
+class PerSite:
+    """What all estimators share; before scikit-learn's mixins, whose scores know no sites."""
 
     # scikit-learn's way to say which metadata methods want without being asked: nobody has to call set_fit_request
-    __metadata_request__fit = dict.fromkeys(("device", "graph", "offset", "sample_weight", "covariates"), True)
+    __metadata_request__fit = dict.fromkeys(("site", "graph", "offset", "sample_weight", "covariates"), True)
     __metadata_request__partial_fit = __metadata_request__fit
-    __metadata_request__predict = {"device": True, "offset": True}  # noqa: RUF012
-    __metadata_request__predict_proba = {"device": True, "offset": True}  # noqa: RUF012
-    __metadata_request__decision_function = {"device": True, "offset": True}  # noqa: RUF012
-    __metadata_request__score = {"device": True, "offset": True, "sample_weight": True}  # noqa: RUF012
+    __metadata_request__predict = {"site": True, "offset": True}  # noqa: RUF012
+    __metadata_request__predict_proba = {"site": True, "offset": True}  # noqa: RUF012
+    __metadata_request__decision_function = {"site": True, "offset": True}  # noqa: RUF012
+    __metadata_request__score = {"site": True, "offset": True, "sample_weight": True}  # noqa: RUF012
 
     loss: str | Loss
-    device_column: str | int | None
+    site_column: str | int | None
     model_: FittedModel
     _metric: ClassVar[Callable[..., float]]
     _auto_loss: ClassVar[str]
@@ -80,7 +80,7 @@ class PerDevice:
         self,
         X: ArrayLike,
         y: ArrayLike,
-        device: Devices = None,
+        site: Sites = None,
         graph: Graph | None = None,
         offset: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
@@ -91,36 +91,36 @@ class PerDevice:
         Parameters
         ----------
         X : array (n, q)
-            Rows of all devices, in any order.
+            Rows of all sites, in any order.
         y : array (n,)
             Targets, or class labels.
-        device : array (n,) of ids, or one id
-            The device of each row, or of all rows. Without it, and without ``device_column``, all rows are one device,
+        site : array (n,) of ids, or one id
+            The site of each row, or of all rows. Without it, and without ``site_column``, all rows are one site,
             and a `FedkinWarning` says so.
         graph : Graph or networkx graph, optional
-            Between the devices; all pairs without it.
+            Between the sites; all pairs without it.
         offset : array (n,), optional
             Known part of the linear predictor, such as the log of an exposure.
         sample_weight : array (n,), optional
             How many rows each row stands for; rows of weight 0 are left out.
         covariates : mapping {site: value, row or {name: value}} or pandas table, optional
             What is known about the sites beside their rows, such as size or region, instead of a graph; its index has
-            the sites. See `fedkin.kin.covariate_graph`. An array is in the order of `devices_`.
+            the sites. See `fedkin.kin.covariate_graph`. An array is in the order of `sites_`.
         """
         options = self._options()
-        X, device = self._apart(X, device)
+        X, site = self._apart(X, site)
         rows, target = self._checked(X, y)
-        if device is None:
-            warnings.warn(_NO_DEVICE, FedkinWarning, stacklevel=2)
-            device = SINGLE_DEVICE
-        federation = self._stacked(rows, target, device, offset, sample_weight)
+        if site is None:
+            warnings.warn(_NO_SITE, FedkinWarning, stacklevel=2)
+            site = SINGLE_SITE
+        federation = self._stacked(rows, target, site, offset, sample_weight)
         return self._fit_kept(KeptRows(federation), graph, options, covariates)
 
     def partial_fit(
         self,
         X: ArrayLike,
         y: ArrayLike,
-        device: Devices = None,
+        site: Sites = None,
         graph: Graph | None = None,
         offset: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
@@ -130,7 +130,7 @@ class PerDevice:
 
         Parameters
         ----------
-        X, y, device, graph, offset, sample_weight, covariates
+        X, y, site, graph, offset, sample_weight, covariates
             As in `fit`; graph and covariates are about all sites, also those of earlier rows.
 
         Notes
@@ -140,38 +140,38 @@ class PerDevice:
         makes of it), and folds that choose ``lam`` are dealt as rows come. For other losses it keeps the rows.
         """
         if not hasattr(self, "model_") or not hasattr(self, "_kept"):
-            return self.fit(X, y, device, graph, offset, sample_weight, covariates)
+            return self.fit(X, y, site, graph, offset, sample_weight, covariates)
         options, seen = self._options(), self._kept
-        X, device = self._apart(X, device)
+        X, site = self._apart(X, site)
         rows, target = self._checked(X, y, reset=False)
-        if device is None and seen.devices != (SINGLE_DEVICE,):
-            raise DataError("partial_fit was not told the sites of the rows: pass device= with an id per row")
-        more = self._stacked(rows, target, SINGLE_DEVICE if device is None else device, offset, sample_weight)
+        if site is None and seen.sites != (SINGLE_SITE,):
+            raise DataError("partial_fit was not told the sites of the rows: pass site= with an id per row")
+        more = self._stacked(rows, target, SINGLE_SITE if site is None else site, offset, sample_weight)
         if (more.offset is not None) != seen.has_offset:
             raise DataError("rows of one model have an offset all or none: give offset= as before")
         return self._fit_kept(seen.with_rows(more), graph, options, covariates)
 
-    def _apart(self, X: Any, device: Devices) -> tuple[Any, Devices]:
-        """X without the column of devices, and the devices: those given, or those of the column."""
-        if self.device_column is None:
-            return X, device
-        rest, ids = split_column(X, self.device_column)
-        if ids is None and device is None:
+    def _apart(self, X: Any, site: Sites) -> tuple[Any, Sites]:
+        """X without the column of sites, and the sites: those given, or those of the column."""
+        if self.site_column is None:
+            return X, site
+        rest, ids = split_column(X, self.site_column)
+        if ids is None and site is None:
             raise DataError(
-                f"X has no column {self.device_column!r}, which device_column= names: add it, or pass device="
+                f"X has no column {self.site_column!r}, which site_column= names: add it, or pass site="
             )
-        return rest, ids if device is None else device
+        return rest, ids if site is None else site
 
     def _stacked(
         self,
         rows: Array,
         target: NDArray[Any],
-        device: Devices,
+        site: Sites,
         offset: ArrayLike | None,
         sample_weight: ArrayLike | None,
     ) -> Federation:
-        each = isinstance(device, Iterable) and not isinstance(device, str | bytes)
-        ids: Any = device if each else [device] * len(rows)
+        each = isinstance(site, Iterable) and not isinstance(site, str | bytes)
+        ids: Any = site if each else [site] * len(rows)
         names = getattr(self, "feature_names_in_", None)
         stacked = Federation.from_arrays(rows, target, ids, offset=offset, feature_names=names)
         return stacked if sample_weight is None else weighted(stacked, sample_weight)
@@ -180,7 +180,7 @@ class PerDevice:
         self, kept: KeptRows | KeptSums, graph: Any, options: FitOptions, covariates: Covariates | None
     ) -> Self:
         prepared = kept.prepared(options)
-        hint = hint_of(_as_graph(graph), covariates, prepared.federation.devices)
+        hint = hint_of(_as_graph(graph), covariates, prepared.federation.sites)
         model = with_covariates(self._fit(prepared, hint, options), covariates)
         if isinstance(kept, KeptRows):
             kept = kept_of(kept.rows, options, quadratic=prepared.loss.quadratic)
@@ -189,7 +189,7 @@ class PerDevice:
         self.model_ = model
         self.coef_ = model.coef[:, 0] if squeezed else model.coef
         self.intercept_ = model.intercept[:, 0] if squeezed else model.intercept
-        self.devices_: tuple[Hashable, ...] = model.devices
+        self.sites_: tuple[Hashable, ...] = model.sites
         self.graph_ = model.graph
         self.clusters_ = model.clusters
         return self
@@ -203,15 +203,15 @@ class PerDevice:
     def _checked(self, X: ArrayLike, y: ArrayLike, reset: bool = True) -> tuple[Array, NDArray[Any]]:
         raise NotImplementedError
 
-    def predict(self, X: ArrayLike, device: Devices = None, offset: ArrayLike | None = None) -> NDArray[Any]:
+    def predict(self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None) -> NDArray[Any]:
         """Mean responses, or class labels.
 
         Parameters
         ----------
         X : array (n, q)
             Rows to predict.
-        device : array (n,) of ids, or one id
-            The device of each row, or of all rows. It may be left out only when one device was fitted.
+        site : array (n,) of ids, or one id
+            The site of each row, or of all rows. It may be left out only when one site was fitted.
         offset : array (n,), optional
             Needed when the fit had one.
 
@@ -219,17 +219,17 @@ class PerDevice:
         -------
         array (n,)
         """
-        rows, device = self._rows(X, device)
+        rows, site = self._rows(X, site)
         with _naming_folds():
-            return self.model_.predict(rows, device, offset)
+            return self.model_.predict(rows, site, offset)
 
-    def at(self, device: Devices, offset: ArrayLike | None = None) -> AtDevices:
-        """The fitted model for certain rows: it predicts them without being told their devices again.
+    def at(self, site: Sites, offset: ArrayLike | None = None) -> AtSites:
+        """The fitted model for certain rows: it predicts them without being told their sites again.
 
         Parameters
         ----------
-        device : array (n,) of ids, or one id
-            The devices of the rows that it will see, in their order.
+        site : array (n,) of ids, or one id
+            The sites of the rows that it will see, in their order.
         offset : array (n,), optional
             Their offsets.
 
@@ -241,19 +241,19 @@ class PerDevice:
         >>> rng = np.random.default_rng(0)
         >>> X, site = rng.normal(size=(120, 2)), np.repeat(["a", "b", "c"], 40)
         >>> y = X[:, 0] + 0.1 * rng.normal(size=120)
-        >>> model = KinRegressor().fit(X, y, device=site)
+        >>> model = KinRegressor().fit(X, y, site=site)
         >>> found = permutation_importance(model.at(site), X, y, random_state=0).importances_mean
         >>> bool(found[0] > 1 > abs(found[1]))
         True
         """
         check_is_fitted(self)
-        return AtDevices(self, device, offset)
+        return AtSites(self, site, offset)
 
     def score(
         self,
         X: ArrayLike,
         y: ArrayLike,
-        device: Devices = None,
+        site: Sites = None,
         offset: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> float:
@@ -261,26 +261,26 @@ class PerDevice:
 
         Parameters
         ----------
-        X, device, offset
+        X, site, offset
             As in `predict`.
         y : array (n,)
             True targets.
         sample_weight : array (n,), optional
             Weights of the rows.
         """
-        return float(self._metric(y, self.predict(X, device, offset), sample_weight=sample_weight))
+        return float(self._metric(y, self.predict(X, site, offset), sample_weight=sample_weight))
 
-    def _rows(self, X: ArrayLike, device: Devices) -> tuple[Array, Devices]:
+    def _rows(self, X: ArrayLike, site: Sites) -> tuple[Array, Sites]:
         check_is_fitted(self)
-        X, device = self._apart(X, device)
-        refuse_text(X, self.device_column)
+        X, site = self._apart(X, site)
+        refuse_text(X, self.site_column)
         rows: Array = validate_data(self, X, reset=False, dtype=np.float64)
-        if device is None and len(self.devices_) > 1:
-            raise DataError(_SAY_DEVICE.format(n=len(self.devices_), some=listed(self.devices_)))
-        return rows, device
+        if site is None and len(self.sites_) > 1:
+            raise DataError(_SAY_SITE.format(n=len(self.sites_), some=listed(self.sites_)))
+        return rows, site
 
 
-class PerDeviceRegressor(PerDevice, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class PerSiteRegressor(PerSite, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Numbers as targets."""
 
     _metric = staticmethod(r2_score)
@@ -296,12 +296,12 @@ class PerDeviceRegressor(PerDevice, RegressorMixin, BaseEstimator):  # type: ign
             other = type(self).__name__.replace("Regressor", "Classifier")
             cure = other if self.loss in CLASS_LOSSES else "fedkin.Problem, as it has no target"
             raise ParameterError(f"loss={self.loss!r} is not for regression; use it with {cure}")
-        refuse_text(X, self.device_column)
+        refuse_text(X, self.site_column)
         rows, target = validate_data(self, X, y, reset=reset, dtype=np.float64, y_numeric=True)
         return rows, target
 
 
-class PerDeviceClassifier(PerDevice, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class PerSiteClassifier(PerSite, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Classes as targets."""
 
     classes_: NDArray[Any]
@@ -311,7 +311,7 @@ class PerDeviceClassifier(PerDevice, ClassifierMixin, BaseEstimator):  # type: i
     def _checked(self, X: ArrayLike, y: ArrayLike, reset: bool = True) -> tuple[Array, NDArray[Any]]:
         if _loss_name(self._loss()) not in CLASS_LOSSES:
             raise ParameterError(f"loss={self.loss!r} is not for classes; use {' or '.join(map(repr, CLASS_LOSSES))}")
-        refuse_text(X, self.device_column)
+        refuse_text(X, self.site_column)
         rows, labels = validate_data(self, X, y, reset=reset, dtype=np.float64)
         check_classification_targets(labels)
         self.classes_ = np.unique(labels if reset else np.concatenate([self.classes_, labels]))
@@ -321,7 +321,7 @@ class PerDeviceClassifier(PerDevice, ClassifierMixin, BaseEstimator):  # type: i
         self,
         X: ArrayLike,
         y: ArrayLike,
-        device: Devices = None,
+        site: Sites = None,
         graph: Graph | None = None,
         offset: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
@@ -329,11 +329,11 @@ class PerDeviceClassifier(PerDevice, ClassifierMixin, BaseEstimator):  # type: i
         *,
         classes: ArrayLike | None = None,
     ) -> Self:
-        """Add rows to those of earlier fits, see `PerDevice.partial_fit`.
+        """Add rows to those of earlier fits, see `PerSite.partial_fit`.
 
         Parameters
         ----------
-        X, y, device, graph, offset, sample_weight, covariates
+        X, y, site, graph, offset, sample_weight, covariates
             As in `fit`.
         classes : array (C,), optional
             Labels that may occur; others are refused. Without it, a class may come with any rows.
@@ -341,28 +341,28 @@ class PerDeviceClassifier(PerDevice, ClassifierMixin, BaseEstimator):  # type: i
         unknown = [] if classes is None else np.setdiff1d(np.asarray(y), np.asarray(classes)).tolist()
         if unknown:
             raise DataError(f"class {unknown[0]!r} of y is not among classes=: add it there, or leave classes out")
-        return super().partial_fit(X, y, device, graph, offset, sample_weight, covariates)
+        return super().partial_fit(X, y, site, graph, offset, sample_weight, covariates)
 
-    def predict(self, X: ArrayLike, device: Devices = None, offset: ArrayLike | None = None) -> NDArray[Any]:
-        """Class labels; arguments as in `PerDevice.predict`."""
-        chances = self.predict_proba(X, device, offset)
+    def predict(self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None) -> NDArray[Any]:
+        """Class labels; arguments as in `PerSite.predict`."""
+        chances = self.predict_proba(X, site, offset)
         labels: NDArray[Any] = self.classes_[chances.argmax(axis=1)]
         return labels
 
-    def predict_proba(self, X: ArrayLike, device: Devices = None, offset: ArrayLike | None = None) -> Array:
+    def predict_proba(self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None) -> Array:
         """Probabilities ``(n, C)`` of the classes, in the order of `classes_`; arguments as in `predict`."""
-        rows, device = self._rows(X, device)
+        rows, site = self._rows(X, site)
         with _naming_folds():
-            return self.model_.predict_proba(rows, device, offset)
+            return self.model_.predict_proba(rows, site, offset)
 
-    def decision_function(self, X: ArrayLike, device: Devices = None, offset: ArrayLike | None = None) -> Array:
+    def decision_function(self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None) -> Array:
         """Log odds ``(n,)`` of the second class, or ``(n, C)`` with 0 for the first class; arguments as in `predict`.
 
         They are those of `predict_proba`, so with kin averaged; `model_.linear_predictor` has those at the estimates.
         """
-        rows, device = self._rows(X, device)
+        rows, site = self._rows(X, site)
         with _naming_folds():
-            eta = self.model_.averaged_predictor(rows, device, offset)
+            eta = self.model_.averaged_predictor(rows, site, offset)
         if len(self.classes_) == 2:
             return np.asarray(eta[:, 0])
         return np.column_stack([np.zeros(len(eta)), eta])
@@ -373,9 +373,9 @@ def _naming_folds() -> Iterator[None]:
     """Within this context, a site without a model is told of with what lets it have one in cross-validation."""
     try:
         yield
-    except UnknownDeviceError as error:
-        words = "In cross-validation use cv=fedkin.WithinDeviceKFold(), which leaves rows of every site to train on"
-        raise UnknownDeviceError(f"{error}. {words}") from None
+    except UnknownSiteError as error:
+        words = "In cross-validation use cv=fedkin.WithinSiteKFold(), which leaves rows of every site to train on"
+        raise UnknownSiteError(f"{error}. {words}") from None
 
 
 def _loss_name(loss: Any) -> str:
