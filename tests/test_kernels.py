@@ -354,19 +354,6 @@ def test_cache_is_found(cache: Path) -> None:
     assert not kernel_cache.cached(cache)
 
 
-def test_kernels_older_than_a_source_are_dropped(cache: Path) -> None:
-    """A kernel is made of those it calls, too: a change in one file makes all of them stale."""
-    before = list(kernel_cache.entries("*", cache))
-    kernel_cache.drop_stale(cache)
-    assert list(kernel_cache.entries("*", cache)) == before
-    (fresh, *stale) = before
-    for entry in stale:
-        os.utime(entry, (2, 2))
-    os.utime(cache.parent / "pdhg.py", (3, 3))
-    kernel_cache.drop_stale(cache)
-    assert list(kernel_cache.entries("*", cache)) == [fresh]
-
-
 FRESH = """
 import sys
 import fedkin

@@ -9,6 +9,7 @@ last durable state.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -56,7 +57,7 @@ class KeptState:
         self._refuse, self._most_bytes, self._lag = refuse, most_bytes, lag
         self._store = Store(path, run, revision, sent=keep)
         self._noted: Callable[[], None] | None = None
-        self._written = 0.0
+        self._written = -math.inf
 
     def save(
         self, round: int, arrays: Arrays, header: Mapping[str, Any], sent: Sequence[Sent] = (), *, durable: bool

@@ -115,7 +115,7 @@ class Program:
     transport: ReopeningTransport | None = None
     _seen: Any = None
     _looked: float = field(default_factory=time.monotonic)
-    _ticked: float = 0.0
+    _ticked: float = -math.inf
 
     @property
     def place(self) -> Path:
@@ -325,7 +325,7 @@ class StatusWriter:
         self.why: str | None = None
         self.stop = False
         self._settle: Callable[[], None] = lambda: None
-        self._written = 0.0
+        self._written = -math.inf
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 

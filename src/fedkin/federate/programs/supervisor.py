@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -39,12 +40,12 @@ class Child:
     place: Path
     process: subprocess.Popen[bytes] | None = None
     restarts: int = 0
-    due: float = 0.0
+    due: float = -math.inf
     state: str = "waiting"
     why: str = ""  # it ended, the last time
     restarts_before: int = 0  # under earlier supervisors
     stderr_before: int = 0  # bytes of stderr.txt that are older than the process
-    listened: float = 0.0  # when its status was looked at
+    listened: float = -math.inf  # when its status was looked at
     told: bool = False  # that it holds, or says nothing
 
     @property

@@ -11,11 +11,3 @@ two kinds of sweep (`choice` is what they share), `splits` a part of moves of wh
 not here but in `fedkin.kin.sampler`: every line costs time to compile, on first use. Loading a module loads numba, and
 compiles what is not in its cache.
 """
-
-from __future__ import annotations
-
-from pathlib import Path
-
-from fedkin.solvers.kernels import drop_stale
-
-drop_stale(Path(__file__).parent)

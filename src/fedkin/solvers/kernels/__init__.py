@@ -25,18 +25,6 @@ def cached(folder: Path = _HERE, name: str = "steps.edge_moves") -> bool:
     return any(entry.stat().st_mtime >= newest for entry in entries(f"{name}-*", folder))
 
 
-def drop_stale(folder: Path = _HERE) -> None:
-    """Remove kernels that are older than any of the sources from the caches; numba compiles them again."""
-    newest = _newest_source(folder)
-    for source in folder.glob("*.py"):
-        for entry in entries(f"{source.stem}.*", folder):
-            try:
-                if entry.stat().st_mtime < newest:
-                    entry.unlink()
-            except OSError:  # gone meanwhile, or not ours to remove
-                continue
-
-
 def entries(pattern: str, folder: Path = _HERE) -> Iterator[Path]:
     """Index files with such names in the places where numba keeps them."""
     pattern += ".nbi"

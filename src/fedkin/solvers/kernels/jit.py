@@ -25,9 +25,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from fedkin.solvers import kernels
-from fedkin.solvers.kernels import cached, drop_stale
-
-drop_stale()
+from fedkin.solvers.kernels import cached
 
 INT, FLOAT = types.int64, types.float64
 PAIR = types.UniTuple(FLOAT, 2)  # type: ignore[no-untyped-call]
