@@ -1,7 +1,7 @@
 # make demo   sets up .venv with the base dependencies and runs the demonstration
 # make test   adds the development tools (versions of requirements-dev.lock) and runs the tests;
 #             FAST=1 leaves out those that start processes or browsers, run studies, or try very many cases
-# make lint   ruff, mypy --strict on src, the direction of imports, and whether docs/architecture.md shows the code
+# make lint   ruff, mypy --strict on src and the order of packages
 # make docs   the documentation as a site in build/site, warnings as errors
 # make dist   wheel and sdist, each installed in an empty environment and used there
 # make bench  the exact solver beside its peers; BENCH=--quick for a minute of it
@@ -57,7 +57,6 @@ lint: $(DEV)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-logo --no-cache
-	@$(BIN)/python scripts/draw_architecture.py --check
 
 docs: $(DEV)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build --strict

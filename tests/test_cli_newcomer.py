@@ -74,11 +74,6 @@ def test_a_header_alone_has_no_rows(table, capsys):
     assert "head.csv: there are no rows, at least one row is needed" in said(capsys, "fit", "head.csv", *FIT)
 
 
-@pytest.mark.parametrize(("old", "new"), [("--site", "--site"), ("--site=site", "--site")])
-def test_an_old_name_hints_at_the_new_one(table, capsys, old, new):
-    assert f"there is no option --site: it is called {new}" in said(capsys, "fit", table(), old, "site")
-
-
 def test_places_and_levels_of_predictions_are_checked_first(table, capsys, tmp_path):
     assert main(["fit", table(), *FIT]) == 0
     capsys.readouterr()

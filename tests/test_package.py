@@ -234,27 +234,6 @@ def test_examples_run(script: Path, tmp_path: Path) -> None:
     assert done.stdout.strip()
 
 
-def test_the_architecture_names_files_that_exist() -> None:
-    text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8").partition("<!-- end of rooms -->")[2]
-    source = REPOSITORY / "src" / "fedkin"
-    rooms = "|".join(path.name for path in source.iterdir() if path.is_dir() and not path.name.startswith("__"))
-    named = re.findall(rf"`((?:{rooms})/[\w./]+)`", text)
-    assert len(named) > 40
-    assert [one for one in named if not (source / one).exists()] == []
-
-
-def test_rooms_say_where_to_add_things() -> None:
-    """Modules that an ``__init__`` names in its lines "To add ..." are there, in the room or from the root."""
-    source, lost = REPOSITORY / "src" / "fedkin", []
-    for path in source.rglob("__init__.py"):
-        for lines in re.findall(r"^To (?:add|change) .*?(?=\n\n|\nImports|\Z)", doc_of(path), re.DOTALL | re.MULTILINE):
-            for name in re.findall(r"(?<!`)`([a-z_]+(?:/[a-z_]+)+)`", lines):
-                places = [folder / name for folder in (path.parent, source)]
-                if not any(place.exists() or place.with_suffix(".py").exists() for place in places):
-                    lost.append((path, name))
-    assert lost == []
-
-
 def doc_of(path: Path) -> str:
     return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
 

@@ -11,16 +11,8 @@ To add a command: a module in `models` or `sites`, an entry in `app`, and an exa
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Sequence
-
-#: New objects between two searches for garbage. Python's 700 has it search all that was imported again and again.
-_OBJECTS = 100_000
-
-
-#: Options by the names that they once had.
-_RENAMED = {"--site": "--site", "--site-column": "--site", "--sites": "--sites"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,29 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from fedkin.cli.shared.console import guarded, interrupts_later
     except KeyboardInterrupt:
         return 130  # there is nothing to say it with yet
-    own_process = arguments is None
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if own_process:
-        gc.set_threshold(_OBJECTS, 20, 20)
 
     def run() -> None:
         with interrupts_later():
             from fedkin.cli.app import make_app
 
-            _check_names(words)
             app = make_app(words)
         app(args=words, prog_name="fedkin", obj=words)
 
-    code = guarded(run)
-    if own_process:
-        gc.freeze()  # the end of the process is no time to search for garbage
-    return code
-
-
-def _check_names(words: Sequence[str]) -> None:
-    for word in words:
-        old = word.split("=")[0]
-        if old in _RENAMED:
-            from fedkin.errors import ParameterError
-
-            raise ParameterError(f"there is no option {old}: it is called {_RENAMED[old]}")
+    return guarded(run)
