@@ -13,8 +13,8 @@ from collections.abc import Callable
 import numpy as np
 
 from fedkin.admm import Availability, Average, fed_admm, subgradient_descent
+from fedkin.core import Problem, Solution
 from fedkin.datasets import Design, paper_design
-from fedkin.objective import Problem, Solution
 from fedkin.solvers import cross_validate_lam, solve
 
 #: lam * |V|, near the smallest estimation error of the paper's design.

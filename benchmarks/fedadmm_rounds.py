@@ -26,10 +26,10 @@ from scipy import sparse
 from fedkin.admm import LocalShards, Settings, fed_admm, plan_run, site_rows
 from fedkin.admm.curvature import Curvature
 from fedkin.admm.in_process.compiled import CompiledRounds
+from fedkin.core import Problem
 from fedkin.data import Federation
 from fedkin.datasets import paper_design
 from fedkin.graph import Graph
-from fedkin.objective import Problem
 
 BATCH = 10
 

@@ -15,11 +15,11 @@ import warnings
 import numpy as np
 
 import fedkin
+from fedkin.core import site_answer
 from fedkin.data import Federation
 from fedkin.federate.frames import HEADER_BYTES
 from fedkin.fitting import Asks, FitOptions, FittedModel, SummaryFit
 from fedkin.graph import Graph
-from fedkin.stats import site_answer
 
 TOL = 1e-6
 ROUNDS, BATCH = 20_000, 10

@@ -13,11 +13,10 @@ import warnings
 
 import numpy as np
 
+from fedkin.core import Budget, Summaries, Summary, local_fit, private_summary, site_summary
 from fedkin.data import Federation, Rows
 from fedkin.fitting import FitOptions, fit_summaries
 from fedkin.losses import LinearLoss
-from fedkin.objective import Summaries, Summary
-from fedkin.stats import Budget, local_fit, private_summary, site_summary
 
 SITES, ROWS, FEATURES, GROUPS, DELTA = 30, 500, 5, 3, 1e-5
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, np.inf)

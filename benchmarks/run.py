@@ -143,7 +143,7 @@ def fresh(problem: fedkin.Problem) -> fedkin.Problem:
     """The problem with its Gram statistics, but without anything that earlier solves left behind."""
     from dataclasses import replace
 
-    from fedkin.objective import QuadraticTerms
+    from fedkin.core import QuadraticTerms
 
     made = replace(problem)
     terms = problem.terms

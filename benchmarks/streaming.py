@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import fedkin
-from fedkin.stats import table_size
+from fedkin.core import table_size
 
 SITES, FEATURES, PER_FILE = 100, 12, 500_000
 

@@ -14,10 +14,10 @@ from sklearn.linear_model import LogisticRegressionCV, RidgeCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from fedkin.core import build_terms, resolve_losses
 from fedkin.data import Federation
 from fedkin.fitting import FitOptions, FittedModel, baseline_models, fit_after_kin, fit_federation, prepare
 from fedkin.kin import Quadratics, fit_mixed
-from fedkin.objective import build_terms, resolve_losses
 
 Values = NDArray[np.float64]
 #: Ridges of scikit-learn's fits.

@@ -8,11 +8,11 @@ import networkx as nx
 import numpy as np
 from hypothesis import strategies as st
 
+from fedkin.core import Problem
 from fedkin.data import Federation
 from fedkin.datasets import paper_design
 from fedkin.graph import Graph
 from fedkin.losses import UserLoss
-from fedkin.objective import Problem
 
 LOSS_NAMES = ("mean", "linear", "logistic", "poisson", "huber", "multinomial")
 PENALTY_NAMES = ("l1", "l2", "linf")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import cvxpy as cp
 import numpy as np
 
+from fedkin.core import Problem
 from fedkin.losses import HuberLoss, Loss, MultinomialLoss
-from fedkin.objective import Problem
 
 NORMS = {"l1": 1, "l2": 2, "linf": "inf"}
 

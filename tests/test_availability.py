@@ -10,9 +10,9 @@ from scipy import stats
 from builders import design_problem
 from fedkin.admm import Availability, LocalShards, Plan, StepRule, fed_admm, site_rows
 from fedkin.admm.shard import node_update
+from fedkin.core import Problem
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.graph import Graph
-from fedkin.objective import Problem
 from fedkin.solvers import solve
 
 # --- patterns ---

@@ -11,10 +11,10 @@ from algorithm1 import PROX
 from builders import design_problem
 from fedkin.admm import network_lasso_admm, subgradient_descent
 from fedkin.admm.in_process.baselines import penalty_subgradient
+from fedkin.core import Problem
 from fedkin.data import Federation
 from fedkin.errors import ParameterError, SolverError
 from fedkin.graph import Graph
-from fedkin.objective import Problem
 from fedkin.solvers import solve
 
 a_problem = partial(design_problem, V=10, groups=2)

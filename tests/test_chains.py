@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import grid, path
+from fedkin.core import FusedObjective, QuadraticTerms, make_penalty
 from fedkin.graph import Graph
-from fedkin.objective import FusedObjective, QuadraticTerms, make_penalty
 from fedkin.solvers import chains as module
 from fedkin.solvers import solve_fused
 from fedkin.solvers.chains import ChainIteration, chains_for, two_chain_sets

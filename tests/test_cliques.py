@@ -13,10 +13,10 @@ from builders import federation
 from cvxpy_reference import reference
 from fedkin import Federation, Graph, Problem, cross_validate_lam, lam_max, lam_path, solve
 from fedkin.admm.plan import starting_point
+from fedkin.core import FusedObjective, QuadraticTerms, make_penalty
 from fedkin.errors import GraphError, ParameterError
 from fedkin.fitting import FitOptions, fit_federation
 from fedkin.graph import Cliques, NearCliques
-from fedkin.objective import FusedObjective, QuadraticTerms, make_penalty
 from fedkin.solvers import solve_fused
 from fedkin.solvers.cliques import CliqueIteration, SortedProx
 from fedkin.solvers.grids import least_congestion

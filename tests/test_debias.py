@@ -7,9 +7,9 @@ import pytest
 
 from cvxpy_reference import reference
 from fedkin import Federation, Graph, Problem, lam_max, solve
+from fedkin.core import oracle_fit
 from fedkin.errors import ParameterError
 from fedkin.solvers import solve_debiased
-from fedkin.stats import oracle_fit
 
 CENTRES = np.array([[0.0, 0.0, 0.0], [3.0, -3.0, 3.0], [-3.0, 3.0, 3.0]])
 LABELS = np.arange(18) % 3

@@ -11,12 +11,12 @@ import pytest
 from builders import small_problem
 from federations import make_sites, reference, whole_of
 from fedkin.admm import Availability
+from fedkin.core import Problem
 from fedkin.federate import site_view
 from fedkin.federate.central import Hub, NodeWorker
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.enrol import read_site
 from fedkin.federate.views import centre_view
-from fedkin.objective import Problem
 from fedkin.solvers import solve
 from fleet import Fleet
 from processes import wait_for

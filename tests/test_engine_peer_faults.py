@@ -13,7 +13,7 @@ import pytest
 from builders import small_problem
 from dropping_proxy import Proxy
 from federations import in_process, make_sites, whole_of
-from fedkin.objective import Problem
+from fedkin.core import Problem
 from fleet import Fleet
 from processes import PATIENCE, capped, free_ports, wait_for
 

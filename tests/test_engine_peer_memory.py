@@ -10,12 +10,12 @@ import pytest
 
 from builders import small_problem
 from federations import in_process, in_threads, manifest_of, rows_of, view_of
+from fedkin.core import Problem
 from fedkin.federate import Patience
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Faults, MemoryNetwork
 from fedkin.federate.peer import Peer
-from fedkin.objective import Problem
 
 pytestmark = pytest.mark.exhaustive
 

@@ -14,6 +14,7 @@ import pytest
 from builders import small_problem
 from federations import in_threads, manifest_of, reference, rows_of, view_of
 from fedkin.admm import Availability, LocalShards
+from fedkin.core import Problem
 from fedkin.federate import Patience
 from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.contract.reading import plan_of
@@ -23,7 +24,6 @@ from fedkin.federate.links.memory import Faults, MemoryNetwork, MemoryTransport
 from fedkin.federate.replicas import Component, Replica
 from fedkin.fitting import load
 from fedkin.graph import Graph
-from fedkin.objective import Problem
 from fleet import Fleet
 from processes import wait_for
 

@@ -10,9 +10,9 @@ import pytest
 from builders import federation, log_cosh, ring
 from exact_checks import check_gaps
 from fedkin import Federation, Graph, Problem, solve
+from fedkin.core import L1
 from fedkin.datasets import paper_design
 from fedkin.errors import ConvergenceWarning, ParameterError
-from fedkin.objective import L1
 
 # --- how it ends -----------------------------------------------------------------------------------------------------
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 import fedkin
 from builders import design_problem, expectile
 from fedkin.admm import Availability, fed_admm, subgradient_descent
+from fedkin.core import Problem
 from fedkin.data import Federation
 from fedkin.datasets import paper_design
 from fedkin.errors import ConvergenceWarning, DataError, GraphError, ParameterError, SolverError, UnknownSiteError
 from fedkin.graph import Graph
-from fedkin.objective import Problem
 from fedkin.solvers import solve
 
 

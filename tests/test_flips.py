@@ -13,9 +13,9 @@ import pytest
 
 import heart
 from fedkin.admm import Sent, Store
+from fedkin.core import Ask
 from fedkin.errors import FedkinError
 from fedkin.federate import enrol, sharing
-from fedkin.objective import Ask
 from flips import flipped
 
 pytestmark = pytest.mark.exhaustive

@@ -5,9 +5,9 @@ import pytest
 from sklearn.linear_model import Ridge
 
 import fedkin
+from fedkin.core import assign_folds
 from fedkin.fitting import FitOptions, FoldComparison, compare_folds, fit_summaries
 from fedkin.fitting.comparison.fold_ridges import RIDGES, FoldRidges
-from fedkin.objective import assign_folds
 
 V, K = 4, 3
 

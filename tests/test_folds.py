@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import fedkin
+from fedkin.core import Problem, QuadraticTerms
 from fedkin.data import Federation
 from fedkin.datasets import paper_design
 from fedkin.graph import Graph
-from fedkin.objective import Problem, QuadraticTerms
 from fedkin.solvers import cross_validate_lam, cross_validate_ridge
 from fedkin.solvers.folds import _fold_of_rows, cut_folds
 

@@ -14,10 +14,10 @@ import pytest
 
 import fedkin
 from fedkin._base import available_threads, one_blas_thread
+from fedkin.core import L1, FusedObjective, Problem, QuadraticTerms, make_penalty
 from fedkin.datasets import paper_design
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
-from fedkin.objective import L1, FusedObjective, Problem, QuadraticTerms, make_penalty
 from fedkin.solvers import backend as choice
 from fedkin.solvers import fused_parameters, solve_fused
 from fedkin.solvers import kernels as kernel_cache

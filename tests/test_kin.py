@@ -14,6 +14,7 @@ from sklearn.metrics import adjusted_rand_score
 import fedkin
 from builders import expectile, federation, log_cosh
 from fedkin import Federation, Graph, find_kin
+from fedkin.core import oracle_fit, summarise
 from fedkin.data import Rows
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, GraphError, ParameterError, UnknownSiteError
@@ -21,7 +22,6 @@ from fedkin.kin import Pairs, display_groups, find
 from fedkin.kin.display import agreement, between_probability, inside_probabilities, resolved
 from fedkin.kin.options import Sampling
 from fedkin.kin.sources import RowSource
-from fedkin.stats import oracle_fit, summarise
 
 DATA = Path(os.environ.get("FEDKIN_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data"))
 

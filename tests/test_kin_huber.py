@@ -10,13 +10,13 @@ from scipy import stats
 
 import fedkin
 from fedkin import Federation, find_kin
+from fedkin.core import rows_in_files
 from fedkin.errors import DataError, SolverError
 from fedkin.fitting import FitOptions, FittedModel, fit_federation, fit_files
 from fedkin.graph import Graph
 from fedkin.kin import find
 from fedkin.kin.corners import CORNERS, expected_shares, residual_counts
 from fedkin.losses import HuberLoss, LinearLoss, scaled_huber
-from fedkin.stats import rows_in_files
 
 
 def table(V=8, n=30, q=3, spread=0.4, seed=1, unit=1.0, outliers=0.0, tails=3):

@@ -12,6 +12,7 @@ from scipy.stats import norm, poisson
 
 from fedkin import Federation, find_kin
 from fedkin.cli import main
+from fedkin.core import site_summary
 from fedkin.data import Column, Rows, Schema
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
@@ -20,7 +21,6 @@ from fedkin.kin.mixed import OneModel
 from fedkin.kin.result.combine import combined_covariance, covariance_of_sum
 from fedkin.kin.sampler.blend import outer
 from fedkin.kin.sampler.groups import MOSTLY_ONE, Grouped
-from fedkin.stats import site_summary
 
 
 def design(signal=1.0, seed=0, V=12, n=40, p=3, groups=2, **more):

@@ -12,12 +12,12 @@ import pytest
 import fedkin
 from fedkin.cli import main
 from fedkin.cli.shared.kin_words import groups_words, kin_table, sampler_words
+from fedkin.core import site_answer
 from fedkin.data import Column, Schema
 from fedkin.datasets import paper_design
 from fedkin.errors import ModelFileError, ParameterError
 from fedkin.fitting import Asks, FitOptions, SummaryFit, compare_folds, fit_federation, fit_summaries
 from fedkin.kin import Kin, Learned, Pairs, States
-from fedkin.stats import site_answer
 
 
 def design(loss="linear", V=12, n=60, p=3, seed=0, **more):

@@ -7,8 +7,8 @@ import pytest
 
 from builders import PENALTY_NAMES, federation, random_graph
 from fedkin import Problem, lam_path, solve
+from fedkin.core import FusedObjective, Solution
 from fedkin.datasets import paper_design
-from fedkin.objective import FusedObjective, Solution
 from fedkin.solvers import solve_fused
 from fedkin.solvers.backend import Limits
 from fedkin.solvers.path import solve_levels

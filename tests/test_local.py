@@ -9,11 +9,10 @@ import pytest
 from scipy import optimize
 
 from builders import responses, sites
+from fedkin.core import damped_newton, local_fit, solve_positive
 from fedkin.data import Federation
 from fedkin.errors import DataError, UnknownSiteError
 from fedkin.losses import HuberLoss, LinearLoss, UserLoss
-from fedkin.objective import damped_newton, solve_positive
-from fedkin.stats import local_fit
 
 # ---------------------------------------------------------------- estimates and variances
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from builders import responses, separated, sites
+from fedkin.core import local_fit
 from fedkin.data import Federation
 from fedkin.errors import ParameterError
 from fedkin.losses import MultinomialLoss, UserLoss
-from fedkin.stats import local_fit
 
 # ---------------------------------------------------------------- sites without an estimate of their own
 

@@ -7,10 +7,10 @@ import pytest
 from scipy import optimize
 
 from builders import separated, sites
+from fedkin.core import global_fit, local_fit, oracle_fit
 from fedkin.data import Federation
 from fedkin.errors import DataError, DegenerateSiteWarning, ParameterError, UnknownSiteError
 from fedkin.losses import HuberLoss, make_loss
-from fedkin.stats import global_fit, local_fit, oracle_fit
 
 # ---------------------------------------------------------------- pooled fits
 

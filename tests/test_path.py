@@ -13,9 +13,9 @@ from scipy.optimize import linprog
 
 from builders import LOSS_NAMES, PENALTY_NAMES, federation, log_cosh, path, random_graph, star
 from fedkin import Federation, Graph, Problem, lam_max, lam_path, solve
+from fedkin.core import make_penalty
 from fedkin.datasets import paper_design
 from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
-from fedkin.objective import make_penalty
 from fedkin.solvers import lam_grid
 from fedkin.solvers.grids import fused_gradients, fused_solution, least_congestion
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import PENALTY_NAMES
+from fedkin.core import L1, make_penalty
 from fedkin.errors import ParameterError
-from fedkin.objective import L1, make_penalty
 
 ORDER = {"l1": 1, "l2": 2, "linf": np.inf}
 DUAL = {"l1": np.inf, "l2": 2, "linf": 1}

@@ -9,13 +9,12 @@ import pytest
 from scipy.stats import norm
 
 import fedkin
+from fedkin.core import Budget, Summaries, Summary, local_fit, private_summary, site_summary
+from fedkin.core.private import noise_multiplier
 from fedkin.data import Rows
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting import FitOptions, compare_folds, fit_summaries
 from fedkin.losses import LinearLoss, LogisticLoss, MeanLoss
-from fedkin.objective import Summaries, Summary
-from fedkin.stats import Budget, local_fit, private_summary, site_summary
-from fedkin.stats.private import noise_multiplier
 
 pytestmark = pytest.mark.exhaustive
 

@@ -9,9 +9,9 @@ import pytest
 
 import fedkin
 from fedkin import Federation, Graph, Problem
+from fedkin.core import MixedTerms
 from fedkin.errors import DataError, GraphError, GraphWarning, ParameterError, UnknownSiteError
 from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, MultinomialLoss
-from fedkin.objective import MixedTerms
 
 
 @pytest.fixture

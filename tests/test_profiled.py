@@ -10,10 +10,10 @@ import fedkin
 from cvxpy_reference import NORMS, mean_loss
 from fedkin import FedADMMRegressor, Graph
 from fedkin.cli import main
+from fedkin.core import assign_folds
 from fedkin.errors import DegenerateSiteWarning, ParameterError, SolverError
 from fedkin.fitting import FitOptions, fit_federation, fit_summaries
 from fedkin.losses import UserLoss
-from fedkin.objective import assign_folds
 from fedkin.solvers import ProfiledProblem
 
 FREE = np.array([True, False, False])

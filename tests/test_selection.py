@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
+from fedkin.core import LocalFit, local_fit, select_edges, wald_tests
+from fedkin.core.selection import chi_square_tail, f_tail, inverse_trigamma, moderation, threshold_of
 from fedkin.data import Federation
 from fedkin.datasets import paper_design
 from fedkin.errors import GraphError, ParameterError
 from fedkin.graph import Graph
-from fedkin.stats import LocalFit, local_fit, select_edges, wald_tests
-from fedkin.stats.selection import chi_square_tail, f_tail, inverse_trigamma, moderation, threshold_of
 
 METHODS = ("bonferroni", "holm", "bh", "by")
 

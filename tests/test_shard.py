@@ -26,11 +26,11 @@ from fedkin.admm import (
 )
 from fedkin.admm.gradients import SampleStream
 from fedkin.admm.shard import averaging_weight, node_update
+from fedkin.core import Problem, make_penalty
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError, SolverError
 from fedkin.graph import Graph
 from fedkin.losses import MeanLoss, UserLoss, make_loss
-from fedkin.objective import Problem, make_penalty
 
 
 def rows_for(X, y, counts, loss, batch, ridge=0.0):

@@ -13,8 +13,8 @@ from builders import small_problem
 from federations import manifest_of
 from fedkin.admm import ShareTaker, is_shared, together
 from fedkin.admm.in_process.trace import certify
+from fedkin.core import Problem
 from fedkin.federate.links.memory import MemoryNetwork
-from fedkin.objective import Problem
 from test_engine_peer_memory import run_sites
 
 

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 import heart
+from fedkin.core import Ask, Problem, Summaries, summarise
 from fedkin.data import Federation, read_columns
 from fedkin.errors import DataError, FedkinError, ParameterError
 from fedkin.federate import enrol, sharing, site_view
 from fedkin.federate.trust import SecurityError, Signer, seal
-from fedkin.objective import Ask, Problem, Summaries
 from fedkin.solvers import solve
-from fedkin.stats import summarise
 
 N = 150
 LOGISTIC = heart.CONTRACT.split("[target]")[0].replace('"linear"', '"logistic"') + (

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import fedkin
+from fedkin.core import Curvature, Summaries, Summary
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
-from fedkin.objective import Curvature, Summaries, Summary
 
 
 def one_site(n: int, p: int, seed: int = 0, loss: str = "linear") -> Federation:

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from federations import manifest_of, rows_of, view_of
+from fedkin.core import Problem, select_edges
 from fedkin.data import Federation
 from fedkin.datasets import paper_design
 from fedkin.federate import EdgeTests, Patience
@@ -17,8 +18,6 @@ from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Faults, MemoryNetwork
 from fedkin.federate.programs.select import select, summary
 from fedkin.graph import Graph
-from fedkin.objective import Problem
-from fedkin.stats import select_edges
 
 
 def renamed(problem: Problem) -> Problem:

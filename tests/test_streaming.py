@@ -10,11 +10,11 @@ import pytest
 import fedkin
 from fedkin.cli import main
 from fedkin.cli.models.streamed import streams
+from fedkin.core import rows_in_files, table_size
+from fedkin.core.streaming import Stream
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting import FitOptions, fit_federation, fit_files, fit_summaries
-from fedkin.stats import rows_in_files, table_size
-from fedkin.stats.streaming import Stream
 
 ROLES = {"site": "site", "target": "y"}
 FUSED = FitOptions(method="fused", lam=0.03, select="none")

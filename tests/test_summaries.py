@@ -12,14 +12,13 @@ from scipy.optimize import minimize
 
 import fedkin
 from builders import LOSS_NAMES, federation
+from fedkin.core import Ask, Problem, Summaries, site_answer, site_summary
 from fedkin.data import Federation, Rows
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.fitting import FitOptions, FittedModel, fit_federation, fit_summaries
 from fedkin.graph import Graph
 from fedkin.losses import LinearLoss, LogisticLoss
-from fedkin.objective import Ask, Problem, Summaries
-from fedkin.stats import site_answer, site_summary
 
 SIZES = (30, 45, 60, 33, 52, 41)
 

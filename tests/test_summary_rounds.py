@@ -13,13 +13,12 @@ import pytest
 
 import fedkin
 from builders import federation, separated
+from fedkin.core import OwnEstimate, Problem, Summaries, Summary, site_answer
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError, SolverError
 from fedkin.fitting import Asks, FitOptions, FittedModel, SummaryFit, fit_federation, fit_summaries
 from fedkin.graph import Graph
 from fedkin.losses import HuberLoss, Loss, UserLoss, make_loss
-from fedkin.objective import OwnEstimate, Problem, Summaries, Summary
-from fedkin.stats import site_answer
 
 SMOOTH = ("logistic", "poisson", "huber", "multinomial")
 #: Sites agree on a corner beforehand, while fits from rows measure one: it is stated here.

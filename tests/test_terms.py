@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from builders import federation, log_cosh
 from cvxpy_reference import mean_loss
 from fedkin import Graph, Problem, solve
-from fedkin.data import Federation
-from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, Loss, MeanLoss, MultinomialLoss, PoissonLoss, UserLoss
-from fedkin.objective import (
+from fedkin.core import (
     LossTerms,
     MixedTerms,
     QuadraticTerms,
@@ -25,6 +23,8 @@ from fedkin.objective import (
     row_blocks,
     summed_terms,
 )
+from fedkin.data import Federation
+from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, Loss, MeanLoss, MultinomialLoss, PoissonLoss, UserLoss
 
 LOSSES: dict[str, Loss] = {
     "mean": MeanLoss(),

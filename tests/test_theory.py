@@ -10,13 +10,8 @@ import pytest
 from scipy import stats
 
 from builders import path, star
-from fedkin.data import Federation
-from fedkin.datasets import paper_design
-from fedkin.errors import GraphError, ParameterError
-from fedkin.graph import Graph
-from fedkin.losses import make_loss
-from fedkin.stats import select_edges
-from fedkin.stats.theory import (
+from fedkin.core import select_edges
+from fedkin.core.theory import (
     Sizes,
     compatibility_lower_bound,
     gamma_squared,
@@ -30,6 +25,11 @@ from fedkin.stats.theory import (
     theorem2_bound,
     theorem2_rate,
 )
+from fedkin.data import Federation
+from fedkin.datasets import paper_design
+from fedkin.errors import GraphError, ParameterError
+from fedkin.graph import Graph
+from fedkin.losses import make_loss
 
 GRAPHS = {
     "path": path(6),

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from fedkin.objective import FusedObjective, QuadraticTerms, RowTerms
+from fedkin.core import FusedObjective, QuadraticTerms, RowTerms
 from fedkin.solvers import solve_fused
 from fedkin.solvers.backend import Backend
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from fedkin.objective import FusedObjective, QuadraticTerms
+from fedkin.core import FusedObjective, QuadraticTerms
 
 Array = NDArray[np.float64]
 MOST = 20_000

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkin.core import FusedObjective, Problem, QuadraticTerms, make_penalty
 from fedkin.datasets import paper_design
 from fedkin.graph import Graph
-from fedkin.objective import FusedObjective, Problem, QuadraticTerms, make_penalty
 
 Array = NDArray[np.float64]
 SEED = 0

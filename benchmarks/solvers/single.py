@@ -63,8 +63,8 @@ def touched_bytes(n: int, edges: int, p: int, dense: bool) -> int:
 
 def rows_to_solution(n_rows: int) -> dict:
     """Time from rows to Gram statistics and from these to the solution, for 1000 sites and p = 10."""
+    from fedkin.core import Problem
     from fedkin.datasets import paper_design
-    from fedkin.objective import Problem
 
     compile_kernels()
     design = paper_design(1000, n_rows, 10, 50, varrho=0.005)

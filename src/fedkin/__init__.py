@@ -9,8 +9,8 @@ The rooms, floor by floor from the ground up. A room imports only from the floor
 - `errors`, then `_base`: the exceptions; checks, files, locks, words
 - `data`: sites and their rows
 - `losses` | `graph`: what a site minimises; who may be kin
-- `objective` | `datasets`: what all sites minimise; tables to try things on
-- `solvers` | `stats`: exact solutions; local fits, edge tests, theory
+- `core` | `datasets`: the problem, site summaries, local fits, edge tests, theory; tables to try things on
+- `solvers`: exact solutions
 - `admm` | `kin`: the paper's algorithms, round by round; partial pooling that finds who is alike, with probabilities
 - `fitting`: from a table to a model that is saved and predicts; the scikit-learn face
 - `federate` | `report`: rounds and summaries between processes and machines (without `fitting`); pages
@@ -23,7 +23,7 @@ Where does a change belong? The ``__init__`` of one room lists all files to touc
 - a loss: `losses`
 - a transport: `federate/links`
 - what a model directory holds: `fitting/model`
-- an edge test: `stats`
+- an edge test: `core/selection`
 - a figure: `report` (on the report page, or for Python), `studies/present` (of a study)
 - an option of a fit: `fitting`; a command: `cli`
 
@@ -41,10 +41,10 @@ __version__ = "0.1.0"
 _WHERE = {
     "Federation": "fedkin.data",
     "Graph": "fedkin.graph",
-    "Problem": "fedkin.objective",
-    "Solution": "fedkin.objective",
-    "Summaries": "fedkin.objective",
-    "Summary": "fedkin.objective",
+    "Problem": "fedkin.core",
+    "Solution": "fedkin.core",
+    "Summaries": "fedkin.core",
+    "Summary": "fedkin.core",
     "solve": "fedkin.solvers",
     "fed_admm": "fedkin.admm",
     "find_kin": "fedkin.kin",
@@ -52,12 +52,12 @@ _WHERE = {
     "Availability": "fedkin.admm",
     "lam_max": "fedkin.solvers",
     "lam_path": "fedkin.solvers",
-    "local_fit": "fedkin.stats",
-    "global_fit": "fedkin.stats",
-    "oracle_fit": "fedkin.stats",
-    "select_edges": "fedkin.stats",
-    "summarise": "fedkin.stats",
-    "summarise_files": "fedkin.stats",
+    "local_fit": "fedkin.core",
+    "global_fit": "fedkin.core",
+    "oracle_fit": "fedkin.core",
+    "select_edges": "fedkin.core",
+    "summarise": "fedkin.core",
+    "summarise_files": "fedkin.core",
     "cross_validate_lam": "fedkin.solvers",
     "FedADMMRegressor": "fedkin.fitting.estimators",
     "FedADMMClassifier": "fedkin.fitting.estimators",
@@ -75,9 +75,9 @@ _WHERE = {
 _MODULES = {
     "datasets": "fedkin.datasets",
     "losses": "fedkin.losses",
-    "penalties": "fedkin.objective.penalties",
+    "penalties": "fedkin.core.penalties",
     "scoring": "fedkin.fitting.estimators.scoring",
-    "theory": "fedkin.stats.theory",
+    "theory": "fedkin.core.theory",
 }
 
 __all__ = ["__version__", *_WHERE]
@@ -85,6 +85,16 @@ __all__ = ["__version__", *_WHERE]
 if TYPE_CHECKING:
     from fedkin.admm import Availability as Availability
     from fedkin.admm import fed_admm as fed_admm
+    from fedkin.core import Problem as Problem
+    from fedkin.core import Solution as Solution
+    from fedkin.core import Summaries as Summaries
+    from fedkin.core import Summary as Summary
+    from fedkin.core import global_fit as global_fit
+    from fedkin.core import local_fit as local_fit
+    from fedkin.core import oracle_fit as oracle_fit
+    from fedkin.core import select_edges as select_edges
+    from fedkin.core import summarise as summarise
+    from fedkin.core import summarise_files as summarise_files
     from fedkin.data import Federation as Federation
     from fedkin.errors import FedkinError as FedkinError
     from fedkin.fitting import fit_summaries as fit_summaries
@@ -99,20 +109,10 @@ if TYPE_CHECKING:
     from fedkin.graph import Graph as Graph
     from fedkin.kin import Kin as Kin
     from fedkin.kin import find_kin as find_kin
-    from fedkin.objective import Problem as Problem
-    from fedkin.objective import Solution as Solution
-    from fedkin.objective import Summaries as Summaries
-    from fedkin.objective import Summary as Summary
     from fedkin.solvers import cross_validate_lam as cross_validate_lam
     from fedkin.solvers import lam_max as lam_max
     from fedkin.solvers import lam_path as lam_path
     from fedkin.solvers import solve as solve
-    from fedkin.stats import global_fit as global_fit
-    from fedkin.stats import local_fit as local_fit
-    from fedkin.stats import oracle_fit as oracle_fit
-    from fedkin.stats import select_edges as select_edges
-    from fedkin.stats import summarise as summarise
-    from fedkin.stats import summarise_files as summarise_files
 
 
 def __getattr__(name: str) -> Any:

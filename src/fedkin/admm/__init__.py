@@ -3,7 +3,7 @@
 In: a `Problem` (`fed_admm` gives a `Solution`), or a `Plan`, which makes shards that run anywhere.
 Out: `run_rounds(shard, link, store, course)`, the loop of rounds for sites, ranks and one process; links are
 `federate`'s, and so are the drivers of Algorithm 2, who step for absent sites. Compiled rounds agree to rounding.
-Imports: `solvers` (certificates), `objective` and below.
+Imports: `solvers` (certificates), `core` and below.
 
 `plan` makes shards, `shard` does their arithmetic (with `gradients`, `sampling`, `curvature`), `rounds` is the loop and
 `store` what it keeps on disk; `shares` is what a shard adds to residuals and certificate. `availability` and `patterns`

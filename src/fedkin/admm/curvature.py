@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from fedkin._base import Array
 from fedkin.admm.gradients import SiteRows
+from fedkin.core import QuadraticTerms, SiteTerms
 from fedkin.losses import Loss, by_loss
-from fedkin.objective import QuadraticTerms, SiteTerms
 
 #: A site with less curvature than this share of its largest one counts as if it had that much.
 WEAKEST_SHARE = 0.02

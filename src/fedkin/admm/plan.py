@@ -13,8 +13,8 @@ from fedkin.admm.curvature import Curvature
 from fedkin.admm.gradients import GRADIENT_KINDS, GradientKind, Gradients, SampleStream, SiteRows
 from fedkin.admm.sampling import check_seed, site_keys
 from fedkin.admm.shard import AVERAGES, Average, Shard, StepRule, UpdateRule
+from fedkin.core import Penalty, Problem, Solution
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
-from fedkin.objective import Penalty, Problem, Solution
 
 BatchSize = int | Sequence[int] | None
 

@@ -25,7 +25,7 @@ from scipy import sparse
 
 from fedkin._base import Array, Index, Mask
 from fedkin.admm.gradients import Gradients, no_memory
-from fedkin.objective import Penalty, make_penalty
+from fedkin.core import Penalty, make_penalty
 
 Average = Literal["tail", "paper", "last"]
 AVERAGES = ("tail", "paper", "last")
@@ -157,7 +157,7 @@ class Shard:
     >>> from fedkin.admm import SiteRows, Gradients, Shard, StepRule, UpdateRule, site_keys
     >>> from fedkin.data import Rows
     >>> from fedkin.losses import MeanLoss
-    >>> from fedkin.objective import L1
+    >>> from fedkin.core import L1
     >>> one = np.ones(2, dtype=np.int64)
     >>> loss = MeanLoss()
     >>> X = np.array([[0.0], [2.0]])

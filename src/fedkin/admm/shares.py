@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedkin.admm.shard import Shard, edge_update
+from fedkin.core import build_terms
 from fedkin.data import Federation
-from fedkin.objective import build_terms
 from fedkin.solvers import SCALE_FLOOR
 
 #: A share needs a matrix of as many rows and columns as there are parameters: with more of them there are none.
@@ -69,7 +69,7 @@ class ShareTaker:
     >>> from fedkin.admm import SiteRows, Gradients, Shard, StepRule, UpdateRule, site_keys
     >>> from fedkin.data import Rows
     >>> from fedkin.losses import MeanLoss
-    >>> from fedkin.objective import L1
+    >>> from fedkin.core import L1
     >>> one, loss, X = np.ones(2, dtype=np.int64), MeanLoss(), np.array([[0.0], [2.0]])
     >>> rows = SiteRows(Rows(X), np.array([0, 1]), one, site_keys("ab"), (loss, loss), one, np.zeros(1))
     >>> rule = UpdateRule(L1(), 1.0, StepRule(np.full(2, 1.0), np.zeros(2), np.full(2, 1.0)), average="last")

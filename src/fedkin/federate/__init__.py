@@ -2,7 +2,7 @@
 
 In: a `Contract`, then directories of signed files (`enrol`). Out: programs that run the rounds and the edge tests
 between sites, with the bits of one process; each site's parameters.
-Imports: `admm`, `stats` and below; not `fitting`.
+Imports: `admm`, `core` and below; not `fitting`.
 
 | part | what is in it |
 |---|---|

@@ -23,7 +23,7 @@ command line reads it there; its place in ``--help`` is in `cli/shared/options`.
 `model`. To add a baseline or a metric: `comparison`.
 
 `fedkin.fitting.estimators` and `fedkin.fitting.progress` are imported by name, since they need scikit-learn and rich.
-Imports: `admm`, `kin`, `solvers`, `stats` and below.
+Imports: `admm`, `kin`, `solvers`, `core` and below.
 """
 
 from __future__ import annotations

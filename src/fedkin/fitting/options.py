@@ -9,9 +9,9 @@ from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from fedkin._base import check_choice, check_level, check_nonnegative, check_positive, check_whole
+from fedkin.core import Method, Variance
 from fedkin.errors import ParameterError
 from fedkin.losses import LOSS_NAMES, Loss, describe_loss
-from fedkin.stats import Method, Variance
 
 PenaltyName = Literal["l1", "l2", "linf"]
 CvRule = Literal["min", "1se"]

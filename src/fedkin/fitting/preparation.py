@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import Array
+from fedkin.core import RANK_TOLERANCE, Problem, Summaries, least_eigenvalue, local_fit, parameter_map
 from fedkin.data import INTERCEPT, Federation, Schema, TableSchema
 from fedkin.errors import DataError, DegenerateSiteWarning, ParameterError
 from fedkin.fitting.model import ColumnUnits, FittedModel, class_numbers
@@ -30,8 +31,6 @@ from fedkin.losses import (
     make_loss,
     scaled_huber,
 )
-from fedkin.objective import RANK_TOLERANCE, Problem, Summaries, least_eigenvalue, parameter_map
-from fedkin.stats import local_fit
 
 Reasons = dict[Hashable, str]  # site: why its parameters had to be held back
 

@@ -1,7 +1,7 @@
 """Partial pooling that finds who is alike, from one message per site, and says how sure it is.
 
 In: a `Federation` or `Summaries`, and perhaps a `Graph`. Out: a `Kin`: a mean and a spread per coefficient, estimates
-per site with covariances, probabilities of being kin, groups. Imports: `stats`, `solvers` (the toolkit for kernels) and
+per site with covariances, probabilities of being kin, groups. Imports: `core`, `solvers` (the toolkit for kernels) and
 below.
 
 | where | what it does |

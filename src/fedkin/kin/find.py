@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedkin._base import Array, Index, Mask, check_whole, one_blas_thread, tracked
+from fedkin.core import FileRows, Summaries
 from fedkin.data import Federation
 from fedkin.errors import DataError, GraphError, SolverError
 from fedkin.graph import Graph
@@ -24,8 +25,6 @@ from fedkin.kin.result import Kin, Parts, kin_of
 from fedkin.kin.sampler.neighbours import Neighbours
 from fedkin.kin.sources import FileSource, RowSource, SummarySource, SumSource, canonical_order, intercepts_of
 from fedkin.losses import Loss
-from fedkin.objective import Summaries
-from fedkin.stats import FileRows
 
 if TYPE_CHECKING:  # loads the compiled sampler
     from fedkin.kin.sampler.groups import Grouped
@@ -66,7 +65,7 @@ def find_kin(
     Parameters
     ----------
     data : Federation, Summaries or FileRows
-        Rows, one message per site (`fedkin.summarise`), or rows that stay in files (`fedkin.stats.rows_in_files`).
+        Rows, one message per site (`fedkin.summarise`), or rows that stay in files (`fedkin.core.rows_in_files`).
         Columns are used as they are: add an intercept by ``federation.with_intercept()``. Units do not matter.
     graph : Graph, optional
         Who may be kin, over the same sites. It may be wrong: a graph that says the opposite is read inverted, one that

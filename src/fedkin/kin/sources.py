@@ -11,14 +11,13 @@ from typing import Protocol
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
+from fedkin.core import FileRows, Summaries, build_terms, global_fit, resolve_losses
 from fedkin.data import INTERCEPT, Federation, Rows
 from fedkin.errors import DataError, DegenerateSiteWarning
 from fedkin.kin.corners import CORNERS, estimated_slack, expected_shares, gram_sums, residual_counts
 from fedkin.kin.matrices import FEW, SHORT, LowRank
 from fedkin.kin.quadratics import Quadratics, apply
 from fedkin.losses import Loss
-from fedkin.objective import Summaries, build_terms, resolve_losses
-from fedkin.stats import FileRows, global_fit
 
 #: Steps of Newton's method for one model of all rows, where rows are in files.
 POOLED = 10

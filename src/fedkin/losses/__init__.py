@@ -22,7 +22,7 @@ losses by name, and matter as far as they apply:
    which have log-odds (then ``make web``).
 7. Tests keep lists of their own: `LOSS_NAMES` in ``tests/builders.py``, `LOSSES` in ``tests/test_losses.py``, and
    ``tests/cvxpy_reference.py``.
-Only for classes, where logistic becomes multinomial: `fitting/preparation`, `stats/rereading`,
+Only for classes, where logistic becomes multinomial: `fitting/preparation`, `core/rereading`,
 `federate/contract/contract`, `federate/contract/files`.
 """
 

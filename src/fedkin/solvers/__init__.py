@@ -6,7 +6,7 @@ An `Iteration` (numpy, compiled, along chains, or on cliques or almost cliques w
 `profiled` leaves out parameters that no edge pulls at. `kernels/` holds the compiled loops and the toolkit that
 compiles them.
 To add an iteration: a subclass of `pdhg.Iteration`, which `exact.start_iteration` chooses. A penalty is added in
-`objective.penalties`. Imports: `objective` and below.
+`core.penalties`. Imports: `core` and below.
 """
 
 from __future__ import annotations

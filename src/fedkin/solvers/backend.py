@@ -15,8 +15,8 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from fedkin._base import tracked
+from fedkin.core import FusedObjective, QuadraticTerms, SiteTerms
 from fedkin.errors import ParameterError
-from fedkin.objective import FusedObjective, QuadraticTerms, SiteTerms
 from fedkin.solvers.kernels import cached
 
 Backend = Literal["auto", "numpy", "numba"]

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import Array, available_threads
+from fedkin.core import FusedObjective, QuadraticTerms
 from fedkin.graph import Graph
-from fedkin.objective import FusedObjective, QuadraticTerms
 from fedkin.solvers.backend import Crew
 from fedkin.solvers.compiled import KernelIteration
 from fedkin.solvers.kernels import chains as chain_kernels

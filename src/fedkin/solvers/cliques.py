@@ -18,8 +18,8 @@ from dataclasses import replace
 import numpy as np
 
 from fedkin._base import Array
+from fedkin.core import FusedObjective, QuadraticTerms
 from fedkin.graph import Cliques
-from fedkin.objective import FusedObjective, QuadraticTerms
 from fedkin.solvers.pdhg import COLD, RELAXATION, Iteration, PrimalDual, Rebalancing, Start, weights_of_sites
 
 

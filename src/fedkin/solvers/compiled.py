@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import Array, available_threads
-from fedkin.objective import FusedObjective, QuadraticTerms, Solution
+from fedkin.core import FusedObjective, QuadraticTerms, Solution
 from fedkin.solvers.backend import USUAL, Crew, Limits, iteration_is_shared, iteration_work
 from fedkin.solvers.kernels import checks as check_kernels
 from fedkin.solvers.kernels import gaps as gap_kernels

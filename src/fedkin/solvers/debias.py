@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from fedkin._base import Array, check_choice, check_positive, check_whole
-from fedkin.objective import Penalty, Problem, Solution
+from fedkin.core import Penalty, Problem, Solution
 from fedkin.solvers.backend import Backend
 from fedkin.solvers.exact import solve
 

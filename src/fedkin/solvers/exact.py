@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedkin._base import Array, check_positive, check_whole
+from fedkin.core import FusedObjective, Problem, QuadraticTerms, SiteTerms, Solution, Status
 from fedkin.errors import ConvergenceWarning, ParameterError
 from fedkin.graph import NearCliques
-from fedkin.objective import FusedObjective, Problem, QuadraticTerms, SiteTerms, Solution, Status
 from fedkin.solvers.backend import USUAL, Backend, Limits, Resolved, resolve_backend
 from fedkin.solvers.cliques import CliqueIteration
 from fedkin.solvers.near_cliques import NearCliqueIteration

@@ -8,9 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
-from fedkin.data import Federation
-from fedkin.graph import Graph
-from fedkin.objective import (
+from fedkin.core import (
     FoldSums,
     FusedObjective,
     Problem,
@@ -19,6 +17,8 @@ from fedkin.objective import (
     assign_folds,
     build_terms,
 )
+from fedkin.data import Federation
+from fedkin.graph import Graph
 from fedkin.solvers.backend import Resolved
 
 #: Up to this many edge duals, numpy solves all folds as one problem with a copy of the graph each.

@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 
 from fedkin._base import Array, Mask, check_positive, check_whole
+from fedkin.core import FusedObjective, Penalty, Problem, QuadraticTerms, sum_groups, summed_terms
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
-from fedkin.objective import FusedObjective, Penalty, Problem, QuadraticTerms, sum_groups, summed_terms
 from fedkin.solvers.exact import solve_fused, uninterrupted
 
 #: Relative gap of the fused solution, whose gradients decide `lam_max`.

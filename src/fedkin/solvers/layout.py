@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import Array, Index
+from fedkin.core import QuadraticTerms
 from fedkin.graph import Graph
-from fedkin.objective import QuadraticTerms
 from fedkin.solvers.backend import Crew
 from fedkin.solvers.kernels import gaps as gap_kernels
 from fedkin.solvers.kernels.jit import frozen, nothing

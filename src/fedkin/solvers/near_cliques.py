@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import Array
+from fedkin.core import FusedObjective, QuadraticTerms
 from fedkin.graph import NearCliques
-from fedkin.objective import FusedObjective, QuadraticTerms
 from fedkin.solvers.cliques import SortedProx
 from fedkin.solvers.pdhg import COLD, INTERIOR, RELAXATION, Iteration, PrimalDual, Rebalancing, Start
 

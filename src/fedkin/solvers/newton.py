@@ -8,9 +8,9 @@ from functools import cached_property
 import numpy as np
 
 from fedkin._base import Array
+from fedkin.core import FusedObjective, QuadraticTerms, SiteTerms
 from fedkin.errors import SolverError
 from fedkin.graph import Graph
-from fedkin.objective import FusedObjective, QuadraticTerms, SiteTerms
 
 #: A model is trusted less when it misses by this share of its quadratic part, and more when by at most that one.
 POOR, GOOD = 0.5, 0.1

@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 
 from fedkin._base import Array, Index, available_threads, check_positive, check_whole
+from fedkin.core import FusedObjective, Problem, QuadraticTerms, Solution
 from fedkin.errors import ConvergenceWarning
-from fedkin.objective import FusedObjective, Problem, QuadraticTerms, Solution
 from fedkin.solvers.backend import (
     USUAL,
     Backend,

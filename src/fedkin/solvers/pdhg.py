@@ -21,8 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
+from fedkin.core import FusedObjective, QuadraticTerms, SiteTerms, generalized_inverse, summed_terms
 from fedkin.graph import Graph
-from fedkin.objective import FusedObjective, QuadraticTerms, SiteTerms, generalized_inverse, summed_terms
 
 RELAXATION = 1.8
 #: rho is rebalanced after this many iterations for the first time, when it is off by more than REBALANCE_AT, and by at

@@ -15,8 +15,8 @@ from typing import Protocol
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
+from fedkin.core import Problem, QuadraticTerms, SiteTerms, Solution, damped_newton
 from fedkin.errors import SolverError
-from fedkin.objective import Problem, QuadraticTerms, SiteTerms, Solution, damped_newton
 from fedkin.solvers.crossvalidation import LamChoice, Rule, choose_level
 from fedkin.solvers.exact import solve
 from fedkin.solvers.folds import Fold, HeldOut, cut_folds

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from fedkin._base import Array
-from fedkin.objective import RANK_TOLERANCE, FusedObjective, QuadraticTerms, sum_groups
+from fedkin.core import RANK_TOLERANCE, FusedObjective, QuadraticTerms, sum_groups
 
 #: Without a proof, a minimiser is assumed to be at most this many times as long as the parameters found.
 ASSUMED_FACTOR = 10.0

@@ -4,7 +4,7 @@ In: a `Problem`. Out: a `Solution`. `run` has the arguments, `session` the run, 
 whoever watches, `running_file`; `backend` chooses numpy or compiled rounds (`compiled`, `kernels`); `baselines` are the
 rivals on the same terms.
 To add a loss to compiled rounds: its slope in `kernels`. To add a rival: `baselines`.
-Imports: the modules of `admm` beside it, `solvers` (certificates), `objective` and below.
+Imports: the modules of `admm` beside it, `solvers` (certificates), `core` and below.
 """
 
 from __future__ import annotations

@@ -58,6 +58,6 @@ def unsupported(local: LocalShards) -> str | None:
         return f"it has no {loss.name} loss, only {', '.join(COMPILED_LOSSES)}"
     if ((plan.rows.batch > FLOYD_LIMIT) & (plan.rows.batch < plan.rows.counts)).any():
         return f"it cannot draw batches of more than {FLOYD_LIMIT} rows"
-    if plan.penalty.name not in ("l1", "l2", "linf") or type(plan.penalty).__module__ != "fedkin.objective.penalties":
+    if plan.penalty.name not in ("l1", "l2", "linf") or type(plan.penalty).__module__ != "fedkin.core.penalties":
         return f"it has no {plan.penalty.name} penalty"
     return None

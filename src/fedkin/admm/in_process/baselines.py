@@ -24,8 +24,8 @@ from fedkin.admm.in_process.trace import (
 )
 from fedkin.admm.plan import BatchSize, site_rows, starting_point
 from fedkin.admm.shard import AVERAGES, Average, averaging_weight, edge_update
+from fedkin.core import FusedObjective, Problem, QuadraticTerms, SiteTerms, Solution, Status, damped_newton
 from fedkin.errors import ParameterError, SolverError
-from fedkin.objective import FusedObjective, Problem, QuadraticTerms, SiteTerms, Solution, Status, damped_newton
 
 Resolve = Callable[[Array, Array], Array]
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from fedkin.admm.gradients import SiteRows
 from fedkin.admm.plan import Settings
 from fedkin.admm.store import Saved, Store
+from fedkin.core import Problem
 from fedkin.errors import ModelFileError, ParameterError
-from fedkin.objective import Problem
 
 
 class Checkpoint:

@@ -15,7 +15,7 @@ from fedkin.admm.in_process.session import Recording, RunSetup, Session
 from fedkin.admm.in_process.trace import Callback, Trace
 from fedkin.admm.plan import BatchSize, Settings
 from fedkin.admm.shard import Average
-from fedkin.objective import Problem, Solution
+from fedkin.core import Problem, Solution
 
 
 class RunOptions(TypedDict, total=False):

@@ -31,8 +31,8 @@ from fedkin.admm.in_process.trace import (
 from fedkin.admm.plan import Settings, plan_run, sample_streams, site_rows, starting_point
 from fedkin.admm.rounds import LocalShards, hosts_of
 from fedkin.admm.shard import ShardState, edge_update
+from fedkin.core import Problem, Solution, Status
 from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
-from fedkin.objective import Problem, Solution, Status
 from fedkin.solvers import fused_parameters
 
 #: A run that diverges starts again with steps this many times shorter, and gives up after so many times.

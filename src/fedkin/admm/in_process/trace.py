@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedkin._base import Array
+from fedkin.core import FusedObjective, Problem, Solution
 from fedkin.errors import ParameterError
-from fedkin.objective import FusedObjective, Problem, Solution
 from fedkin.solvers import SCALE_FLOOR, MinimizerBall
 
 #: Rounds are recorded one by one in the beginning, and then each time their number has grown by this factor.

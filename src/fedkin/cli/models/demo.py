@@ -18,13 +18,13 @@ from fedkin.cli.shared.console import output, print_json, working
 from fedkin.cli.shared.kin_words import kin_facts
 from fedkin.cli.shared.options import Json
 from fedkin.cli.shared.tables import add_row, plain_table, print_facts
+from fedkin.core import global_fit, local_fit, oracle_fit
 from fedkin.data import Federation, write_csv
 from fedkin.datasets import Design, paper_design
 from fedkin.errors import ParameterError
 from fedkin.fitting import FitOptions, FittedModel, fit_federation
 from fedkin.graph import Graph
 from fedkin.report import DemoResult, demo_picture
-from fedkin.stats import global_fit, local_fit, oracle_fit
 
 GROUPS = 5
 LOCAL, GLOBAL, GIVEN, SELECTED, KIN, ORACLE = "Local", "Global", "Fed-ADMM", "Fed-ADMM-ES", "Kin", "Oracle"

@@ -18,6 +18,7 @@ from fedkin.cli.shared.console import note, output, print_json, working
 from fedkin.cli.shared.kin_words import graph_use_words
 from fedkin.cli.shared.options import flag, with_contract
 from fedkin.cli.shared.tables import print_facts
+from fedkin.core import Summaries
 from fedkin.errors import ConvergenceWarning, DataError, DegenerateSiteWarning, ParameterError, SolverError
 from fedkin.fitting import (
     Asks,
@@ -31,7 +32,6 @@ from fedkin.fitting import (
 )
 from fedkin.graph import Graph
 from fedkin.kin import Covariates
-from fedkin.objective import Summaries
 
 if TYPE_CHECKING:
     from fedkin.federate import Contract

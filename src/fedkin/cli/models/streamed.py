@@ -14,6 +14,7 @@ from fedkin.cli.models.edge_files import EdgeFiles
 from fedkin.cli.models.results import check_converged
 from fedkin.cli.shared.console import note
 from fedkin.cli.shared.reading import check_exists
+from fedkin.core import Summaries, holds_labels, holds_zeros_and_ones, rows_in_files, summarise_files, table_size
 from fedkin.data import PARQUET_SUFFIXES, files_of
 from fedkin.errors import (
     ConvergenceWarning,
@@ -31,8 +32,6 @@ from fedkin.fitting import (
     fit_summaries,
     with_covariates,
 )
-from fedkin.objective import Summaries
-from fedkin.stats import holds_labels, holds_zeros_and_ones, rows_in_files, summarise_files, table_size
 
 #: A fit in memory takes about this many times the numbers of the table.
 _COPIES = 4

@@ -10,14 +10,13 @@ from msgspec.structs import replace
 
 from fedkin._base import Array
 from fedkin.admm import Plan, Settings, Shard, SiteRows, StepRule, local_curvature, plan_run, site_keys, site_rows
+from fedkin.core import Problem, local_fit, make_penalty
 from fedkin.data import INTERCEPT, Federation, Rows
 from fedkin.errors import DegenerateSiteWarning
 from fedkin.federate.contract.contract import Contract
 from fedkin.federate.contract.manifest import Manifest, Steps
 from fedkin.graph import Graph
 from fedkin.losses import Loss, described_loss
-from fedkin.objective import Problem, make_penalty
-from fedkin.stats import local_fit
 
 #: rho where the contract has none, for features that are scaled to about 1: smaller where noise makes steps short.
 AGREED_RHO, AGREED_NOISY_RHO = 1.0, 0.25

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import Array
+from fedkin.core import LocalFit, bonferroni, local_fit, wald_tests
 from fedkin.data import Federation, Rows
 from fedkin.errors import DegenerateSiteWarning, ParameterError
 from fedkin.federate.contract.manifest import Manifest, presence_key, selection_keys
@@ -32,7 +33,6 @@ from fedkin.federate.programs.files import SELECTION
 from fedkin.federate.programs.program import Program, SiteParser, run_program
 from fedkin.federate.records import write_record
 from fedkin.federate.waiting import Patience
-from fedkin.stats import LocalFit, bonferroni, local_fit, wald_tests
 
 
 class Exchange(NeighbourLink):

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from fedkin._base import in_file, listed, write_file
+from fedkin.core import Ask, Summary
 from fedkin.errors import DataError, FedkinError
 from fedkin.federate.contract.contract import Contract
 from fedkin.federate.enrol import files
@@ -22,7 +23,6 @@ from fedkin.federate.sharing.files import ASK_SUFFIX, SUMMARY_SUFFIX, AskFile, S
 from fedkin.federate.sharing.share import column_names
 from fedkin.federate.trust import SecurityError, Signer, fingerprint, seal, unseal, unseal_by_authority
 from fedkin.losses import describe_loss
-from fedkin.objective import Ask, Summary
 
 _STATE = "fit.json"  #: in the organiser's folder of questions: what it remembers until they are answered
 

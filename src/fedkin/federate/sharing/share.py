@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from fedkin._base import PRIVATE_DIRECTORY, AnyArray, in_file, write_file
+from fedkin.core import Ask, Budget, Summary, private_summary, site_answer, site_summary
 from fedkin.data import INTERCEPT, Finding, Rows
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate.contract.contract import Contract
@@ -25,8 +26,6 @@ from fedkin.federate.sharing.files import SENT, SUMMARY_SUFFIX, AskFile, Summary
 from fedkin.federate.sharing.limits import limits_of
 from fedkin.federate.sharing.thresholds import too_little
 from fedkin.federate.trust import SecurityError, Signer, canonical, seal, unseal, unseal_by_authority
-from fedkin.objective import Ask, Summary
-from fedkin.stats import Budget, private_summary, site_answer, site_summary
 
 _RECORD = "rows.json"  #: digest of the rows of which sums were shared
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedkin._base import Array
+from fedkin.core import global_fit, local_fit, resolve_losses
 from fedkin.data import Federation, Schema
 from fedkin.errors import DegenerateSiteWarning
 from fedkin.fitting.comparison.ridge_paths import HOLDS, SiteRows, own_ridges, pooled_ridge
@@ -21,8 +22,6 @@ from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Prepared, prepare
 from fedkin.graph import Graph
 from fedkin.losses import RowLoss
-from fedkin.objective import resolve_losses
-from fedkin.stats import global_fit, local_fit
 
 LOCAL, GLOBAL, INTERCEPTS = "Local", "Global", "Site intercepts"
 

@@ -11,8 +11,8 @@ from functools import cached_property
 import numpy as np
 
 from fedkin._base import Array, Mask
+from fedkin.core import FoldSums
 from fedkin.fitting.comparison.baselines import GLOBAL, INTERCEPTS, LOCAL
-from fedkin.objective import FoldSums
 
 #: Candidates, in units of one row's curvature; features have a standard deviation of about 1.
 RIDGES = np.geomspace(1e-3, 10.0, 7)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import Array
+from fedkin.core import FoldSums, FusedObjective, Problem, QuadraticTerms, Summaries
 from fedkin.data import Schema
 from fedkin.errors import ConvergenceWarning
 from fedkin.fitting.comparison.fold_ridges import FoldRidges
@@ -20,7 +21,6 @@ from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import prepare
 from fedkin.graph import Graph
 from fedkin.kin import QUICK, find_kin
-from fedkin.objective import FoldSums, FusedObjective, Problem, QuadraticTerms, Summaries
 from fedkin.solvers import minimised_out, solve_fused
 
 #: Relative gap of the solutions without a fold.

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedkin._base import Array
+from fedkin.core import RowBatch, minimise_with_ridge
 from fedkin.data import Rows
 from fedkin.fitting.comparison.ridge_paths import SiteRows
 from fedkin.losses import LOGIT_SIZE, RowLoss, weighted_gram
-from fedkin.objective import RowBatch
-from fedkin.stats import minimise_with_ridge
 
 #: Ridges that are tried, largest first, for standardised columns and sums over rows.
 RIDGES = np.logspace(3, -1, 9)

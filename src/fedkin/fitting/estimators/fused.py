@@ -18,6 +18,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedkin.core import Method, Variance
 from fedkin.fitting.estimators.per_site import PerSite, PerSiteClassifier, PerSiteRegressor
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import DEFAULTS, CvRule, Debiasing, FitOptions, PenaltyName, Solver, documented
@@ -25,7 +26,6 @@ from fedkin.fitting.preparation import Prepared
 from fedkin.fitting.ways import fit_prepared, silent
 from fedkin.graph import Graph
 from fedkin.losses import CLASS_LOSSES, REGRESSION_LOSSES, Loss
-from fedkin.stats import Method, Variance
 
 #: Options that scikit-learn's users know by another name.
 _NAMES = {"cv_folds": "cv", "seed": "random_state"}

@@ -11,12 +11,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkin._base import Array
+from fedkin.core import RunningSums, Summaries
 from fedkin.data import Federation
 from fedkin.errors import DataError
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Prepared, prepare_fit
-from fedkin.objective import Summaries
-from fedkin.stats import RunningSums
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ To change what a model directory holds, files in this order:
 5. `federate/sharing/models`: admits names of files that travel, unless they are like ``a_b.json``, ``.csv``, ``.npz``.
 6. docs/file-formats.md. ``tests/test_model.py`` lists files, fields and the version: `test_files_are_open`,
    `assert_same`, `test_other_versions_and_missing_models`.
-Imports: `kin`, `objective` and below; nothing else of `fitting`.
+Imports: `kin`, `core` and below; nothing else of `fitting`.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedkin._base import Array, Index, check_choice
+from fedkin.core import Summary
 from fedkin.data import Rows, TableSchema, columns_of
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting.model.new_rows import class_numbers, feature_matrix, is_table, offset_column
 from fedkin.kin import Contrast, Joined, Kin, Predicted
 from fedkin.kin.result import How, Kind, Sites, predicted
-from fedkin.objective import Summary
 
 if TYPE_CHECKING:
     from fedkin.fitting.model.model import FittedModel

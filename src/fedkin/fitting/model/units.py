@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedkin._base import Array, Index, Mask, count
+from fedkin.core import parameter_map
 from fedkin.data import INTERCEPT, Schema
 from fedkin.errors import ParameterError
 from fedkin.fitting.model.model import FittedModel
 from fedkin.graph import Graph
 from fedkin.losses import Loss
-from fedkin.objective import parameter_map
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import Array
+from fedkin.core import INFINITE, Ask, Reader
 from fedkin.errors import UnknownSiteError
 from fedkin.graph import Graph
-from fedkin.objective import INFINITE, Ask, Reader
 
 #: Sparsity duals, and the best point so far: entries that may be missing.
 _OPTIONAL = ("zeta", "best_theta")

@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from typing import Any, cast
 
 from fedkin._base import Say
+from fedkin.core import Method, oracle_fit, select_edges
 from fedkin.data import Federation, Schema
 from fedkin.errors import ParameterError, SolverError
 from fedkin.fitting.model import FittedModel
@@ -15,7 +16,6 @@ from fedkin.fitting.ways.kin import kin_model, with_covariates
 from fedkin.fitting.ways.levels import solved_level
 from fedkin.graph import Graph
 from fedkin.kin import Covariates, hint_of
-from fedkin.stats import Method, oracle_fit, select_edges
 
 _MOST_PAIRS = 5_000_000  # beyond this many, pairs are not listed
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from fedkin._base import Say
+from fedkin.core import FileRows
 from fedkin.errors import ParameterError
 from fedkin.fitting.model import ColumnUnits, FittedModel
 from fedkin.fitting.options import FitOptions
@@ -14,7 +15,6 @@ from fedkin.fitting.preparation import Prepared
 from fedkin.fitting.ways.kin import kin_model, with_covariates
 from fedkin.graph import Graph
 from fedkin.kin import Covariates, hint_of
-from fedkin.stats import FileRows
 
 
 def fit_files(
@@ -30,7 +30,7 @@ def fit_files(
     Parameters
     ----------
     rows : FileRows
-        Of `fedkin.stats.rows_in_files`, which has the loss and the intercept.
+        Of `fedkin.core.rows_in_files`, which has the loss and the intercept.
     graph, options, progress, covariates
         As in `fit_federation`; the method is kin.
 
@@ -44,7 +44,7 @@ def fit_files(
     >>> import pyarrow, pyarrow.parquet
     >>> import numpy as np
     >>> from fedkin.fitting import fit_files
-    >>> from fedkin.stats import rows_in_files
+    >>> from fedkin.core import rows_in_files
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=120)
     >>> y = np.where(x + rng.logistic(size=120) > 0, "yes", "no")

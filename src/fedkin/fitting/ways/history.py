@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from fedkin.core import Summaries
 from fedkin.data import Federation, Schema, files_of
 from fedkin.errors import ConvergenceWarning
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import prepare, well_posed_problem
 from fedkin.graph import Graph
-from fedkin.objective import Summaries
 from fedkin.solvers import ProfiledProblem, lam_path
 
 #: Dropped edges that are kept by name.

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from fedkin._base import Array
+from fedkin.core import Ask, Summaries
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Prepared
 from fedkin.fitting.ways.asks import Asks
 from fedkin.graph import Graph
 from fedkin.kin import QUICK, Covariates, Kin, Length, covariate_names, find_kin
-from fedkin.objective import Ask, Summaries
 
 #: Sites are told that no parameter vector is longer than this many times the longest estimate.
 REACH = 10.0

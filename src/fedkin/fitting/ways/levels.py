@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import Index, Mask, Say
+from fedkin.core import Problem, Solution
 from fedkin.data import INTERCEPT
 from fedkin.errors import ConvergenceWarning
 from fedkin.fitting.options import FitOptions
-from fedkin.objective import Problem, Solution
 from fedkin.solvers import (
     LamChoice,
     ProfiledProblem,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from fedkin._base import Array, check_level
+from fedkin.core import local_fit
 from fedkin.data import Federation
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import prepare
-from fedkin.stats import local_fit
 
 
 def naive_confint(model: FittedModel, federation: Federation, level: float = 0.95) -> Array:

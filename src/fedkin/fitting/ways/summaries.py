@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import Array, Say
+from fedkin.core import Ask, Problem, Summaries, ball_gap, solve_and_rest
 from fedkin.data import Schema
 from fedkin.errors import ConvergenceWarning, DataError, ParameterError, SolverError
 from fedkin.fitting.model import FittedModel
@@ -29,7 +30,6 @@ from fedkin.fitting.ways.kin import kin_asks, model_of_kin, with_covariates
 from fedkin.fitting.ways.levels import chosen_lam
 from fedkin.graph import Graph
 from fedkin.kin import Covariates, find_kin, hint_of
-from fedkin.objective import Ask, Problem, Summaries, ball_gap, solve_and_rest
 from fedkin.solvers import solve
 
 #: Answers to the questions of a round, from all sites.
@@ -145,7 +145,7 @@ class SummaryFit:
     Examples
     --------
     >>> import numpy as np, fedkin
-    >>> from fedkin.stats import site_answer
+    >>> from fedkin.core import site_answer
     >>> rng = np.random.default_rng(0)
     >>> rows = {u: (rng.normal(size=(50, 2)), rng.integers(0, 2, 50)) for u in "abc"}
     >>> fed = fedkin.Federation(rows)

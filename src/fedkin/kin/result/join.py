@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedkin._base import Array
+from fedkin.core import Summaries, Summary
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError
 from fedkin.kin.options import SHARES, are_kin
@@ -15,7 +16,6 @@ from fedkin.kin.quadratics import Quadratics
 from fedkin.kin.result.learned import Learned
 from fedkin.kin.sources import RowSource, SummarySource
 from fedkin.losses import Loss
-from fedkin.objective import Summaries, Summary
 
 #: Expansions of a smooth loss, and the change of a standardised parameter that ends them.
 ROUNDS, STEP = 12, 1e-3

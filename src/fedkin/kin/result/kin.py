@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fedkin._base import Array, Index, check_choice, count, html_card, some_of
+from fedkin.core import Summary
 from fedkin.data import Rows, site_id
 from fedkin.errors import ParameterError, UnknownSiteError
 from fedkin.graph import Graph
@@ -30,7 +31,6 @@ from fedkin.kin.result.join import Joined, join_site
 from fedkin.kin.result.learned import Learned, learned_from
 from fedkin.kin.sources import Source
 from fedkin.losses import Loss
-from fedkin.objective import Summary
 
 if TYPE_CHECKING:  # loads the compiled sampler
     from fedkin.kin.sampler.groups import Grouped

@@ -218,7 +218,7 @@ def _length(kind: int, dual: Any) -> Any:
 
 @outlined(types.void, SITES, EDGES, R2, R3, W2, W3, quickly=True, inner=True)
 def reroute(sites: Any, edges: Any, old_y: Any, old_s: Any, y: Any, s: Any) -> None:
-    """As `fedkin.objective.rerouting.Rerouting`, on one thread: ``y (E, p)`` and ``s (1, V, p)`` from the old ones."""
+    """As `fedkin.core.rerouting.Rerouting`, on one thread: ``y (E, p)`` and ``s (1, V, p)`` from the old ones."""
     head, tail, radius, kind, singular = edges.head, edges.tail, edges.radius, edges.kind, sites.singular
     n, p = s.shape[1], s.shape[2]
     pull, total = np.zeros((n, p)), np.empty((n, p))

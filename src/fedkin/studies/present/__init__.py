@@ -12,7 +12,7 @@ A column that rows lack is computed in `studies/tasks`, and the study is run aga
 availability list their figures.
 Steps 2 and 3 are not needed for ``kind = "module:function"``.
 Imports: `tasks` (for names), `rows`, `config`; the templates of `fedkin.report`, outlines of counties from
-`fedkin.datasets`, `fedkin.graph` and `fedkin.data`, names of methods from `fedkin.stats`.
+`fedkin.datasets`, `fedkin.graph` and `fedkin.data`, names of methods from `fedkin.core`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkin.stats import FAMILY_WISE
+from fedkin.core import FAMILY_WISE
 from fedkin.studies.present.summary import (
     Interval,
     Sample,

@@ -8,9 +8,9 @@ from typing import Any
 
 from fedkin._base import Array
 from fedkin.admm import Availability, Progress, fed_admm, subgradient_descent
+from fedkin.core import Problem, Solution
 from fedkin.datasets import Design
 from fedkin.errors import ParameterError
-from fedkin.objective import Problem, Solution
 from fedkin.solvers import solve
 from fedkin.studies.tasks.designs import DESIGN_OPTIONS, Replication, make_design, settle_backend
 from fedkin.studies.tasks.estimation import TUNING_OPTIONS, Tuning, Workbench

@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import Array, Index
+from fedkin.core import Problem, select_edges
 from fedkin.data import INTERCEPT, Federation
 from fedkin.datasets.counties import Election, load_election
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.kin import find_kin
-from fedkin.objective import Problem
 from fedkin.solvers import best_level, held_out_losses, lam_path, solve
-from fedkin.stats import select_edges
 from fedkin.studies.tasks.designs import Replication, settle_backend
 from fedkin.studies.tasks.standards import applied, logged, skewed, standards
 

@@ -16,22 +16,22 @@ from typing import Any, get_args
 import numpy as np
 
 from fedkin._base import Array
-from fedkin.datasets import Design
-from fedkin.errors import ParameterError
-from fedkin.graph import Graph
-from fedkin.objective import Problem
-from fedkin.solvers import cross_validate_lam, lam_grid, solve
-from fedkin.stats import (
+from fedkin.core import (
     FAMILY_WISE,
     EdgeSelection,
     LocalFit,
     Method,
+    Problem,
     Variance,
     global_fit,
     local_fit,
     oracle_fit,
     select_edges,
 )
+from fedkin.datasets import Design
+from fedkin.errors import ParameterError
+from fedkin.graph import Graph
+from fedkin.solvers import cross_validate_lam, lam_grid, solve
 from fedkin.studies.tasks.designs import DESIGN_OPTIONS, Replication, make_design, settle_backend
 
 #: Estimators by their names in study files, with the names that figures and tables show.

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import Array
+from fedkin.core import oracle_fit
 from fedkin.datasets import Design
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.kin import Kin, display_groups, find_kin
-from fedkin.stats import oracle_fit
 from fedkin.studies.tasks import peers
 from fedkin.studies.tasks.designs import DESIGN_OPTIONS, Replication, make_design, settle_backend
 from fedkin.studies.tasks.estimation import TUNING_OPTIONS, Estimate, Tuning, Workbench

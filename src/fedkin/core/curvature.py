@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import Array
-from fedkin.objective.summaries.plain import Reader
+from fedkin.core.plain import Reader
 
 #: Directions with less than this share of the largest curvature are those that rows say nothing about.
 NOTHING = 1e-10
@@ -31,7 +31,7 @@ class Curvature:
     Examples
     --------
     >>> import numpy as np
-    >>> from fedkin.objective import Curvature
+    >>> from fedkin.core import Curvature
     >>> Curvature(np.array([0.0, 1.0]), np.array([[2.0], [1.0]])).dense().tolist()
     [[4.0, 2.0], [2.0, 2.0]]
     """

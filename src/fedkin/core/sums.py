@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from fedkin._base import Array, Index
+from fedkin.core.build import build_terms
+from fedkin.core.terms import QuadraticTerms
 from fedkin.data import Federation, block_folds, deal_folds
 from fedkin.losses import Loss
-from fedkin.objective.build import build_terms
-from fedkin.objective.terms import QuadraticTerms
 
 
 def assign_folds(federation: Federation, folds: int, seed: int) -> Index:

@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedkin._base import Array, Index, check_nonnegative, count, html_card
+from fedkin.core.build import build_terms
+from fedkin.core.penalties import Penalty, make_penalty
+from fedkin.core.rerouting import CliqueRerouting, Rerouting
+from fedkin.core.summaries import Summaries
+from fedkin.core.terms import QuadraticTerms, SiteTerms
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.graph import Cliques, Graph
 from fedkin.losses import Loss, make_loss
-from fedkin.objective.build import build_terms
-from fedkin.objective.penalties import Penalty, make_penalty
-from fedkin.objective.rerouting import CliqueRerouting, Rerouting
-from fedkin.objective.summaries import Summaries
-from fedkin.objective.terms import QuadraticTerms, SiteTerms
 
 Status = Literal["converged", "iteration_limit", "interrupted"]
 

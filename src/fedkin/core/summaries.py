@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import Array, Index, listed
+from fedkin.core.curvature import Curvature
+from fedkin.core.privacy import Privacy
+from fedkin.core.summary import OwnEstimate, Summary
+from fedkin.core.sums import FoldSums
+from fedkin.core.terms import QuadraticTerms
 from fedkin.data import INTERCEPT, HasSites
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.losses import Loss, describe_loss
-from fedkin.objective.summaries.curvature import Curvature
-from fedkin.objective.summaries.privacy import Privacy
-from fedkin.objective.summaries.summary import OwnEstimate, Summary
-from fedkin.objective.sums import FoldSums
-from fedkin.objective.terms import QuadraticTerms
 
 #: A column whose variance is below this share of its mean square counts as constant.
 CONSTANT = 1e-14
@@ -230,7 +230,7 @@ class Summaries(HasSites):
 
     def repaired(self) -> Summaries:
         """The same where sums are exact; noisy sums with as much ridge as makes them sums that rows might have."""
-        from fedkin.objective.summaries.repair import repaired_sums
+        from fedkin.core.repair import repaired_sums
 
         return self if self.privacy is None else repaired_sums(self)
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import Array
+from fedkin.core.linalg import sum_groups
+from fedkin.core.penalties import Penalty
+from fedkin.core.terms import QuadraticTerms
 from fedkin.graph import Cliques, Graph
-from fedkin.objective.linalg import sum_groups
-from fedkin.objective.penalties import Penalty
-from fedkin.objective.terms import QuadraticTerms
 
 
 class Rerouting:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedkin._base import Array
-from fedkin.objective.summaries.plain import Reader
+from fedkin.core.plain import Reader
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,9 @@ from typing import Any, Unpack
 import numpy as np
 
 from fedkin._base import AnyArray, Array, Index, listed
+from fedkin.core.streaming import Stream, learned_features, opened_file, parquet_files, stream_of, telling_columns
+from fedkin.core.summaries import Summaries
+from fedkin.core.sums import FoldSums
 from fedkin.data import (
     INTERCEPT,
     Column,
@@ -27,8 +30,6 @@ from fedkin.data import (
 )
 from fedkin.errors import DataError
 from fedkin.losses import CLASS_LOSSES, HuberLoss, Loss, make_loss, scaled_huber
-from fedkin.objective import FoldSums, Summaries
-from fedkin.stats.streaming import Stream, learned_features, opened_file, parquet_files, stream_of, telling_columns
 
 #: Classes that a target may have.
 _MOST_CLASSES = 50
@@ -155,7 +156,7 @@ def rows_in_files(
     >>> import pathlib, tempfile
     >>> import pyarrow, pyarrow.parquet
     >>> import fedkin
-    >>> from fedkin.stats import rows_in_files
+    >>> from fedkin.core import rows_in_files
     >>> table = {"site": ["a", "a", "b", "b"], "x": [0.0, 1.0, 0.0, 2.0], "y": ["no", "yes", "no", "no"]}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     pyarrow.parquet.write_table(pyarrow.table(table), pathlib.Path(folder, "a.parquet"))

@@ -9,10 +9,10 @@ from functools import cached_property
 import numpy as np
 
 from fedkin._base import AnyArray, Array, Index, Mask
+from fedkin.core.linalg import RANK_TOLERANCE, solve_and_rest, unit_diagonal
+from fedkin.core.terms import LEAST_CAUTION, SiteTerms, ball_gap, new_places
 from fedkin.data import Federation, Rows
 from fedkin.losses import RowLoss, weighted_gram
-from fedkin.objective.linalg import RANK_TOLERANCE, solve_and_rest, unit_diagonal
-from fedkin.objective.terms import LEAST_CAUTION, SiteTerms, ball_gap, new_places
 
 #: Sites whose numbers of rows differ by at most this factor make one batch, if it has at most so many numbers.
 PADDED, ROOM = 1.25, 20_000_000

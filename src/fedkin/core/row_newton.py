@@ -8,9 +8,11 @@ from functools import partial
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
+from fedkin.core.linalg import RANK_TOLERANCE, least_eigenvalue
+from fedkin.core.newton import damped_newton, solve_positive
+from fedkin.core.rows import RowBatch
 from fedkin.data import Rows
 from fedkin.losses import LinearLoss, Loss
-from fedkin.objective import RANK_TOLERANCE, RowBatch, damped_newton, least_eigenvalue, solve_positive
 
 #: Information about some direction, in rows' worth, below which a likelihood counts as having no maximum.
 SEPARATION_TOLERANCE = 1e-6

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import AnyArray, Array, Index, check_whole
+from fedkin.core.curvature import Curvature, shortened
+from fedkin.core.linalg import least_eigenvalue
+from fedkin.core.plain import INFINITE, Reader, upper_triangle
+from fedkin.core.privacy import Privacy
+from fedkin.core.telling import Told, told_by
 from fedkin.errors import DataError, ParameterError
 from fedkin.losses import Loss, describe_loss, described_loss
-from fedkin.objective.linalg import least_eigenvalue
-from fedkin.objective.summaries.curvature import Curvature, shortened
-from fedkin.objective.summaries.plain import INFINITE, Reader, upper_triangle
-from fedkin.objective.summaries.privacy import Privacy
-from fedkin.objective.summaries.telling import Told, told_by
 
 #: Products of rows are positive semi-definite up to this.
 IMPOSSIBLE = 1e-9
@@ -346,7 +346,7 @@ class Ask:
     Examples
     --------
     >>> import numpy as np
-    >>> from fedkin.objective import Ask
+    >>> from fedkin.core import Ask
     >>> ask = Ask("north", 2, np.array([0.5]), np.array([-0.1]), 10.0)
     >>> Ask.from_plain(ask.to_plain()).theta
     array([0.5])

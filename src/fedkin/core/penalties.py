@@ -20,7 +20,7 @@ class Penalty(ABC):
     Examples
     --------
     >>> import numpy as np
-    >>> from fedkin.objective import make_penalty
+    >>> from fedkin.core import make_penalty
     >>> make_penalty("l2").value(np.array([[3.0, 4.0]]))
     array([5.])
     """

@@ -7,9 +7,10 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from fedkin._base import Array, Index
+from fedkin.core.summaries import Summaries
+from fedkin.core.sums import FoldSums
 from fedkin.data import INTERCEPT
 from fedkin.losses import make_loss
-from fedkin.objective import FoldSums, Summaries
 
 #: Numbers that the outer products of a chunk of rows may take.
 _CHUNK = 2**21

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from fedkin._base import Array, Index
-from fedkin.errors import ParameterError
-from fedkin.objective import RANK_TOLERANCE, Summaries, inverse_of, solve_positive, unit_diagonal
-from fedkin.stats.ownfits import (
+from fedkin.core.linalg import RANK_TOLERANCE, inverse_of, unit_diagonal
+from fedkin.core.newton import solve_positive
+from fedkin.core.ownfits import (
     ROUNDING,
     OwnFits,
     has_means,
@@ -16,6 +16,8 @@ from fedkin.stats.ownfits import (
     ridge_rule,
     share_dispersion,
 )
+from fedkin.core.summaries import Summaries
+from fedkin.errors import ParameterError
 
 
 def fits_of_sums(summaries: Summaries, variance: str) -> OwnFits:
@@ -56,7 +58,7 @@ def _fit_means(fits: OwnFits, summaries: Summaries) -> None:
 
 
 def _fit_least_squares(fits: OwnFits, summaries: Summaries) -> None:
-    """The rules of rows (`fedkin.stats.ownfits`) on means of ``x x'`` (A), ``x y`` (b) and ``y^2 / 2`` (c)."""
+    """The rules of rows (`fedkin.core.ownfits`) on means of ``x x'`` (A), ``x y`` (b) and ``y^2 / 2`` (c)."""
     terms = summaries.terms(np.zeros(fits.n_params))
     A, b, c = terms.A, terms.b, terms.c
     fits.hessian[:] = fits.curvature[:] = A

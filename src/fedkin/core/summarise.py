@@ -8,11 +8,15 @@ from dataclasses import replace
 import numpy as np
 
 from fedkin._base import Array, check_whole
+from fedkin.core.build import build_terms
+from fedkin.core.local import local_fit
+from fedkin.core.problem import resolve_losses
+from fedkin.core.summaries import Summaries
+from fedkin.core.summary import Ask, OwnEstimate, Summary
+from fedkin.core.sums import FoldSums, assign_folds
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError, ParameterError
 from fedkin.losses import Loss, make_loss
-from fedkin.objective import Ask, FoldSums, OwnEstimate, Summaries, Summary, assign_folds, build_terms, resolve_losses
-from fedkin.stats.local import local_fit
 
 
 def summarise(
@@ -116,7 +120,7 @@ def site_answer(
     >>> import numpy as np
     >>> from fedkin.data import Rows
     >>> from fedkin.losses import LogisticLoss
-    >>> from fedkin.objective import Ask
+    >>> from fedkin.core import Ask
     >>> rows = Rows(np.ones((4, 1)), np.array([0.0, 1.0, 1.0, 1.0]))
     >>> best = Ask("north", 2, np.log([3.0]), np.zeros(1))
     >>> answer = site_answer(best, rows, LogisticLoss(), feature_names=["(intercept)"], folds=2)

@@ -12,11 +12,13 @@ from typing import Literal, get_args
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
+from fedkin.core.linalg import unit_diagonal
+from fedkin.core.local import LocalFit, Variance, local_fit
+from fedkin.core.problem import LossLike
+from fedkin.core.summaries import Summaries
 from fedkin.data import Federation
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
-from fedkin.objective import LossLike, Summaries, unit_diagonal
-from fedkin.stats.local import LocalFit, Variance, local_fit
 
 Method = Literal["bonferroni", "holm", "bh", "by"]
 #: Methods that bound the probability of any wrong drop; the others bound the share of wrong ones among the dropped.
@@ -219,7 +221,7 @@ def wald_tests(local: LocalFit, edges: Index, *, chunk_entries: int = 2**20) -> 
     Examples
     --------
     >>> import numpy as np, fedkin
-    >>> from fedkin.stats import wald_tests
+    >>> from fedkin.core import wald_tests
     >>> fed = fedkin.Federation({"a": [[0.0], [2.0]], "b": [[1.0], [3.0]]})
     >>> statistic, p_value, dof = wald_tests(fedkin.local_fit(fed, "mean"), np.array([[1, 0]]))
     >>> statistic.tolist(), p_value.round(3).tolist(), dof.tolist()  # Welch's t-test, squared

@@ -11,6 +11,8 @@ from typing import Any, Unpack
 import numpy as np
 
 from fedkin._base import AnyArray, Array, Index, check_whole, count, listed
+from fedkin.core.running import RunningSums
+from fedkin.core.summaries import Summaries
 from fedkin.data import (
     PARQUET_SUFFIXES,
     Column,
@@ -29,8 +31,6 @@ from fedkin.data import (
     too_many_levels,
 )
 from fedkin.errors import DataError, ParameterError, missing_dependency
-from fedkin.objective import Summaries
-from fedkin.stats.running import RunningSums
 
 #: Rows that are in memory at once.
 BATCH = 65_536

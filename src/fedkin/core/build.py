@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
+from fedkin.core.linalg import solve_and_rest, sum_groups, surely_regular, unit_diagonal
+from fedkin.core.rows import RowBlock, RowTerms, row_blocks, unit_weights
+from fedkin.core.terms import LEAST_CAUTION, QuadraticTerms, RowFactors, SiteTerms, ball_gap, new_places
 from fedkin.data import Federation, Rows
 from fedkin.losses import Loss, by_loss
-from fedkin.objective.linalg import solve_and_rest, sum_groups, surely_regular, unit_diagonal
-from fedkin.objective.rows import RowBlock, RowTerms, row_blocks, unit_weights
-from fedkin.objective.terms import LEAST_CAUTION, QuadraticTerms, RowFactors, SiteTerms, ball_gap, new_places
 
 
 def build_terms(federation: Federation, losses: Sequence[Loss], ridge: Array, alone: Mask | None = None) -> SiteTerms:

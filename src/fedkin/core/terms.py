@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
-from fedkin.objective.linalg import generalized_inverse
+from fedkin.core.linalg import generalized_inverse
 
 #: Share of the cautious Hessian where the Hessian itself may vanish in directions in which the gradient does not.
 LEAST_CAUTION = 1e-6

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
-from fedkin.objective.linalg import unit_diagonal
+from fedkin.core.linalg import unit_diagonal
 
 #: ``value(theta (A, p), who (A,)) -> (A,)``: the functions number ``who`` at ``theta``.
 ValueFunction = Callable[[Array, Index], Array]
@@ -31,7 +31,7 @@ def damped_newton(
     Examples
     --------
     >>> import numpy as np
-    >>> from fedkin.objective import damped_newton
+    >>> from fedkin.core import damped_newton
     >>> centre = np.array([[1.0], [3.0]])
     >>> value = lambda theta, who: np.cosh(theta - centre[who]).sum(axis=1)
     >>> derivatives = lambda theta, who: (np.sinh(theta - centre[who]), np.cosh(theta - centre[who])[:, :, None])

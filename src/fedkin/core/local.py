@@ -14,20 +14,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from fedkin._base import Array, Index, Mask, check_choice
-from fedkin.data import Federation
-from fedkin.errors import DataError, DegenerateSiteWarning, ParameterError, UnknownSiteError
-from fedkin.losses import Loss, RowLoss, by_loss
-from fedkin.objective import (
-    RANK_TOLERANCE,
-    LossLike,
-    RowBatch,
-    Summaries,
-    inverse_of,
-    least_eigenvalue,
-    resolve_losses,
-)
-from fedkin.stats.newton import minimise, minimise_sum, minimise_with_ridge
-from fedkin.stats.ownfits import (
+from fedkin.core.linalg import RANK_TOLERANCE, inverse_of, least_eigenvalue
+from fedkin.core.ownfits import (
     ROUNDING,
     OwnFits,
     column_scale,
@@ -38,7 +26,14 @@ from fedkin.stats.ownfits import (
     ridge_rule,
     why_no_minimiser,
 )
-from fedkin.stats.summed import fits_of_sums
+from fedkin.core.problem import LossLike, resolve_losses
+from fedkin.core.row_newton import minimise, minimise_sum, minimise_with_ridge
+from fedkin.core.rows import RowBatch
+from fedkin.core.summaries import Summaries
+from fedkin.core.summed import fits_of_sums
+from fedkin.data import Federation
+from fedkin.errors import DataError, DegenerateSiteWarning, ParameterError, UnknownSiteError
+from fedkin.losses import Loss, RowLoss, by_loss
 
 Variance = Literal["model", "sandwich", "bartlett"]
 Weights = Literal["samples", "sites"]
@@ -150,7 +145,7 @@ def local_fit(federation: Federation | Summaries, loss: LossLike = "linear", var
     Summaries of quadratic losses tell the same as rows, up to rounding (designs whose features are nearly collinear
     lose more digits: a Gram matrix squares the condition number). For other losses the estimates are those that the
     sites found by themselves, each with the rules of a federation of one. The variance "sandwich" needs rows. Where
-    sums are noisy (`fedkin.stats.private_summary`), the variance that noise gives to the estimates is added.
+    sums are noisy (`fedkin.core.private_summary`), the variance that noise gives to the estimates is added.
 
     Examples
     --------

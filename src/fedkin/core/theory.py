@@ -16,10 +16,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedkin._base import Array, Index, Mask, check_choice
+from fedkin.core.build import build_terms
+from fedkin.core.linalg import sum_groups
+from fedkin.core.penalties import L1, Penalty, make_penalty
+from fedkin.core.problem import LossLike, resolve_losses
+from fedkin.core.terms import SiteTerms
 from fedkin.data import Federation
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
-from fedkin.objective import L1, LossLike, Penalty, SiteTerms, build_terms, make_penalty, resolve_losses, sum_groups
 
 __all__ = [
     "MinimumSignal",
@@ -55,7 +59,7 @@ def rho(federation: Federation, graph: Graph, theta_star: ArrayLike, loss: LossL
     Examples
     --------
     >>> import fedkin
-    >>> from fedkin.stats.theory import rho
+    >>> from fedkin.core.theory import rho
     >>> fed = fedkin.Federation({"a": [[1.0]], "b": [[-1.0]]})
     >>> truth = [[0.0], [0.0]]
     >>> rho(fed, fedkin.Graph.complete("ab"), truth, "mean"), rho(fed, fedkin.Graph.empty("ab"), truth, "mean")
@@ -94,7 +98,7 @@ def theorem1_lambda(
     Examples
     --------
     >>> import fedkin
-    >>> from fedkin.stats.theory import objective_lam, theorem1_lambda
+    >>> from fedkin.core.theory import objective_lam, theorem1_lambda
     >>> fed = fedkin.Federation({"a": [[1.0]], "b": [[-1.0]]})
     >>> lam = theorem1_lambda(fed, fedkin.Graph.complete("ab"), [[0.0], [0.0]], "mean")
     >>> round(lam, 4), round(objective_lam(lam, 2), 4)
@@ -130,7 +134,7 @@ def objective_lam(lam: float, n_sites: int) -> float:
 
     Examples
     --------
-    >>> from fedkin.stats.theory import objective_lam
+    >>> from fedkin.core.theory import objective_lam
     >>> objective_lam(0.5, 4)
     0.25
     """
@@ -158,7 +162,7 @@ def kappa(federation: Federation, theta_star: ArrayLike, loss: LossLike = "linea
     Examples
     --------
     >>> import fedkin
-    >>> from fedkin.stats.theory import kappa
+    >>> from fedkin.core.theory import kappa
     >>> kappa(fedkin.Federation({"a": ([[2.0], [2.0]], [0.0, 1.0])}), [[0.0]])
     4.0
     """
@@ -196,7 +200,7 @@ def theorem1_bound(
 
     Examples
     --------
-    >>> from fedkin.stats.theory import theorem1_bound
+    >>> from fedkin.core.theory import theorem1_bound
     >>> theorem1_bound(rho=0.5, lam=0.5, n_false_edges=1, kappa=1.0, kappa_0=0.5)
     8.5
     """
@@ -235,7 +239,7 @@ class Sizes:
         Examples
         --------
         >>> import fedkin
-        >>> from fedkin.stats.theory import Sizes
+        >>> from fedkin.core.theory import Sizes
         >>> fed = fedkin.Federation({"a": [[0.0]] * 9, "b": [[1.0]] * 8})
         >>> Sizes.of(fed, fedkin.Graph.complete("ab"), [[0.0], [1.0]]).n_false_edges
         1
@@ -267,7 +271,7 @@ def theorem2_rate(sizes: Sizes, sigma: float = 1.0) -> float:
 
     Examples
     --------
-    >>> from fedkin.stats.theory import Sizes, theorem2_rate
+    >>> from fedkin.core.theory import Sizes, theorem2_rate
     >>> theorem2_rate(Sizes(100, 100, n_params=20, n_components=5, n_edges=900, n_false_edges=0))
     0.01
     """
@@ -307,7 +311,7 @@ def theorem2_bound(
 
     Examples
     --------
-    >>> from fedkin.stats.theory import Sizes, theorem2_bound
+    >>> from fedkin.core.theory import Sizes, theorem2_bound
     >>> sizes = Sizes(100, 100, n_params=20, n_components=5, n_edges=900, n_false_edges=0)
     >>> round(theorem2_bound(sizes, gamma_squared=1.0, kappa=1.0, kappa_0=1.0), 4)
     0.0599
@@ -339,7 +343,7 @@ def gamma_squared(graph: Graph) -> float:
     Examples
     --------
     >>> from fedkin import Graph
-    >>> from fedkin.stats.theory import gamma_squared
+    >>> from fedkin.core.theory import gamma_squared
     >>> round(gamma_squared(Graph.complete(range(6))), 9)
     6.0
     """
@@ -359,7 +363,7 @@ def graph_fidelity(graph: Graph, truth: Graph) -> float:
     Examples
     --------
     >>> from fedkin import Graph
-    >>> from fedkin.stats.theory import graph_fidelity
+    >>> from fedkin.core.theory import graph_fidelity
     >>> truth = Graph.clusters([0, 0, 1, 1])
     >>> graph_fidelity(truth, truth), graph_fidelity(Graph.empty(range(4)), truth)
     (1.0, 0.5)
@@ -398,7 +402,7 @@ def compatibility_lower_bound(
     Examples
     --------
     >>> from fedkin import Graph
-    >>> from fedkin.stats.theory import compatibility_lower_bound
+    >>> from fedkin.core.theory import compatibility_lower_bound
     >>> compatibility_lower_bound(Graph.complete(range(5)), 9, n_params=1)
     0.25
     """
@@ -474,7 +478,7 @@ def minimum_signal_check(
     Examples
     --------
     >>> import fedkin
-    >>> from fedkin.stats.theory import minimum_signal_check
+    >>> from fedkin.core.theory import minimum_signal_check
     >>> fed = fedkin.Federation({"a": [[0.0]] * 50, "b": [[1.0]] * 50})
     >>> check = minimum_signal_check(fed, fedkin.Graph.complete("ab"), [[0.0], [1.0]], "mean")
     >>> check.signal.round(6).tolist(), round(check.required, 2), check.holds

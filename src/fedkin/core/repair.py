@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from fedkin._base import Array
-from fedkin.objective.summaries.privacy import Privacy
-from fedkin.objective.summaries.summaries import Summaries
+from fedkin.core.privacy import Privacy
+from fedkin.core.summaries import Summaries
 
 
 def repaired_sums(summaries: Summaries) -> Summaries:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedkin.objective.summaries.plain import upper_triangle
+from fedkin.core.plain import upper_triangle
 
 if TYPE_CHECKING:
-    from fedkin.objective.summaries.curvature import Curvature
-    from fedkin.objective.summaries.privacy import Privacy
-    from fedkin.objective.summaries.summary import Summary
+    from fedkin.core.curvature import Curvature
+    from fedkin.core.privacy import Privacy
+    from fedkin.core.summary import Summary
 
 
 @dataclass(frozen=True)

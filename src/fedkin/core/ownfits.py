@@ -1,6 +1,6 @@
 """Every site's own fit, with what its variance is made of, and the rule for sites that have none.
 
-`fedkin.stats.local` turns this into estimates and covariances and documents the rule.
+`fedkin.core.local` turns this into estimates and covariances and documents the rule.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from fedkin._base import Array, Index
+from fedkin.core.linalg import RANK_TOLERANCE, inverse_of, least_eigenvalue
+from fedkin.core.row_newton import minimise, minimise_sum, minimise_with_ridge
+from fedkin.core.rows import RowBatch, row_blocks, unit_weights
+from fedkin.core.summaries import Summaries
 from fedkin.data import Federation
 from fedkin.losses import Loss, RowLoss
-from fedkin.objective import RANK_TOLERANCE, RowBatch, Summaries, inverse_of, least_eigenvalue, row_blocks, unit_weights
-from fedkin.stats.newton import minimise, minimise_sum, minimise_with_ridge
 
 _BATCH_ENTRIES = 2**22  # rows times features that are worked on at once
 ROUNDING = 1e-20  # exact fits keep a variance above rounding: this share of the response's mean square
@@ -260,7 +262,7 @@ def light_ridge(scale: Array, n_rows: Array | float) -> Array:
 
 
 def ridge_rule(scale: Array, n_rows: Array | float, size: Array, dispersion: Array | float) -> Array:
-    """The ridge ``(M, p)`` of sites without a minimiser, see `fedkin.stats.LocalFit`."""
+    """The ridge ``(M, p)`` of sites without a minimiser, see `fedkin.core.LocalFit`."""
     return np.asarray((dispersion / (n_rows * size))[:, None] * scale)
 
 

@@ -1,0 +1,104 @@
+"""The problem, its terms and penalties, site summaries, local fits, edge selection, and the theory.
+
+`fedkin.core.theory` holds the calculators of the paper's theorems.
+"""
+
+from __future__ import annotations
+
+from fedkin.core.build import LossTerms, MixedTerms, build_terms, summed_terms
+from fedkin.core.curvature import Curvature
+from fedkin.core.linalg import (
+    RANK_TOLERANCE,
+    generalized_inverse,
+    inverse_of,
+    least_eigenvalue,
+    solve_and_rest,
+    sum_groups,
+    unit_diagonal,
+)
+from fedkin.core.local import LocalFit, Variance, global_fit, local_fit, oracle_fit
+from fedkin.core.newton import damped_newton, solve_positive
+from fedkin.core.penalties import L1, Penalty, make_penalty
+from fedkin.core.plain import INFINITE, Reader
+from fedkin.core.privacy import Privacy
+from fedkin.core.private import Budget, private_summary
+from fedkin.core.problem import FusedObjective, LossLike, Problem, Solution, Status, resolve_losses
+from fedkin.core.rereading import FileRows, holds_labels, holds_zeros_and_ones, rows_in_files
+from fedkin.core.row_newton import minimise_with_ridge
+from fedkin.core.rows import RowBatch, RowTerms, row_blocks, unit_weights
+from fedkin.core.running import RunningSums
+from fedkin.core.selection import FAMILY_WISE, EdgeSelection, Method, bonferroni, select_edges, wald_tests
+from fedkin.core.streaming import Streamed, summarise_files, table_size
+from fedkin.core.summaries import Summaries, parameter_map
+from fedkin.core.summarise import site_answer, site_summary, summarise
+from fedkin.core.summary import Ask, OwnEstimate, Summary
+from fedkin.core.sums import FoldSums, assign_folds
+from fedkin.core.terms import QuadraticTerms, SiteTerms, ball_gap
+
+__all__ = [
+    "FAMILY_WISE",
+    "INFINITE",
+    "L1",
+    "RANK_TOLERANCE",
+    "Ask",
+    "Budget",
+    "Curvature",
+    "EdgeSelection",
+    "FileRows",
+    "FoldSums",
+    "FusedObjective",
+    "LocalFit",
+    "LossLike",
+    "LossTerms",
+    "Method",
+    "MixedTerms",
+    "OwnEstimate",
+    "Penalty",
+    "Privacy",
+    "Problem",
+    "QuadraticTerms",
+    "Reader",
+    "RowBatch",
+    "RowTerms",
+    "RunningSums",
+    "SiteTerms",
+    "Solution",
+    "Status",
+    "Streamed",
+    "Summaries",
+    "Summary",
+    "Variance",
+    "assign_folds",
+    "ball_gap",
+    "bonferroni",
+    "build_terms",
+    "damped_newton",
+    "generalized_inverse",
+    "global_fit",
+    "holds_labels",
+    "holds_zeros_and_ones",
+    "inverse_of",
+    "least_eigenvalue",
+    "local_fit",
+    "make_penalty",
+    "minimise_with_ridge",
+    "oracle_fit",
+    "parameter_map",
+    "private_summary",
+    "resolve_losses",
+    "row_blocks",
+    "rows_in_files",
+    "select_edges",
+    "site_answer",
+    "site_summary",
+    "solve_and_rest",
+    "solve_positive",
+    "sum_groups",
+    "summarise",
+    "summarise_files",
+    "summed_terms",
+    "table_size",
+    "unit_diagonal",
+    "unit_weights",
+    "wald_tests",
+]
