@@ -29,10 +29,10 @@ def rank_main(n: int, p: int, rounds: int) -> None:
 
     from fedkin.admm import Course, run_rounds
     from fedkin.data import Rows
-    from fedkin.federate.contract.manifest import Manifest, Member, Steps
-    from fedkin.federate.contract.reading import shard_of
     from fedkin.federate.links.mpi import RankLink
+    from fedkin.federate.manifest import Manifest, Member, Steps
     from fedkin.federate.mpi import small_cut
+    from fedkin.federate.reading import shard_of
 
     world = MPI.COMM_WORLD
     rng = np.random.default_rng(SEED)

@@ -35,9 +35,9 @@ import numpy as np
 from fedkin.admm import Store
 from fedkin.data import write_csv
 from fedkin.federate import enrol, site_view
-from fedkin.federate.contract.manifest import keys_of
 from fedkin.federate.frames import Kind
 from fedkin.federate.links.access import site_links
+from fedkin.federate.manifest import keys_of
 from fedkin.federate.programs.files import read_status
 from fedkin.graph import Graph
 

@@ -18,8 +18,8 @@ from fedkin.admm import Availability, LocalShards, fed_admm, site_keys
 from fedkin.core import Problem, Solution
 from fedkin.data import Rows, write_csv
 from fedkin.federate import Contract, enrol
-from fedkin.federate.contract.manifest import Manifest, Member, Steps
-from fedkin.federate.contract.reading import plan_of, starts_of
+from fedkin.federate.manifest import Manifest, Member, Steps
+from fedkin.federate.reading import plan_of, starts_of
 from fedkin.federate.views import steps_of, whole_view
 from processes import free_ports
 

@@ -16,7 +16,7 @@ import numpy as np
 from federations import make_sites, whole_of
 from fedkin.core import Problem
 from fedkin.federate import enrol
-from fedkin.federate.contract.manifest import Manifest
+from fedkin.federate.manifest import Manifest
 from fedkin.federate.programs.files import read_status
 from fedkin.fitting import load
 from processes import PATIENCE, capped, wait_for

@@ -14,8 +14,8 @@ from fedkin.admm import Availability
 from fedkin.core import Problem
 from fedkin.federate import site_view
 from fedkin.federate.central import Hub, NodeWorker
-from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.enrol import read_site
+from fedkin.federate.manifest import Manifest
 from fedkin.federate.views import centre_view
 from fedkin.solvers import solve
 from fleet import Fleet

@@ -12,9 +12,9 @@ from builders import small_problem
 from federations import in_process, in_threads, manifest_of, rows_of, view_of
 from fedkin.core import Problem
 from fedkin.federate import Patience
-from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Faults, MemoryNetwork
+from fedkin.federate.manifest import Manifest
 from fedkin.federate.peer import Peer
 
 pytestmark = pytest.mark.exhaustive

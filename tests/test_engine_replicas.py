@@ -16,11 +16,11 @@ from federations import in_threads, manifest_of, reference, rows_of, view_of
 from fedkin.admm import Availability, LocalShards
 from fedkin.core import Problem
 from fedkin.federate import Patience
-from fedkin.federate.contract.manifest import Manifest
-from fedkin.federate.contract.reading import plan_of
 from fedkin.federate.frames import HEADER_BYTES, Kind, MessageError
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import Faults, MemoryNetwork, MemoryTransport
+from fedkin.federate.manifest import Manifest
+from fedkin.federate.reading import plan_of
 from fedkin.federate.replicas import Component, Replica
 from fedkin.fitting import load
 from fedkin.graph import Graph

@@ -15,10 +15,10 @@ from fedkin.admm import Store
 from fedkin.data import Rows
 from fedkin.errors import DataError, ModelFileError
 from fedkin.federate import Patience
-from fedkin.federate.contract.manifest import asking_keys, keys_of, presence_key
 from fedkin.federate.frames import Kind, encode
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.memory import MemoryNetwork
+from fedkin.federate.manifest import asking_keys, keys_of, presence_key
 from fedkin.federate.peer import Peer
 from fedkin.federate.records import read_record, write_record
 from fedkin.federate.waiting import PeerError

@@ -8,8 +8,8 @@ import pytest
 from fedkin.admm import Shard
 from fedkin.data import Rows
 from fedkin.federate import Contract, ContractError
-from fedkin.federate.contract.manifest import Manifest
-from fedkin.federate.contract.reading import plan_of, starts_of
+from fedkin.federate.manifest import Manifest
+from fedkin.federate.reading import plan_of, starts_of
 from fedkin.federate.views import whole_view
 from fedkin.graph import Graph
 

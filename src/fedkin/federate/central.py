@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from fedkin._base import Array, Mask
 from fedkin.admm import Shard, ShardState
 from fedkin.data import Rows
-from fedkin.federate.contract.manifest import CENTRE, Manifest, star_key
-from fedkin.federate.contract.reading import rowless_shard, shard_of
 from fedkin.federate.frames import Expected, Kind, encode
 from fedkin.federate.journal import Journal
 from fedkin.federate.kept import KeptState
 from fedkin.federate.links import Transport
+from fedkin.federate.manifest import CENTRE, Manifest, star_key
 from fedkin.federate.post import Post
+from fedkin.federate.reading import rowless_shard, shard_of
 from fedkin.federate.waiting import LOOK_SECONDS, Patience, PeerError, Tick
 
 

@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 from fedkin._base import count, wait_until, write_arrays
 from fedkin.errors import ParameterError, SolverError, missing_dependency
 from fedkin.federate.central import Hub, NodeWorker
-from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.enrol import read_federation, read_invite, read_site
 from fedkin.federate.enrol.files import INVITE
+from fedkin.federate.manifest import Manifest
 from fedkin.federate.views import centre_view, site_view
 
 try:

@@ -30,10 +30,10 @@ from fedkin.admm import Course, Shard, ShardState, Store, run_rounds
 from fedkin.data import Rows, read_columns, site_ids
 from fedkin.errors import DataError, FedkinError, ParameterError, missing_dependency
 from fedkin.federate.contract.contract import Contract
-from fedkin.federate.contract.manifest import TOO_LONG, Manifest
-from fedkin.federate.contract.reading import shard_of
 from fedkin.federate.enrol import Order
 from fedkin.federate.links.mpi import RankLink
+from fedkin.federate.manifest import TOO_LONG, Manifest
+from fedkin.federate.reading import shard_of
 from fedkin.federate.views import whole_view
 from fedkin.graph import Graph
 

@@ -12,13 +12,13 @@ from fedkin._base import Array
 from fedkin.admm import MOST_PARAMS, Course, Shard, ShardState, ShareTaker, is_shared, run_rounds
 from fedkin.data import Rows
 from fedkin.errors import DataError, ModelFileError
-from fedkin.federate.contract.manifest import TOO_LONG, Manifest, keys_of
-from fedkin.federate.contract.reading import shard_of
 from fedkin.federate.frames import Expected, Kind
 from fedkin.federate.journal import Journal
 from fedkin.federate.kept import KeptState
 from fedkin.federate.links import Transport
 from fedkin.federate.links.neighbours import NeighbourLink
+from fedkin.federate.manifest import TOO_LONG, Manifest, keys_of
+from fedkin.federate.reading import shard_of
 from fedkin.federate.waiting import Patience, Status, Stopped
 
 #: Differences between the replicas of an edge dual up to this share of its bound are rounding of different processors.

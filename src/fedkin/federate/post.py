@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedkin._base import wait_until
-from fedkin.federate.contract.manifest import Manifest
 from fedkin.federate.frames import Kind
 from fedkin.federate.journal import Journal
 from fedkin.federate.links import Transport
+from fedkin.federate.manifest import Manifest
 from fedkin.federate.waiting import HOLDING, LOOK_SECONDS, Inbox, Patience, PeerError, Reminders, Status, Tick
 
 

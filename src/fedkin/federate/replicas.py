@@ -28,12 +28,12 @@ from fedkin._base import Array, Mask
 from fedkin.data import Rows
 from fedkin.errors import SolverError
 from fedkin.federate.central import Hub, NodeWorker
-from fedkin.federate.contract.manifest import TOO_LONG, Manifest
 from fedkin.federate.frames import HEADER_BYTES, Expected, Kind, MessageError, decode, encode
 from fedkin.federate.journal import Journal
 from fedkin.federate.kept import KeptState
 from fedkin.federate.links import Transport
 from fedkin.federate.links.neighbours import NeighbourLink
+from fedkin.federate.manifest import TOO_LONG, Manifest
 from fedkin.federate.waiting import LOOK_SECONDS, Patience, Reminders
 
 _PARTS = ("theta", "balance", "balance_before", "average", "average_balance", "alpha")

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from fedkin.data import Rows
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate.contract.contract import Contract
-from fedkin.federate.contract.manifest import Manifest, Member, Steps
-from fedkin.federate.contract.reading import is_noisy, per_parameter, plan_site, usual_rho
 from fedkin.federate.enrol import Invite, Order, Organiser, Site, admitted_steps, read_site
 from fedkin.federate.enrol.admission import read_order
 from fedkin.federate.enrol.files import ORDER
+from fedkin.federate.manifest import Manifest, Member, Steps
+from fedkin.federate.reading import is_noisy, per_parameter, plan_site, usual_rho
 from fedkin.graph import Graph
 
 Edge = tuple[int, int, float]

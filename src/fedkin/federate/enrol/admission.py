@@ -13,12 +13,12 @@ import numpy as np
 
 from fedkin._base import check_nonnegative, check_positive, check_whole, in_file, write_file
 from fedkin.errors import DataError, ParameterError
-from fedkin.federate.contract.manifest import CENTRE
 from fedkin.federate.enrol import files
 from fedkin.federate.enrol.files import Admit, Member, Order, Request, Revoked, Steps, checked, read_text
 from fedkin.federate.enrol.notices import NOTICE_SUFFIX, read_notice
 from fedkin.federate.enrol.organiser import INVITE_SUFFIX, Organiser, read_invite
 from fedkin.federate.enrol.places import host_of
+from fedkin.federate.manifest import CENTRE
 from fedkin.federate.trust import (
     RENEW_DAYS,
     Pair,

@@ -9,10 +9,10 @@ import msgspec
 from msgspec import Meta
 
 from fedkin.federate.contract.contract import Contract, Count, Nonnegative, Positive, Whole
-from fedkin.federate.contract.manifest import PLAIN_NAME
-from fedkin.federate.contract.manifest import Member as Member
-from fedkin.federate.contract.manifest import Steps as Steps
 from fedkin.federate.contract.words import in_words
+from fedkin.federate.manifest import PLAIN_NAME
+from fedkin.federate.manifest import Member as Member
+from fedkin.federate.manifest import Steps as Steps
 from fedkin.federate.trust import SecurityError, canonical, read_whole
 
 # --- in the organiser's directory ---

@@ -22,11 +22,11 @@ from fedkin._base import PRIVATE_DIRECTORY, Index, in_file, write_file
 from fedkin.data import write_csv
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.federate.contract.contract import Contract
-from fedkin.federate.contract.manifest import plain_names
 from fedkin.federate.enrol import files
 from fedkin.federate.enrol.files import Charter, Invite, Member, Neighbour, contract_of, read_text
 from fedkin.federate.enrol.notices import NOTICE_SUFFIX, make_notice, read_notices
 from fedkin.federate.enrol.places import centre_endpoint, checked_site_ids, read_sites
+from fedkin.federate.manifest import plain_names
 from fedkin.federate.trust import (
     Pair,
     SecurityError,

@@ -10,7 +10,7 @@ To add a transport between machines (there is one, `zenoh`, and nothing chooses 
    methods of `Transport`; a failure that may pass is a `PeerError`.
 2. `federate/links/access`: who may read and write what, in its terms, and its settings.
 3. `federate/contract/contract`: a key that chooses it (contracts signed before have no such key and are refused: raise
-   `FORMAT`); `federate/contract/manifest`: a field with a default, which `federate/views` fills; docs/contract.md, its
+   `FORMAT`); `federate/manifest`: a field with a default, which `federate/views` fills; docs/contract.md, its
    table and its example.
 4. `federate/programs/program`: a branch in `Program.linked`, which opens the transport and tells it whom to call when a
    link opens or closes (`on_link`) and when a payload is above ``most_bytes`` (`on_refused`).

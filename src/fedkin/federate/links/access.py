@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedkin.errors import DataError
-from fedkin.federate.contract.manifest import Manifest, all_keys
+from fedkin.federate.manifest import Manifest, all_keys
 from fedkin.federate.trust import Pair
 
 

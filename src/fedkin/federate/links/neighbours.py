@@ -14,10 +14,10 @@ import numpy as np
 
 from fedkin._base import Array, Index
 from fedkin.admm import Sent
-from fedkin.federate.contract.manifest import Manifest, asking_keys, keys_of, presence_key
 from fedkin.federate.frames import Expected, Kind, encode
 from fedkin.federate.journal import Journal
 from fedkin.federate.links import Transport
+from fedkin.federate.manifest import Manifest, asking_keys, keys_of, presence_key
 from fedkin.federate.post import Post
 from fedkin.federate.waiting import LONGEST_SILENCE, Patience, PeerError, Reminders
 

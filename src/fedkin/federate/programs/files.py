@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkin.errors import DataError
-from fedkin.federate.contract.manifest import Manifest
+from fedkin.federate.manifest import Manifest
 from fedkin.federate.records import read_record
 
 STATE, LOG, STATUS, LOCK = "state.db", "log.jsonl", "status.json", "lock"

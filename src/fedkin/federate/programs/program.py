@@ -22,12 +22,12 @@ from typing import Any, TypeVar
 
 from fedkin._base import lock
 from fedkin.errors import DataError, FedkinError
-from fedkin.federate.contract.manifest import CENTRE, Manifest
 from fedkin.federate.enrol import Organiser, Site, centre_pair, read_federation, read_site
 from fedkin.federate.enrol.files import ADMIT, FEDERATION, INVITE, KEY, NEXT_KEY, NOTICES
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.access import site_links
 from fedkin.federate.links.reopening import ReopeningTransport
+from fedkin.federate.manifest import CENTRE, Manifest
 from fedkin.federate.programs.files import LOCK, LOG, STATUS, read_status
 from fedkin.federate.records import write_record
 from fedkin.federate.trust import Pair, SecurityError

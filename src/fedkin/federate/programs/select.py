@@ -23,14 +23,14 @@ from fedkin._base import Array
 from fedkin.core import LocalFit, bonferroni, local_fit, wald_tests
 from fedkin.data import Federation, Rows
 from fedkin.errors import DegenerateSiteWarning, ParameterError
-from fedkin.federate.contract.manifest import Manifest, presence_key, selection_keys
-from fedkin.federate.contract.reading import loss_of
 from fedkin.federate.frames import Expected, Kind
 from fedkin.federate.journal import Journal
 from fedkin.federate.links import Transport
 from fedkin.federate.links.neighbours import NeighbourLink
+from fedkin.federate.manifest import Manifest, presence_key, selection_keys
 from fedkin.federate.programs.files import SELECTION
 from fedkin.federate.programs.program import Program, SiteParser, run_program
+from fedkin.federate.reading import loss_of
 from fedkin.federate.records import write_record
 from fedkin.federate.waiting import Patience
 

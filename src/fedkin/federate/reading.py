@@ -14,7 +14,7 @@ from fedkin.core import Problem, local_fit, make_penalty
 from fedkin.data import INTERCEPT, Federation, Rows
 from fedkin.errors import DegenerateSiteWarning
 from fedkin.federate.contract.contract import Contract
-from fedkin.federate.contract.manifest import Manifest, Steps
+from fedkin.federate.manifest import Manifest, Steps
 from fedkin.graph import Graph
 from fedkin.losses import Loss, described_loss
 

@@ -221,7 +221,7 @@ def plain_names(ids: Sequence[Hashable]) -> list[str]:
 
     Examples
     --------
-    >>> from fedkin.federate.contract.manifest import plain_names
+    >>> from fedkin.federate.manifest import plain_names
     >>> plain_names(["north", 7, "a b/c"])
     ['north', '7', 'site-2']
     """
