@@ -50,7 +50,7 @@ def by_fedkin(W: np.ndarray, c: np.ndarray, sweeps: int, seed: int = 1) -> dict[
     nobody = Neighbours.of(V, np.zeros((0, 2), dtype=np.int64), None)
     state = State(np.zeros(V, dtype=np.int64), 0, np.zeros(P), np.ones(P), 1.0, 2.0, (0.5, 0.5))
     record = Record(V, P, sweeps)
-    course = Course(log_partitions(V, V), collapsed=True, moves=True, splits=False)
+    course = Course(collapsed=True, moves=True, splits=False)
     run_chain(Walk(integrate_effects(W, c, nobody), state, course, np.random.default_rng(seed)), 500, record)
     groups, share = record.trace[:, 1].astype(int), record.trace[:, 2].astype(int)
     return {

@@ -21,6 +21,7 @@ from fedkin.errors import DataError, GraphError, ParameterError, UnknownSiteErro
 from fedkin.kin import Pairs, display_groups, find
 from fedkin.kin.display import agreement, between_probability, inside_probabilities, resolved
 from fedkin.kin.options import Sampling
+from fedkin.kin.partitions import log_partitions, room_for
 from fedkin.kin.sources import RowSource
 
 DATA = Path(os.environ.get("FEDKIN_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data"))
@@ -408,6 +409,29 @@ def test_diagnostics_and_summary(clear):
         assert part in text
 
 
+@pytest.mark.parametrize(("V", "K"), [(60, 13), (60, 20), (40, 20)])
+def test_many_groups_are_found(V, K):
+    """As many groups as there are, not a number that the code knows: 12 was the most it found up to 155 sites."""
+    p, n, rng = 20, 50, np.random.default_rng(K)
+    labels, X, centres = np.arange(V) * K // V, rng.normal(size=(V, n, p)), rng.normal(size=(K, p))
+    y = (X @ centres[labels][:, :, None])[:, :, 0] + rng.normal(size=(V, n))
+    rows = Federation.from_arrays(X.reshape(-1, p), y.ravel(), np.repeat(np.arange(V), n))
+    kin = find_kin(rows)
+    told = oracle_fit(rows, labels.tolist())
+    assert error(kin.theta, centres[labels]) < 1.2 * error(told, centres[labels])
+    assert kin.resolved
+    assert int(np.argmax(kin.n_groups)) == K
+    assert adjusted_rand_score(labels, kin.groups) == 1.0
+
+
+def test_partitions_grow_with_the_groups():
+    """Arrays of many sites have room for the groups there are; what it is does not change what is drawn."""
+    V, most = 700, room_for(700, 20)
+    assert most < V == room_for(V, V) == room_for(V, V // 2)
+    few, all_of_them = log_partitions(V, most), log_partitions(V, V)
+    assert few[:, 1:-1] == pytest.approx(all_of_them[:, 1 : most + 1], rel=1e-12)
+
+
 def test_positions_and_bad_arguments(clear):
     made, kin = clear
     assert kin.position(7) == 7
@@ -431,6 +455,11 @@ def test_groups_to_show_minimise_expected_variation():
     assert display_groups(same).tolist() == [0, 0, 0, 1, 1, 1, 2, 2]
     assert len(set(display_groups(np.eye(4)).tolist())) == 4
     assert display_groups(np.ones((4, 4))).tolist() == [0, 0, 0, 0]
+
+
+def test_as_many_groups_are_shown_as_there_are():
+    labels = np.arange(160) // 2
+    assert display_groups((labels[:, None] == labels) * 0.98 + 0.01).tolist() == labels.tolist()
 
 
 def test_groups_to_show_from_drawn_partitions():

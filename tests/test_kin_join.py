@@ -13,7 +13,7 @@ from fedkin import find_kin
 from fedkin.data import Rows
 from fedkin.datasets import paper_design
 from fedkin.kin.options import SHARES
-from fedkin.kin.partitions import log_partitions, log_prior, most_groups
+from fedkin.kin.partitions import log_partitions, log_prior
 
 
 @cache
@@ -50,7 +50,7 @@ def kinds_of_sites(learned):
         for chance, share in zip(learned.scales, SHARES, strict=True)
     ]
     V = len(learned.score)
-    before, after = (log_partitions(count, most_groups(V)) for count in (V, V + 1))
+    before, after = (log_partitions(count, count) for count in (V, V + 1))
     for s, (sizes, Hs, cs) in enumerate(learned.group_sums):
         m, w, share = states.m[s], np.diag(states.w[s]), SHARES[states.share[s]]
         for group in range(len(sizes) + 1):

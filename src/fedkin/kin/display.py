@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
+from scipy.cluster.hierarchy import linkage
+from scipy.spatial.distance import squareform
 
 from fedkin._base import Array, Index
 from fedkin.kin.pairs import Pairs
 
-#: Most groups that are considered for display.
-MOST_SHOWN = 60
 #: Groups are resolved when the agreement that is expected between them and the true ones is at least this...
 AGREEMENT = 0.9
 #: ... and the members of each are kin with at least this probability, on average.
@@ -42,58 +40,29 @@ def display_groups(same: Array | Pairs) -> Index:
     V = len(same)
     if V < 2:
         return np.zeros(V, dtype=np.int64)
-    cuts = list(_cuts(average_linkage(np.clip(1.0 - same, 0.0, 1.0)), V))
-    costs = [expected_variation(same, cut) for cut in cuts]
-    return by_size(cuts[int(np.argmin(costs))])
+    return by_size(_best_cut(same))
 
 
-def average_linkage(distance: Array) -> Index:
-    """The merges ``(V - 1, 2)`` of average linkage, as `scipy.cluster.hierarchy.linkage` counts them; scipy takes long
-    to load.
-
-    Every step joins the two clusters with the least mean distance between their members. Single sites are 0 to V - 1,
-    and merge i makes the cluster V + i.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedkin.kin.display import average_linkage
-    >>> average_linkage(np.array([[0, 5.0, 1.0], [5.0, 0, 4.0], [1.0, 4.0, 0]])).tolist()
-    [[0, 2], [1, 3]]
-    """
-    V = len(distance)
-    D, size, name = distance.astype(np.float64), np.ones(V), np.arange(V)
-    np.fill_diagonal(D, np.inf)
-    nearest, tree = D.argmin(axis=1), np.empty((V - 1, 2), dtype=np.int64)
-    least = D[name, nearest]
-    for merge in range(V - 1):
-        a = int(least.argmin())
-        b = int(nearest[a])
-        tree[merge] = sorted((name[a], name[b]))
-        row = (size[a] * D[a] + size[b] * D[b]) / (size[a] + size[b])
-        row[[a, b]] = np.inf
-        D[a], D[:, a] = row, row
-        D[b], D[:, b] = np.inf, np.inf
-        size[a], name[a] = size[a] + size[b], V + merge
-        least[b] = np.inf
-        # who was next to one of the two looks again; for others the new cluster may be nearer only on a tie
-        changed = np.flatnonzero(((nearest == a) | (nearest == b)) & np.isfinite(least))
-        changed = np.append(changed, a)
-        nearest[changed] = D[changed].argmin(axis=1)
-        least[changed] = D[changed, nearest[changed]]
-    return tree
-
-
-def _cuts(tree: Index, V: int) -> Iterator[Index]:
-    """Labels after every merge that leaves few enough groups, the single sites among them (scipy's cut_tree trips on
-    ties)."""
+def _best_cut(same: Array) -> Index:
+    """Return the cut of the average-linkage tree with the least expected variation of information."""
+    V = len(same)
+    tree = linkage(squareform(np.clip(1.0 - same, 0.0, 1.0), checks=False), "average")
+    joined = tree[:, :2].astype(np.int64).tolist()
+    members = {u: np.array([u]) for u in range(V)}
+    shared, costs = np.ones(V), np.zeros(V)  # single sites cost nothing
+    logs = np.zeros(V)  # of each site's group: log size - 2 log(expected number of kin)
+    for merge, (a, b) in enumerate(joined):
+        one, other = members.pop(a), members.pop(b)
+        both = same[np.ix_(one, other)]
+        shared[one] += both.sum(axis=1)
+        shared[other] += both.sum(axis=0)
+        members[V + merge] = group = np.concatenate([one, other])
+        logs[group] = np.log(len(group)) - 2 * np.log(shared[group])
+        costs[merge + 1] = logs.sum()
     labels = np.arange(V)
-    if V <= MOST_SHOWN:
-        yield labels.copy()
-    for merge, (a, b) in enumerate(tree.tolist()):
+    for merge, (a, b) in enumerate(joined[: int(np.argmin(costs))]):
         labels[(labels == a) | (labels == b)] = V + merge
-        if V - merge - 1 <= MOST_SHOWN:
-            yield labels.copy()
+    return labels
 
 
 def by_size(labels: Index) -> Index:
@@ -110,11 +79,6 @@ def by_size(labels: Index) -> Index:
     rank = np.empty(len(size), dtype=np.int64)
     rank[np.lexsort([first, -size])] = np.arange(len(size))
     return np.asarray(rank[inverse])
-
-
-def expected_variation(same: Array, labels: Index) -> float:
-    """A lower bound on the expected variation of information, up to a constant (Wade and Ghahramani 2018)."""
-    return _variation(labels, _shared(same, labels))
 
 
 def _variation(labels: Index, shared: Array) -> float:

@@ -11,7 +11,7 @@ from fedkin.core import Summaries, Summary
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError
 from fedkin.kin.options import SHARES, are_kin
-from fedkin.kin.partitions import log_partitions, log_prior, most_groups
+from fedkin.kin.partitions import log_partitions, log_prior
 from fedkin.kin.quadratics import Quadratics
 from fedkin.kin.result.learned import Learned
 from fedkin.kin.sources import RowSource, SummarySource
@@ -130,8 +130,8 @@ def _effect(learned: Learned, W: Array, c: Array) -> tuple[Array, Array, Array, 
     assert states is not None
     chances, logs, means, covariances, same = [], [], [], [], []
     within = [_within(W, c, share) for share in SHARES]
-    most = most_groups(V)
-    before, after = log_partitions(V, most), log_partitions(V + 1, most)
+    most = max(len(sizes) for sizes, _, _ in learned.group_sums)
+    before, after = log_partitions(V, most), log_partitions(V + 1, most + 1)
 
     def add(chance: float, log: float, mean: Array, covariance: Array, kin: Array) -> None:
         chances.append(chance)

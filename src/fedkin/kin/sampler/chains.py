@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from typing import TypeVar
 
 import numpy as np
@@ -13,7 +12,6 @@ import numpy as np
 from fedkin._base import Array, Index, available_threads
 from fedkin.kin.kernels.bundles import triangle, unpacked
 from fedkin.kin.options import MANY_SITES, TEMPER, WHOLE_GROUPS, Sampling, are_kin
-from fedkin.kin.partitions import log_partitions, most_groups
 from fedkin.kin.sampler.record import Record
 from fedkin.kin.sampler.sites import Sites, group_sums
 from fedkin.kin.sampler.starts import MERGE_WIDTH, WIDE_WIDTH, edge_rates, make_starts
@@ -108,8 +106,8 @@ def _begin(z: Index, share: int, sites: Sites) -> State:
 def scout(sites: Sites, seed: int, sampling: Sampling) -> Scouts:
     """A short chain from every start."""
     rng = np.random.default_rng(seed)
-    starts, most = make_starts(sites, rng, sampling.given), _course(sites.size[0]).most
-    states = tuple(_begin(np.minimum(start.z, most - 1), start.share, sites) for start in starts)
+    starts = make_starts(sites, rng, sampling.given)
+    states = tuple(_begin(start.z, start.share, sites) for start in starts)
     names = tuple(start.name for start in starts)
     return Scouts(sites, np.zeros(len(starts)), states, names, rng).walk(sampling.scout, len(starts))
 
@@ -153,9 +151,8 @@ def run_chain(walk: Walk, burn: int, record: Record) -> float:
     return float(np.mean(scores))
 
 
-@cache
 def _course(V: int) -> Course:
-    return Course(log_partitions(V, most_groups(V)), collapsed=V < MANY_SITES, splits=V >= WHOLE_GROUPS)
+    return Course(collapsed=V < MANY_SITES, splits=V >= WHOLE_GROUPS)
 
 
 def _in_threads(work: Callable[[int], _Out], items: Sequence[int]) -> list[_Out]:

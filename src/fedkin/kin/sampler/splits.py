@@ -73,7 +73,7 @@ def _try(walk: Walk, one: int, other: int, gain: float, limit: float) -> bool:
     a, b = int(z[one]), int(z[other])
     splits = a == b
     if splits:
-        empty = np.flatnonzero(groups.n[: walk.course.most] == 0)
+        empty = np.flatnonzero(groups.n[: walk.most] == 0)
         if not empty.size:
             return False
         b = int(empty[0])

@@ -12,7 +12,7 @@ from fedkin.kin.kernels.bundles import LANES, Groups, Moving, Prior, in_lanes, m
 from fedkin.kin.kernels.marginals import alone, centres, join
 from fedkin.kin.kernels.sweeps import sweep
 from fedkin.kin.options import MANY_SITES, SHARES
-from fedkin.kin.partitions import EVENNESS, log_sizes
+from fedkin.kin.partitions import EVENNESS, log_sizes, partition_table, room_for
 from fedkin.kin.sampler.sites import Sites, group_sums
 from fedkin.kin.special import log_beta, log_gamma
 
@@ -56,18 +56,11 @@ class State:
 
 @dataclass(frozen=True)
 class Course:
-    """Log prior of partitions (`log_partitions`); whether groups are integrated out, hyper-parameters move, and groups
-    split and merge as a whole."""
+    """Whether groups are integrated out, hyper-parameters move, and groups split and merge as a whole."""
 
-    partitions: Array
     collapsed: bool = True
     moves: bool = True
     splits: bool = False
-
-    @property
-    def most(self) -> int:
-        """Most groups."""
-        return int(self.partitions.shape[1]) - 2
 
 
 @dataclass
@@ -90,22 +83,29 @@ class Walk:
         density = (self.edges + 1.0) / (0.5 * V * (V - 1) + 2.0)
         self.beta = yes, no = 2.0 * density, 2.0 - 2.0 * density  # prior of the rates
         self.log_beta = 2.0 * float(log_beta(yes, no))
-        self.groups, self.room = make_groups(self.course.most, sites.sums.shape[2]), make_room(p)
-        self.weight = np.zeros(2 * self.groups.n.size + 2)
-        self.phi = np.zeros(self.groups.sums.shape) if not self.course.collapsed else None
-        self.alone, self.odds, self.totals = (
-            np.zeros(V),
-            np.zeros(4 + self.course.partitions.shape[1]),
-            sites.k.sum(axis=1),
-        )
+        self.room = make_room(p)
+        self.alone, self.totals = np.zeros(V), sites.k.sum(axis=1)
+        self.most = 0
         self.lefts: dict[int, Array] = {}
         self.collect()
 
+    def _grow(self, groups: int) -> None:
+        """Make room for more groups than there are."""
+        V = len(self.alone)
+        if (most := room_for(V, groups)) <= self.most:
+            return
+        self.most, self.partitions = most, partition_table(V, most)
+        self.groups = make_groups(most, self.sites.sums.shape[2])
+        self.weight, self.odds = np.zeros(2 * self.groups.n.size + 2), np.zeros(4 + self.partitions.shape[1])
+        self.phi = np.zeros(self.groups.sums.shape) if not self.course.collapsed else None
+
     def collect(self) -> None:
-        """Sums over the members of all groups."""
-        groups, z = self.groups, self.state.z
+        """Sum over the members of all groups."""
+        z = self.state.z
         self.sums = self.sites.sums[self.state.share]
         K = int(z.max()) + 1
+        self._grow(K)
+        groups = self.groups
         blocks = -(-max(K, int(groups.used[0])) // LANES)
         groups.sums[:blocks] = in_lanes(group_sums(self.sums, z, K), blocks)
         groups.n[:] = np.bincount(z, minlength=len(groups.n))
@@ -119,7 +119,7 @@ class Walk:
         self.base = 0.5 * float(state.m @ self.prior.pull)  # every group's log marginal is less by it
         even = EVENNESS[state.even]
         self.odds[0], self.odds[3] = math.lgamma(even + 1.0) - self.base, even
-        self.odds[4:] = self.course.partitions[state.even]
+        self.odds[4:] = self.partitions[state.even]
         if self.edges:
             r_in, r_out = state.rates
             self.odds[1:3] = math.log(r_in / r_out), math.log((1 - r_in) / (1 - r_out))
@@ -147,7 +147,9 @@ class Walk:
 
     def sweep(self, same: Array) -> float:
         """Draw every site's group; the bound on the evidence, without what hyper-parameters add to it."""
-        state, groups, V = self.state, self.groups, len(self.alone)
+        state, V = self.state, len(self.alone)
+        if int(self.groups.used[0]) * 2 > self.most < V:
+            self.collect()
         if self.sweeps == 0 or self.course.moves:
             self._prior()
         if self.course.splits:
@@ -155,7 +157,7 @@ class Walk:
 
             split_and_merge(self)
         moving = self.moving(self._order())
-        parts = (moving, groups, self.prior, self.room, self.odds, self.weight, same, self.course.most)
+        parts = (moving, self.groups, self.prior, self.room, self.odds, self.weight, same, self.most)
         if self.phi is None:
             self.logs()
             entropy = sweep(*parts)
@@ -172,7 +174,7 @@ class Walk:
         n = np.bincount(self.labels)
         self.n_groups = len(n)
         self.counts = self._count_edges(n)
-        self.evens = self.course.partitions[:, self.n_groups] + log_sizes(n)
+        self.evens = self.partitions[:, self.n_groups] + log_sizes(n)
         score = float(self.totals[state.share]) + log + log_sum(self.evens) - math.log(len(self.evens))
         if self.edges:
             inside, pairs, between, others = self.counts
