@@ -227,7 +227,7 @@ def write_tables(problem: Problem, folder: Path) -> None:
 
 
 def write_job(folder: Path, problem: Problem, **rounds: Any) -> list[str]:
-    """A contract, one table and a graph, as arguments of ``fedkin mpi run`` and ``fedkin federation simulate``."""
+    """A contract, one table and a graph, as arguments of ``fedkin federation simulate``."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "small.toml").write_text(contract_text(problem, rounds))
     write_tables(problem, folder)

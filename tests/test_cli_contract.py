@@ -86,7 +86,7 @@ def test_the_pooled_fit_prepares_rows_as_the_contract_says(tables, tmp_path, cap
 
 
 def test_parameters_of_prepared_rows_make_the_pooled_model(tables, tmp_path, capsys):
-    """What site run, MPI and summaries end in: the way of `Problem` on prepared rows, and back."""
+    """What site run and summaries end in: the way of `Problem` on prepared rows, and back."""
     fit(tables, tmp_path / "model", "--tol", 1e-9)
     capsys.readouterr()
     pooled = fedkin.load(tmp_path / "model")

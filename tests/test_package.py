@@ -106,7 +106,7 @@ def test_development_tools_are_locked() -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.+!]*", line) for line in lines)
     locked = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
     extras = project["optional-dependencies"]
-    included = re.search(r"fedkin\[(.*)\]", extras["dev"][0])[1].split(",")  # flower is not: it brings Ray
+    included = re.search(r"fedkin\[(.*)\]", extras["dev"][0])[1].split(",")
     groups = [project["dependencies"], extras["dev"], *(extras[name] for name in included)]
     names = {re.match(r"[A-Za-z0-9._-]+", item)[0].lower() for group in groups for item in group} - {"fedkin"}
     assert names <= locked
@@ -180,7 +180,7 @@ def test_commands_of_the_pages_exist(page: Path, capsys: pytest.CaptureFixture[s
     for line in re.findall(r"^ {4}fedkin (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE):
         words = shlex.split(re.sub(r"[\[\]]", " ", line).partition(" -- ")[0])
         # commands of a group have two words; what comes after -- is for another program
-        n = 2 if words[0] in ("federation", "mpi", "peer", "site") else 1
+        n = 2 if words[0] in ("federation", "site") else 1
         command, rest = words[:n], words[n:]
         assert main([*command, "--help"]) == 0, line
         known = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))
@@ -240,7 +240,7 @@ def doc_of(path: Path) -> str:
 
 def test_functions_take_about_ten_arguments() -> None:
     """All but constructors of estimators and commands."""
-    excepted = {"cli/models/fit.py", "cli/sites/mpi.py", "cli/sites/federation.py", "fitting/estimators/fused.py"}
+    excepted = {"cli/models/fit.py", "cli/sites/federation.py", "fitting/estimators/fused.py"}
     root = Path(fedkin.__path__[0])
     for file in sorted(root.rglob("*.py")):
         if file.relative_to(root).as_posix() in excepted:

@@ -214,5 +214,5 @@ def test_what_cannot_be_simulated_is_one_line(tmp_path: Path, capsys: pytest.Cap
     write_csv(tmp_path / "rows.csv", ["site", "x0", "x1", "x2", "y"], rows)
     assert main(command) == 2
     error = capsys.readouterr().err
-    assert "60 sites" in error and "at most 50" in error and "fedkin mpi run" in error
+    assert "60 sites" in error and "at most 50" in error and "fedkin fit" in error
     assert not (tmp_path / "trial").exists()

@@ -18,13 +18,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-import fedkin
 from browser import Page, chromium, needs_browser, serious_findings
-from fedkin.admm import read_running
 from fedkin.cli import main
-from fedkin.cli.sites.watch import run_state
-from fedkin.datasets import paper_design
-from fedkin.errors import ConvergenceWarning
 from fedkin.report.live import History, LiveServer
 from processes import capped, wait_for
 
@@ -112,30 +107,7 @@ def test_a_look_that_fails_once_does_not_end_the_page(monkeypatch: pytest.Monkey
         wait_for(lambda: len(looks) > 4, 10)
 
 
-# --- a run in one process -------------------------------------------------------------------------------------
-
-
-def test_a_run_with_a_checkpoint_tells_how_far_it_is(tmp_path: Path):
-    design = paper_design(6, 30, 3, 2, seed=0)
-    problem = fedkin.Problem(design.federation, design.graph, lam=0.01)
-    rare = fedkin.Availability.bernoulli(0.5)
-    with pytest.warns(ConvergenceWarning):
-        fedkin.fed_admm(problem, 40, checkpoint=tmp_path / "run.db", availability=rare, tol=1e-12, record_every=10)
-    told = read_running(tmp_path / "run.db.running.json")
-    assert told is not None and told["state"] == "done" and told["round"] == 40 and len(told["sites"]) == 6
-    state = run_state(tmp_path / "run.db.running.json")
-    assert {site["kind"] for site in state["sites"]} == {"done"}
-    assert state["bytes"] > 0 and state["gap"] > 0 and len(state["trace"]["primal_residual"]) == 4
-    told["state"], told["pid"] = "running", os.getpid()
-    told["absent"] = [2]
-    (tmp_path / "run.db.running.json").write_text(json.dumps(told))
-    kinds = [site["kind"] for site in run_state(tmp_path / "run.db.running.json")["sites"]]
-    assert kinds == ["running", "running", "absent", "running", "running", "running"]
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    told["pid"] = ended.pid
-    (tmp_path / "run.db.running.json").write_text(json.dumps(told))
-    assert {site["kind"] for site in run_state(tmp_path / "run.db.running.json")["sites"]} == {"absent"}
+# --- a directory ---
 
 
 def test_a_place_without_anything_to_watch(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -143,7 +115,7 @@ def test_a_place_without_anything_to_watch(tmp_path: Path, capsys: pytest.Captur
     assert "there is no directory" in capsys.readouterr().err
     pytest.importorskip("zenoh")
     assert main(["watch", str(tmp_path), "--no-browser"]) == 2
-    assert "checkpoint" in capsys.readouterr().err
+    assert "not a site's directory" in capsys.readouterr().err
 
 
 # --- a federation ---------------------------------------------------------------------------------------------

@@ -18,11 +18,9 @@ from fedkin.admm.availability import Availability, StandIns
 from fedkin.admm.curvature import local_curvature
 from fedkin.admm.gradients import GradientKind, Gradients, SiteRows
 from fedkin.admm.in_process import (
-    RUNNING,
     Progress,
     fed_admm,
     network_lasso_admm,
-    read_running,
     subgradient_descent,
 )
 from fedkin.admm.plan import Plan, Settings, plan_run, site_rows
@@ -34,7 +32,6 @@ from fedkin.admm.store import Saved, Sent, Store
 
 __all__ = [
     "MOST_PARAMS",
-    "RUNNING",
     "Availability",
     "Average",
     "Course",
@@ -63,7 +60,6 @@ __all__ = [
     "local_curvature",
     "network_lasso_admm",
     "plan_run",
-    "read_running",
     "run_rounds",
     "site_keys",
     "site_rows",

@@ -7,7 +7,7 @@
   `LocalShards` are several in one process;
 - a **link** carries thetas: ``exchange(t, positions, thetas)`` tells the neighbours this shard's thetas of round t and
   returns positions and thetas of theirs. `DirectLink` does so inside one process; `fedkin.federate.links` has the
-  neighbours' link, over a network in memory or zenoh, and the link between MPI ranks;
+  neighbours' link, over a network in memory or zenoh;
 - a **store** keeps the state after a round: ``save(t, state, durable)``.
 
 What they agree on beside that stands in a `Course`: the last round, how numbers travel, when to save and to compare the

@@ -4,8 +4,8 @@ In: the arguments of the process. Out: results on standard output; progress, not
 error; an exit code. Imports: everything below; nothing imports the command line.
 
 `app` is the table of commands: those about models are in `models`, those of federations in `sites`, and ``study`` is in
-`fedkin.studies`; `shared` has what they take and how they print, `examples` what their help ends with. `site_run`,
-`run_errands` and `mpi_rank` are programs, which commands start for sites and ranks.
+`fedkin.studies`; `shared` has what they take and how they print, `examples` what their help ends with. `site_run` and
+`run_errands` are programs, which commands start for sites.
 To add a command: a module in `models` or `sites`, an entry in `app`, and an example in `examples`.
 """
 

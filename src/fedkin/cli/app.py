@@ -22,7 +22,6 @@ _HOMES = {
     "study": "fedkin.studies",
     "federation": "fedkin.cli.sites.federation",
     "site": "fedkin.cli.sites.site",
-    "mpi": "fedkin.cli.sites.mpi",
 }
 
 

@@ -13,7 +13,6 @@ EXAMPLES = {
     "watch": "fedkin watch trial",
     "demo": "fedkin demo --out demo-report",
     "study": "fedkin study estimation --quick",
-    "mpi run": "fedkin mpi run heart.toml --data all.csv --site hospital --graph edges.csv --out model",
     "federation draft": "fedkin federation draft example.csv --target pressure --out heart.toml",
     "federation check": "fedkin federation check heart.toml --data example.csv",
     "federation new": "fedkin federation new heart.toml --sites sites.csv --graph edges.csv",

@@ -13,11 +13,11 @@ Imports: `admm`, `core` and below; not `fitting`.
 | `views` | from these directories to a view of the run |
 | `frames`, `journal`, `records`, `kept` | what travels; a site's log, files, state on disk |
 | `waiting`, `post` | what has come and how long to wait; how everybody who steps waits for it |
-| `peer`, `replicas`, `central`, `mpi`, `flower` | who steps for whom: a site, Algorithm 2, ranks |
-| `links` | what carries thetas: memory (tests), zenoh and its access lists, MPI |
+| `peer`, `replicas`, `central` | who steps for whom: a site, Algorithm 2 |
+| `links` | what carries thetas: memory (tests), zenoh and its access lists |
 | `programs` | what runs on a machine: a site's programs, their supervisor, an overview |
 
-To add a transport, or a link as between MPI ranks: `federate/links` lists the files. To add a key of the contract:
+To add a transport: `federate/links` lists the files. To add a key of the contract:
 `federate/contract/contract` (raise `FORMAT`) and docs/contract.md. To change when a site refuses to share:
 `federate/sharing/thresholds`.
 
@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedkin.federate.contract.contract import Contract, ContractError, EdgeTests, Rounds, Thresholds
     from fedkin.federate.contract.draft import draft_contract
-    from fedkin.federate.mpi import check_no_job, job_folder, read_job
     from fedkin.federate.programs.files import SELECTION, STDERR
     from fedkin.federate.programs.overview import TROUBLE, Line, overview, places_in, prometheus
     from fedkin.federate.programs.snapshot import snapshot
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
 _MODULES = {
     "contract.contract": "Contract ContractError EdgeTests Rounds Thresholds",
     "contract.draft": "draft_contract",
-    "mpi": "check_no_job job_folder read_job",
     "programs.files": "SELECTION STDERR",
     "programs.overview": "TROUBLE Line overview places_in prometheus",
     "programs.snapshot": "snapshot",

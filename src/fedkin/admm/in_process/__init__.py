@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from fedkin.admm.in_process.baselines import network_lasso_admm, subgradient_descent
 from fedkin.admm.in_process.run import fed_admm
-from fedkin.admm.in_process.running_file import RUNNING, read_running
 from fedkin.admm.in_process.trace import Progress
 
-__all__ = ["RUNNING", "Progress", "fed_admm", "network_lasso_admm", "read_running", "subgradient_descent"]
+__all__ = ["Progress", "fed_admm", "network_lasso_admm", "subgradient_descent"]

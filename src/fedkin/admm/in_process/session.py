@@ -16,7 +16,6 @@ from fedkin.admm.availability import Availability
 from fedkin.admm.curvature import local_curvature
 from fedkin.admm.in_process.backend import Backend, choose_backend
 from fedkin.admm.in_process.checkpoint import Checkpoint, describe
-from fedkin.admm.in_process.running_file import RunningFile
 from fedkin.admm.in_process.trace import (
     Callback,
     Interrupt,
@@ -88,8 +87,6 @@ class _DivergedError(Exception):
 class Session:
     """One run: what it was asked for, the shards, and how far they are."""
 
-    running: RunningFile | None = None
-
     def __init__(self, problem: Problem, setting: RunSetup) -> None:
         self.problem, self.settings, self.rounds, self.asked = (
             problem,
@@ -159,7 +156,6 @@ class Session:
         """Do all rounds, again with shorter steps where they diverge."""
         self.trace, self.recording = trace, recording
         path = recording.checkpoint
-        self.running = None if path is None else RunningFile(path, self.problem.graph, self.rounds)
         file = None if path is None else Checkpoint(path, self._describe(), fresh=not recording.resume)
         try:
             if recording.resume and file is not None:
@@ -197,7 +193,6 @@ class Session:
             worse = self._worse()
             if worse is not None and status != "interrupted":
                 raise _DivergedError(worse)
-            self._tell("stopped" if status == "interrupted" else "done")
             return self._finish(status, at_start=worse is not None)
 
     def _advance_to(self, goal: int, interrupt: Interrupt, file: Checkpoint | None) -> None:
@@ -309,12 +304,6 @@ class Session:
         names = ("vectors", "available", "restarts", "caution", "backend")
         header = {name: getattr(self, name) for name in names}
         file.save(self.done, {**vars(self.local.state()), **arrays}, header)
-        self._tell("running")
-
-    def _tell(self, state: str) -> None:
-        """Tell whoever watches how far the run is."""
-        if self.running is not None:
-            self.running.write(state, self.done, self.trace.lines, self.present, force=state != "running")
 
     def _resume(self, file: Checkpoint) -> None:
         """Go to the state, and back to the trace, that was saved."""

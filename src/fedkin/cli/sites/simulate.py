@@ -125,7 +125,7 @@ def split(data: Path, site: str, most: int) -> dict[Hashable, dict[str, Any]]:
     if len(known) > most:
         raise ParameterError(
             f"{data} has {len(known)} sites; a process for each is too much for one machine (at most {most}): "
-            "use fedkin mpi run, or fedkin fit"
+            "use fedkin fit"
         )
     rest = {name: column for name, column in columns.items() if name != site}
     return {one: {name: column[ids == one] for name, column in rest.items()} for one in known}

@@ -2,8 +2,7 @@
 
 In: the thetas of a shard and a round. Out: the neighbours' thetas of that round (`fedkin.admm.Link`).
 A `Transport` moves frames and promises nothing; `memory` and `zenoh` are transports, `neighbours.NeighbourLink` makes
-lock-step rounds of any of them; `mpi.RankLink` is the link between ranks. Shards in one process need
-none (`fedkin.admm.DirectLink`).
+lock-step rounds of any of them. Shards in one process need none (`fedkin.admm.DirectLink`).
 To add a transport between machines (there is one, `zenoh`, and nothing chooses it), files in this order:
 1. ``pyproject.toml`` and ``requirements-dev.lock``: its library in the extra ``peer``, and a line for mypy if it is
    untyped. `federate/links`: a module beside `zenoh` that imports it as `zenoh` does (`missing_dependency`), with the
@@ -16,8 +15,6 @@ To add a transport between machines (there is one, `zenoh`, and nothing chooses 
    link opens or closes (`on_link`) and when a payload is above ``most_bytes`` (`on_refused`).
 5. Addresses other than ``tls/host:port``: `federate/enrol/organiser`, `federate/enrol/places` and the same `program`.
 Rounds and edge tests need no change: `federate/links/neighbours` makes them of any transport.
-To add a link without frames, as between MPI ranks: a class with `exchange` (`fedkin.admm.Link`) beside `mpi`, and a
-driver beside `federate/mpi`.
 Imports: `admm`, the manifest, and of the modules of `federate` `frames`, `post`, `waiting`, `journal` and `trust`.
 """
 

@@ -15,7 +15,7 @@ To change what a model directory holds, files in this order:
 3. `fitting/model/loading`: reads what is not in `STORED` or `OPTIONAL_FILES`.
 4. Whoever knows the value passes it on: of fits `fitting/ways/federation` (`fused_model`), `fitting/ways/kin`
    (`model_of_kin`) and `fitting/ways/summaries` (`_model`), of rounds `cli/shared/contracts` (`**more`, from
-   `cli/site_run` and `cli/mpi_rank`); of a command the modules of `cli/models`, by `replace`; `fitting/model/units`
+   `cli/site_run`); of a command the modules of `cli/models`, by `replace`; `fitting/model/units`
    hands it to the model. A value of single sites: `FittedModel.part` picks it, `fitting/model/parts` joins it, and
    `join` in `fitting/model/kin_answers` replaces it (the model of a new site begins as the part of the first site).
 5. `federate/sharing/models`: admits names of files that travel, unless they are like ``a_b.json``, ``.csv``, ``.npz``.

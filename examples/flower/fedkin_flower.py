@@ -4,8 +4,8 @@ In the ``pyproject.toml`` of a Flower app (HEART is the organiser's directory of
 ``placement = "central"``)::
 
     [tool.flwr.app.components]
-    serverapp = "fedkin.federate.flower:server"
-    clientapp = "fedkin.federate.flower:client"
+    serverapp = "fedkin_flower:server"
+    clientapp = "fedkin_flower:client"
 
     [tool.flwr.app.config]
     federation = "HEART"
@@ -18,8 +18,6 @@ same sites absent. Flower starts a process per message and takes seconds per rou
 ``fedkin site run``.
 """
 
-# mypy: disallow-untyped-decorators=False
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -28,22 +26,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
 from fedkin._base import count, wait_until, write_arrays
-from fedkin.errors import ParameterError, SolverError, missing_dependency
+from fedkin.errors import ParameterError, SolverError
 from fedkin.federate.central import Hub, NodeWorker
 from fedkin.federate.enrol import read_federation, read_invite, read_site
 from fedkin.federate.enrol.files import INVITE
 from fedkin.federate.manifest import Manifest
 from fedkin.federate.views import centre_view, site_view
-
-try:
-    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
-    from flwr.clientapp import ClientApp
-    from flwr.serverapp import Grid, ServerApp
-except ImportError:
-    raise missing_dependency("flwr", "running under Flower", "flower") from None
 
 RESULT = "flower.npz"
 _NUMBERS, _FACTS = "numbers", "facts"
