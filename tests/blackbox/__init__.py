@@ -1,0 +1,1 @@
+"""What Fedkin promises, seen from outside: public names and commands only."""
