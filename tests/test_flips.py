@@ -13,7 +13,7 @@ import pytest
 
 import heart
 from fedkin.admm import Sent, Store
-from fedkin.core import Ask
+from fedkin.core import Query
 from fedkin.errors import FedkinError
 from fedkin.federate import enrol, sharing
 from flips import flipped
@@ -34,7 +34,7 @@ def places(tmp_path_factory) -> tuple[enrol.Organiser, Path]:
         enrol.accept(north, path)
     enrol.accept(north, enrol.expel(made, "west")[0])
     enrol.renew(north)  # the second key waits
-    sharing.write_asks(made, [Ask("north", 2, np.full(4, 0.1), np.zeros(4), 10.0)], {"round": 2})
+    sharing.write_asks(made, [Query("north", 2, np.full(4, 0.1), np.zeros(4), 10.0)], {"round": 2})
     for shared in (
         sharing.share(north),
         sharing.share(south),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import heart
-from fedkin.core import Ask, Problem, Summaries, summarise
+from fedkin.core import Problem, Query, Summaries, summarise
 from fedkin.data import Federation, read_columns
 from fedkin.errors import DataError, FedkinError, ParameterError
 from fedkin.federate import enrol, sharing, site_view
@@ -327,8 +327,8 @@ def asked(tmp_path) -> tuple[enrol.Organiser, Path, Path]:
     return made, *places
 
 
-def ask(name: str, number: int, at: float = 0.1) -> Ask:
-    return Ask(name, number, np.full(4, at), np.zeros(4), 10.0)
+def ask(name: str, number: int, at: float = 0.1) -> Query:
+    return Query(name, number, np.full(4, at), np.zeros(4), 10.0)
 
 
 def ask_file(made: enrol.Organiser, name: str, number: int = 2) -> Path:

@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 
 import fedkin
 from builders import LOSS_NAMES, federation
-from fedkin.core import Ask, Problem, Summaries, site_answer, site_summary
+from fedkin.core import Problem, Query, Summaries, site_answer, site_summary
 from fedkin.data import Federation, Rows
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
@@ -277,7 +277,7 @@ def test_answers_tell_the_loss_at_the_point_and_its_young_gap(loss: str) -> None
     rng = np.random.default_rng(1)
     theta = fedkin.local_fit(fed, loss).theta[0] + 0.05 * rng.normal(size=p)
     balance = 0.02 * rng.normal(size=p)
-    ask = Ask.from_plain(Ask("north", 3, theta, balance, 20.0).to_plain())
+    ask = Query.from_plain(Query("north", 3, theta, balance, 20.0).to_plain())
     answer = site_answer(ask, fed[0], made, feature_names=fed.feature_names)
     rows = fed[0].arrays
     np.testing.assert_allclose(answer.value.sum() / 60, made.value(theta, *rows), rtol=1e-12)
@@ -294,7 +294,7 @@ def test_answers_tell_the_loss_at_the_point_and_its_young_gap(loss: str) -> None
 def test_a_question_of_another_contract_is_refused() -> None:
     fed = federation("logistic", (60,), q=2)
     with pytest.raises(DataError, match="asked about 5 parameters, but its rows have 2"):
-        site_answer(Ask("a", 2, np.zeros(5), np.zeros(5)), fed[0], LogisticLoss(), feature_names=fed.feature_names)
+        site_answer(Query("a", 2, np.zeros(5), np.zeros(5)), fed[0], LogisticLoss(), feature_names=fed.feature_names)
     for change, words in (({"round": 1}, "at least 2"), ({"radius": 0.0}, "positive"), ({"balance": []}, "expected 1")):
         with pytest.raises(DataError, match=words):
-            Ask.from_plain(Ask("a", 2, np.zeros(1), np.zeros(1)).to_plain() | change)
+            Query.from_plain(Query("a", 2, np.zeros(1), np.zeros(1)).to_plain() | change)

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from fedkin.core.build import LossTerms, MixedTerms, build_terms, summed_terms
+from fedkin.core.build import LossLike, LossTerms, MixedTerms, build_terms, resolve_losses, summed_terms
+from fedkin.core.columns import Columns, parameter_names
 from fedkin.core.curvature import Curvature
 from fedkin.core.linalg import (
     RANK_TOLERANCE,
@@ -22,17 +23,17 @@ from fedkin.core.penalties import L1, Penalty, make_penalty
 from fedkin.core.plain import INFINITE, Reader
 from fedkin.core.privacy import Privacy
 from fedkin.core.private import Budget, private_summary
-from fedkin.core.problem import FusedObjective, LossLike, Problem, Solution, Status, resolve_losses
+from fedkin.core.problem import FusedObjective, Problem, Solution, Status
+from fedkin.core.quadratics import Quadratics, RowData, SiteData, assign_folds
 from fedkin.core.rereading import FileRows, holds_labels, holds_zeros_and_ones, rows_in_files
 from fedkin.core.row_newton import minimise_with_ridge
 from fedkin.core.rows import RowBatch, RowTerms, row_blocks, unit_weights
 from fedkin.core.running import RunningSums
 from fedkin.core.selection import FAMILY_WISE, EdgeSelection, Method, bonferroni, select_edges, wald_tests
 from fedkin.core.streaming import Streamed, summarise_files, table_size
-from fedkin.core.summaries import Summaries, parameter_map
+from fedkin.core.summaries import Summaries
 from fedkin.core.summarise import site_answer, site_summary, summarise
-from fedkin.core.summary import Ask, OwnEstimate, Summary
-from fedkin.core.sums import FoldSums, assign_folds
+from fedkin.core.summary import OwnEstimate, Query, Summary
 from fedkin.core.terms import QuadraticTerms, SiteTerms, ball_gap
 
 __all__ = [
@@ -40,12 +41,11 @@ __all__ = [
     "INFINITE",
     "L1",
     "RANK_TOLERANCE",
-    "Ask",
     "Budget",
+    "Columns",
     "Curvature",
     "EdgeSelection",
     "FileRows",
-    "FoldSums",
     "FusedObjective",
     "LocalFit",
     "LossLike",
@@ -57,10 +57,14 @@ __all__ = [
     "Privacy",
     "Problem",
     "QuadraticTerms",
+    "Quadratics",
+    "Query",
     "Reader",
     "RowBatch",
+    "RowData",
     "RowTerms",
     "RunningSums",
+    "SiteData",
     "SiteTerms",
     "Solution",
     "Status",
@@ -83,7 +87,7 @@ __all__ = [
     "make_penalty",
     "minimise_with_ridge",
     "oracle_fit",
-    "parameter_map",
+    "parameter_names",
     "private_summary",
     "resolve_losses",
     "row_blocks",

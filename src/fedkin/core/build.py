@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 
@@ -11,7 +11,10 @@ from fedkin.core.linalg import solve_and_rest, sum_groups, surely_regular, unit_
 from fedkin.core.rows import RowBlock, RowTerms, row_blocks, unit_weights
 from fedkin.core.terms import LEAST_CAUTION, QuadraticTerms, RowFactors, SiteTerms, ball_gap, new_places
 from fedkin.data import Federation, Rows
-from fedkin.losses import Loss, by_loss
+from fedkin.errors import DataError, ParameterError, UnknownSiteError
+from fedkin.losses import Loss, by_loss, make_loss
+
+LossLike = str | Loss | Mapping[Hashable, str | Loss]
 
 
 def build_terms(federation: Federation, losses: Sequence[Loss], ridge: Array, alone: Mask | None = None) -> SiteTerms:
@@ -201,3 +204,43 @@ def summed_terms(terms: SiteTerms, labels: Index) -> SiteTerms:
     groups = int(labels.max()) + 1
     A, b, c = (sum_groups(values, labels, groups) for values in (terms.A, terms.b, terms.c))
     return QuadraticTerms(A, b, c)
+
+
+def resolve_losses(loss: LossLike, federation: Federation) -> tuple[Loss, ...]:
+    """One loss per site, in site order, each checked against the site's target."""
+    if isinstance(loss, Mapping):
+        losses = _losses_by_site(loss, federation)
+    else:
+        losses = (make_loss(loss, federation.y),) * federation.n_sites
+    if federation.weight is not None:
+        for one in losses:
+            if one.rowwise is None and not one.quadratic:
+                raise ParameterError(f"the {one.name} loss takes no weights of rows: leave weight= out")
+    try:
+        # the whole column first: the loop over sites is slow
+        for one in {id(one): one for one in losses}.values():
+            one.check_target(federation.y, "all")
+    except DataError:
+        for site, one in zip(federation.sites, losses, strict=True):
+            one.check_target(federation[site].y, site)
+    return losses
+
+
+def _losses_by_site(loss: Mapping[Hashable, str | Loss], federation: Federation) -> tuple[Loss, ...]:
+    for site in loss:
+        if site not in federation:
+            raise UnknownSiteError(f"loss names site {site!r}, which the federation does not have")
+    missing = [site for site in federation.sites if site not in loss]
+    if missing:
+        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+        raise DataError(f"no loss is given for site {missing[0]!r}{others}; name every site")
+    # one object for each name: grouping sites by loss is quicker
+    names = dict.fromkeys(one for one in loss.values() if isinstance(one, str))
+    made = {name: make_loss(name, federation.y) for name in names}
+    wanted = [loss[site] for site in federation.sites]
+    losses = [made[one] if isinstance(one, str) else one for one in wanted]
+    sizes = {one.n_params(federation.n_features): one for one in losses}
+    if len(sizes) > 1:
+        described = ", ".join(f"{one.name}: {p}" for p, one in sizes.items())
+        raise DataError(f"the sites' losses have parameters of different length ({described}); they must agree")
+    return tuple(losses)

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from fedkin._base import Array, Index, Mask, check_choice
+from fedkin.core.build import LossLike
 from fedkin.core.linalg import RANK_TOLERANCE, inverse_of, least_eigenvalue
 from fedkin.core.ownfits import (
     ROUNDING,
@@ -26,10 +27,9 @@ from fedkin.core.ownfits import (
     ridge_rule,
     why_no_minimiser,
 )
-from fedkin.core.problem import LossLike, resolve_losses
 from fedkin.core.row_newton import minimise, minimise_sum, minimise_with_ridge
 from fedkin.core.rows import RowBatch
-from fedkin.core.summaries import Summaries
+from fedkin.core.summaries import Summaries, site_data
 from fedkin.core.summed import fits_of_sums
 from fedkin.data import Federation
 from fedkin.errors import DataError, DegenerateSiteWarning, ParameterError, UnknownSiteError
@@ -156,7 +156,7 @@ def local_fit(federation: Federation | Summaries, loss: LossLike = "linear", var
     (2, 2, 2)
     """
     check_variance(variance)
-    losses = resolve_losses(loss, federation)
+    losses = site_data(federation, loss).losses
     parts: list[dict[str, Any]] = []
     notes: dict[int, str] = {}
     if isinstance(federation, Summaries):
@@ -279,7 +279,7 @@ def oracle_fit(
     [1.0, 1.0, 9.0]
     """
     check_choice("weights", weights, get_args(Weights))
-    losses = resolve_losses(loss, federation)
+    losses = site_data(federation, loss).losses
     groups: dict[object, list[int]] = {}
     for u, label in enumerate(_in_site_order(labels, federation.sites)):
         groups.setdefault(label, []).append(u)

@@ -10,8 +10,8 @@ import numpy as np
 
 from fedkin._base import Array, Index, check_positive
 from fedkin.core.privacy import Privacy
+from fedkin.core.quadratics import assign_folds
 from fedkin.core.summary import Summary
-from fedkin.core.sums import assign_folds
 from fedkin.data import INTERCEPT, Federation, Rows
 from fedkin.errors import DataError, ParameterError, missing_dependency
 from fedkin.losses import Loss

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedkin._base import Array, Index, check_nonnegative, count, html_card
-from fedkin.core.build import build_terms
+from fedkin.core.build import LossLike
 from fedkin.core.penalties import Penalty, make_penalty
+from fedkin.core.quadratics import RowData
 from fedkin.core.rerouting import CliqueRerouting, Rerouting
-from fedkin.core.summaries import Summaries
+from fedkin.core.summaries import Summaries, site_data
 from fedkin.core.terms import QuadraticTerms, SiteTerms
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
@@ -22,8 +23,6 @@ from fedkin.graph import Cliques, Graph
 from fedkin.losses import Loss, make_loss
 
 Status = Literal["converged", "iteration_limit", "interrupted"]
-
-LossLike = str | Loss | Mapping[Hashable, str | Loss]
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,10 +217,9 @@ class Problem:
 
     def __post_init__(self) -> None:
         check_nonnegative("lam", self.lam)
-        if isinstance(self.federation, Summaries):
-            object.__setattr__(self, "loss", self.federation.loss)
-        elif isinstance(self.loss, str):
-            make_loss(self.loss, self.federation.y)  # a name that is none is refused here, not by the first solver
+        object.__setattr__(self, "loss", getattr(self.federation, "loss", self.loss))  # summaries know theirs
+        if isinstance(self.loss, str):  # a name that is none is refused here, not by the first solver
+            make_loss(self.loss, getattr(self.federation, "y", None))
         object.__setattr__(self, "penalty", make_penalty(self.penalty))
         object.__setattr__(self, "graph", self.graph.aligned(self.federation.sites))
         if self.radius is not None and not self.radius > 0:
@@ -232,11 +230,15 @@ class Problem:
         return self.federation.n_sites
 
     @cached_property
+    def _data(self) -> RowData | Summaries:
+        return site_data(self.federation, self.loss)
+
+    @property
     def losses(self) -> tuple[Loss, ...]:
         """One loss per site, in site order."""
-        return resolve_losses(self.loss, self.federation)
+        return self._data.losses
 
-    @cached_property
+    @property
     def n_params(self) -> int:
         """Length p of each site's parameter."""
         return self.losses[0].n_params(self.federation.n_features)
@@ -255,10 +257,7 @@ class Problem:
         if not (np.isfinite(ridge) & (ridge >= 0)).all():
             raise ParameterError(f"ridge must be finite and at least 0, got {self.ridge!r}")
         ridge = np.broadcast_to(ridge, (self.n_params,))
-        if isinstance(self.federation, Summaries):
-            return self.federation.terms(ridge)
-        alone = self.graph.degree == 0 if self.lam > 0 else None
-        return build_terms(self.federation, self.losses, ridge, alone)
+        return self._data.terms(ridge, self.graph.degree == 0 if self.lam > 0 else None)
 
     @cached_property
     def fused(self) -> FusedObjective:
@@ -272,9 +271,9 @@ class Problem:
 
     def rows_for(self, purpose: str) -> Federation:
         """The rows, or the error that ``purpose`` needs them and the problem has summaries only."""
-        if isinstance(self.federation, Summaries):
+        if self._data.rows is None:
             raise DataError(f"{purpose} needs rows, but the problem was made of the sites' summaries")
-        return self.federation
+        return self._data.rows
 
     def _repr_html_(self) -> str:
         facts = {
@@ -290,7 +289,7 @@ class Problem:
         """The same problem at another ``lam``; what was computed from the rows is shared."""
         other = replace(self, lam=lam)
         # without a penalty more sites are alone, whose minimisers have to be exact
-        for name in ("losses", "n_params") if self.lam > 0 and lam == 0 else ("losses", "n_params", "terms"):
+        for name in ("_data",) if self.lam > 0 and lam == 0 else ("_data", "terms"):
             other.__dict__[name] = getattr(self, name)
         return other
 
@@ -365,45 +364,3 @@ class Solution:
         Only bitwise equal rows count: solvers return fused sites exactly fused.
         """
         return graph.equal_groups(self.theta)
-
-
-def resolve_losses(loss: LossLike, federation: Federation | Summaries) -> tuple[Loss, ...]:
-    """One loss per site, in site order, each checked against the site's target; summaries know theirs."""
-    if isinstance(federation, Summaries):
-        return (federation.loss,) * federation.n_sites
-    if isinstance(loss, Mapping):
-        losses = _losses_by_site(loss, federation)
-    else:
-        losses = (make_loss(loss, federation.y),) * federation.n_sites
-    if federation.weight is not None:
-        for one in losses:
-            if one.rowwise is None and not one.quadratic:
-                raise ParameterError(f"the {one.name} loss takes no weights of rows: leave weight= out")
-    try:
-        # the whole column first: the loop over sites is slow
-        for one in {id(one): one for one in losses}.values():
-            one.check_target(federation.y, "all")
-    except DataError:
-        for site, one in zip(federation.sites, losses, strict=True):
-            one.check_target(federation[site].y, site)
-    return losses
-
-
-def _losses_by_site(loss: Mapping[Hashable, str | Loss], federation: Federation) -> tuple[Loss, ...]:
-    for site in loss:
-        if site not in federation:
-            raise UnknownSiteError(f"loss names site {site!r}, which the federation does not have")
-    missing = [site for site in federation.sites if site not in loss]
-    if missing:
-        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
-        raise DataError(f"no loss is given for site {missing[0]!r}{others}; name every site")
-    # one object for each name: grouping sites by loss is quicker
-    names = dict.fromkeys(one for one in loss.values() if isinstance(one, str))
-    made = {name: make_loss(name, federation.y) for name in names}
-    wanted = [loss[site] for site in federation.sites]
-    losses = [made[one] if isinstance(one, str) else one for one in wanted]
-    sizes = {one.n_params(federation.n_features): one for one in losses}
-    if len(sizes) > 1:
-        described = ", ".join(f"{one.name}: {p}" for p, one in sizes.items())
-        raise DataError(f"the sites' losses have parameters of different length ({described}); they must agree")
-    return tuple(losses)

@@ -11,9 +11,9 @@ from typing import Any, Unpack
 import numpy as np
 
 from fedkin._base import AnyArray, Array, Index, listed
+from fedkin.core.quadratics import Quadratics
 from fedkin.core.streaming import Stream, learned_features, opened_file, parquet_files, stream_of, telling_columns
 from fedkin.core.summaries import Summaries
-from fedkin.core.sums import FoldSums
 from fedkin.data import (
     INTERCEPT,
     Column,
@@ -93,9 +93,9 @@ class FileRows(HasSites):
     def summaries(self, at: Array, folds: int = 5, seed: int = 0) -> Summaries:
         """What sites would say about their rows at ``at (V, p)``, in one pass; rows go to folds as they come."""
         v, p, q = len(self.sites), at.shape[1], len(self.feature_names)
-        sums = FoldSums(
+        sums = Quadratics(
             at,
-            np.zeros((v, folds + 1)),  # type: ignore[arg-type]  # weights add up as counts do
+            np.zeros((v, folds + 1)),  # weights add up as counts do
             np.zeros((v, folds + 1)),
             np.zeros((v, folds + 1, p)),
             np.zeros((v, folds + 1, p, p)),
@@ -106,7 +106,7 @@ class FileRows(HasSites):
             turn = np.arange(len(batch.X)) - np.repeat(batch.starts[:-1], batch.n_samples)
             fold_of = (turn + np.repeat(came[place], batch.n_samples)) % folds
             came[place] += batch.n_samples
-            part = FoldSums.of_rows(batch, [self.loss] * batch.n_sites, fold_of, folds, at[place])
+            part = Quadratics.from_rows(batch, [self.loss] * batch.n_sites, fold_of, folds, at[place])
             for name in ("count", "value", "gradient", "hessian"):
                 getattr(sums, name)[place] += getattr(part, name)
             weighted = batch.X if batch.weight is None else batch.X * batch.weight[:, None]

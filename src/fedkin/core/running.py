@@ -7,8 +7,8 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from fedkin._base import Array, Index
+from fedkin.core.quadratics import Quadratics
 from fedkin.core.summaries import Summaries
-from fedkin.core.sums import FoldSums
 from fedkin.data import INTERCEPT
 from fedkin.losses import make_loss
 
@@ -90,7 +90,7 @@ class RunningSums:
         total, weights = parts.sum(axis=1), parts[..., 0, 0]
         counts = weights if self.weighted else np.rint(weights).astype(np.int64)
         hessian = parts[..., used[:, None], used]
-        folded = FoldSums(np.zeros((v, used.size)), counts, 0.5 * parts[..., -1, -1], -parts[..., used, -1], hessian)
+        folded = Quadratics(np.zeros((v, used.size)), counts, 0.5 * parts[..., -1, -1], -parts[..., used, -1], hessian)
         return Summaries(
             self.sites,
             make_loss("linear", None),

@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin._base import Array, Index, listed
+from fedkin._base import Array, Index, Mask, listed
+from fedkin.core.build import LossLike
+from fedkin.core.columns import Columns, parameter_names
 from fedkin.core.curvature import Curvature
 from fedkin.core.privacy import Privacy
+from fedkin.core.quadratics import Quadratics, RowData
 from fedkin.core.summary import OwnEstimate, Summary
-from fedkin.core.sums import FoldSums
 from fedkin.core.terms import QuadraticTerms
-from fedkin.data import INTERCEPT, HasSites
+from fedkin.data import INTERCEPT, Federation, HasSites
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.losses import Loss, describe_loss
 
@@ -38,7 +40,7 @@ class Summaries(HasSites):
     loss : Loss
     feature_names : tuple of q str
     seed : int
-    sums : FoldSums
+    sums : Quadratics
     column_sums, column_squares : array (V, q)
     scores : array (V, K + 1, p, p) or None
     own : tuple of V OwnEstimate, or None
@@ -64,7 +66,7 @@ class Summaries(HasSites):
     loss: Loss
     feature_names: tuple[str, ...]
     seed: int
-    sums: FoldSums = field(repr=False)
+    sums: Quadratics = field(repr=False)
     column_sums: Array = field(repr=False)
     column_squares: Array = field(repr=False)
     scores: Array | None = field(default=None, repr=False)
@@ -97,7 +99,7 @@ class Summaries(HasSites):
         at, count, value, gradient = (
             np.stack([getattr(part, name) for part in parts]) for name in ("at", "count", "value", "gradient")
         )
-        sums = FoldSums(at, count, value, gradient, hessian)
+        sums = Quadratics(at, count, value, gradient, hessian)
         own = [part.own for part in parts if part.own is not None]
         scores = [part.scores for part in parts if part.scores is not None]
         gaps = [part.gap for part in parts if part.gap is not None]
@@ -201,7 +203,7 @@ class Summaries(HasSites):
             return np.stack([values[number == k].sum(axis=0) for k in range(len(groups))])
 
         names = ("count", "value", "gradient", "hessian")
-        sums = FoldSums(np.zeros((len(groups), self.n_params)), *(added(getattr(self.sums, name)) for name in names))
+        sums = Quadratics(np.zeros((len(groups), self.n_params)), *(added(getattr(self.sums, name)) for name in names))
         return replace(
             self,
             curvature=None,
@@ -234,7 +236,30 @@ class Summaries(HasSites):
 
         return self if self.privacy is None else repaired_sums(self)
 
-    def terms(self, ridge: Array) -> QuadraticTerms:
+    # --- as `SiteData` ------------------------------------------------------------------------------------------
+
+    rows: ClassVar[None] = None
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        return (self.loss,) * self.n_sites
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return parameter_names(self.feature_names, self.n_params // self.n_features)
+
+    @property
+    def n(self) -> Array:
+        return self.n_samples.astype(np.float64)
+
+    def batches(self) -> Iterable[Federation]:
+        raise DataError("this needs rows, and summaries have none")
+
+    def expand(self, theta: Array, folds: int = 1) -> Quadratics:
+        """The sums, which are around the point that the sites chose or were asked about."""
+        return self.sums if folds > 1 else self.sums.total()
+
+    def terms(self, ridge: Array, alone: Mask | None = None) -> QuadraticTerms:
         """The sites' mean losses as quadratics around ``at``; exact everywhere for quadratic losses."""
         return self.sums.total().terms(ridge=ridge)
 
@@ -289,10 +314,8 @@ class Summaries(HasSites):
         return replace(self, sums=sums, scores=scores)
 
     def _reparametrised(self, mean: Array, scale: Array) -> Summaries:
-        blocks = self.n_params // self.n_features
-        T = parameter_map(mean, scale, intercept=self.has_intercept, blocks=blocks)
-        sums, back = self.sums, np.linalg.inv(T)
-        sums = replace(sums, at=sums.at @ back.T, gradient=sums.gradient @ T, hessian=T.T @ sums.hessian @ T)
+        columns = Columns(self.feature_names, mean, scale, self.n_params // self.n_features)
+        T, sums = columns.A, columns.quadratics(self.sums)
         own = None
         if self.own is not None:
             # a ridge in other coordinates is a matrix; its diagonal is what keeps estimates back
@@ -300,15 +323,9 @@ class Summaries(HasSites):
         return replace(self, sums=sums, own=own, curvature=None)
 
 
-def parameter_map(mean: Array, scale: Array, *, intercept: bool, blocks: int) -> Array:
-    """The matrix ``(p, p)`` that turns parameters of columns ``(x - mean) / scale`` into those of columns x.
-
-    The first column is an intercept, if any, which makes up for means. A theta has ``blocks`` of coefficients.
-    """
-    T: Array = np.diag(1.0 / scale)
-    if intercept:
-        T[0, 1:] = -mean[1:] / scale[1:]
-    return np.asarray(np.kron(np.eye(blocks), T), dtype=np.float64)
+def site_data(data: Federation | Summaries, loss: LossLike) -> RowData | Summaries:
+    """The data with the losses of its sites; summaries know theirs."""
+    return RowData(data, loss) if isinstance(data, Federation) else data
 
 
 def _check_alike(first: Summary, other: Summary) -> None:

@@ -8,12 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from fedkin._base import Array, check_whole
-from fedkin.core.build import build_terms
+from fedkin.core.build import build_terms, resolve_losses
 from fedkin.core.local import local_fit
-from fedkin.core.problem import resolve_losses
+from fedkin.core.quadratics import Quadratics, assign_folds
 from fedkin.core.summaries import Summaries
-from fedkin.core.summary import Ask, OwnEstimate, Summary
-from fedkin.core.sums import FoldSums, assign_folds
+from fedkin.core.summary import OwnEstimate, Query, Summary
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError, ParameterError
 from fedkin.losses import Loss, make_loss
@@ -79,7 +78,7 @@ def summarise(
         at, own = _own_estimates(federation, one)
     starts, weight = federation.starts[:-1], federation.weight
     weighted = federation.X if weight is None else federation.X * weight[:, None]
-    sums = FoldSums.of_rows(federation, losses, assign_folds(federation, folds, seed), folds, at)
+    sums = Quadratics.from_rows(federation, losses, assign_folds(federation, folds, seed), folds, at)
     return Summaries(
         federation.sites,
         one,
@@ -111,7 +110,7 @@ def site_summary(
 
 
 def site_answer(
-    ask: Ask, rows: Rows, loss: Loss, *, feature_names: Sequence[str], folds: int = 5, seed: int = 0
+    ask: Query, rows: Rows, loss: Loss, *, feature_names: Sequence[str], folds: int = 5, seed: int = 0
 ) -> Summary:
     """The summary of one site at the point that it was asked about, with its Young gap there.
 
@@ -120,9 +119,9 @@ def site_answer(
     >>> import numpy as np
     >>> from fedkin.data import Rows
     >>> from fedkin.losses import LogisticLoss
-    >>> from fedkin.core import Ask
+    >>> from fedkin.core import Query
     >>> rows = Rows(np.ones((4, 1)), np.array([0.0, 1.0, 1.0, 1.0]))
-    >>> best = Ask("north", 2, np.log([3.0]), np.zeros(1))
+    >>> best = Query("north", 2, np.log([3.0]), np.zeros(1))
     >>> answer = site_answer(best, rows, LogisticLoss(), feature_names=["(intercept)"], folds=2)
     >>> bool(abs(answer.gap) < 1e-12)  # without a pull, the logit of 3/4 is where the site wants to be
     True

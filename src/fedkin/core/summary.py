@@ -1,4 +1,4 @@
-"""`Summary`: everything that one site says about its rows. `Ask`: what it may be asked next."""
+"""`Summary`: everything that one site says about its rows. `Query`: what it may be asked next."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedkin.core.curvature import Curvature, shortened
 from fedkin.core.linalg import least_eigenvalue
 from fedkin.core.plain import INFINITE, Reader, upper_triangle
 from fedkin.core.privacy import Privacy
-from fedkin.core.telling import Told, told_by
+from fedkin.core.telling import Disclosure, told_by
 from fedkin.errors import DataError, ParameterError
 from fedkin.losses import Loss, describe_loss, described_loss
 
@@ -146,7 +146,7 @@ class Summary:
             return self.feature_names
         return tuple(f"{name} [class {k + 1}]" for k in range(blocks) for name in self.feature_names)
 
-    def described(self) -> list[Told]:
+    def described(self) -> list[Disclosure]:
         """Every number of the summary, what it is and what it tells about rows, in plain words."""
         return told_by(self)
 
@@ -328,7 +328,7 @@ def _in_last(folds: int, sums: AnyArray) -> AnyArray:
 
 
 @dataclass(frozen=True, eq=False)
-class Ask:
+class Query:
     """What the organiser asks a site: the loss and its derivatives at a point, and how far that is from balance.
 
     Attributes
@@ -346,9 +346,9 @@ class Ask:
     Examples
     --------
     >>> import numpy as np
-    >>> from fedkin.core import Ask
-    >>> ask = Ask("north", 2, np.array([0.5]), np.array([-0.1]), 10.0)
-    >>> Ask.from_plain(ask.to_plain()).theta
+    >>> from fedkin.core import Query
+    >>> ask = Query("north", 2, np.array([0.5]), np.array([-0.1]), 10.0)
+    >>> Query.from_plain(ask.to_plain()).theta
     array([0.5])
     """
 
@@ -358,19 +358,19 @@ class Ask:
     balance: Array = field(repr=False)
     radius: float = np.inf
 
-    def described(self) -> list[Told]:
+    def described(self) -> list[Disclosure]:
         """Every number of the question, in plain words."""
         balance = "what the neighbours pull at this site"
         radius = "how large the parameters can be at most"
         return [
-            Told(
+            Disclosure(
                 "theta",
                 "the parameters to be looked at",
                 "what all sites together think of this one.",
                 self.theta.tolist(),
             ),
-            Told("balance", balance, "how much the neighbours disagree with this site.", self.balance.tolist()),
-            Told("radius", radius, "nothing about rows.", self.radius),
+            Disclosure("balance", balance, "how much the neighbours disagree with this site.", self.balance.tolist()),
+            Disclosure("radius", radius, "nothing about rows.", self.radius),
         ]
 
     def to_plain(self) -> dict[str, Any]:
@@ -382,7 +382,7 @@ class Ask:
         return {"site": self.site, "round": self.round, "theta": theta, "balance": balance, "radius": radius}
 
     @classmethod
-    def from_plain(cls, plain: object) -> Ask:
+    def from_plain(cls, plain: object) -> Query:
         """The question that `to_plain` wrote; raises `DataError` with what is wrong."""
         reader = Reader(plain, "the question")
         site = reader.text("site")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Told:
+class Disclosure:
     """Some numbers of a message: their name there, what they are, and what they tell about rows.
 
     Attributes
@@ -37,22 +37,28 @@ class Told:
     parts: tuple[str, ...] = ()
 
 
-def told_by(summary: Summary) -> list[Told]:
+def told_by(summary: Summary) -> list[Disclosure]:
     """Every number of a summary."""
     kind = "mean" if summary.loss.location else "linear" if summary.loss.quadratic else "other"
     used = _used(summary)
     parts = tuple(_part_name(summary, k, len(used)) for k in used)
     folds = _folds_words(summary, used)
     entries = [
-        Told("rows", f"how many rows there are {folds}", "the number of rows.", summary.count[used].tolist(), parts),
-        Told("value", f"{_VALUE[kind]}, {folds}", _TELLS_VALUE[kind], summary.value[used].tolist(), parts),
-        Told("gradient", f"{_GRADIENT[kind]}, {folds}", _TELLS_GRADIENT[kind], summary.gradient[used].tolist(), parts),
+        Disclosure(
+            "rows", f"how many rows there are {folds}", "the number of rows.", summary.count[used].tolist(), parts
+        ),
+        Disclosure("value", f"{_VALUE[kind]}, {folds}", _TELLS_VALUE[kind], summary.value[used].tolist(), parts),
+        Disclosure(
+            "gradient", f"{_GRADIENT[kind]}, {folds}", _TELLS_GRADIENT[kind], summary.gradient[used].tolist(), parts
+        ),
     ]
     if kind == "mean":
         assert summary.scores is not None
         products = [upper_triangle(summary.scores[k]) for k in used]
         entries.append(
-            Told("products", f"sums of the products of every two columns, {folds}", _TELLS_PRODUCTS, products, parts)
+            Disclosure(
+                "products", f"sums of the products of every two columns, {folds}", _TELLS_PRODUCTS, products, parts
+            )
         )
     else:
         what = "sums of the products of every two columns"
@@ -60,27 +66,29 @@ def told_by(summary: Summary) -> list[Told]:
         tells = _TELLS_PRODUCTS if kind == "linear" else _TELLS_PRODUCTS + " Weights blur these counts a little."
         if summary.curvature is None:
             hessian = [upper_triangle(summary.hessian[k]) for k in used]
-            entries.append(Told("hessian", f"{what}, {folds}", tells, hessian, parts))
+            entries.append(Disclosure("hessian", f"{what}, {folds}", tells, hessian, parts))
         else:
             entries.append(_told_curvature(summary, summary.curvature, what, tells))
     entries += [
-        Told("column_sums", "the sum of every column over all rows", _TELLS_SUMS, summary.column_sums.tolist()),
-        Told("column_squares", "the sum of every column's square", _TELLS_SQUARES, summary.column_squares.tolist()),
+        Disclosure("column_sums", "the sum of every column over all rows", _TELLS_SUMS, summary.column_sums.tolist()),
+        Disclosure(
+            "column_squares", "the sum of every column's square", _TELLS_SQUARES, summary.column_squares.tolist()
+        ),
     ]
     if summary.at.any():
         where = "the parameters at which the sums are taken"
         tells = "the site's own estimate from its rows." if summary.own is not None else "nothing new: they were asked."
-        entries.append(Told("at", where, tells, summary.at.tolist()))
+        entries.append(Disclosure("at", where, tells, summary.at.tolist()))
     if summary.own is not None:
         own = summary.own
         tells = "how noisy the rows are around the estimate"
         tells += "." if not own.note else f", and that the site has none without a ridge ({own.note})."
         numbers = {"dispersion": own.dispersion, "degrees of freedom": own.dof, "ridge": own.ridge.tolist()}
-        entries.append(Told("own", "how the estimate was found", tells, numbers))
+        entries.append(Disclosure("own", "how the estimate was found", tells, numbers))
     if summary.gap is not None:
         tells = "one number of the site's fit; nothing about single rows."
         entries.append(
-            Told("gap", "how far the asked parameters are from balance with the neighbours", tells, summary.gap)
+            Disclosure("gap", "how far the asked parameters are from balance with the neighbours", tells, summary.gap)
         )
     if summary.privacy is not None:
         entries.append(_told_noise(summary.privacy))
@@ -107,7 +115,7 @@ def _folds_words(summary: Summary, used: list[int]) -> str:
     return words if folds == len(used) else f"{words}, and of rows that are in no fold"
 
 
-def _told_curvature(summary: Summary, curvature: Curvature, what: str, tells: str) -> Told:
+def _told_curvature(summary: Summary, curvature: Curvature, what: str, tells: str) -> Disclosure:
     rank, p = curvature.rank, summary.n_params
     words = f"{what}, in all, as a diagonal (first) plus {rank} directions of {p} numbers each"
     words += f"; {curvature.left_out} directions are left out" if curvature.left_out else ""
@@ -117,16 +125,16 @@ def _told_curvature(summary: Summary, curvature: Curvature, what: str, tells: st
         tells = f"products of columns in the {rank} directions in which they are largest, roughly the rest: " + tells
     if summary.n_samples <= p:
         tells += " There are no more rows than parameters: rows follow from it up to a rotation."
-    return Told("curvature", words, tells, np.column_stack([curvature.diagonal, curvature.factor]).tolist())
+    return Disclosure("curvature", words, tells, np.column_stack([curvature.diagonal, curvature.factor]).tolist())
 
 
-def _told_noise(privacy: Privacy) -> Told:
+def _told_noise(privacy: Privacy) -> Disclosure:
     odds = float(np.exp(privacy.epsilon))
     tells = (
         "nothing about rows. All sums above are noisy: they change the odds of any guess about one row by a factor of "
         f"at most {odds:.3g} (except with probability {privacy.delta:g}), whatever else is known."
     )
-    return Told("privacy", "how large the noise is, and what it promises", tells, privacy.to_plain())
+    return Disclosure("privacy", "how large the noise is, and what it promises", tells, privacy.to_plain())
 
 
 _VALUE = {

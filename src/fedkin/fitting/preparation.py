@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import Array
-from fedkin.core import RANK_TOLERANCE, Problem, Summaries, least_eigenvalue, local_fit, parameter_map
+from fedkin.core import RANK_TOLERANCE, Problem, Summaries, least_eigenvalue, local_fit
 from fedkin.data import INTERCEPT, Federation, Schema, TableSchema
 from fedkin.errors import DataError, DegenerateSiteWarning, ParameterError
 from fedkin.fitting.model import ColumnUnits, FittedModel, class_numbers
@@ -64,12 +64,8 @@ class Prepared:
 
     def site_parameters(self) -> Array:
         """The matrix ``(p, p)`` that turns parameters of prepared columns into those of the columns before."""
-        p = self.units.per_feature(0.0).size
-        if self.federation is self.original:
-            return np.eye(p)
-        one = np.ones(1)[: int(self.fit_intercept)]
-        mean, scale = np.concatenate([0 * one, self.units.mean]), np.concatenate([one, self.units.scale])
-        return parameter_map(mean, scale, intercept=self.fit_intercept, blocks=p // scale.size)
+        columns = self.units.columns
+        return np.eye(columns.n_params) if self.federation is self.original else columns.A
 
     def model(self, theta: Array, graph: Graph, options: FitOptions, **more: Any) -> FittedModel:
         """A model with these parameters ``(V, p)``, in the user's units; ``more`` as in `ColumnUnits.model`."""

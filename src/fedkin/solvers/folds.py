@@ -9,9 +9,9 @@ import numpy as np
 
 from fedkin._base import Array, Index, Mask
 from fedkin.core import (
-    FoldSums,
     FusedObjective,
     Problem,
+    Quadratics,
     QuadraticTerms,
     Summaries,
     assign_folds,
@@ -53,7 +53,7 @@ def cut_folds(problem: Problem, folds: int, seed: int) -> list[Fold]:
         return _folds_of_sums(problem, data.sums)
     fold_of = assign_folds(data, folds, seed)
     if isinstance(problem.terms, QuadraticTerms):
-        sums = FoldSums.of_rows(data, problem.losses, fold_of, folds)
+        sums = Quadratics.from_rows(data, problem.losses, fold_of, folds)
         return _folds_of_sums(problem, sums, forward=data.ordered)
     used = [fold for fold in range(int(data.ordered), folds) if (fold_of == fold).any()]
     return [
@@ -75,7 +75,7 @@ def _fold_of_rows(problem: Problem, federation: Federation, rows: Mask, trains: 
     return Fold(train.fused, held_out, seen)
 
 
-def _folds_of_sums(problem: Problem, sums: FoldSums, *, forward: bool = False) -> list[Fold]:
+def _folds_of_sums(problem: Problem, sums: Quadratics, *, forward: bool = False) -> list[Fold]:
     """Sums add up: each row is looked at once, and a fold trains on the sum of the others (of the earlier ones)."""
     ridge = np.broadcast_to(np.asarray(problem.ridge, dtype=np.float64), (problem.n_params,))
     out = []

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from fedkin._base import in_file, listed, write_file
-from fedkin.core import Ask, Summary
+from fedkin.core import Query, Summary
 from fedkin.errors import DataError, FedkinError
 from fedkin.federate.contract.contract import Contract
 from fedkin.federate.enrol import files
@@ -109,7 +109,7 @@ def read_summaries(directory: Path, federation: Path | None = None, *, now: date
 
 
 def write_asks(
-    organiser: Organiser, asks: Iterable[Ask], state: Mapping[str, Any], ca_key: Path | None = None
+    organiser: Organiser, asks: Iterable[Query], state: Mapping[str, Any], ca_key: Path | None = None
 ) -> list[Path]:
     """Write the questions of a round, one file for each site, and what the organiser must remember until the answers.
 
@@ -117,7 +117,7 @@ def write_asks(
     ----------
     organiser : Organiser
         Who asks: only the authority's key can sign questions.
-    asks : iterable of Ask
+    asks : iterable of Query
         Whose ``site`` is the id of a site.
     state : mapping
         Plain values, which `read_state` gives back.

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from fedkin._base import PRIVATE_DIRECTORY, AnyArray, in_file, write_file
-from fedkin.core import Ask, Budget, Summary, private_summary, site_answer, site_summary
+from fedkin.core import Budget, Query, Summary, private_summary, site_answer, site_summary
 from fedkin.data import INTERCEPT, Finding, Rows
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate.contract.contract import Contract
@@ -158,7 +158,7 @@ def answer(directory: Path, question: Path, *, dry_run: bool = False) -> Shared:
     return _written(site, signer, rows, summary, ask.round, digest, dry_run)
 
 
-def read_ask(path: Path, site: Site) -> tuple[Ask, str]:
+def read_ask(path: Path, site: Site) -> tuple[Query, str]:
     """A question to this site, and its digest."""
     with in_file(path, SecurityError):
         body = unseal_by_authority(read_text(path), "ask", site.authority)
@@ -170,7 +170,7 @@ def read_ask(path: Path, site: Site) -> tuple[Ask, str]:
         if file.site != site.name:
             raise SecurityError(f"it is for {file.site}, but this is {site.name}")
     try:
-        return Ask.from_plain(file.ask), hashlib.sha256(canonical(body)).hexdigest()
+        return Query.from_plain(file.ask), hashlib.sha256(canonical(body)).hexdigest()
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
 
@@ -286,7 +286,7 @@ def _check_same_rows(site: Site, rows: Rows) -> None:
         )
 
 
-def _check_round(site: Site, ask: Ask, digest: str, path: Path) -> None:
+def _check_round(site: Site, ask: Query, digest: str, path: Path) -> None:
     if ask.round > site.contract.messages:
         raise DataError(
             f"{path} is question {ask.round}, but the contract allows {site.contract.messages} messages of a site at "

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from fedkin._base import Array, Mask
-from fedkin.core import FoldSums
+from fedkin.core import Quadratics
 from fedkin.fitting.comparison.baselines import GLOBAL, INTERCEPTS, LOCAL
 
 #: Candidates, in units of one row's curvature; features have a standard deviation of about 1.
@@ -24,7 +24,7 @@ _LEAST = 1e-10
 class FoldRidges:
     """Sums of V sites in K folds, of which ``intercepts (p,)`` are never shrunk."""
 
-    sums: FoldSums
+    sums: Quadratics
     intercepts: Mask
 
     @cached_property

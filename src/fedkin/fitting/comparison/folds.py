@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import Array
-from fedkin.core import FoldSums, FusedObjective, Problem, QuadraticTerms, Summaries
+from fedkin.core import FusedObjective, Problem, Quadratics, QuadraticTerms, Summaries
 from fedkin.data import Schema
 from fedkin.errors import ConvergenceWarning
 from fedkin.fitting.comparison.fold_ridges import FoldRidges
@@ -144,7 +144,7 @@ def compare_folds(
     ridge = units.per_feature(choice.get("ridge", options.least_ridge))
     fuses = choice.get("fuse_intercept", options.fuse_intercept is not False)
 
-    def fedkin(rest: FoldSums, training: QuadraticTerms) -> Array:
+    def fedkin(rest: Quadratics, training: QuadraticTerms) -> Array:
         if model.kin is not None:
             return find_kin(replace(data, sums=rest), _hint(model), seed=options.seed, **QUICK).theta
         sparsity = np.broadcast_to(units.per_feature(options.sparsity), shape)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedkin._base import Array, Index, Mask, count
-from fedkin.core import parameter_map
+from fedkin.core import Columns
 from fedkin.data import INTERCEPT, Schema
 from fedkin.errors import ParameterError
 from fedkin.fitting.model.model import FittedModel
@@ -79,12 +79,19 @@ class ColumnUnits:
 
     def affine(self) -> tuple[Array, Array]:
         """``A (p, p)`` and ``shift (p,)``: parameters theta of prepared columns are ``A theta + shift`` to the user."""
-        if self.loss.location:
-            return np.diag(self.scale), self.mean
-        one = np.ones(int(self.fit_intercept))
-        mean, scale = np.concatenate([0 * one, self.mean]), np.concatenate([one, self.scale])
-        A = parameter_map(mean, scale, intercept=self.fit_intercept, blocks=self.n_outputs)
-        return A, np.zeros(len(A))
+        return self.columns.A, self.columns.shift
+
+    @property
+    def columns(self) -> Columns:
+        """The map between prepared columns and the user's."""
+        return Columns.from_features(
+            self.feature_names,
+            self.mean,
+            self.scale,
+            intercept=self.fit_intercept,
+            outputs=self.n_outputs,
+            location=self.loss.location,
+        )
 
     def model(self, theta: Array, graph: Graph, n_samples: Index, penalty: str, **more: Any) -> FittedModel:
         """A model with the parameters ``theta (V, p)`` of the sites of ``graph``.

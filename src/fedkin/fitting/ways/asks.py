@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import Array
-from fedkin.core import INFINITE, Ask, Reader
+from fedkin.core import INFINITE, Query, Reader
 from fedkin.errors import UnknownSiteError
 from fedkin.graph import Graph
 
@@ -27,7 +27,7 @@ class Asks:
     ----------
     round : int
         Round of messages that the answers will make, from 2 on.
-    questions : tuple of V Ask
+    questions : tuple of V Query
         In the units of the sites' columns.
     lam : float
     graph : Graph
@@ -55,7 +55,7 @@ class Asks:
     """
 
     round: int
-    questions: tuple[Ask, ...]
+    questions: tuple[Query, ...]
     lam: float
     graph: Graph
     theta: Array = field(repr=False)
@@ -74,7 +74,7 @@ class Asks:
     def sites(self) -> tuple[Hashable, ...]:
         return tuple(question.site for question in self.questions)
 
-    def __getitem__(self, site: Hashable) -> Ask:
+    def __getitem__(self, site: Hashable) -> Query:
         for question in self.questions:
             if question.site == site:
                 return question
@@ -107,7 +107,7 @@ class Asks:
         questions = reader.take("questions")
         if not isinstance(questions, list) or not questions:
             reader.refuse("has no questions")
-        asked = tuple(Ask.from_plain(question) for question in questions)
+        asked = tuple(Query.from_plain(question) for question in questions)
         sites, p = tuple(question.site for question in asked), asked[0].theta.size
         weights = reader.take("weights")
         if not isinstance(weights, list):

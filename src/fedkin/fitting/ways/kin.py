@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedkin._base import Array
-from fedkin.core import Ask, Summaries
+from fedkin.core import Query, Summaries
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Prepared
@@ -82,7 +82,7 @@ def kin_asks(summaries: Summaries, theta: Array, number: int) -> Asks:
     radius = REACH * max(1.0, float(np.sqrt((theta**2).sum(axis=1)).max()))
     return Asks(
         number,
-        tuple(Ask(site, number, theta[k], pull[k], radius) for k, site in enumerate(summaries.sites)),
+        tuple(Query(site, number, theta[k], pull[k], radius) for k, site in enumerate(summaries.sites)),
         lam=0.0,
         graph=Graph.empty(summaries.sites),
         theta=theta,

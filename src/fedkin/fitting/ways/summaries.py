@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import Array, Say
-from fedkin.core import Ask, Problem, Summaries, ball_gap, solve_and_rest
+from fedkin.core import Problem, Query, Summaries, ball_gap, solve_and_rest
 from fedkin.data import Schema
 from fedkin.errors import ConvergenceWarning, DataError, ParameterError, SolverError
 from fedkin.fitting.model import FittedModel
@@ -392,7 +392,7 @@ def _asks(prepared: Prepared, problem: Problem, point: _Point, number: int, accu
     sites = prepared.federation.sites
     return Asks(
         number,
-        tuple(Ask(site, number, theta[k], pull[k], radius) for k, site in enumerate(sites)),
+        tuple(Query(site, number, theta[k], pull[k], radius) for k, site in enumerate(sites)),
         problem.lam,
         problem.graph,
         point.theta,
