@@ -107,7 +107,7 @@ def test_more_than_two_classes():
         ("low = 18", "low = 180", r"line 5: features.age: column 'age': low \(180\) must be less than high \(110\)"),
         ('"logistic"', '"logstic"', r"line 3: unknown loss 'logstic' \(did you mean 'logistic'\?\)"),
         ('name = "death"', "", "line 13: target needs the name of a column"),
-        ('["no", "yes"]', '["no", "yes", "lost"]', "two classes, but the target has 3"),
+        ('["no", "yes"]', '["no", "yes", "lost"]', "2 classes, but the target has 3"),
         ('["A", "B", "C"]', '["A"]', "at least two"),
         ('loss = "logistic"', "", "loss is missing"),
         ('"logistic"', '"linear"', "predicts numbers"),

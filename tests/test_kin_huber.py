@@ -16,7 +16,7 @@ from fedkin.fitting import FitOptions, FittedModel, fit_federation, fit_files
 from fedkin.graph import Graph
 from fedkin.kin import find
 from fedkin.kin.corners import CORNERS, expected_shares, residual_counts
-from fedkin.losses import HuberLoss, LinearLoss, scaled_huber
+from fedkin.losses import HuberLoss, LinearLoss
 
 
 def table(V=8, n=30, q=3, spread=0.4, seed=1, unit=1.0, outliers=0.0, tails=3):
@@ -137,20 +137,22 @@ def test_scale_is_that_of_the_noise():
     y = X @ [1.0, -2.0, 3.0] + 50.0 * site + 7.0 * rng.standard_t(4, size=900)
     design = np.column_stack([X, np.eye(3)[site]])
     rlm = sm.RLM(y, design, M=sm.robust.norms.HuberT(1.345)).fit(scale_est="mad")
-    assert scaled_huber(X, y, site).delta == pytest.approx(1.345 * rlm.scale, rel=0.02)
-    assert scaled_huber(X, y + 5.0 * site, site, offset=5.0 * site).delta == scaled_huber(X, y, site).delta
+    assert HuberLoss.from_rows(X, y, site).delta == pytest.approx(1.345 * rlm.scale, rel=0.02)
+    shifted = HuberLoss.from_rows(X, y + 5.0 * site, site, offset=5.0 * site)
+    assert shifted.delta == HuberLoss.from_rows(X, y, site).delta
     twice = [np.concatenate([part, part[:100]]) for part in (X, y, site)]
-    heavy = scaled_huber(X, y, site, weight=np.where(np.arange(900) < 100, 2.0, 1.0)).delta
-    assert heavy == pytest.approx(scaled_huber(*twice).delta, rel=0.01)
+    heavy = HuberLoss.from_rows(X, y, site, weight=np.where(np.arange(900) < 100, 2.0, 1.0)).delta
+    assert heavy == pytest.approx(HuberLoss.from_rows(*twice).delta, rel=0.01)
 
 
 def test_scale_where_residuals_tell_nothing():
     X, site = np.eye(4), np.array([0, 0, 1, 1])
-    assert 0 < scaled_huber(X, np.array([0.0, 2.0, 0.0, 3.0]), site).delta < 10  # as many columns as rows
+    assert 0 < HuberLoss.from_rows(X, np.array([0.0, 2.0, 0.0, 3.0]), site).delta < 10  # as many columns as rows
     y = np.array([3.0, 3.0, 3.0, 3.0, 3.0, 9.0])
-    assert scaled_huber(np.zeros((6, 0)), y, np.repeat([0, 1], 3)).delta == pytest.approx(1.345)  # the mean size is 1
-    assert scaled_huber(np.zeros((6, 0)), np.full(6, 3.0), np.repeat([0, 1], 3)) == HuberLoss()
-    assert scaled_huber(np.zeros((3, 0)), np.array([1.0, 2.0, 4.0]), np.arange(3)).delta > 0  # a row per site
+    mean_size = 1.0
+    assert HuberLoss.from_rows(np.zeros((6, 0)), y, np.repeat([0, 1], 3)).delta == pytest.approx(1.345 * mean_size)
+    assert HuberLoss.from_rows(np.zeros((6, 0)), np.full(6, 3.0), np.repeat([0, 1], 3)) == HuberLoss()
+    assert HuberLoss.from_rows(np.zeros((3, 0)), np.array([1.0, 2.0, 4.0]), np.arange(3)).delta > 0  # a row per site
 
 
 def test_a_corner_that_is_given_stays():

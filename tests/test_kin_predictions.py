@@ -11,8 +11,7 @@ import fedkin
 from fedkin import KinClassifier
 from fedkin.datasets import paper_design
 from fedkin.fitting import FitOptions, fit_federation
-from fedkin.losses import make_loss
-from fedkin.losses.builtin import LogisticLoss, MultinomialLoss, PoissonLoss
+from fedkin.losses import LogisticLoss, MultinomialLoss, PoissonLoss, make_loss
 
 
 def integral(eta, variance):

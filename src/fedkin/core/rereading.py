@@ -29,7 +29,7 @@ from fedkin.data import (
     site_ids,
 )
 from fedkin.errors import DataError
-from fedkin.losses import CLASS_LOSSES, HuberLoss, Loss, make_loss, scaled_huber
+from fedkin.losses import Loss, loss_for, loss_kind, make_loss
 
 #: Classes that a target may have.
 _MOST_CLASSES = 50
@@ -167,11 +167,11 @@ def rows_in_files(
     stream = stream_of(path, Roles(site, target, **others))
     try:
         schema = learned_features(stream)
-        named = "logistic" if loss == "auto" and _is_text(stream, target) else "linear" if loss == "auto" else loss
-        classes, column = None, Column(target)
-        if (named if isinstance(named, str) else named.name) in CLASS_LOSSES:
+        if loss == "auto":
+            loss = loss_for("class" if _is_text(stream, target) else "number").name
+        classes, column, kind = None, Column(target), loss_kind(loss)
+        if kind.target == "class":
             classes, column = _classes(stream, target)
-            named = "multinomial" if named == "logistic" and len(classes) > 2 else named
         schema = replace(schema, target=column)
         counts, whole = _counted(stream, schema, classes)
         stream.refuse_gaps()
@@ -182,17 +182,15 @@ def rows_in_files(
     schema = replace(schema, fill=tuple((whole[0, 1:-1] / whole[0, 0]).tolist()))
     if stream.roles.features is None:
         schema, _ = telling_columns(whole, schema, stream)
-    made = (
-        named if not isinstance(named, str) else make_loss(named, None if classes is None else np.arange(len(classes)))
-    )
+    made = make_loss(loss) if classes is None or isinstance(loss, Loss) else kind.from_classes(len(classes))
     n = np.array(list(counts.values()))
     notes, again = tuple(stream.notes), replace(stream, notes=[], gaps={})
     rows = FileRows(tuple(counts), n, made, schema, classes, fit_intercept, notes, again)
-    if named != HuberLoss.name:
+    if isinstance(loss, Loss) or classes is not None:
         return rows
     head = next(replace(rows, intercept=False).batches())  # a batch tells the scale well enough
     y = np.asarray(head.y, dtype=np.float64)
-    return replace(rows, loss=scaled_huber(head.X, y, head.site_index, head.offset, head.weight))
+    return replace(rows, loss=kind.from_rows(head.X, y, head.site_index, head.offset, head.weight))
 
 
 def holds_labels(path: str | os.PathLike[str], target: str) -> bool:

@@ -21,16 +21,7 @@ from fedkin.errors import DataError, DegenerateSiteWarning, ParameterError
 from fedkin.fitting.model import ColumnUnits, FittedModel, class_numbers
 from fedkin.fitting.options import AUTO, FitOptions
 from fedkin.graph import Graph
-from fedkin.losses import (
-    CLASS_LOSSES,
-    LOGIT_SIZE,
-    HuberLoss,
-    LogisticLoss,
-    Loss,
-    MultinomialLoss,
-    make_loss,
-    scaled_huber,
-)
+from fedkin.losses import LOGIT_SIZE, Loss, loss_for, loss_kind, make_loss
 
 Reasons = dict[Hashable, str]  # site: why its parameters had to be held back
 
@@ -88,8 +79,7 @@ def prepare(federation: Federation | Summaries, options: FitOptions, schema: Sch
         empty = federation.sites[int(np.flatnonzero(federation.n_samples == 0)[0])]
         raise DataError(f"site {empty!r} has no rows to fit: leave it out or give it data")
     federation, learned = _filled(federation)
-    wanted = options.loss if schema is not None else _with_scale(options.loss, federation)
-    loss, classes, encoded = _encoded(federation, wanted, None if schema is None else schema.classes)
+    loss, classes, encoded = _encoded(federation, options.loss, schema)
     has_intercept = options.fit_intercept and not loss.location
     if schema is not None:
         units = ColumnUnits.of_schema(schema, loss, has_intercept)
@@ -153,34 +143,28 @@ def _standardized(federation: Federation, options: FitOptions, centre: bool) -> 
     return federation.replaced(X=federation.X / scale), np.zeros_like(mean), scale
 
 
-def _with_scale(loss: str | Loss, federation: Federation) -> str | Loss:
-    """The loss, its corner measured by these rows where it has one and only its name was given."""
-    y = federation.y
-    if loss != HuberLoss.name or y is None or y.dtype.kind not in "fiub":
-        return loss
-    return scaled_huber(federation.X, y, federation.site_index, federation.offset, federation.weight)
-
-
 def _encoded(
-    federation: Federation, loss: str | Loss, agreed: tuple[Any, ...] | None
+    federation: Federation, loss: str | Loss, schema: Schema | None
 ) -> tuple[Loss, tuple[Any, ...] | None, Federation]:
     """The loss, the classes (None for regression), and the federation with targets 0, 1, ... for classes."""
     y = federation.y
     if loss == AUTO:
-        loss = "linear" if y is None or y.dtype.kind == "f" else "logistic"
-    name = loss if isinstance(loss, str) else loss.name
-    if name not in CLASS_LOSSES:
+        loss = loss_for("number" if y is None or y.dtype.kind == "f" else "class").name
+    kind, named = loss_kind(loss), isinstance(loss, str)
+    if kind.target != "class":
+        if named and schema is None:
+            rows = (federation.X, y, federation.site_index, federation.offset, federation.weight)
+            return kind.from_rows(*rows), None, federation
         return make_loss(loss, y), None, federation
     if y is None:
-        raise DataError(f"the federation has no target, but the {name} loss needs classes")
-    if agreed is not None:
-        return make_loss(loss, np.arange(len(agreed))), agreed, federation.replaced(y=class_numbers(y, agreed))
-    classes, codes = _encoded_classes(y, name, federation.target_name)
-    if loss == LogisticLoss.name and len(classes) > 2:
-        loss = MultinomialLoss.name
-    made = make_loss(loss, codes)
+        raise DataError(f"the federation has no target, but the {kind.name} loss needs classes")
+    if schema is not None and schema.classes is not None:
+        made = kind.from_classes(len(schema.classes)) if named else make_loss(loss)
+        return made, schema.classes, federation.replaced(y=class_numbers(y, schema.classes))
+    classes, codes = _encoded_classes(y, kind.name, federation.target_name)
+    made = kind.from_classes(len(classes)) if named else make_loss(loss)
     if len(classes) > made.n_params(1) + 1:
-        raise DataError(f"the target has {len(classes)} classes, more than the given {name} loss has")
+        raise DataError(f"the target has {len(classes)} classes, more than the given {kind.name} loss has")
     return made, classes, federation.replaced(y=codes)
 
 

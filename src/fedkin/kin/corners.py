@@ -33,13 +33,13 @@ def gram_sums(federation: Federation) -> Array:
 
 def residual_counts(loss: Loss, federation: Federation, theta: Array) -> Array:
     """Rows of every site at ``theta (V, p)`` by the first corner that holds them, ``(V, CORNERS)``."""
-    assert loss.corner is not None
+    assert loss.threshold is not None
     out = np.zeros((len(theta), CORNERS))
     for u, site in enumerate(federation.sites):
         rows = federation[site]
         assert rows.y is not None
         residual = rows.y - rows.X @ theta[u] - (0.0 if rows.offset is None else rows.offset)
-        size = np.nan_to_num(np.abs(residual) / loss.corner, nan=np.inf)
+        size = np.nan_to_num(np.abs(residual) / loss.threshold, nan=np.inf)
         number = np.ceil(4.0 * np.log2(np.clip(size, 1.0, 2.0 ** (0.25 * (CORNERS - 1))))).astype(np.int64)
         out[u] = np.bincount(np.minimum(number, CORNERS - 1), weights=rows.weight, minlength=CORNERS)
     return out

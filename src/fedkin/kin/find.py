@@ -181,7 +181,7 @@ def _fit(
     intercepts = intercepts_of(source.names, loss.n_outputs)
     # a point among the rows has no units of its own: every coordinate is like an intercept
     free = np.ones_like(intercepts) if loss.location else intercepts
-    has_scale = loss.quadratic or loss.corner is not None
+    has_scale = loss.quadratic or loss.threshold is not None
     units = common_units(first, intercepts, has_scale=has_scale, location=loss.location)
     if not isinstance(source, RowSource):
         dispersion = source.dispersion() / units.target**2 if isinstance(source, SummarySource) else None
@@ -202,7 +202,7 @@ def _fit(
         found = found.without_spread(model, one)
         return kin_of(source, Parts(units, model, found, neighbours.neighbour.size > 0))
     mixed = _mixed_rounds(source, units, free, begin)
-    slack = 0.5 * mixed.theta.shape[1] * (1.0 if loss.corner is None else float(mixed.noise[0]) * units.target**2)
+    slack = 0.5 * mixed.theta.shape[1] * (1.0 if loss.threshold is None else float(mixed.noise[0]) * units.target**2)
     limits = source.values(units.theta(mixed.theta)) + slack
     model = _expanded(source, units, mixed, mixed.theta, mixed.covariance)
     # short chains say where to expand; where groups count for nothing, so does the length of chains

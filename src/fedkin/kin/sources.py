@@ -63,13 +63,13 @@ class SummarySource:
 
     def refuse_small_corner(self) -> None:
         """Raise `DataError` where most rows are beyond the corner of the loss: their curvature tells nothing."""
-        if self.loss.corner is None or not self.summaries.has_intercept:
+        if self.loss.threshold is None or not self.summaries.has_intercept:
             return
         share = float(self.summaries.sums.total().hessian[:, 0, 0, 0].sum() / self.n_samples.sum())
         if share < SUMMED_SHARE:
             raise DataError(
-                f"{max(share, 0.0):.0%} of the rows are within delta={self.loss.corner:g} of predictions, too few for "
-                f"summaries of the {self.loss.name} loss: agree on a larger delta, in units of the target (about "
+                f"{max(share, 0.0):.0%} of the rows are within delta={self.loss.threshold:g} of predictions, too few "
+                f"for summaries of the {self.loss.name} loss: agree on a larger delta, in units of the target (about "
                 "1.3 standard deviations of the noise)"
             )
 
@@ -114,13 +114,13 @@ class RowSource:
             else tuple(f"{name} [class {k + 1}]" for k in range(p // len(names)) for name in names)
         )
         self.terms = build_terms(federation, losses, np.zeros(p), np.zeros(len(losses), dtype=bool))
-        self.gram = None if self.loss.corner is None else gram_sums(federation)
+        self.gram = None if self.loss.threshold is None else gram_sums(federation)
 
     def take(self, order: Index) -> RowSource:
         return RowSource(self.federation.subset([self.sites[u] for u in order]), self.loss)
 
     def first(self) -> Quadratics:
-        if self.loss.corner is None:
+        if self.loss.threshold is None:
             return self.expand(np.zeros((len(self.sites), len(self.names))))
         # where residuals are small; as least squares, whose curvature is 1
         sums = self.expand(self.start())
@@ -228,7 +228,7 @@ class FileSource(RowSource):
             return self._last
         V, p = theta.shape
         value, gradient, hessian = np.zeros(V), np.zeros((V, p)), np.zeros((V, p, p))
-        counts = None if self.loss.corner is None else np.zeros((V, CORNERS))
+        counts = None if self.loss.threshold is None else np.zeros((V, CORNERS))
         position = {site: u for u, site in enumerate(self.sites)}
         with np.errstate(over="ignore", invalid="ignore"):
             for batch in self._batches():

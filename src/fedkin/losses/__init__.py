@@ -1,54 +1,35 @@
 """Losses: what a site minimises on its own rows, the mean over them of ``m(z; theta)``.
 
-In: rows. Out: values, derivatives, predictions, and everything else that depends on the loss (start values, plausible
-sizes, whether a minimiser exists, the name in compiled loops, the description in files). Other packages ask the loss,
-not which loss it is, except where "To add a loss" says so. Imports: `_base` and `errors`.
-
-A `Loss` is any function of theta; a `RowLoss` sees rows through linear predictors and states a few pointwise functions;
-`UserLoss` makes a loss of your own functions.
-To add a loss, files in this order. The first two make it known to estimators, commands and contracts; the others know
-losses by name, and matter as far as they apply:
-1. `losses/builtin`: a class; what solvers, rounds and kin need is asked of it (means over uncertain predictors:
-   `losses/averages`). `losses/__init__` exports it.
-2. `losses/named`: its entry in `_NAMED`, at the end (the first of its kind is what "auto" means to estimators).
-3. `fitting/comparison/metrics`: its held-out metric, in `METRICS` and `row_errors` (which else takes squares), and in
-   `more_scores`.
-4. `admm/in_process/kernels`: its slope, if it says ``compiled = True``. `fitting/estimators/per_site`: whether
-   targets must be positive. For a kind of `Loss.noise` that is new: `losses/interface` (its `Literal`) and
-   `kin/result/inference`.
-5. `federate/contract/draft`, `cli/models/hints`: when to propose it. `cli/models/fit`, `cli/models/fit_table`,
-   `cli/models/streamed`: checks of ``fedkin fit``.
-6. docs/command-line.md, docs/contract.md and docs/getting-started.md list the names; ``web/src/coefficients.ts`` says
-   which have log-odds (then ``make web``).
-7. Tests keep lists of their own: `LOSS_NAMES` in ``tests/builders.py``, `LOSSES` in ``tests/test_losses.py``, and
-   ``tests/cvxpy_reference.py``.
-Only for classes, where logistic becomes multinomial: `fitting/preparation`, `core/rereading`,
-`federate/contract/contract`, `federate/contract/files`.
+To add a loss: write a file with its class (`ScalarLoss` for one linear predictor), and add the class to `LOSSES` here
+and to the losses of the tests (`tests/builders.py`). Estimators, commands, contracts, summaries, rounds and reports ask
+the loss for everything else.
 """
 
 from __future__ import annotations
 
-from fedkin.losses.builtin import HuberLoss, LinearLoss, LogisticLoss, MeanLoss, MultinomialLoss, PoissonLoss
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from numpy.typing import NDArray
+
+from fedkin.errors import FedkinWarning, ModelFileError, ParameterError
+from fedkin.losses.base import LOGIT_SIZE, Loss, RowLoss, ScalarLoss, TargetKind, by_loss, weighted_gram
 from fedkin.losses.custom import UserLoss
-from fedkin.losses.interface import LOGIT_SIZE, Loss, RowLoss, by_loss, weighted_gram
-from fedkin.losses.named import (
-    CLASS_LOSSES,
-    COMPILED_LOSSES,
-    LOSS_NAMES,
-    REGRESSION_LOSSES,
-    describe_loss,
-    described_loss,
-    make_loss,
-    restore_loss,
-)
-from fedkin.losses.scale import scaled_huber
+from fedkin.losses.huber import HuberLoss
+from fedkin.losses.linear import LinearLoss
+from fedkin.losses.logistic import LogisticLoss
+from fedkin.losses.mean import MeanLoss
+from fedkin.losses.multinomial import MultinomialLoss
+from fedkin.losses.poisson import PoissonLoss
 
 __all__ = [
-    "CLASS_LOSSES",
     "COMPILED_LOSSES",
     "LOGIT_SIZE",
+    "LOSSES",
     "LOSS_NAMES",
-    "REGRESSION_LOSSES",
     "HuberLoss",
     "LinearLoss",
     "LogisticLoss",
@@ -57,12 +38,125 @@ __all__ = [
     "MultinomialLoss",
     "PoissonLoss",
     "RowLoss",
+    "ScalarLoss",
     "UserLoss",
     "by_loss",
     "describe_loss",
     "described_loss",
+    "loss_for",
+    "loss_kind",
+    "loss_names",
     "make_loss",
     "restore_loss",
-    "scaled_huber",
     "weighted_gram",
 ]
+
+#: Losses by name. The first one for a kind of target is the one that "auto" means.
+LOSSES: dict[str, type[Loss]] = {
+    kind.name: kind for kind in (MeanLoss, LinearLoss, LogisticLoss, PoissonLoss, HuberLoss, MultinomialLoss)
+}
+LOSS_NAMES = tuple(LOSSES)
+#: Losses that compiled rounds know; their slopes are compiled in this order.
+COMPILED_LOSSES: tuple[type[ScalarLoss], ...] = tuple(
+    kind for kind in LOSSES.values() if issubclass(kind, ScalarLoss)
+)
+
+
+def loss_names(*targets: TargetKind) -> tuple[str, ...]:
+    """Return the names of the losses for these kinds of targets.
+
+    Examples
+    --------
+    >>> from fedkin.losses import loss_names
+    >>> loss_names("class")
+    ('logistic', 'multinomial')
+    """
+    return tuple(name for name, kind in LOSSES.items() if kind.target in targets)
+
+
+def loss_kind(loss: str | Loss) -> type[Loss]:
+    """Return the class of a loss that is given by name or as an object."""
+    if isinstance(loss, Loss):
+        return type(loss)
+    if loss not in LOSSES:
+        raise ParameterError(f"unknown loss {loss!r}; choose one of {', '.join(LOSS_NAMES)}, or pass a Loss object")
+    return LOSSES[loss]
+
+
+def loss_for(target: TargetKind, n_classes: int = 2) -> Loss:
+    """Return the loss to propose for a kind of target.
+
+    Examples
+    --------
+    >>> from fedkin.losses import loss_for
+    >>> [loss_for("number").name, loss_for("count").name, loss_for("class", 3).name]
+    ['linear', 'poisson', 'multinomial']
+    """
+    return LOSSES[loss_names(target)[0]].from_classes(n_classes)
+
+
+def make_loss(loss: str | Loss, y: NDArray[Any] | None = None) -> Loss:
+    """Return the loss of that name; ``y`` (all sites' targets) tells the number of classes.
+
+    Examples
+    --------
+    >>> from fedkin.losses import make_loss
+    >>> make_loss("huber").name
+    'huber'
+    """
+    return loss if isinstance(loss, Loss) else loss_kind(loss).from_target(y)
+
+
+def describe_loss(loss: Loss) -> dict[str, Any]:
+    """Return name and parameters of a loss as plain values; for a custom loss ("own"), without its code."""
+    if LOSSES.get(loss.name) is not type(loss):
+        return {"name": loss.name, "own": True, "own_prediction": loss.has_prediction}
+    return {"name": loss.name} | (asdict(loss) if is_dataclass(loss) else {})
+
+
+def described_loss(described: Mapping[str, Any]) -> Loss:
+    """Return the built-in loss that `describe_loss` described.
+
+    Examples
+    --------
+    >>> from fedkin.losses import HuberLoss, describe_loss, described_loss
+    >>> described_loss(describe_loss(HuberLoss(2.0)))
+    HuberLoss(delta=2.0)
+    """
+    parameters = dict(described)
+    name = parameters.pop("name", None)
+    if name not in LOSSES:
+        raise ParameterError(f"unknown loss {name!r}; choose one of {', '.join(LOSS_NAMES)}")
+    try:
+        return LOSSES[name](**parameters)
+    except TypeError:
+        raise ParameterError(f"the {name} loss does not have the parameters {parameters}") from None
+
+
+def restore_loss(described: Mapping[str, Any], given: Loss | None, path: Path) -> Loss:
+    """Return the loss of a model file; ``given`` is the user's, ``path`` the file to name in errors."""
+    if described.get("own"):
+        if given is not None:
+            return given
+        if described.get("own_prediction"):
+            warnings.warn(
+                f"{path}: the model was fitted with the custom loss {described['name']!r}, whose code is not stored, "
+                "so predictions are linear predictors. Pass the loss to load(..., loss=...) to predict with it",
+                FedkinWarning,
+                stacklevel=3,
+            )
+        return UserLoss(_no_code, _no_code, name=str(described["name"]))
+    if given is not None and describe_loss(given) != dict(described):
+        raise ModelFileError(
+            f"{path}: the model has the loss {dict(described)}, not {describe_loss(given)}: leave loss= out"
+        )
+    try:
+        return described_loss(described)
+    except ParameterError as error:
+        raise ModelFileError(f"{path}: {error}; was it written by a later version of Fedkin?") from None
+
+
+def _no_code(*_: object) -> NoReturn:
+    raise ParameterError(
+        "this loss was loaded from a file, which holds its name only: pass the loss to load(..., loss=...)"
+    )

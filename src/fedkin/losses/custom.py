@@ -1,4 +1,4 @@
-"""Custom losses, from functions that somebody else wrote."""
+"""Custom losses, from functions of the user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedkin._base import Array
 from fedkin.errors import ParameterError
-from fedkin.losses.interface import Loss, each
+from fedkin.losses.base import Loss, each
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class UserLoss(Loss):
         return self.predict_fn is not None
 
     def check_target(self, y: NDArray[Any] | None, site: object) -> None:
-        """The user's functions know what they need."""
+        """Accept any target: the given functions know what they need."""
 
     def value(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
         return float(self.value_fn(theta, X, y, offset))

@@ -9,7 +9,7 @@ from fedkin._base import Array, Mask
 from fedkin.admm.rounds import LocalShards
 from fedkin.admm.sampling import FLOYD_LIMIT
 from fedkin.errors import ParameterError
-from fedkin.losses import COMPILED_LOSSES
+from fedkin.losses import COMPILED_LOSSES, Loss, MeanLoss
 
 Backend = Literal["auto", "numpy", "numba"]
 Advance = Callable[[int, int, Mask | None, Array | None], None]
@@ -54,8 +54,9 @@ def unsupported(local: LocalShards) -> str | None:
         return "it cannot draw from streams"
     if any(other is not loss for other in plan.rows.losses):
         return "it needs the same loss on every site"
-    if loss.kernel is None:
-        return f"it has no {loss.name} loss, only {', '.join(COMPILED_LOSSES)}"
+    known: tuple[type[Loss], ...] = (MeanLoss, *COMPILED_LOSSES)
+    if type(loss) not in known:
+        return f"it has no {loss.name} loss, only {', '.join(kind.name for kind in known)}"
     if ((plan.rows.batch > FLOYD_LIMIT) & (plan.rows.batch < plan.rows.counts)).any():
         return f"it cannot draw batches of more than {FLOYD_LIMIT} rows"
     if plan.penalty.name not in ("l1", "l2", "linf") or type(plan.penalty).__module__ != "fedkin.core.penalties":

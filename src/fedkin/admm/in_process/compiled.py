@@ -35,12 +35,11 @@ class CompiledRounds:
         rows, steps = self.plan.rows, self.plan.steps
         work = float(rows.batch.sum() + self.plan.edges.shape[0]) * rows.ridge.size
         self.threads = threads or (available_threads() if work > THREADING_PAYS else 1)
-        kernel = rows.losses[0].kernel
-        assert kernel is not None, "see `fedkin.admm.in_process.backend.unsupported`"
+        loss = rows.losses[0]
         gradient, average = kernels.GRADIENTS[self.plan.gradient], kernels.AVERAGES[self.plan.average]
         ball = np.inf if self.plan.radius is None else float(self.plan.radius)
         self._rule = kernels.Rule(
-            kernels.LOSSES[kernel[0]], gradient, average, self.plan.snapshot_every, float(kernel[1]), ball
+            kernels.LOSSES[type(loss)], gradient, average, self.plan.snapshot_every, loss.parameter, ball
         )
         none, data = np.empty(0), rows.data
         y, offset = (none if given is None else given for given in (data.y, data.offset))

@@ -17,12 +17,13 @@ import numpy as np
 from numba import types
 
 from fedkin.admm.shard import TAIL_POWER
+from fedkin.losses import COMPILED_LOSSES, Loss, MeanLoss
 from fedkin.solvers.kernels.jit import FLOAT, INT, bundle, kernel, part, readable, writable
 
 L1, L2, LINF = 0, 1, 2
 PENALTIES = {"l1": L1, "l2": L2, "linf": LINF}
-LINEAR, LOGISTIC, POISSON, HUBER, MEAN = 0, 1, 2, 3, 4
-LOSSES = {"linear": LINEAR, "logistic": LOGISTIC, "poisson": POISSON, "huber": HUBER, "mean": MEAN}
+MEAN = -1
+LOSSES: dict[type[Loss], int] = {MeanLoss: MEAN, **{kind: k for k, kind in enumerate(COMPILED_LOSSES)}}
 TAIL, PAPER, LAST = 0, 1, 2
 AVERAGES = {"tail": TAIL, "paper": PAPER, "last": LAST}
 PLAIN, SAGA, SVRG = 0, 1, 2
@@ -127,16 +128,21 @@ def _draw(state: Any, n: int, size: int, chosen: Any) -> None:
         chosen[k] = last if taken else drawn
 
 
-@part
-def _slope(loss: int, delta: float, eta: float, y: float) -> float:
-    if loss == LINEAR:
-        return eta - y
-    if loss == LOGISTIC:
-        small = math.exp(-abs(eta))
-        return (1.0 if eta >= 0.0 else small) / (1.0 + small) - y
-    if loss == POISSON:
-        return math.exp(eta) - y
-    return min(max(eta - y, -delta), delta)
+def _slopes(first: int = 0) -> Any:
+    """Return the compiled slope ``(loss, parameter, eta, y)`` of the losses from that code on."""
+    slope = part(COMPILED_LOSSES[first].slope)
+    if first + 1 == len(COMPILED_LOSSES):
+        return part(lambda loss, parameter, eta, y: slope(eta, y, parameter))
+    others = _slopes(first + 1)
+
+    @part
+    def chosen(loss: int, parameter: float, eta: float, y: float) -> Any:
+        return slope(eta, y, parameter) if loss == first else others(loss, parameter, eta, y)
+
+    return chosen
+
+
+_slope = _slopes()
 
 
 @part

@@ -29,6 +29,7 @@ from fedkin.cli.shared.tables import print_facts
 from fedkin.data import Schema
 from fedkin.errors import DataError, ModelFileError, ParameterError
 from fedkin.fitting import REPEATS, FitOptions, FittedModel, check_model_place, with_covariates, with_history
+from fedkin.losses import loss_kind
 
 
 @takes_fit_options
@@ -282,9 +283,10 @@ def _read_contract(path: Path, about: Mapping[str, object]) -> _Agreed:
 
 
 def _check_target(target: str | None, how: FitOptions) -> None:
-    if target is None and how.loss != "mean":
+    needed = how.loss == "auto" or loss_kind(how.loss).target is not None
+    if target is None and needed:
         raise DataError(
             "say which column to predict: --target COL (or --loss mean, which estimates the means of the features)"
         )
-    if target is not None and how.loss == "mean":
-        raise DataError(f"the mean loss has no target: leave out --target {target}, or name it in --features")
+    if target is not None and not needed:
+        raise DataError(f"the {how.loss} loss has no target: leave out --target {target}, or name it in --features")

@@ -15,6 +15,7 @@ from fedkin.data import Federation, Schema, level_text
 from fedkin.errors import ConvergenceWarning, DataError, DegenerateSiteWarning
 from fedkin.fitting import Comparison, FitOptions, FittedModel, compare, fit_federation
 from fedkin.graph import Graph
+from fedkin.losses import loss_kind
 
 #: Logarithm of the largest exposure that counts may have.
 _MOST_LOG_EXPOSURE = 40.0
@@ -40,7 +41,8 @@ def checked(rows: Federation, how: FitOptions) -> FitOptions:
             f"the target {rows.target_name!r} is {level_text(y[0])} in all {len(y)} rows: there is nothing to predict; "
             "name another column with --target"
         )
-    if how.loss == "poisson" and offset is not None and np.abs(offset).max() > _MOST_LOG_EXPOSURE:
+    rates = how.loss != "auto" and loss_kind(how.loss).link == "log"
+    if rates and offset is not None and np.abs(offset).max() > _MOST_LOG_EXPOSURE:
         raise DataError(
             f"the offset reaches {offset[np.abs(offset).argmax()]:g}, and its exponential is no exposure: an offset of "
             "counts is the logarithm of the exposure; add a column with it"

@@ -10,9 +10,8 @@ from fedkin._base import Array
 from fedkin.cli.shared.console import note
 from fedkin.data import Federation
 from fedkin.fitting import FitOptions
+from fedkin.losses import LOSSES, loss_for
 
-#: Whole numbers with a larger mean than this are rarely counts of events, unless 0 is among them.
-_MEAN_OF_COUNTS = 10.0
 #: Up to this share of the rows, values beside 0 and 1 may be typing errors.
 _STRAY = 0.01
 
@@ -26,17 +25,18 @@ def with_loss(federation: Federation, how: FitOptions) -> FitOptions:
     if how.loss != "auto" or y is None or y.dtype.kind != "f":
         return how
     values = np.unique(y)
-    if values.tolist() == [0.0, 1.0]:
+    classes = loss_for("class")
+    if classes.suits(y):
         note(f"the target {name!r} is 0 or 1 everywhere: its probabilities are modelled; --loss linear fits numbers")
-        return replace(how, loss="logistic")
+        return replace(how, loss=classes.name)
     if _stray(federation, values):
         return how
-    whole = values.size > 2 and values[0] >= 0 and bool((values == np.floor(values)).all())
-    if whole and (values[0] == 0 or y.mean() <= _MEAN_OF_COUNTS):
-        note(
-            f"the target {name!r} holds whole numbers of at least 0 and is modelled by least squares; if it counts "
-            "events, add --loss poisson"
-        )
+    for kind in LOSSES.values():
+        if kind.purpose and kind.suits(y):
+            note(
+                f"the target {name!r} is modelled by least squares; if it holds {kind.purpose}, "
+                f"add --loss {kind.name}"
+            )
     return how
 
 
@@ -52,7 +52,7 @@ def _stray(federation: Federation, values: Array) -> bool:
     rest = f"one of {len(y)} rows" if odd.size == 1 else f"{odd.size} of {len(y)} rows"
     note(
         f"the target {federation.target_name!r} is 0 or 1 but for {rest} ({y[first]:g} at site {site!r}): a typing "
-        "error? As it is, it is modelled by least squares, and with 0 and 1 alone by probabilities; if it counts "
-        "events, add --loss poisson"
+        "error? As it is, it is modelled by least squares, and with 0 and 1 alone by probabilities; if it holds "
+        f"counts of events, add --loss {loss_for('count').name}"
     )
     return True

@@ -32,6 +32,7 @@ from fedkin.fitting import (
     fit_summaries,
     with_covariates,
 )
+from fedkin.losses import loss_kind
 
 #: A fit in memory takes about this many times the numbers of the table.
 _COPIES = 4
@@ -82,7 +83,9 @@ def streams(
 
 def sums_tell(data: Path, how: FitOptions, target: str | None) -> bool:
     """Whether sums over rows tell everything: for least squares, and so not for labels."""
-    return how.loss == "linear" or (how.loss == "auto" and (target is None or not holds_labels(data, target)))
+    if how.loss != "auto":
+        return loss_kind(how.loss).quadratic
+    return target is None or not holds_labels(data, target)
 
 
 def _free_memory() -> float | None:

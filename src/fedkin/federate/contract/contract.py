@@ -22,7 +22,7 @@ from fedkin.admm import Average, GradientKind, StandIns, Wire
 from fedkin.data import INTERCEPT, Finding, Rows, Schema, columns_of, level_text
 from fedkin.errors import FedkinError
 from fedkin.federate.contract.words import in_words
-from fedkin.losses import Loss, described_loss
+from fedkin.losses import Loss, described_loss, loss_for
 
 FORMAT = "fedkin-contract-1"
 
@@ -346,12 +346,14 @@ class Contract(
             if target.kind != "category":
                 return [f'the {name} loss predicts classes, so target.kind must be "category", with levels']
             n = len(target.levels)
-            if name == "logistic" and n != 2:
-                return [f'the logistic loss has two classes, but the target has {n}: say loss = "multinomial"']
             if loss.n_params(1) != n - 1:
-                return [f"the {name} loss has {loss.n_params(1) + 1} classes, but the target has {count(n, 'level')}"]
+                other = loss.from_classes(n).name
+                hint = "" if other == name else f': say loss = "{other}"'
+                has = f"{loss.n_params(1) + 1} classes"
+                return [f"the {name} loss has {has}, but the target has {count(n, 'level')}{hint}"]
         elif target.kind == "category":
-            return [f'the {name} loss predicts numbers, but the target is a category: say loss = "logistic"']
-        elif loss.counts and target.kind != "count":
+            other = loss_for("class", len(target.levels)).name
+            return [f'the {name} loss predicts numbers, but the target is a category: say loss = "{other}"']
+        elif loss.target == "count" and target.kind != "count":
             return [f'the {name} loss predicts counts, so target.kind must be "count"']
         return []

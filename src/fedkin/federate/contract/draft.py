@@ -19,6 +19,7 @@ from fedkin._base import AnyArray, Array, listed
 from fedkin.data import Label, level_text, looks_like_date, parsed_numbers
 from fedkin.errors import DataError
 from fedkin.federate.contract.contract import Thresholds
+from fedkin.losses import LOSSES, loss_for
 
 _ABOUT = (
     "",
@@ -128,17 +129,18 @@ def draft_contract(
 
 def _head(name: str, target: str, guess: _Guess) -> list[str]:
     if guess.levels:
-        loss, why = ("logistic" if len(guess.levels) == 2 else "multinomial"), "classes"
+        loss, why = loss_for("class", len(guess.levels)).name, "classes"
     elif guess.counts:
-        loss, why = "poisson", "counts"
+        loss, why = loss_for("count").name, "counts"
     else:
-        loss, why = "linear", "numbers"
-    more = " (poisson for counts, huber for numbers with outliers)" if loss == "linear" else ""
+        loss, why = loss_for("number").name, "numbers"
+        other = ", ".join(f"{kind.name} for {kind.purpose}" for kind in LOSSES.values() if kind.purpose)
+        why += f" ({other})"
     return [
         "# A contract, drafted from an example table. Read every line: this is what all sites agree on.",
         "# All keys are explained in docs/contract.md.",
         f"name = {_text(name)}",
-        f'loss = "{loss}"  # {target} holds {why}{more}',
+        f'loss = "{loss}"  # {target} holds {why}',
         "intercept = true",
         'method = "kin"  # finds from one message who is alike, and how sure that is; rounds (site run) need "fused",',
         "#     which draws neighbours together by a penalty, with a certified gap",

@@ -16,7 +16,7 @@ import msgspec
 from fedkin.data import Column, Schema
 from fedkin.errors import FedkinError, ParameterError
 from fedkin.federate.contract.contract import Contract, ContractError, EdgeTests, Rounds, Thresholds
-from fedkin.losses import LOSS_NAMES, describe_loss, described_loss
+from fedkin.losses import LOSS_NAMES, LOSSES, describe_loss, described_loss
 
 _COLUMN_KEYS = tuple(item.name for item in fields(Column) if item.name != "name")
 _OWN = tuple(name for name in Contract.__struct_fields__ if name not in ("schema", "loss"))
@@ -144,8 +144,9 @@ class _Reading:
                     f"{self._at(('loss',))}unknown loss {name!r}{near}; choose one of {', '.join(LOSS_NAMES)}"
                 )
             return None
-        if described["name"] == "multinomial" and schema is not None and schema.classes is not None:
-            described = {"n_classes": len(schema.classes), **described}
+        if schema is not None and schema.classes is not None:
+            whole = describe_loss(LOSSES[described["name"]].from_classes(len(schema.classes)))
+            described = {**whole, **described} if whole["name"] == described["name"] else described
         return _whole_loss(described)
 
     # --- words ---
@@ -173,7 +174,7 @@ class _Reading:
 
 _EXAMPLES = {
     "name": ': name = "heart"',
-    "loss": f': loss = "linear" (or {", ".join(name for name in LOSS_NAMES if name != "linear")})',
+    "loss": f': loss = "linear" (or {", ".join(LOSS_NAMES)})',
     "features": ": a table [features.NAME] for each column",
 }
 _SOME = {"features": [{"name": "x"}]}  # stands for the schema, which is made on its own

@@ -14,7 +14,6 @@ from fedkin.core import FusedObjective, Problem, Quadratics, QuadraticTerms, Sum
 from fedkin.data import Schema
 from fedkin.errors import ConvergenceWarning
 from fedkin.fitting.comparison.fold_ridges import FoldRidges
-from fedkin.fitting.comparison.metrics import METRICS
 from fedkin.fitting.comparison.verdict import FEDKIN, corrected_error, finite, verdict
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
@@ -166,8 +165,8 @@ def compare_folds(
     sizes = sums.count[:, held_out].sum(axis=0)
     rows = int(sums.count[:, :-1].sum())
     metric, factor = "loss, expanded around the fit", 1.0
-    if data.loss.quadratic and data.loss.name in METRICS:
-        metric, factor = METRICS[data.loss.name], 2.0  # such a loss is half a square
+    if data.loss.quadratic and data.loss.metric is not None:
+        metric, factor = data.loss.metric, 2.0  # such a loss is half a square
     return FoldComparison(
         metric,
         {name: factor * sum(each) / rows for name, each in totals.items()},

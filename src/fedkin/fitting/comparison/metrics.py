@@ -15,20 +15,10 @@ from fedkin.data import Federation
 from fedkin.errors import DataError
 from fedkin.fitting.model import FittedModel, class_numbers
 
-#: What `row_errors` measures, by the name of the loss; lower is better.
-METRICS = {
-    "linear": "mean squared error",
-    "huber": "mean absolute error",
-    "poisson": "mean Poisson deviance",
-    "logistic": "log-loss",
-    "multinomial": "log-loss",
-    "mean": "mean squared distance",
-}
-
 
 def metric_name(model: FittedModel) -> str:
     """What `row_errors` measures for this model."""
-    return METRICS.get(model.loss.name, "loss")
+    return model.loss.metric or "loss"
 
 
 def check_held_out(model: FittedModel, test: Federation) -> None:
@@ -53,21 +43,12 @@ def responses(model: FittedModel, test: Federation) -> Array:
 
 def row_errors(model: FittedModel, test: Federation, response: Array) -> Array:
     """The error ``(n,)`` of every row; of a custom loss, the mean loss of the row's site."""
-    name = model.loss.name
-    if name not in METRICS:
+    if model.loss.metric is None:
         return _custom_loss(model, test)
-    if test.y is None:
-        return np.asarray(((test.X - response) ** 2).sum(axis=1))
+    target = test.X if test.y is None else test.y
     if model.classes is not None:
-        chance = response[np.arange(len(response)), class_numbers(test.y, model.classes).astype(np.int64)]
-        return -np.log(np.clip(chance, np.finfo(float).eps, 1 - np.finfo(float).eps))
-    y = test.y.astype(np.float64)
-    if name == "poisson":
-        mean = np.maximum(response, np.finfo(float).tiny)
-        ratio = np.where(y > 0, y, 1.0) / mean
-        return np.asarray(2 * (np.where(y > 0, y * np.log(ratio), 0.0) - y + mean))
-    missed = np.abs(y - response)
-    return missed if name == "huber" else np.square(missed)
+        target = class_numbers(target, model.classes)
+    return model.loss.row_errors(target.astype(np.float64), response)
 
 
 def _custom_loss(model: FittedModel, test: Federation) -> Array:
@@ -87,7 +68,7 @@ def more_scores(model: FittedModel, test: Federation, response: Array, weight: A
         return {}
     if model.classes is None:
         y = test.y.astype(np.float64)
-        if model.loss.name not in ("linear", "huber") or np.ptp(y) == 0:
+        if model.loss.link != "identity" or np.ptp(y) == 0:
             return {}
         total = weight @ (y - weight @ y / weight.sum()) ** 2
         return {"explained variance": 1.0 - float(weight @ (y - response) ** 2 / total)}

@@ -25,7 +25,7 @@ from fedkin.fitting.options import DEFAULTS, CvRule, Debiasing, FitOptions, Pena
 from fedkin.fitting.preparation import Prepared
 from fedkin.fitting.ways import fit_prepared, silent
 from fedkin.graph import Graph
-from fedkin.losses import CLASS_LOSSES, REGRESSION_LOSSES, Loss
+from fedkin.losses import Loss, loss_names
 
 #: Options that scikit-learn's users know by another name.
 _NAMES = {"cv_folds": "cv", "seed": "random_state"}
@@ -158,7 +158,7 @@ class FedADMMRegressor(_FedADMM, PerSiteRegressor):
     array([-1.])
     """
 
-    __doc__ = documented(__doc__, _NAMES, REGRESSION_LOSSES)
+    __doc__ = documented(__doc__, _NAMES, loss_names("number", "count", "positive"))
 
 
 class FedADMMClassifier(_FedADMM, PerSiteClassifier):
@@ -201,4 +201,4 @@ class FedADMMClassifier(_FedADMM, PerSiteClassifier):
     ['yes', 'no']
     """
 
-    __doc__ = documented(__doc__, _NAMES, CLASS_LOSSES)
+    __doc__ = documented(__doc__, _NAMES, loss_names("class"))

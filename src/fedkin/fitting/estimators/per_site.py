@@ -25,7 +25,7 @@ from fedkin.fitting.preparation import Prepared
 from fedkin.fitting.ways import with_covariates
 from fedkin.graph import Graph
 from fedkin.kin import Covariates, hint_of
-from fedkin.losses import CLASS_LOSSES, LOSS_NAMES, REGRESSION_LOSSES, Loss
+from fedkin.losses import Loss, loss_kind, loss_names
 
 Sites = ArrayLike | Hashable | None
 
@@ -284,17 +284,17 @@ class PerSiteRegressor(PerSite, RegressorMixin, BaseEstimator):  # type: ignore[
     """Numbers as targets."""
 
     _metric = staticmethod(r2_score)
-    _auto_loss = REGRESSION_LOSSES[0]
+    _auto_loss = loss_names("number")[0]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.target_tags.positive_only = _loss_name(self._loss()) == "poisson"
+        tags.target_tags.positive_only = loss_kind(self._loss()).target in ("count", "positive")
         return tags
 
     def _checked(self, X: ArrayLike, y: ArrayLike, reset: bool = True) -> tuple[Array, NDArray[Any]]:
-        if self.loss in LOSS_NAMES and self.loss not in REGRESSION_LOSSES:
+        if isinstance(self.loss, str) and (kind := loss_kind(self._loss()).target) in ("class", None):
             other = type(self).__name__.replace("Regressor", "Classifier")
-            cure = other if self.loss in CLASS_LOSSES else "fedkin.Problem, as it has no target"
+            cure = other if kind == "class" else "fedkin.Problem, as it has no target"
             raise ParameterError(f"loss={self.loss!r} is not for regression; use it with {cure}")
         refuse_text(X, self.site_column)
         rows, target = validate_data(self, X, y, reset=reset, dtype=np.float64, y_numeric=True)
@@ -306,11 +306,12 @@ class PerSiteClassifier(PerSite, ClassifierMixin, BaseEstimator):  # type: ignor
 
     classes_: NDArray[Any]
     _metric = staticmethod(accuracy_score)
-    _auto_loss = CLASS_LOSSES[0]
+    _auto_loss = loss_names("class")[0]
 
     def _checked(self, X: ArrayLike, y: ArrayLike, reset: bool = True) -> tuple[Array, NDArray[Any]]:
-        if _loss_name(self._loss()) not in CLASS_LOSSES:
-            raise ParameterError(f"loss={self.loss!r} is not for classes; use {' or '.join(map(repr, CLASS_LOSSES))}")
+        if loss_kind(self._loss()).target != "class":
+            known = " or ".join(map(repr, loss_names("class")))
+            raise ParameterError(f"loss={self.loss!r} is not for classes; use {known}")
         refuse_text(X, self.site_column)
         rows, labels = validate_data(self, X, y, reset=reset, dtype=np.float64)
         check_classification_targets(labels)
@@ -376,10 +377,6 @@ def _naming_folds() -> Iterator[None]:
     except UnknownSiteError as error:
         words = "In cross-validation use cv=fedkin.WithinSiteKFold(), which leaves rows of every site to train on"
         raise UnknownSiteError(f"{error}. {words}") from None
-
-
-def _loss_name(loss: Any) -> str:
-    return str(getattr(loss, "name", loss))
 
 
 def _as_graph(graph: Any) -> Graph | None:

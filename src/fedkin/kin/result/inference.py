@@ -351,14 +351,8 @@ def predicted(kin: Kin, X: Array, theta: Array, covariance: Array, noise: float,
     averaged = loss.averaged_predictor(eta[:, None], (error**2)[:, None, None])[:, 0]
     if how.target == "mean":
         low, high = (response(end) for end in _around(eta, error, averaged, how.level))
-    elif kin.loss.noise == "normal":
-        low, high = np.moveaxis(interval(eta, np.sqrt(error**2 + noise), how.level), 1, 0)
-    elif kin.loss.noise == "poisson":
-        low, high = _counts(eta, error, how.level)
     else:
-        raise ParameterError(
-            f'there are no intervals for new observations of the {kin.loss.name} loss: take target="mean"'
-        )
+        low, high = loss.observation_interval(eta, error, noise, how.level)
     return Predicted(response(averaged), low, high)
 
 
@@ -388,24 +382,6 @@ class How:
     level: float
     target: Literal["mean", "observation"]
     offset: Array | None = None
-
-
-def _counts(eta: Array, error: Array, level: float) -> tuple[Array, Array]:
-    """Quantiles of Poisson counts whose log mean is uncertain."""
-    from scipy.special import pdtr
-
-    nodes, weights = np.polynomial.hermite_e.hermegauss(15)
-    weights = weights / weights.sum()
-    rates = np.exp(eta[:, None] + error[:, None] * nodes)
-    ends = []
-    for chance in ((1 - level) / 2, (1 + level) / 2):
-        low, high = np.full(len(eta), -1.0), np.ceil(rates.max(axis=1) + 10 * np.sqrt(rates.max(axis=1)) + 10)
-        while (high - low > 1).any():
-            middle = np.floor((low + high) / 2)
-            enough = (pdtr(middle[:, None], rates) @ weights) >= chance
-            high, low = np.where(enough, middle, high), np.where(enough, low, middle)
-        ends.append(high)
-    return ends[0], ends[1]
 
 
 def check_columns(kin: Kin, X: Array) -> Array:

@@ -62,7 +62,7 @@ def join_site(learned: Learned, loss: Loss, names: tuple[str, ...], site: Rows |
     if loss.quadratic or isinstance(source, SummarySource):
         return _posterior(learned, learned.units.fitted(source.first()))
     units, at = learned.units, learned.mean[None]
-    much = 1.0 if loss.corner is None else learned.noise * units.target**2
+    much = 1.0 if loss.threshold is None else learned.noise * units.target**2
     for _ in range(ROUNDS):
         found = _posterior(learned, units.fitted(source.expand(units.theta(at))))
         new = units.to_fitted(found.theta[None])

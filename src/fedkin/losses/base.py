@@ -1,19 +1,25 @@
-"""What a loss offers: `Loss` for any function of theta, `RowLoss` for those that see rows through linear predictors."""
+"""`Loss`, any function of theta; `RowLoss`, of linear predictors; `ScalarLoss`, of one predictor.
+
+A loss says everything that depends on it: which targets it takes, how it links predictors to responses, how held-out
+rows are scored, when it suits a target. Other packages ask the loss and never which loss it is.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import Array, Index, Mask
-from fedkin.errors import DataError
+from fedkin.errors import DataError, ParameterError
 
 #: Mean square of a logit or log rate that is still plausible: 5 is odds of 148 to 1.
 LOGIT_SIZE = 25.0
+
+TargetKind = Literal["number", "count", "positive", "class"]
 
 
 class Loss(ABC):
@@ -24,16 +30,16 @@ class Loss(ABC):
     """
 
     name: str = "loss"
-    #: False for losses of the features alone (the mean).
-    needs_target: bool = True
-    #: True when targets are classes, numbered from 0.
-    needs_classes: bool = False
-    #: True when targets are counts.
-    counts: bool = False
-    #: How observations scatter about the mean response; None where that is not known, or too little is known of it.
-    noise: Literal["normal", "poisson"] | None = None
-    #: What numbers may be targets, in words.
+    #: Kind of target; None for losses of the features alone (the mean).
+    target: ClassVar[TargetKind | None] = "number"
+    #: Numbers that may be targets, for messages.
     wanted: str = "a target"
+    #: Link between the linear predictor and the mean response; None where it is not known.
+    link: ClassVar[Literal["identity", "log", "logit", "softmax"] | None] = None
+    #: Name of the error that `row_errors` returns; None where held-out rows are scored by the loss itself.
+    metric: ClassVar[str | None] = None
+    #: Targets that the loss is meant for, in a few words ("counts"), where that is not plain from `target`.
+    purpose: ClassVar[str] = ""
     #: True when theta is a point among the rows: it moves with them, and has neither an intercept nor a predictor.
     location: bool = False
     #: True when `quadratic_terms` describes the loss completely; a `RowLoss` then has curvature 1.
@@ -42,40 +48,72 @@ class Loss(ABC):
     strong_convexity: float = 0.0
     #: Linear predictors of a row; 0 for losses that are not a `RowLoss`.
     n_outputs: int = 0
-    #: Size of a residual beyond which a row's loss is linear, so that it has no curvature; None where there is none.
-    corner: float | None = None
+    #: Size of a residual beyond which a row's loss is linear, without curvature; None where there is none.
+    threshold: float | None = None
+    #: Parameter of `ScalarLoss.slope`.
+    parameter: float = 0.0
     #: True when `dispersion` is an estimate: then tests refer to F instead of chi-square.
     estimates_scale: bool = False
     #: False when `predict` is no more than the linear predictor.
     has_prediction: bool = True
-    #: True when the compiled rounds know the loss; subclasses do not inherit it, since they may compute something else.
-    compiled: bool = False
-    _kernel_parameter: float = 0.0
+
+    @property
+    def needs_target(self) -> bool:
+        """Whether rows must have a target."""
+        return self.target is not None
+
+    @property
+    def needs_classes(self) -> bool:
+        """Whether targets are classes, numbered from 0."""
+        return self.target == "class"
+
+    # --- making a loss for data ---
+    @classmethod
+    def from_target(cls, y: NDArray[Any] | None) -> Loss:
+        """Return the loss of this kind for the targets of all sites."""
+        return cls()
+
+    @classmethod
+    def from_classes(cls, n_classes: int) -> Loss:
+        """Return the loss for so many classes, where targets are classes."""
+        return cls()
+
+    @classmethod
+    def from_rows(
+        cls, X: Array, y: Array | None, site: Index, offset: Array | None = None, weight: Array | None = None
+    ) -> Loss:
+        """Return the loss with parameters that fit all rows; ``site (n,)`` numbers their sites."""
+        return cls.from_target(y)
+
+    @classmethod
+    def suits(cls, y: NDArray[Any]) -> bool:
+        """Return whether targets look as if this loss were meant for them."""
+        return False
 
     # --- the mean loss of one site ---
     def n_params(self, n_features: int) -> int:
-        """Length p of theta for ``n_features`` columns."""
+        """Return the length p of theta for ``n_features`` columns."""
         return n_features
 
     @abstractmethod
     def value(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
-        """Mean loss over the rows."""
+        """Return the mean loss over the rows."""
 
     @abstractmethod
     def gradient(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
-        """Gradient ``(p,)`` of `value`."""
+        """Return the gradient ``(p,)`` of `value`."""
 
     @abstractmethod
     def scores(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
-        """Per-row derivatives psi, shape ``(n, p)``; their mean is `gradient`."""
+        """Return per-row derivatives psi ``(n, p)``; their mean is `gradient`."""
 
     @abstractmethod
     def hessian(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
-        """Hessian ``(p, p)`` of `value`."""
+        """Return the Hessian ``(p, p)`` of `value`."""
 
     @abstractmethod
     def predict(self, theta: Array, X: Array, offset: Array | None = None) -> Array:
-        """Mean response for each row, ``(n,)``; class probabilities ``(n, C)`` for multinomial."""
+        """Return the mean response of each row ``(n,)``; class probabilities ``(n, C)`` for multinomial."""
 
     def check_target(self, y: NDArray[Any] | None, site: object) -> None:
         """Raise `DataError`, naming the site, when ``y`` cannot be a target of this loss."""
@@ -87,18 +125,26 @@ class Loss(ABC):
                 "encode the labels as numbers, or use KinClassifier, which does it"
             )
         if y is not None and (bad := self.refused(y)).any():
-            cure = "; encode the labels, or use KinClassifier, which does it" if self.needs_classes else ""
-            raise DataError(f"site {site!r}: the {self.name} loss needs {self.wanted}, got {y[bad][0]:g}{cure}")
+            hint = "; encode the labels, or use KinClassifier, which does it" if self.needs_classes else ""
+            raise DataError(f"site {site!r}: the {self.name} loss needs {self.wanted}, got {y[bad][0]:g}{hint}")
 
     def refused(self, y: NDArray[Any]) -> Mask:
-        """Which numbers cannot be targets of this loss."""
+        """Return which numbers cannot be targets of this loss."""
         return np.zeros(y.shape, dtype=bool)
+
+    def row_errors(self, y: Array, response: Array) -> Array:
+        """Return the error ``(n,)`` of held-out rows, where `metric` names it; lower is better.
+
+        ``response`` is what `predict` gives, ``(n, C)`` for classes numbered ``y``; losses without a target compare
+        the features ``y (n, p)`` with it.
+        """
+        raise NotImplementedError(f"the {self.name} loss has no error of single rows")
 
     # --- noise ---
     def dispersion(
         self, theta: Array, X: Array, y: Array | None, offset: Array | None = None, weight: Array | None = None
     ) -> float:
-        """Factor by which the score covariance exceeds the Hessian; 1 for likelihoods without a free scale.
+        """Return the factor by which the score covariance exceeds the Hessian; 1 for likelihoods without a free scale.
 
         A row of ``weight (n,)`` w counts as w rows, for losses on linear predictors.
         """
@@ -107,7 +153,7 @@ class Loss(ABC):
     def lent_dispersion(
         self, theta: Array, X: Array, y: Array | None, offset: Array | None = None, weight: Array | None = None
     ) -> float:
-        """The dispersion as a guess for sites whose fit passes through all their points."""
+        """Return a dispersion to assume at sites whose fit passes through all their points."""
         return self.dispersion(theta, X, y, offset, weight)
 
     # --- what depends on the kind of loss ---
@@ -116,15 +162,10 @@ class Loss(ABC):
         """The loss as a function of linear predictors; None when it is none."""
         return None
 
-    @property
-    def kernel(self) -> tuple[str, float] | None:
-        """Name and parameter of the loss in compiled loops; None when these do not know it."""
-        return (self.name, self._kernel_parameter) if "compiled" in vars(type(self)) and self.compiled else None
-
     def quadratic_terms(
         self, X: Array, y: Array | None, offset: Array | None, weight: Array | None = None
     ) -> tuple[Array, Array, Array]:
-        """``A, b, c`` of ``theta' A theta / 2 - b' theta + c`` on a batch, where `quadratic`.
+        """Return ``A, b, c`` of ``theta' A theta / 2 - b' theta + c`` on a batch, where `quadratic`.
 
         ``A (B, p, p)``, or ``(B,)`` when all are multiples of the identity; ``b (B, p)``; ``c (B,)``. Weights
         ``(B, n)`` have mean 1 on each site.
@@ -134,36 +175,36 @@ class Loss(ABC):
     def least_squares_rows(
         self, X: Array, y: Array | None, offset: Array | None, weight: Array | None = None
     ) -> tuple[Array, Array] | None:
-        """Features ``(B, n, p)`` and responses ``(B, n)`` when the loss is least squares on them, else None."""
+        """Return features ``(B, n, p)`` and responses ``(B, n)`` when the loss is least squares on them, else None."""
         return None
 
     def row_curvatures(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array | None:
-        """Trace ``(n,)`` of each row's Hessian, row k at ``theta[k]`` of ``theta (n, p)``; None when not known."""
+        """Return the trace ``(n,)`` of each row's Hessian, row k at ``theta[k]`` of ``theta (n, p)``, where known."""
         return None
 
     # --- gradients of batches, in a compact form that SAGA can remember ---
     def compact_width(self, n_params: int) -> int:
-        """Numbers that `compact_scores` needs for a row."""
+        """Return how many numbers of a row `compact_scores` holds."""
         return n_params
 
     def compact_scores(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array:
-        """What tells each row's gradient, given the row: ``(B, n, width)``. Here the whole score."""
+        """Return numbers ``(B, n, width)`` that give each row's gradient, given the row. Here the whole score."""
         return np.stack([self.scores(t, *rows) for t, *rows in each(theta, X, y, offset)])
 
     def mean_of_compact(self, compact: Array, X: Array) -> Array:
-        """Mean gradients ``(B, p)`` of a batch whose `compact_scores` are given."""
+        """Return mean gradients ``(B, p)`` of a batch whose `compact_scores` are given."""
         return np.asarray(compact.sum(axis=1) / X.shape[1])
 
     def batch_gradients(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array:
-        """Gradients ``(B, p)`` of a batch; a site's bits do not depend on the others."""
+        """Return gradients ``(B, p)`` of a batch; a site's bits do not depend on the others."""
         return np.stack([self.gradient(t, *rows) for t, *rows in each(theta, X, y, offset)])
 
 
 class RowLoss(Loss):
     """Loss that sees a row through ``k`` linear predictors; ``theta`` is ``(k, q)`` flattened, ``k = n_outputs``.
 
-    Predictors have shape ``(..., k)`` and targets ``(...)``, so that one call serves one site or many. The pointwise
-    functions, their convex conjugate and the mean response are stated; scores, Hessians, certificates follow.
+    Predictors have shape ``(..., k)`` and targets ``(...)``, so that one call serves one site or many. Subclasses state
+    the pointwise functions, their convex conjugate and the mean response; scores, Hessians, certificates follow.
     """
 
     n_outputs: int = 1
@@ -177,38 +218,45 @@ class RowLoss(Loss):
     # --- pointwise functions ---
     @abstractmethod
     def value_at(self, eta: Array, y: Array) -> Array:
-        """Loss of each row, ``(...)``."""
+        """Return the loss of each row, ``(...)``."""
 
     @abstractmethod
     def slope_at(self, eta: Array, y: Array) -> Array:
-        """Derivative of each row's loss in eta, ``(..., k)``."""
+        """Return the derivative of each row's loss in eta, ``(..., k)``."""
 
     @abstractmethod
     def curvature_at(self, eta: Array, y: Array) -> Array:
-        """Second derivative of each row's loss in eta, ``(..., k, k)``."""
+        """Return the second derivative of each row's loss in eta, ``(..., k, k)``."""
 
     @abstractmethod
     def conjugate_at(self, a: Array, y: Array) -> Array:
-        """Convex conjugate of each row's loss at slope ``a (..., k)``; infinite outside its domain."""
+        """Return the convex conjugate of each row's loss at slope ``a (..., k)``; infinite outside its domain."""
 
     @abstractmethod
     def response(self, eta: Array) -> Array:
-        """Mean response for predictors ``(..., k)``."""
+        """Return the mean response for predictors ``(..., k)``."""
 
     def averaged_predictor(self, eta: Array, covariance: Array) -> Array:
-        """Predictors ``(..., k)`` whose response is that of normal ones, averaged.
+        """Return predictors ``(..., k)`` whose response is the mean response of normal predictors.
 
-        ``eta (..., k)`` and ``covariance (..., k, k)`` are their mean and covariance. By default the mean, which it is
-        where the response is the predictor itself.
+        ``eta (..., k)`` and ``covariance (..., k, k)`` are their mean and covariance. By default the mean, which is
+        exact where the response is the predictor itself.
         """
         return eta
 
+    def observation_interval(self, eta: Array, error: Array, noise: float, level: float) -> tuple[Array, Array]:
+        """Return ends ``(n,)`` of intervals for new observations.
+
+        Predictors are normal with means ``eta (n,)`` and standard errors ``error (n,)``, ``noise`` is the dispersion.
+        """
+        raise ParameterError(f'there are no intervals for new observations of the {self.name} loss: take target="mean"')
+
     def repair_at(self, eta: Array, y: Array) -> Array:
-        """Weights ``(..., k, k)`` by which a dual point may move without leaving the conjugate's domain."""
+        """Return weights ``(..., k, k)`` by which a dual point may move without leaving the conjugate's domain."""
         return self.curvature_at(eta, y)
 
     def cautious_at(self, eta: Array, y: Array) -> Array:
-        """Curvature ``(..., k, k)`` of a quadratic model at eta whose minimiser can be trusted far away from eta.
+        """Return the curvature ``(..., k, k)`` of a quadratic model at eta whose minimiser is reliable far from eta.
 
         By default the curvature bound, and the curvature itself where there is none.
         """
@@ -216,33 +264,33 @@ class RowLoss(Loss):
             return self.curvature_at(eta, y)
         return np.broadcast_to(self.curvature_bound * np.eye(self.n_outputs), (*eta.shape, self.n_outputs))
 
-    # --- what the targets tell before any fit; y and offset are (B, n) ---
+    # --- what is known from targets before any fit; y and offset are (B, n) ---
     def plausible_size(self, y: Array, offset: Array | None) -> Array:
-        """Mean square ``(B,)`` that a site's linear predictor may plausibly have."""
+        """Return the mean square ``(B,)`` that a site's linear predictor may plausibly have."""
         return np.asarray(((y if offset is None else y - offset) ** 2).mean(axis=1))
 
     def working_response(self, y: Array) -> tuple[Array, Array | None] | None:
-        """Response and weights ``(B, n)`` of a least-squares fit that is a good start; None to start at 0."""
+        """Return response and weights ``(B, n)`` of a least-squares fit that is a good start; None to start at 0."""
         return None
 
     def informative_curvature(self, y: Array) -> Array:
-        """Curvature ``(B,)`` of an informative row: much less in all rows means that no minimiser exists."""
+        """Return the curvature ``(B,)`` of an informative row: much less in all rows means that no minimiser exists."""
         return np.ones(y.shape[0])
 
     def constant_diverges(self, y: Array, group: Index) -> Mask:
-        """Groups of rows on which the best constant predictor is infinite; ``group (n,)`` numbers each row's group."""
+        """Return the groups of rows on which the best constant predictor is infinite; ``group (n,)`` numbers them."""
         return np.zeros(int(group.max(initial=-1)) + 1, dtype=bool)
 
     # --- the site's mean loss ---
     @property
-    def rowwise(self) -> RowLoss:
+    def rowwise(self) -> Self:
         return self
 
     def n_params(self, n_features: int) -> int:
         return self.n_outputs * n_features
 
     def predictors(self, theta: Array, X: Array, offset: Array | None = None) -> Array:
-        """Linear predictors ``(n, k)``."""
+        """Return linear predictors ``(n, k)``."""
         eta = X @ theta.reshape(self.n_outputs, -1).T
         return eta if offset is None else eta + offset[:, None]
 
@@ -275,7 +323,7 @@ class RowLoss(Loss):
         return self.n_outputs
 
     def compact_scores(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array:
-        """Slopes ``(B, n, k)``."""
+        """Return slopes ``(B, n, k)``."""
         weights = theta.reshape(theta.shape[0], 1, self.n_outputs, -1)
         eta = np.add.reduce(X[:, :, None, :] * weights, axis=3)
         return self.slope_at(eta if offset is None else eta + offset[:, :, None], given(y))
@@ -290,8 +338,53 @@ class RowLoss(Loss):
         return self.mean_of_compact(self.compact_scores(theta, X, y, offset), X)
 
 
+class ScalarLoss(RowLoss):
+    """Loss of one linear predictor; subclasses state functions of eta without the trailing axis."""
+
+    @abstractmethod
+    def loss(self, eta: Array, y: Array) -> Array:
+        """Return the loss of each row."""
+
+    @staticmethod
+    @abstractmethod
+    def slope(eta: Any, y: Any, parameter: float) -> Any:
+        """Return the derivative in eta: of arrays here, of numbers in compiled kernels, so in terms numba knows."""
+
+    @abstractmethod
+    def curvature(self, eta: Array, y: Array) -> Array:
+        """Return the second derivative in eta."""
+
+    @abstractmethod
+    def conjugate(self, a: Array, y: Array) -> Array:
+        """Return the convex conjugate at slope ``a``; infinite outside its domain."""
+
+    def mean(self, eta: Array) -> Array:
+        """Return the mean response."""
+        return eta
+
+    # a predictor that is far too large has an infinite loss; line searches step back from it
+    def value_at(self, eta: Array, y: Array) -> Array:
+        with np.errstate(over="ignore"):
+            return self.loss(eta[..., 0], y)
+
+    def slope_at(self, eta: Array, y: Array) -> Array:
+        with np.errstate(over="ignore"):
+            return np.asarray(self.slope(eta[..., 0], y, self.parameter))[..., None]
+
+    def curvature_at(self, eta: Array, y: Array) -> Array:
+        with np.errstate(over="ignore"):
+            return self.curvature(eta[..., 0], y)[..., None, None]
+
+    def conjugate_at(self, a: Array, y: Array) -> Array:
+        return self.conjugate(a[..., 0], y)
+
+    def response(self, eta: Array) -> Array:
+        with np.errstate(over="ignore"):
+            return self.mean(eta[..., 0])
+
+
 def by_loss(losses: Sequence[Loss], members: Index | None = None) -> list[tuple[Index, Loss]]:
-    """Sites (all, or those numbered ``members``) grouped by loss; equal losses count as one.
+    """Group sites (all, or those numbered ``members``) by loss; equal losses count as one.
 
     Examples
     --------
@@ -309,7 +402,7 @@ def by_loss(losses: Sequence[Loss], members: Index | None = None) -> list[tuple[
 
 
 def weighted_gram(X: Array, weights: Array) -> Array:
-    """``mean_k x_k x_k' (x) W_k`` for ``X (..., n, q)`` and ``weights (..., n, k, k)``: shape ``(..., kq, kq)``."""
+    """Return ``mean_k x_k x_k' (x) W_k``, ``(..., kq, kq)``, of ``X (..., n, q)`` and ``weights (..., n, k, k)``."""
     n, q = X.shape[-2:]
     k = weights.shape[-1]
     out = np.empty((*X.shape[:-2], k, q, k, q))
@@ -322,13 +415,32 @@ def weighted_gram(X: Array, weights: Array) -> Array:
 
 
 def given(y: Array | None) -> Array:
-    """The target, or the error that it is missing."""
+    """Return the target, or raise the error that it is missing."""
     if y is None:
         raise DataError("this loss needs a target, but the rows have none")
     return y
 
 
 def each(*parts: Array | None) -> Iterator[tuple[Any, ...]]:
-    """The first axes of several arrays in step; a part that is None stays None."""
+    """Iterate over the first axes of several arrays; a part that is None stays None."""
     length = next(len(part) for part in parts if part is not None)
     return zip(*([None] * length if part is None else part for part in parts), strict=True)
+
+
+def xlogx(mu: Array) -> Array:
+    """Return ``mu log mu``, 0 at 0 and infinite below; a rounding error below 0 counts as 0."""
+    safe = np.where(mu > 0, mu, 1.0)
+    return np.where(mu > -1e-15, safe * np.log(safe), np.inf)
+
+
+def log_loss(y: Array, chances: Array) -> Array:
+    """Return minus the log probability ``(n,)`` of each row's class ``y``, given ``chances (n, C)``."""
+    smallest = np.finfo(float).eps
+    return -np.log(np.clip(chances[np.arange(len(chances)), y.astype(np.int64)], smallest, 1 - smallest))
+
+
+def lacks_class(y: Array, group: Index, n_classes: int) -> Mask:
+    """Return the groups of rows in which one of the classes ``0 .. n_classes - 1`` is missing."""
+    seen = np.zeros((int(group.max(initial=-1)) + 1, n_classes), dtype=bool)
+    seen[group, y.astype(np.int64)] = True
+    return np.asarray(~seen.all(axis=1))

@@ -1,0 +1,74 @@
+"""Least squares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from fedkin._base import Array
+from fedkin.losses.base import ScalarLoss, given
+
+
+class LinearLoss(ScalarLoss):
+    """``m = (y - eta)^2 / 2``."""
+
+    name = "linear"
+    link = "identity"
+    metric = "mean squared error"
+    curvature_bound = 1.0
+    quadratic = True
+    strictly_convex = True
+    minimiser = "always"
+    estimates_scale = True
+
+    @classmethod
+    def suits(cls, y: NDArray[Any]) -> bool:
+        return y.dtype.kind in "fiu"
+
+    def loss(self, eta: Array, y: Array) -> Array:
+        return 0.5 * (y - eta) ** 2
+
+    @staticmethod
+    def slope(eta: Any, y: Any, parameter: float) -> Any:
+        return eta - y
+
+    def curvature(self, eta: Array, y: Array) -> Array:
+        return np.ones_like(eta)
+
+    def conjugate(self, a: Array, y: Array) -> Array:
+        return 0.5 * a**2 + a * y
+
+    def row_errors(self, y: Array, response: Array) -> Array:
+        return np.square(y - response)
+
+    def observation_interval(self, eta: Array, error: Array, noise: float, level: float) -> tuple[Array, Array]:
+        half = ndtri(0.5 + 0.5 * level) * np.sqrt(error**2 + noise)
+        return eta - half, eta + half
+
+    def dispersion(
+        self, theta: Array, X: Array, y: Array | None, offset: Array | None = None, weight: Array | None = None
+    ) -> float:
+        residual = self.predictors(theta, X, offset)[:, 0] - given(y)
+        if weight is None:
+            return float(residual @ residual / max(X.shape[0] - X.shape[1], 1))
+        return float(weight @ residual**2 / max(weight.sum() - X.shape[1], 1))
+
+    def least_squares_rows(
+        self, X: Array, y: Array | None, offset: Array | None, weight: Array | None = None
+    ) -> tuple[Array, Array]:
+        y = given(y) if offset is None else given(y) - offset
+        if weight is None:
+            return X, y
+        root = np.sqrt(weight)
+        return root[..., None] * X, root * y
+
+    def quadratic_terms(
+        self, X: Array, y: Array | None, offset: Array | None, weight: Array | None = None
+    ) -> tuple[Array, Array, Array]:
+        X, y = self.least_squares_rows(X, y, offset, weight)
+        n, transposed = X.shape[1], np.swapaxes(X, 1, 2)
+        A = np.matmul(transposed, X) / n
+        return A, np.matmul(transposed, y[:, :, None])[:, :, 0] / n, 0.5 * (y**2).mean(axis=1)
