@@ -1,6 +1,7 @@
 # make demo   sets up .venv with the base dependencies and runs the demonstration
 # make test   adds the development tools (versions of requirements-dev.lock) and runs the tests;
-#             FAST=1 leaves out those that start processes or browsers, run studies, or try very many cases
+#             FAST=1 leaves out those that start processes or browsers, run studies, or try very many cases;
+#             ONLY=clocks runs those with that marker alone
 # make lint   ruff, mypy --strict on src and the order of packages
 # make docs   the documentation as a site in build/site, warnings as errors
 # make dist   wheel and sdist, each installed in an empty environment and used there
@@ -14,6 +15,7 @@ VENV ?= .venv
 REPORT ?= demo-report
 JOBS ?= 2
 FAST ?=
+ONLY ?=
 BENCH ?=
 
 BIN := $(VENV)/bin
@@ -51,7 +53,7 @@ demo: $(BASE)
 test: $(DEV)
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
 		echo "no Chromium here: the tests that open pages are skipped"
-	@$(QUICK) $(BIN)/python -m pytest -n $(JOBS) $(if $(FAST),-m 'not processes and not studies and not browser and not exhaustive')
+	@$(QUICK) $(BIN)/python -m pytest -n $(JOBS) $(if $(ONLY),-m '$(ONLY)',$(if $(FAST),-m 'not processes and not studies and not browser and not exhaustive'))
 
 lint: $(DEV)
 	@$(BIN)/ruff check --quiet .
