@@ -105,7 +105,7 @@ def test_pauses_grow_and_complaints_come_ever_less_often(monkeypatch: pytest.Mon
 
 
 def test_words_and_frozen_arrays() -> None:
-    assert (count(0, "row"), count(1, "row"), count(2, "row")) == ("0 rows", "1 row", "2 rows")
+    assert (count(0, "row"), count(1, "row"), count(2000, "row")) == ("0 rows", "1 row", "2,000 rows")
     assert listed(range(7)) == "0, 1, 2, 3, 4 and 2 more"
     with pytest.raises(ValueError, match="read-only"):
         frozen(np.zeros(2))[0] = 1.0

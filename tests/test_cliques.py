@@ -68,9 +68,9 @@ def test_cliques_are_found_among_edges() -> None:
 
 def test_a_hundred_thousand_sites_have_all_pairs_without_a_list() -> None:
     graph = Graph.complete(range(100_000))
-    assert repr(graph) == "Graph(100000 sites, 4999950000 edges, 1 component)"
+    assert repr(graph) == "Graph(100,000 sites, 4,999,950,000 edges, 1 component)"
     assert graph.subset(range(99_999, -1, -2)).n_edges == 50_000 * 49_999 // 2
-    with pytest.raises(GraphError, match="4999950000 edges are too many to list"):
+    with pytest.raises(GraphError, match="4,999,950,000 edges are too many to list"):
         _ = graph.edges
 
 

@@ -1,28 +1,40 @@
-"""Ground floor: what every room may use and what knows nothing of federated learning.
-
-In: plain values and paths. Out: array types, checks of arguments, words for messages, cards for notebooks, cores and
-threads, files written in one step, locks, waits, loops that tell how far they are. Imports: `fedkin.errors` only.
-"""
+"""Shared helpers that know nothing of federated learning: checks, formats, files, waits and progress."""
 
 from __future__ import annotations
 
-from fedkin._base.arrays import AnyArray, Array, Index, Mask, frozen
-from fedkin._base.checks import check_choice, check_level, check_nonnegative, check_positive, check_whole
-from fedkin._base.cores import available_cores, available_threads, one_blas_thread
+from fedkin._base.checks import (
+    AnyArray,
+    Array,
+    Index,
+    Mask,
+    check_choice,
+    check_level,
+    check_nonnegative,
+    check_positive,
+    check_whole,
+    frozen,
+)
 from fedkin._base.files import (
     PRIVATE_DIRECTORY,
     PRIVATE_FILE,
     in_file,
+    is_locked,
+    lock,
     replacing,
     replacing_directory,
     write_arrays,
     write_file,
 )
-from fedkin._base.html import html_card, some_of
-from fedkin._base.locks import is_locked, lock
-from fedkin._base.progress import Say, listening, tracked
-from fedkin._base.waiting import wait_until
-from fedkin._base.words import count, listed
+from fedkin._base.format import count, decimals_for, fixed, html_card, listed, percent, probability, some_of, whole
+from fedkin._base.running import (
+    Say,
+    available_cores,
+    available_threads,
+    listening,
+    one_blas_thread,
+    tracked,
+    wait_until,
+)
 
 __all__ = [
     "PRIVATE_DIRECTORY",
@@ -40,6 +52,8 @@ __all__ = [
     "check_positive",
     "check_whole",
     "count",
+    "decimals_for",
+    "fixed",
     "frozen",
     "html_card",
     "in_file",
@@ -48,11 +62,14 @@ __all__ = [
     "listening",
     "lock",
     "one_blas_thread",
+    "percent",
+    "probability",
     "replacing",
     "replacing_directory",
     "some_of",
     "tracked",
     "wait_until",
+    "whole",
     "write_arrays",
     "write_file",
 ]

@@ -1,10 +1,26 @@
-"""What parameters must be: each check names the culprit and what would do."""
+"""Array types, and checks of parameters that name the culprit and what would do."""
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 import numpy as np
+from numpy.typing import NDArray
 
 from fedkin.errors import ParameterError
+
+Array = NDArray[np.float64]  #: numbers
+Index = NDArray[np.int64]  #: positions and counts
+Mask = NDArray[np.bool_]  #: which ones
+AnyArray = NDArray[Any]  #: numbers, labels or ids
+
+_T = TypeVar("_T", bound=np.generic)
+
+
+def frozen(array: NDArray[_T]) -> NDArray[_T]:
+    """Make an array read only and return it."""
+    array.flags.writeable = False
+    return array
 
 
 def check_whole(name: str, value: object, *, least: int) -> None:
@@ -23,8 +39,8 @@ def check_level(value: float) -> None:
     fedkin.errors.ParameterError: level must lie between 0 and 1, got 95: say 0.95 for 95%
     """
     if not 0 < value < 1:
-        cure = f": say {value / 100:g} for {value:g}%" if 1 < value < 100 else ""
-        raise ParameterError(f"level must lie between 0 and 1, got {value:g}{cure}")
+        hint = f": say {value / 100:g} for {value:g}%" if 1 < value < 100 else ""
+        raise ParameterError(f"level must lie between 0 and 1, got {value:g}{hint}")
 
 
 def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:

@@ -1,8 +1,10 @@
-"""Files that are there whole or not at all: written beside their place, then renamed."""
+"""Write files whole or not at all (to a temporary name, then renamed), and lock them for the life of a process."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import secrets
 import shutil
@@ -13,12 +15,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fedkin._base.running import wait_until
+
 PRIVATE_FILE, PRIVATE_DIRECTORY = 0o600, 0o700
+_LOCK_SECONDS = 0.4  # another process may just be testing whether it is held
 
 
 @contextmanager
 def in_file(path: str | os.PathLike[str], kind: type[Exception]) -> Iterator[None]:
-    """Within this context, errors of a kind begin with the file whose content is wrong.
+    """Prefix errors of a kind with the file whose content is wrong.
 
     Examples
     --------
@@ -36,7 +41,7 @@ def in_file(path: str | os.PathLike[str], kind: type[Exception]) -> Iterator[Non
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], *, private: bool = False, durable: bool = False) -> Iterator[Path]:
-    """A temporary path in the same directory that takes the place of ``path`` when the block ends well.
+    """Yield a temporary path in the same directory, which replaces ``path`` when the block succeeds.
 
     A reader sees the old file or the new one, never half of it. When the block fails, nothing is left behind.
 
@@ -99,7 +104,7 @@ def write_arrays(
 
 @contextmanager
 def replacing_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A new directory that takes the place of ``path`` when the block ends well; what was there goes away.
+    """Yield a new directory, which replaces ``path`` and what it held when the block succeeds.
 
     The files directly in it are on the disk before the names change. A crash leaves the old directory or the new one.
     """
@@ -139,3 +144,45 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def lock(path: Path, text: str) -> int | None:
+    """Lock a file, create it if need be, and write ``text`` to it; the lock ends with the process.
+
+    Returns
+    -------
+    int or None
+        A descriptor, to be closed in the end; None when another process holds the lock.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
+    try:
+        if wait_until(lambda: _taken(descriptor), _LOCK_SECONDS):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, text.encode(), 0)
+            return descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a file."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        return not _taken(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        # some file systems of clusters have no locks: there nobody can tell
+        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
+    return True
