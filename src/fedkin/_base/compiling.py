@@ -1,0 +1,66 @@
+"""Compiled kernels (numba): the options they share, and a progress line while they are compiled.
+
+numba keeps compiled kernels on disk and compiles them again when their file changes, but not when a kernel in another
+file that they call does: kernels that call each other belong into one file.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+from typing import Any
+
+from numba import njit, typeof
+
+from fedkin._base.running import tracked
+
+#: Seconds after which loading kernels is reported: they are compiled, and not read from the disk.
+PATIENCE = 1.0
+
+#: Decorate a kernel. Sums may be reordered and products fused; infinities and NaN keep their meaning.
+kernel: Callable[[Callable[..., Any]], Any] = njit(
+    cache=True, nogil=True, fastmath={"contract", "reassoc", "nsz", "arcp"}, error_model="numpy"
+)
+
+
+def load(function: Any, *arguments: Any) -> None:
+    """Compile a kernel for the types of these arguments, or read it from numba's cache, without calling it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedkin._base.compiling import kernel, load
+    >>> @kernel
+    ... def total(values):
+    ...     return values.sum()
+    >>> load(total, np.ones(3))
+    >>> len(total.signatures), total(np.ones(3))
+    (1, 3.0)
+    """
+    signature = tuple(typeof(one) for one in arguments)  # type: ignore[no-untyped-call]
+    if signature not in function.signatures:
+        with compiling():
+            function.compile(signature)
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Report to the listener of `tracked` that kernels are compiled, when the block takes longer than a second."""
+    context, line, started = copy_context(), tracked([0], "Compiling, once per installation"), threading.Event()
+
+    def start() -> None:
+        started.set()
+        context.run(next, line)
+
+    timer = threading.Timer(PATIENCE, start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        if started.is_set():
+            context.run(next, line, None)
