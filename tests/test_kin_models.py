@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import fields, replace
 
+import msgspec.structs
 import numpy as np
 import pytest
 
@@ -164,7 +165,7 @@ def test_two_messages_of_a_smooth_loss():
 
 
 def renamed(asks: Asks) -> Asks:
-    return replace(asks, questions=tuple(replace(one, site=str(one.site)) for one in asks.questions))
+    return replace(asks, questions=tuple(msgspec.structs.replace(one, site=str(one.site)) for one in asks.questions))
 
 
 # --- units ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from scipy.stats import norm
 
 import fedkin
 from fedkin.core import Budget, Summaries, Summary, local_fit, private_summary, site_summary
-from fedkin.core.private import noise_multiplier
+from fedkin.core.privacy import noise_multiplier
 from fedkin.data import Rows
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting import FitOptions, compare_folds, fit_summaries
@@ -149,7 +149,7 @@ def test_what_noise_is_not_for() -> None:
         noisy(rows, Budget(1.0, limits=(1.0, 2.0)))
     with pytest.raises(DataError, match="is not 1 in every row"):
         noisy(Rows(2 * rows.X, rows.y), Budget(1.0))
-    with pytest.raises(DataError, match="entry 'privacy', has a number that is not positive"):
+    with pytest.raises(DataError, match="has a number that is not positive in 'privacy'"):
         plain = noisy(rows, Budget(1.0)).to_plain()
         Summary.from_plain(plain | {"privacy": plain["privacy"] | {"noise": 0.0}})
     told = {one.name: one for one in noisy(rows, Budget(1.0)).described()}

@@ -92,7 +92,7 @@ def test_a_dry_run_shows_all_and_writes_nothing(tmp_path):
         rows = sharing.share(north, folds=folds, dry_run=True).summary.described()[0]
         assert list(rows.parts) == parts and len(rows.numbers) == len(parts)
         assert sum(rows.numbers) == shown.summary.n_samples
-        assert rows.what == f"how many rows there are {'in each of 3 folds' if folds else 'in all'}"
+        assert rows.what == f"how many rows there are, {'in each of 3 folds' if folds else 'in all'}"
     assert sharing.share(north).path == north / "sent" / "north.summary"
     assert sharing.share(north).path.stat().st_mode & 0o777 == 0o600  # the same again is the same
 
@@ -238,7 +238,7 @@ def test_sums_that_a_site_did_not_sign_for_itself_under_this_contract_are_refuse
         (body | {"run": "0" * 16}, signer_of(north), "another federation"),
         (body | {"summary": body["summary"] | {"site": "south"}}, signer_of(north), "say that they are of 'south'"),
         (body | {"summary": body["summary"] | {"seed": 5}}, signer_of(north), "not those of the contract"),
-        (body | {"summary": {}}, signer_of(north), "has no entry"),
+        (body | {"summary": {}}, signer_of(north), "missing required field"),
         (body, signer_of(heart.admitted(other, "north", tmp_path / "other")), "not issued by the authority"),
     ):
         place.write_bytes(seal("summary", forged, signer))

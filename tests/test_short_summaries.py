@@ -98,7 +98,7 @@ def test_a_short_message_is_short_and_comes_back_to_the_bit():
     ("change", "words"),
     [
         (lambda one: one["curvature"]["diagonal"].__setitem__(0, -1.0), "below 0"),
-        (lambda one: one["curvature"]["factor"][1].pop(), "expected 4"),
+        (lambda one: [line.pop() for line in one["curvature"]["factor"]], "'factor' of shape"),
         (lambda one: one["curvature"].update(left_out=-1), "left_out"),
         (lambda one: one["folds"].append(one["folds"][0]), "over all rows only"),
     ],

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from fedkin.core.build import LossLike, LossTerms, MixedTerms, build_terms, resolve_losses, summed_terms
 from fedkin.core.columns import Columns, parameter_names
-from fedkin.core.curvature import Curvature
 from fedkin.core.linalg import (
     RANK_TOLERANCE,
     generalized_inverse,
@@ -20,9 +19,7 @@ from fedkin.core.linalg import (
 from fedkin.core.local import LocalFit, Variance, global_fit, local_fit, oracle_fit
 from fedkin.core.newton import damped_newton, solve_positive
 from fedkin.core.penalties import L1, Penalty, make_penalty
-from fedkin.core.plain import INFINITE, Reader
-from fedkin.core.privacy import Privacy
-from fedkin.core.private import Budget, private_summary
+from fedkin.core.privacy import Budget, private_summary
 from fedkin.core.problem import FusedObjective, Problem, Solution, Status
 from fedkin.core.quadratics import Quadratics, RowData, SiteData, assign_folds
 from fedkin.core.rereading import FileRows, holds_labels, holds_zeros_and_ones, rows_in_files
@@ -33,12 +30,22 @@ from fedkin.core.selection import FAMILY_WISE, EdgeSelection, Method, bonferroni
 from fedkin.core.streaming import Streamed, summarise_files, table_size
 from fedkin.core.summaries import Summaries
 from fedkin.core.summarise import site_answer, site_summary, summarise
-from fedkin.core.summary import OwnEstimate, Query, Summary
+from fedkin.core.summary import (
+    Curvature,
+    Message,
+    OwnEstimate,
+    Privacy,
+    Query,
+    Summary,
+    check_shapes,
+    decode,
+    encode,
+    refuse,
+)
 from fedkin.core.terms import QuadraticTerms, SiteTerms, ball_gap
 
 __all__ = [
     "FAMILY_WISE",
-    "INFINITE",
     "L1",
     "RANK_TOLERANCE",
     "Budget",
@@ -50,6 +57,7 @@ __all__ = [
     "LocalFit",
     "LossLike",
     "LossTerms",
+    "Message",
     "Method",
     "MixedTerms",
     "OwnEstimate",
@@ -59,7 +67,6 @@ __all__ = [
     "QuadraticTerms",
     "Quadratics",
     "Query",
-    "Reader",
     "RowBatch",
     "RowData",
     "RowTerms",
@@ -76,7 +83,10 @@ __all__ = [
     "ball_gap",
     "bonferroni",
     "build_terms",
+    "check_shapes",
     "damped_newton",
+    "decode",
+    "encode",
     "generalized_inverse",
     "global_fit",
     "holds_labels",
@@ -89,6 +99,7 @@ __all__ = [
     "oracle_fit",
     "parameter_names",
     "private_summary",
+    "refuse",
     "resolve_losses",
     "row_blocks",
     "rows_in_files",

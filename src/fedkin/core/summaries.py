@@ -12,15 +12,14 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
+from msgspec.structs import replace as replace_in
 from numpy.typing import NDArray
 
 from fedkin._base import Array, Index, Mask, listed
 from fedkin.core.build import LossLike
 from fedkin.core.columns import Columns, parameter_names
-from fedkin.core.curvature import Curvature
-from fedkin.core.privacy import Privacy
 from fedkin.core.quadratics import Quadratics, RowData
-from fedkin.core.summary import OwnEstimate, Summary
+from fedkin.core.summary import Curvature, OwnEstimate, Privacy, Summary
 from fedkin.core.terms import QuadraticTerms
 from fedkin.data import INTERCEPT, Federation, HasSites
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
@@ -202,13 +201,11 @@ class Summaries(HasSites):
         def added(values: NDArray[Any]) -> NDArray[Any]:
             return np.stack([values[number == k].sum(axis=0) for k in range(len(groups))])
 
-        names = ("count", "value", "gradient", "hessian")
-        sums = Quadratics(np.zeros((len(groups), self.n_params)), *(added(getattr(self.sums, name)) for name in names))
         return replace(
             self,
             curvature=None,
             sites=tuple(groups),
-            sums=sums,
+            sums=self.sums.grouped(number, len(groups)),
             column_sums=added(self.column_sums),
             column_squares=added(self.column_squares),
             scores=None if self.scores is None else added(self.scores),
@@ -231,10 +228,25 @@ class Summaries(HasSites):
         return out
 
     def repaired(self) -> Summaries:
-        """The same where sums are exact; noisy sums with as much ridge as makes them sums that rows might have."""
-        from fedkin.core.repair import repaired_sums
+        """Add as much ridge to noisy sums as makes them sums that rows might have (as AdaSSP does).
 
-        return self if self.privacy is None else repaired_sums(self)
+        Every site's products of columns become positive definite by the margin ``noise * sqrt(draws * p)``, half of
+        what noise alone may have taken away, for all rows and without any one fold. What is missing is added to the
+        diagonal in units of the columns' limits. Values are raised where noise left residuals that are below 0.
+        """
+        if self.privacy is None:
+            return self
+        sums, scores = self.sums, self.scores
+        matrices, value = (sums.hessian if scores is None else scores).copy(), sums.value.copy()
+        for u, privacy in enumerate(self.privacy):
+            if privacy is not None:
+                count = sums.count[u].astype(np.float64)
+                matrices[u] = _with_margin(matrices[u], count, privacy)
+                if scores is None:
+                    value[u] = _raised(value[u], matrices[u], sums.gradient[u], count, privacy)
+        if scores is None:
+            return replace(self, sums=replace(sums, hessian=matrices, value=value))
+        return replace(self, sums=replace(sums, value=0.5 * np.einsum("vkpp->vk", matrices)), scores=matrices)
 
     # --- as `SiteData` ------------------------------------------------------------------------------------------
 
@@ -319,13 +331,35 @@ class Summaries(HasSites):
         own = None
         if self.own is not None:
             # a ridge in other coordinates is a matrix; its diagonal is what keeps estimates back
-            own = tuple(replace(one, ridge=np.einsum("ij,i,ij->j", T, one.ridge, T)) for one in self.own)
+            own = tuple(replace_in(one, ridge=np.einsum("ij,i,ij->j", T, one.ridge, T)) for one in self.own)
         return replace(self, sums=sums, own=own, curvature=None)
 
 
 def site_data(data: Federation | Summaries, loss: LossLike) -> RowData | Summaries:
     """The data with the losses of its sites; summaries know theirs."""
     return RowData(data, loss) if isinstance(data, Federation) else data
+
+
+def _with_margin(parts: Array, count: Array, privacy: Privacy) -> Array:
+    limits = privacy.limits[:-1]
+    scaled = parts / np.outer(limits, limits)
+    share, draws = count / count.sum(), int((count > 0).sum())
+    margin = privacy.noise * np.sqrt(draws * len(limits))
+    whole = scaled.sum(axis=0)
+    lacking = [0.0, margin - np.linalg.eigvalsh(whole)[0]]
+    for k in np.flatnonzero(count).tolist() if draws > 1 else ():
+        left = 1.0 - share[k]
+        lacking.append((left * margin - np.linalg.eigvalsh(whole - scaled[k])[0]) / left)
+    return np.asarray(parts + max(lacking) * share[:, None, None] * np.diag(limits**2))
+
+
+def _raised(value: Array, matrices: Array, gradient: Array, count: Array, privacy: Privacy) -> Array:
+    """Values with which the least residual sum of squares is at least the standard deviation of its noise."""
+    b = gradient.sum(axis=0)
+    least = 0.5 * float(b @ np.linalg.solve(matrices.sum(axis=0), b))
+    least += 0.5 * np.sqrt(int((count > 0).sum())) * privacy.noise * privacy.limits[-1] ** 2
+    missing = max(least - float(value.sum()), 0.0)
+    return np.asarray(value + missing * count / count.sum())
 
 
 def _check_alike(first: Summary, other: Summary) -> None:

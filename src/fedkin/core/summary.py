@@ -1,28 +1,89 @@
-"""`Summary`: everything that one site says about its rows. `Query`: what it may be asked next."""
+"""`Summary`: the sums over its rows that a site shares. `Query`: where the organiser asks for further ones."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace as replace_in
 
 from fedkin._base import AnyArray, Array, Index, check_whole
-from fedkin.core.curvature import Curvature, shortened
+from fedkin.core.columns import parameter_names
+from fedkin.core.disclosure import Disclosure, disclosures
 from fedkin.core.linalg import least_eigenvalue
-from fedkin.core.plain import INFINITE, Reader, upper_triangle
-from fedkin.core.privacy import Privacy
-from fedkin.core.telling import Disclosure, told_by
 from fedkin.errors import DataError, ParameterError
 from fedkin.losses import Loss, describe_loss, described_loss
 
 #: Products of rows are positive semi-definite up to this.
 IMPOSSIBLE = 1e-9
+#: Directions with less than this share of the largest curvature are those that rows say nothing about.
+NOTHING = 1e-10
+#: A diagonal stands for the rest if it keeps so much of it, and this times the share of directions that are kept: of
+#: about as many rows as parameters it would know next to nothing, and not how little.
+WORTH, WORTH_PER_RANK = 0.3, 1.5
+
+#: A whole number of at least 0.
+Count = Annotated[int, msgspec.Meta(ge=0)]
+_T = TypeVar("_T")
 
 
-@dataclass(frozen=True, eq=False)
-class OwnEstimate:
+# --- plain names and numbers --------------------------------------------------------------------------------------
+
+
+def encode(message: msgspec.Struct) -> dict[str, Any]:
+    """The fields of a message as JSON can hold them, without those that are None or infinite; exact."""
+
+    def finite(plain: Any) -> Any:
+        if isinstance(plain, list) and plain and isinstance(plain[0], dict):
+            return [finite(one) for one in plain]
+        if not isinstance(plain, dict):
+            return plain
+        return {name: finite(value) for name, value in plain.items() if value is not None and value != np.inf}
+
+    made: dict[str, Any] = finite(msgspec.to_builtins(message, enc_hook=lambda array: array.tolist()))
+    return made
+
+
+def decode(plain: object, kind: type[_T], what: str) -> _T:
+    """Read the message that `encode` wrote; raises `DataError`, which begins with ``what``."""
+    try:
+        return msgspec.convert(plain, kind, dec_hook=_array)
+    except msgspec.ValidationError as error:
+        refuse(what, f"is damaged: {str(error).replace('$.', '')}")
+
+
+def refuse(what: str, why: str) -> NoReturn:
+    """Raise `DataError` about something that came from elsewhere."""
+    raise DataError(f"{what} {why}; ask for it again")
+
+
+def check_shapes(message: Any, shapes: Mapping[str, tuple[int, ...]], what: str) -> None:
+    """Raise `DataError` about an array of a message that has another shape."""
+    for name, shape in shapes.items():
+        if (found := getattr(message, name)).shape != shape:
+            refuse(what, f"has {name!r} of shape {found.shape}, expected {shape}")
+
+
+def _array(kind: Any, value: Any) -> Any:
+    array, whole = np.asarray(value), kind == Index
+    if array.size and array.dtype.kind not in ("i" if whole else "if"):
+        raise ValueError("expected whole numbers" if whole else "expected numbers")
+    if not np.isfinite(array).all():
+        raise ValueError("expected finite numbers")
+    return array.astype(np.int64 if whole else np.float64)
+
+
+class Message(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
+    """Numbers and names that travel between sites and the organiser; None and infinity may only be defaults."""
+
+
+# --- parts of a summary -------------------------------------------------------------------------------------------
+
+
+class OwnEstimate(Message, frozen=True):
     """How a site found the point of its first message: its own minimiser, or a ridge fit where it has none.
 
     Attributes
@@ -42,25 +103,102 @@ class OwnEstimate:
     dof: float = np.inf
     note: str = ""
 
-    def to_plain(self) -> dict[str, Any]:
-        """Plain numbers, as a file holds them."""
-        dof = self.dof if np.isfinite(self.dof) else INFINITE
-        return {"ridge": self.ridge.tolist(), "dispersion": self.dispersion, "dof": dof, "note": self.note}
 
-    @classmethod
-    def from_plain(cls, plain: object, p: int, what: str) -> OwnEstimate:
-        """What `to_plain` wrote about an estimate of p parameters; ``what`` begins errors."""
-        reader = Reader(plain, f"{what}, entry 'own',")
-        made = cls(
-            reader.numbers("ridge", p),
-            reader.number("dispersion"),
-            reader.number("dof", infinite=True),
-            reader.text("note"),
-        )
-        reader.done()
-        if (made.ridge < 0).any() or not made.dispersion > 0 or not made.dof > 0:
-            reader.refuse("has a number below 0")
-        return made
+class Privacy(Message, frozen=True):
+    """Differential privacy of one message: replacing one row changes the odds of any message by ``exp(epsilon)``.
+
+    Attributes
+    ----------
+    epsilon, delta : float
+        The promise, except with probability ``delta``.
+    bound : float
+        L2 bound on a row in units of its limits; longer rows are shortened.
+    limits : array (q + 1,)
+        Bounds on the absolute values of the q columns and of the target; larger ones are cut. (Of the q columns, and a
+        last 1 for the constant, for the mean loss.)
+    noise : float
+        Standard deviation of the Gaussian noise on every sum of products of two columns, fold by fold, in units of the
+        columns' limits.
+    """
+
+    epsilon: float
+    delta: float
+    bound: float
+    limits: Array
+    noise: float
+
+
+class Curvature(Message, frozen=True):
+    """The matrix ``diag(diagonal) + factor factor'`` of p parameters: r times p numbers instead of p times p.
+
+    Attributes
+    ----------
+    diagonal : array (p,)
+    factor : array (p, r)
+    left_out : int
+        Directions that rows tell something about and this matrix nothing.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedkin.core import Curvature
+    >>> Curvature(np.array([0.0, 1.0]), np.array([[2.0], [1.0]])).dense().tolist()
+    [[4.0, 2.0], [2.0, 2.0]]
+    """
+
+    diagonal: Array
+    factor: Array
+    left_out: Count = 0
+
+    @property
+    def rank(self) -> int:
+        """Columns of the factor."""
+        return int(self.factor.shape[1])
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing was left out or stands for something else."""
+        return not self.left_out and not self.diagonal.any()
+
+    def dense(self) -> Array:
+        """The matrix ``(p, p)``."""
+        return np.asarray(np.diag(self.diagonal) + self.factor @ self.factor.T)
+
+    def apply(self, vector: Array) -> Array:
+        """The matrix times ``vector (p,)``."""
+        return np.asarray(self.diagonal * vector + self.factor @ (vector @ self.factor))
+
+
+def shortened(value: float, gradient: Array, hessian: Array, rank: int) -> tuple[float, Array, Curvature]:
+    """Value, gradient and curvature of this rank of a quadratic with the minimum of the given one, at the same point.
+
+    The factor holds the directions of most curvature, in units in which every parameter alone has curvature 1. For
+    least squares, directions that are left out are rows of a rotated table that are left out: less is known, and what
+    is known is right. Where rows tell enough about all parameters, the diagonal stands for the rest, scaled so that
+    the minimum is as far from the truth as it promises, on average over directions: ``trace(short / hessian) = p``.
+    """
+    size = np.sqrt(np.maximum(np.diag(hessian), 0.0))
+    size = np.where(size > 0, size, 1.0)
+    values, vectors = np.linalg.eigh(hessian / np.outer(size, size))
+    values, vectors = values[::-1], vectors[:, ::-1] * np.where(vectors[:, ::-1].sum(axis=0) < 0, -1.0, 1.0)
+    seen = int((values > NOTHING * max(float(values[0]), 0.0)).sum())
+    p, kept = len(size), min(rank, seen)
+    factor = size[:, None] * vectors[:, :kept] * np.sqrt(values[:kept])
+    if kept == seen:
+        return value, gradient, Curvature(np.zeros(p), factor)
+    step = -(vectors[:, :seen] / values[:seen]) @ (vectors[:, :seen].T @ (gradient / size)) / size
+    diagonal, left_out = np.zeros(p), seen - kept
+    if seen == p:
+        rest = np.maximum(1.0 - (vectors[:, :kept] ** 2) @ values[:kept], 0.0)
+        scale = (p - kept) / float(rest @ (vectors**2 @ (1.0 / values)))
+        if scale > max(WORTH, WORTH_PER_RANK * kept / p):
+            diagonal, left_out = scale * rest * size**2, 0
+    made = Curvature(diagonal, factor, left_out)
+    bend = made.apply(step)
+    return value + 0.5 * float(gradient @ step) + 0.5 * float(step @ bend), -bend, made
+
+
+# --- summaries and queries ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,13 +227,13 @@ class Summary:
         Sums of the outer products of rows, for the mean loss only.
     own : OwnEstimate, optional
         In the first message about a loss that is not quadratic.
+    gap : float, optional
+        In answers: how far the site's loss is from its minimum, given what the neighbours pull (its Young gap).
     privacy : Privacy, optional
         Where the sums are noisy: what is promised, and how large the noise is.
     curvature : Curvature, optional
         In a short message: the second derivatives of all rows, which are in no fold, as diagonal plus low rank.
         ``hessian`` has the same as a matrix.
-    gap : float, optional
-        In answers: how far the site's loss is from its minimum, given what the neighbours pull (its Young gap).
 
     Examples
     --------
@@ -140,18 +278,20 @@ class Summary:
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
-        """A name for each entry of ``at``: those of the columns, with the number of the class where there are more."""
-        blocks = self.n_params // max(len(self.feature_names), 1)
-        if blocks <= 1:
-            return self.feature_names
-        return tuple(f"{name} [class {k + 1}]" for k in range(blocks) for name in self.feature_names)
+        """A name for each entry of ``at``."""
+        return parameter_names(self.feature_names, self.n_params // max(len(self.feature_names), 1))
+
+    @property
+    def used(self) -> Index:
+        """The parts of the sums that are about rows: a site may use fewer folds than the contract has, or none."""
+        return np.flatnonzero((self.count != 0) | (self.value != 0) | (self.gradient != 0).any(axis=1))
 
     def described(self) -> list[Disclosure]:
-        """Every number of the summary, what it is and what it tells about rows, in plain words."""
-        return told_by(self)
+        """Every number of the summary, what it is and what it tells about rows."""
+        return disclosures(self)
 
     def short(self, rank: int) -> Summary:
-        """The same in a shorter message: second derivatives of this rank (plus a diagonal), no folds.
+        """Shorten the message: second derivatives of this rank (plus a diagonal), no folds.
 
         Nothing but the folds is lost where the rank is at least the number of rows, or of parameters. Otherwise the
         loss keeps the place and depth of its minimum, and says less about how it rises around it (`Curvature`).
@@ -174,161 +314,186 @@ class Summary:
             raise ParameterError("this summary is short already: shorten the one that was made of the rows")
         sums = float(self.value.sum()), self.gradient.sum(axis=0), self.hessian.sum(axis=0)
         value, gradient, curvature = shortened(*sums, rank)
+
+        def last(sums: AnyArray) -> AnyArray:
+            return np.concatenate([np.zeros((self.folds, *sums.shape), dtype=sums.dtype), sums[None]])
+
         return replace(
             self,
-            count=_in_last(self.folds, self.count.sum(axis=0)),
-            value=_in_last(self.folds, np.asarray(value)),
-            gradient=_in_last(self.folds, gradient),
-            hessian=_in_last(self.folds, curvature.dense()),
+            count=last(self.count.sum()),
+            value=last(np.array(value)),
+            gradient=last(gradient),
+            hessian=last(curvature.dense()),
             curvature=curvature,
         )
-
-    # --- as a message -------------------------------------------------------------------------------------------
 
     def to_plain(self) -> dict[str, Any]:
         """Plain numbers and names, as a file holds them; `from_plain` gets back the same bits."""
         if not isinstance(self.site, str):
             raise DataError(f"a site that writes files needs a name, but this one is called {self.site!r}")
-        first, last = 0, self.folds if self.count[-1] == 0 else self.folds + 1
-        if self.curvature is not None:
-            first = self.folds
-        plain: dict[str, Any] = {
-            "site": self.site,
-            "loss": describe_loss(self.loss),
-            "columns": list(self.feature_names),
-            "seed": self.seed,
-            "at": self.at.tolist(),
-            "column_sums": self.column_sums.tolist(),
-            "column_squares": self.column_squares.tolist(),
-            "n_folds": self.folds,
-            "folds": [self._plain_part(k) for k in range(first, last)],
-        }
-        if self.own is not None:
-            plain["own"] = self.own.to_plain()
-        if self.privacy is not None:
-            plain["privacy"] = self.privacy.to_plain()
-        if self.curvature is not None:
-            plain["curvature"] = self.curvature.to_plain()
-        if self.gap is not None:
-            plain["gap"] = self.gap if np.isfinite(self.gap) else INFINITE
-        return plain
+        first = 0 if self.curvature is None else self.folds
+        curvature = self.curvature and replace_in(self.curvature, factor=self.curvature.factor.T)
+        return encode(
+            _Summary(
+                self.site,
+                describe_loss(self.loss),
+                self.feature_names,
+                self.seed,
+                self.at,
+                self.column_sums,
+                self.column_squares,
+                self.folds,
+                [self._part(k) for k in range(first, self.folds + int(self.count[-1] != 0))],
+                self.own,
+                self.privacy,
+                curvature,
+                "infinite" if self.gap is not None and np.isinf(self.gap) else self.gap,
+            )
+        )
 
-    def _plain_part(self, k: int) -> dict[str, Any]:
-        part: dict[str, Any] = {
-            "rows": int(self.count[k]),
-            "value": float(self.value[k]),
-            "gradient": self.gradient[k].tolist(),
-        }
+    def _part(self, k: int) -> _Part:
+        part = _Part(int(self.count[k]), float(self.value[k]), self.gradient[k])
         if self.curvature is not None:
             return part
-        if self.scores is None:
-            part["hessian"] = upper_triangle(self.hessian[k])
-        else:
-            part["products"] = upper_triangle(self.scores[k])
-        return part
+        if self.scores is not None:
+            return replace_in(part, products=upper_triangle(self.scores[k]))
+        return replace_in(part, hessian=upper_triangle(self.hessian[k]))
 
     @classmethod
     def from_plain(cls, plain: object, loss: Loss | None = None) -> Summary:
-        """The summary that `to_plain` wrote; ``loss`` is the custom loss, whose code no file holds.
+        """Read the summary that `to_plain` wrote; ``loss`` is the custom loss, whose code no file holds.
 
         Raises
         ------
         DataError
-            With what is wrong: an entry that is missing, of the wrong kind or length, or numbers that no rows have.
+            With the site and the entry: missing, of the wrong kind or length, or numbers that no rows have.
         """
-        reader = Reader(plain, "the summary")
-        site = reader.text("site")
-        reader.what = f"the summary of site {site!r}"
-        described = reader.take("loss")
-        if loss is None or describe_loss(loss) != described:
+        name = plain.get("site") if isinstance(plain, Mapping) else None
+        what = "the summary" if name is None else f"the summary of site {name!r}"
+        said = decode(plain, _Summary, what)
+        if loss is None or describe_loss(loss) != said.loss:
             try:
-                loss = described_loss(described)
+                loss = described_loss(said.loss)
             except (ParameterError, KeyError, TypeError, ValueError, AttributeError):
-                reader.refuse(f"is of the loss {described!r}, which is not known here")
-        assert loss is not None
-        columns = reader.names("columns")
-        p, q, folds = loss.n_params(len(columns)), len(columns), reader.whole("n_folds", least=2)
-        location = loss.location and loss.quadratic
-        curvature = None
-        if "curvature" in reader.left and not location:
-            curvature = Curvature.from_plain(reader.take("curvature"), p, reader.what)
+                refuse(what, f"is of the loss {said.loss!r}, which is not known here")
+        q = len(said.columns)
+        p, mean = loss.n_params(q), loss.location and loss.quadratic
+        said.check(p, q, what)
+        parts, n = said.folds, said.n_folds + 1
+        if len(parts) not in ((1,) if said.curvature else (n - 1, n)):
+            refuse(what, f"needs sums for {n - 1} folds, or over all rows only where it is a short one")
+        where = slice(n - 1, n) if said.curvature else slice(0, len(parts))
+        count, value, gradient = np.zeros(n, dtype=np.int64), np.zeros(n), np.zeros((n, p))
+        matrices, entry = np.zeros((n, p, p)), "products" if mean else "hessian"
+        count[where], value[where] = [one.rows for one in parts], [one.value for one in parts]
+        for k, part in zip(range(n)[where], parts, strict=True):
+            check_shapes(part, {"gradient": (p,)}, f"{what}, fold {k + 1},")
+            gradient[k] = part.gradient
+            if said.curvature is None:
+                matrices[k] = _symmetric(getattr(part, entry), p, entry, f"{what}, fold {k + 1},")
+        curvature = said.curvature and replace_in(said.curvature, factor=said.curvature.factor.T.copy())
+        if curvature is not None:
+            matrices[-1] = curvature.dense()
         made = cls(
-            site,
+            said.site,
             loss,
-            columns,
-            reader.whole("seed"),
-            reader.numbers("at", p),
-            *(
-                _parts_of(reader, p, folds, location=location)
-                if curvature is None
-                else _one_part(reader, folds, curvature)
-            ),
-            reader.numbers("column_sums", q),
-            reader.numbers("column_squares", q),
-            own=OwnEstimate.from_plain(reader.take("own"), p, reader.what) if "own" in reader.left else None,
-            gap=reader.number("gap", infinite=True) if "gap" in reader.left else None,
-            privacy=Privacy.from_plain(reader.take("privacy"), q, reader.what) if "privacy" in reader.left else None,
-            curvature=curvature,
+            said.columns,
+            said.seed,
+            said.at,
+            count,
+            value,
+            gradient,
+            count.astype(np.float64) if mean else matrices,  # the mean loss has multiples of the identity
+            said.column_sums,
+            said.column_squares,
+            matrices if mean else None,
+            said.own,
+            np.inf if said.gap == "infinite" else said.gap,
+            said.privacy,
+            curvature,
         )
-        reader.done()
-        if location:
-            # the products of columns came in the place of second derivatives, which are the numbers of rows
-            made = replace(made, scores=made.hessian, hessian=made.count.astype(np.float64))
-        if made.n_samples < 1:
-            reader.refuse("has no rows")
-        made._check_possible(reader)
+        made._refuse_impossible(matrices, entry, what)
         return made
 
-    def _check_possible(self, reader: Reader) -> None:
+    def _refuse_impossible(self, matrices: Array, entry: str, what: str) -> None:
         """Refuse numbers that no rows have, noise apart."""
+        if self.n_samples < 1:
+            refuse(what, "has no rows")
+        if not np.isfinite(self.value).all():
+            refuse(what, "has a 'value' that is not finite")
         if self.privacy is not None:
             return
-        matrices = self.hessian if self.scores is None else self.scores
-        if self.curvature is not None:
-            matrices = np.zeros((1, 1, 1))  # no rows have another sign
-        if not (least_eigenvalue(matrices) >= -IMPOSSIBLE).all() or (np.einsum("kpp->kp", matrices) < 0).any():
-            reader.refuse("has sums of products that no rows have")
+        if self.curvature is None and (
+            not (least_eigenvalue(matrices) >= -IMPOSSIBLE).all() or (np.einsum("kpp->kp", matrices) < 0).any()
+        ):
+            refuse(what, f"has products of columns in {entry!r} that no rows have")
         if (self.n_samples * self.column_squares < (1 - IMPOSSIBLE) * self.column_sums**2).any():
-            reader.refuse("has column_squares that are too small for its column_sums")
+            refuse(what, "has 'column_squares' that are too small for its 'column_sums'")
 
 
-def _parts_of(reader: Reader, p: int, folds: int, *, location: bool) -> tuple[Index, Array, Array, Array]:
-    """Rows, values, gradients and matrices of each fold, and of the single row that may come last."""
-    parts = reader.take("folds")
-    if not isinstance(parts, Sequence) or len(parts) not in (folds, folds + 1):
-        reader.refuse(f"needs sums for {folds} folds")
-    count, value = np.zeros(folds + 1, dtype=np.int64), np.zeros(folds + 1)
-    gradient, matrix = np.zeros((folds + 1, p)), np.zeros((folds + 1, p, p))
-    for k, part in enumerate(parts):
-        own = Reader(part, f"{reader.what}, fold {k + 1},")
-        count[k], value[k], gradient[k] = own.whole("rows"), own.number("value"), own.numbers("gradient", p)
-        matrix[k] = own.symmetric("products" if location else "hessian", p)
-        own.done()
-    return count, value, gradient, matrix
+class _Part(Message, frozen=True):
+    """The sums of a fold in a file; matrices by their rows from the diagonal on."""
+
+    rows: Count
+    value: float
+    gradient: Array
+    hessian: list[Array] | None = None
+    products: list[Array] | None = None
 
 
-def _one_part(reader: Reader, folds: int, curvature: Curvature) -> tuple[Index, Array, Array, Array]:
-    """The same of a short message, whose rows are in no fold."""
-    parts = reader.take("folds")
-    if not isinstance(parts, Sequence) or len(parts) != 1:
-        reader.refuse("is a short one, and needs sums over all rows only")
-    own = Reader(parts[0], f"{reader.what}, sums over all rows,")
-    count, value, gradient = own.whole("rows"), own.number("value"), own.numbers("gradient", len(curvature.diagonal))
-    own.done()
-    sums = np.asarray(count, dtype=np.int64), np.asarray(value), gradient, curvature.dense()
-    rows, *others = (_in_last(folds, one) for one in sums)
-    return rows, others[0], others[1], others[2]
+class _Summary(Message, frozen=True):
+    """A summary in a file."""
+
+    site: str
+    loss: dict[str, Any]
+    columns: tuple[str, ...]
+    seed: Count
+    at: Array
+    column_sums: Array
+    column_squares: Array
+    n_folds: Annotated[int, msgspec.Meta(ge=2)]
+    folds: list[_Part]
+    own: OwnEstimate | None = None
+    privacy: Privacy | None = None
+    curvature: Curvature | None = None
+    gap: float | Literal["infinite"] | None = None  # JSON has no infinity
+
+    def check(self, p: int, q: int, what: str) -> None:
+        """Raise `DataError` about names and arrays that do not fit p parameters of q columns, or have a wrong sign."""
+        if len(set(self.columns)) < q:
+            refuse(what, "has a name twice in 'columns'")
+        check_shapes(self, {"at": (p,), "column_sums": (q,), "column_squares": (q,)}, what)
+        if self.own is not None:
+            check_shapes(self.own, {"ridge": (p,)}, f"{what}, entry 'own',")
+            if (self.own.ridge < 0).any() or not self.own.dispersion > 0 or not self.own.dof > 0:
+                refuse(what, "has a number below 0 in 'own'")
+        if self.privacy is not None:
+            check_shapes(self.privacy, {"limits": (q + 1,)}, f"{what}, entry 'privacy',")
+            numbers = [self.privacy.epsilon, self.privacy.delta, self.privacy.bound, self.privacy.noise]
+            if not min(*numbers, float(self.privacy.limits.min())) > 0:
+                refuse(what, "has a number that is not positive in 'privacy'")
+        if self.curvature is not None:
+            shapes = {"diagonal": (p,), "factor": (len(self.curvature.factor), p)}
+            check_shapes(self.curvature, shapes, f"{what}, entry 'curvature',")
+            if (self.curvature.diagonal < 0).any():
+                refuse(what, "has a number below 0 in the 'diagonal' of 'curvature'")
 
 
-def _in_last(folds: int, sums: AnyArray) -> AnyArray:
-    """Sums over all rows as those of rows that are in none of the folds."""
-    out = np.zeros((folds + 1, *sums.shape), dtype=sums.dtype)
-    out[-1] = sums
-    return out
+def upper_triangle(matrix: Array) -> list[Array]:
+    """The rows of a symmetric matrix from the diagonal on."""
+    return [row[k:] for k, row in enumerate(matrix)]
 
 
-@dataclass(frozen=True, eq=False)
-class Query:
+def _symmetric(rows: list[Array] | None, p: int, entry: str, what: str) -> Array:
+    if rows is None or [row.shape for row in rows] != [(p - k,) for k in range(p)]:
+        refuse(what, f"needs {p} lists for {entry!r}, each shorter by one than the one before")
+    matrix = np.zeros((p, p))
+    for k, row in enumerate(rows):
+        matrix[k, k:] = matrix[k:, k] = row
+    return matrix
+
+
+class Query(Message, frozen=True):
     """What the organiser asks a site: the loss and its derivatives at a point, and how far that is from balance.
 
     Attributes
@@ -347,58 +512,32 @@ class Query:
     --------
     >>> import numpy as np
     >>> from fedkin.core import Query
-    >>> ask = Query("north", 2, np.array([0.5]), np.array([-0.1]), 10.0)
-    >>> Query.from_plain(ask.to_plain()).theta
+    >>> query = Query("north", 2, np.array([0.5]), np.array([-0.1]), 10.0)
+    >>> Query.from_plain(query.to_plain()).theta
     array([0.5])
     """
 
-    site: Hashable
+    site: Any
     round: int
-    theta: Array = field(repr=False)
-    balance: Array = field(repr=False)
+    theta: Array
+    balance: Array
     radius: float = np.inf
-
-    def described(self) -> list[Disclosure]:
-        """Every number of the question, in plain words."""
-        balance = "what the neighbours pull at this site"
-        radius = "how large the parameters can be at most"
-        return [
-            Disclosure(
-                "theta",
-                "the parameters to be looked at",
-                "what all sites together think of this one.",
-                self.theta.tolist(),
-            ),
-            Disclosure("balance", balance, "how much the neighbours disagree with this site.", self.balance.tolist()),
-            Disclosure("radius", radius, "nothing about rows.", self.radius),
-        ]
 
     def to_plain(self) -> dict[str, Any]:
         """Plain numbers and names, as a file holds them."""
         if not isinstance(self.site, str):
             raise DataError(f"a site that reads files needs a name, but this one is called {self.site!r}")
-        radius = self.radius if np.isfinite(self.radius) else INFINITE
-        theta, balance = self.theta.tolist(), self.balance.tolist()
-        return {"site": self.site, "round": self.round, "theta": theta, "balance": balance, "radius": radius}
+        return encode(self)
 
     @classmethod
     def from_plain(cls, plain: object) -> Query:
-        """The question that `to_plain` wrote; raises `DataError` with what is wrong."""
-        reader = Reader(plain, "the question")
-        site = reader.text("site")
-        reader.what = f"the question to site {site!r}"
-        theta = reader.take("theta")
-        if not isinstance(theta, Sequence) or isinstance(theta, str):
-            reader.refuse("has no list of numbers in 'theta'")
-        reader.left["theta"] = theta
-        made = cls(
-            site,
-            reader.whole("round", least=2),
-            reader.numbers("theta", len(theta)),
-            reader.numbers("balance", len(theta)),
-            reader.number("radius", infinite=True),
-        )
-        reader.done()
-        if not made.radius > 0:
-            reader.refuse(f"has the radius {made.radius:g}, expected a positive number")
+        """Read the question that `to_plain` wrote; raises `DataError` with what is wrong."""
+        what = "the question"
+        made = decode(plain, cls, what)
+        if not isinstance(made.site, str):
+            refuse(what, f"is to the site {made.site!r}, expected a name")
+        what = f"the question to site {made.site!r}"
+        if made.round < 2 or not made.radius > 0:
+            refuse(what, f"has round {made.round} (at least 2) and radius {made.radius:g} (a positive number)")
+        check_shapes(made, {"theta": (made.theta.size,), "balance": (made.theta.size,)}, what)
         return made

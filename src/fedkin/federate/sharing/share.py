@@ -145,7 +145,7 @@ def answer(directory: Path, question: Path, *, dry_run: bool = False) -> Shared:
     _check_same_rows(site, rows)
     contract = site.contract
     summary = site_answer(
-        replace(ask, site=site.invite.site.id),
+        msgspec.structs.replace(ask, site=site.invite.site.id),
         rows,
         contract.loss_object(),
         feature_names=column_names(contract),

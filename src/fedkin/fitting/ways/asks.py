@@ -6,15 +6,13 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec.structs
 import numpy as np
 
-from fedkin._base import Array
-from fedkin.core import INFINITE, Query, Reader
+from fedkin._base import Array, Index
+from fedkin.core import Message, Query, check_shapes, decode, encode, refuse
 from fedkin.errors import UnknownSiteError
 from fedkin.graph import Graph
-
-#: Sparsity duals, and the best point so far: entries that may be missing.
-_OPTIONAL = ("zeta", "best_theta")
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,60 +80,54 @@ class Asks:
 
     def to_plain(self) -> dict[str, Any]:
         """Plain numbers and names, as a file holds them between two rounds; exact."""
-        plain: dict[str, Any] = {
-            "round": self.round,
-            "questions": [question.to_plain() for question in self.questions],
-            "lam": self.lam,
-            "edges": [[int(i), int(j)] for i, j in self.graph.edges],
-            "weights": self.graph.weights.tolist(),
-            "theta": self.theta.tolist(),
-            "alpha": self.alpha.tolist(),
-            "ridge": self.ridge.tolist(),
-            "give": self.give.tolist(),
-            "accuracy": self.accuracy,
-            "best_value": _finite(self.best_value),
-            "gap": _finite(self.gap),
-            "selection": None if self.selection is None else dict(self.selection),
-            "notes": [[site, list(lines)] for site, lines in self.notes.items()],
-        }
-        return plain | {name: getattr(self, name).tolist() for name in _OPTIONAL if getattr(self, name) is not None}
+        others = {name: getattr(self, name) for name in _KEPT}
+        questions = [question.to_plain() for question in self.questions]
+        notes = [(str(site), tuple(lines)) for site, lines in self.notes.items()]
+        edges, weights = self.graph.edges, self.graph.weights
+        return encode(_State(questions=questions, edges=edges, weights=weights, notes=notes, **others))
 
     @classmethod
     def from_plain(cls, plain: object) -> Asks:
-        """What `to_plain` wrote; raises `DataError` with what is wrong."""
-        reader = Reader(plain, "the file of questions")
-        questions = reader.take("questions")
-        if not isinstance(questions, list) or not questions:
-            reader.refuse("has no questions")
-        asked = tuple(Query.from_plain(question) for question in questions)
-        sites, p = tuple(question.site for question in asked), asked[0].theta.size
-        weights = reader.take("weights")
-        if not isinstance(weights, list):
-            reader.refuse("has no list of weights")
-        reader.left["weights"] = weights
-        duals = reader.left.get("alpha", ())
-        edges = reader.matrix("edges", len(weights), 2).astype(np.int64)
-        shapes = {"zeta": len(asked), "best_theta": len(asked)}
-        selection, notes = reader.take("selection"), reader.take("notes")
-        made = cls(
-            reader.whole("round", least=2),
-            asked,
-            reader.number("lam"),
-            Graph.from_indices(sites, edges, reader.numbers("weights", len(weights))),
-            reader.matrix("theta", len(asked), p),
-            reader.matrix("alpha", len(duals) if len(duals) == len(asked) else len(weights), p),
-            reader.numbers("ridge", p),
-            reader.numbers("give", len(asked)),
-            reader.number("accuracy"),
-            **{name: reader.matrix(name, n, p) for name, n in shapes.items() if name in reader.left},
-            best_value=reader.number("best_value", infinite=True),
-            gap=reader.number("gap", infinite=True),
-            selection=selection,
-            notes={site: tuple(lines) for site, lines in notes},
+        """Read what `to_plain` wrote; raises `DataError` with what is wrong."""
+        what = "the file of questions"
+        state = decode(plain, _State, what)
+        if not state.questions or state.round < 2:
+            refuse(what, "has no questions of a second round")
+        asked = tuple(Query.from_plain(question) for question in state.questions)
+        sites, p, edges = tuple(question.site for question in asked), asked[0].theta.size, len(state.weights)
+        duals = len(asked) if len(state.alpha) == len(asked) else edges
+        shapes = {"edges": (edges, 2), "theta": (len(asked), p), "alpha": (duals, p), "ridge": (p,)}
+        shapes |= {name: (len(asked), p) for name in ("zeta", "best_theta") if getattr(state, name) is not None}
+        alpha, links = state.alpha.reshape(-1, p), state.edges.reshape(-1, 2)
+        check_shapes(msgspec.structs.replace(state, alpha=alpha, edges=links), shapes | {"give": (len(asked),)}, what)
+        return cls(
+            questions=asked,
+            graph=Graph.from_indices(sites, links, state.weights),
+            notes=dict(state.notes),
+            **{name: getattr(state, name) for name in _KEPT} | {"alpha": alpha},
         )
-        reader.done()
-        return made
 
 
-def _finite(number: float) -> float | str:
-    return float(number) if np.isfinite(number) else INFINITE
+class _State(Message, frozen=True):
+    """`Asks` as a file holds it."""
+
+    round: int
+    questions: list[dict[str, Any]]
+    lam: float
+    edges: Index
+    weights: Array
+    theta: Array
+    alpha: Array
+    ridge: Array
+    give: Array
+    accuracy: float
+    notes: list[tuple[str, tuple[str, ...]]]
+    best_value: float = np.inf
+    gap: float = np.inf
+    zeta: Array | None = None
+    best_theta: Array | None = None
+    selection: dict[str, Any] | None = None
+
+
+#: What is in a file as it is in `Asks`.
+_KEPT = tuple(set(_State.__struct_fields__) - {"questions", "edges", "weights", "notes"})
