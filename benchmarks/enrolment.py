@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkin.federate import enrol
+from fedkin.federate import Organiser, Site
 
 FEATURES = 30
 
@@ -25,9 +25,9 @@ def main(n_sites: int, kind: str) -> None:
         place = Path(folder)
         write_inputs(place, n_sites, 1 if kind == "ring" else 4)
         began = time.perf_counter()
-        made = enrol.new(place / "c.toml", place / "heart", graph=place / "graph.csv", sites=place / "sites.csv")
+        made = Organiser.create(place / "c.toml", place / "heart", graph=place / "graph.csv", sites=place / "sites.csv")
         new = time.perf_counter() - began
-        enrol.invite(made)
+        made.invite()
         invited = time.perf_counter() - began - new
         print(f"{n_sites:,} sites, {made.graph.n_edges:,} edges")
         print(f"federation new     {new:6.1f} s")
@@ -40,12 +40,12 @@ def main(n_sites: int, kind: str) -> None:
         name = made.members[n_sites // 2].name
         write_table(place / "t.csv")
         began = time.perf_counter()
-        done = enrol.join(place / "heart" / "invites" / f"{name}.invite", place / "t.csv", place / name)
+        done = Site.join(place / "heart" / "invites" / f"{name}.invite", place / "t.csv", place / name)
         joined = time.perf_counter() - began
         began = time.perf_counter()
-        again = enrol.read_federation(place / "heart")
+        again = Organiser.read(place / "heart")
         read = time.perf_counter() - began
-        enrol.accept(done.directory, enrol.admit(again, done.request).path)
+        Site.read(done.directory).accept(again.admit(done.request).path)
         admitted = time.perf_counter() - began - read
         print(f"site join {joined:.2f} s; federation admit {read + admitted:.2f} s, of which {read:.2f} s reading")
         print(

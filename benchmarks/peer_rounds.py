@@ -34,7 +34,7 @@ import numpy as np
 
 from fedkin.admm import Store
 from fedkin.data import write_csv
-from fedkin.federate import enrol, site_view
+from fedkin.federate import Organiser, Site, site_view
 from fedkin.federate.frames import Kind
 from fedkin.federate.links.access import site_links
 from fedkin.federate.manifest import keys_of
@@ -61,22 +61,22 @@ def make_sites(folder: Path, sites: int, p: int, port: int, n: int = 30) -> list
     Graph(names, [(names[i], names[j]) for i, j in sorted(pairs) if i != j]).write(folder / "edges.csv")
     write_csv(folder / "list.csv", ["site", "host", "port"], [[x, "127.0.0.1", port + k] for k, x in enumerate(names)])
     files = {"graph": folder / "edges.csv", "sites": folder / "list.csv"}
-    heart = enrol.new(folder / "bench.toml", folder / "organiser", **files)
-    enrol.invite(heart)
+    heart = Organiser.create(folder / "bench.toml", folder / "organiser", **files)
+    heart.invite()
     places = []
     for name in names:
         X = rng.normal(size=(n, p))
         cells = np.column_stack([X, X[:, 0] + rng.normal(size=n)]) if linear else X
         write_csv(folder / "rows.csv", [*features, "y"] if linear else features, cells.tolist())
-        joined = enrol.join(folder / "organiser" / "invites" / f"{name}.invite", folder / "rows.csv", folder / name)
-        enrol.accept(joined.directory, enrol.admit(heart, joined.request).path)
+        joined = Site.join(folder / "organiser" / "invites" / f"{name}.invite", folder / "rows.csv", folder / name)
+        Site.read(joined.directory).accept(heart.admit(joined.request).path)
         places.append(joined.directory)
     return places
 
 
 def prepare_bare(place: Path) -> None:
     """What the bare side needs to know, beside the site."""
-    site = enrol.read_site(place)
+    site = Site.read(place)
     view = site_view(site)
     told = {
         "configuration": site_links(view, site.pair(), site.authority),

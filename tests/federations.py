@@ -17,8 +17,9 @@ from builders import small_problem
 from fedkin.admm import Availability, LocalShards, fed_admm, site_keys
 from fedkin.core import Problem, Solution
 from fedkin.data import Rows, write_csv
-from fedkin.federate import Contract, enrol
-from fedkin.federate.manifest import Manifest, Member, Steps
+from fedkin.federate import Contract, Order, Organiser, Site, Steps
+from fedkin.federate.manifest import Manifest
+from fedkin.federate.messages import Member
 from fedkin.federate.reading import plan_of, starts_of
 from fedkin.federate.views import steps_of, whole_view
 from processes import free_ports
@@ -147,7 +148,7 @@ def _toml(value: Any) -> str:
 
 def make_heart(
     folder: Path, problem: Problem, ports: Sequence[int | str] | None = None, **rounds: Any
-) -> enrol.Organiser:
+) -> Organiser:
     """The organiser's directory ``heart`` of a problem's graph, with invites for all."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "small.toml").write_text(contract_text(problem, rounds))
@@ -157,14 +158,14 @@ def make_heart(
     lines = [[name, "127.0.0.1" if own else "", own] for name, own in zip(names, ports, strict=True)]
     write_csv(folder / "list.csv", ["site", "host", "port"], lines)
     central = rounds.get("placement") == "central"
-    heart = enrol.new(
+    heart = Organiser.create(
         folder / "small.toml",
         folder / "heart",
         graph=folder / "edges.csv",
         sites=folder / "list.csv",
         centre=f"127.0.0.1:{port + len(names)}" if central else None,
     )
-    enrol.invite(heart)
+    heart.invite()
     return heart
 
 
@@ -176,34 +177,34 @@ def write_table(problem: Problem, name: Any, path: Path) -> Path:
     return path
 
 
-def join_site(heart: enrol.Organiser, problem: Problem, name: str) -> Path:
+def join_site(heart: Organiser, problem: Problem, name: str) -> Path:
     """The directory of a site that has joined and was admitted."""
     folder = heart.directory.parent
     table = write_table(problem, name, folder / f"{name}.csv")
-    joined = enrol.join(heart.directory / "invites" / f"{name}.invite", table, folder / name, steps=steps_of)
+    joined = Site.join(heart.directory / "invites" / f"{name}.invite", table, folder / name, steps=steps_of)
     table.unlink()
-    enrol.accept(joined.directory, enrol.admit(heart, joined.request).path)
+    Site.read(joined.directory).accept(heart.admit(joined.request).path)
     return joined.directory
 
 
-def make_sites(folder: Path, problem: Problem, **rounds: Any) -> enrol.Organiser:
+def make_sites(folder: Path, problem: Problem, **rounds: Any) -> Organiser:
     """Organiser and all sites, side by side in a folder; nothing of it runs."""
     heart = make_heart(folder, problem, **rounds)
     for name in problem.federation.sites:
         join_site(heart, problem, name)
     if rounds.get("placement") == "replicas":
-        for path, names in enrol.order(heart):
+        for path, names in heart.order():
             for name in names:
-                enrol.accept(folder / name, path)
+                Site.read(folder / name).accept(path)
     return heart
 
 
-def small_sites(folder: Path, n_sites: int = 3, **rounds: Any) -> enrol.Organiser:
+def small_sites(folder: Path, n_sites: int = 3, **rounds: Any) -> Organiser:
     """The same for a small problem and few rounds."""
     return make_sites(folder, small_problem(n_sites), **{"rounds": 5, "batch_size": 4, **rounds})
 
 
-def whole_of(heart: enrol.Organiser, problem: Problem, order: enrol.Order | None = None) -> Manifest:
+def whole_of(heart: Organiser, problem: Problem, order: Order | None = None) -> Manifest:
     """The view of somebody who has all rows, planned as the sites plan."""
     view = whole_view(heart.contract, problem.graph, rows_of(problem), run=heart.charter.run, order=order)
     return replace(view, members=heart.members)

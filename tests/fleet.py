@@ -15,7 +15,7 @@ import numpy as np
 
 from federations import make_sites, whole_of
 from fedkin.core import Problem
-from fedkin.federate import enrol
+from fedkin.federate import Organiser
 from fedkin.federate.manifest import Manifest
 from fedkin.federate.programs.files import read_status
 from fedkin.fitting import load
@@ -28,7 +28,7 @@ QUICK = ("--first-pull", "0.1", "--complain", "1", "--give-up", "180", "--linger
 class Fleet:
     """The sites of a folder as child processes; use it in a ``with`` statement."""
 
-    def __init__(self, directory: Path, heart: enrol.Organiser, manifest: Manifest) -> None:
+    def __init__(self, directory: Path, heart: Organiser, manifest: Manifest) -> None:
         self.directory, self.heart, self.manifest = directory, heart, manifest
         self.names = [member.name for member in heart.members]
         if heart.contract.rounds.placement == "central":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkin.federate import enrol
+from fedkin.federate import Joined, Organiser, Site
 
 CONTRACT = """\
 name = "heart"
@@ -48,36 +48,36 @@ def write_sites(path: Path, names: Sequence[str] = SITES, port: int = 7447) -> P
 
 def organiser_without_invites(
     folder: Path, contract: str = CONTRACT, names: Sequence[str] = SITES, **options
-) -> enrol.Organiser:
+) -> Organiser:
     """The organiser's directory ``heart`` of a ring of sites."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "heart.toml").write_text(contract)
     graph, sites = write_graph(folder / "ring.csv", names), write_sites(folder / "list.csv", names)
-    return enrol.new(folder / "heart.toml", folder / "heart", graph=graph, sites=sites, **options)
+    return Organiser.create(folder / "heart.toml", folder / "heart", graph=graph, sites=sites, **options)
 
 
-def organiser(folder: Path, contract: str = CONTRACT, names: Sequence[str] = SITES, **options) -> enrol.Organiser:
+def organiser(folder: Path, contract: str = CONTRACT, names: Sequence[str] = SITES, **options) -> Organiser:
     """The same with invites for all."""
     made = organiser_without_invites(folder, contract, names, **options)
-    enrol.invite(made)
+    made.invite()
     return made
 
 
-def invite_of(heart: enrol.Organiser, name: str) -> Path:
+def invite_of(heart: Organiser, name: str) -> Path:
     """Where the organiser keeps a site's invite."""
     return heart.directory / "invites" / f"{name}.invite"
 
 
-def joined(heart: enrol.Organiser, name: str, folder: Path | None = None, n: int = 40, seed: int = 0) -> enrol.Enrolled:
+def joined(heart: Organiser, name: str, folder: Path | None = None, n: int = 40, seed: int = 0) -> Joined:
     """A site that has joined, with rows of its own."""
     place = heart.directory.parent if folder is None else folder
     place.mkdir(parents=True, exist_ok=True)
     table = write_table(place / f"{name}.csv", n=n, seed=seed + sum(name.encode()))
-    return enrol.join(invite_of(heart, name), table, place / name)
+    return Site.join(invite_of(heart, name), table, place / name)
 
 
-def admitted(heart: enrol.Organiser, name: str, folder: Path | None = None, n: int = 40, seed: int = 0) -> Path:
+def admitted(heart: Organiser, name: str, folder: Path | None = None, n: int = 40, seed: int = 0) -> Path:
     """The directory of a site that was admitted."""
     join = joined(heart, name, folder, n, seed)
-    enrol.accept(join.directory, enrol.admit(heart, join.request).path)
+    Site.read(join.directory).accept(heart.admit(join.request).path)
     return join.directory

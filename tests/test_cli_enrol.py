@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import heart
-from fedkin.federate import enrol
+from fedkin.federate import Site
 
 FINGERPRINT = r"([0-9a-f]{4}-){7}[0-9a-f]{4}"
 
@@ -89,4 +89,4 @@ def test_the_rules_of_a_site_are_shown_changed_and_confirmed(run):
     path.write_text(path.read_text().replace("cell = 5", "cell = 4"))
     assert "--confirm" in run("site", "settings", "north", code=2)
     assert "cell = 4" in run("site", "settings", "north", "--confirm")
-    assert enrol.read_site(Path("north")).settings.cell == 4
+    assert Site.read(Path("north")).settings.cell == 4

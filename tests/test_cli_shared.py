@@ -12,19 +12,19 @@ import pytest
 
 import fedkin
 import heart
-from fedkin.federate import enrol, sharing
+from fedkin.federate import Organiser, Site, sharing
 
 DIED = heart.CONTRACT.split("[target]")[0].replace('"linear"', '"logistic"') + (
     '[target]\nname = "died"\nkind = "category"\nlevels = ["no", "yes"]\n'
 )
 
 
-def send(made: enrol.Organiser, shared: sharing.Shared) -> None:
+def send(made: Organiser, shared: sharing.Shared) -> None:
     assert shared.path is not None
     (made.directory / "summaries" / shared.path.name).write_bytes(shared.path.read_bytes())
 
 
-def four_sites(contract: str = heart.CONTRACT, rank: int | None = None) -> tuple[enrol.Organiser, dict[str, Path]]:
+def four_sites(contract: str = heart.CONTRACT, rank: int | None = None) -> tuple[Organiser, dict[str, Path]]:
     """The organiser's directory and the directories of sites that have shared their sums; and ``all.csv``."""
     made = heart.organiser(Path(), contract)
     rng = np.random.default_rng(0)
@@ -38,8 +38,8 @@ def four_sites(contract: str = heart.CONTRACT, rank: int | None = None) -> tuple
             lines.append([repr(float(a)), str(w), repr(round(float(20 + 3 * e + rng.normal()), 4)), died])
         table = Path(f"{name}.csv")
         table.write_text("age,ward,days,died\n" + "\n".join(",".join(line) for line in lines) + "\n")
-        join = enrol.join(heart.invite_of(made, name), table, Path(name))
-        enrol.accept(join.directory, enrol.admit(made, join.request).path)
+        join = Site.join(heart.invite_of(made, name), table, Path(name))
+        Site.read(join.directory).accept(made.admit(join.request).path)
         places[name] = join.directory
         send(made, sharing.share(join.directory, rank=rank))
         everything += [[name, *line] for line in lines]

@@ -41,7 +41,6 @@ def test_what_is_guessed():
     assert contract.loss == {"name": "logistic"}
     assert contract.schema.classes == ("alive", "dead")
     assert contract.schema.names == ("age", "blood pressure", "sex=m", "ward=y", "smoker=true", "visits")
-    assert contract.schema.features[0].unit == "years"
     assert set(draft.left_out) == {"patient_id", "admitted", "remark", "empty", "same"}
 
 

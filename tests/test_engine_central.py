@@ -12,9 +12,8 @@ from builders import small_problem
 from federations import make_sites, reference, whole_of
 from fedkin.admm import Availability
 from fedkin.core import Problem
-from fedkin.federate import site_view
+from fedkin.federate import Site, site_view
 from fedkin.federate.central import Hub, NodeWorker
-from fedkin.federate.enrol import read_site
 from fedkin.federate.manifest import Manifest
 from fedkin.federate.views import centre_view
 from fedkin.solvers import solve
@@ -44,7 +43,7 @@ def test_questions_and_answers_have_the_bits_of_fed_admm(tmp_path: Path, penalty
     here = np.random.default_rng(1).random((80, 6)) < 0.7
     heart = make_sites(tmp_path, problem, rounds=80, batch_size=4, placement="central")
     hub = Hub(centre_view(heart))
-    sites = [read_site(tmp_path / name) for name in problem.federation.sites]
+    sites = [Site.read(tmp_path / name) for name in problem.federation.sites]
     workers = [NodeWorker(site_view(site), site.rows()) for site in sites]
     for t in range(1, 81):
         questions = hub.questions()

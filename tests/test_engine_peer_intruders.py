@@ -17,7 +17,7 @@ import pytest
 
 from builders import small_problem
 from federations import in_process, small_sites
-from fedkin.federate import enrol
+from fedkin.federate import Site
 from fedkin.federate.frames import Kind, encode
 from fedkin.federate.links.access import link_configuration
 from fedkin.federate.trust import Pair, issue, make_authority, make_key, make_request
@@ -184,8 +184,8 @@ def test_a_site_whose_certificate_has_ended_does_not_start_and_is_told_the_cure(
     heart = small_sites(tmp_path)
     place, long_ago = tmp_path / "d0", datetime.now(UTC) - timedelta(days=100)
     request = place / "d0.request"
-    enrol.accept(place, enrol.admit(heart, request, again=True).path)
-    admitted = enrol.admit(heart, request, again=True, now=long_ago).path
+    Site.read(place).accept(heart.admit(request, again=True).path)
+    admitted = heart.admit(request, again=True, now=long_ago).path
     (place / "admit.json").write_bytes(admitted.read_bytes())
     ended = subprocess.run(
         [sys.executable, "-m", "fedkin.cli.site_run", str(place)],
@@ -210,10 +210,10 @@ def test_an_expelled_site_gets_nothing_after_the_notice_and_the_log_says_so(tmp_
             opened.declare_subscriber(f"{run}/theta/d0", lambda sample: heard.append(sample.payload.to_bytes()))
             wait_for(lambda: len(heard) > 20, report=fleet.report)
             assert pulled(opened, f"{run}/ask/done/d0/d3") == []  # not yet
-            notice, names = enrol.expel(fleet.heart, "d3")
+            notice, names = fleet.heart.expel("d3")
             assert sorted(names) == ["d0", "d2"]
             for name in names:
-                enrol.accept(fleet.place(name), notice)
+                Site.read(fleet.place(name)).accept(notice)
             for name in names:
                 wait_for_event(fleet, name, "out for good: its link is closed, nothing more goes to it", peer="d3")
                 wait_for_event(fleet, name, "edge dropped", peer="d3")
@@ -234,11 +234,11 @@ def test_a_certificate_is_renewed_while_the_rounds_go_on(tmp_path: Path) -> None
         fleet.start()
         fleet.wait_for_round("d1", 20)
         place = fleet.place("d1")
-        old = enrol.read_site(place).certificate
-        request, by_itself = enrol.renew(place)
+        old = Site.read(place).certificate
+        request, by_itself = Site.read(place).renew()
         assert by_itself
-        enrol.accept(place, enrol.admit(fleet.heart, request).path)
+        Site.read(place).accept(fleet.heart.admit(request).path)
         wait_for_event(fleet, "d1", "certificate renewed: links are opened anew")
-        assert fleet.round("d1") < 1500 and enrol.read_site(place).certificate != old
+        assert fleet.round("d1") < 1500 and Site.read(place).certificate != old
         fleet.join()
         assert fleet.theta().tobytes() == in_process(problem, fleet.manifest).gather("average").tobytes()

@@ -12,24 +12,15 @@ import pytest
 import heart
 from fedkin.data import Rows
 from fedkin.errors import DataError, FedkinError, ParameterError
-from fedkin.federate import enrol
-from fedkin.federate.trust import (
-    Pair,
-    SecurityError,
-    Signer,
-    fingerprint,
-    issue,
-    make_authority,
-    make_key,
-    make_request,
-    seal,
-)
+from fedkin.federate import Organiser, Site, SiteSettings, Steps, departures, read_charter, read_invite
+from fedkin.federate.envelope import Signer, seal
+from fedkin.federate.trust import Pair, SecurityError, fingerprint, issue, make_authority, make_key, make_request
 
 LATER = datetime.now(UTC) + timedelta(days=100)
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory) -> enrol.Organiser:
+def four(tmp_path_factory) -> Organiser:
     """A federation whose four sites are admitted; tests do not change it."""
     made = heart.organiser(tmp_path_factory.mktemp("four"))
     for name in heart.SITES:
@@ -47,19 +38,19 @@ def words_in(folder: Path) -> str:
 
 def test_from_contract_to_certificate(four):
     for name in heart.SITES:
-        site = enrol.read_site(four.directory.parent / name)
+        site = Site.read(four.directory.parent / name)
         assert site.name == name and site.contract == four.contract
         assert site.pair().certificate == site.certificate
         assert site.rows().X.shape == (40, 4)
         assert not site.renewal_due() and site.renewal_due(LATER - timedelta(days=30))
-    standings = enrol.status(enrol.read_federation(four.directory))
+    standings = Organiser.read(four.directory).status()
     assert [one.name for one in standings] == list(heart.SITES)
     assert all(one.invited and one.until is not None and not one.out for one in standings)
 
 
 def test_a_site_knows_its_neighbours_and_nobody_else(four):
     north = four.directory.parent / "north"
-    found = enrol.read_site(north).invite
+    found = Site.read(north).invite
     assert [(one.member.name, one.member.number) for one in found.neighbours] == [("south", 1), ("west", 3)]
     assert found.n_sites == 4 and found.site.number == 0
     assert "east" not in words_in(north).replace("least", "") and "south" in words_in(north)
@@ -102,38 +93,38 @@ def test_names_that_cannot_be_file_names_are_replaced(tmp_path):
 def test_without_a_graph_sites_share_only(tmp_path):
     (tmp_path / "c.toml").write_text(heart.CONTRACT)
     (tmp_path / "sites.csv").write_text("site\nnorth\nsouth\n")
-    made = enrol.new(tmp_path / "c.toml", tmp_path / "heart", sites=tmp_path / "sites.csv")
-    enrol.invite(made, ["south"])
+    made = Organiser.create(tmp_path / "c.toml", tmp_path / "heart", sites=tmp_path / "sites.csv")
+    made.invite(["south"])
     assert [path.name for path in (made.directory / "invites").iterdir()] == ["south.invite"]
-    found = enrol.read_site(heart.admitted(made, "south")).invite
+    found = Site.read(heart.admitted(made, "south")).invite
     assert found.neighbours == () and found.site.endpoint is None and found.n_sites == 2
-    assert enrol.read_federation(made.directory).graph.n_edges == 0
+    assert Organiser.read(made.directory).graph.n_edges == 0
 
 
 def test_replicas_know_their_component_and_the_organiser_hands_on_their_steps(tmp_path):
     text = heart.CONTRACT + '[rounds]\nplacement = "replicas"\n'
     (tmp_path / "c.toml").write_text(text)
     (tmp_path / "graph.csv").write_text("source,target,weight\na,b,2\nb,c,1\nd,e,1\n")
-    made = enrol.new(tmp_path / "c.toml", tmp_path / "heart", graph=tmp_path / "graph.csv")
-    enrol.invite(made)
+    made = Organiser.create(tmp_path / "c.toml", tmp_path / "heart", graph=tmp_path / "graph.csv")
+    made.invite()
     table = heart.write_table(tmp_path / "t.csv")
     with pytest.raises(DataError, match="needs the site's step numbers"):
-        enrol.join(heart.invite_of(made, "a"), table, tmp_path / "a")
+        Site.join(heart.invite_of(made, "a"), table, tmp_path / "a")
     for k, name in enumerate("abcde"):
-        own = enrol.Steps(1.0 + k, 0.5, 2.0, (0.25, 1.0))
-        done = enrol.join(heart.invite_of(made, name), table, tmp_path / name, steps=lambda invite, rows, own=own: own)
+        own = Steps(1.0 + k, 0.5, 2.0, (0.25, 1.0))
+        done = Site.join(heart.invite_of(made, name), table, tmp_path / name, steps=lambda invite, rows, own=own: own)
         if name == "e":
             with pytest.raises(DataError, match="e is not admitted yet"):
-                enrol.order(made, lam=0.1)
-        enrol.accept(done.directory, enrol.admit(made, done.request).path)
-    found = enrol.read_site(tmp_path / "a").invite
+                made.order(lam=0.1)
+        Site.read(done.directory).accept(made.admit(done.request).path)
+    found = Site.read(tmp_path / "a").invite
     assert [one.name for one in found.component] == ["a", "b", "c"]
     assert found.edges == ((1, 0, 2.0), (2, 1, 1.0))
-    orders = enrol.order(made, lam=0.1)
+    orders = made.order(lam=0.1)
     assert [names for _, names in orders] == [["a", "b", "c"], ["d", "e"]]
-    enrol.accept(tmp_path / "a", orders[0][0])
-    assert enrol.read_site(tmp_path / "a").order.steps["c"] == enrol.Steps(3.0, 0.5, 2.0, (0.25, 1.0))
-    assert "e" not in enrol.read_site(tmp_path / "a").order.steps
+    Site.read(tmp_path / "a").accept(orders[0][0])
+    assert Site.read(tmp_path / "a").order.steps["c"] == Steps(3.0, 0.5, 2.0, (0.25, 1.0))
+    assert "e" not in Site.read(tmp_path / "a").order.steps
 
 
 def test_a_central_machine_has_a_certificate_and_its_sites_no_neighbours(tmp_path):
@@ -141,9 +132,9 @@ def test_a_central_machine_has_a_certificate_and_its_sites_no_neighbours(tmp_pat
     with pytest.raises(ParameterError, match="--centre"):
         heart.organiser(tmp_path / "without", text)
     made = heart.organiser(tmp_path, text, centre="127.0.0.1:7500")
-    found, _ = enrol.read_invite(heart.invite_of(made, "north"))
+    found, _ = read_invite(heart.invite_of(made, "north"))
     assert found.centre == "tls/127.0.0.1:7500" and found.neighbours == ()
-    assert repr(enrol.centre_pair(made)) == "Pair('centre')"
+    assert repr(made.centre_pair()) == "Pair('centre')"
 
 
 def test_an_authority_of_ones_own_whose_key_is_elsewhere(tmp_path):
@@ -151,17 +142,17 @@ def test_an_authority_of_ones_own_whose_key_is_elsewhere(tmp_path):
     made = heart.organiser_without_invites(tmp_path, authority=own)
     assert not (made.directory / "authority.key").exists()
     with pytest.raises(SecurityError, match="--ca-key"):
-        enrol.invite(made)
+        made.invite()
     key = tmp_path / "ca.key"
     key.write_bytes(own.key)
     key.chmod(0o600)
-    enrol.invite(made, ca_key=key)
+    made.invite(ca_key=key)
     done = heart.joined(made, "north")
     assert done.authority_fingerprint == fingerprint(own.certificate)
-    enrol.accept(done.directory, enrol.admit(made, done.request, ca_key=key).path)
+    Site.read(done.directory).accept(made.admit(done.request, ca_key=key).path)
     key.write_bytes(make_authority("ministry").key)
     with pytest.raises(SecurityError, match="is not the key of the authority"):
-        enrol.order(made, lam=1.0, ca_key=key)
+        made.order(lam=1.0, ca_key=key)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -171,7 +162,7 @@ def test_rows_that_do_not_fit_are_refused_in_words_and_nothing_is_written(tmp_pa
     made = heart.organiser(tmp_path)
     table = heart.write_table(tmp_path / "t.csv", extra="500,D,3\n")
     with pytest.raises(DataError, match="ward: unknown level 'D'"):
-        enrol.join(heart.invite_of(made, "north"), table, tmp_path / "north")
+        Site.join(heart.invite_of(made, "north"), table, tmp_path / "north")
     assert not (tmp_path / "north").exists()
 
 
@@ -179,11 +170,11 @@ def test_joining_again_replaces_rows_and_keeps_the_key(tmp_path):
     made = heart.organiser(tmp_path)
     place = heart.admitted(made, "north", n=40)
     again = heart.joined(made, "north", n=50)
-    assert not again.new_key and enrol.read_site(place).rows().n_samples == 50
-    assert enrol.read_site(place).pair().certificate  # still admitted
+    assert not again.new_key and Site.read(place).rows().n_samples == 50
+    assert Site.read(place).pair().certificate  # still admitted
     # the organiser sees the same key, and hands out the same certificate
     before = (made.directory / "admitted" / "north.admit").read_bytes()
-    assert enrol.admit(made, again.request).path.read_bytes() == before
+    assert made.admit(again.request).path.read_bytes() == before
 
 
 def test_damaged_rows_are_named(tmp_path):
@@ -193,7 +184,7 @@ def test_damaged_rows_are_named(tmp_path):
     content[700] ^= 1
     (place / "rows.npz").write_bytes(content)
     with pytest.raises(DataError, match=r"rows\.npz is damaged"):
-        enrol.read_site(place).rows()
+        Site.read(place).rows()
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -201,18 +192,18 @@ def test_damaged_rows_are_named(tmp_path):
 
 def test_a_site_may_be_stricter_than_the_contract_and_not_laxer(tmp_path):
     place = heart.admitted(heart.organiser(tmp_path), "north")
-    site = enrol.read_site(place)
+    site = Site.read(place)
     stricter = msgspec.structs.replace(site.settings, cell=7)
     stricter.write(place / "site.toml")
-    assert enrol.read_site(place).settings.thresholds.cell == 7
+    assert Site.read(place).settings.cell == 7
     text = (place / "site.toml").read_text()
     (place / "site.toml").write_text(text.replace("cell = 7", "cell = 6"))
     with pytest.raises(DataError, match=r"changed by hand, or damaged.*--confirm"):
-        enrol.read_site(place)
-    assert enrol.read_settings(place / "site.toml", site.contract, confirmed=False).cell == 6
+        Site.read(place)
+    assert SiteSettings.read(place / "site.toml", site.contract, confirmed=False).cell == 6
     msgspec.structs.replace(site.settings, cell=2).write(place / "site.toml")
     with pytest.raises(DataError, match="cell is 2, laxer than the 3 of the contract"):
-        enrol.read_site(place)
+        Site.read(place)
 
 
 # --- attacks ----------------------------------------------------------------------------------------------------------
@@ -223,27 +214,27 @@ def test_an_invite_by_another_authority_shows_by_its_fingerprint(tmp_path, four)
     table = heart.write_table(tmp_path / "t.csv")
     right = fingerprint(four.authority)
     with pytest.raises(SecurityError, match="do not join"):
-        enrol.join(heart.invite_of(other, "north"), table, tmp_path / "north", expected=right)
-    enrol.join(heart.invite_of(four, "north"), table, tmp_path / "north", expected=right.upper())
+        Site.join(heart.invite_of(other, "north"), table, tmp_path / "north", expected=right)
+    Site.join(heart.invite_of(four, "north"), table, tmp_path / "north", expected=right.upper())
     # nor does a directory change its federation
     with pytest.raises(SecurityError, match="belongs to north in 'heart'"):
-        enrol.join(heart.invite_of(other, "north"), table, tmp_path / "north")
+        Site.join(heart.invite_of(other, "north"), table, tmp_path / "north")
 
 
 def test_files_of_another_federation_are_refused(tmp_path, four):
     other = heart.organiser(tmp_path)
     done = heart.joined(other, "north")
     with pytest.raises(SecurityError, match="for another federation"):
-        enrol.admit(four, done.request)
+        four.admit(done.request)
     north = four.directory.parent / "north"
     for path in (
-        enrol.admit(other, done.request).path,
-        enrol.order(other, lam=1.0)[0][0],
-        enrol.expel(other, "west")[0],
+        other.admit(done.request).path,
+        other.order(lam=1.0)[0][0],
+        other.expel("west")[0],
     ):
         with pytest.raises(SecurityError, match=path.name):
-            enrol.accept(north, path)
-    assert enrol.departures(north) == frozenset() and enrol.read_site(north).order is None
+            Site.read(north).accept(path)
+    assert departures(north) == frozenset() and Site.read(north).order is None
 
 
 def test_the_same_authority_may_organise_two_federations_whose_files_do_not_mix(tmp_path):
@@ -253,17 +244,17 @@ def test_the_same_authority_may_organise_two_federations_whose_files_do_not_mix(
     key.write_bytes(own.key)
     key.chmod(0o600)
     for made in (first, second):
-        enrol.invite(made, ca_key=key)
+        made.invite(ca_key=key)
     done = heart.joined(first, "north")
     other = heart.joined(second, "north")
     with pytest.raises(SecurityError, match="another federation"):
-        enrol.admit(second, done.request, ca_key=key)
+        second.admit(done.request, ca_key=key)
     with pytest.raises(SecurityError, match="another federation"):
-        enrol.accept(done.directory, enrol.admit(second, other.request, ca_key=key).path)
+        Site.read(done.directory).accept(second.admit(other.request, ca_key=key).path)
     with pytest.raises(SecurityError, match="another federation"):
-        enrol.accept(done.directory, enrol.expel(second, "south", ca_key=key)[0])
+        Site.read(done.directory).accept(second.expel("south", ca_key=key)[0])
     with pytest.raises(SecurityError, match="another federation"):
-        enrol.accept(done.directory, enrol.order(second, lam=1.0, ca_key=key)[0][0])
+        Site.read(done.directory).accept(second.order(lam=1.0, ca_key=key)[0][0])
 
 
 def test_a_request_in_the_name_of_another_site_is_refused(tmp_path):
@@ -273,13 +264,13 @@ def test_a_request_in_the_name_of_another_site_is_refused(tmp_path):
     forged = south | {"site": "north", "request": make_request("north", key).decode()}
     (tmp_path / "forged").write_bytes(seal("request", forged, Signer("north", key)))
     with pytest.raises(SecurityError, match=r"does not answer .*north\.invite"):
-        enrol.admit(made, tmp_path / "forged")
+        made.admit(tmp_path / "forged")
     wrong = south | {"site": "north"}
     (tmp_path / "forged").write_bytes(
         seal("request", wrong, Signer("south", (tmp_path / "south/site.key").read_bytes()))
     )
     with pytest.raises(SecurityError, match="south signed it"):
-        enrol.admit(made, tmp_path / "forged")
+        made.admit(tmp_path / "forged")
 
 
 def test_who_was_admitted_comes_with_another_key_only_when_the_organiser_says_so(tmp_path):
@@ -287,23 +278,23 @@ def test_who_was_admitted_comes_with_another_key_only_when_the_organiser_says_so
     heart.admitted(made, "north")
     second = heart.joined(made, "north", tmp_path / "elsewhere")
     with pytest.raises(SecurityError, match=r"admitted with another key.*--again"):
-        enrol.admit(made, second.request)
+        made.admit(second.request)
     with pytest.raises(SecurityError, match="not 1234"):
-        enrol.admit(made, second.request, again=True, expected="1234")
-    done = enrol.admit(made, second.request, again=True, expected=second.key_fingerprint)
-    enrol.accept(second.directory, done.path)
+        made.admit(second.request, again=True, expected="1234")
+    done = made.admit(second.request, again=True, expected=second.key_fingerprint)
+    Site.read(second.directory).accept(done.path)
     with pytest.raises(SecurityError, match="for another key"):
-        enrol.accept(tmp_path / "north", done.path)
+        Site.read(tmp_path / "north").accept(done.path)
 
 
 def test_a_request_that_answers_an_old_invite_is_refused(tmp_path):
     made = heart.organiser(tmp_path)
     done = heart.joined(made, "north")
-    enrol.invite(made, ["north"])
+    made.invite(["north"])
     with pytest.raises(SecurityError, match="does not answer"):
-        enrol.admit(made, done.request)
+        made.admit(done.request)
     assert not heart.joined(made, "north").new_key  # joining again is enough
-    enrol.admit(made, tmp_path / "north" / "north.request")
+    made.admit(tmp_path / "north" / "north.request")
 
 
 def test_nobody_gets_in_uninvited(tmp_path):
@@ -311,30 +302,30 @@ def test_nobody_gets_in_uninvited(tmp_path):
     done = heart.joined(made, "north")
     heart.invite_of(made, "north").unlink()
     with pytest.raises(SecurityError, match="was not invited"):
-        enrol.admit(made, done.request)
+        made.admit(done.request)
 
 
 def test_an_admit_for_another_site_or_key_is_refused(four):
     north = four.directory.parent / "north"
     with pytest.raises(SecurityError, match="it is for south, but this is north"):
-        enrol.accept(north, four.directory / "admitted" / "south.admit")
+        Site.read(north).accept(four.directory / "admitted" / "south.admit")
 
 
 def test_an_expired_certificate_counts_no_more(tmp_path):
     made = heart.organiser(tmp_path)
     done = heart.joined(made, "north")
     long_ago = datetime.now(UTC) - timedelta(days=95)
-    old = enrol.admit(made, done.request, now=long_ago)
+    old = made.admit(done.request, now=long_ago)
     with pytest.raises(SecurityError, match="ended on"):
-        enrol.accept(done.directory, old.path)
+        Site.read(done.directory).accept(old.path)
     (done.directory / "admit.json").write_bytes(old.path.read_bytes())
     (done.directory / "admit.json").chmod(0o600)
     with pytest.raises(SecurityError, match=r"admit\.json: the certificate of north ended on"):
-        enrol.read_site(done.directory).pair()
+        Site.read(done.directory).pair()
     with pytest.raises(SecurityError, match=r"ended on .*--again"):
-        enrol.admit(made, done.request)
-    enrol.accept(done.directory, enrol.admit(made, done.request, again=True).path)
-    enrol.read_site(done.directory).pair()
+        made.admit(done.request)
+    Site.read(done.directory).accept(made.admit(done.request, again=True).path)
+    Site.read(done.directory).pair()
 
 
 def test_a_changed_file_of_the_organiser_is_named(tmp_path):
@@ -344,16 +335,16 @@ def test_a_changed_file_of_the_organiser_is_named(tmp_path):
         before = path.read_bytes()
         path.write_bytes(before + b"\n")
         with pytest.raises(SecurityError, match=f"{name} was changed"):
-            enrol.read_federation(made.directory)
+            Organiser.read(made.directory)
         path.write_bytes(before)
-    enrol.read_federation(made.directory)
+    Organiser.read(made.directory)
 
 
 def test_a_key_that_others_may_read_is_refused(tmp_path):
     place = heart.admitted(heart.organiser(tmp_path), "north")
     (place / "site.key").chmod(0o640)
     with pytest.raises(SecurityError, match=r"site\.key: others may read"):
-        enrol.read_site(place)
+        Site.read(place)
 
 
 # --- renewal ----------------------------------------------------------------------------------------------------------
@@ -362,14 +353,14 @@ def test_a_key_that_others_may_read_is_refused(tmp_path):
 def test_renewing_brings_a_new_key_and_the_old_one_serves_until_then(tmp_path):
     made = heart.organiser(tmp_path)
     place = heart.admitted(made, "north")
-    before = enrol.read_site(place)
-    request, by_itself = enrol.renew(place)
-    assert by_itself and enrol.renew(place)[0] == request  # twice is once
-    assert enrol.read_site(place).key == before.key
-    answer = enrol.admit(made, request)
+    before = Site.read(place)
+    request, by_itself = Site.read(place).renew()
+    assert by_itself and Site.read(place).renew()[0] == request  # twice is once
+    assert Site.read(place).key == before.key
+    answer = made.admit(request)
     assert answer.renewed
-    enrol.accept(place, answer.path)
-    after = enrol.read_site(place)
+    Site.read(place).accept(answer.path)
+    after = Site.read(place)
     assert after.key != before.key and fingerprint(after.certificate) == answer.fingerprint
     assert not (place / "next.key").exists()
     # whoever has the old key cannot renew any more
@@ -378,17 +369,17 @@ def test_renewing_brings_a_new_key_and_the_old_one_serves_until_then(tmp_path):
     body["request"] = make_request("north", make_key()).decode()
     stolen.write_bytes(seal("request", body, Signer.site(before.pair())))
     with pytest.raises(SecurityError, match="with an old key"):
-        enrol.admit(made, stolen)
+        made.admit(stolen)
 
 
 def test_a_crash_between_the_two_files_of_a_renewal_does_no_harm(tmp_path):
     made = heart.organiser(tmp_path)
     place = heart.admitted(made, "north")
-    answer = enrol.admit(made, enrol.renew(place)[0])
+    answer = made.admit(Site.read(place).renew()[0])
     (place / "admit.json").write_bytes(answer.path.read_bytes())  # and next.key was not renamed
-    site = enrol.read_site(place)
+    site = Site.read(place)
     assert site.key == (place / "next.key").read_bytes()
-    enrol.accept(place, answer.path)
+    Site.read(place).accept(answer.path)
     assert (place / "site.key").read_bytes() == site.key
 
 
@@ -409,24 +400,24 @@ def test_a_thief_of_a_sites_directory_learns_of_that_site_and_its_neighbours_nam
 def test_with_a_stolen_key_nothing_can_be_signed_but_for_that_site_and_nothing_after_it_is_admitted_anew(tmp_path):
     made = heart.organiser(tmp_path)
     stolen = heart.admitted(made, "north")
-    thief = Signer.site(enrol.read_site(stolen).pair())
+    thief = Signer.site(Site.read(stolen).pair())
     south = heart.admitted(made, "south")
     order = {"run": made.charter.run, "contract": made.contract.digest, "revision": 9, "lam": 0.0}
     (tmp_path / "forged").write_bytes(seal("order", order, thief))
     with pytest.raises(SecurityError, match="only the organiser"):
-        enrol.accept(south, tmp_path / "forged")
+        Site.read(south).accept(tmp_path / "forged")
     first = (stolen / "north.request").read_bytes()
     fresh = heart.joined(made, "north", tmp_path / "new laptop")
-    enrol.accept(fresh.directory, enrol.admit(made, fresh.request, again=True).path)
-    assert enrol.revoked(made, "north") == (fingerprint(enrol.read_site(stolen).certificate),)
+    Site.read(fresh.directory).accept(made.admit(fresh.request, again=True).path)
+    assert made.revoked("north") == (fingerprint(Site.read(stolen).certificate),)
     for again in (False, True):
         with pytest.raises(SecurityError, match="north lost the key that asks"):
-            enrol.admit(made, enrol.renew(stolen)[0], again=again)
+            made.admit(Site.read(stolen).renew()[0], again=again)
         (tmp_path / "first").write_bytes(first)
         with pytest.raises(SecurityError, match="north lost the key that asks"):
-            enrol.admit(made, tmp_path / "first", again=again)
+            made.admit(tmp_path / "first", again=again)
     with pytest.raises(SecurityError, match="north lost the key with which it was signed"):
-        enrol.admit(made, enrol.leave(stolen))
+        made.admit(Site.read(stolen).leave())
     assert made.out() == frozenset()
 
 
@@ -436,52 +427,52 @@ def test_with_a_stolen_key_nothing_can_be_signed_but_for_that_site_and_nothing_a
 def test_orders_grow_and_old_ones_are_refused(tmp_path):
     made = heart.organiser(tmp_path)
     place = heart.admitted(made, "north")
-    ((path, names),) = enrol.order(made, lam=0.5, rounds=200)
+    ((path, names),) = made.order(lam=0.5, rounds=200)
     first = path.read_bytes()
     assert names == list(heart.SITES)
-    assert enrol.accept(place, path) == "order 1: lam 0.5, rounds 200"
-    enrol.order(made, rho=2.0)
-    enrol.accept(place, path)
-    order = enrol.read_site(place).order
+    assert Site.read(place).accept(path) == "order 1: lam 0.5, rounds 200"
+    made.order(rho=2.0)
+    Site.read(place).accept(path)
+    order = Site.read(place).order
     assert (order.revision, order.lam, order.rho) == (2, None, 2.0)
     (tmp_path / "old").write_bytes(first)
     with pytest.raises(DataError, match="revision 1, older than 2"):
-        enrol.accept(place, tmp_path / "old")
+        Site.read(place).accept(tmp_path / "old")
     for wrong in ({"lam": -1.0}, {"rounds": 0}, {"rho": float("nan")}):
         with pytest.raises(ParameterError):
-            enrol.order(made, **wrong)
+            made.order(**wrong)
 
 
 def test_an_expelled_site_is_out_for_good(tmp_path):
     made = heart.organiser(tmp_path)
     north, south = (heart.admitted(made, name) for name in ("north", "south"))
-    path, neighbours = enrol.expel(made, "south")
+    path, neighbours = made.expel("south")
     assert neighbours == ["north", "east"]
-    assert "south was expelled" in enrol.accept(north, path)
-    assert enrol.departures(north) == {"south"} == made.out() == enrol.read_site(north).out
+    assert "south was expelled" in Site.read(north).accept(path)
+    assert departures(north) == {"south"} == made.out() == Site.read(north).out
     with pytest.raises(SecurityError, match="expelled, for good"):
-        enrol.admit(made, enrol.renew(south)[0])
+        made.admit(Site.read(south).renew()[0])
     with pytest.raises(DataError, match="expelled, for good"):
-        enrol.invite(made, ["south"])
-    enrol.accept(south, path)
+        made.invite(["south"])
+    Site.read(south).accept(path)
     with pytest.raises(SecurityError, match="expelled"):
-        enrol.read_site(south).pair()
-    assert enrol.order(made, lam=1.0)[0][1] == ["north", "east", "west"]
+        Site.read(south).pair()
+    assert made.order(lam=1.0)[0][1] == ["north", "east", "west"]
 
 
 def test_a_site_says_itself_that_it_leaves_and_everybody_can_check_it(tmp_path):
     made = heart.organiser(tmp_path)
     north, south = (heart.admitted(made, name) for name in ("north", "south"))
-    notice = enrol.leave(south)
-    assert "south has left" in enrol.accept(north, notice)
-    assert enrol.admit(made, notice).until is None
-    assert made.out() == {"south"} == enrol.departures(north)
+    notice = Site.read(south).leave()
+    assert "south has left" in Site.read(north).accept(notice)
+    assert made.admit(notice).until is None
+    assert made.out() == {"south"} == departures(north)
 
 
 def test_forged_notices_are_refused(tmp_path):
     made = heart.organiser(tmp_path)
     north, south = (heart.admitted(made, name) for name in ("north", "south"))
-    signer = Signer.site(enrol.read_site(south).pair())
+    signer = Signer.site(Site.read(south).pair())
     body = {"run": made.charter.run, "site": "west", "what": "left", "day": "2026-01-01"}
     stranger = make_authority("heart organiser")
     key = make_key()
@@ -494,10 +485,10 @@ def test_forged_notices_are_refused(tmp_path):
     ):
         (tmp_path / "west.notice").write_bytes(seal("notice", forged, by))
         with pytest.raises(SecurityError, match=r"west\.notice"):
-            enrol.accept(north, tmp_path / "west.notice")
+            Site.read(north).accept(tmp_path / "west.notice")
     (north / "notices" / "west.notice").write_bytes((tmp_path / "west.notice").read_bytes())
     with pytest.raises(SecurityError, match=r"notices/west\.notice"):
-        enrol.departures(north)
+        departures(north)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\x00\xff", b'{"format": "fedkin-invite-1"}'])
@@ -505,10 +496,10 @@ def test_what_is_no_file_of_fedkin_is_refused_by_everybody(four, tmp_path, conte
     path = tmp_path / "x"
     path.write_bytes(content)
     for use in (
-        lambda: enrol.accept(four.directory.parent / "north", path),
-        lambda: enrol.admit(four, path),
-        lambda: enrol.read_invite(path),
-        lambda: enrol.read_charter(path),
+        lambda: Site.read(four.directory.parent / "north").accept(path),
+        lambda: four.admit(path),
+        lambda: read_invite(path),
+        lambda: read_charter(path),
     ):
         with pytest.raises(FedkinError, match=str(path)):
             use()

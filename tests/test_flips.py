@@ -15,7 +15,7 @@ import heart
 from fedkin.admm import Sent, Store
 from fedkin.core import Query
 from fedkin.errors import FedkinError
-from fedkin.federate import enrol, sharing
+from fedkin.federate import Organiser, Site, departures, read_invite, sharing
 from flips import flipped
 
 pytestmark = pytest.mark.exhaustive
@@ -25,16 +25,16 @@ RUN = "00112233445566ff"
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory) -> tuple[enrol.Organiser, Path]:
+def places(tmp_path_factory) -> tuple[Organiser, Path]:
     """An organiser and the site north, which has shared, answered, got an order and a notice, and runs."""
     folder = tmp_path_factory.mktemp("flips")
     made = heart.organiser(folder)
     north, south = (heart.admitted(made, name, n=90) for name in ("north", "south"))
-    for path, _ in enrol.order(made, lam=0.5, rounds=100):
-        enrol.accept(north, path)
-    enrol.accept(north, enrol.expel(made, "west")[0])
-    enrol.renew(north)  # the second key waits
-    sharing.write_asks(made, [Query("north", 2, np.full(4, 0.1), np.zeros(4), 10.0)], {"round": 2})
+    for path, _ in made.order(lam=0.5, rounds=100):
+        Site.read(north).accept(path)
+    Site.read(north).accept(made.expel("west")[0])
+    Site.read(north).renew()  # the second key waits
+    made.write_queries([Query("north", 2, np.full(4, 0.1), np.zeros(4), 10.0)], {"round": 2})
     for shared in (
         sharing.share(north),
         sharing.share(south),
@@ -51,9 +51,9 @@ def places(tmp_path_factory) -> tuple[enrol.Organiser, Path]:
 
 def as_site(north: Path) -> Callable[[], Any]:
     def use() -> Any:
-        site = enrol.read_site(north)
+        site = Site.read(north)
         known = (site.invite, site.contract, site.settings, site.order, site.certificate, site.out)
-        return known, site.rows().digest, enrol.departures(north)
+        return known, site.rows().digest, departures(north)
 
     return use
 
@@ -73,12 +73,12 @@ def as_state(path: Path) -> Callable[[], Any]:
     return use
 
 
-def as_organiser(made: enrol.Organiser, north: Path, path: Path) -> Callable[[], Any]:
+def as_organiser(made: Organiser, north: Path, path: Path) -> Callable[[], Any]:
     """What reads that file of the organiser's."""
     heart, request = made.directory, made.directory / "admitted" / "south.request"
 
     def read_again() -> Any:
-        again = enrol.read_federation(heart)
+        again = Organiser.read(heart)
         return again.charter, again.contract, again.members, list(again.graph.edge_ids())
 
     def summaries() -> Any:
@@ -86,15 +86,15 @@ def as_organiser(made: enrol.Organiser, north: Path, path: Path) -> Callable[[],
         return {name: one.hessian.tolist() for name, one in found.items()}
 
     by_folder = {
-        "invites": lambda: (enrol.read_invite(path), enrol.admit(made, request).fingerprint),
-        "admitted": lambda: enrol.status(made) if path.suffix == ".admit" else enrol.admitted_steps(made),
+        "invites": lambda: (read_invite(path), made.admit(request).fingerprint),
+        "admitted": lambda: made.status() if path.suffix == ".admit" else made.steps(),
         "summaries": summaries,
         "notices": made.out,
-        "asks": as_sharer(north, path) if path.suffix == ".ask" else lambda: sharing.read_state(made),
+        "asks": as_sharer(north, path) if path.suffix == ".ask" else lambda: made.read_state(),
     }
     by_name = {
         "authority.key": lambda: made.signing().certificate,
-        "order.json": lambda: enrol.accept(north, path),
+        "order.json": lambda: Site.read(north).accept(path),
     }
     return by_name.get(path.name) or by_folder.get(path.parent.name) or read_again
 

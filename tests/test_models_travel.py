@@ -12,14 +12,14 @@ import fedkin
 import heart
 from fedkin.data import Column, Schema
 from fedkin.errors import DataError, UnknownSiteError
-from fedkin.federate import enrol, sharing
+from fedkin.federate import Organiser, Site, change_settings
 from fedkin.federate.trust import SecurityError
 from fedkin.fitting import FitOptions, FittedModel, fit_federation, join_parts, model_from_theta
 from fedkin.losses import make_loss
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> tuple[enrol.Organiser, Path, Path]:
+def two(tmp_path: Path) -> tuple[Organiser, Path, Path]:
     made = heart.organiser(tmp_path, names=("north", "south"))
     return made, heart.admitted(made, "north"), heart.admitted(made, "south")
 
@@ -34,18 +34,18 @@ def model_of(contract, site: str, theta: float = 0.5, lam: float = 0.1) -> Fitte
 def test_a_site_takes_its_own_part_from_the_organiser_only(two, tmp_path: Path) -> None:
     made, north, south = two
     model_of(made.contract, "north").save(tmp_path / "part")
-    (path,) = sharing.deliver(made, {"north": tmp_path / "part"})
-    assert "has the model of north" in sharing.accept_model(north, path)
+    (path,) = made.deliver({"north": tmp_path / "part"})
+    assert "has the model of north" in Site.read(north).accept(path)
     assert fedkin.load(north / "model").origin == {"from": "rounds", "rounds": 7}
     with pytest.raises(SecurityError, match="it is for north, but this is south"):
-        sharing.accept_model(south, path)
+        Site.read(south).accept(path)
     content = json.loads(path.read_text())
     content["body"]["files"]["coefficients.csv"] = content["body"]["files"]["coefficients.csv"].replace("40", "41")
     path.write_text(json.dumps(content))
     with pytest.raises(SecurityError, match=str(path)):
-        sharing.accept_model(north, path)
+        Site.read(north).accept(path)
     with pytest.raises(UnknownSiteError, match="has no site 'nobody'"):
-        sharing.deliver(made, {"nobody": tmp_path / "part"})
+        made.deliver({"nobody": tmp_path / "part"})
 
 
 def test_arrays_travel_to_the_bit(two, tmp_path: Path) -> None:
@@ -53,8 +53,8 @@ def test_arrays_travel_to_the_bit(two, tmp_path: Path) -> None:
     model_of(made.contract, "north").save(tmp_path / "part")
     content = np.random.default_rng(0).bytes(1000)
     (tmp_path / "part" / "kin.npz").write_bytes(content)
-    (path,) = sharing.deliver(made, {"north": tmp_path / "part"})
-    sharing.accept_model(north, path)
+    (path,) = made.deliver({"north": tmp_path / "part"})
+    Site.read(north).accept(path)
     assert (north / "model" / "kin.npz").read_bytes() == content
 
 
@@ -63,32 +63,32 @@ def test_files_that_no_model_has_are_refused(two, tmp_path: Path) -> None:
     made, north, _ = two
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "site.key").write_text("mine")
-    (path,) = sharing.deliver(made, {"north": tmp_path / "part"})
+    (path,) = made.deliver({"north": tmp_path / "part"})
     before = (north / "site.key").read_bytes()
     with pytest.raises(SecurityError, match=r"it holds a file 'site\.key', which no model has"):
-        sharing.accept_model(north, path)
+        Site.read(north).accept(path)
     assert (north / "site.key").read_bytes() == before and not (north / "model").exists()
 
 
 def test_a_site_publishes_only_if_its_rules_say_so_and_for_itself(two) -> None:
     made, north, south = two
     with pytest.raises(DataError, match="has no model yet"):
-        sharing.publish(north)
+        Site.read(north).publish()
     model_of(made.contract, "north").save(north / "model")
     with pytest.raises(DataError, match=r"the rules of north keep its parameters to itself.*--share-result"):
-        sharing.publish(north)
-    enrol.change_settings(north, share_result=True)
-    path = sharing.publish(north, frozenset({"south"}))
-    found = sharing.read_published(made, path)
+        Site.read(north).publish()
+    change_settings(north, share_result=True)
+    path = Site.read(north).publish(frozenset({"south"}))
+    found = made.read_published(path)
     assert (found.site, found.dropped) == ("north", ("south",))
     model_of(made.contract, "south").save(south / "model")
-    enrol.change_settings(south, share_result=True)
-    other = sharing.publish(south)
+    change_settings(south, share_result=True)
+    other = Site.read(south).publish()
     with pytest.raises(SecurityError, match=str(other)):
-        sharing.read_published(made, Path(_signed_for(other, "north")))
-    enrol.expel(made, "north")
+        made.read_published(Path(_signed_for(other, "north")))
+    made.expel("north")
     with pytest.raises(DataError, match="north has left or was expelled"):
-        sharing.read_published(made, path)
+        made.read_published(path)
 
 
 def _signed_for(path: Path, site: str) -> str:

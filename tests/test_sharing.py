@@ -14,8 +14,9 @@ import heart
 from fedkin.core import Problem, Query, Summaries, summarise
 from fedkin.data import Federation, read_columns
 from fedkin.errors import DataError, FedkinError, ParameterError
-from fedkin.federate import enrol, sharing, site_view
-from fedkin.federate.trust import SecurityError, Signer, seal
+from fedkin.federate import Organiser, Site, SiteSettings, change_settings, check_disclosure, sharing, site_view
+from fedkin.federate.envelope import Signer, seal
+from fedkin.federate.trust import SecurityError
 from fedkin.solvers import solve
 
 N = 150
@@ -25,7 +26,7 @@ LOGISTIC = heart.CONTRACT.split("[target]")[0].replace('"linear"', '"logistic"')
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory) -> enrol.Organiser:
+def four(tmp_path_factory) -> Organiser:
     """A federation whose four sites have shared their sums; tests do not change it."""
     made = heart.organiser(tmp_path_factory.mktemp("four"))
     for name in heart.SITES:
@@ -33,7 +34,7 @@ def four(tmp_path_factory) -> enrol.Organiser:
     return made
 
 
-def send(made: enrol.Organiser, path: Path) -> Path:
+def send(made: Organiser, path: Path) -> Path:
     """Carry a file to the organiser's summaries."""
     there = made.directory / "summaries" / path.name
     there.write_bytes(path.read_bytes())
@@ -44,14 +45,14 @@ def body_of(path: Path) -> dict:
     return json.loads(path.read_text())["body"]
 
 
-def two(folder: Path, contract: str = heart.CONTRACT) -> tuple[enrol.Organiser, Path, Path]:
+def two(folder: Path, contract: str = heart.CONTRACT) -> tuple[Organiser, Path, Path]:
     """An organiser, and north and south admitted."""
     made = heart.organiser(folder, contract)
     return made, heart.admitted(made, "north", n=N), heart.admitted(made, "south", n=N)
 
 
 def signer_of(place: Path) -> Signer:
-    return Signer.site(enrol.read_site(place).pair())
+    return Signer.site(Site.read(place).pair())
 
 
 # --- what is shared ---------------------------------------------------------------------------------------------------
@@ -78,7 +79,7 @@ def test_no_value_of_a_row_is_in_what_leaves(four):
         values = {cell for line in table.split()[1:] for cell in line.split(",") if len(cell) > 4}
         sent = (four.directory / "summaries" / f"{name}.summary").read_text()
         assert len(values) > N and not any(value in sent for value in values)
-        prepared = enrol.read_site(four.directory.parent / name).rows()
+        prepared = Site.read(four.directory.parent / name).rows()
         numbers = set(re.findall(r"-?[0-9.]+(?:e-?[0-9]+)?", sent))
         assert not numbers & {repr(float(value)) for value in prepared.X[:, 1]}
 
@@ -117,9 +118,9 @@ def test_ids_that_are_numbers_or_no_file_names(tmp_path):
 # --- thresholds -------------------------------------------------------------------------------------------------------
 
 
-def joined_with(made: enrol.Organiser, table: Path) -> Path:
-    done = enrol.join(heart.invite_of(made, "north"), table, table.parent / "north")
-    enrol.accept(done.directory, enrol.admit(made, done.request).path)
+def joined_with(made: Organiser, table: Path) -> Path:
+    done = Site.join(heart.invite_of(made, "north"), table, table.parent / "north")
+    Site.read(done.directory).accept(made.admit(done.request).path)
     return done.directory
 
 
@@ -155,11 +156,11 @@ def test_small_folds_small_classes_and_columns_of_two_values_are_cells_too(tmp_p
         joined_with(made, tmp_path / "t.csv")
     contract, rows = made.contract, made.contract.prepare(read_columns(tmp_path / "t.csv"))
     few = rows.take(np.arange(12))
-    findings = sharing.too_little(contract, few, contract.thresholds, "x", 5)
+    findings = check_disclosure(contract, few, site="x", folds=5)
     assert any("12 rows in 5 folds" in str(one) for one in findings)
     two_values = rows.take(np.flatnonzero(rows.X[:, 1] != rows.X[3, 1]))
     two_values.X[5:, 1] = two_values.X[0, 1]
-    words = [str(one) for one in sharing.too_little(contract, two_values, contract.thresholds, "x")]
+    words = [str(one) for one in check_disclosure(contract, two_values)]
     assert any(one.startswith("age: only 2 rows with '31'") for one in words)
 
 
@@ -175,7 +176,7 @@ def test_a_site_that_is_too_small_for_folds_shares_sums_over_all_rows(tmp_path):
     send(made, sharing.share(heart.admitted(made, "south", n=N)).path)
     found = sharing.read_summaries(made.directory / "summaries").summaries
     np.testing.assert_array_equal(found["north"].hessian, summary.hessian)
-    rows = enrol.read_site(small).rows()
+    rows = Site.read(small).rows()
     np.testing.assert_allclose(found["north"].hessian.sum(axis=0), rows.X.T @ rows.X)
 
 
@@ -192,7 +193,7 @@ def test_sums_are_not_shared_in_other_folds_once_more(tmp_path):
 
 def test_the_sites_own_thresholds_count_where_they_are_stricter(tmp_path):
     _, north, _ = two(tmp_path)
-    enrol.change_settings(north, rows=N + 1)
+    change_settings(north, rows=N + 1)
     with pytest.raises(DataError, match=f"{N} rows, but at least {N + 1} are needed"):
         sharing.share(north)
 
@@ -202,7 +203,7 @@ def test_sums_of_rows_that_changed_are_not_shared_again(tmp_path):
     sharing.share(north)
     table = tmp_path / "north.csv"
     table.write_text(table.read_text() + "44.5,A,9\n")
-    enrol.join(heart.invite_of(made, "north"), table, north)
+    Site.join(heart.invite_of(made, "north"), table, north)
     with pytest.raises(DataError, match="the difference would give away the rows that changed"):
         sharing.share(north)
     (north / "sent" / "rows.json").write_text("{")
@@ -216,7 +217,7 @@ def test_who_is_not_admitted_or_is_out_or_expired_shares_nothing(tmp_path):
     with pytest.raises(SecurityError, match="not admitted yet"):
         sharing.share(place)
     place = heart.admitted(made, "south", n=N)
-    enrol.leave(place)
+    Site.read(place).leave()
     with pytest.raises(SecurityError, match="has left"):
         sharing.share(place)
 
@@ -231,10 +232,10 @@ def test_sums_that_a_site_did_not_sign_for_itself_under_this_contract_are_refuse
     body, folder = body_of(honest), made.directory / "summaries"
     other = heart.organiser(tmp_path / "other")
     for forged, signer, words in (
-        (body, signer_of(south), "south signed it, but it is about the rows of north"),
-        (body | {"site": "south"}, signer_of(north), "north signed it, but it is about the rows of south"),
-        (body, Signer.authority(made.signing()), "organiser signed it, but it is about the rows of north"),
-        (body | {"contract": "0" * 64}, signer_of(north), "under another contract"),
+        (body, signer_of(south), "south signed it, but it is about north"),
+        (body | {"site": "south"}, signer_of(north), "north signed it, but it is about south"),
+        (body, Signer.authority(made.signing()), "organiser signed it, but only the site itself"),
+        (body | {"contract": "0" * 64}, signer_of(north), "for another contract"),
         (body | {"run": "0" * 16}, signer_of(north), "another federation"),
         (body | {"summary": body["summary"] | {"site": "south"}}, signer_of(north), "say that they are of 'south'"),
         (body | {"summary": body["summary"] | {"seed": 5}}, signer_of(north), "not those of the contract"),
@@ -260,7 +261,7 @@ def test_sums_of_a_site_that_is_out_count_no_more(tmp_path):
     made, north, south = two(tmp_path)
     for place in (north, south):
         send(made, sharing.share(place).path)
-    enrol.expel(made, "south")
+    made.expel("south")
     with pytest.raises(DataError, match=r"south\.summary: south has left or was expelled.*remove"):
         sharing.read_summaries(made.directory / "summaries")
     (made.directory / "summaries" / "south.summary").unlink()
@@ -271,7 +272,7 @@ def test_sums_that_a_lost_key_signed_count_no_more(tmp_path):
     made, north, _ = two(tmp_path)
     send(made, sharing.share(north).path)
     fresh = heart.joined(made, "north", tmp_path / "elsewhere", n=N)
-    enrol.accept(fresh.directory, enrol.admit(made, fresh.request, again=True).path)
+    Site.read(fresh.directory).accept(made.admit(fresh.request, again=True).path)
     with pytest.raises(SecurityError, match=r"north\.summary: north lost the key"):
         sharing.read_summaries(made.directory / "summaries")
     send(made, sharing.share(fresh.directory).path)
@@ -313,17 +314,17 @@ def logistic_tables(folder: Path) -> None:
 
 
 @pytest.fixture
-def asked(tmp_path) -> tuple[enrol.Organiser, Path, Path]:
+def asked(tmp_path) -> tuple[Organiser, Path, Path]:
     """North and south have shared first sums of a logistic loss; the organiser has asked both."""
     made = heart.organiser(tmp_path, LOGISTIC + "\n", names=("north", "south"))
     logistic_tables(tmp_path)
     places = []
     for name in ("north", "south"):
-        done = enrol.join(heart.invite_of(made, name), tmp_path / f"{name}.csv", tmp_path / name)
-        enrol.accept(done.directory, enrol.admit(made, done.request).path)
+        done = Site.join(heart.invite_of(made, name), tmp_path / f"{name}.csv", tmp_path / name)
+        Site.read(done.directory).accept(made.admit(done.request).path)
         send(made, sharing.share(done.directory).path)
         places.append(done.directory)
-    sharing.write_asks(made, [ask(name, 2) for name in ("north", "south")], {"round": 2})
+    made.write_queries([ask(name, 2) for name in ("north", "south")], {"round": 2})
     return made, *places
 
 
@@ -331,7 +332,7 @@ def ask(name: str, number: int, at: float = 0.1) -> Query:
     return Query(name, number, np.full(4, at), np.zeros(4), 10.0)
 
 
-def ask_file(made: enrol.Organiser, name: str, number: int = 2) -> Path:
+def ask_file(made: Organiser, name: str, number: int = 2) -> Path:
     return made.directory / "asks" / f"{name}@{number}.ask"
 
 
@@ -347,7 +348,7 @@ def test_questions_are_answered_and_read_when_all_have(asked):
     found = sharing.read_summaries(folder)
     assert found.round == 2 and list(found.summaries) == ["north", "south"]
     assert all((one.at == 0.1).all() and one.gap is not None for one in found.summaries.values())
-    assert sharing.read_state(made) == {"round": 2}
+    assert made.read_state() == {"round": 2}
 
 
 def test_questions_for_others_of_others_and_of_old_rounds_are_refused(asked, tmp_path):
@@ -367,10 +368,10 @@ def test_questions_for_others_of_others_and_of_old_rounds_are_refused(asked, tmp
             sharing.answer(north, path)
     sharing.answer(north, ask_file(made, "north"))
     sharing.answer(north, ask_file(made, "north"))  # the same question again gives the same answer
-    sharing.write_asks(made, [ask("north", 2, at=0.2)], {})
+    made.write_queries([ask("north", 2, at=0.2)], {})
     with pytest.raises(DataError, match="question 2 was answered already"):
         sharing.answer(north, ask_file(made, "north"))
-    sharing.write_asks(made, [ask("north", 3)], {})
+    made.write_queries([ask("north", 3)], {})
     sharing.answer(north, ask_file(made, "north", 3))
     with pytest.raises(DataError, match=r"question \d was answered already"):
         sharing.answer(north, ask_file(made, "north"))
@@ -379,7 +380,7 @@ def test_questions_for_others_of_others_and_of_old_rounds_are_refused(asked, tmp
 def test_no_more_answers_than_the_contract_allows(asked):
     made, north, _ = asked
     most = made.contract.messages
-    sharing.write_asks(made, [ask("north", most), ask("north", most + 1)], {})
+    made.write_queries([ask("north", most), ask("north", most + 1)], {})
     sharing.answer(north, ask_file(made, "north", most))
     with pytest.raises(DataError, match=f"allows {most} messages"):
         sharing.answer(north, ask_file(made, "north", most + 1))
@@ -387,14 +388,14 @@ def test_no_more_answers_than_the_contract_allows(asked):
 
 def test_thresholds_and_rows_are_looked_at_again_before_an_answer(asked):
     made, north, _ = asked
-    enrol.change_settings(north, cell=N)
+    change_settings(north, cell=N)
     with pytest.raises(DataError, match="nothing is shared"):
         sharing.answer(north, ask_file(made, "north"))
-    settings = enrol.SiteSettings.of(made.contract)
+    settings = SiteSettings.from_contract(made.contract)
     settings.write(north / "site.toml")
     table = north.parent / "north.csv"
     table.write_text(table.read_text() + "44.5,A,yes\n")
-    enrol.join(heart.invite_of(made, "north"), table, north)
+    Site.join(heart.invite_of(made, "north"), table, north)
     with pytest.raises(DataError, match="rows that changed"):
         sharing.answer(north, ask_file(made, "north"))
 
@@ -402,7 +403,7 @@ def test_thresholds_and_rows_are_looked_at_again_before_an_answer(asked):
 def test_nobody_answers_before_sharing(tmp_path):
     made = heart.organiser(tmp_path)
     north = heart.admitted(made, "north", n=N)
-    sharing.write_asks(made, [ask("north", 2)], {})
+    made.write_queries([ask("north", 2)], {})
     with pytest.raises(DataError, match="has shared no summary yet"):
         sharing.answer(north, ask_file(made, "north"))
 
@@ -419,7 +420,7 @@ def test_noisy_sums_are_shared_once_and_say_what_they_promise(tmp_path):
     # age from 20 to 100 becomes -1 to 1; days are 0 to 100
     assert shared.summary.privacy.limits.tolist() == [1.0, 1.0, 1.0, 1.0, 100.0]
     assert shared.summary.n_samples == N
-    rows = enrol.read_site(north).rows()
+    rows = Site.read(north).rows()
     assert not np.allclose(shared.summary.hessian.sum(axis=0), rows.X.T @ rows.X, atol=1e-3)
     send(made, shared.path)
     found = sharing.read_summaries(made.directory / "summaries").summaries["north"]
@@ -429,7 +430,7 @@ def test_noisy_sums_are_shared_once_and_say_what_they_promise(tmp_path):
             sharing.share(north, **again)
     with pytest.raises(DataError, match="sums without noise were shared before"):
         sharing.share(south, epsilon=1.0)
-    sharing.write_asks(made, [ask("north", 2)], {})
+    made.write_queries([ask("north", 2)], {})
     with pytest.raises(DataError, match="an answer has none"):
         sharing.answer(north, ask_file(made, "north"))
 

@@ -23,7 +23,7 @@ from fedkin.cli.shared.console import StopRequested
 from fedkin.cli.sites import running
 from fedkin.cli.sites import simulate as simulating
 from fedkin.data import write_csv
-from fedkin.federate import enrol, site_view
+from fedkin.federate import Site, site_view
 from fedkin.federate.programs.overview import is_running
 from fedkin.fitting import load
 from processes import PATIENCE, capped, free_ports, on_terminal, wait_for
@@ -102,7 +102,7 @@ def test_sites_join_in_processes_of_their_own_and_a_cut_is_mended(
         raise AssertionError("a site's command in the process of the simulation")
 
     for name in ("join", "accept"):
-        monkeypatch.setattr(enrol, name, here)
+        monkeypatch.setattr(Site, name, here)
     monkeypatch.setattr(simulating, "run_all", lambda *arguments, **options: [])
     command = [*command_of(tmp_path, 3, 20), "--lam", "0.02"]
     assert main(command) == 0
@@ -200,7 +200,7 @@ def test_rounds_need_the_fused_method(tmp_path: Path, capsys: pytest.CaptureFixt
     contract.write_text(contract.read_text().replace('method = "fused"', 'method = "kin"'))
     assert main(command) == 2
     said = capsys.readouterr().err
-    assert 'small.toml: method = "kin" takes one message' in said and 'say method = "fused" in the contract' in said
+    assert 'small.toml: method = "kin" takes one summary' in said and 'say method = "fused" in the contract' in said
     assert not (tmp_path / "trial").exists()
 
 

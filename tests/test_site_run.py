@@ -19,7 +19,7 @@ from federations import join_site, make_heart, make_sites, small_sites
 from fedkin.admm import Store
 from fedkin.cli import main
 from fedkin.data import Rows
-from fedkin.federate import enrol
+from fedkin.federate import Site
 from fedkin.fitting import load
 from fleet import Fleet
 from processes import PATIENCE, capped
@@ -136,7 +136,7 @@ def test_who_diverges_is_told_what_helps(tmp_path: Path) -> None:
 def test_a_site_alone_ends_with_its_own_estimate(tmp_path: Path) -> None:
     own = lonely(tmp_path, rounds=2000)
     assert run(own).returncode == 0
-    rows = enrol.read_site(own).rows()
+    rows = Site.read(own).rows()
     expected = np.linalg.lstsq(rows.X, rows.y, rcond=None)[0]
     assert np.abs(load(own / "model").coef.ravel() - expected).max() < 1e-6
 
@@ -155,8 +155,8 @@ def test_another_order_begins_anew_and_is_not_mixed_up(tmp_path: Path) -> None:
     heart = make_sites(tmp_path, problem, rounds=30, batch_size=4)
     own = tmp_path / "d0"
     assert run(own).returncode == 0
-    ((path, _),) = enrol.order(heart, rounds=40)
-    enrol.accept(own, path)
+    ((path, _),) = heart.order(rounds=40)
+    Site.read(own).accept(path)
     refused(own, "was written by another run, or by another revision of this one")
     (own / "state.db").unlink()
     assert run(own).returncode == 0
@@ -168,13 +168,13 @@ def test_another_order_begins_anew_and_is_not_mixed_up(tmp_path: Path) -> None:
 
 def test_a_site_that_has_left_says_so(tmp_path: Path) -> None:
     small_sites(tmp_path)
-    enrol.leave(tmp_path / "d0")
+    Site.read(tmp_path / "d0").leave()
     refused(tmp_path / "d0", "d0 has left or was expelled, for good")
 
 
 def test_a_forged_notice_is_refused_while_the_site_goes_on(tmp_path: Path) -> None:
     forger = make_heart(tmp_path / "forger", small_problem(3), rounds=5)
-    notice, _ = enrol.expel(forger, "d1")
+    notice, _ = forger.expel("d1")
     with Fleet.make(tmp_path / "fed", small_problem(3), 1_000_000) as fleet:
         fleet.start()
         fleet.wait_for_round("d0", 10)

@@ -9,7 +9,7 @@ import pytest
 from builders import small_problem
 from federations import in_process, join_site, make_heart, make_sites, reference, view_of, whole_of
 from fedkin.errors import ParameterError
-from fedkin.federate import enrol, site_view
+from fedkin.federate import Site, site_view
 from fedkin.federate.views import centre_view
 
 
@@ -55,9 +55,9 @@ def test_without_lam_the_cure_is_named(tmp_path: Path) -> None:
     join_site(heart, problem, "d0")
     with pytest.raises(ParameterError, match="no lam is set; the organiser orders one: fedkin federation order"):
         site_view(tmp_path / "d0")
-    (path, names), *_ = enrol.order(heart, lam=0.3, rounds=7, rho=0.2)
+    (path, names), *_ = heart.order(lam=0.3, rounds=7, rho=0.2)
     assert "d0" in names
-    enrol.accept(tmp_path / "d0", path)
+    Site.read(tmp_path / "d0").accept(path)
     view = site_view(tmp_path / "d0")
     assert (view.lam, view.rounds, view.rho, view.revision) == (0.3, 7, 0.2, 1)
     assert view.edge_radius == [0.3 * 3] * len(view.edges)

@@ -34,9 +34,10 @@ from numpy.typing import NDArray
 from fedkin._base import count, wait_until, write_arrays
 from fedkin.errors import ParameterError, SolverError
 from fedkin.federate.central import Hub, NodeWorker
-from fedkin.federate.enrol import read_federation, read_invite, read_site
-from fedkin.federate.enrol.files import INVITE
 from fedkin.federate.manifest import Manifest
+from fedkin.federate.messages import INVITE, read_invite
+from fedkin.federate.organiser import Organiser
+from fedkin.federate.site import Site
 from fedkin.federate.views import centre_view, site_view
 
 RESULT = "flower.npz"
@@ -69,7 +70,7 @@ def server_app(directory: Path | None = None, deadline: float = 60.0) -> ServerA
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         place = _directory(directory, context.run_config)
-        manifest = centre_view(read_federation(place))
+        manifest = centre_view(Organiser.read(place))
         seconds = float(context.run_config.get("deadline", deadline))  # type: ignore[arg-type, unused-ignore]
         hub = Hub(manifest)
         nodes = _find_sites(grid, manifest, seconds)
@@ -139,7 +140,7 @@ def _place(sites: Path | None, context: Context) -> Path:
 
 @cache
 def _worker(place: Path) -> NodeWorker:
-    site = read_site(place)
+    site = Site.read(place)
     return NodeWorker(site_view(site), site.rows())
 
 

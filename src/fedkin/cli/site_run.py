@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from fedkin.federate.enrol.files import MODEL
+from fedkin.federate.messages import MODEL
 from fedkin.federate.programs.run import Result, main
 
 

@@ -1,25 +1,20 @@
 """Federations between processes: what sites have agreed on, who is who, and what carries their messages.
 
-In: a `Contract`, then directories of signed files (`enrol`). Out: programs that run the rounds and the edge tests
-between sites, with the bits of one process; each site's parameters.
-Imports: `admm`, `core` and below; not `fitting`.
-
-| part | what is in it |
+| module | what is in it |
 |---|---|
-| `contract` | what all sites agree on; one site's view of a run, and what it plans from its rows |
-| `trust` | certificates, the envelope of all files that travel, private files |
-| `enrol` | invite, join, admit: the organiser's directory and a site's; who is out |
-| `sharing` | sums instead of rounds: a site's summary, what is asked next, all summaries checked |
-| `views` | from these directories to a view of the run |
+| `contract`, `draft`, `disclosure` | what all sites agree on; a draft from a table; when nothing may be disclosed |
+| `trust`, `envelope`, `messages` | certificates and private files; signed JSON; every file that travels |
+| `organiser`, `addresses`, `site` | the organiser's directory; the list of sites; a site's directory |
+| `sharing` | a site's summary, its answers to queries, and all summaries checked |
+| `manifest`, `reading`, `views` | one site's view of a run, and what it plans from its rows |
 | `frames`, `journal`, `records`, `kept` | what travels; a site's log, files, state on disk |
 | `waiting`, `post` | what has come and how long to wait; how everybody who steps waits for it |
 | `peer`, `replicas`, `central` | who steps for whom: a site, Algorithm 2 |
 | `links` | what carries thetas: memory (tests), zenoh and its access lists |
 | `programs` | what runs on a machine: a site's programs, their supervisor, an overview |
 
-To add a transport: `federate/links` lists the files. To add a key of the contract:
-`federate/contract/contract` (raise `FORMAT`) and docs/contract.md. To change when a site refuses to share:
-`federate/sharing/thresholds`.
+To add a transport: `federate/links` lists the files. To add a key of the contract: `contract` (raise `FORMAT`) and
+docs/contract.md. To change when a site refuses to share: `disclosure`.
 
 Names are imported on first use, so that a site's process stays light.
 """
@@ -30,8 +25,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedkin.federate.contract.contract import Contract, ContractError, EdgeTests, Rounds, Thresholds
-    from fedkin.federate.contract.draft import draft_contract
+    from fedkin.federate.contract import Contract, ContractError, EdgeTests, Rounds
+    from fedkin.federate.disclosure import Thresholds, check_disclosure
+    from fedkin.federate.draft import draft_contract
+    from fedkin.federate.messages import Order, Steps, read_charter, read_invite
+    from fedkin.federate.organiser import Organiser
     from fedkin.federate.programs.files import SELECTION, STDERR
     from fedkin.federate.programs.overview import TROUBLE, Line, overview, places_in, prometheus
     from fedkin.federate.programs.snapshot import snapshot
@@ -43,12 +41,19 @@ if TYPE_CHECKING:
         only_supervisor,
         stop_all,
     )
+    from fedkin.federate.site import Joined, Site, SiteSettings, change_settings, contract_in, departures
+    from fedkin.federate.trust import SecurityError
     from fedkin.federate.views import site_view, steps_of
     from fedkin.federate.waiting import Patience
 
 _MODULES = {
-    "contract.contract": "Contract ContractError EdgeTests Rounds Thresholds",
-    "contract.draft": "draft_contract",
+    "contract": "Contract ContractError EdgeTests Rounds",
+    "disclosure": "Thresholds check_disclosure",
+    "draft": "draft_contract",
+    "messages": "Order Steps read_charter read_invite",
+    "organiser": "Organiser",
+    "site": "Joined Site SiteSettings change_settings contract_in departures",
+    "trust": "SecurityError",
     "programs.files": "SELECTION STDERR",
     "programs.overview": "TROUBLE Line overview places_in prometheus",
     "programs.snapshot": "snapshot",

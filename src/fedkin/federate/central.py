@@ -26,7 +26,8 @@ from fedkin.federate.frames import Expected, Kind, encode
 from fedkin.federate.journal import Journal
 from fedkin.federate.kept import KeptState
 from fedkin.federate.links import Transport
-from fedkin.federate.manifest import CENTRE, Manifest, star_key
+from fedkin.federate.manifest import Manifest, star_key
+from fedkin.federate.messages import CENTRE
 from fedkin.federate.post import Post
 from fedkin.federate.reading import rowless_shard, shard_of
 from fedkin.federate.waiting import LOOK_SECONDS, Patience, PeerError, Tick

@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
-from collections.abc import Hashable, Sequence
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 
 from fedkin._base import Index
 from fedkin.admm import Average, GradientKind, Wire
 from fedkin.errors import FedkinError
-from fedkin.federate.contract.contract import EdgeTests, Placement
+from fedkin.federate.contract import EdgeTests, Placement
 from fedkin.federate.frames import HEADER_BYTES, RUN_BYTES, Kind
-
-CENTRE = "centre"  #: name of the central machine S; its number is the number of sites
-PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z"
+from fedkin.federate.messages import CENTRE, Member, Steps
 
 #: Why parameters diverge, and what helps.
 TOO_LONG = (
@@ -35,39 +30,6 @@ TOO_LONG = (
 
 class ManifestError(FedkinError, ValueError):
     """A view of a run that does not hold together."""
-
-
-class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A site as its neighbours know it.
-
-    Attributes
-    ----------
-    id : str or int
-        What the organiser's list calls it.
-    name : str
-        Its directory, the common name of its certificate, its part of the keys of messages.
-    number : int
-        Its place in the organiser's list, counted from 0. Of the two ends of an edge the larger number comes first.
-    endpoint : str or None
-        ``tls/host:port`` where it listens; None when it only shares summaries or only connects.
-    """
-
-    id: str | int
-    name: Annotated[str, Meta(pattern=PLAIN_NAME)]
-    number: Annotated[int, Meta(ge=0)]
-    endpoint: str | None = None
-
-
-class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The step rule of a site, and the theta ``(p,)`` from which it starts: all that is planned from its rows.
-
-    Whoever steps for a site while it is away needs them, too (placements central and replicas).
-    """
-
-    start: Annotated[float, Meta(ge=0)]
-    growth: Annotated[float, Meta(ge=0)]
-    damping: Annotated[float, Meta(ge=0)]
-    theta: tuple[float, ...]
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -214,22 +176,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             raise ManifestError("rho, lam, radius, ridge, the steps and the edge bounds must be finite")
         if self.placement == "central" and self.centre is None:
             raise ManifestError("placement is central, but the endpoint of the central machine is missing")
-
-
-def plain_names(ids: Sequence[Hashable]) -> list[str]:
-    """A name for each id that can stand in file names, certificates and keys.
-
-    Examples
-    --------
-    >>> from fedkin.federate.manifest import plain_names
-    >>> plain_names(["north", 7, "a b/c"])
-    ['north', '7', 'site-2']
-    """
-    names = [str(one) if re.match(PLAIN_NAME, str(one)) else f"site-{k}" for k, one in enumerate(ids)]
-    taken = {name.lower() for name in names}
-    if len(taken) < len(names) or CENTRE in taken:  # also where file systems do not tell cases apart
-        names = [f"site-{k}" for k in range(len(ids))]
-    return names
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------

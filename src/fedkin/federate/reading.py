@@ -13,8 +13,9 @@ from fedkin.admm import Plan, Settings, Shard, SiteRows, StepRule, local_curvatu
 from fedkin.core import Problem, local_fit, make_penalty
 from fedkin.data import INTERCEPT, Federation, Rows
 from fedkin.errors import DegenerateSiteWarning
-from fedkin.federate.contract.contract import Contract
-from fedkin.federate.manifest import Manifest, Steps
+from fedkin.federate.contract import Contract
+from fedkin.federate.manifest import Manifest
+from fedkin.federate.messages import Steps
 from fedkin.graph import Graph
 from fedkin.losses import Loss, described_loss
 

@@ -15,12 +15,13 @@ from msgspec.structs import replace
 
 from fedkin.data import Rows
 from fedkin.errors import DataError, ParameterError
-from fedkin.federate.contract.contract import Contract
-from fedkin.federate.enrol import Invite, Order, Organiser, Site, admitted_steps, read_site
-from fedkin.federate.enrol.admission import read_order
-from fedkin.federate.enrol.files import ORDER
-from fedkin.federate.manifest import Manifest, Member, Steps
+from fedkin.federate.contract import Contract
+from fedkin.federate.disclosure import check_disclosure, refuse_disclosure
+from fedkin.federate.manifest import Manifest
+from fedkin.federate.messages import Invite, Member, Order, Steps
+from fedkin.federate.organiser import Organiser
 from fedkin.federate.reading import is_noisy, per_parameter, plan_site, usual_rho
+from fedkin.federate.site import Site
 from fedkin.graph import Graph
 
 Edge = tuple[int, int, float]
@@ -33,12 +34,9 @@ def site_view(directory: Path | Site) -> Manifest:
     --------
     ``site_view(Path("north")).partners()`` are the numbers of its neighbours.
     """
-    site = directory if isinstance(directory, Site) else read_site(directory)
+    site = directory if isinstance(directory, Site) else Site.read(directory)
     given, contract, rows = site.invite, site.contract, site.rows()
-    small = contract.disclosures(rows, site.settings.thresholds)
-    if small:
-        lines = "".join(f"\n  {finding}" for finding in small)
-        raise DataError(f"{site.directory}: no rounds, because single rows could be recognised:{lines}")
+    refuse_disclosure(check_disclosure(contract, rows, site.settings), f"{site.directory}: no rounds")
     own, placement = given.site, contract.rounds.placement
     members = tuple(one.member for one in given.neighbours)
     edges = [(*_ordered(own.number, one.member.number), one.weight) for one in given.neighbours]
@@ -75,13 +73,13 @@ def site_view(directory: Path | Site) -> Manifest:
 
 def centre_view(organiser: Organiser) -> Manifest:
     """The view of the central machine, from the organiser's directory: all sites, and the steps that they sent."""
-    graph, order = organiser.graph, read_order(organiser.directory / ORDER, organiser)
+    graph, order = organiser.graph, organiser.newest_order()
     edges = _edges(graph)
     where = str(organiser.directory)
     view = _view(
         organiser.contract, order, organiser.charter.run, organiser.members, edges, len(organiser.members), where
     )
-    known = admitted_steps(organiser)
+    known = organiser.steps()
     missing = [member.name for member in organiser.members if member.name not in known]
     if missing:
         raise DataError(
@@ -119,7 +117,7 @@ def whole_view(
 
 def steps_of(invite: Invite, rows: Rows) -> Steps:
     """What a site tells the organiser of its plan, where others step for it while it is away."""
-    contract = Contract.from_bytes(_json(invite.contract))
+    contract = invite.terms
     return plan_site(contract, rows, invite.degree, usual_rho(contract))[0]
 
 
@@ -193,8 +191,3 @@ def _edges(graph: Graph) -> list[Edge]:
     pairs = zip(graph.edges.tolist(), graph.weights.tolist(), strict=True)
     return [(i, j, weight) for (i, j), weight in pairs]
 
-
-def _json(body: Mapping[str, Any]) -> bytes:
-    from fedkin.federate.trust import canonical
-
-    return canonical(dict(body))

@@ -34,8 +34,7 @@ from fedkin.graph import Graph
 from fedkin.kin import Covariates
 
 if TYPE_CHECKING:
-    from fedkin.federate import Contract
-    from fedkin.federate.enrol import Organiser
+    from fedkin.federate import Contract, Organiser
     from fedkin.federate.sharing import Collected
 
 
@@ -90,7 +89,7 @@ def fit_shared(asked: Asked, out: Path, as_json: bool) -> FittedModel | None:
 def shared_step(asked: Asked, out: Path, say: Say) -> Step:
     """Fit what the sites have shared, and save the model in ``out``; or write what the sites are to be asked next."""
     from fedkin.cli.shared.contracts import fit_options
-    from fedkin.federate import enrol, sharing
+    from fedkin.federate import Organiser, sharing
 
     data, federation = asked.data, asked.federation
     collected = sharing.read_summaries(data, federation)
@@ -98,7 +97,7 @@ def shared_step(asked: Asked, out: Path, say: Say) -> Step:
     contract = collected.contract
     how = with_contract(asked.options, fit_options(contract))
     place = next((one for one in _places(data, federation) if (one / "sites.csv").exists()), None)
-    organiser = None if place is None else enrol.read_federation(place)
+    organiser = None if place is None else Organiser.read(place)
     asks = _last_questions(organiser, collected, summaries)
     edges, known = _edges(asked.files, organiser, summaries)
     with warnings.catch_warnings():
@@ -168,11 +167,10 @@ def _edges(
 
 def _last_questions(organiser: Organiser | None, collected: Collected, summaries: Summaries) -> Asks | None:
     """What was asked last, checked to be what the newest files answer."""
-    from fedkin.federate import sharing
 
     if summaries.loss.quadratic:
         return None
-    state = None if organiser is None else sharing.read_state(organiser)
+    state = None if organiser is None else organiser.read_state()
     asks = None if state is None else Asks.from_plain(state)
     asked = 1 if asks is None else asks.round
     if collected.round < asked:
@@ -190,7 +188,6 @@ def _last_questions(organiser: Organiser | None, collected: Collected, summaries
 
 def _ask(asks: Asks, organiser: Organiser | None, contract: Contract) -> list[Path]:
     """Write the questions."""
-    from fedkin.federate import sharing
 
     if organiser is None:
         raise ParameterError(
@@ -202,7 +199,7 @@ def _ask(asks: Asks, organiser: Organiser | None, contract: Contract) -> list[Pa
             f"the contract allows {count(contract.messages, 'message')} of a site, after which the relative gap is "
             f"{asks.gap:.1e}: accept it with a larger {flag('tol')}, or agree on a contract with more messages"
         )
-    return sharing.write_asks(organiser, asks.questions, asks.to_plain())
+    return organiser.write_queries(asks.questions, asks.to_plain())
 
 
 def _print_asks(asks: Asks, questions: Sequence[Path]) -> None:

@@ -11,7 +11,7 @@ from fedkin._base import count, listed
 from fedkin.cli.shared.console import note, output, say
 
 if TYPE_CHECKING:
-    from fedkin.federate.enrol import Organiser
+    from fedkin.federate import Organiser
 
 federation = typer.Typer(
     no_args_is_help=True,
@@ -90,14 +90,14 @@ def new(
 ) -> None:
     """At the organiser: make the directory of a federation, with an authority that admits sites. Needs no rows."""
     from fedkin.errors import ParameterError
-    from fedkin.federate import Contract, enrol
+    from fedkin.federate import Contract, Organiser
     from fedkin.federate.trust import fingerprint, read_authority_files
 
     if (ca_cert is None) != (ca_key is None):
         raise ParameterError("--ca-cert and --ca-key go together: give both, or none for a new authority")
     own = read_authority_files(ca_cert, ca_key) if ca_cert is not None and ca_key is not None else None
     place = Path(Contract.read(contract).name) if out is None else out
-    made = enrol.new(contract, place, graph=graph, sites=sites, centre=centre, authority=own)
+    made = Organiser.create(contract, place, graph=graph, sites=sites, centre=centre, authority=own)
     say(
         f"made {place} on this machine, the organiser's: {count(len(made.members), 'site')}, "
         f"{count(made.graph.n_edges, 'candidate edge')}.",
@@ -113,10 +113,10 @@ def invite(
     ca_key: CaKey = None,
 ) -> None:
     """At the organiser: write invites. Each has the contract and the site's own neighbours, and nobody else's."""
-    from fedkin.federate import enrol
+    from fedkin.federate import Organiser
 
-    organiser = enrol.read_federation(directory)
-    paths = enrol.invite(organiser, sites or (), ca_key)
+    organiser = Organiser.read(directory)
+    paths = organiser.invite(sites or (), ca_key)
     where = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent}/ ({count(len(paths), 'invite')})"
     say(
         f"wrote {where} on this machine, the organiser's.",
@@ -140,13 +140,13 @@ def admit(
 ) -> None:
     """At the organiser: check a site's request against its invite, and give it a certificate of 90 days."""
     from fedkin.errors import ParameterError
-    from fedkin.federate import enrol
+    from fedkin.federate import Organiser
 
     if fingerprint is not None and len(requests) > 1:
         raise ParameterError("--fingerprint is that of one site: admit them one by one")
-    organiser = enrol.read_federation(directory)
+    organiser = Organiser.read(directory)
     for path in requests:
-        done = enrol.admit(organiser, path, again=again, expected=fingerprint, ca_key=ca_key)
+        done = organiser.admit(path, again=again, expected=fingerprint, ca_key=ca_key)
         if done.until is None:
             _say_out(organiser, done.site, "has left", done.path)
             continue
@@ -166,10 +166,10 @@ def order(
     ca_key: CaKey = None,
 ) -> None:
     """At the organiser: sign what holds for the rounds from now on; what is not given is as in the contract."""
-    from fedkin.federate import enrol
+    from fedkin.federate import Organiser
 
-    organiser = enrol.read_federation(directory)
-    for path, names in enrol.order(organiser, lam=lam, rounds=rounds, rho=rho, ca_key=ca_key):
+    organiser = Organiser.read(directory)
+    for path, names in organiser.order(lam=lam, rounds=rounds, rho=rho, ca_key=ca_key):
         say(
             f"wrote {path} on this machine, the organiser's.",
             f"Send it to {listed(names, 8)}; there: fedkin site accept SITE {path.name}",
@@ -183,10 +183,10 @@ def expel(
     ca_key: CaKey = None,
 ) -> None:
     """At the organiser: sign that a site is out, for good. Neighbours that accept the notice close its link."""
-    from fedkin.federate import enrol
+    from fedkin.federate import Organiser
 
-    organiser = enrol.read_federation(directory)
-    path, _ = enrol.expel(organiser, site, ca_key)
+    organiser = Organiser.read(directory)
+    path, _ = organiser.expel(site, ca_key)
     _say_out(organiser, organiser.member(site).name, "is expelled", path)
 
 
@@ -230,11 +230,11 @@ def status(
     """At the organiser: which sites are invited, admitted until when, have sent summaries, or are out."""
     from fedkin.cli.shared.console import print_json
     from fedkin.cli.shared.tables import add_row, plain_table
-    from fedkin.federate import enrol
+    from fedkin.federate import Organiser
     from fedkin.federate.trust import fingerprint
 
-    organiser = enrol.read_federation(directory)
-    standings = enrol.status(organiser)
+    organiser = Organiser.read(directory)
+    standings = organiser.status()
     if json:
         sites = [{**vars(one), "until": None if one.until is None else f"{one.until:%Y-%m-%d}"} for one in standings]
         print_json({"run": organiser.charter.run, "authority": fingerprint(organiser.authority), "sites": sites})

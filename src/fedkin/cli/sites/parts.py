@@ -8,31 +8,21 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkin.errors import DataError, FedkinError
-from fedkin.federate import enrol, sharing, site_view
+from fedkin.errors import DataError
+from fedkin.federate import Organiser, Site, site_view
 from fedkin.federate.programs.files import SELECTION, read_selection
-from fedkin.federate.trust import kind_of, read_whole
 from fedkin.fitting import FittedModel, check_model_place, join_parts, load
 from fedkin.graph import Graph
 
 
 def accept_any(directory: Path, path: Path) -> str:
     """Keep what came from outside; returns what it was, in words."""
-    if path.is_file() and _is_model(path):
-        return sharing.accept_model(directory, path)
-    return enrol.accept(directory, path)
-
-
-def _is_model(path: Path) -> bool:
-    try:
-        return kind_of(read_whole(path)) == "model"
-    except FedkinError:
-        return False  # for the other to say
+    return Site.read(directory).accept(path)
 
 
 def deliver(directory: Path, model: Path, sites: Sequence[str], ca_key: Path | None = None) -> list[Path]:
     """Write the parts of a model for some sites, or for all that it has."""
-    organiser, fitted = enrol.read_federation(directory), load(model)
+    organiser, fitted = Organiser.read(directory), load(model)
     names = sites or [str(site) for site in fitted.sites]
     out = organiser.out()
     ids = {str(site): site for site in fitted.sites}
@@ -46,7 +36,7 @@ def deliver(directory: Path, model: Path, sites: Sequence[str], ca_key: Path | N
                 raise DataError(f"{model} has no model of {name}: it sent no summary in time")
             parts[member.name] = Path(folder, member.name)
             fitted.part([ids[str(member.id)]]).save(parts[member.name])
-        return sharing.deliver(organiser, parts, ca_key)
+        return organiser.deliver(parts, ca_key)
 
 
 def publish(directory: Path) -> Path:
@@ -55,22 +45,22 @@ def publish(directory: Path) -> Path:
     if (directory / SELECTION).exists():
         view = site_view(directory)
         dropped = frozenset(view.name(number) for number in read_selection(directory, view))
-    return sharing.publish(directory, dropped)
+    return Site.read(directory).publish(dropped)
 
 
 def gather(directory: Path, published: Sequence[Path], out: Path) -> FittedModel:
     """One model of those that sites published."""
     check_model_place(out)
-    organiser = enrol.read_federation(directory)
+    organiser = Organiser.read(directory)
     found = {}
     dropped: set[frozenset[int]] = set()
     with tempfile.TemporaryDirectory() as folder:
         for path in published:
-            file = sharing.read_published(organiser, path)
+            file = organiser.read_published(path)
             member = organiser.member(file.site)
             if member.number in found:
                 raise DataError(f"{path}: there are two files of {file.site}; keep one")
-            sharing.unpack(file, Path(folder, file.site))
+            file.unpack(Path(folder, file.site))
             part = load(Path(folder, file.site))
             if [str(site) for site in part.sites] != [str(member.id)] or part.schema != organiser.contract.schema:
                 raise DataError(f"{path}: it is not the model of {file.site} alone, with the columns of the contract")

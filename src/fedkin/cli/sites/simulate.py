@@ -22,9 +22,8 @@ from fedkin.cli.sites.running import run_all, table
 from fedkin.cli.sites.simulate_shared import join_all, refuse, share_all
 from fedkin.data import read_columns, site_ids, write_csv
 from fedkin.errors import DataError, ParameterError
-from fedkin.federate import STOP_SIGNAL, Contract, enrol, only_supervisor
-from fedkin.federate.enrol import Organiser
-from fedkin.federate.enrol.files import ADMIT, ADMITTED, ORDER
+from fedkin.federate import STOP_SIGNAL, Contract, Organiser, only_supervisor
+from fedkin.federate.messages import ADMIT, ADMITTED, ORDER
 from fedkin.federate.programs.files import SELECTION
 from fedkin.federate.records import read_record, write_record
 from fedkin.graph import Graph
@@ -63,7 +62,7 @@ def simulate(command: Simulation) -> None:
         if value is not None:
             raise ParameterError(f"--{name} is for rounds, and here every site shares its sums: add --by run")
     parts = _begin(command)
-    heart = enrol.read_federation(command.out / _HEART)
+    heart = Organiser.read(command.out / _HEART)
     share_all(heart, command.out / _SITES, list(parts.values()), command.out / _MODEL)
 
 
@@ -90,7 +89,7 @@ def _run(command: Simulation) -> None:
 def prepare(command: Simulation) -> list[Path]:
     """The directories of sites that run, made or found: the organiser's, if it runs, too, and the sites'."""
     parts = _begin(command)
-    heart = enrol.read_federation(command.out / _HEART)
+    heart = Organiser.read(command.out / _HEART)
     _enrol(command, heart, list(parts.values()))
     sites = [command.out / _SITES / member.name for member in heart.members]
     return [heart.directory, *sites] if heart.contract.rounds.placement == "central" else sites
@@ -168,10 +167,10 @@ def _organise(command: Simulation, contract: Contract, names: Sequence[Hashable]
         edges.write(graph)
     centre = f"127.0.0.1:{command.port + len(names)}" if contract.rounds.placement == "central" else None
     given = None if edges is None else graph
-    heart = enrol.new(command.contract, out / _HEART, graph=given, sites=sites, centre=centre)
+    heart = Organiser.create(command.contract, out / _HEART, graph=given, sites=sites, centre=centre)
     graph.unlink(missing_ok=True)
     sites.unlink()
-    enrol.invite(heart)
+    heart.invite()
 
 
 def _enrol(command: Simulation, heart: Organiser, parts: Sequence[Mapping[str, Any]]) -> None:
@@ -186,7 +185,7 @@ def _enrol(command: Simulation, heart: Organiser, parts: Sequence[Mapping[str, A
     with ended_like_ctrl_c(STOP_SIGNAL), only_supervisor(command.out):
         join_all(board, heart, sites, parts)
         papers = {name: [heart.directory / ADMITTED / f"{name}.admit"] for name in names}
-        for path, receivers in enrol.order(heart, **set_to) if ordered else ():  # type: ignore[arg-type]
+        for path, receivers in heart.order(**set_to) if ordered else ():  # type: ignore[arg-type]
             for name in receivers:
                 papers[name].append(path)
         words = {name: [["site", "accept", str(sites / name), *map(str, given)]] for name, given in papers.items()}

@@ -20,10 +20,8 @@ from fedkin.cli.sites.errands import Board
 from fedkin.cli.sites.parts import deliver
 from fedkin.data import write_csv
 from fedkin.errors import DataError
-from fedkin.federate import STOP_SIGNAL, enrol, only_supervisor
-from fedkin.federate.enrol import Organiser
-from fedkin.federate.enrol.files import ADMITTED, ASKS, INVITE, INVITES, SUMMARIES
-from fedkin.federate.sharing.files import SENT
+from fedkin.federate import STOP_SIGNAL, Organiser, only_supervisor
+from fedkin.federate.messages import ADMITTED, INVITE, INVITES, QUERIES, SENT, SUMMARIES
 from fedkin.federate.trust import fingerprint
 
 
@@ -91,7 +89,7 @@ def join_all(board: Board, heart: Organiser, sites: Path, parts: Sequence[Mappin
         raise DataError(f"the rows of {heart.member(name).id!r}: {words}")
     for name in own:
         if not (heart.directory / ADMITTED / f"{name}.admit").exists():
-            enrol.admit(heart, sites / name / f"{name}.request")
+            heart.admit(sites / name / f"{name}.request")
     say(f"{count(len(own), 'site')} joined, each with a key of its own, and were admitted.")
 
 
@@ -116,7 +114,7 @@ def _fit(board: Board, heart: Organiser, sites: Path, out: Path) -> Step:
     summaries = heart.directory / SUMMARIES
     while True:
         answers: dict[str, list[list[str]]] = {}
-        for question in sorted((heart.directory / ASKS).glob("*.ask")):
+        for question in sorted((heart.directory / QUERIES).glob("*.ask")):
             name, _, number = question.stem.rpartition("@")
             if not (sites / name / SENT / f"{question.stem}.summary").exists():
                 answers[name] = [["site", "answer", str(sites / name), str(question)]]

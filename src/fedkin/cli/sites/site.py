@@ -46,12 +46,12 @@ def join(
     ] = None,
 ) -> None:
     """At the site: check the rows against the contract, make a key that never leaves, and write the request."""
-    from fedkin.federate import enrol, steps_of
+    from fedkin.federate import Site, steps_of
 
-    done = enrol.join(invite, data, into, expected=fingerprint, steps=steps_of)
+    done = Site.join(invite, data, into, expected=fingerprint, steps=steps_of)
     for finding in done.findings:
         note(str(finding))
-    contract = enrol.read_site(done.directory).contract
+    contract = Site.read(done.directory).contract
     batch = contract.rounds.batch_size
     if batch is not None and batch < contract.thresholds.rows:
         note(
@@ -82,9 +82,9 @@ def check(
     """At the site: say in words whether rows fit the contract, and are enough to share sums of. Writes nothing."""
     from fedkin.cli.sites.contracts import print_findings
     from fedkin.data import read_columns, row_places
-    from fedkin.federate import enrol
+    from fedkin.federate import contract_in
 
-    contract, thresholds = enrol.contract_in(what)
+    contract, thresholds = contract_in(what)
     columns = read_columns(data)
     findings = contract.check(columns, thresholds, row_places(data, columns))
     if findings:
@@ -111,9 +111,9 @@ def accept(
 @site.command()
 def renew(directory: Directory) -> None:
     """At the site: make a new key and ask for its certificate. The old ones serve until the answer is accepted."""
-    from fedkin.federate import enrol, steps_of
+    from fedkin.federate import Site, steps_of
 
-    path, by_itself = enrol.renew(directory, steps_of)
+    path, by_itself = Site.read(directory).renew(steps_of)
     say(f"Send {path} to the organiser; there: fedkin federation admit DIR {path.name}")
     if not by_itself:
         note("the old certificate has ended, so the organiser must ask you for the fingerprint, and say --again")
@@ -125,12 +125,12 @@ def leave(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """At the site: sign that it leaves the federation, for good."""
-    from fedkin.federate import enrol
+    from fedkin.federate import Site
 
     if not yes:
         typer.confirm(f"{directory}: leave the federation, for good?", abort=True)
-    path = enrol.leave(directory)
-    neighbours = [one.member.name for one in enrol.read_site(directory).invite.neighbours]
+    path = Site.read(directory).leave()
+    neighbours = [one.member.name for one in Site.read(directory).invite.neighbours]
     say(
         f"Send {path} to the organiser (there: fedkin federation admit DIR {path.name})"
         + (f" and to {listed(neighbours, 8)} (there: fedkin site accept SITE {path.name})." if neighbours else ".")
@@ -192,12 +192,14 @@ def settings(
     confirm: Annotated[bool, typer.Option("--confirm", help="site.toml was changed by hand, and is right.")] = False,
 ) -> None:
     """At the site: show or change its own rules, which may be stricter than the contract's, not laxer."""
-    from fedkin.federate import enrol
+    import msgspec
+
+    from fedkin.federate import change_settings
 
     given = {"rows": rows, "rows_per_parameter": rows_per_parameter, "cell": cell, "share_result": share_result}
     changed = {name: value for name, value in given.items() if value is not None}
-    found = enrol.change_settings(directory, confirmed=confirm, **changed)
-    say(*(f"{name} = {str(value).lower()}" for name, value in found.plain().items()))
+    found = change_settings(directory, confirmed=confirm, **changed)
+    say(*(f"{name} = {str(value).lower()}" for name, value in msgspec.structs.asdict(found).items()))
 
 
 @site.command()

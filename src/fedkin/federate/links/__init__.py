@@ -13,7 +13,7 @@ To add a transport between machines (there is one, `zenoh`, and nothing chooses 
    table and its example.
 4. `federate/programs/program`: a branch in `Program.linked`, which opens the transport and tells it whom to call when a
    link opens or closes (`on_link`) and when a payload is above ``most_bytes`` (`on_refused`).
-5. Addresses other than ``tls/host:port``: `federate/enrol/organiser`, `federate/enrol/places` and the same `program`.
+5. Addresses other than ``tls/host:port``: `federate/addresses` and the same `program`.
 Rounds and edge tests need no change: `federate/links/neighbours` makes them of any transport.
 Imports: `admm`, the manifest, and of the modules of `federate` `frames`, `post`, `waiting`, `journal` and `trust`.
 """

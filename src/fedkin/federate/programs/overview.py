@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 from fedkin._base import is_locked, wait_until
 from fedkin.errors import DataError
-from fedkin.federate.enrol.files import FEDERATION, INVITE
-from fedkin.federate.manifest import CENTRE
+from fedkin.federate.messages import CENTRE, FEDERATION, INVITE
 from fedkin.federate.programs.files import LOCK, STATUS, read_status
 from fedkin.federate.programs.program import CANNOT
 from fedkin.federate.waiting import HOLDING

@@ -22,14 +22,15 @@ from typing import Any, TypeVar
 
 from fedkin._base import lock
 from fedkin.errors import DataError, FedkinError
-from fedkin.federate.enrol import Organiser, Site, centre_pair, read_federation, read_site
-from fedkin.federate.enrol.files import ADMIT, FEDERATION, INVITE, KEY, NEXT_KEY, NOTICES
 from fedkin.federate.journal import Journal
 from fedkin.federate.links.access import site_links
 from fedkin.federate.links.reopening import ReopeningTransport
-from fedkin.federate.manifest import CENTRE, Manifest
+from fedkin.federate.manifest import Manifest
+from fedkin.federate.messages import ADMIT, CENTRE, FEDERATION, INVITE, KEY, NEXT_KEY, NOTICES
+from fedkin.federate.organiser import Organiser
 from fedkin.federate.programs.files import LOCK, LOG, STATUS, read_status
 from fedkin.federate.records import write_record
+from fedkin.federate.site import Site
 from fedkin.federate.trust import Pair, SecurityError
 from fedkin.federate.views import centre_view, site_view
 from fedkin.federate.waiting import Patience, PeerError, Status, Stopped
@@ -49,7 +50,7 @@ class SitePlace:
     """A site's directory, checked: what the organiser signed, the site's certificate, who is out."""
 
     def __init__(self, place: Path) -> None:
-        self.place, self.site = place, read_site(place)
+        self.place, self.site = place, Site.read(place)
         self.name, self.authority = self.site.name, self.site.authority
         self.site.pair()  # raises unless it is admitted, and its certificate good
 
@@ -59,7 +60,7 @@ class SitePlace:
 
     def again(self) -> bool:
         """Read the directory again; whether the certificate is another one."""
-        before, self.site = self.site.certificate, read_site(self.place)
+        before, self.site = self.site.certificate, Site.read(self.place)
         self.site.pair()
         return self.site.certificate != before
 
@@ -83,9 +84,9 @@ class CentrePlace:
 
     def __init__(self, place: Path) -> None:
         self.place, self.name, self.ends_soon = place, CENTRE, False
-        self.organiser: Organiser = read_federation(place)
+        self.organiser: Organiser = Organiser.read(place)
         self.authority, self.out = self.organiser.authority, self.organiser.out()
-        self._pair = centre_pair(self.organiser)
+        self._pair = self.organiser.centre_pair()
         self.site: Site | None = None
 
     def view(self) -> Manifest:

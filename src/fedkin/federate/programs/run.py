@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import Array, write_arrays
-from fedkin.federate.enrol import Site
 from fedkin.federate.links import Transport
 from fedkin.federate.manifest import Manifest
 from fedkin.federate.peer import Peer
 from fedkin.federate.programs.files import PRESENCE, RECORD, STATE, read_selection
 from fedkin.federate.programs.program import Program, SiteParser, run_program
+from fedkin.federate.site import Site
 from fedkin.federate.waiting import Patience
 
 

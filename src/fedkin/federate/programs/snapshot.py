@@ -14,12 +14,10 @@ from typing import Any
 from fedkin._base import count, listed
 from fedkin.admm import MOST_PARAMS, Share, together
 from fedkin.errors import FedkinError
-from fedkin.federate.enrol.files import INVITE
-from fedkin.federate.enrol.organiser import read_invite
-from fedkin.federate.enrol.site import departures
-from fedkin.federate.manifest import CENTRE
+from fedkin.federate.messages import CENTRE, INVITE, read_invite
 from fedkin.federate.programs.files import read_status
 from fedkin.federate.programs.overview import SILENT, TROUBLE, Line, name_of, overview
+from fedkin.federate.site import departures
 
 _ABSENT = ("dead", "never started", "stopped", SILENT, "starting again")
 _DONE = ("done", "finished")

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from fedkin._base import lock
 from fedkin.errors import DataError
-from fedkin.federate.enrol.files import MODEL
-from fedkin.federate.manifest import CENTRE
+from fedkin.federate.messages import CENTRE, MODEL
 from fedkin.federate.programs.files import LOCK, STATE, STDERR, read_status
 from fedkin.federate.programs.overview import holder, is_running, name_of, places_in, silence
 from fedkin.federate.programs.program import FINISHED, RESTARTS, STOPPED, WRONG

@@ -18,7 +18,7 @@ To change what a model directory holds, files in this order:
    `cli/site_run`); of a command the modules of `cli/models`, by `replace`; `fitting/model/units`
    hands it to the model. A value of single sites: `FittedModel.part` picks it, `fitting/model/parts` joins it, and
    `join` in `fitting/model/kin_answers` replaces it (the model of a new site begins as the part of the first site).
-5. `federate/sharing/models`: admits names of files that travel, unless they are like ``a_b.json``, ``.csv``, ``.npz``.
+5. `federate/messages`: admits names of files that travel, unless they are like ``a_b.json``, ``.csv``, ``.npz``.
 6. docs/file-formats.md. ``tests/test_model.py`` lists files, fields and the version: `test_files_are_open`,
    `assert_same`, `test_other_versions_and_missing_models`.
 Imports: `kin`, `core` and below; nothing else of `fitting`.

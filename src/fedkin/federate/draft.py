@@ -18,7 +18,7 @@ import numpy as np
 from fedkin._base import AnyArray, Array, listed
 from fedkin.data import Label, level_text, looks_like_date, parsed_numbers
 from fedkin.errors import DataError
-from fedkin.federate.contract.contract import Thresholds
+from fedkin.federate.disclosure import Thresholds
 from fedkin.losses import LOSSES, loss_for
 
 _ABOUT = (
@@ -39,18 +39,6 @@ _TARGET_NAMES = ("target", "outcome", "label", "response", "y", "event", "death"
 _COUNT_NAME = re.compile(r"(^n_|^num|count|visits|events|admissions|number)", re.IGNORECASE)
 _ID_NAME = re.compile(r"(^|_)(id|uuid|name|mrn|ssn|number)$", re.IGNORECASE)
 _NEGATIVE = ("no", "none", "false", "0", "alive", "control", "negative", "absent", "healthy", "never", "normal")
-#: Units that go with names, to be confirmed.
-_UNITS = {
-    "age": "years",
-    "weight": "kg",
-    "height": "cm",
-    "bmi": "kg/m2",
-    "sbp": "mmHg",
-    "dbp": "mmHg",
-    "pressure": "mmHg",
-    "temp": "°C",
-    "rate": "1/min",
-}
 
 
 @dataclass(frozen=True)
@@ -221,9 +209,7 @@ def _levels(seen: Counter[Label]) -> _Guess:
 
 def _number(name: str, values: Array, whole: bool, is_target: bool) -> _Guess:
     low, high = outward(values)
-    unit = next((unit for part, unit in _UNITS.items() if part in re.split(r"[\W_0-9]+", name.lower())), "")
-    asked = "is that the unit?" if unit else 'which unit? for example "kg", "mmol/L"; empty for none'
-    lines = [f"unit = {_text(unit)}  # {asked}"]
+    lines = ['unit = ""  # which unit? for example "kg", "mmol/L"; empty for none']
     counts = is_target and whole and bool((values >= 0).all()) and _COUNT_NAME.search(name) is not None
     kind = ['kind = "count"'] if counts else []
     lines += [f"low = {low:.12g}", f"high = {high:.12g}"]
@@ -241,7 +227,7 @@ def outward(values: Array) -> tuple[float, float]:
     Examples
     --------
     >>> import numpy as np
-    >>> from fedkin.federate.contract.draft import outward
+    >>> from fedkin.federate.draft import outward
     >>> outward(np.array([43.7, 71.2, 107.3]))
     (30.0, 120.0)
     >>> outward(np.array([0.0, 3.0, 12.0]))
@@ -265,7 +251,7 @@ def roughly(values: Array) -> tuple[float, float]:
     Examples
     --------
     >>> import numpy as np
-    >>> from fedkin.federate.contract.draft import roughly
+    >>> from fedkin.federate.draft import roughly
     >>> roughly(np.array([43.7, 71.2, 107.3, 66.6]))
     (80.0, 40.0)
     """

@@ -1,0 +1,482 @@
+"""The contract of a federation: what everybody agrees on before anything is computed.
+
+The organiser writes it, as a TOML file, without seeing a row; every site checks its own rows against it. It names no
+sites and no edges: those are the organiser's. A contract that exists holds together: all its entries were checked.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from fedkin._base import Array, count
+from fedkin.admm import Average, GradientKind, StandIns, Wire
+from fedkin.data import INTERCEPT, Column, Finding, Rows, Schema, columns_of, level_text
+from fedkin.errors import FedkinError, ParameterError
+from fedkin.federate.disclosure import Thresholds, check_count, check_disclosure
+from fedkin.losses import LOSS_NAMES, LOSSES, Loss, describe_loss, described_loss, loss_for
+
+FORMAT = "fedkin-contract-1"
+
+Placement = Literal["peer"] | StandIns
+Count = Annotated[int, Meta(ge=1)]
+Whole = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Nonnegative = Annotated[float, Meta(ge=0)]
+
+#: A theta longer than this many times the target's size (1 for classes and counts) is nobody's estimate.
+_BALL = 1000.0
+#: The ball where nothing is known about the size of the target.
+_WIDE_BALL = 1e9
+
+
+class ContractError(FedkinError, ValueError):
+    """A contract that cannot be read or does not hold together."""
+
+
+class EdgeTests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How neighbours test, before the rounds, whether they are kin."""
+
+    level: Annotated[float, Meta(gt=0, lt=1)] = 0.05
+    variance: Literal["model", "sandwich", "bartlett"] = "model"
+
+
+class Rounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How Fed-ADMM runs between sites.
+
+    - ``lam``: None until the organiser orders one; ``rho``: None for the one that goes with scaled features.
+    - ``radius``: of the ball in which every theta must lie; None for one that follows from the target.
+    - ``batch_size``: rows per round, None for all; ``smallest_batch``: what batches may be as small as, by default the
+      least number of rows of a site, since a theta from few rows gives them away.
+    - ``compare_every``: rounds between comparisons of the two copies of an edge's dual, 0 for never.
+    - ``placement``: who holds the state of an edge: its two ends, a central machine, or all of the component.
+    - ``select``: how edges are tested before the rounds, None for keeping all.
+    """
+
+    lam: Nonnegative | None = None
+    rho: Positive | None = None
+    radius: Positive | None = None
+    rounds: Count = 1000
+    batch_size: Count | None = None
+    smallest_batch: Count | None = None
+    gradient: GradientKind = "plain"
+    average: Average | None = None
+    wire: Wire = "float64"
+    checkpoint_every: Count = 100
+    compare_every: Whole = 200
+    placement: Placement = "peer"
+    select: EdgeTests | None = None
+
+
+class Contract(
+    msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_fields=True, tag_field="format", tag=FORMAT
+):
+    """What a federation computes, and from what.
+
+    Attributes
+    ----------
+    name : str
+    schema : Schema
+        Features, target and offset.
+    loss : dict
+        Name and parameters, as `fedkin.losses.describe_loss` gives them.
+    intercept : bool
+    method : "kin" | "fused"
+        Whether similar sites are found from one summary of each, with probabilities, or edges are fused by a penalty.
+        Only the second way has a penalty, rounds and a certified gap.
+    penalty : "l1" | "l2" | "linf"
+    ridge, sparsity : float
+        Extra penalties of every site, on scaled features.
+    folds, seed : int
+        Of the sums by fold, from which ``lam`` is chosen.
+    messages : int
+        How often a site may give sums of its rows at most, the first time included: each answer tells more.
+    thresholds : Thresholds
+    rounds : Rounds
+
+    Raises
+    ------
+    ContractError
+        When two entries do not fit together.
+
+    Examples
+    --------
+    >>> from fedkin.federate import Contract
+    >>> contract = Contract.from_toml('''
+    ... name = "heart"
+    ... loss = "linear"
+    ... [features]
+    ... age = {unit = "years", low = 20, high = 100}
+    ... ward = {levels = ["A", "B"]}
+    ... [target]
+    ... name = "days"
+    ... ''')
+    >>> contract.parameter_names
+    ('(intercept)', 'age', 'ward=B')
+    >>> Contract.from_bytes(contract.to_bytes()) == contract
+    True
+    """
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z")]
+    schema: Schema
+    loss: dict[str, Any]
+    intercept: bool = True
+    method: Literal["kin", "fused"] = "kin"
+    penalty: Literal["l1", "l2", "linf"] = "l1"
+    ridge: Nonnegative = 0.0
+    sparsity: Nonnegative = 0.0
+    folds: Annotated[int, Meta(ge=2, le=60)] = 5
+    seed: Whole = 0
+    messages: Count = 12
+    thresholds: Thresholds = Thresholds()
+    rounds: Rounds = Rounds()
+
+    def __post_init__(self) -> None:
+        if wrong := [*self._wrong_target(), *self._wrong_method()]:
+            raise ContractError("; ".join(wrong))
+
+    # --- what is fitted ---------------------------------------------------------------------------------------
+
+    def loss_object(self) -> Loss:
+        """Return the loss."""
+        return described_loss(self.loss)
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Columns of the prepared rows, the intercept first where there is one."""
+        return (INTERCEPT, *self.schema.names) if self.intercept else self.schema.names
+
+    @property
+    def n_params(self) -> int:
+        """Length p of a site's theta."""
+        return self.loss_object().n_params(len(self.column_names))
+
+    @cached_property
+    def parameter_names(self) -> tuple[str, ...]:
+        """What each of the p parameters belongs to; with more than two classes, class after class but the first."""
+        if self.n_params == len(self.column_names):
+            return self.column_names
+        assert self.schema.classes is not None
+        return tuple(f"{name} [{level_text(one)}]" for one in self.schema.classes[1:] for name in self.column_names)
+
+    def per_parameter(self, value: float) -> Array:
+        """Return a level of ridge or sparsity for each parameter ``(p,)``, 0 for the intercept."""
+        levels = np.full((self.n_params // len(self.column_names), len(self.column_names)), value)
+        if self.intercept:
+            levels[:, 0] = 0.0
+        return levels.reshape(-1)
+
+    @property
+    def radius(self) -> float:
+        """Of the ball in which a theta must lie to count, in prepared units."""
+        if self.rounds.radius is not None:
+            return self.rounds.radius
+        target = self.schema.target
+        if target is not None and target.kind != "number":
+            return _BALL
+        if target is None or target.low is None or target.high is None:
+            return _WIDE_BALL
+        return _BALL * max(abs(target.low), abs(target.high))
+
+    @property
+    def smallest_batch(self) -> int:
+        """The fewest rows that a round may be computed from."""
+        return self.thresholds.rows if self.rounds.smallest_batch is None else self.rounds.smallest_batch
+
+    def check_rounds(self, where: str) -> None:
+        """Raise `ContractError` unless the method is one of rounds; ``where`` is the file or directory to name."""
+        if self.method != "fused":
+            raise ContractError(
+                f'{where}: method = "{self.method}" takes one summary of every site (fedkin site share) and no rounds; '
+                'rounds find the fused estimate: let the organiser set method = "fused" in the contract'
+            )
+
+    # --- rows of a site ---------------------------------------------------------------------------------------
+
+    def check(
+        self, columns: Mapping[str, object], own: Thresholds | None = None, at: Callable[[int], str] | None = None
+    ) -> list[Finding]:
+        """Return everything about a site's table that does not fit; ``own`` are the site's stricter thresholds.
+
+        ``at`` says what a row, numbered from 0, is called (`fedkin.data.row_places` for those of a file).
+
+        Examples
+        --------
+        >>> from fedkin.federate import Contract
+        >>> contract = Contract.from_toml('name = "h"\\nloss = "linear"\\nfeatures.x = {}\\ntarget.name = "y"')
+        >>> print(*contract.check({"x": range(9), "y": range(9)}), sep=chr(10))
+        9 rows, but at least 10 are needed
+        """
+        findings = self.schema.check(columns) if at is None else self.schema.check(columns, at=at)
+        if not any(finding.refuses for finding in findings):
+            return [*findings, *check_disclosure(self, self.prepare(columns), own)]
+        n = len(next(iter(columns_of(columns).values()), ()))  # it cannot be prepared, but its rows can be counted
+        return [*findings, *check_count(self, n, own)]
+
+    def prepare(self, columns: Mapping[str, object]) -> Rows:
+        """Return a site's table as prepared rows; raises one `DataError` with all that does not fit the schema."""
+        return self.schema.rows(columns, self.intercept)
+
+    # --- files ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of `to_bytes`, in hexadecimal digits: two contracts are the same if and only if it is."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """Return canonical JSON."""
+        return msgspec.json.encode(self, order="sorted")
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Contract:
+        """Return the contract in JSON."""
+        try:
+            plain = msgspec.json.decode(text)
+            made = msgspec.convert(plain, cls)
+        except (msgspec.MsgspecError, UnicodeDecodeError, FedkinError) as error:
+            raise ContractError(f"the contract cannot be used: {error}") from None
+        if msgspec.json.decode(made.to_bytes()) != plain:
+            raise ContractError("the contract has entries that this fedkin does not know, or lacks some")
+        return made
+
+    @classmethod
+    def from_toml(cls, text: str, name: str = "the contract") -> Contract:
+        """Return the contract that a TOML text states; ``name`` is the file to name in errors."""
+        try:
+            entries = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ContractError(f"{name}: not valid TOML: {error}; check quotes, brackets and commas there") from None
+        reading = _Reading(text)
+        contract = reading.contract(entries)
+        if contract is None:
+            lines = reading.wrong
+            raise ContractError("\n  ".join([f"{name}:", *lines]) if len(lines) > 1 else f"{name}, {lines[0]}")
+        return contract
+
+    @classmethod
+    def read(cls, path: str | PathLike[str]) -> Contract:
+        """Read the contract in a TOML file; raises `ContractError` with everything that is wrong."""
+        try:
+            text = Path(path).read_text(encoding="utf-8-sig")
+        except FileNotFoundError:
+            raise ContractError(f"there is no file {path}: check the path") from None
+        except IsADirectoryError:
+            raise ContractError(f"{path} is a directory, expected the TOML file of a contract") from None
+        except UnicodeDecodeError:
+            raise ContractError(f"{path} is not UTF-8 text: save it as UTF-8") from None
+        except OSError as error:
+            raise ContractError(f"{path} cannot be read: {error.strerror or error}") from None
+        return cls.from_toml(text, str(path))
+
+    # --- whether it holds together ----------------------------------------------------------------------------
+
+    def _wrong_method(self) -> list[str]:
+        wrong, rounds = [], self.rounds
+        given = [name for name in ("penalty", "ridge", "sparsity") if getattr(self, name) not in ("l1", 0.0)]
+        if self.method == "kin" and given:
+            wrong.append(
+                f'{given[0]} is of the fused estimator, but method is "kin": set method = "fused", or leave it out'
+            )
+        if rounds.batch_size is not None and rounds.batch_size < self.smallest_batch:
+            wrong.append(
+                f"rounds.batch_size is {rounds.batch_size}, but a theta from fewer than {self.smallest_batch} rows can "
+                f"give them away: take more, none for all rows, or state rounds.smallest_batch = {rounds.batch_size}"
+            )
+        if rounds.placement != "peer" and rounds.gradient != "plain":
+            wrong.append(
+                f'rounds.gradient is "{rounds.gradient}", but where sites come and go they keep no state: use "plain"'
+            )
+        if rounds.select is not None and rounds.placement != "peer":
+            wrong.append(f'rounds.select is for placement "peer", not for "{rounds.placement}"')
+        numbers = [rounds.lam, rounds.rho, rounds.radius, self.ridge, self.sparsity, self.thresholds.rows_per_parameter]
+        if not all(number is None or math.isfinite(number) for number in numbers):
+            wrong.append("a number is not finite")
+        return wrong
+
+    def _wrong_target(self) -> list[str]:
+        name, target = str(self.loss.get("name")), self.schema.target
+        try:
+            loss = self.loss_object()
+        except FedkinError as error:
+            return [f"loss: {error}"]
+        if not loss.needs_target:
+            wrong = [] if target is None else [f"the {name} loss has no target: leave [target] out"]
+            return [*wrong, f"the {name} loss has no intercept: set intercept = false"] if self.intercept else wrong
+        if target is None:
+            return [f"the {name} loss needs a [target]"]
+        if loss.needs_classes:
+            if target.kind != "category":
+                return [f'the {name} loss predicts classes, so target.kind must be "category", with levels']
+            classes, n = loss.n_params(1) + 1, len(target.levels)
+            if classes != n:
+                other = loss.from_classes(n).name
+                hint = "" if other == name else f': set loss = "{other}"'
+                return [f"the {name} loss has {classes} classes, but the target has {count(n, 'level')}{hint}"]
+        elif target.kind == "category":
+            other = loss_for("class", len(target.levels)).name
+            return [f'the {name} loss predicts numbers, but the target is a category: set loss = "{other}"']
+        elif loss.target == "count" and target.kind != "count":
+            return [f'the {name} loss predicts counts, so target.kind must be "count"']
+        return []
+
+
+# --- TOML -------------------------------------------------------------------------------------------------------------
+
+_OF_SCHEMA = ("features", "target", "offset", "missing")
+_TABLES = {"thresholds": Thresholds, "rounds": Rounds, "select": EdgeTests}
+_EXAMPLES = {
+    "name": 'name = "heart"',
+    "loss": f'loss = "linear" (or {", ".join(LOSS_NAMES)})',
+    "features": "a table [features.NAME] for each column",
+}
+_COLUMN = 'a column is a table, such as {unit = "kg", low = 30, high = 250} or {levels = ["no", "yes"]}'
+
+
+class _Reading:
+    """A TOML file on its way to a contract: what is wrong is collected, so that all of it can be said at once."""
+
+    def __init__(self, text: str) -> None:
+        self._lines = text.splitlines()
+        self.wrong: list[str] = []
+
+    def contract(self, entries: Mapping[str, Any]) -> Contract | None:
+        self.wrong += [f"{key} is missing: {words}" for key, words in _EXAMPLES.items() if key not in entries]
+        own = {key: value for key, value in entries.items() if key not in (*_OF_SCHEMA, "loss")}
+        made = self._entries(Contract, own, (), more=(*_OF_SCHEMA, "loss"))
+        schema = self._schema(entries)
+        loss = self._loss(entries.get("loss"), schema)
+        if self.wrong or schema is None or loss is None:
+            return None
+        try:
+            return Contract(schema=schema, loss=loss, **made)
+        except ContractError as error:
+            self.wrong.append(str(error))
+        return None
+
+    def _entries(
+        self, form: type, given: Mapping[str, Any], path: tuple[str, ...], more: Iterable[str] = ()
+    ) -> dict[str, Any]:
+        """Convert the entries of a table one by one, so that every mistake is found."""
+        hints = {key: one for key, one in get_type_hints(form, include_extras=True).items() if key != "schema"}
+        made = {}
+        for key, value in given.items():
+            place = (*path, key)
+            if key not in hints:
+                known = sorted({*hints, *more})
+                section = f"in [{'.'.join(path)}]" if path else "at the top"
+                near = _near(key, known) or f"; known are {', '.join(known)}"
+                self._mistake(place, f"unknown key {key!r} {section}{near}")
+            elif key in _TABLES and isinstance(value, dict):
+                made[key] = _TABLES[key](**self._entries(_TABLES[key], value, place))
+            else:
+                try:
+                    made[key] = msgspec.convert(value, hints[key])
+                except msgspec.ValidationError as error:
+                    self._mistake(place, f"{'.'.join(place)}: {error}")
+        return made
+
+    def _schema(self, entries: Mapping[str, Any]) -> Schema | None:
+        features, target, offset = entries.get("features", {}), entries.get("target"), entries.get("offset")
+        before = len(self.wrong)
+        if not isinstance(features, dict) or ("features" in entries and not features):
+            self._mistake(("features",), "features must be a table with an entry for each column")
+            return None
+        columns = [self._column(name, given, ("features", name)) for name, given in features.items()]
+        predicted = None
+        if isinstance(target, dict) and isinstance(target.get("name"), str):
+            rest = {key: value for key, value in target.items() if key != "name"}
+            predicted = self._column(target["name"], rest, ("target",))
+        elif target is not None:
+            self._mistake(("target",), 'target needs the name of a column: name = "days"')
+        if offset is not None and not isinstance(offset, str):
+            self._mistake(("offset",), "offset must be the name of a column")
+        if len(self.wrong) > before or not columns:
+            return None
+        try:
+            return Schema(tuple(filter(None, columns)), predicted, offset, entries.get("missing", "refuse"))
+        except ParameterError as error:
+            self.wrong.append(str(error))
+            return None
+
+    def _column(self, name: str, given: Any, path: tuple[str, ...]) -> Column | None:
+        if not isinstance(given, dict):
+            self._mistake(path, _COLUMN)
+            return None
+        before = len(self.wrong)
+        made = self._entries(Column, {key: value for key, value in given.items() if key != "name"}, path)
+        if "name" in given:
+            self._mistake((*path, "name"), f"unknown key 'name' in [{'.'.join(path)}]")
+        if len(self.wrong) > before:
+            return None
+        try:
+            return Column(**{"kind": "category" if "levels" in made else "number", **made, "name": name})
+        except FedkinError as error:
+            self._mistake(path, f"{'.'.join(path)}: {error}")
+        return None
+
+    def _loss(self, given: Any, schema: Schema | None) -> dict[str, Any] | None:
+        """Return a loss with all its parameters, so that a default and the same number given are one contract."""
+        described = dict(given) if isinstance(given, dict) else {"name": given}
+        name = described.get("name")
+        if given is None:
+            return None
+        if name not in LOSS_NAMES:
+            near = _near(str(name), LOSS_NAMES)
+            self._mistake(("loss",), f"unknown loss {name!r}{near}; choose one of {', '.join(LOSS_NAMES)}")
+            return None
+        if schema is not None and schema.classes is not None:
+            whole = describe_loss(LOSSES[name].from_classes(len(schema.classes)))
+            described = {**whole, **described} if whole["name"] == name else described
+        try:
+            loss = described_loss(described)
+        except FedkinError as error:
+            self._mistake(("loss",), f"loss: {error}")
+            return None
+        floats = {one.name for one in fields(loss) if isinstance(one.default, float)} if is_dataclass(loss) else ()
+        return {key: float(value) if key in floats else value for key, value in describe_loss(loss).items()}
+
+    def _mistake(self, path: tuple[str, ...], words: str) -> None:
+        line = _line_of(self._lines, path)
+        self.wrong.append(words if line is None else f"line {line}: {words}")
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    alike = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    return f" (did you mean {alike[0]!r}?)" if alike else ""
+
+
+def _line_of(lines: list[str], path: tuple[str, ...]) -> int | None:
+    """Return the line of an entry: of the key within its section, or of the header of the section."""
+    names = [rf"""["']?{re.escape(name)}["']?""" for name in path]
+    for depth in range(len(path), -1, -1):
+        header = re.compile(r"\s*\[\s*" + r"\s*\.\s*".join(names[:depth]) + r"\s*\]")
+        start = next((k + 1 for k, line in enumerate(lines) if header.match(line)), 0) if depth else 0
+        if depth and not start:
+            continue
+        if depth == len(path):
+            return start
+        # the key, or its first part, before the next section
+        for reach in range(len(path), depth, -1):
+            key = re.compile(r"\s*" + r"\s*\.\s*".join(names[depth:reach]) + r"\s*[.=]")
+            for k in range(start, len(lines)):
+                if lines[k].lstrip().startswith("["):
+                    break
+                if key.match(lines[k]):
+                    return k + 1
+        if start:
+            return start
+    return None

@@ -1,0 +1,402 @@
+"""One summary instead of rounds: what a site says about its rows, and what the organiser collects.
+
+A site's summary, and its answers to queries, are signed readable files. Nothing is written below the site's own
+thresholds. Sums of rows that were shared once are not shared again of other rows: the difference would give away the
+rows that changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fedkin._base import PRIVATE_DIRECTORY, AnyArray, listed, write_file
+from fedkin.core import Budget, Query, Summary, private_summary, site_answer, site_summary
+from fedkin.data import Rows
+from fedkin.errors import DataError, FedkinError, ParameterError
+from fedkin.federate.contract import Contract
+from fedkin.federate.disclosure import check_disclosure, data_bounds, refuse_disclosure
+from fedkin.federate.envelope import Signer
+from fedkin.federate.messages import (
+    FEDERATION,
+    NOTICES,
+    SENT,
+    SITES,
+    QueryFile,
+    SummaryFile,
+    Verifier,
+    read_charter,
+    read_notices,
+    round_file,
+    today,
+)
+from fedkin.federate.organiser import Organiser
+from fedkin.federate.site import Site
+from fedkin.federate.trust import SecurityError
+from fedkin.losses import describe_loss
+
+_SUFFIX = ".summary"
+_RECORD = "rows.json"  #: digest of the rows of which sums were shared
+
+# --- at the site ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """What a site shares: the summary, its round, and the file to send; None where it was only to be shown."""
+
+    summary: Summary
+    round: int
+    path: Path | None
+
+
+def share(
+    directory: Path,
+    *,
+    dry_run: bool = False,
+    folds: int | None = None,
+    epsilon: float | None = None,
+    delta: float = 1e-5,
+    rank: int | None = None,
+) -> Shared:
+    """Sum up the site's rows and write the summary.
+
+    Parameters
+    ----------
+    directory : path
+        The site's.
+    dry_run : bool
+        Whether nothing is to be written.
+    folds : int, optional
+        In how many folds to give sums, from which ``lam`` is chosen; 0 for sums over all rows only. By default as many
+        as the thresholds allow, at most the contract's.
+    epsilon, delta : float
+        Differential privacy: noise is added so that replacing one row changes the odds of any summary by at most
+        ``exp(epsilon)``, except with probability ``delta``. For the linear and the mean loss; by default no noise.
+    rank : int, optional
+        For many coefficients: a short summary, with products of columns as a diagonal plus this rank, over all rows
+        only (`Summary.short`). For kin; the same rank as before where sums were shared before.
+
+    Returns
+    -------
+    Shared
+        ``summary.described()`` says what every number tells.
+
+    Raises
+    ------
+    DataError
+        When there are too few rows, or sums of other rows were shared before.
+    """
+    site = Site.read(directory)
+    signer, rows, contract = Signer.site(site.pair()), site.rows(), site.contract
+    before = _sent_before(site, 1)
+    rank = _chosen_rank(contract, before, rank)
+    folds = _chosen_folds(site, rows, before, folds if rank is None else 0)
+    _check_rows(site, rows, folds)
+    budget = None if epsilon is None else Budget(epsilon, delta, *data_bounds(contract))
+    _check_noise(site, before, budget)
+    how: dict[str, Any] = {"feature_names": contract.column_names, "folds": max(folds, 2), "seed": contract.seed}
+    member, loss = site.invite.site.id, contract.loss_object()
+    if budget is None:
+        summary = site_summary(member, rows, loss, **how)
+    else:
+        summary = private_summary(member, rows, loss, budget, **how, by_fold=folds > 0)
+    summary = _in_folds(summary, folds, contract.folds)
+    if rank is not None:
+        summary = summary.short(rank)
+    return _written(site, signer, rows, summary, 1, None, dry_run)
+
+
+def answer(directory: Path, path: Path, *, dry_run: bool = False) -> Shared:
+    """Answer the organiser's query: loss and derivatives, summed over rows, at the parameters that it names.
+
+    Parameters
+    ----------
+    directory : path
+        The site's.
+    path : path
+        The query, from the organiser.
+    dry_run : bool
+        Whether nothing is to be written.
+
+    Raises
+    ------
+    SecurityError
+        When the organiser did not sign it for this site and contract.
+    DataError
+        When that round was answered already, there were enough rounds, or there are too few rows.
+    """
+    site = Site.read(directory)
+    signer, rows, contract = Signer.site(site.pair()), site.rows(), site.contract
+    sealed = site.verifier.read(path, QueryFile, site=site.name)
+    try:
+        query = Query.from_plain(sealed.body.ask)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    first = _sent_before(site, 1)
+    if first is None:
+        raise DataError(f"{site.name} has shared no summary yet, so there is nothing to ask about: fedkin site share")
+    shared = Summary.from_plain(first.summary)
+    if shared.privacy is not None:
+        raise DataError(
+            f"{site.name} has shared sums with noise; an answer has none, and would break what was promised"
+        )
+    folds = _folds_of(shared)
+    _check_round(site, query, sealed.digest, path)
+    _check_rows(site, rows, folds)
+    how: dict[str, Any] = {"feature_names": contract.column_names, "folds": max(folds, 2), "seed": contract.seed}
+    summary = site_answer(msgspec.structs.replace(query, site=site.invite.site.id), rows, contract.loss_object(), **how)
+    summary = _in_folds(summary, folds, contract.folds)
+    if shared.curvature is not None:
+        summary = summary.short(shared.curvature.rank)
+    return _written(site, signer, rows, summary, query.round, sealed.digest, dry_run)
+
+
+def _sent_before(site: Site, number: int) -> SummaryFile | None:
+    path = round_file(site.directory / SENT, site.name, number, _SUFFIX)
+    return site.verifier.read(path, SummaryFile, by="site", ended=True).body if path.exists() else None
+
+
+def _chosen_rank(contract: Contract, before: SummaryFile | None, wanted: int | None) -> int | None:
+    """Return the rank of the second derivatives to share: that of what was shared before, or the one wanted."""
+    if wanted is not None and contract.method != "kin":
+        raise ParameterError('--rank is for method = "kin": the fused estimator needs all sums, so leave it out')
+    if before is None:
+        return wanted
+    curvature = Summary.from_plain(before.summary).curvature
+    shared = None if curvature is None else curvature.rank
+    more = curvature is not None and curvature.exact and wanted is not None and wanted > curvature.rank
+    if wanted not in (None, shared) and not more:
+        words = "everything" if shared is None else f"rank {shared}"
+        raise DataError(f"sums of {words} were shared before: leave out --rank, or give the same")
+    return shared
+
+
+def _chosen_folds(site: Site, rows: Rows, before: SummaryFile | None, wanted: int | None) -> int:
+    """Return the number of folds: those that were shared before, those wanted, or as many as there may be."""
+    most = site.contract.folds
+    if wanted is not None and (wanted == 1 or not 0 <= wanted <= most):
+        raise ParameterError(f"--folds must be 0 or a whole number from 2 to {most}, as in the contract, got {wanted}")
+    if before is not None:
+        shared = _folds_of(Summary.from_plain(before.summary))
+        if wanted not in (None, shared):
+            words = f"in {shared} folds" if shared else "over all rows only"
+            raise DataError(
+                f"sums {words} were shared before; other folds would tell more about single rows than either of them"
+            )
+        return shared
+    if wanted is not None:
+        return wanted
+    contract, own, member = site.contract, site.settings, site.invite.site.id
+    allowed = (k for k in range(most, 1, -1) if not check_disclosure(contract, rows, own, site=member, folds=k))
+    return next(allowed, 0)
+
+
+def _folds_of(summary: Summary) -> int:
+    """Return in how many folds a summary has given sums."""
+    return int((summary.count[: summary.folds] > 0).sum())
+
+
+def _in_folds(summary: Summary, folds: int, most: int) -> Summary:
+    """Return the sums of a summary in ``folds`` folds, or none, as those of the first of ``most`` folds."""
+
+    def moved(parts: AnyArray) -> AnyArray:
+        out = np.zeros((most + 1, *parts.shape[1:]), dtype=parts.dtype)
+        out[:folds], out[-1] = parts[:folds], parts[folds:].sum(axis=0)
+        return out
+
+    names = ["count", "value", "gradient", "hessian", *([] if summary.scores is None else ["scores"])]
+    sums: dict[str, Any] = {name: moved(getattr(summary, name)) for name in names}
+    return replace(summary, **sums)
+
+
+def _check_rows(site: Site, rows: Rows, folds: int) -> None:
+    """Refuse rows that are too few, and other rows than before: their sums differ by the rows that changed."""
+    findings = check_disclosure(site.contract, rows, site.settings, site=site.invite.site.id, folds=folds)
+    refuse_disclosure(findings, "nothing is shared")
+    path = site.directory / SENT / _RECORD
+    if not path.exists():
+        return
+    try:
+        known = json.loads(path.read_bytes())["rows"]
+    except (ValueError, KeyError, TypeError):
+        raise DataError(
+            f"{path} is damaged, so nobody knows of which rows sums were shared; remove {path.parent} if all that was "
+            "shared has been withdrawn"
+        ) from None
+    if known != rows.digest:
+        raise DataError(
+            "sums of other rows were shared before: the difference would give away the rows that changed. Join with "
+            f"the table of that time; or, if all that was shared has been withdrawn, remove {path.parent}"
+        )
+
+
+def _check_noise(site: Site, before: SummaryFile | None, budget: Budget | None) -> None:
+    """Refuse a second summary, with other noise or none, where noise protects the first one."""
+    noisy = before is not None and before.summary.get("privacy") is not None
+    if before is not None and (noisy or budget is not None):
+        path = round_file(site.directory / SENT, site.name, 1, _SUFFIX)
+        raise DataError(
+            f"sums {'with' if noisy else 'without'} noise were shared before: send {path} again if it was lost. "
+            "Another summary of the same rows would tell more than was promised"
+        )
+
+
+def _check_round(site: Site, query: Query, digest: str, path: Path) -> None:
+    most = site.contract.messages
+    if query.round > most:
+        raise DataError(
+            f"{path} is question {query.round}, but the contract allows {most} messages of a site at most, because "
+            "each tells more"
+        )
+    for number in range(2, most + 1):
+        before = _sent_before(site, number)
+        if before is not None and (number > query.round or (number == query.round and before.ask != digest)):
+            raise DataError(f"{path} is question {query.round}, but question {number} was answered already: replayed?")
+
+
+def _written(
+    site: Site, signer: Signer, rows: Rows, summary: Summary, number: int, ask: str | None, dry_run: bool
+) -> Shared:
+    named, folder = replace(summary, site=str(site.invite.site.id)), site.directory / SENT
+    if dry_run:
+        return Shared(named, number, None)
+    folder.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
+    # before the sums are there to be sent
+    write_file(folder / _RECORD, json.dumps({"rows": rows.digest}) + "\n", private=True, durable=True)
+    body = SummaryFile(
+        run=site.invite.run,
+        site=site.name,
+        contract=site.contract.digest,
+        round=number,
+        day=today(),
+        summary=named.to_plain(),
+        ask=ask,
+    )
+    return Shared(named, number, body.write(round_file(folder, site.name, number, _SUFFIX), signer))
+
+
+# --- at the organiser -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Collected:
+    """The summaries of one round.
+
+    Attributes
+    ----------
+    contract : Contract
+        Under which all of them were made.
+    summaries : dict of site id (text) to Summary
+        In the order of the organiser's list where that is here, else by name.
+    round : int
+        1 for first summaries, else that of the queries they answer.
+    missing : tuple of str
+        Names of sites that are on the organiser's list, not out, and have sent nothing.
+    """
+
+    contract: Contract
+    summaries: dict[str, Summary]
+    round: int
+    missing: tuple[str, ...] = ()
+
+
+def read_summaries(directory: Path, federation: Path | None = None, *, now: datetime | None = None) -> Collected:
+    """Read the newest summaries in a folder, each of a site that was admitted, under one contract.
+
+    Parameters
+    ----------
+    directory : path
+        Folder with files ``*.summary``, such as ``heart/summaries``.
+    federation : path, optional
+        The organiser's ``federation.json``, or the directory with it; by default it is looked for in the folder and
+        the one above. From it comes the trust in all files.
+    now : datetime, optional
+        When certificates must be valid; the present by default. For a fit of old files say when they came.
+
+    Raises
+    ------
+    SecurityError, DataError
+        Naming the file: not signed by a site of the federation, of another contract, changed, of a site that is out or
+        whose certificate has ended, a second one of the same site, or of a round that not all sites have answered.
+    """
+    charter_file = _find_charter(directory, federation)
+    place, charter = charter_file.parent, read_charter(charter_file)
+    contract = charter.terms
+    verifier = Verifier(charter.authority.encode(), charter.run, contract.digest)
+    organiser = Organiser.read(place) if (place / SITES).exists() else None  # None where the charter is alone
+    out = read_notices(place / NOTICES, verifier)
+    rounds: dict[int, dict[str, tuple[Path, SummaryFile]]] = {}
+    for path in sorted(directory.glob(f"*{_SUFFIX}")):
+        sealed = verifier.read(path, SummaryFile, by="site", now=now)
+        found = sealed.body
+        if organiser is not None:
+            organiser.check_signer(path, sealed, out)
+        elif found.site in out:
+            raise DataError(f"{path}: {found.site} has left or was expelled, so it counts no more; remove the file")
+        same = rounds.setdefault(found.round, {})
+        if found.site in same:
+            raise DataError(f"{path} and {same[found.site][0]} are both of {found.site}, round {found.round}: keep one")
+        same[found.site] = (path, found)
+    known = [] if organiser is None else [member.name for member in organiser.members if member.name not in out]
+    if not rounds:
+        whose = f"; those of {listed(known, 8)} are missing" if known else ""
+        raise DataError(
+            f"no summaries have arrived in {directory}{whose}: put there what sites send, the files "
+            f"*{_SUFFIX} of fedkin site share"
+        )
+    newest = max(rounds)
+    _check_complete(rounds, newest)
+    order = {name: k for k, name in enumerate(known)}
+    names = sorted(rounds[newest], key=lambda name: (order.get(name, len(order)), name))
+    summaries = {}
+    for name in names:
+        path, found = rounds[newest][name]
+        summary = _summary_in(path, found, contract)
+        # a site speaks for itself only: its id is its name, or what the organiser's list says
+        if str(summary.site) != (name if organiser is None else str(organiser.member(name).id)):
+            raise SecurityError(f"{path}: {name} signed it, but its sums say that they are of {summary.site!r}")
+        summaries[str(summary.site)] = summary
+    return Collected(contract, summaries, newest, tuple(name for name in known if name not in names))
+
+
+def _find_charter(directory: Path, federation: Path | None) -> Path:
+    if not directory.is_dir():
+        raise DataError(f"there is no folder {directory}")
+    if federation is not None:
+        return federation / FEDERATION if federation.is_dir() else federation
+    for place in (directory, directory.absolute().parent):
+        if (place / FEDERATION).exists():
+            return place / FEDERATION
+    raise DataError(
+        f"neither {directory} nor the folder above has {FEDERATION}, without which nobody knows whose sums these "
+        "are: ask the organiser for it, and give it with --federation FILE"
+    )
+
+
+def _summary_in(path: Path, found: SummaryFile, contract: Contract) -> Summary:
+    try:
+        summary = Summary.from_plain(found.summary, contract.loss_object())
+    except FedkinError as error:
+        raise DataError(f"{path}: {error}") from None
+    agreed = (describe_loss(contract.loss_object()), contract.column_names, contract.folds, contract.seed)
+    if (describe_loss(summary.loss), summary.feature_names, summary.folds, summary.seed) != agreed:
+        raise DataError(f"{path}: its loss, columns or folds are not those of the contract; let the site share again")
+    return summary
+
+
+def _check_complete(rounds: Mapping[int, Mapping[str, tuple[Path, SummaryFile]]], newest: int) -> None:
+    silent = sorted({name for same in rounds.values() for name in same} - rounds[newest].keys())
+    if silent:
+        path, found = next(iter(rounds[newest].values()))
+        raise DataError(
+            f"{path} is the answer of {found.site} to question {newest}, which {listed(silent, 8)} have not answered "
+            "yet: wait for them"
+        )

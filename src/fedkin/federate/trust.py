@@ -1,0 +1,393 @@
+"""Certificates and private files: who is who, and what only its owner may read.
+
+A site makes its key and a certificate request where they stay; the holder of the authority's key issues a certificate
+of 90 days. All keys are Ed25519.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+from fedkin._base import PRIVATE_FILE
+from fedkin.errors import FedkinError, missing_dependency
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+SITE_DAYS = 90  #: how long a site's certificate lasts
+RENEW_DAYS = 30  #: a certificate that lasts less than this should be renewed
+_AUTHORITY_DAYS = 3650
+_SKEW = timedelta(days=1)  # clocks of sites may be behind
+_MAKE_ONE = "make one with openssl genpkey -algorithm ed25519"
+
+
+class SecurityError(FedkinError, RuntimeError):
+    """A signature, certificate or file permission that is not as it must be."""
+
+
+# --- private files ----------------------------------------------------------------------------------------------------
+
+
+def open_private(path: Path) -> IO[bytes]:
+    """Open a file that only its owner may read, to append to it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
+    os.fchmod(descriptor, PRIVATE_FILE)  # also when the file was there before
+    return os.fdopen(descriptor, "ab")
+
+
+def check_private(path: Path) -> None:
+    """Raise `SecurityError` when ``path`` is missing, or anybody but the owner may read or write it."""
+    if (mode := _mode(path)) & 0o077:
+        raise SecurityError(f"{path}: others may read or write it (mode {mode:o}); run: chmod go= {path}")
+
+
+def check_place(place: Path) -> None:
+    """Raise `SecurityError` when anybody but the owner may put files into the directory ``place``, or take them."""
+    if (mode := _mode(place)) & 0o022:
+        raise SecurityError(f"{place}: others may write in this directory (mode {mode:o}); run: chmod go= {place}")
+
+
+def read_private(path: Path) -> bytes:
+    """Read a private file, after `check_private`."""
+    check_private(path)
+    return read_whole(path)
+
+
+def read_whole(path: Path, most: int | None = None) -> bytes:
+    """Read a file of at most ``most`` bytes; raises `SecurityError` that names it when that is not possible."""
+    try:
+        if most is not None and (size := path.stat().st_size) > most:
+            raise SecurityError(f"{path} has {size} bytes, more than the {most} that such a file may have")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise SecurityError(f"{path} is missing") from None
+    except IsADirectoryError:
+        raise SecurityError(f"{path} is a directory, expected a file") from None
+    except OSError as error:
+        raise SecurityError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def _mode(path: Path) -> int:
+    try:
+        return path.stat().st_mode & 0o777
+    except FileNotFoundError:
+        raise SecurityError(f"{path} is missing") from None
+
+
+# --- making keys and certificates -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A certificate and its key, both as PEM text. The key is not shown when it is printed."""
+
+    certificate: bytes
+    key: bytes
+
+    def __repr__(self) -> str:
+        return f"Pair({common_name(self.certificate)!r})"
+
+
+def make_authority(name: str) -> Pair:
+    """Make a certificate authority with this common name, good for ten years.
+
+    Examples
+    --------
+    >>> from fedkin.federate.trust import check_issued, issue, make_authority, make_key, make_request
+    >>> authority = make_authority("three hospitals")
+    >>> request = make_request("north", make_key())
+    >>> check_issued(issue(authority, request, ["127.0.0.1"]), authority.certificate)
+    'north'
+    """
+    text = make_key()
+    from cryptography import x509
+
+    key = load_key(text)
+    unused = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    usage = x509.KeyUsage(
+        digital_signature=True, key_cert_sign=True, crl_sign=True, **dict.fromkeys(unused, False),
+        encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+    now = datetime.now(UTC)
+    builder = _builder(_subject(name), _subject(name), key.public_key(), now, now + timedelta(days=_AUTHORITY_DAYS))
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    return Pair(_signed(builder.add_extension(usage, critical=True), key), text)
+
+
+def make_key() -> bytes:
+    """Make a private key, PEM."""
+    _need_cryptography()
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def make_request(name: str, key: bytes) -> bytes:
+    """Make a certificate request, PEM: "this is the public key of ``name``", signed with the private one."""
+    signer = load_key(key)
+    from cryptography import x509
+
+    return _signed(x509.CertificateSigningRequestBuilder().subject_name(_subject(name)), signer)
+
+
+def issue(
+    authority: Pair, request: bytes, hosts: Iterable[str], *, days: float = SITE_DAYS, now: datetime | None = None
+) -> bytes:
+    """Issue a certificate, PEM, for the key and the name of a certificate request.
+
+    Parameters
+    ----------
+    authority : Pair
+        Who signs.
+    request : bytes
+        From `make_request`. Whether its name is the right one is for the caller to check.
+    hosts : iterable of str
+        Host names and addresses under which the owner listens.
+    days : float
+        How long it lasts. It is valid from a day before ``now``, as clocks differ.
+    now : datetime, optional
+        The present by default.
+    """
+    asked, issuer = load_request(request), load_certificate(authority.certificate)
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    when = now or datetime.now(UTC)
+    until = min(when + timedelta(days=days), issuer.not_valid_after_utc)
+    if until <= when:
+        raise SecurityError(f"the authority's certificate ended on {issuer.not_valid_after_utc:%Y-%m-%d}")
+    builder = _builder(asked.subject, issuer.subject, asked.public_key(), when, until)  # type: ignore[arg-type]
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    if names := [_alternative_name(host) for host in dict.fromkeys(hosts)]:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    return _signed(builder.add_extension(both, critical=False), load_key(authority.key))
+
+
+# --- checking them ----------------------------------------------------------------------------------------------------
+
+
+def check_issued(certificate: bytes, authority: bytes, now: datetime | None = None, *, ended: bool = False) -> str:
+    """Return the name in a site's certificate, after checking that the authority issued it and that it is valid.
+
+    Parameters
+    ----------
+    certificate, authority : bytes
+        PEM.
+    now : datetime, optional
+        When it must be valid; the present by default.
+    ended : bool
+        Whether it may have ended.
+
+    Raises
+    ------
+    SecurityError
+        In words that go on after the name of a file.
+    """
+    read, issuer = load_certificate(certificate), load_certificate(authority)
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        read.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):
+        raise SecurityError("the certificate was not issued by the authority of this federation") from None
+    if may_sign(read):
+        raise SecurityError("the certificate is that of an authority, not that of a site")
+    name, when = common_name(certificate), now or datetime.now(UTC)
+    begin, end = validity(certificate)
+    if when > end and not ended:
+        raise SecurityError(f"the certificate of {name} ended on {end:%Y-%m-%d}; renew it: fedkin site renew")
+    if when < begin and not ended:
+        raise SecurityError(f"the certificate of {name} begins on {begin:%Y-%m-%d}; check the clock of this machine")
+    return name
+
+
+def validity(certificate: bytes) -> tuple[datetime, datetime]:
+    """Return from when, and until when, a certificate is valid."""
+    read = load_certificate(certificate)
+    return read.not_valid_before_utc, read.not_valid_after_utc
+
+
+def belong_together(certificate: bytes, key: bytes) -> bool:
+    """Return whether the key is that of the certificate or request; raises `SecurityError` when unreadable."""
+    return fingerprint(certificate) == _fingerprint(load_key(key).public_key())
+
+
+def fingerprint(text: bytes) -> str:
+    """Return what people compare: 32 hexadecimal digits of the hash of the public key in a certificate or request.
+
+    A key, its certificates and its certificate request have the same fingerprint.
+    """
+    return _fingerprint(cast("Ed25519PublicKey", _loaded(text).public_key()))
+
+
+def same_fingerprint(one: str, other: str) -> bool:
+    """Return whether two fingerprints are the same; case and signs between digits do not count."""
+    first, second = ("".join(sign for sign in text.lower() if sign.isalnum()) for text in (one, other))
+    return first == second
+
+
+def common_name(text: bytes) -> str:
+    """Return whose certificate, or certificate request, it is."""
+    read = _loaded(text)
+    from cryptography.x509.oid import NameOID
+
+    names = read.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    if len(names) != 1:
+        raise SecurityError("the certificate does not say whose it is")
+    return str(names[0].value)
+
+
+def may_sign(certificate: x509.Certificate) -> bool:
+    """Return whether it is the certificate of an authority."""
+    from cryptography import x509
+
+    try:
+        if not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
+            return False
+    except x509.ExtensionNotFound:
+        return False
+    try:
+        return certificate.extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
+    except x509.ExtensionNotFound:
+        return True
+
+
+def read_authority_files(certificate: Path, key: Path) -> Pair:
+    """Read the user's own certificate authority.
+
+    Raises
+    ------
+    SecurityError
+        When a file cannot be read, they do not belong together, or the certificate is not that of an authority.
+    """
+    own = Pair(read_whole(certificate), read_private(key))
+    try:
+        read, fit = load_certificate(own.certificate), belong_together(own.certificate, own.key)
+    except SecurityError as error:
+        raise SecurityError(f"{certificate} and {key}: {error}") from None
+    if not fit:
+        raise SecurityError(f"{key} is not the key of {certificate}")
+    if not may_sign(read):
+        raise SecurityError(
+            f"{certificate} is not the certificate of an authority (CA:TRUE, and certificate signing where it lists "
+            "uses): sites would refuse what it signs"
+        )
+    return own
+
+
+# --- PEM --------------------------------------------------------------------------------------------------------------
+
+
+def load_certificate(text: bytes) -> x509.Certificate:
+    """Load a certificate from PEM; raises `SecurityError` when it is damaged."""
+    return cast("x509.Certificate", _loaded(text, request=False))
+
+
+def load_request(text: bytes) -> x509.CertificateSigningRequest:
+    """Load a certificate request, whose own signature fits, from PEM."""
+    return cast("x509.CertificateSigningRequest", _loaded(text, request=True))
+
+
+def load_key(text: bytes) -> Ed25519PrivateKey:
+    """Load a private key from PEM without a password."""
+    _need_cryptography()
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key = load_pem_private_key(text, password=None)
+    except Exception:  # cryptography has no common base of errors
+        raise SecurityError("the private key is damaged, or not PEM without a password") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise SecurityError(f"the private key is not of the type Ed25519; {_MAKE_ONE}")
+    return key
+
+
+def _loaded(text: bytes, request: bool | None = None) -> x509.Certificate | x509.CertificateSigningRequest:
+    """Load a certificate or, where the text says so, a request, with an Ed25519 key."""
+    _need_cryptography()
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    if request is None:
+        request = b"CERTIFICATE REQUEST" in text
+    what = "certificate request" if request else "certificate"
+    read: x509.Certificate | x509.CertificateSigningRequest
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # what cryptography only warns of is damage here
+            if request:
+                read = x509.load_pem_x509_csr(text)
+                good = read.is_signature_valid
+            else:
+                read = x509.load_pem_x509_certificate(text)
+                good = read.not_valid_before_utc <= read.not_valid_after_utc
+        key, _, _ = read.public_key(), read.extensions, read.subject  # parsed on first use
+    except Exception:  # cryptography has no common base: ValueError, InvalidVersion, UnsupportedAlgorithm, ...
+        good = False
+    if not good:
+        raise SecurityError(f"the {what} is damaged, or not PEM")
+    if not isinstance(key, Ed25519PublicKey):
+        raise SecurityError(f"the key of the {what} is not of the type Ed25519; {_MAKE_ONE}")
+    return read
+
+
+def _need_cryptography() -> None:
+    try:
+        import cryptography  # noqa: F401
+    except ImportError:
+        raise missing_dependency("cryptography", "a federation of sites", "peer") from None
+
+
+def _fingerprint(public_key: Ed25519PublicKey) -> str:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    digest = hashlib.sha256(public_key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
+    return "-".join(digest[k : k + 4] for k in range(0, 32, 4))
+
+
+def _subject(name: str) -> x509.Name:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    try:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    except ValueError:
+        raise SecurityError(f"a name in a certificate has 1 to 64 characters, got {name!r}") from None
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public_key: Ed25519PublicKey, now: datetime, until: datetime
+) -> x509.CertificateBuilder:
+    from cryptography import x509
+
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(public_key)
+    return builder.serial_number(x509.random_serial_number()).not_valid_before(now - _SKEW).not_valid_after(until)
+
+
+def _signed(builder: x509.CertificateBuilder | x509.CertificateSigningRequestBuilder, key: Ed25519PrivateKey) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return builder.sign(key, None).public_bytes(Encoding.PEM)
+
+
+def _alternative_name(host: str) -> x509.GeneralName:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
