@@ -11,6 +11,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUM
     os.environ.setdefault(_name, "1")
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -101,8 +102,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def small_study(tmp_path: Path) -> Path:
+def small_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A study with its own task, as a user would write it."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "own", raising=False)  # of another test's folder
     (tmp_path / "own.py").write_text(OWN)
     path = tmp_path / "small.toml"
     path.write_text(SMALL)

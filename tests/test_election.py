@@ -27,11 +27,9 @@ from fedkin.datasets.counties import (
 )
 from fedkin.errors import DataError
 from fedkin.graph import Graph
-from fedkin.studies.launch import launch
-from fedkin.studies.present import election as election_report
-from fedkin.studies.present.figures import draw
-from fedkin.studies.tasks import Replication
-from fedkin.studies.tasks.election import (
+from fedkin.studies import Replication, election_report, launch
+from fedkin.studies.config import FIGURES
+from fedkin.studies.election import (
     LABELS,
     METHODS,
     Protocol,
@@ -40,8 +38,9 @@ from fedkin.studies.tasks.election import (
     election,
     historical_graph,
     scores,
+    skewed,
 )
-from fedkin.studies.tasks.standards import skewed
+from fedkin.studies.figures import draw
 
 pytestmark = pytest.mark.studies
 
@@ -479,7 +478,7 @@ def test_maps_are_drawn(folder: Path, tmp_path: Path):
         for name in ("common_share", "distance"):
             row[name] = row[name][:2] if row[name] else None
     for kind, note in (("state_map", "in 0 of 3 splits the test keeps all 1 edges"), ("kin_map", "resolved in 3 of 3")):
-        draw({"name": kind, "kind": kind}, rows, tmp_path)
+        draw({"name": kind, "kind": kind}, rows, tmp_path, FIGURES[kind])
         assert (tmp_path / f"{kind}.svg").stat().st_size > 0
         assert note in election_report.groups(rows, "kin" if kind == "kin_map" else "fed-loc").note
 

@@ -52,7 +52,7 @@ def theta_in(folder: Path, sites: int) -> np.ndarray:
 @contextmanager
 def started(folder: Path, words: list[str]) -> Iterator[subprocess.Popen[str]]:
     """The command in the background; whatever happens, nothing of it stays behind."""
-    command = [sys.executable, "-m", "fedkin.cli", *words]
+    command = [sys.executable, "-m", "fedkin", *words]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=capped)
     try:
         yield process
@@ -186,7 +186,7 @@ def test_a_signal_stops_the_sites_and_the_same_command_continues(
 def test_the_live_view_on_a_small_terminal(tmp_path: Path) -> None:
     """A terminal of 10 lines and 6 sites: no line is lost without a word, and the end is the whole table."""
     command = command_of(tmp_path, 6, 150)
-    code, text = on_terminal([sys.executable, "-m", "fedkin.cli", *command], columns=100, lines=10)
+    code, text = on_terminal([sys.executable, "-m", "fedkin", *command], columns=100, lines=10)
     assert code == 0, text
     assert re.search(r"and 3 more +\d+ to \d+", text), text
     assert "never started" not in text and "Traceback" not in text

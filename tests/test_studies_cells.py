@@ -11,11 +11,19 @@ import pytest
 import fedkin
 from fedkin.datasets import paper_design
 from fedkin.errors import ParameterError
-from fedkin.studies.config import find_function, load_study, modules_beside, parse_study
-from fedkin.studies.run import Job, run_job
-from fedkin.studies.tasks import Replication, check_study
-from fedkin.studies.tasks.designs import false_edge_design, make_design
-from fedkin.studies.tasks.estimation import Tuning, Workbench
+from fedkin.studies import Replication, check_study, load_study, parse_study
+from fedkin.studies.run import run_cell
+from fedkin.studies.tasks import (
+    VARIANTS,
+    Tuning,
+    Workbench,
+    availability,
+    convergence,
+    edge_selection,
+    false_edge_design,
+    find_function,
+    make_design,
+)
 from small_studies import ESTIMATION, SMALL, without_times
 
 pytestmark = pytest.mark.studies
@@ -110,7 +118,7 @@ def test_unknown_names_are_refused():
 def test_a_job_gives_the_same_rows_every_time():
     cells = parse_study(ESTIMATION, "test").cells()
     for cell in cells:
-        first, second = (run_job(Job(cell))[0] for _ in range(2))
+        first, second = (run_cell(cell).rows for _ in range(2))
         assert [without_times(row) for row in first] == [without_times(row) for row in second]
         by_name = {row["estimator"]: row for row in first if row["replication"] == 0}
         S = cell.params["false_edges"]
@@ -125,9 +133,8 @@ def test_warnings_stay_with_their_rows(small_study: Path):
     own.write_text("import warnings\ndef task(r):\n    warnings.warn('careful')\n    yield {'value': 1.0}\n")
     small_study.write_text(SMALL.replace("own:task", "loud:task"))
     study = load_study(small_study)
-    with modules_beside(study.folder):
-        rows, seconds = run_job(Job(study.cells()[0]))
-    assert [row["warnings"] for row in rows] == ["careful", "careful"] and seconds >= 0
+    outcome = run_cell(study.cells()[0], folder=study.folder)
+    assert [row["warnings"] for row in outcome.rows] == ["careful", "careful"] and outcome.seconds >= 0
 
 
 def test_false_edges_are_exactly_as_many_and_all_false():
@@ -154,8 +161,6 @@ def test_a_custom_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     np.testing.assert_array_equal(made.federation.X, paper_design(6, 30, 2, 2, seed=5).federation.X)
     with pytest.raises(ParameterError, match=r"a fedkin\.datasets\.Design is expected"):
         make_design(Replication({}, {"generator": "mine:wrong"}, 0, 5))
-    with pytest.raises(ParameterError, match="generator 'mine:small' was called with"):
-        make_design(Replication({}, {"generator": "mine:small"}, 0, 5))
 
 
 GENERATORS = """
@@ -203,7 +208,7 @@ design = { jump = 1.0 }
         ),
         (("gens:plain", "os:getenv"), "generator 'os:getenv' takes no seed; add seed to its arguments"),
         (("gens:plain", "gens:number"), "gens.py is a int, not a function"),
-        (("gens:plain", "sys:exit"), "generator = 'sys:exit': the module 'sys' has no file of its own"),
+        (("gens:plain", "sys:exit"), "generator = 'sys:exit': the module 'sys' has no file"),
         (('task = "estimation"', 'task = "availability"'), "needs availability = [...], probabilities above 0"),
     ],
 )
@@ -219,27 +224,8 @@ def test_a_generator_that_cannot_be_called_is_named_before_anything_runs(
     assert message in str(caught.value) and str(caught.value).startswith("calls.toml, [")
 
 
-def test_a_mistake_inside_a_generator_keeps_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "slips.py").write_text("def slip(seed):\n    return seed + 'x'\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(TypeError, match="unsupported operand"):
-        make_design(Replication({}, {"generator": "slips:slip"}, 0, 5))
-
-
-def test_a_text_where_a_generator_needs_a_number_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "counts.py").write_text("def half(n_sites, kind, seed):\n    return n_sites // 2\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    message = (
-        r"with the text n_sites = 'ten', kind = 'a'; is a number meant\? \(counts\.py, line 2: unsupported operand"
-    )
-    with pytest.raises(ParameterError, match=message):
-        make_design(Replication({"n_sites": "ten", "kind": "a"}, {"generator": "counts:half"}, 0, 5))
-
-
 def test_edge_selection_rows_against_scipy():
     from scipy.stats import chi2
-
-    from fedkin.studies.tasks.estimation import edge_selection
 
     options = {"design": {"n_sites": 10, "n_features": 3, "n_clusters": 2, "varrho": 0.3}, "variances": ["bartlett"]}
     replication = Replication({"n_samples": 400, "signal": 5.0}, options, 0, 8)
@@ -259,8 +245,6 @@ TINY = {"design": {"n_sites": 8, "n_samples": 30, "n_features": 2, "n_clusters":
 
 
 def test_availability_rows_are_paired():
-    from fedkin.studies.tasks.algorithms import VARIANTS, availability
-
     options = {**TINY, "rounds": 200}
     rows = {row["variant"]: row for row in availability(Replication({"availability": 0.5}, options, 0, 6))}
     assert set(rows) == set(VARIANTS)
@@ -273,8 +257,6 @@ def test_availability_rows_are_paired():
 
 
 def test_convergence_rows_end_at_the_minimiser():
-    from fedkin.studies.tasks.algorithms import convergence
-
     rows = list(convergence(Replication({}, {**TINY, "rounds": 300}, 0, 6)))
     curves = {
         name: [row for row in rows if row["method"] == name] for name in ("fedadmm-full", "fedadmm-batch", "gd", "sgd")

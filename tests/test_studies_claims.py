@@ -7,12 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedkin.studies.config import load_study
-from fedkin.studies.present import claims as checks
-from fedkin.studies.present import write_report
-from fedkin.studies.present.claims import doubt
-from fedkin.studies.present.summary import Sample, paired_ratios, student
-from fedkin.studies.rows import write_rows
+from fedkin.studies import claims as checks
+from fedkin.studies import load_study, write_report, write_rows
+from fedkin.studies.summary import Check, Sample, doubt, paired_ratios, student
 
 
 def _estimation_rows(es: float, local: float = 20 / 79) -> list[dict[str, object]]:
@@ -101,7 +98,7 @@ def test_availability_claims_hold_and_fail():
 # --- with few replications ------------------------------------------------------------------------------------
 
 
-def _verdicts(found: list[checks.Check]) -> list[str]:
+def _verdicts(found: list[Check]) -> list[str]:
     return [check.from_few_replications().verdict for check in found]
 
 
@@ -180,12 +177,12 @@ def test_intervals_against_scipy():
     from scipy import stats
 
     x = np.random.default_rng(3).normal(loc=2.0, size=9)
-    interval = Sample.of(x).interval()
+    interval = Sample.from_values(x).interval()
     assert (interval.low, interval.high) == pytest.approx(stats.t.interval(0.95, 8, loc=x.mean(), scale=stats.sem(x)))
-    together = Sample.of(x).interval(5)
+    together = Sample.from_values(x).interval(5)
     assert (together.low, together.high) == pytest.approx(stats.t.interval(0.99, 8, loc=x.mean(), scale=stats.sem(x)))
     assert student(9) == pytest.approx(stats.t.isf(0.025, 8))
-    share = Sample.of([1.0] * 17 + [0.0] * 3).share_interval()
+    share = Sample.from_values([1.0] * 17 + [0.0] * 3).share_interval()
     assert (share.low, share.high) == pytest.approx(stats.binomtest(17, 20).proportion_ci(method="wilson"))
     assert doubt([interval], low=interval.high + 0.1) == "" == doubt([interval], low=interval.low - 0.1)
     assert doubt([interval], high=float(x.mean())) == interval.text()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedkin.errors import ParameterError
-from fedkin.studies.config import BUILT_IN, find_function, load_study, parse_study, replication_seed
-from fedkin.studies.launch import launch
-from fedkin.studies.run import run_study
+from fedkin.studies import BUILT_IN, launch, load_study, parse_study, run_study
+from fedkin.studies.config import replication_seed
+from fedkin.studies.tasks import find_function
 from small_studies import OWN, SMALL, UNDRAWN
 
 
@@ -109,7 +109,7 @@ def test_what_quick_replaces_must_be_right_too(wrong: str):
         (("own:task", "nowhere:task"), "[study]: task = 'nowhere:task': there is no module 'nowhere'; put nowhere.py"),
         (("own:task", "own:tsk"), "own.py has no function 'tsk'"),
         (("own:task", "broken:task"), "broken.py, line 1"),
-        (("own:task", "falling:task"), "falling.py, line 2: ZeroDivisionError: division by zero; mend the module"),
+        (("own:task", "falling:task"), "falling.py, line 2: ZeroDivisionError: division by zero; fix the module"),
         (("own:task", "wanting:task"), "wanting.py, line 1: ModuleNotFoundError: No module named 'nowhere_at_all'"),
         (("own:task", "own:no_arguments"), "it is called as no_arguments(replication), but too many positional"),
         (("seed = 3", 'checks = "own:checks"'), "[study]: checks = 'own:checks'"),

@@ -11,13 +11,11 @@ import pytest
 from fedkin import find_kin, local_fit
 from fedkin.datasets import paper_design
 from fedkin.errors import ParameterError
-from fedkin.studies.config import load_study
-from fedkin.studies.present import write_report
-from fedkin.studies.present.claims import error_rates as error_rate_claims
-from fedkin.studies.present.kin import checks, ratio_table
-from fedkin.studies.run import run_study
-from fedkin.studies.tasks import Replication, peers, task_function
-from fedkin.studies.tasks.kin import judged
+from fedkin.studies import Replication, load_study, run_study, write_report
+from fedkin.studies import kin as peers
+from fedkin.studies.claims import error_rates as error_rate_claims
+from fedkin.studies.config import task_function
+from fedkin.studies.kin import checks, judged, ratio_table
 
 GROUPS = paper_design(n_sites=12, n_samples=30, n_features=3, n_clusters=3, signal=4.0, seed=0)
 

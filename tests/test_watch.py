@@ -124,7 +124,7 @@ def test_a_place_without_anything_to_watch(tmp_path: Path, capsys: pytest.Captur
 @contextmanager
 def watching(folder: Path) -> Iterator[str]:
     """``fedkin watch`` in the background; gives the address that it prints."""
-    command = [sys.executable, "-m", "fedkin.cli", "watch", str(folder), "--no-browser"]
+    command = [sys.executable, "-m", "fedkin", "watch", str(folder), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=capped) as process:
         try:
             assert process.stdout is not None

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-COMMAND = [sys.executable, "-m", "fedkin.cli"]
+COMMAND = [sys.executable, "-m", "fedkin"]
 COLUMNS = ["--site", "clinic", "--target", "days"]
 
 #: Seconds after which a command counts as hanging.

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedkin.cli import main
 
-PROGRAM = (sys.executable, "-m", "fedkin.cli")
+PROGRAM = (sys.executable, "-m", "fedkin")
 SECONDS = 120.0  # for what takes a few seconds: only a process that hangs takes as long
 MEMORY = 3 * 2**30
 

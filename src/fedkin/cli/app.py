@@ -19,7 +19,7 @@ _HOMES = {
     "report": "fedkin.cli.models.report",
     "watch": "fedkin.cli.sites.watch",
     "demo": "fedkin.cli.models.demo",
-    "study": "fedkin.studies",
+    "study": "fedkin.cli.study",
     "federation": "fedkin.cli.sites.federation",
     "site": "fedkin.cli.sites.site",
 }

@@ -1,30 +1,28 @@
 """The paper's studies, and a runner for custom ones.
 
-In: a study, built in or from a TOML file. Out: a directory with rows (Parquet), figures, tables, claims, an HTML page.
-Imports: most packages below, not `federate`, `fitting` or `losses`; only `cli` imports this one.
-
-How a cell travels::
-
-    TOML --config--> Study --> Cell (parameters, replications, seeds)
-      --run--> worker process: task(replication) -> rows
-      --rows--> one Parquet part file per cell, written atomically; a cell whose part exists is never run again
-      --present--> figures, tables and one HTML page, from the rows alone
-
-| part | what is in it |
-|---|---|
-| `config`, `entries` | a study as data: its file, checked; its cells; the functions that it names |
-| `rows` | rows in Parquet files |
-| `tasks` | what a replication computes; what is wrong with a study, said before it runs |
-| `run`, `pool` | finished cells, processes, and the loop that joins them |
-| `present` | what is shown: summaries, claims, figures, tables, the page |
-| `launch`, `command` | ``fedkin study`` |
-
-To add a figure: `studies/present` lists the files. To add a study: a TOML file in ``built_in``, and a task in `tasks`
-if it computes something new.
+A study is a TOML file (`config`). Its grid points become cells, which `run` computes in processes and stores one by one
+as Parquet; figures, tables, claims and one HTML page are made from the rows alone. What a replication computes is in
+`tasks`, `kin` and `election`; a new study is a file in ``built_in``, and a task where it computes something new.
 """
 
 from __future__ import annotations
 
-from fedkin.studies.command import study
+from fedkin.studies.config import BUILT_IN, Cell, Study, check_study, load_study, parse_study
+from fedkin.studies.run import StudyError, launch, read_rows, run_study, write_report, write_rows
+from fedkin.studies.tasks import Replication
 
-__all__ = ["study"]
+__all__ = [
+    "BUILT_IN",
+    "Cell",
+    "Replication",
+    "Study",
+    "StudyError",
+    "check_study",
+    "launch",
+    "load_study",
+    "parse_study",
+    "read_rows",
+    "run_study",
+    "write_report",
+    "write_rows",
+]

@@ -1,90 +1,140 @@
-"""Run a study: the cells that are not on disk yet, on all cores, each stored as soon as it is finished."""
+"""Run a study: compute the cells that are not on disk yet, store each when it is finished, and write its page."""
 
 from __future__ import annotations
 
+import base64
 import os
+import platform
 import sys
+import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
-from fedkin._base import available_cores, lock
-from fedkin.errors import ParameterError
-from fedkin.studies.config import Cell, Study, modules_beside
-from fedkin.studies.pool import WorkerError, map_in_processes
-from fedkin.studies.rows import ROWS, Part, Row, StudyError, environment, load_pyarrow, read_part, write_rows
-from fedkin.studies.tasks import Replication, check_study, task_function
+from joblib import Parallel, delayed, parallel_config
+from joblib.externals.loky import get_reusable_executor
+from joblib.externals.loky.process_executor import TerminatedWorkerError
 
+import fedkin
+from fedkin._base import available_cores, count, lock, one_blas_thread, replacing, tracked, write_file
+from fedkin.datasets import counties
+from fedkin.errors import (
+    DataError,
+    FedkinError,
+    GraphError,
+    MissingDependencyError,
+    ParameterError,
+    missing_dependency,
+)
+from fedkin.fitting.progress import progress
+from fedkin.report import render
+from fedkin.solvers import compile_kernels
+from fedkin.studies.config import BUILT_IN, FIGURES, Cell, Study, check_study, load_study, task_function
+from fedkin.studies.figures import Table, draw, make_table
+from fedkin.studies.summary import Check, Row
+from fedkin.studies.tasks import Replication
 
-@contextmanager
-def progress(name: str, total: int, done: int) -> Iterator[Callable[[], None]]:
-    """A bar with the time left on a terminal; elsewhere a line at the beginning, and silence.
-
-    Yields what is to be called whenever one more of the ``total`` cells is finished, ``done`` of which already are.
-    """
-    if not sys.stderr.isatty():
-        say(f"{name}: {total} cells" + (f", {done} found finished" if done else ""))
-        yield lambda: None
-        return
-    from rich import progress as bars
-    from rich.console import Console
-
-    columns: list[str | bars.ProgressColumn] = [bars.TextColumn("{task.description}", markup=False), bars.BarColumn()]
-    columns += [bars.MofNCompleteColumn(), "cells,", bars.TimeElapsedColumn(), "so far,", bars.TimeRemainingColumn()]
-    # cells come round by round over the grid: the mean of all is a better guess than that of the last half minute
-    with bars.Progress(*columns, "left", console=Console(stderr=True), speed_estimate_period=float("inf")) as bar:
-        task = bar.add_task(name, total=total, completed=done)
-        yield lambda: bar.advance(task)
-
-
-def say(text: str) -> None:
-    """A line on stderr."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+#: The file with all rows of a finished run.
+ROWS = "rows.parquet"
+#: Columns that say where a row was computed.
+ENVIRONMENT = ("fedkin", "python", "numpy", "scipy", "scikit_learn", "numba", "platform", "cpu")
+_SECONDS, _KEY = b"fedkin_seconds", b"fedkin_cell"  # entries of a file's metadata
 
 
-def duration(seconds: float) -> str:
-    """Seconds in words: ``75 -> "1 min 15 s"``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+class StudyError(FedkinError, RuntimeError):
+    """A study that cannot go on: a failing cell, a directory in use, rows that cannot be read."""
+
+
+# --- rows in files ----------------------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """The content of a file: rows, the seconds that computing them took, and the key of their cell."""
+
+    rows: list[dict[str, Any]]
+    seconds: float | None = None
+    key: str | None = None
+
+
+def write_rows(path: Path, rows: Sequence[Row], seconds: float | None = None, key: str | None = None) -> None:
+    """Write rows to a Parquet file, whole or not at all; ``seconds`` and ``key`` go into its metadata."""
+    pyarrow, parquet = _pyarrow()
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+    notes = {_SECONDS: None if seconds is None else repr(float(seconds)), _KEY: key}
+    table = table.replace_schema_metadata({name: note for name, note in notes.items() if note is not None})
+    with replacing(path, durable=True) as temporary:  # a loss of power leaves the whole file or none
+        parquet.write_table(table, temporary, write_page_checksum=True)
+
+
+def read_rows(path: Path) -> Part:
+    """Read rows and metadata of a Parquet file."""
+    _, parquet = _pyarrow()
+    try:
+        table = parquet.read_table(path, page_checksum_verification=True)
+        notes = table.schema.metadata or {}
+        seconds = float(notes[_SECONDS]) if _SECONDS in notes else None
+        return Part(table.to_pylist(), seconds, notes[_KEY].decode() if _KEY in notes else None)
+    except Exception as error:
+        words = " ".join(str(error).split())
+        raise StudyError(f"{path} cannot be read ({words}): remove it and run the study again") from error
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise missing_dependency("pyarrow", "running a study", "report") from None
+    return pyarrow, parquet
+
+
+def environment() -> dict[str, str]:
+    """Return versions and CPU: the columns `ENVIRONMENT` of the rows that are computed here."""
+    packages = [_version(name) for name in ("numpy", "scipy", "scikit-learn", "numba")]
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        cpu = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        cpu = platform.processor() or platform.machine()
+    machine = (f"{sys.platform} {platform.machine()}", cpu)
+    return dict(zip(ENVIRONMENT, (fedkin.__version__, platform.python_version(), *packages, *machine), strict=True))
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 class Store:
     """The directory of one study: a Parquet file per finished cell in ``cells/``."""
 
     def __init__(self, folder: Path) -> None:
-        load_pyarrow()  # say now that it is missing, not after the first cell
-        self.folder = folder
-        self.cells = folder / "cells"
+        _pyarrow()  # say now that it is missing, not after the first cell
+        self.folder, self.cells = folder, folder / "cells"
         try:
             self.cells.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StudyError(
-                f"--out: the directory {self.cells} cannot be made ({error.strerror}); choose another --out"
-            ) from None
+            words = f"the directory {self.cells} cannot be made ({error.strerror}); choose another --out"
+            raise StudyError(f"--out: {words}") from None
 
     def part(self, cell: Cell) -> Path:
-        """Where the rows of a cell belong."""
+        """Return where the rows of a cell belong."""
         return self.cells / f"{cell.key}.parquet"
 
-    def write(self, cell: Cell, rows: Sequence[Row], seconds: float) -> None:
-        """Store a finished cell and the time that it took; a kill leaves the whole file or none."""
-        write_rows(self.part(cell), rows, seconds, cell.key)
-
     def read(self, cell: Cell) -> Part:
-        """A finished cell; raises `StudyError` when its file is damaged or holds another cell's rows."""
-        path = self.part(cell)
-        part = read_part(path)
+        """Read a finished cell; raises `StudyError` when its file is damaged or holds another cell's rows."""
+        part = read_rows(self.part(cell))
         if part.key != cell.key:
-            raise StudyError(f"{path} holds the rows of another cell")
+            raise StudyError(f"{self.part(cell)} holds the rows of another cell")
         return part
 
     @contextmanager
@@ -101,25 +151,28 @@ class Store:
             os.close(held)
 
 
+# --- cells ------------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class StudyRun:
-    """What a run left behind."""
+    """What a run left behind; ``process_seconds`` are those of all cells, whenever they were computed."""
 
     folder: Path
     rows: list[dict[str, Any]]
     computed: int
     cached: int
     seconds: float
-    #: that all cells took, summed, whenever they were computed
     process_seconds: float
 
 
-@dataclass(frozen=True)
-class Job:
-    """A cell together with what a worker process needs to run it."""
+class Outcome(NamedTuple):
+    """A computed cell: its rows and the seconds that they took, or why it failed."""
 
     cell: Cell
-    data: Path | None = None
+    rows: list[dict[str, Any]]
+    seconds: float
+    error: str | None = None
 
 
 def run_study(
@@ -132,55 +185,74 @@ def run_study(
     """
     jobs = available_cores() if jobs is None else jobs
     if jobs < 1:
-        raise ParameterError(f"jobs must be at least 1, got {jobs}")
+        raise ParameterError(f"--jobs must be at least 1, got {jobs}")
     started = perf_counter()
     check_study(study)
     cells = study.cells(fingerprint)
     store = Store(out / study.directory)
-    with store.lock(), modules_beside(study.folder):
+    with store.lock():
         parts = _finished(study, store, cells)
         missing = [cell for cell in cells if cell.key not in parts]
-        with progress(study.name, len(cells), len(parts)) as advance:
-            try:
-                work = map_in_processes(run_job, [Job(cell, data) for cell in missing], jobs)
-                with closing(work):  # ends the processes, whatever happens here
-                    for job, (rows, seconds) in work:
-                        store.write(job.cell, rows, seconds)
-                        advance()
-            except WorkerError as error:
-                cell = error.item.cell
-                raise StudyError(
-                    f"study {study.name!r} stopped at {cell.point or 'its only point'}, replications "
-                    f"{cell.replications[0]} to {cell.replications[-1]} (finished cells are kept):"
-                    + (f" {error}" if error.wrong_input else f"\n{error}")
-                ) from error
+        say(f"{study.name}: {len(cells)} cells" + (f", {len(parts)} found finished" if parts else ""))
+        with progress(study.name), closing(_computed(missing, jobs, data, study.folder)) as work:
+            for _ in tracked(missing, "cells"):
+                outcome = next(work)
+                if outcome.error is not None:
+                    numbers = outcome.cell.replications
+                    raise StudyError(
+                        f"study {study.name!r} stopped at {outcome.cell.point or 'its only point'}, replications "
+                        f"{numbers[0]} to {numbers[-1]} (finished cells are kept): {outcome.error}"
+                    )
+                write_rows(store.part(outcome.cell), outcome.rows, outcome.seconds, outcome.cell.key)
         # read from disk, like those found finished: the same rows whenever they were computed
         parts |= {cell.key: store.read(cell) for cell in missing}
         rows = [row for cell in cells for row in parts[cell.key].rows]
         total = sum(part.seconds or 0.0 for part in parts.values())
         write_rows(store.folder / ROWS, rows, total)
-    cached = len(cells) - len(missing)
-    return StudyRun(store.folder, rows, len(missing), cached, perf_counter() - started, total)
+    return StudyRun(store.folder, rows, len(missing), len(cells) - len(missing), perf_counter() - started, total)
 
 
-def run_job(job: Job) -> tuple[list[dict[str, Any]], float]:
-    """The rows of a cell, each with seed, versions and CPU, and the seconds that it took."""
-    started, where, cell = perf_counter(), environment(), job.cell
-    task = task_function(cell.task)
-    rows = []
-    for number, seed in zip(cell.replications, cell.seeds, strict=True):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            found = list(task(Replication(cell.params, cell.options, number, seed, job.data)))
-        # kept with the rows, not printed from some process in the middle of the progress bar
-        notes = "; ".join(sorted({str(warning.message) for warning in caught}))
-        head = {"study": cell.study, **cell.params, "replication": number, "seed": seed}
-        rows += [{**head, **row, "warnings": notes, **where} for row in found]
-    return rows, perf_counter() - started
+def _computed(
+    cells: Sequence[Cell], jobs: int, data: Path | None, folder: Path | None
+) -> Generator[Outcome, None, None]:
+    """Compute cells in processes with one thread each, in the order in which they are finished."""
+    with parallel_config(backend="loky", n_jobs=jobs, inner_max_num_threads=1 if jobs > 1 else None):
+        # workers that nobody feeds any more end soon, also when this process was killed
+        parallel = Parallel(return_as="generator_unordered", batch_size=1, idle_worker_timeout=10)
+    try:
+        yield from parallel(delayed(run_cell)(cell, data, folder) for cell in cells)
+    except TerminatedWorkerError:
+        raise StudyError(
+            "a worker process was killed, often because memory ran out (finished cells are kept): use fewer --jobs"
+        ) from None
+    finally:
+        if jobs > 1:
+            get_reusable_executor().shutdown(wait=True, kill_workers=True)
+
+
+def run_cell(cell: Cell, data: Path | None = None, folder: Path | None = None) -> Outcome:
+    """Compute the rows of a cell, each with seed, versions and CPU."""
+    started, where, rows = perf_counter(), environment(), []
+    try:
+        compile_kernels()
+        task = task_function(cell.task, folder)
+        for number, seed in zip(cell.replications, cell.seeds, strict=True):
+            with warnings.catch_warnings(record=True) as caught, one_blas_thread():
+                warnings.simplefilter("always")
+                found = list(task(Replication(cell.params, cell.options, number, seed, data, folder)))
+            # kept with the rows, not printed from some process in the middle of the progress bar
+            notes = "; ".join(sorted({str(warning.message) for warning in caught}))
+            head = {"study": cell.study, **cell.params, "replication": number, "seed": seed}
+            rows += [{**head, **row, "warnings": notes, **where} for row in found]
+    except (ParameterError, DataError, GraphError, MissingDependencyError) as error:
+        return Outcome(cell, [], 0.0, str(error))  # wrong input: where in the code it was noticed does not matter
+    except Exception:
+        return Outcome(cell, [], 0.0, f"\n{traceback.format_exc()}")
+    return Outcome(cell, rows, perf_counter() - started)
 
 
 def _finished(study: Study, store: Store, cells: Sequence[Cell]) -> dict[str, Part]:
-    """The cells that are on disk, by key. A file that is not what its cell left is named and counts as none."""
+    """Read the cells that are on disk, by key. A file that is not what its cell left is named and counts as none."""
     found = {}
     for cell in cells:
         if store.part(cell).is_file():
@@ -189,3 +261,161 @@ def _finished(study: Study, store: Store, cells: Sequence[Cell]) -> dict[str, Pa
             except StudyError as error:
                 say(f"{study.name}: {error}; this cell is computed again")
     return found
+
+
+def say(text: str) -> None:
+    """Print a line on standard error."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+# --- figures, tables, page --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written."""
+
+    page: Path
+    tables: list[Table]
+    checks: list[Check]
+
+
+def write_report(study: Study, folder: Path, notes: str = "") -> Report:
+    """Write figures, tables and page from ``folder/rows.parquet`` alone; ``notes`` say how the rows were made."""
+    rows = read_rows(folder / ROWS).rows
+    for spec in study.figures:
+        kind = spec.get("kind", "lines")
+        draw(spec, rows, folder, FIGURES.get(kind) or study.function(kind, f"[[figure]] {spec['name']!r}: kind"))
+    tables: list[Table] = []
+    for spec in study.tables:
+        make = study.function(spec["kind"], f"[[table]] {spec['name']!r}: kind") if "kind" in spec else make_table
+        tables.append(make(spec, rows))
+        tables[-1].write(folder)
+    checks: list[Check] = study.function(study.checks, "[study]: checks")(rows) if study.checks else []
+    names = list(dict.fromkeys(name for point in study.points for name in point))
+    replications: dict[tuple[Any, ...], set[Any]] = {}  # of each grid point: rows put together may lack some
+    for row in rows:
+        replications.setdefault(tuple(row.get(name) for name in names), set()).add(row.get("replication"))
+    counts = [len(numbers) for numbers in replications.values()]
+    if max(counts, default=0) < study.full_replications:
+        checks = [check.from_few_replications() for check in checks]
+    images = [(folder / f"{spec['name']}.svg").read_bytes() for spec in study.figures]
+    page = render(
+        "study.html",
+        title=study.title or study.name,
+        study=study,
+        checks=checks,
+        figures=[
+            {
+                "name": spec["name"],
+                "caption": str(spec.get("caption", "")).strip(),
+                "image": base64.b64encode(image).decode(),
+            }
+            for spec, image in zip(study.figures, images, strict=True)
+        ],
+        tables=tables,
+        notes=notes,
+        rows=rows,
+        n_settings=len(counts),
+        least=min(counts, default=0),
+        most=max(counts, default=0),
+        warned=sum(bool(row.get("warnings")) for row in rows),
+        environment=ENVIRONMENT,
+        places=list(dict.fromkeys(tuple(str(row.get(name) or "") for name in ENVIRONMENT) for row in rows)),
+    )
+    write_file(folder / "index.html", page)
+    return Report(folder / "index.html", tables, checks)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def launch(
+    name: str | None,
+    *,
+    out: Path,
+    quick: bool = False,
+    config: Path | None = None,
+    jobs: int | None = None,
+    data: Path | None = None,
+    redraw: bool = False,
+) -> list[Report]:
+    """Run a study (or all of them), write its report and say where it is; arguments as on the command line."""
+    if (name is None) == (config is None):
+        raise ParameterError(f"name a study ({', '.join(BUILT_IN)}, all) or give --config FILE.toml, one of the two")
+    if name == "all":
+        studies = [load_study(one, quick=quick) for one in BUILT_IN]
+        if redraw:
+            studies = [one for one in studies if (out / one.directory / ROWS).is_file()] or studies
+        elif data is None:
+            studies = [one for one in studies if one.data is None]
+            say("election: left out, since it needs --data DIR (docs/election.md says where the files come from)")
+    else:
+        studies = [load_study(str(name) if config is None else config, quick=quick)]
+    if find_spec("matplotlib") is None:
+        raise missing_dependency("matplotlib", "drawing figures", "report")
+    for one in studies:
+        if redraw and not (out / one.directory / ROWS).is_file():
+            place = out / one.directory / ROWS
+            raise ParameterError(f"--redraw: there is no {place}; run the study first, without --redraw, or fix --out")
+        if not redraw:
+            check_study(one)
+        _check_out(out, out / one.directory)
+    digests = ["" if redraw else _check_data(one, data) for one in studies]
+    reports = []
+    for one, digest in zip(studies, digests, strict=True):
+        folder = out / one.directory
+        if redraw:
+            seconds = read_rows(folder / ROWS).seconds
+            took = "" if seconds is None else f"; its cells took {duration(seconds)} in total (each in one process)"
+            notes = f"Drawn from the rows of an earlier run{took}."
+        else:
+            run = run_study(one, out, jobs=jobs, data=data, fingerprint=digest)
+            parts = [f"{count(run.computed, 'cell')} computed in {duration(run.seconds)}"] if run.computed else []
+            parts += [f"{run.cached} cells found finished"] if run.cached else []
+            total = f"all {run.computed + run.cached} took {duration(run.process_seconds)} in total"
+            notes = f"{', '.join([*parts, total])} (each in one process)."
+        if one.data == "election" and data is not None:
+            counties.write_outlines(data, folder)
+        report = write_report(one, folder, notes)
+        for check in report.checks:
+            verdict = check.verdict.upper() if check.holds is False else check.verdict
+            say(f"{one.name}: {verdict}: {check.claim} ({check.observed})")
+        say(f"{one.name}: {notes}")
+        sys.stdout.write(f"{report.page}\n")  # the one line on standard output
+        reports.append(report)
+    return reports
+
+
+def duration(seconds: float) -> str:
+    """Format seconds: ``75 -> "1 min 15 s"``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _check_out(out: Path, folder: Path) -> None:
+    """Raise `ParameterError`, naming ``--out``, when a study cannot write to its directory; nothing is created."""
+    place = next(place for place in (folder, out, *out.absolute().parents) if place.exists())
+    if not place.is_dir():
+        raise ParameterError(f"--out {out}: {place} is a file, not a directory; choose another --out")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ParameterError(f"--out {out}: no permission to write in {place}; choose another --out")
+
+
+def _check_data(study: Study, data: Path | None) -> str:
+    """Return the digest of the data that a study reads ("" if none); raise when they cannot be used."""
+    if study.data is None:
+        return ""
+    if study.data != "election":
+        raise ParameterError(f'study {study.name!r}: data = {study.data!r} is not known; "election" is')
+    if data is None:
+        files = "\n".join(f"  {file}: from {source}" for file, source in counties.SOURCES.items())
+        raise ParameterError(f"study {study.name!r} needs --data DIR, a directory with\n{files}")
+    allow = study.options.get("allow_incomplete", False)
+    if not isinstance(allow, bool):
+        raise ParameterError(f"{study.source}, [options]: allow_incomplete must be true or false, got {allow!r}")
+    counties.check_data(data, study.options.get("more_than", 50), allow_incomplete=allow)
+    return counties.fingerprint(data)

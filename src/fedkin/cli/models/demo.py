@@ -195,7 +195,7 @@ def _program() -> str:
     """How this program is called from here."""
     if shutil.which("fedkin"):
         return "fedkin"
-    return sys.argv[0] if Path(sys.argv[0]).name == "fedkin" else f"{sys.executable} -m fedkin.cli"
+    return sys.argv[0] if Path(sys.argv[0]).name == "fedkin" else f"{sys.executable} -m fedkin"
 
 
 def _print(model: FittedModel, result: DemoResult, out: Path) -> None:

@@ -1,19 +1,20 @@
-"""Means and confidence intervals of rows, by groups; pairs of methods on the same replications; names for people."""
+"""Summaries of rows: means with intervals, comparisons on the same replications, claims in doubt, names for readers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtri, stdtrit
 
 from fedkin._base import Array
 from fedkin.errors import ParameterError
-from fedkin.studies.rows import Row
-from fedkin.studies.tasks.estimation import LABELS as ESTIMATOR_LABELS
-from fedkin.studies.tasks.kin import LABELS as KIN_LABELS
+
+Row = Mapping[str, Any]
+Point = tuple[Any, ...]
 
 COLUMN_LABELS: Mapping[str, str] = {
     "n_samples": "n",
@@ -24,8 +25,20 @@ COLUMN_LABELS: Mapping[str, str] = {
     "signal": "s",
 }
 VALUE_LABELS: Mapping[str, str] = {
-    **ESTIMATOR_LABELS,
-    **KIN_LABELS,
+    "local": "Local",
+    "global": "Global",
+    "oracle": "Oracle",
+    "fedadmm": "Fed-ADMM",
+    "es": "Fed-ADMM-ES",
+    "local-es": "Fed-ADMM-Local-ES",
+    "pooled": "Pooled by true cluster",
+    "attainable": "Pooled along the true edges of G",
+    "clustering": "Greedy clustering, BIC",
+    "clusterpath": "Clusterpath, lam by CV",
+    "mixed": "Mixed model",
+    "ifca": "IFCA, told K",
+    "kin": "kin",
+    "limit": "Information limit",
     "fedadmm-full": "Fed-ADMM, all samples",
     "fedadmm-batch": "Fed-ADMM, batches of 10",
     "gd": "GD, all samples",
@@ -44,21 +57,18 @@ VALUE_LABELS: Mapping[str, str] = {
 
 
 def column_label(name: str) -> str:
-    """A column's name as people read it."""
+    """Return the name of a column for readers."""
     return COLUMN_LABELS.get(name, name)
 
 
 def label_of(value: Any) -> str:
-    """A value as people read it."""
+    """Return a value for readers."""
     return VALUE_LABELS.get(value, value) if isinstance(value, str) else f"{value:g}"
 
 
 def point_label(names: Sequence[str], point: Sequence[object]) -> str:
-    """A grid point: ``ϱ = 0.2, n = 100, |V| = 20``."""
+    """Format a grid point: ``ϱ = 0.2, n = 100, |V| = 20``."""
     return ", ".join(f"{column_label(name)} = {label_of(value)}" for name, value in zip(names, point, strict=True))
-
-
-Point = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,7 @@ class Interval:
     high: float
 
     def text(self, form: str = ".3g") -> str:
-        """``1.09 ± 0.08``, or the two ends where they are not symmetric."""
+        """Format as ``1.09 ± 0.08``, or with both ends where they are not symmetric."""
         if math.isinf(self.high - self.low):
             return f"{self.estimate:{form}}, without an interval"
         up, down = self.high - self.estimate, self.estimate - self.low
@@ -81,23 +91,22 @@ class Interval:
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample of numbers in short; ``sd`` is NaN for a single number."""
+    """Mean, standard deviation (NaN for a single number) and size of a sample."""
 
     mean: float
     sd: float
     n: int
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Sample:
-        """The summary of some numbers."""
+    def from_values(cls, values: Iterable[float]) -> Sample:
+        """Summarise numbers."""
         array = np.fromiter(values, dtype=np.float64)
         if array.size == 0:
             return cls(math.nan, math.nan, 0)
-        sd = float(array.std(ddof=1)) if array.size > 1 else math.nan
-        return cls(float(array.mean()), sd, int(array.size))
+        return cls(float(array.mean()), float(array.std(ddof=1)) if array.size > 1 else math.nan, int(array.size))
 
     def scaled(self, factor: float, shift: float = 0.0) -> Sample:
-        """The summary of ``factor * x + shift``."""
+        """Return the summary of ``factor * x + shift``."""
         return Sample(factor * self.mean + shift, abs(factor) * self.sd, self.n)
 
     @property
@@ -106,21 +115,16 @@ class Sample:
         return self.sd / math.sqrt(self.n) if self.n > 1 else math.nan
 
     def half_width(self, n_together: int = 1) -> float:
-        """Half the width of Student's 95% interval of the mean; infinite for a single number.
-
-        All of ``n_together`` such intervals hold with that probability (Bonferroni).
-        """
+        """Return half the width of Student's 95% interval, which holds together with all of ``n_together``."""
         return student(self.n, n_together) * self.error if self.n > 1 else math.inf
 
     def interval(self, n_together: int = 1) -> Interval:
-        """Student's 95% interval of the mean, one of ``n_together``."""
+        """Return Student's 95% interval of the mean, one of ``n_together`` (Bonferroni)."""
         half = self.half_width(n_together)
         return Interval(self.mean, self.mean - half, self.mean + half)
 
     def share_interval(self, n_together: int = 1) -> Interval:
-        """Wilson's 95% interval of a probability, where the numbers are 0 and 1; one of ``n_together``."""
-        from scipy.special import ndtri
-
+        """Return Wilson's 95% interval of a probability, where the numbers are 0 and 1; one of ``n_together``."""
         z = float(ndtri(1 - 0.025 / n_together))
         centre = (self.mean + z**2 / (2 * self.n)) / (1 + z**2 / self.n)
         half = z * math.sqrt(self.mean * (1 - self.mean) / self.n + z**2 / (4 * self.n**2)) / (1 + z**2 / self.n)
@@ -128,14 +132,12 @@ class Sample:
 
 
 def student(n: int, n_together: int = 1) -> float:
-    """Standard errors of a mean of ``n`` numbers on each side of it in a 95% interval, one of ``n_together``."""
-    from scipy.special import stdtrit
-
+    """Return the quantile of Student's 95% interval of a mean of ``n`` numbers, one of ``n_together``."""
     return float(stdtrit(n - 1, 1 - 0.025 / n_together)) if n > 1 else math.inf
 
 
 def group(rows: Iterable[Row], names: Sequence[str], value: str) -> dict[Point, list[float]]:
-    """Values by the columns ``names``, groups in the order in which they appear; rows without a value are left out."""
+    """Collect values by the columns ``names`` in order of appearance; rows without a value are left out."""
     groups: dict[Point, list[float]] = {}
     for row in rows:
         if row.get(value) is not None:
@@ -144,12 +146,12 @@ def group(rows: Iterable[Row], names: Sequence[str], value: str) -> dict[Point, 
 
 
 def summarize(rows: Iterable[Row], names: Sequence[str], value: str) -> dict[Point, Sample]:
-    """`Sample` of a column by the columns ``names``."""
-    return {key: Sample.of(values) for key, values in group(rows, names, value).items()}
+    """Summarise a column by the columns ``names``."""
+    return {key: Sample.from_values(values) for key, values in group(rows, names, value).items()}
 
 
 def distinct(rows: Iterable[Row], name: str) -> list[Any]:
-    """Distinct values of a column: numbers sorted, texts in the order in which they appear."""
+    """Return the distinct values of a column: numbers sorted, texts in order of appearance."""
     values = list(dict.fromkeys(row[name] for row in rows if row.get(name) is not None))
     return sorted(values) if values and not isinstance(values[0], str) else values
 
@@ -157,7 +159,7 @@ def distinct(rows: Iterable[Row], name: str) -> list[Any]:
 def paired(
     rows: Iterable[Row], names: Sequence[str], series: str, sides: tuple[Any, Any], value: str
 ) -> dict[Point, tuple[Array, Array]]:
-    """Values of two series on the replications that both have, by the columns ``names``."""
+    """Return the values of two series on the replications that both have, by the columns ``names``."""
     values: dict[Point, tuple[dict[Any, float], dict[Any, float]]] = {}
     for row in rows:
         if row[series] in sides and row.get(value) is not None:
@@ -167,45 +169,38 @@ def paired(
     for point, (first, second) in values.items():
         shared = [unit for unit in first if unit in second]
         if shared:
-            found[point] = tuple(np.array([side[unit] for unit in shared]) for side in (first, second))
-    return found  # type: ignore[return-value]
+            found[point] = (np.array([first[unit] for unit in shared]), np.array([second[unit] for unit in shared]))
+    return found
 
 
 def paired_difference(rows: Iterable[Row], series: str, sides: tuple[Any, Any], value: str) -> Sample:
-    """`Sample` of ``value`` under the first side minus under the second, replication by replication."""
+    """Summarise ``value`` of the first side minus the second, replication by replication."""
     x, y = paired(rows, [], series, sides, value).get((), (np.empty(0), np.empty(0)))
-    return Sample.of(x - y)
+    return Sample.from_values(x - y)
 
 
 def ratio_of_sums(x: Array, y: Array) -> Sample:
-    """The ratio of two sums over the same replications.
-
-    Its spread is that of the linearised ratio (delta method): the numbers ``(x - ratio * y) / mean(y)``.
-    """
+    """Return the ratio of two sums over the same replications, with the sd of the linearised ratio (delta method)."""
     ratio = float(x.mean() / y.mean())
-    return Sample(ratio, Sample.of((x - ratio * y) / y.mean()).sd, x.size)
+    return Sample(ratio, Sample.from_values((x - ratio * y) / y.mean()).sd, x.size)
 
 
 def paired_ratios(
     rows: Iterable[Row], names: Sequence[str], series: str, sides: tuple[Any, Any], value: str
 ) -> dict[Point, Sample]:
-    """Ratios of the means of two series on the same replications, by the columns ``names``."""
-    found = {}
-    for point, (x, y) in paired(rows, names, series, sides, value).items():
-        found[point] = ratio_of_sums(x, y)
-    return found
+    """Return ratios of the means of two series on the same replications, by the columns ``names``."""
+    return {point: ratio_of_sums(x, y) for point, (x, y) in paired(rows, names, series, sides, value).items()}
 
 
 def chosen_rows(
     what: str, rows: Sequence[Row], asked: Mapping[str, str], where: Mapping[str, Any], numbers: Sequence[str]
 ) -> list[Row]:
-    """The rows with the values ``where``, for the figure or table ``what``.
+    """Return the rows with the values ``where``, for the figure or table ``what``.
 
-    ``asked`` are the entries of the study's file that name columns, ``numbers`` those whose columns must hold numbers;
-    raises `ParameterError` if no row has such a column, or none is as wanted.
+    ``asked`` are the entries of the study's file that name columns, ``numbers`` those whose columns must hold numbers.
     """
     known = list(dict.fromkeys(name for row in rows for name in row))
-    safe = "the rows are safe: mend the study's file and run the same command again, which only draws"
+    safe = "the rows are safe: fix the study's file and run the same command again, which only draws"
     for entry, column in [*asked.items(), *(("where", name) for name in where)]:
         if column not in known:
             raise ParameterError(
@@ -219,3 +214,57 @@ def chosen_rows(
     if not chosen:
         raise ParameterError(f"{what}: no row has {dict(where)} (where); {safe}")
     return chosen
+
+
+@dataclass(frozen=True)
+class Check:
+    """A claim, what was observed, and whether the claim holds in these rows."""
+
+    claim: str
+    observed: str
+    holds: bool | None  # by the claim's own criterion; None for an observation, which is evidence for no claim
+    doubt: str = ""  # the deciding number with its 95% interval, where that reaches to both sides of the claim
+    left_open: bool = False  # whether, with few replications, the doubt is the verdict
+
+    def from_few_replications(self) -> Check:
+        """Return the check with fewer replications than the study asks for: a claim in doubt is left open."""
+        return replace(self, holds=None, left_open=True) if self.doubt else self
+
+    @property
+    def verdict(self) -> str:
+        """``holds``, ``does not hold``, ``too few replications to tell (...)`` or ``observation``."""
+        if self.left_open:
+            return f"too few replications to tell ({self.doubt})"
+        return "observation" if self.holds is None else "holds" if self.holds else "does not hold"
+
+
+def doubt(
+    intervals: Iterable[Interval], low: float = -math.inf, high: float = math.inf, form: str = ".3g", unit: str = ""
+) -> str:
+    """Say why intervals do not settle whether all numbers lie between ``low`` and ``high``; "" when they do.
+
+    They do when all lie between the two, or when one lies outside as a whole.
+    """
+    found = list(intervals)
+    reaching = [one for one in found if one.high > high or one.low < low]
+    if not reaching or any(one.low > high or one.high < low for one in found):
+        return ""
+    # the estimate that is farthest outside, as a reader sees it among what was observed; else the interval that is
+    farthest = max(
+        reaching,
+        key=lambda one: (max(one.estimate - high, low - one.estimate, 0.0), max(one.high - high, low - one.low)),
+    )
+    return farthest.text(form) + unit
+
+
+def doubt_of_means(
+    found: Mapping[Any, Sample], low: float = -math.inf, high: float = math.inf, form: str = ".3g", unit: str = ""
+) -> str:
+    """Apply `doubt` to means, by intervals that hold together."""
+    return doubt((one.interval(len(found)) for one in found.values()), low, high, form, unit)
+
+
+def largest(ratios: Mapping[Point, Sample], names: Sequence[str], form: str = ".3f") -> str:
+    """Format the largest mean and where it is."""
+    worst = max(ratios, key=lambda point: ratios[point].mean)
+    return f"{ratios[worst].mean:{form}} at {point_label(names, worst)}"

@@ -1,4 +1,4 @@
-"""``python -m fedkin.cli``."""
+"""``python -m fedkin``: the command line."""
 
 import sys
 

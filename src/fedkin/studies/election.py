@@ -13,8 +13,9 @@ from time import process_time
 from typing import Any
 
 import numpy as np
+from sklearn.ensemble import HistGradientBoostingClassifier
 
-from fedkin._base import Array, Index
+from fedkin._base import Array, Index, Mask
 from fedkin.core import Problem, select_edges
 from fedkin.data import INTERCEPT, Federation
 from fedkin.datasets.counties import Election, load_election
@@ -22,8 +23,7 @@ from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.kin import find_kin
 from fedkin.solvers import best_level, held_out_losses, lam_path, solve
-from fedkin.studies.tasks.designs import Replication, settle_backend
-from fedkin.studies.tasks.standards import applied, logged, skewed, standards
+from fedkin.studies.tasks import Replication, Task
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,54 @@ class Protocol:
     tol: float = 1e-4
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> Protocol:
+    def from_options(cls, settings: Mapping[str, Any]) -> Protocol:
         """The protocol among a study's parameters and options."""
         return cls(**{name: settings[name] for name in cls.__dataclass_fields__ if name in settings})
+
+
+#: Columns with a larger skewness than this are the ones that logarithms are for.
+SKEWED = 2.0
+
+
+def skewed(X: Array) -> Mask:
+    """Columns of training rows ``(N, q)`` that are never negative and have a skewness above `SKEWED`."""
+    centred = X - X.mean(axis=0)
+    spread = np.maximum(centred.std(axis=0), np.finfo(float).tiny)
+    return np.asarray((X.min(axis=0) >= 0) & ((centred**3).mean(axis=0) > SKEWED * spread**3))
+
+
+def logged(rows: Federation, columns: Mask) -> Federation:
+    X = rows.X.copy()
+    # a test row may lie below all training rows
+    X[:, columns] = np.log1p(np.maximum(X[:, columns], 0.0))
+    return _with(rows, X)
+
+
+def _with(rows: Federation, X: Array) -> Federation:
+    """The same rows with other features."""
+    site = [rows.sites[u] for u in rows.site_index]
+    return Federation.from_arrays(X, rows.y, site, feature_names=rows.feature_names)
+
+
+def standards(train: Federation, how: str) -> tuple[Array, Array]:
+    """Means and scales ``(V, q)`` of the training rows."""
+    shape = (train.n_sites, train.n_features)
+    if how == "none":
+        return np.zeros(shape), np.ones(shape)
+    if how in ("pooled", "logs"):
+        _, mean, scale = train.standardized()
+        return np.broadcast_to(mean, shape), np.broadcast_to(scale, shape)
+    if how != "state":
+        raise ParameterError(f'standardize must be "pooled", "logs", "state" or "none", got {how!r}')
+    mean = np.stack([train[state].X.mean(axis=0) for state in train.sites])
+    scale = np.stack([train[state].X.std(axis=0) for state in train.sites])
+    return mean, np.where(scale > 0, scale, 1.0)
+
+
+def applied(rows: Federation, mean: Array, scale: Array, intercept: bool) -> Federation:
+    of = rows.site_index
+    federation = _with(rows, (rows.X - mean[of]) / scale[of])
+    return federation.with_intercept() if intercept else federation
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,17 +311,11 @@ LABELS: Mapping[str, str] = {
     "boosting": "Gradient boosting, pooled (ceiling)",
 }
 
-OPTIONS = {
-    "election": {**dict.fromkeys(["allow_incomplete", *Protocol.__dataclass_fields__], ()), "methods": tuple(LABELS)}
-}
-
-
 def election(replication: Replication) -> Iterator[dict[str, Any]]:
     """A row per method on one split: accuracy, balanced accuracy, log-loss, and what was chosen."""
     if replication.data is None:
         raise ParameterError("the election study needs the directory of its data (--data DIR)")
-    backend = settle_backend()
-    protocol = Protocol.of({**replication.options, **replication.params})
+    protocol = Protocol.from_options({**replication.options, **replication.params})
     loaded = _loaded(replication.data, protocol.more_than)
     split = Split(loaded, protocol, replication.seed % 2**31)
     for name in replication.options.get("methods", list(LABELS)):
@@ -298,7 +337,6 @@ def election(replication: Replication) -> Iterator[dict[str, Any]]:
             "resolved": None if found.resolved is None else float(found.resolved),
             "distance": found.distance,
             "cpu_seconds": process_time() - started,
-            "backend": backend,
         }
 
 
@@ -346,8 +384,6 @@ def _selected(split: Split) -> Found:
 
 
 def _boosting(split: Split) -> Found:
-    from sklearn.ensemble import HistGradientBoostingClassifier
-
     train, test = split.raw
     model = HistGradientBoostingClassifier(random_state=split.seed).fit(train.X, train.y)
     return Found(np.asarray(model.predict_proba(test.X)[:, 1]))
@@ -365,4 +401,12 @@ METHODS: Mapping[str, Callable[[Split], Found]] = {
     "local-steps": lambda split: split.stepped(),
     "global-steps": lambda split: split.stepped(pooled=True),
     "boosting": _boosting,
+}
+
+#: The task of this module with its options, as in `fedkin.studies.tasks`.
+TASKS: Mapping[str, tuple[Task, Mapping[str, Sequence[str]]]] = {
+    "election": (
+        election,
+        {**dict.fromkeys(["allow_incomplete", *Protocol.__dataclass_fields__], ()), "methods": tuple(LABELS)},
+    )
 }

@@ -1,11 +1,11 @@
-"""Figures from rows: panels of lines with error bars, in the arrangement that the study's ``[[figure]]`` asks for.
+"""Figures and tables from rows, in the arrangement that the study's file asks for.
 
 ::
 
     [[figure]]
     name = "estimation"             # of the files
-    kind = "lines"                  # "lines", a built-in kind of this module, or "module:function"
-    x = "n_sites"                 # columns of the rows
+    kind = "lines"                  # a kind in `fedkin.studies.config.FIGURES`, or "module:function"
+    x = "n_sites"                   # columns of the rows
     y = "error"
     series = "estimator"
     rows = "varrho"                 # panels below each other, and side by side; both optional
@@ -14,20 +14,40 @@
     reference = [{y = 0.95, label = "promised"}]   # level lines; optional
     diagonal = "as promised"        # the line y = x with that label; optional
     x_label, y_label, x_scale, y_scale, caption, where, ...
+
+    [[table]]
+    name = "estimation"
+    value = "error"                 # the column that is averaged
+    columns = "estimator"           # a column of the table per value
+    rows = ["varrho", "n_samples"]  # a line of the table per combination
+    at = {column = "round", values = [10, 100]}   # keep only these values of a column, or those next below; optional
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedkin._base import write_file
+from fedkin.data import write_csv
 from fedkin.errors import missing_dependency
-from fedkin.studies.config import find_function
-from fedkin.studies.present.summary import Sample, chosen_rows, distinct, label_of, point_label, summarize
-from fedkin.studies.rows import Row
+from fedkin.studies.summary import (
+    Row,
+    Sample,
+    chosen_rows,
+    column_label,
+    distinct,
+    label_of,
+    point_label,
+    summarize,
+)
+
+#: A function ``(spec, rows, folder) -> matplotlib Figure``.
+Drawer = Callable[[Mapping[str, Any], Sequence[Row], Path], Any]
 
 # Colours differ in lightness as well, and every series has its own marker and dashes, so that a grey print can be read
 # (Okabe and Ito's palette, from dark to light).
@@ -60,24 +80,12 @@ _STYLE: Any = {
     "grid.linewidth": 0.6,
 }
 
-#: Kinds of figures, and the functions ``(spec, rows, folder) -> matplotlib Figure`` that draw them.
-_KINDS: Mapping[str, str] = {
-    "lines": "fedkin.studies.present.figures:line_panels",
-    "scaling": "fedkin.studies.present.figures:scaling",
-    "state_map": "fedkin.studies.present.maps:state_map",
-    "kin_map": "fedkin.studies.present.maps:kin_map",
-    "accuracy": "fedkin.studies.present.election:accuracy",
-}
-
-
-def draw(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> None:
+def draw(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path, drawer: Drawer) -> None:
     """Draw the figure of an entry of ``[[figure]]`` and write it to ``folder`` as SVG, PDF and PNG."""
-    kind = spec.get("kind", "lines")
-    drawer = find_function(_KINDS.get(kind, kind), f"figure {spec['name']!r}, kind = {kind!r}")
     asked = {name: spec[name] for name in ("x", "y", "series", "rows", "columns") if name in spec}
     asked |= {f"points[{k}]": name for k, name in enumerate(spec.get("points", ()))}
     asked |= {f"reference[{k}]": line["column"] for k, line in enumerate(spec.get("reference", ())) if "column" in line}
-    if ":" in kind:
+    if ":" in spec.get("kind", "lines"):
         asked = {}  # the function knows what its entries mean
     chosen = chosen_rows(f"figure {spec['name']!r}", rows, asked, spec.get("where", {}), numbers=("x", "y"))
     try:
@@ -92,7 +100,7 @@ def draw(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> None:
 
 
 def line_panels(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path | None = None) -> Any:
-    """Mean of ``y`` against ``x``, a line per series, panels by the columns ``rows`` and ``columns``."""
+    """Draw the mean of ``y`` against ``x``, a line per series, panels by the columns ``rows`` and ``columns``."""
     from matplotlib.figure import Figure
 
     down, across = spec.get("rows"), spec.get("columns")
@@ -124,7 +132,7 @@ def line_panels(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path | Non
 
 
 def scaling(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path | None = None) -> Any:
-    """Mean of ``y`` against the mean of ``x`` at every grid point, both logarithmic, with the line ``y = x``."""
+    """Draw the mean of ``y`` against the mean of ``x`` at every grid point, with the line ``y = x``."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.6, 4.6), layout="constrained")
@@ -187,7 +195,7 @@ def _draw_series(axis: Any, spec: Mapping[str, Any], rows: Sequence[Row], series
 
 
 def _dodged(x: Sequence[float], k: int, n: int, spec: Mapping[str, Any]) -> Any:
-    """Series side by side by a hair, so that those on top of each other can all be seen."""
+    """Shift series a little, so that those on top of each other can all be seen."""
     values = np.asarray(x, dtype=np.float64)
     share = 0.012 * (k - (n - 1) / 2)
     if spec.get("x_scale") == "log":
@@ -212,7 +220,7 @@ def _curve(axis: Any, x: Sequence[float], summaries: Sequence[Sample], style: Ma
 
 
 def _intervals(axis: Any, summaries: Sequence[Sample], interval: str) -> tuple[Any, Any, Any]:
-    """Means with the ends of their 95% intervals; on a logarithmic axis intervals of log mean, which stay positive."""
+    """Return means with the ends of their 95% intervals; on a logarithmic axis those of log mean, above 0."""
     mean = np.array([summary.mean for summary in summaries])
     if interval == "wilson":
         ends = [summary.share_interval() for summary in summaries]
@@ -225,7 +233,7 @@ def _intervals(axis: Any, summaries: Sequence[Sample], interval: str) -> tuple[A
 
 
 def add_legend(figure: Any, axes: Any, reference: Sequence[Mapping[str, Any]] = ()) -> None:
-    """One legend for all panels, above them, where it cannot cover data."""
+    """Add one legend for all panels, above them, where it cannot cover data."""
     from matplotlib.lines import Line2D
 
     found: dict[str, Any] = {}
@@ -240,3 +248,72 @@ def add_legend(figure: Any, axes: Any, reference: Sequence[Mapping[str, Any]] = 
         rows = -(-len(found) // columns)
         columns = -(-len(found) // rows)  # evenly filled
         figure.legend(list(found.values()), list(found), loc="outside upper center", ncols=columns, handlelength=3.2)
+
+
+# --- tables ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for people (``text``, rounded, with errors) and for machines (``exact``)."""
+
+    name: str
+    head: list[str]
+    text: list[list[str]]
+    exact_head: list[str]
+    exact: list[list[Any]]
+    caption: str = ""
+
+    def markdown(self) -> str:
+        """Return the table in Markdown."""
+        lines = [self.head, ["---"] * len(self.head), *self.text]
+        body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+        return f"{body}\n\n{self.caption}\n" if self.caption else f"{body}\n"
+
+    def write(self, folder: Path) -> None:
+        """Write ``name.md`` and ``name.csv``."""
+        write_file(folder / f"{self.name}.md", self.markdown())
+        write_csv(folder / f"{self.name}.csv", self.exact_head, self.exact)
+
+
+def make_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
+    """Make the table that an entry of ``[[table]]`` asks for."""
+    asked = {name: spec[name] for name in ("value", "columns")}
+    asked |= {f"rows[{k}]": name for k, name in enumerate(spec["rows"])}
+    asked |= {"at": spec["at"]["column"]} if "at" in spec else {}
+    rows = chosen_rows(f"table {spec['name']!r}", rows, asked, spec.get("where", {}), numbers=("value",))
+    names, across, value = list(spec["rows"]), spec["columns"], spec["value"]
+    columns = distinct(rows, across)
+    if "at" in spec:
+        # of a long column (rounds), only the values at or next below some marks
+        name, marks = spec["at"]["column"], spec["at"]["values"]
+        known = distinct(rows, name)
+        wanted = {max((value for value in known if value <= mark), default=known[0]) for mark in marks}
+        rows = [row for row in rows if row[name] in wanted]
+    table_of = summarize(rows, [*names, across], value)
+    points = sorted({key[:-1] for key in table_of}, key=lambda key: [(isinstance(one, str), one) for one in key])
+    head = [column_label(name) for name in names] + [label_of(column) for column in columns]
+    text = [
+        [label_of(one) for one in point] + [mean_and_error(table_of.get((*point, column))) for column in columns]
+        for point in points
+    ]
+    exact = [
+        [*point, column, summary.mean, summary.sd, summary.error, summary.n]
+        for point in points
+        for column in columns
+        if (summary := table_of.get((*point, column))) is not None
+    ]
+    caption = spec.get("caption", f"Mean {value} over the replications, with its standard error in brackets.")
+    return Table(spec["name"], head, text, [*names, across, "mean", "sd", "standard_error", "n"], exact, caption)
+
+
+def mean_and_error(summary: Sample | None) -> str:
+    """Format as ``0.124 (0.003)``: three digits of the mean, and its standard error to the same place."""
+    if summary is None:
+        return ""
+    size = abs(summary.mean)
+    if 0 < size < 1e-3:
+        return f"{summary.mean:.2e} ({summary.error:.0e})" if summary.n > 1 else f"{summary.mean:.2e}"
+    digits = 3 if size >= 0.1 or size == 0 else 4 if size >= 0.01 else 5
+    error = f" ({summary.error:.{digits}f})" if summary.n > 1 else ""
+    return f"{summary.mean:.{digits}f}{error}"

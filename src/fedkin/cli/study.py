@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fedkin.studies import launch
+
 
 def study(
     name: Annotated[
@@ -17,33 +19,27 @@ def study(
             "coverage, election, all, or the path of a study's TOML file; omit it with --config.",
         ),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where rows, figures, tables and pages go.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where rows, figures, tables and pages go.")] = Path(
         "studies"
     ),
     quick: Annotated[
         bool,
-        typer.Option(
-            "--quick", help="Fewer settings and replications: minutes, not hours. Goes to NAME-quick, beside NAME."
-        ),
+        typer.Option("--quick", help="Fewer settings and replications: minutes, not hours. Writes to NAME-quick."),
     ] = False,
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE.toml", help="A custom study instead of NAME.")
+        Path | None, typer.Option(metavar="FILE.toml", help="A custom study instead of NAME.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", metavar="N", help="Processes; by default one per core.")] = None,
+    jobs: Annotated[int | None, typer.Option(metavar="N", help="Processes; by default one per core.")] = None,
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="DIR", help="The election data, for the study that reads them.")
+        Path | None, typer.Option(metavar="DIR", help="The election data, for the study that reads them.")
     ] = None,
     redraw: Annotated[
         bool,
-        typer.Option(
-            "--redraw", help="Compute nothing: figures, tables and page from the rows.parquet of an earlier run."
-        ),
+        typer.Option("--redraw", help="Compute nothing: draw again from the rows.parquet of an earlier run."),
     ] = False,
 ) -> None:
     """Run a study: figure, table, page and the rows behind them.
 
     Finished cells are kept in DIR: a stopped run resumes where it was, and a finished one is only drawn again.
     """
-    from fedkin.studies.launch import launch
-
     launch(name, out=out, quick=quick, config=config, jobs=jobs, data=data, redraw=redraw)

@@ -1,21 +1,23 @@
-"""The claims that a study puts to the test, with what was observed."""
+"""The claims that the paper's studies put to the test, with what was observed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from fedkin.core import FAMILY_WISE
-from fedkin.studies.present.summary import (
+from fedkin.studies.summary import (
+    Check,
     Interval,
-    Sample,
+    Row,
     distinct,
+    doubt,
+    doubt_of_means,
     group,
     label_of,
+    largest,
     paired,
     paired_difference,
     paired_ratios,
@@ -23,55 +25,10 @@ from fedkin.studies.present.summary import (
     student,
     summarize,
 )
-from fedkin.studies.rows import Row
-
-
-@dataclass(frozen=True)
-class Check:
-    """A claim, what was observed, and whether the claim holds in these rows."""
-
-    claim: str
-    observed: str
-    #: by the claim's own criterion; None for an observation: something to know, which is evidence for no claim
-    holds: bool | None
-    #: the number that decides with its 95% confidence interval, where that reaches to both sides of the claim
-    doubt: str = ""
-    #: whether, with few replications, the doubt is the verdict
-    left_open: bool = False
-
-    def from_few_replications(self) -> Check:
-        """The check where there are fewer replications than the study asks for: a claim in doubt is left open."""
-        return replace(self, holds=None, left_open=True) if self.doubt else self
-
-    @property
-    def verdict(self) -> str:
-        """``holds``, ``does not hold``, ``too few replications to tell (...)`` or ``observation``."""
-        if self.left_open:
-            return f"too few replications to tell ({self.doubt})"
-        return "observation" if self.holds is None else "holds" if self.holds else "does not hold"
-
-
-def doubt(
-    intervals: Iterable[Interval], low: float = -math.inf, high: float = math.inf, form: str = ".3g", unit: str = ""
-) -> str:
-    """Why intervals do not settle whether all numbers lie between ``low`` and ``high``; "" when they do.
-
-    They do when all lie between the two, or when one lies outside as a whole.
-    """
-    found = list(intervals)
-    reaching = [one for one in found if one.high > high or one.low < low]
-    if not reaching or any(one.low > high or one.high < low for one in found):
-        return ""
-    # the estimate that is farthest outside, as a reader sees it among what was observed; else the interval that is
-    farthest = max(
-        reaching,
-        key=lambda one: (max(one.estimate - high, low - one.estimate, 0.0), max(one.high - high, low - one.low)),
-    )
-    return farthest.text(form) + unit
 
 
 def estimation(rows: Sequence[Row]) -> list[Check]:
-    """Edge selection is as good as the oracle, and Local is what theory says."""
+    """Check that edge selection is as good as the oracle, and Local what theory says."""
     names = ["varrho", "n_samples", "n_sites"]
     oracle, best, gap = (
         paired_ratios(rows, names, "estimator", sides, "error")
@@ -105,7 +62,7 @@ def estimation(rows: Sequence[Row]) -> list[Check]:
 
 
 def sensitivity(rows: Sequence[Row]) -> list[Check]:
-    """Edge selection survives any graph; selection among all pairs does not look at the graph."""
+    """Check that edge selection survives any graph, and that selection among all pairs ignores it."""
     names = ["n_samples", "n_sites"]
     ratios = paired_ratios(rows, [*names, "varrho"], "estimator", ("es", "local"), "error")
     below = f"the largest Fed-ADMM-ES / Local is {largest(ratios, [*names, 'varrho'])}"
@@ -129,7 +86,7 @@ def sensitivity(rows: Sequence[Row]) -> list[Check]:
 
 
 def selection(rows: Sequence[Row]) -> list[Check]:
-    """The promise of Theorem 3 where its condition holds, and Bonferroni's everywhere."""
+    """Check the promise of Theorem 3 where its condition holds, and Bonferroni's everywhere."""
     names = ["variance", "signal", "n_samples"]
     ratio = group(rows, names, "signal_ratio")
     strong = {point: one for point, one in summarize(rows, names, "exact").items() if min(ratio[point]) >= 1}
@@ -153,7 +110,7 @@ def selection(rows: Sequence[Row]) -> list[Check]:
 
 
 def error_rates(rows: Sequence[Row]) -> list[Check]:
-    """What each correction promises, although tests share sites."""
+    """Check what each correction promises, although tests share sites."""
     names = ["n_clusters", "n_samples", "level"]
     checks = []
     for method in distinct(rows, "method"):
@@ -171,7 +128,7 @@ def error_rates(rows: Sequence[Row]) -> list[Check]:
 
 
 def rate(rows: Sequence[Row]) -> list[Check]:
-    """Slopes of log error in the log of Theorem 2's rate.
+    """Check slopes of log error in the log of Theorem 2's rate.
 
     A bound allows the error to fall faster with n and |V| and to grow slower with K and |S|. A tenth of slope is left
     for small samples: a cluster with N rows has an error of p / (N - p - 1), not p / N.
@@ -184,22 +141,22 @@ def rate(rows: Sequence[Row]) -> list[Check]:
         x = [math.log(bound[point].mean) for point in points]
         y = [math.log(error[point].mean) for point in points]
         relative = [error[point].error / error[point].mean for point in points]
-        slope, spread = _slope(x, y, relative)
-        half = student(min(error[point].n for point in points)) * spread if spread > 0 else math.inf
+        slope, error_of_slope = _slope(x, y, relative)
+        half = student(min(error[point].n for point in points)) * error_of_slope if error_of_slope > 0 else math.inf
         interval = Interval(slope, slope - half, slope + half)
         if varied in ("n", "|V|"):
             claim = f"The error falls with {varied} as fast as 1/{varied} or faster (slope at least 0.9)"
-            holds, in_doubt = slope + 2 * spread >= 0.9, doubt([interval], low=0.9, form=".2f")
+            holds, in_doubt = slope + 2 * error_of_slope >= 0.9, doubt([interval], low=0.9, form=".2f")
         else:
             claim = f"The error grows with {varied} no faster than K + |S| (slope at most 1.1)"
-            holds, in_doubt = slope - 2 * spread <= 1.1, doubt([interval], high=1.1, form=".2f")
-        observed = f"log-log slope against the rate {slope:.2f} (standard error {spread:.2f})"
+            holds, in_doubt = slope - 2 * error_of_slope <= 1.1, doubt([interval], high=1.1, form=".2f")
+        observed = f"log-log slope against the rate {slope:.2f} (standard error {error_of_slope:.2f})"
         checks.append(Check(claim, observed, holds, in_doubt))
     return checks
 
 
 def convergence(rows: Sequence[Row]) -> list[Check]:
-    """Fed-ADMM ahead of gradient descent from the hundredth round on."""
+    """Check that Fed-ADMM is ahead of gradient descent from the hundredth round on."""
     names = ["n_samples", "n_sites", "round"]
     late = [row for row in rows if row["round"] >= 100]
     checks = []
@@ -216,7 +173,7 @@ def convergence(rows: Sequence[Row]) -> list[Check]:
 
 
 def availability(rows: Sequence[Row]) -> list[Check]:
-    """Estimated probabilities are as good as known ones, S-less is the same as S, and the price of absence."""
+    """Check estimated against known probabilities, S-less against S, and the price of absence."""
     noisy, texts, unlikely, single = [], [], [], False
     levels = distinct(rows, "availability")
     table = summarize(rows, ["availability", "variant"], "distance")
@@ -253,21 +210,8 @@ def availability(rows: Sequence[Row]) -> list[Check]:
     return checks
 
 
-def largest(ratios: Mapping[tuple[Any, ...], Sample], names: Sequence[str], form: str = ".3f") -> str:
-    """The largest of some means, and where it is."""
-    worst = max(ratios, key=lambda point: ratios[point].mean)
-    return f"{ratios[worst].mean:{form}} at {point_label(names, worst)}"
-
-
-def doubt_of_means(
-    found: Mapping[Any, Sample], low: float = -math.inf, high: float = math.inf, form: str = ".3g", unit: str = ""
-) -> str:
-    """`doubt` about means, by intervals that hold together."""
-    return doubt((one.interval(len(found)) for one in found.values()), low, high, form, unit)
-
-
 def _slope(x: Sequence[float], y: Sequence[float], error: Sequence[float]) -> tuple[float, float]:
-    """Weighted least-squares slope and its standard error, from independent means with known errors."""
+    """Return the weighted least-squares slope and its standard error, from independent means with known errors."""
     x_, y_, e_ = (np.asarray(one, dtype=np.float64) for one in (x, y, error))
     if x_.size < 2 or not (np.isfinite(e_) & (e_ > 0)).all():
         return 0.0, 0.0
