@@ -11,7 +11,7 @@ import fedkin
 from fedkin.cli import main
 from fedkin.cli.models.streamed import streams
 from fedkin.core import rows_in_files, table_size
-from fedkin.core.streaming import Stream
+from fedkin.core.parquet import Stream
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting import FitOptions, fit_federation, fit_files, fit_summaries

@@ -13,23 +13,29 @@ from fedkin.core.linalg import (
     inverse_of,
     least_eigenvalue,
     solve_and_rest,
+    solve_positive,
     sum_groups,
     unit_diagonal,
 )
 from fedkin.core.local import LocalFit, Variance, global_fit, local_fit, oracle_fit
-from fedkin.core.newton import damped_newton, solve_positive
+from fedkin.core.newton import damped_newton, minimise_with_ridge
+from fedkin.core.parquet import (
+    FileRows,
+    Streamed,
+    holds_labels,
+    holds_zeros_and_ones,
+    rows_in_files,
+    summarise_files,
+    table_size,
+)
 from fedkin.core.penalties import L1, Penalty, make_penalty
 from fedkin.core.privacy import Budget, private_summary
 from fedkin.core.problem import FusedObjective, Problem, Solution, Status
 from fedkin.core.quadratics import Quadratics, RowData, SiteData, assign_folds
-from fedkin.core.rereading import FileRows, holds_labels, holds_zeros_and_ones, rows_in_files
-from fedkin.core.row_newton import minimise_with_ridge
 from fedkin.core.rows import RowBatch, RowTerms, row_blocks, unit_weights
-from fedkin.core.running import RunningSums
 from fedkin.core.selection import FAMILY_WISE, EdgeSelection, Method, bonferroni, select_edges, wald_tests
-from fedkin.core.streaming import Streamed, summarise_files, table_size
 from fedkin.core.summaries import Summaries
-from fedkin.core.summarise import site_answer, site_summary, summarise
+from fedkin.core.summarise import RunningSums, site_answer, site_summary, summarise
 from fedkin.core.summary import (
     Curvature,
     Message,

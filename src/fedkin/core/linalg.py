@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy import sparse
 
 from fedkin._base import Array, Index, Mask
 
@@ -71,6 +72,30 @@ def solve_and_rest(matrices: Array, v: Array) -> tuple[Array, Array]:
     return np.asarray(solution), rest
 
 
+def solve_positive(matrix: Array, right: Array) -> Array:
+    """``matrix_a^{-1} right_a`` for positive definite matrices ``(A, p, p)`` and vectors ``(A, p)``.
+
+    Rows and columns are scaled to a unit diagonal first, so that the units of the coordinates do not matter; matrices
+    that are singular to working precision are shifted by as little as makes them regular.
+    """
+    scaled, scale = unit_diagonal(matrix)
+    target = right / scale
+    solution = np.zeros_like(right)
+    pending = np.arange(right.shape[0])
+    eye = np.eye(right.shape[1])
+    for shift in (0.0, 1e-13, 1e-10, 1e-7, 1e-4, 1e-1, 10.0):
+        try:
+            found = np.linalg.solve(scaled[pending] + shift * eye, target[pending][:, :, None])[:, :, 0]
+        except np.linalg.LinAlgError:
+            continue
+        good = np.einsum("ap,ap->a", target[pending], found) >= 0  # False for NaN
+        solution[pending[good]] = found[good]
+        pending = pending[~good]
+        if not pending.size:
+            break
+    return solution / scale
+
+
 def inverse_of(matrices: Array) -> Array:
     """Inverses of positive definite matrices, exactly symmetric."""
     scaled, scale = unit_diagonal(matrices)
@@ -86,8 +111,6 @@ def inverse_of(matrices: Array) -> Array:
 
 def sum_groups(values: Array, labels: Index, groups: int) -> Array:
     """Sums of ``values (V, ...)`` over each group, ``(groups, ...)``, in the order of the sites."""
-    from scipy import sparse  # slow to load
-
     # a sparse product: several times quicker than np.add.at
     members = sparse.csr_array((np.ones(labels.size), (labels, np.arange(labels.size))), shape=(groups, labels.size))
     return np.asarray(members @ values.reshape(labels.size, -1)).reshape(groups, *values.shape[1:])

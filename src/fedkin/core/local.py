@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -16,24 +16,13 @@ import numpy as np
 from fedkin._base import Array, Index, Mask, check_choice
 from fedkin.core.build import LossLike
 from fedkin.core.linalg import RANK_TOLERANCE, inverse_of, least_eigenvalue
-from fedkin.core.ownfits import (
-    ROUNDING,
-    OwnFits,
-    column_scale,
-    fit_sites,
-    has_means,
-    light_ridge,
-    plausible_size,
-    ridge_rule,
-    why_no_minimiser,
-)
-from fedkin.core.row_newton import minimise, minimise_sum, minimise_with_ridge
-from fedkin.core.rows import RowBatch
+from fedkin.core.newton import minimise_sum
+from fedkin.core.ownfits import OwnFits, fit_sites
+from fedkin.core.quadratics import RowData
 from fedkin.core.summaries import Summaries, site_data
-from fedkin.core.summed import fits_of_sums
 from fedkin.data import Federation
 from fedkin.errors import DataError, DegenerateSiteWarning, ParameterError, UnknownSiteError
-from fedkin.losses import Loss, RowLoss, by_loss
+from fedkin.losses import by_loss
 
 Variance = Literal["model", "sandwich", "bartlett"]
 Weights = Literal["samples", "sites"]
@@ -156,13 +145,16 @@ def local_fit(federation: Federation | Summaries, loss: LossLike = "linear", var
     (2, 2, 2)
     """
     check_variance(variance)
-    losses = site_data(federation, loss).losses
+    data = site_data(federation, loss)
+    if data.rows is None:
+        if variance == "sandwich" and not (data.loss.location and data.loss.quadratic):
+            raise ParameterError(
+                'variance="sandwich" needs the squares of every row\'s score, which summaries do not hold: use "model"'
+            )
+        data = data.repaired()
     parts: list[dict[str, Any]] = []
     notes: dict[int, str] = {}
-    if isinstance(federation, Summaries):
-        kinds = [fits_of_sums(federation, variance)]
-    else:
-        kinds = [fit_sites(federation, members, one) for members, one in by_loss(losses)]
+    kinds = [fit_sites(data, members, one) for members, one in by_loss(data.losses)]
     for fits in kinds:
         part = {name: getattr(fits, name) for name in ("members", "theta", "hessian", "dispersion", "rescued")}
         part["covariance"], part["residual_dof"], part["matrix_estimated"] = _covariances(fits, variance)
@@ -179,7 +171,7 @@ def local_fit(federation: Federation | Summaries, loss: LossLike = "linear", var
         n_samples=federation.n_samples,
         notes={federation.sites[u]: notes[u] for u in sorted(notes)},
         variance=variance,
-        losses=tuple(one.name for one in losses),
+        losses=tuple(one.name for one in data.losses),
     )
 
 
@@ -191,11 +183,8 @@ def check_variance(variance: str) -> None:
 
 def _covariances(fits: OwnFits, variance: Variance) -> tuple[Array, Array, Mask]:
     """Covariances ``(M, p, p)``, their degrees of freedom, and where a sandwich was used."""
-    n = fits.n[:, None, None].astype(np.float64)
-    diagonal = np.arange(fits.n_params)
-    precision = fits.curvature.copy()
-    precision[:, diagonal, diagonal] += fits.ridge
-    bread = inverse_of(precision)
+    n = fits.n[:, None, None]
+    bread = inverse_of(fits.curvature + fits.ridge[:, :, None] * np.eye(fits.n_params))
     none = np.zeros(fits.members.size, dtype=bool)
     if variance == "bartlett":
         return bread / n, np.full(n.size, np.inf), none
@@ -279,17 +268,16 @@ def oracle_fit(
     [1.0, 1.0, 9.0]
     """
     check_choice("weights", weights, get_args(Weights))
-    losses = site_data(federation, loss).losses
+    data = site_data(federation, loss)
+    if data.rows is None and weights != "samples":
+        raise ParameterError(f'weights={weights!r} needs rows; summaries give every row the same weight: "samples"')
     groups: dict[object, list[int]] = {}
-    for u, label in enumerate(_in_site_order(labels, federation.sites)):
+    for u, label in enumerate(_in_site_order(labels, data.sites)):
         groups.setdefault(label, []).append(u)
-    theta = np.empty((federation.n_sites, losses[0].n_params(federation.n_features)))
+    theta = np.empty((data.n_sites, data.loss.n_params(data.n_features)))
     for label, group in groups.items():
         members = np.asarray(group)
-        if isinstance(federation, Summaries):
-            theta[members], problem = _pooled_sums(federation, members, weights)
-        else:
-            theta[members], problem = _pooled(federation, members, losses, weights)
+        theta[members], problem = _pooled(data, members, weights)
         if problem:
             who = "1 site" if members.size == 1 else f"{members.size} sites"
             warnings.warn(
@@ -313,53 +301,26 @@ def _in_site_order(
     return labels
 
 
-def _pooled_sums(summaries: Summaries, members: Index, weights: Weights) -> tuple[Array, str]:
-    """`_pooled` from sums."""
-    if weights != "samples":
-        raise ParameterError(f'weights={weights!r} needs rows; summaries give every row the same weight: "samples"')
-    group = summaries.subset([summaries.sites[u] for u in members]).pooled([0] * members.size)
-    fits = fits_of_sums(group, "model")
-    return fits.theta[0], "; ".join(fits.notes.get(0, [])) if fits.rescued[0] else ""
-
-
-def _pooled(federation: Federation, members: Index, losses: Sequence[Loss], weights: Weights) -> tuple[Array, str]:
+def _pooled(data: RowData | Summaries, members: Index, weights: Weights) -> tuple[Array, str]:
     """Common minimiser ``(p,)`` of some sites, and why it is not an ordinary one ("" when it is)."""
-    sizes = federation.weight_sums[members]
-    n_rows = float(sizes.sum())
-    share = sizes / n_rows if weights == "samples" else np.full(members.size, 1.0 / members.size)
-    kinds = by_loss(losses, members)
+    kinds = by_loss(data.losses, members)
     loss = kinds[0][1]
-    if len(kinds) > 1 or not (loss.rowwise or has_means(loss)):
-        parts = [
-            (float(share[k]), losses[u], federation[federation.sites[u]]) for k, u in enumerate(members.tolist())
-        ]
-        theta, _, problem = minimise_sum(parts, n_rows, loss.n_params(federation.n_features))
-        return theta, problem
-    rows = federation.rows.take(np.concatenate([np.arange(*federation.starts[u : u + 2]) for u in members]))
-    weight = None if rows.weight is None else rows.weight * (rows.n_samples / n_rows)
-    if weights == "sites":
-        factor = np.repeat(share * n_rows / sizes, federation.n_samples[members])
-        weight = factor if weight is None else factor * weight
-    if loss.rowwise is None:
-        return np.average(rows.X, axis=0, weights=weight), ""
-    as_one_site = rows.map(lambda part: part[None].astype(np.float64, copy=False))
-    batch = RowBatch(loss.rowwise, as_one_site, None if weight is None else weight[None])
-    if batch.full_rank[0]:
-        theta, exists = minimise(batch)
-        if exists[0]:
-            return theta[0], ""
-    why = why_no_minimiser(loss.rowwise, round(n_rows), int(batch.rank[0]), federation.n_features)
-    return minimise_with_ridge(batch, _ridge(batch, loss.rowwise, n_rows))[0], f"{why}; a ridge fit is used"
-
-
-def _ridge(batch: RowBatch, loss: RowLoss, n_rows: float) -> Array:
-    """The ridge ``(1, p)`` of the rule, for one site that has no others to learn from."""
-    scale = column_scale(batch.X[0], loss, None if batch.weight is None else batch.weight[0])[None]
-    size = np.maximum(plausible_size(batch), 1e-100)
-    dispersion = 1.0
-    if loss.estimates_scale:
-        light = minimise_with_ridge(batch, light_ridge(scale, n_rows))
-        weight = None if batch.weight is None else batch.weight[0] * (n_rows / batch.n_rows)
-        found = loss.dispersion(light[0], *batch.rows.take(0).arrays, weight)
-        dispersion = max(found, ROUNDING * float(size[0]))
-    return ridge_rule(scale, n_rows, size, dispersion)
+    if data.rows is None:
+        group: RowData | Summaries = data.subset([data.sites[u] for u in members]).pooled([0] * members.size)
+    else:
+        sizes = data.n[members]
+        n_rows = float(sizes.sum())
+        share = sizes / n_rows if weights == "samples" else np.full(members.size, 1.0 / members.size)
+        if len(kinds) > 1 or not (loss.rowwise or loss.quadratic):
+            each = zip(share.tolist(), members.tolist(), strict=True)
+            parts = [(factor, data.losses[u], data.rows[data.sites[u]]) for factor, u in each]
+            theta, _, problem = minimise_sum(parts, n_rows, loss.n_params(data.n_features))
+            return theta, problem
+        starts = data.rows.starts
+        rows = data.rows.rows.take(np.concatenate([np.arange(starts[u], starts[u + 1]) for u in members]))
+        if weights == "sites":
+            factor = np.repeat(share * n_rows / sizes, data.rows.n_samples[members])
+            rows = replace(rows, weight=factor if rows.weight is None else factor * rows.weight)
+        group = RowData(Federation({0: rows}, data.rows.feature_names), loss)
+    fits = fit_sites(group, np.zeros(1, dtype=np.int64), loss)
+    return fits.theta[0], "; ".join(fits.notes.get(0, [])) if fits.rescued[0] else ""

@@ -1,20 +1,23 @@
-"""Every site's own fit, with what its variance is made of, and the rule for sites that have none.
+"""Every site's own fit, from rows or sums, with what its variance is made of, and the rule for sites that have none.
 
 `fedkin.core.local` turns this into estimates and covariances and documents the rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 
-from fedkin._base import Array, Index
-from fedkin.core.linalg import RANK_TOLERANCE, inverse_of, least_eigenvalue
-from fedkin.core.row_newton import minimise, minimise_sum, minimise_with_ridge
+from fedkin._base import Array, Index, Mask
+from fedkin.core.linalg import RANK_TOLERANCE, inverse_of, least_eigenvalue, solve_positive, unit_diagonal
+from fedkin.core.newton import minimise, minimise_sum, minimise_with_ridge
+from fedkin.core.quadratics import RowData
 from fedkin.core.rows import RowBatch, row_blocks, unit_weights
 from fedkin.core.summaries import Summaries
 from fedkin.data import Federation
+from fedkin.errors import ParameterError
 from fedkin.losses import Loss, RowLoss
 
 _BATCH_ENTRIES = 2**22  # rows times features that are worked on at once
@@ -24,32 +27,19 @@ ROUNDING = 1e-20  # exact fits keep a variance above rounding: this share of the
 class OwnFits:
     """The fits of M sites that share one loss; rows of the arrays are positions in ``members``."""
 
-    def __init__(self, data: Federation | Summaries, members: Index, loss: Loss) -> None:
-        self.data, self.members, self.loss = data, members, loss
-        m, p = members.size, loss.n_params(data.n_features)
+    def __init__(self, members: Index, loss: Loss, n: Array, n_features: int) -> None:
+        self.members, self.loss, self.n, self.n_features = members, loss, n, n_features
+        m, p = members.size, loss.n_params(n_features)
         self.theta, self.ridge = np.empty((m, p)), np.zeros((m, p))  # no ridge where a site has its own estimate
         self.rescued = np.zeros(m, dtype=bool)  # sites without an estimate of their own
         # Hessians of the mean losses, without the ridge; what stands for them in variances (their expected values where
-        # they are singular); mean outer products of the scores
-        self.hessian, self.curvature, self.score_cov = (np.empty((m, p, p)) for _ in range(3))
+        # they are singular); mean outer products of the scores, 0 where they are not known
+        self.hessian, self.curvature, self.score_cov = (np.zeros((m, p, p)) for _ in range(3))
         # the degrees of freedom are infinite where the dispersion is not estimated; those of a sandwich are 0 where
         # there are too few rows for one
         self.dispersion, self.dof, self.matrix_dof = np.ones(m), np.full(m, np.inf), np.zeros(m)
         self.noise_covariance: Array | None = None  # of estimates from noisy sums, (M, p, p)
         self.notes: dict[int, list[str]] = {}
-
-    @property
-    def federation(self) -> Federation:
-        """The rows."""
-        assert isinstance(self.data, Federation)
-        return self.data
-
-    @property
-    def n(self) -> Array:
-        """As how many rows those of each site count."""
-        if isinstance(self.data, Federation):
-            return self.data.weight_sums[self.members]
-        return self.data.n_samples[self.members].astype(np.float64)
 
     @property
     def n_params(self) -> int:
@@ -59,141 +49,266 @@ class OwnFits:
         for k in who.tolist():
             self.notes.setdefault(k, []).append(text)
 
+    def share_dispersion(self, total: Array, degrees: Array, lent: Array, fallback: float) -> None:
+        """Dispersions ``total / degrees``; sites without degrees of freedom take the mean of what the others lend."""
+        own = degrees > 0
+        self.dispersion = np.divide(total, degrees, out=np.ones_like(total), where=own)
+        self.dof = np.where(own, degrees, np.inf)
+        if not own.all():
+            without = np.flatnonzero(~own)
+            if own.any():
+                pooled, pooled_dof = float(lent[own].sum() / degrees[own].sum()), float(degrees[own].sum())
+                others = "taken from another site" if own.sum() == 1 else f"pooled over {own.sum()} other sites"
+                text = f"no residual degrees of freedom: noise variance {others}"
+            else:
+                pooled, pooled_dof = fallback, float(self.n.sum())
+                text = "no site has residual degrees of freedom: the mean square of the response is used for the noise"
+            self.dispersion[without], self.dof[without] = pooled, pooled_dof
+            self.note(without, text)
+        self.dispersion = np.maximum(self.dispersion, 1e-100)
 
-def fit_sites(federation: Federation, members: Index, loss: Loss) -> OwnFits:
+
+def fit_sites(data: RowData | Summaries, members: Index, loss: Loss) -> OwnFits:
     """Fit the sites with positions ``members`` (ascending), which share one loss."""
-    fits = OwnFits(federation, members, loss)
-    if has_means(loss):
-        _fit_means(fits)
-    elif loss.rowwise is not None:
-        _fit_rows(fits, loss.rowwise)
+    fits = OwnFits(members, loss, data.n[members], data.n_features)
+    if data.rows is not None:
+        if loss.location and loss.quadratic:
+            _fit_means(fits, _moments_of_rows(data.rows, members), 0.0)
+        elif loss.rowwise is not None:
+            _fit_by_rule(fits, _RowFits(fits, data.rows), loss.rowwise)
+        else:
+            _fit_functions(fits, data.rows)
+        return fits
+    if loss.location and loss.quadratic:
+        moments = _moments_of_sums(data)
+        _fit_means(fits, moments, _residual_noise(data, moments[0]))
+    elif loss.quadratic and loss.rowwise is not None:
+        _fit_by_rule(fits, _SumFits(fits, data), loss.rowwise)
     else:
-        _fit_functions(fits)
+        _take_estimates(fits, data)
+    if data.privacy is not None:
+        fits.noise_covariance = _noise_covariances(data, fits)
     return fits
 
 
-def has_means(loss: Loss) -> bool:
-    """Whether the mean of the rows minimises the loss."""
-    return loss.location and loss.quadratic
+# --- means --------------------------------------------------------------------------------------------------------
+
+#: Means ``(M, p)`` and covariances ``(M, p, p)`` of rows by site; mean squares ``(q,)`` and variances of all rows.
+_Moments = tuple[Array, Array, Array, Array]
 
 
-def _fit_means(fits: OwnFits) -> None:
+def _moments_of_rows(rows: Federation, members: Index) -> _Moments:
+    theta = np.empty((members.size, rows.n_features))
+    scatter = np.empty((members.size, rows.n_features, rows.n_features))
+    for sites, block in row_blocks(rows, members):
+        where, X, weight = np.searchsorted(members, sites), block.X, unit_weights(block)
+        theta[where] = (X if weight is None else weight[:, :, None] * X).mean(axis=1)
+        centred = X - theta[where][:, None, :]
+        scattered = centred if weight is None else weight[:, :, None] * centred
+        scatter[where] = np.matmul(np.swapaxes(scattered, 1, 2), centred) / X.shape[1]
+    mean = np.average(rows.X, axis=0, weights=rows.weight)
+    square = np.average(rows.X**2, axis=0, weights=rows.weight)
+    return theta, scatter, square, np.average((rows.X - mean) ** 2, axis=0, weights=rows.weight)
+
+
+def _moments_of_sums(sums: Summaries) -> _Moments:
+    assert sums.scores is not None
+    n, rows = sums.n, int(sums.n_samples.sum())
+    theta = -sums.sums.gradient.sum(axis=1) / n[:, None]
+    scatter = sums.scores.sum(axis=1) / n[:, None, None] - theta[:, :, None] * theta[:, None, :]
+    mean, square = sums.column_sums.sum(axis=0) / rows, sums.column_squares.sum(axis=0) / rows
+    return theta, scatter, square, (square - mean**2).clip(0.0)
+
+
+def _fit_means(fits: OwnFits, moments: _Moments, least: Array | float) -> None:
     p = fits.n_params
     fits.hessian[:] = fits.curvature[:] = np.eye(p)
-    for sites, rows in row_blocks(fits.federation, fits.members):
-        where, X, weight = np.searchsorted(fits.members, sites), rows.X, unit_weights(rows)
-        weighted = X if weight is None else weight[:, :, None] * X
-        fits.theta[where] = weighted.mean(axis=1)
-        centred = X - fits.theta[where][:, None, :]
-        scattered = centred if weight is None else weight[:, :, None] * centred
-        fits.score_cov[where] = np.matmul(np.swapaxes(scattered, 1, 2), centred) / X.shape[1]
-    degrees = np.asarray((fits.n - 1.0) * p, dtype=np.float64)
-    total = np.einsum("mpp->m", fits.score_cov) * fits.n
-    X, weight = fits.federation.X, fits.federation.weight
-    square = np.average(X**2, axis=0, weights=weight)
-    variance = np.average((X - np.average(X, axis=0, weights=weight)) ** 2, axis=0, weights=weight)
-    share_dispersion(fits, total, degrees, total, float(variance.mean()))
+    fits.theta, fits.score_cov, square, variance = moments
+    total = np.maximum(np.einsum("mpp->m", fits.score_cov) * fits.n, least)
+    fits.share_dispersion(total, (fits.n - 1.0) * p, total, float(variance.mean()))
     fits.dispersion = np.maximum(fits.dispersion, ROUNDING * float(square.mean()))
     # n - 1 degrees of freedom span R^p only when there are at least p of them
     fits.matrix_dof = np.where(fits.n > p, fits.n - 1.0, 0.0)
 
 
-def _fit_rows(fits: OwnFits, loss: RowLoss) -> None:
-    batches = list(_batches(fits.federation, fits.members, loss))
-    p = fits.n_params
-    scale = column_scale(fits.federation.X, loss, fits.federation.weight)
-    rank = np.empty(fits.members.size, dtype=np.int64)
-    size = np.empty(fits.members.size)
-    for where, batch in batches:
-        rank[where], size[where] = batch.rank, plausible_size(batch)
-        _fit_own(fits, where, batch)
-    unfit = fits.rescued
-    size = np.maximum(size, np.average(size, weights=fits.n))
+# --- losses on linear predictors ----------------------------------------------------------------------------------
+
+
+class _SiteFits(Protocol):
+    """What the rule needs of M sites."""
+
+    rank: Index  # (M,), of the designs
+    size: Array  # (M,), mean square that linear predictors may have
+    scale: Array  # (p,), mean square of each parameter's feature; 1 for a column of zeros, which has no scale
+
+    def own(self) -> tuple[Array, Mask]:
+        """Minimisers ``(M, p)`` and which exist."""
+
+    def with_ridge(self, who: Index, ridge: Array) -> Array:
+        """Minimisers ``(A, p)`` of the sites ``who (A,)`` with ``ridge (A, p)``."""
+
+    def residuals(self, theta: Array, *, lent: bool) -> Array:
+        """Dispersions ``(M,)`` times their degrees of freedom, or what is lent to sites that have none."""
+
+    def describe(self) -> None:
+        """Fill in Hessians, score covariances and the degrees of freedom of a sandwich at the estimates."""
+
+
+def _fit_by_rule(fits: OwnFits, sites: _SiteFits, loss: RowLoss) -> None:
+    fits.theta, exists = sites.own()
+    fits.rescued = ~exists
+    unfit, n = np.flatnonzero(fits.rescued), fits.n
+    size = np.maximum(sites.size, np.average(sites.size, weights=n))
     size[size == 0] = 1.0
-    degrees = fits.n - rank * (p / fits.federation.n_features)
     if loss.estimates_scale:
         # a light ridge shows how large the noise is, and the noise then how large the ridge should be
-        fits.ridge[unfit] = light_ridge(scale, fits.n[unfit, None])
-        _fit_ridge(fits, batches)
-        total = _residual_sums(fits, batches, loss.dispersion)
-        lent = total if degrees.min() > 0 else _residual_sums(fits, batches, loss.lent_dispersion)
-        share_dispersion(fits, total, degrees, lent, float(np.average(size, weights=fits.n)))
+        fits.ridge[unfit] = 1e-3 * sites.scale / n[unfit, None]
+        fits.theta[unfit] = sites.with_ridge(unfit, fits.ridge[unfit])
+        degrees = n - sites.rank * (fits.n_params / fits.n_features)
+        total = sites.residuals(fits.theta, lent=False)
+        lent = total if degrees.min() > 0 else sites.residuals(fits.theta, lent=True)
+        fits.share_dispersion(total, degrees, lent, float(np.average(size, weights=n)))
         fits.dispersion = np.maximum(fits.dispersion, ROUNDING * size)
-    fits.ridge[unfit] = ridge_rule(scale, fits.n[unfit], size[unfit], fits.dispersion[unfit])
-    _fit_ridge(fits, batches)
-    for k in np.flatnonzero(unfit).tolist():
-        line = no_minimiser_note(loss, int(fits.n[k]), int(rank[k]), fits.federation.n_features)
+    fits.ridge[unfit] = (fits.dispersion[unfit] / (n[unfit] * size[unfit]))[:, None] * sites.scale
+    fits.theta[unfit] = sites.with_ridge(unfit, fits.ridge[unfit])
+    for k in unfit.tolist():
+        why = f"the {loss.name} loss has no minimum (separated classes, one class only or no counts)"
+        if sites.rank[k] < fits.n_features:
+            rows = "1 row" if n[k] == 1 else f"{round(n[k])} rows"
+            why = f"{rows} and a design of rank {sites.rank[k]} for {fits.n_features} features"
+        line = f"{why}: ridge fit, wide in the directions that the rows do not show"
         fits.notes[k] = [line, *fits.notes.get(k, [])]
-    for where, batch in batches:
-        _describe_rows(fits, where, batch)
+    sites.describe()
 
 
-def why_no_minimiser(loss: RowLoss, n_rows: int, rank: int, n_features: int) -> str:
-    """Why rows have no unique minimiser, in words."""
-    if rank < n_features:
-        rows = "1 row" if n_rows == 1 else f"{n_rows} rows"
-        return f"{rows} and a design of rank {rank} for {n_features} features"
-    return f"the {loss.name} loss has no minimum (separated classes, one class only or no counts)"
+class _SumFits:
+    """Least squares on means of ``x x'`` (A), ``x y`` (b) and ``y^2 / 2`` (c)."""
+
+    def __init__(self, fits: OwnFits, sums: Summaries) -> None:
+        self.fits, self.sums, self.scale = fits, sums, sums.column_scale
+        terms = sums.terms(np.zeros(fits.n_params))
+        self.A, self.b, self.c = terms.A, terms.b, terms.c
+        self.rank = (np.linalg.eigvalsh(unit_diagonal(self.A)[0]) > RANK_TOLERANCE).sum(axis=1)
+        self.size = 2.0 * np.maximum(self.c, 0.0)
+
+    def own(self) -> tuple[Array, Mask]:
+        exists, theta = self.rank == self.fits.n_params, np.zeros_like(self.b)
+        who = np.flatnonzero(exists)
+        theta[who] = self.with_ridge(who, np.zeros((who.size, 1)))
+        return theta, exists
+
+    def with_ridge(self, who: Index, ridge: Array) -> Array:
+        A = self.A[who] + ridge[:, :, None] * np.eye(self.fits.n_params)
+        theta = np.zeros_like(self.b[who])
+        for _ in range(2):  # the second solve refines the first
+            theta = theta + solve_positive(A, self.b[who] - np.einsum("vpq,vq->vp", A, theta))
+        return theta
+
+    def residuals(self, theta: Array, *, lent: bool) -> Array:
+        bend = np.einsum("vpq,vq->vp", self.A, theta) - 2.0 * self.b
+        misfit = 2.0 * self.c + np.einsum("vp,vp->v", bend, theta)
+        return np.asarray(np.maximum(self.fits.n * misfit, _residual_noise(self.sums, theta)))
+
+    def describe(self) -> None:
+        self.fits.hessian[:] = self.fits.curvature[:] = self.A
 
 
-def no_minimiser_note(loss: RowLoss, n_rows: int, rank: int, n_features: int) -> str:
-    """What a site without an estimate of its own is told."""
-    why = why_no_minimiser(loss, n_rows, rank, n_features)
-    return f"{why}: ridge fit, wide in the directions that the rows do not show"
+class _RowFits:
+    """Any loss on linear predictors, in batches of sites with equally many rows."""
+
+    def __init__(self, fits: OwnFits, rows: Federation) -> None:
+        assert fits.loss.rowwise is not None
+        self.fits, self.loss = fits, fits.loss.rowwise
+        self.batches = list(_batches(rows, fits.members, self.loss))
+        scale = np.tile(np.average(rows.X**2, axis=0, weights=rows.weight), self.loss.n_outputs)
+        self.scale = np.where(scale > 0, scale, 1.0)
+        self.rank, self.size = np.empty(fits.members.size, dtype=np.int64), np.empty(fits.members.size)
+        for where, batch in self.batches:
+            self.rank[where], self.size[where] = batch.rank, _plausible_size(batch)
+
+    def own(self) -> tuple[Array, Mask]:
+        theta, exists = np.full_like(self.fits.theta, np.nan), np.zeros(self.fits.members.size, dtype=bool)
+        for where, batch in self.batches:
+            full = np.flatnonzero(batch.full_rank)
+            if full.size:
+                theta[where[full]], exists[where[full]] = minimise(batch.take(full))
+        return theta, exists
+
+    def with_ridge(self, who: Index, ridge: Array) -> Array:
+        theta = np.empty_like(ridge)
+        for where, batch in self.batches:
+            here = np.flatnonzero(np.isin(where, who))
+            if here.size:
+                at = np.searchsorted(who, where[here])
+                theta[at] = minimise_with_ridge(batch.take(here), ridge[at])
+        return theta
+
+    def residuals(self, theta: Array, *, lent: bool) -> Array:
+        total, n = np.empty(len(theta)), self.fits.n
+        dispersion = self.loss.lent_dispersion if lent else self.loss.dispersion
+        for where, batch in self.batches:
+            for b, k in enumerate(where.tolist()):
+                weight = None if batch.weight is None else batch.weight[b] * (n[k] / batch.n_rows)
+                total[k] = dispersion(theta[k], *batch.rows.take(b).arrays, weight)
+            total[where] *= np.maximum(n[where] - batch.n_params, 1)
+        return total
+
+    def describe(self) -> None:
+        for where, batch in self.batches:
+            self._describe(where, batch)
+
+    def _describe(self, where: Index, batch: RowBatch) -> None:
+        fits, k = self.fits, batch.loss.n_outputs
+        n, p, eta = fits.n[where], fits.n_params, batch.predictors(fits.theta[where])
+        slope, weights = batch.loss.slope_at(eta, batch.y), batch.loss.curvature_at(eta, batch.y)
+        fits.hessian[where] = batch.gram_of(weights)
+        fits.score_cov[where] = batch.gram_of(slope[..., :, None] * slope[..., None, :])
+        fits.curvature[where] = fits.hessian[where]
+        own = ~fits.rescued[where]
+        flat = own & (least_eigenvalue(fits.hessian[where]) <= RANK_TOLERANCE)
+        if flat.any():
+            # Huber's Hessian misses the rows beyond delta; its expected value is their share times the Gram matrix
+            share = batch.average(np.einsum("bnkk->bn", weights)) / k
+            gram = np.einsum("kl,bqr->bkqlr", np.eye(k), batch.gram[flat]).reshape(-1, p, p)
+            fits.curvature[where[flat]] = np.maximum(share[flat], 1.0 / n[flat])[:, None, None] * gram
+            fits.note(where[flat], "the Hessian at the estimate is singular: its expected value is used instead")
+        usable = np.flatnonzero(own & ~flat & (n > p))
+        if usable.size:
+            blocks = inverse_of(fits.hessian[where[usable]]).reshape(usable.size, k, p // k, k, p // k)
+            X = batch.X[usable]
+            leverage = np.einsum("bnq,bkqlr,bnr,bnkl->bn", X, blocks, X, weights[usable], optimize=True)
+            # how far the mean of squared scores is from a Wishart matrix depends on how uneven the leverages are
+            uneven = np.maximum(3.0 * batch.average(leverage**2, usable) / (p * (p + 2.0)), 1e-300)
+            fits.matrix_dof[where[usable]] = np.minimum((n[usable] - p) / uneven, n[usable] - p)
 
 
-def _fit_own(fits: OwnFits, where: Index, batch: RowBatch) -> None:
-    """Own estimates where they exist, NaN elsewhere."""
-    fits.theta[where], fits.rescued[where] = np.nan, True
-    full = np.flatnonzero(batch.full_rank)
-    if full.size:
-        theta, exists = minimise(batch.take(full))
-        own = where[full[exists]]
-        fits.theta[own], fits.rescued[own] = theta[exists], False
+def _batches(rows: Federation, members: Index, loss: RowLoss) -> Iterator[tuple[Index, RowBatch]]:
+    """Batches of sites with equally many rows, and their positions in ``members`` (which ascend)."""
+    for sites, block in row_blocks(rows, members):
+        block = block.map(lambda part: part.astype(np.float64, copy=False))
+        step = max(1, _BATCH_ENTRIES // max(block.X[0].size * loss.n_outputs, 1))
+        for start in range(0, sites.size, step):
+            some = block.take(slice(start, start + step))
+            yield np.searchsorted(members, sites[start : start + step]), RowBatch(loss, some, unit_weights(some))
 
 
-def _fit_ridge(fits: OwnFits, batches: Sequence[tuple[Index, RowBatch]]) -> None:
-    for where, batch in batches:
-        poor = np.flatnonzero(fits.rescued[where])
-        if poor.size:
-            fits.theta[where[poor]] = minimise_with_ridge(batch.take(poor), fits.ridge[where[poor]])
+def _plausible_size(batch: RowBatch) -> Array:
+    """Mean square ``(B,)`` that linear predictors may have, by weights where predictors are in the response's units."""
+    y, offset = batch.y, batch.rows.offset
+    if batch.weight is None or not batch.loss.estimates_scale:
+        return batch.loss.plausible_size(y, offset)
+    return batch.loss.plausible_size(np.sqrt(batch.weight) * (y if offset is None else y - offset), None)
 
 
-def _describe_rows(fits: OwnFits, where: Index, batch: RowBatch) -> None:
-    """Hessians, score covariances and the degrees of freedom of a sandwich at the estimates."""
-    n, p, eta = fits.n[where], fits.n_params, batch.predictors(fits.theta[where])
-    slope, weights = batch.loss.slope_at(eta, batch.y), batch.loss.curvature_at(eta, batch.y)
-    fits.hessian[where] = batch.gram_of(weights)
-    fits.score_cov[where] = batch.gram_of(slope[..., :, None] * slope[..., None, :])
-    fits.curvature[where] = fits.hessian[where]
-    own = ~fits.rescued[where]
-    flat = own & (least_eigenvalue(fits.hessian[where]) <= RANK_TOLERANCE)
-    if flat.any():
-        # Huber's Hessian misses the rows beyond the corner; its expected value is their share times the Gram matrix
-        share = batch.average(np.einsum("bnkk->bn", weights)) / batch.loss.n_outputs
-        eye = np.eye(batch.loss.n_outputs)
-        spread = np.einsum("kl,bqr->bkqlr", eye, batch.gram[flat]).reshape(-1, p, p)
-        fits.curvature[where[flat]] = np.maximum(share[flat], 1.0 / n[flat])[:, None, None] * spread
-        fits.note(where[flat], "the Hessian at the estimate is singular: its expected value stands in for it")
-    usable = np.flatnonzero(own & ~flat & (n > p))
-    if usable.size:
-        inverse = inverse_of(fits.hessian[where[usable]])
-        k = batch.loss.n_outputs
-        blocks = inverse.reshape(usable.size, k, p // k, k, p // k)
-        X = batch.X[usable]
-        leverage = np.einsum("bnq,bkqlr,bnr,bnkl->bn", X, blocks, X, weights[usable], optimize=True)
-        # how far the mean of squared scores is from a Wishart matrix depends on how uneven the leverages are
-        uneven = np.maximum(3.0 * batch.average(leverage**2, usable) / (p * (p + 2.0)), 1e-300)
-        fits.matrix_dof[where[usable]] = np.minimum((n[usable] - p) / uneven, n[usable] - p)
+# --- other losses -------------------------------------------------------------------------------------------------
 
 
-def _fit_functions(fits: OwnFits) -> None:
+def _fit_functions(fits: OwnFits, data: Federation) -> None:
     """Sites with a loss that is known only as functions."""
     for k, u in enumerate(fits.members):
-        rows = fits.federation[fits.federation.sites[u]]
+        rows = data[data.sites[u]]
         theta, ridge, problem = minimise_sum([(1.0, fits.loss, rows)], rows.n_samples, fits.n_params)
-        fits.theta[k], fits.ridge[k] = theta, ridge
-        fits.rescued[k] = bool(problem)
+        fits.theta[k], fits.ridge[k], fits.rescued[k] = theta, ridge, bool(problem)
         if problem:
             fits.note(np.array([k]), problem)
         fits.hessian[k] = fits.curvature[k] = fits.loss.hessian(theta, *rows.arrays)
@@ -203,70 +318,51 @@ def _fit_functions(fits: OwnFits) -> None:
     degrees = fits.n.astype(np.float64) - fits.n_params
     if fits.loss.estimates_scale:
         total = fits.dispersion * np.maximum(degrees, 1.0)
-        share_dispersion(fits, total, degrees, total, 1.0)
+        fits.share_dispersion(total, degrees, total, 1.0)
     fits.matrix_dof = np.where(fits.rescued, 0.0, np.maximum(degrees, 0.0))
 
 
-def share_dispersion(fits: OwnFits, total: Array, degrees: Array, lent: Array, fallback: float) -> None:
-    """Dispersions ``total / degrees``; sites without degrees of freedom take the mean of what the others lend."""
-    own = degrees > 0
-    fits.dispersion = np.divide(total, degrees, out=np.ones_like(total), where=own)
-    fits.dof = np.where(own, degrees, np.inf)
-    if not own.all():
-        without = np.flatnonzero(~own)
-        if own.any():
-            pooled, pooled_dof = float(lent[own].sum() / degrees[own].sum()), float(degrees[own].sum())
-            others = "taken from another site" if own.sum() == 1 else f"pooled over {own.sum()} other sites"
-            text = f"no residual degrees of freedom: noise variance {others}"
-        else:
-            pooled, pooled_dof = fallback, float(fits.n.sum())
-            text = "no site has residual degrees of freedom: the mean square of the response stands in for the noise"
-        fits.dispersion[without], fits.dof[without] = pooled, pooled_dof
-        fits.note(without, text)
-    fits.dispersion = np.maximum(fits.dispersion, 1e-100)
+def _take_estimates(fits: OwnFits, sums: Summaries) -> None:
+    """The estimates that the sites found themselves, with the Hessians there."""
+    if sums.own is None:
+        raise ParameterError(
+            "these summaries are answers to questions, which do not hold the sites' own estimates: use those of the "
+            "first round"
+        )
+    fits.theta = sums.sums.at.copy()
+    fits.hessian[:] = fits.curvature[:] = sums.terms(np.zeros(fits.n_params)).hessians(fits.theta)
+    for k, one in enumerate(sums.own):
+        fits.ridge[k], fits.dispersion[k], fits.dof[k] = one.ridge, one.dispersion, one.dof
+        if one.note:
+            fits.note(np.array([k]), one.note)
+    fits.rescued = np.asarray(fits.ridge.any(axis=1))
 
 
-def _residual_sums(fits: OwnFits, batches: Sequence[tuple[Index, RowBatch]], dispersion: Callable[..., float]) -> Array:
-    """Dispersions times the degrees of freedom that `Loss.dispersion` divides by."""
-    total = np.empty(fits.members.size)
-    for where, batch in batches:
-        for b, k in enumerate(where.tolist()):
-            weight = None if batch.weight is None else batch.weight[b] * (fits.n[k] / batch.n_rows)
-            total[k] = dispersion(fits.theta[k], *batch.rows.take(b).arrays, weight)
-        total[where] *= np.maximum(fits.n[where] - batch.n_params, 1)
-    return total
+# --- noisy sums ---------------------------------------------------------------------------------------------------
 
 
-def _batches(federation: Federation, members: Index, loss: RowLoss) -> Iterator[tuple[Index, RowBatch]]:
-    """Batches of sites with equally many rows, and their positions in ``members`` (which ascend)."""
-    for sites, rows in row_blocks(federation, members):
-        rows = rows.map(lambda part: part.astype(np.float64, copy=False))
-        step = max(1, _BATCH_ENTRIES // max(rows.X[0].size * loss.n_outputs, 1))
-        for start in range(0, sites.size, step):
-            part = slice(start, start + step)
-            some = rows.take(part)
-            yield np.searchsorted(members, sites[part]), RowBatch(loss, some, unit_weights(some))
+def _noise_covariances(sums: Summaries, fits: OwnFits) -> Array:
+    """Covariances ``(V, p, p)`` that the sites' noise gives to their estimates, to first order.
+
+    With noise E in the mean of ``x x'`` and e in that of ``x y``, an estimate moves by ``A^{-1} (e - E theta)``.
+    """
+    noise, theta = sums.noise() / sums.n[:, None, None], fits.theta
+    if sums.loss.location:
+        return np.asarray(noise[:, :-1, -1, None] ** 2 * np.eye(fits.n_params))
+    squares, target = noise[:, :-1, :-1] ** 2, noise[:, :-1, -1] ** 2
+    diagonal = np.arange(fits.n_params)
+    moved = squares * theta[:, :, None] * theta[:, None, :]
+    moved[:, diagonal, diagonal] = target + np.einsum("vpq,vq->vp", squares, theta**2)
+    inverse = inverse_of(fits.curvature + fits.ridge[:, :, None] * np.eye(fits.n_params))
+    return np.asarray(inverse @ moved @ inverse)
 
 
-def plausible_size(batch: RowBatch) -> Array:
-    """Mean square ``(B,)`` that linear predictors may have, by weights where predictors are in the response's units."""
-    y, offset = batch.y, batch.rows.offset
-    if batch.weight is None or not batch.loss.estimates_scale:
-        return batch.loss.plausible_size(y, offset)
-    return batch.loss.plausible_size(np.sqrt(batch.weight) * (y if offset is None else y - offset), None)
-
-
-def light_ridge(scale: Array, n_rows: Array | float) -> Array:
-    """A ridge of a thousandth of a row's worth, with which a fit shows how large the noise is."""
-    return np.asarray(1e-3 * scale / n_rows)
-
-
-def ridge_rule(scale: Array, n_rows: Array | float, size: Array, dispersion: Array | float) -> Array:
-    """The ridge ``(M, p)`` of sites without a minimiser, see `fedkin.core.LocalFit`."""
-    return np.asarray((dispersion / (n_rows * size))[:, None] * scale)
-
-
-def column_scale(X: Array, loss: RowLoss, weight: Array | None = None) -> Array:
-    """Mean square of each parameter's feature, ``(p,)``; 1 for a column of zeros, which has no scale."""
-    scale = np.tile(np.average(X**2, axis=0, weights=weight), loss.n_outputs)
-    return np.where(scale > 0, scale, 1.0)
+def _residual_noise(data: Summaries, theta: Array) -> Array | float:
+    """Standard deviations ``(V,)`` of noise in residual sums of squares: no estimate of these is believed below it."""
+    if data.privacy is None:
+        return 0.0
+    noise = data.noise() ** 2
+    if data.loss.location:
+        return np.asarray(np.sqrt(np.einsum("vpp->v", noise[:, :-1, :-1])))
+    fitted = np.einsum("vp,vpq,vq->v", theta**2, noise[:, :-1, :-1], theta**2)
+    return np.asarray(np.sqrt(noise[:, -1, -1] + 4 * np.einsum("vp,vp->v", noise[:, :-1, -1], theta**2) + 2 * fitted))

@@ -201,6 +201,10 @@ class RowData(HasSites):
         return self.rows.weight_sums
 
     @property
+    def n_features(self) -> int:
+        return self.rows.n_features
+
+    @property
     def zeros(self) -> Array:
         """The parameters ``(V, p)`` that are all 0."""
         return np.zeros((self.n_sites, self.loss.n_params(self.rows.n_features)))
